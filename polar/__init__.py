@@ -1,0 +1,1 @@
+"""Polar: token-faithful rollouts of real coding agents, on a durable log."""

@@ -1,0 +1,64 @@
+"""The blob store: what is too big for an event. A folder, content-addressed; events carry `{ref, size}`.
+
+A reference is `blob:sha256/<hex>`; every reader resolves it against its own `POLAR_BLOBS`. Writing the same bytes twice writes once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import tempfile
+from pathlib import Path
+
+import msgspec
+
+REF = re.compile(r"^blob:sha256/([0-9a-f]{64})$")
+
+
+class BlobRef(msgspec.Struct, frozen=True):
+    """Where a value lies, and its size in bytes."""
+
+    ref: str
+    size: int
+
+
+class BlobStore:
+    """A folder of blobs, two hex digits a subfolder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def put(self, data: bytes) -> BlobRef:
+        """Store bytes durably; the file appears whole or not at all."""
+        digest = hashlib.sha256(data).hexdigest()
+        path = self._path(digest)
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".")
+            try:
+                with os.fdopen(descriptor, "wb") as file:
+                    file.write(data)
+                    file.flush()
+                    os.fsync(file.fileno())
+                Path(temporary).rename(path)
+            except BaseException:
+                Path(temporary).unlink(missing_ok=True)
+                raise
+        return BlobRef(f"blob:sha256/{digest}", len(data))
+
+    def get(self, ref: str) -> bytes:
+        """The bytes behind a reference.
+
+        Raises FileNotFoundError where this store lacks them, ValueError for a bad reference or damaged bytes.
+        """
+        found = REF.match(ref)
+        if found is None:
+            raise ValueError(f"not a blob reference: {ref!r} (expected blob:sha256/<64 hex digits>)")
+        data = self._path(found[1]).read_bytes()
+        if hashlib.sha256(data).hexdigest() != found[1]:
+            raise ValueError(f"{ref}: the stored bytes are damaged")
+        return data
+
+    def _path(self, digest: str) -> Path:
+        return self._folder / digest[:2] / digest

@@ -1,0 +1,115 @@
+"""Where things are: flags, then `POLAR_*` variables, then `polar.toml` in the current folder.
+
+`--data DIR` of a running `polar up` stands for all of them: DIR/polar.env holds what that system listens on.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, StringConstraints, ValidationError
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
+
+from polar.types.errors import InputError, NotReady
+
+ENV_FILE = "polar.env"
+
+
+class Settings(BaseSettings):
+    """One process's view of the system. Field `x` is `POLAR_X` in the environment and `x` in polar.toml."""
+
+    model_config = SettingsConfigDict(env_prefix="POLAR_", toml_file="polar.toml", extra="ignore", frozen=True)
+
+    data: Path = Path(".polar")
+    """This host's own folder: runtimes, and all of an embedded system."""
+    namespace: Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]{0,30}$")] = "polar"
+    """Prefixes topics, groups, transactional ids, container labels: two experiments share a cluster."""
+    kafka: str | None = None
+    """Bootstrap servers, host:port[,host:port]."""
+    kafka_security_protocol: str = "PLAINTEXT"
+    kafka_sasl_mechanism: str | None = None
+    kafka_sasl_username: str | None = None
+    kafka_sasl_password: str | None = Field(default=None, repr=False)
+    kafka_ca_file: Path | None = None
+    replication: int = Field(default=3, ge=1)
+    min_insync: int = Field(default=2, ge=1)
+    proxy_url: str | None = None
+    """Base of the model proxy, without `/v1`, as the harness reaches it."""
+    control_url: str | None = None
+    control_token_file: Path | None = None
+    blobs: Path | None = None
+    """The blob store's folder; DATA/blobs where none is said."""
+    keys_file: Path | None = None
+    """The fleet's signing secrets; DATA/keys.json where none is said."""
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - the base class's signature
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
+
+    @property
+    def bootstrap(self) -> str:
+        """Raises NotReady where no Kafka is known."""
+        if self.kafka is None:
+            raise NotReady(
+                f"no Kafka: {self.data / ENV_FILE} doesn't exist and POLAR_KAFKA isn't set; start one with `polar up`, or name yours"
+            )
+        return self.kafka
+
+    @property
+    def blobs_folder(self) -> Path:
+        return self.blobs or self.data / "blobs"
+
+    @property
+    def keys_path(self) -> Path:
+        return self.keys_file or self.data / "keys.json"
+
+
+def load(data: Path | None = None, **flags: Any) -> Settings:
+    """Settings from flags (None: not given), the environment and polar.toml, completed by DIR/polar.env of a running `polar up`.
+
+    An explicit `data` wins over the environment: it names one system whole. Raises InputError for a bad value.
+    """
+    given = {name: value for name, value in flags.items() if value is not None}
+    if data is not None:
+        given["data"] = data
+    try:
+        settings = Settings(**given)
+        recorded = read_env_file(settings.data / ENV_FILE)
+        if data is None:
+            recorded = {
+                k: v for k, v in recorded.items() if k.lower() not in {f"polar_{n}" for n in settings.model_fields_set}
+            }
+        found = {name.removeprefix("POLAR_").lower(): value for name, value in recorded.items()}
+        return Settings(**{**found, **given, "data": settings.data})
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"])
+        raise InputError(f"POLAR_{field.upper()}", first["input"], first["msg"]) from None
+
+
+def read_env_file(path: Path) -> dict[str, str]:
+    """`NAME=value` lines; empty where there is no file."""
+    if not path.exists():
+        return {}
+    lines = (line.strip() for line in path.read_text().splitlines())
+    return dict(line.split("=", 1) for line in lines if "=" in line and not line.startswith("#"))
+
+
+def write_env_file(path: Path, values: dict[str, str]) -> None:
+    """Write DIR/polar.env, whole or not at all."""
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text("".join(f"{name}={value}\n" for name, value in values.items()))
+    temporary.replace(path)

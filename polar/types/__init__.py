@@ -1,0 +1,1 @@
+"""The nouns: task, session, completion, trajectory, errors. They know nothing of Kafka or HTTP."""

@@ -1,0 +1,293 @@
+"""`TaskRequest`: what users write, as YAML, JSON or a record on `polar.tasks`.
+
+Accepts the bodies of NVIDIA's Polar (arXiv 2605.24220) with our defaults where they are silent: its `timeout_seconds` is the run's
+budget. What would need a part that isn't built yet is refused by name here, where it enters, rather than ignored.
+Names of harnesses, evaluators and builders are checked by `check_names`, since what is installed is not a property of the body.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+
+from polar import registry
+from polar.types.errors import InputError
+
+INSTRUCTION_LIMIT = 1024 * 1024
+"""Bytes of UTF-8."""
+RUN_LIMIT_S = 24 * 3600
+RETENTION_BUDGET_S = 7 * 24 * 3600 / 2
+"""A task's budgets sum to less than half of `polar.completions`' retention (protocol 31)."""
+
+TaskId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,127}$")]
+PoolName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]
+TopicName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]
+
+
+class Part(BaseModel):
+    """Strict and frozen: a misspelt field is an error that names it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ExecInput(Part):
+    """A command, run by `bash -c` with pipefail."""
+
+    command: str = Field(min_length=1)
+    cwd: str | None = None
+    env: dict[str, str] = {}
+
+
+class PrepareAction(Part):
+    """One step of making a runtime: `upload_file`/`upload_dir` need source and target, `exec` a command."""
+
+    type: Literal["upload_file", "upload_dir", "exec"]
+    source: str | None = None
+    target: str | None = None
+    command: str | None = None
+    cwd: str | None = None
+    env: dict[str, str] = {}
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        needed = ("command",) if self.type == "exec" else ("source", "target")
+        for name in needed:
+            if not getattr(self, name):
+                raise ValueError(f"{name} is needed where type is {self.type!r}")
+        return self
+
+
+class RuntimeSpec(Part):
+    """Where a session runs."""
+
+    backend: str = "process"
+    pool: PoolName = "default"
+    prepare: list[PrepareAction] = []
+    env: dict[str, str] = {}
+    workdir: str | None = None
+    """Relative to the workspace."""
+    image: str | None = None
+    network: str | None = None
+    allow_internet: bool = True
+    cpus: float | None = None
+    memory_mb: int | None = None
+    storage_mb: int | None = None
+    gpus: int = 0
+    eval_prepare: list[PrepareAction] | None = None
+    import_path: str | None = None
+    kwargs: dict[str, Any] = {}
+
+    @model_validator(mode="after")
+    def _only_what_a_process_keeps(self) -> Self:
+        """A plain process can't be confined: promising it silently would be worse than refusing."""
+        if self.backend != "process":
+            return self
+        asked = {
+            "image": self.image,
+            "network": self.network,
+            "allow_internet": None if self.allow_internet else False,
+            "cpus": self.cpus,
+            "memory_mb": self.memory_mb,
+            "storage_mb": self.storage_mb,
+            "gpus": self.gpus or None,
+            "eval_prepare": self.eval_prepare,
+            "kwargs": self.kwargs or None,
+        }
+        for name, value in asked.items():
+            if value is not None:
+                raise ValueError(f"{name}={value!r} can't be kept by runtime.backend 'process'; leave {name} out")
+        return self
+
+
+class AgentSpec(Part):
+    """The harness and its settings."""
+
+    harness: str | None = None
+    import_path: str | None = None
+    model_name: str = "default"
+    settings: dict[str, Any] = {}
+    env: dict[str, str] = {}
+    mcp_servers: list[dict[str, Any]] = []
+    skills_path: str | None = None
+    custom_shell: ExecInput | None = None
+
+    @model_validator(mode="after")
+    def _one_harness(self) -> Self:
+        if (self.harness is None) == (self.import_path is None):
+            raise ValueError("give exactly one of harness and import_path")
+        if (self.harness == "shell") != (self.custom_shell is not None):
+            raise ValueError("custom_shell goes with harness 'shell', and 'shell' needs it")
+        for name in ("mcp_servers", "skills_path"):
+            if getattr(self, name):
+                raise ValueError(f"{name} isn't built yet; leave it out")
+        return self
+
+    @property
+    def name(self) -> str:
+        """The harness by registry name or `module:Class`."""
+        return self.harness or self.import_path or ""
+
+
+class BuilderSpec(Part):
+    strategy: str = "prefix_merging"
+    config: dict[str, Any] = {}
+
+
+class EvaluatorSpec(Part):
+    strategy: str = "session_completed"
+    config: dict[str, Any] = {}
+    env: dict[str, str] = {}
+    refresh_runtime: Literal[False] = False
+    """A fresh runtime for the evaluation isn't built yet."""
+
+
+class Timeouts(Part):
+    """Budgets in seconds; each stage has its own."""
+
+    init: float = Field(default=600, gt=0)
+    run: float = Field(default=3600, gt=0, le=RUN_LIMIT_S)
+    evaluate: float = Field(default=600, gt=0)
+
+
+class SamplingSpec(Part):
+    """Overrides what the harness asks for. None leaves it to the harness, or in `mode: train` to the training defaults."""
+
+    temperature: float | None = Field(default=None, ge=0, le=10)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    top_k: int | None = Field(default=None, ge=-1)
+    min_p: float | None = Field(default=None, ge=0, le=1)
+    presence_penalty: float | None = Field(default=None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
+    repetition_penalty: float | None = Field(default=None, gt=0)
+    max_tokens: int | None = Field(default=None, gt=0)
+
+
+TRAINING_DEFAULTS = SamplingSpec(
+    temperature=1, top_p=1, top_k=-1, min_p=0, presence_penalty=0, frequency_penalty=0, repetition_penalty=1
+)
+"""The engine's own distribution, so that its logprobs are the behaviour policy's (guarantee 2)."""
+
+
+class TaskRequest(Part):
+    """One task: an instruction, where and by whom it is worked on, and how often."""
+
+    task_id: TaskId
+    instruction: str
+    num_samples: int = Field(default=1, ge=1, le=1024)
+    timeout_seconds: float | None = Field(default=None, gt=0, le=RUN_LIMIT_S)
+    """NVIDIA's name for `timeouts.run`."""
+    timeouts: Timeouts = Timeouts()
+    runtime: RuntimeSpec = RuntimeSpec()
+    agent: AgentSpec
+    builder: BuilderSpec = BuilderSpec()
+    evaluator: EvaluatorSpec = EvaluatorSpec()
+    mode: Literal["train", "eval"] = "train"
+    sampling: SamplingSpec = SamplingSpec()
+    max_attempts: int = Field(default=3, ge=1, le=100)
+    priority: int = Field(default=0, ge=0, le=100)
+    output_topic: TopicName | None = None
+    callback_url: str | None = None
+    early_stop: dict[str, Any] | None = None
+    metadata: dict[str, Any] = {}
+
+    @field_validator("instruction")
+    @classmethod
+    def _bounded(cls, value: str) -> str:
+        size = len(value.encode())
+        if size > INSTRUCTION_LIMIT:
+            raise ValueError(
+                f"{size} bytes; at most {INSTRUCTION_LIMIT}: put long material into the workspace (runtime.prepare)"
+            )
+        return value
+
+    @field_validator("evaluator", "runtime", mode="before")
+    @classmethod
+    def _silent(cls, value: Any) -> Any:
+        """NVIDIA's bodies say `null` for "none given"."""
+        return {} if value is None else value
+
+    @field_validator("callback_url", "early_stop")
+    @classmethod
+    def _not_yet(cls, value: object) -> object:
+        if value is not None:
+            raise ValueError("isn't built yet; leave it out (`polar submit --wait` tells when all is done)")
+        return value
+
+    @model_validator(mode="after")
+    def _budgets(self) -> Self:
+        if self.timeout_seconds is not None and "run" in self.timeouts.model_fields_set:
+            raise ValueError("timeout_seconds and timeouts.run say the same; give one")
+        total = (self.timeouts.init + self.run_budget_s + self.timeouts.evaluate) * self.max_attempts
+        if total >= RETENTION_BUDGET_S:
+            raise ValueError(
+                f"timeouts × max_attempts = {total:.0f} s; the log is kept for a week, so they must stay under {RETENTION_BUDGET_S:.0f} s"
+            )
+        return self
+
+    @property
+    def run_budget_s(self) -> float:
+        return self.timeouts.run if self.timeout_seconds is None else self.timeout_seconds
+
+    @property
+    def output(self) -> str | None:
+        """Suffix of the trajectories topic; None: the default one."""
+        return self.output_topic or ("eval" if self.mode == "eval" else None)
+
+    def effective_sampling(self) -> SamplingSpec:
+        """What the session's key imposes on every call."""
+        if self.mode == "eval":
+            return self.sampling
+        return TRAINING_DEFAULTS.model_copy(update=self.sampling.model_dump(exclude_none=True))
+
+    def canonical(self) -> bytes:
+        """The body in one spelling, so that equal bodies have equal bytes: defaults written out, keys sorted."""
+        return json.dumps(
+            self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"), ensure_ascii=False
+        ).encode()
+
+
+def body_hash(canonical: bytes) -> str:
+    """What tells a duplicate from a clash of task ids."""
+    return hashlib.sha256(canonical).hexdigest()
+
+
+def parse(body: object) -> TaskRequest:
+    """A TaskRequest from decoded JSON or YAML; names are checked too.
+
+    Raises InputError for the first thing wrong: field, value, reason.
+    """
+    try:
+        task = TaskRequest.model_validate(body)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"]) or "task"
+        reason = first["msg"].removeprefix("Value error, ")
+        if first["type"] == "extra_forbidden":
+            reason = "no such field; is it misspelt?"
+        raise InputError(field, first["input"], reason) from None
+    check_names(task)
+    return task
+
+
+def check_names(task: TaskRequest) -> None:
+    """Refuse names that nothing here answers to. `module:Class` is left to the workers, who have it or fail as `input`."""
+    for kind, field, name in (
+        (registry.Kind.RUNTIME, "runtime.backend", task.runtime.import_path or task.runtime.backend),
+        (registry.Kind.HARNESS, "agent.harness", task.agent.name),
+        (registry.Kind.EVALUATOR, "evaluator.strategy", task.evaluator.strategy),
+        (registry.Kind.BUILDER, "builder.strategy", task.builder.strategy),
+    ):
+        if not registry.is_known(kind, name):
+            known = ", ".join(registry.names(kind))
+            raise InputError(field, name, f"no such {kind.value}; there are: {known}, or module:Class")

@@ -1,0 +1,59 @@
+"""msgpack records with a `type` tag: to bytes and back, old readers and new writers side by side.
+
+Schemas evolve by addition with defaults: unknown fields are skipped by msgspec, unknown types come back as `UnknownRecord` to be
+counted and skipped, and bytes that are no record at all raise `DecodeError`, to be dead-lettered.
+"""
+
+from __future__ import annotations
+
+from typing import Generic, TypeVar, Union
+
+import msgspec
+
+T = TypeVar("T")
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+class DecodeError(ValueError):
+    """The bytes are no record of this topic; the message says why."""
+
+
+class UnknownRecord(msgspec.Struct, frozen=True):
+    """A record of a type that this version doesn't know: a newer writer's."""
+
+    type: str
+
+
+class _Tag(msgspec.Struct):
+    type: str
+
+
+_tag_decoder = msgspec.msgpack.Decoder(_Tag)
+
+
+def encode(record: msgspec.Struct) -> bytes:
+    """The bytes of a tagged record."""
+    return _encoder.encode(record)
+
+
+class Codec(Generic[T]):
+    """Decodes one topic's records; made once per topic."""
+
+    def __init__(self, *records: type[T]) -> None:
+        self._decoder: msgspec.msgpack.Decoder[T] = msgspec.msgpack.Decoder(Union[records])  # noqa: UP007 - a union of a tuple
+        self._tags = {str(record.__struct_config__.tag) for record in records}  # type: ignore[attr-defined] # msgspec.Struct's
+
+    def decode(self, data: bytes) -> T | UnknownRecord:
+        """Raises DecodeError for bytes that are no tagged msgpack map, or a known type with a wrong field."""
+        try:
+            return self._decoder.decode(data)
+        except msgspec.DecodeError as error:
+            # Only the failing path pays for a second look at the tag.
+            try:
+                tag = _tag_decoder.decode(data).type
+            except msgspec.DecodeError:
+                raise DecodeError(f"not a record: {error}") from None
+            if tag in self._tags:
+                raise DecodeError(f"{tag}: {error}") from None
+            return UnknownRecord(tag)

@@ -1,0 +1,94 @@
+"""`polar.completions`: a session's calls, and what opens and ends its building.
+
+Written by the proxy (Completion, Disowned), the coordinator (Open, Build, CloseGroup; transactional) and the builder (Emitted;
+transactional). Read by the builder, analytics and a proxy that recovers. Key: session id, task id for groups. A session's log is in order.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from polar.types.completion import Completion
+from polar.types.errors import SessionError
+from polar.types.session import Accounting, Status
+from topics.codec import Codec
+from topics.contract import DAY_MS, MIB, Topic
+
+
+class Disowned(msgspec.Struct, frozen=True, tag="disowned", omit_defaults=True):
+    """The proxy gave up on a call whose record may still arrive: it was never answered (protocol 19)."""
+
+    call_id: str
+    session_id: str
+    claim_id: str
+    reason: str
+    """`unacknowledged`, `closed` or `hung_up`."""
+
+
+class Open(msgspec.Struct, frozen=True, tag="open", omit_defaults=True):
+    """From here on this attempt's calls count; a newer one replaces it (protocol 23)."""
+
+    session_id: str
+    attempt: int
+    claim_id: str
+
+
+class Build(msgspec.Struct, frozen=True, tag="build", omit_defaults=True):
+    """All is known of a session: build its trajectory from this attempt's calls."""
+
+    session_id: str
+    task_id: str
+    sample_index: int
+    num_samples: int
+    attempt: int
+    claim_id: str
+    """The run claim whose calls count; empty where no run was granted."""
+    status: Status
+    builder: str
+    builder_config: bytes
+    harness: str
+    reward: float | None = None
+    call_rewards: dict[str, float] | None = None
+    error: SessionError | None = None
+    accounting: Accounting = Accounting()
+    artifacts: dict[str, str] | None = None
+    metadata: bytes = b"{}"
+    output: str | None = None
+    """Suffix of the trajectories topic; None: the default one."""
+    mode: str = "train"
+
+
+class CloseGroup(msgspec.Struct, frozen=True, tag="close_group", omit_defaults=True):
+    """All trajectories of a task are out: emit its GroupFinished. Key: task id."""
+
+    task_id: str
+    num_samples: int
+    rewards: list[float | None]
+    """By sample index."""
+    statuses: list[Status]
+    output: str | None = None
+
+
+class Emitted(msgspec.Struct, frozen=True, tag="emitted", omit_defaults=True):
+    """A session's trajectory, or a group's end, is out: in the same transaction (protocol 25)."""
+
+    task_id: str
+    session_id: str | None = None
+    """None: the group."""
+
+
+CallRecord = Completion | Disowned | Open | Build | CloseGroup | Emitted
+RECORDS = (Completion, Disowned, Open, Build, CloseGroup, Emitted)
+CODEC: Codec[CallRecord] = Codec(*RECORDS)
+TOPIC = Topic(
+    name="completions",
+    records=RECORDS,
+    key="session id; task id for a group",
+    writers="proxy; coordinator; builder",
+    readers="builder, analytics, proxy (recovery)",
+    retention_ms=7 * DAY_MS,
+    partitions=12,
+    embedded_partitions=4,
+    max_bytes=32 * MIB,
+    copartitioned=True,
+)

@@ -1,0 +1,34 @@
+"""`polar.trajectories[.<name>]`: what trainers read, read_committed. A session's Trajectory once; after a task's last, its GroupFinished.
+
+Written by the builder that owns the partition, alone, transactionally. Key: session id, task id for a group. A group lies in one partition.
+"""
+
+from __future__ import annotations
+
+from polar.types.trajectory import GroupFinished, Trajectory
+from topics.codec import Codec
+from topics.contract import DAY_MS, MIB, Topic
+
+Output = Trajectory | GroupFinished
+RECORDS = (Trajectory, GroupFinished)
+CODEC: Codec[Output] = Codec(*RECORDS)
+
+
+def topic(output: str | None = None) -> Topic:
+    """The default topic, or a named one (`eval`, a task's `output_topic`)."""
+    return Topic(
+        name="trajectories" if output is None else f"trajectories.{output}",
+        records=RECORDS,
+        key="session id; task id for a group",
+        writers="builder",
+        readers="trainers, analytics, webhooks",
+        retention_ms=14 * DAY_MS,
+        partitions=12,
+        embedded_partitions=4,
+        max_bytes=32 * MIB,
+        copartitioned=True,
+    )
+
+
+TOPIC = topic()
+EVAL = topic("eval")

@@ -1,0 +1,63 @@
+"""`polar.workers`: heartbeats of every process, and the coordinators' probes, in the broker's time (LogAppendTime, protocol 12).
+
+Read by coordinators (leases, credit), proxies (owners, later) and the live page, from 10 s ago. One partition. Key: worker id.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from polar.types.session import Stage
+from topics.codec import Codec
+from topics.contract import HOUR_MS, Topic
+
+
+class StageSlots(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One stage of one worker process."""
+
+    stage: Stage
+    pool: str
+    slots: int
+    free: int
+    partitions: list[int]
+    """Of the stage's queue, as the group assigned them."""
+    claims: list[str] = []
+    """Claim ids in hand, asked for or granted."""
+
+
+class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat", omit_defaults=True):
+    """A process lives; at least every 2 s, and at once when its slots or claims change (protocol 13)."""
+
+    worker_id: str
+    role: str
+    """`worker`, `proxy`, `coordinator`, …"""
+    host: str
+    pid: int
+    stages: list[StageSlots] = []
+    address: str | None = None
+    """A proxy's own URL."""
+    fleet_generation: int = 0
+    leaving: bool = False
+    """The process shuts down: nothing more is to be sent its way."""
+
+
+class Probe(msgspec.Struct, frozen=True, tag="probe", omit_defaults=True):
+    """A coordinator's tick, every second: where these are further than 3 s apart, leases start anew."""
+
+    worker_id: str
+
+
+Sign = Heartbeat | Probe
+RECORDS = (Heartbeat, Probe)
+CODEC: Codec[Sign] = Codec(*RECORDS)
+TOPIC = Topic(
+    name="workers",
+    records=RECORDS,
+    key="worker id",
+    writers="every process",
+    readers="coordinator, proxies, live page",
+    retention_ms=HOUR_MS,
+    partitions=1,
+    embedded_partitions=1,
+    log_append_time=True,
+)
