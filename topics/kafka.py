@@ -1,0 +1,263 @@
+"""The clients: what we call of aiokafka, typed, and made with the settings that the protocol asks for.
+
+aiokafka ships no types, so it is imported here alone (its partitioner apart: `topics/partition.py`). `stop` ends any client within a
+deadline, which aiokafka's own doesn't with the broker away (protocol 19). Retrying, replacing and deciding are left to the callers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+import aiokafka
+import structlog
+from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
+from aiokafka.errors import KafkaError, MessageSizeTooLargeError, UnknownTopicOrPartitionError
+from aiokafka.helpers import create_ssl_context
+from aiokafka.structs import TopicPartition
+
+from polar.settings import Settings
+from topics.contract import MIB
+
+log = structlog.get_logger()
+
+__all__ = [
+    "Consumer",
+    "Headers",
+    "KafkaError",
+    "MessageSizeTooLargeError",
+    "OffsetAndTime",
+    "Producer",
+    "Record",
+    "RecordMetadata",
+    "TopicPartition",
+    "UnknownTopicOrPartitionError",
+    "connection",
+    "consumer",
+    "producer",
+    "stop",
+]
+
+Headers = Sequence[tuple[str, bytes]]
+
+SESSION_TIMEOUT_MS = 6_000
+HEARTBEAT_MS = 2_000
+REQUEST_TIMEOUT_MS = 40_000
+"""aiokafka's default. A producer's batch that is older while no leader is known fails."""
+RETRY_BACKOFF_MS = 20
+"""Short, since a transaction's first batch is regularly refused once while the broker verifies the partition."""
+PRODUCER_TASKS = (("_sender", "_sender_task"),)
+CONSUMER_TASKS = (
+    ("_fetcher", "_fetch_task"),
+    ("_coordinator", "_coordination_task"),
+    ("_coordinator", "_heartbeat_task"),
+    ("_coordinator", "_commit_refresh_task"),
+    ("_coordinator", "_reset_committed_task"),
+)
+"""Where aiokafka's clients keep their tasks: part, attribute."""
+MAX_BATCH_BYTES = MIB
+"""Of one partition. One request a broker is in flight, so what gathers meanwhile is what a batch can hold."""
+
+
+class Record(Protocol):
+    """A record as a consumer gives it (aiokafka's ConsumerRecord)."""
+
+    @property
+    def topic(self) -> str: ...
+    @property
+    def partition(self) -> int: ...
+    @property
+    def offset(self) -> int: ...
+    @property
+    def timestamp(self) -> int:
+        """Unix ms; the broker's where the topic says LogAppendTime."""
+
+    @property
+    def key(self) -> bytes | None: ...
+    @property
+    def value(self) -> bytes | None:
+        """None: a tombstone."""
+
+    @property
+    def headers(self) -> Headers: ...
+
+
+class RecordMetadata(Protocol):
+    """Where an acknowledged record lies."""
+
+    @property
+    def partition(self) -> int: ...
+    @property
+    def offset(self) -> int: ...
+
+
+class OffsetAndTime(Protocol):
+    """The first record at or after a time."""
+
+    @property
+    def offset(self) -> int: ...
+
+
+class Client(Protocol):
+    """What both sorts have."""
+
+    async def start(self) -> None: ...
+    async def stop(self) -> None: ...
+
+
+class Consumer(Client, Protocol):
+    """aiokafka's AIOKafkaConsumer, as far as we use it. Raises KafkaError."""
+
+    async def topics(self) -> set[str]: ...
+    def partitions_for_topic(self, topic: str) -> set[int] | None: ...
+    def subscribe(self, topics: Sequence[str], *, listener: object | None = None) -> None: ...
+    def assign(self, partitions: Sequence[TopicPartition]) -> None: ...
+    def assignment(self) -> set[TopicPartition]: ...
+    async def getmany(
+        self, *partitions: TopicPartition, timeout_ms: int = 0, max_records: int | None = None
+    ) -> dict[TopicPartition, list[Record]]: ...
+    async def position(self, partition: TopicPartition) -> int: ...
+    def highwater(self, partition: TopicPartition) -> int | None: ...
+    def seek(self, partition: TopicPartition, offset: int) -> None: ...
+    async def beginning_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]: ...
+    async def end_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]: ...
+    async def offsets_for_times(
+        self, timestamps: Mapping[TopicPartition, int]
+    ) -> dict[TopicPartition, OffsetAndTime | None]: ...
+    async def committed(self, partition: TopicPartition) -> int | None: ...
+    async def commit(self, offsets: Mapping[TopicPartition, int]) -> None: ...
+    def pause(self, *partitions: TopicPartition) -> None: ...
+    def resume(self, *partitions: TopicPartition) -> None: ...
+    def paused(self) -> set[TopicPartition]: ...
+
+
+class Producer(Client, Protocol):
+    """aiokafka's AIOKafkaProducer, as far as we use it. Raises KafkaError."""
+
+    async def partitions_for(self, topic: str) -> set[int]: ...
+    async def send(
+        self,
+        topic: str,
+        value: bytes | None,
+        *,
+        key: bytes | None = None,
+        partition: int | None = None,
+        headers: Headers | None = None,
+    ) -> asyncio.Future[RecordMetadata]:
+        """Returns when the record is accepted for sending; the future is its acknowledgement. Cancelled before, nothing is sent."""
+
+    async def begin_transaction(self) -> None: ...
+    async def commit_transaction(self) -> None: ...
+    async def abort_transaction(self) -> None: ...
+    def send_offsets_to_transaction(self, offsets: Mapping[TopicPartition, int], group_id: str) -> Awaitable[None]: ...
+
+
+def connection(settings: Settings) -> dict[str, Any]:
+    """How any client reaches the brokers: bootstrap servers, TLS, SASL. Raises NotReady where no Kafka is known."""
+    options: dict[str, Any] = {
+        "bootstrap_servers": settings.bootstrap,
+        "security_protocol": settings.kafka_security_protocol,
+    }
+    if settings.kafka_security_protocol.endswith("SSL"):
+        cafile = None if settings.kafka_ca_file is None else str(settings.kafka_ca_file)
+        options["ssl_context"] = create_ssl_context(cafile=cafile)
+    if settings.kafka_security_protocol.startswith("SASL"):
+        options["sasl_mechanism"] = settings.kafka_sasl_mechanism or "PLAIN"
+        options["sasl_plain_username"] = settings.kafka_sasl_username
+        options["sasl_plain_password"] = settings.kafka_sasl_password
+    return options
+
+
+def consumer(settings: Settings, *, group: str | None = None, committed: bool = True, **options: Any) -> Consumer:
+    """A consumer that never commits by itself; `group` is namespaced here, None reads without one.
+
+    `committed`: isolation read_committed. `options` are aiokafka's own and win. Needs a running loop.
+    """
+    made: Consumer = aiokafka.AIOKafkaConsumer(
+        **connection(settings)
+        | {
+            "group_id": None if group is None else f"{settings.namespace}.{group}",
+            "isolation_level": "read_committed" if committed else "read_uncommitted",
+            "auto_offset_reset": "earliest",
+            "enable_auto_commit": False,
+            "session_timeout_ms": SESSION_TIMEOUT_MS,
+            "heartbeat_interval_ms": HEARTBEAT_MS,
+            "partition_assignment_strategy": (StickyPartitionAssignor,),
+        }
+        | options
+    )
+    return made
+
+
+def producer(
+    settings: Settings, *, transactional_id: str | None = None, max_bytes: int = 8 * MIB, **options: Any
+) -> Producer:
+    """A producer: acks=all, idempotent, zstd. `max_bytes` bounds a record before compression (protocol 29).
+
+    `transactional_id` is namespaced here. `options` are aiokafka's own and win. Needs a running loop.
+    """
+    identity = {} if transactional_id is None else {"transactional_id": f"{settings.namespace}.{transactional_id}"}
+    made: Producer = aiokafka.AIOKafkaProducer(
+        **connection(settings)
+        | identity
+        | {
+            "acks": "all",
+            "enable_idempotence": True,
+            "compression_type": "zstd",
+            "max_request_size": max_bytes,
+            "max_batch_size": min(max_bytes, MAX_BATCH_BYTES),
+            "linger_ms": 0,
+            "request_timeout_ms": REQUEST_TIMEOUT_MS,
+            "retry_backoff_ms": RETRY_BACKOFF_MS,
+        }
+        | options
+    )
+    return made
+
+
+async def stop(client: Client, deadline_s: float) -> bool:
+    """Stop a client, started or not; True when it ended by itself in time, False when it was cut off.
+
+    A producer's stop waits for its records to be acknowledged, for ever where the broker is away. What is cut off isn't sent
+    any more, unless it is on the wire. Returns within `deadline_s` and two seconds. Cancelled, it cuts off at once.
+    """
+    whole = False
+    try:
+        async with asyncio.timeout(deadline_s):
+            if isinstance(client, aiokafka.AIOKafkaProducer):
+                # Before aiokafka's stop: that leaves a task behind when it is interrupted.
+                await client.flush()
+            await client.stop()
+            whole = True
+    except (TimeoutError, KafkaError) as error:
+        log.info("client_cut_off", action="client_cut_off", client=type(client).__name__, error=repr(error))
+    finally:
+        if not whole:
+            await _cut_off(client)
+    return whole
+
+
+async def _cut_off(client: Any) -> None:
+    """End the tasks and connections of a client that won't end by itself.
+
+    Reaches into aiokafka 0.14 (pinned), which has no such call; without it the tasks would retry for the rest of the process.
+    """
+    client._closed = True
+    is_producer = isinstance(client, aiokafka.AIOKafkaProducer)
+    inner = client.client if is_producer else client._client
+    parts = [(getattr(client, part, None), name) for part, name in (PRODUCER_TASKS if is_producer else CONSUMER_TASKS)]
+    tasks = {task for part, name in parts if (task := getattr(part, name, None)) is not None}
+    # The sender's clean-up awaits its requests, so it may need a second push.
+    for _ in range(5):
+        tasks = {task for task in tasks if not task.done()}
+        if not tasks:
+            break
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks, timeout=0.2)
+    try:
+        async with asyncio.timeout(1):
+            await inner.close()
+    except (TimeoutError, KafkaError):
+        log.warning("connections_left_open", action="connections_left_open", client=type(client).__name__)
