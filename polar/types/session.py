@@ -88,6 +88,8 @@ class SessionState(msgspec.Struct, frozen=True, tag="session", omit_defaults=Tru
     """What the init worker made, for the other stages to attach to."""
     run_claim_id: str | None = None
     """The claim whose calls the trajectory holds; None until a run was granted in this attempt."""
+    past_claims: list[str] = []
+    """Run claims of earlier attempts: their keys stay closed, and a new owner says so again."""
     log_offset: int | None = None
     """Offset of this attempt's `Open` in `polar.completions`."""
     status: Status | None = None
@@ -118,8 +120,10 @@ class TaskState(msgspec.Struct, frozen=True, tag="task", omit_defaults=True):
     ended: int = 0
     """Sessions whose trajectory is out."""
     cancelled: bool = False
-    group_closed: bool = False
-    """`GroupFinished` is out."""
+    cancelled_sessions: list[str] = []
+    """Cancelled before the task was known."""
+    closed_at: int | None = None
+    """Clock, ms: when `GroupFinished` was out."""
 
 
 class Plan(msgspec.Struct, frozen=True, omit_defaults=True):

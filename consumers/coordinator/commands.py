@@ -1,0 +1,119 @@
+"""What `decide` takes in beside facts, and what it gives out.
+
+Inputs that are no facts come from this process: a slot lent, a lease lost, a deadline passed. They are not on the log, since the next
+owner comes to them by itself. Outputs are rows of the table, records for the same transaction, and commands sent after the commit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from polar.types.session import SessionState, Stage, TaskState
+from topics.completions import Build, CloseGroup, Open
+from topics.control import CloseKey, Grant, Revoke
+from topics.events import Fact, TaskSubmitted
+
+
+@dataclass(frozen=True, slots=True)
+class SlotLent:
+    """One free slot of a pool is lent to this partition; its ticket goes to `queue_partition`."""
+
+    stage: Stage
+    pool: str
+    worker_id: str
+    """Whom the ticket is steered to; anyone of the group may take it."""
+    queue_partition: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimLost:
+    """The lease of a granted claim ended: its worker is gone, or no longer holds it (protocol 12)."""
+
+    session_id: str
+    claim_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class PoolDark:
+    """No run worker of this session's pool has lived for 10 min (protocol 10)."""
+
+    session_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeadlinePassed:
+    """The state that this session is in has lasted its time."""
+
+    session_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class TaskForgotten:
+    """`polar.tasks` no longer holds this finished task (protocol 32)."""
+
+    task_id: str
+
+
+Input = Fact | SlotLent | ClaimLost | PoolDark | DeadlinePassed | TaskForgotten
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseTicket:
+    """Put this session's ticket for the stage that it waits for on the queue."""
+
+    session_id: str
+    stage: Stage
+    worker_id: str
+    queue_partition: int
+
+
+@dataclass(frozen=True, slots=True)
+class RejectTask:
+    """A task id was used again with another body: a dead letter."""
+
+    fact: TaskSubmitted
+    reason: str
+
+
+Command = ReleaseTicket | RejectTask | Grant | Revoke | CloseKey
+"""Sent after the commit, idempotent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """All that one input changes."""
+
+    tasks: tuple[TaskState, ...] = ()
+    sessions: tuple[SessionState, ...] = ()
+    forgotten: tuple[str, ...] = ()
+    """Table keys to tombstone."""
+    records: tuple[Open | Build | CloseGroup, ...] = ()
+    """For `polar.completions`, in this order, in the same transaction."""
+    commands: tuple[Command, ...] = ()
+    skipped: str | None = None
+    """Reason code where the table doesn't allow the input (protocol 6)."""
+
+
+NOTHING = Decision()
+
+
+@dataclass(slots=True)
+class Batch:
+    """Decisions gathered for one transaction."""
+
+    tasks: dict[str, TaskState] = field(default_factory=dict)
+    sessions: dict[str, SessionState] = field(default_factory=dict)
+    forgotten: list[str] = field(default_factory=list)
+    records: list[Open | Build | CloseGroup] = field(default_factory=list)
+    commands: list[Command] = field(default_factory=list)
+
+    def add(self, decision: Decision) -> None:
+        self.tasks.update((task.task_id, task) for task in decision.tasks)
+        self.sessions.update((session.session_id, session) for session in decision.sessions)
+        self.forgotten.extend(decision.forgotten)
+        self.records.extend(decision.records)
+        self.commands.extend(decision.commands)
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.tasks or self.sessions or self.forgotten or self.records)

@@ -1,0 +1,475 @@
+"""`decide(table, input, now) → Decision`: pure, the whole life of a session.
+
+    QUEUED ─lent,claimed─▶ INIT ─▶ READY ─lent,claimed─▶ RUNNING ─▶ RAN ─lent,claimed─▶ EVALUATING ─▶ BUILDING ─▶ ENDED
+       ▲                    │        │                      │                              │            ▲
+       └────────────── attempt + 1 ──┴──────────────────────┤                              └─▶ RAN ≤ 3×  │
+                                                            └─▶ CLOSING (harness perhaps alive) ─────────┘
+
+`TRANSITIONS` says which input means something in which phase; what it doesn't name is counted and skipped (protocol 6). A claim is
+always answered: with a Grant where it is the first of its stage in log order, with a Revoke otherwise. Only a granted claim costs
+an attempt (protocol 9).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from msgspec.structs import replace
+
+from consumers.coordinator.commands import (
+    NOTHING,
+    ClaimLost,
+    Command,
+    DeadlinePassed,
+    Decision,
+    Input,
+    PoolDark,
+    RejectTask,
+    ReleaseTicket,
+    SlotLent,
+    TaskForgotten,
+)
+from consumers.coordinator.state import HAND, WAITING, Table, is_due, is_ticket_stale
+from polar.types.errors import Kind, SessionError
+from polar.types.session import Phase, SessionState, Stage, Status, TaskState, session_id_of
+from topics.completions import Build, CloseGroup, Open
+from topics.control import CloseKey, Grant, Revoke
+from topics.events import (
+    CancelRequested,
+    Claimed,
+    Evaluated,
+    GroupEmitted,
+    HandedBack,
+    InitFinished,
+    RunFinished,
+    Stopped,
+    TaskSubmitted,
+    TrajectoryEmitted,
+)
+
+EVALUATIONS = 3
+"""Tries of an evaluation before its reward is null (protocol 15)."""
+
+S = TypeVar("S")
+Handler = Callable[[Table, SessionState, Any, int], Decision]
+
+
+def decide(table: Table, given: Input, now: int) -> Decision:
+    """What follows from one input at clock `now` (ms). Doesn't touch the table."""
+    match given:
+        case TaskSubmitted():
+            return _submitted(table, given, now)
+        case CancelRequested():
+            return _cancel(table, given, now)
+        case GroupEmitted():
+            return _group_emitted(table, given, now)
+        case TaskForgotten():
+            return _forgotten(table, given)
+        case SlotLent():
+            session = table.next_waiting(given.stage, given.pool)
+        case _:
+            session = table.session(given.session_id)
+    if isinstance(given, Claimed):
+        return _claimed(table, session, given, now)
+    if session is None:
+        return Decision(skipped="unknown_session")
+    if isinstance(given, DeadlinePassed) and not is_due(session, table.task_of(session), now):
+        return Decision(skipped="early_deadline")
+    handler = TRANSITIONS.get((session.phase, type(given)))
+    if handler is None:
+        return Decision(skipped=f"{type(given).__name__}_in_{session.phase.value}")
+    return handler(table, session, given, now)
+
+
+# --- tasks ---------------------------------------------------------------------------------------------------------------------
+
+
+def _submitted(table: Table, fact: TaskSubmitted, now: int) -> Decision:
+    known = table.task(fact.task_id)
+    if known is not None and known.body_hash is not None:
+        if known.body_hash == fact.body_hash:
+            return Decision(skipped="duplicate_task")
+        return Decision(
+            commands=(RejectTask(fact, "this task_id is already used with another body; choose another id"),)
+        )
+    early = known or TaskState(fact.task_id)
+    task = replace(
+        early,
+        num_samples=fact.num_samples,
+        body_hash=fact.body_hash,
+        body=fact.body,
+        body_ref=fact.body_ref,
+        plan=fact.plan,
+    )
+    sessions: list[SessionState] = []
+    records: list[Open | Build | CloseGroup] = []
+    for index in range(fact.num_samples):
+        session = SessionState(session_id_of(fact.task_id, index), fact.task_id, index, Phase.QUEUED, now)
+        if task.cancelled or session.session_id in task.cancelled_sessions:
+            built = _build(task, replace(session, status=Status.CANCELLED), now)
+            sessions.extend(built.sessions)
+            records.extend(built.records)
+        else:
+            sessions.append(session)
+    return Decision(tasks=(task,), sessions=tuple(sessions), records=tuple(records))
+
+
+def _cancel(table: Table, fact: CancelRequested, now: int) -> Decision:
+    task = table.task(fact.task_id) or TaskState(fact.task_id)
+    if fact.session_id is None:
+        if task.cancelled:
+            return Decision(skipped="already_cancelled")
+        task = replace(task, cancelled=True)
+        sessions = table.sessions_of(fact.task_id)
+    elif task.body_hash is None:
+        task = replace(task, cancelled_sessions=[*task.cancelled_sessions, fact.session_id])
+        sessions = []
+    else:
+        found = table.session(fact.session_id)
+        if found is None:
+            return Decision(skipped="unknown_session")
+        sessions = [found]
+    decided = [_cancel_session(table, session, now) for session in sessions]
+    return Decision(
+        tasks=(task,),
+        sessions=tuple(s for d in decided for s in d.sessions),
+        records=tuple(r for d in decided for r in d.records),
+        commands=tuple(c for d in decided for c in d.commands),
+    )
+
+
+def _cancel_session(table: Table, session: SessionState, now: int) -> Decision:
+    match session.phase:
+        case Phase.CLOSING | Phase.BUILDING | Phase.ENDED:
+            return NOTHING
+        case Phase.RUNNING:
+            return _close(session, now, Status.CANCELLED, None, reason="cancelled")
+        case _:
+            stop = _revoke(session, "cancelled") if session.phase in HAND else ()
+            built = _build(table.task_of(session), replace(session, status=Status.CANCELLED), now)
+            return Decision(sessions=built.sessions, records=built.records, commands=stop)
+
+
+def _group_emitted(table: Table, fact: GroupEmitted, now: int) -> Decision:
+    task = table.task(fact.task_id)
+    if task is None or task.closed_at is not None:
+        return Decision(skipped="unknown_or_closed_group")
+    return Decision(tasks=(replace(task, closed_at=now),))
+
+
+def _forgotten(table: Table, given: TaskForgotten) -> Decision:
+    sessions = [f"session:{session.session_id}" for session in table.sessions_of(given.task_id)]
+    return Decision(forgotten=(*sessions, f"task:{given.task_id}"))
+
+
+# --- tickets and claims --------------------------------------------------------------------------------------------------------
+
+
+def _lent(table: Table, session: SessionState, given: SlotLent, now: int) -> Decision:
+    return Decision(
+        sessions=(replace(session, lent_at=now, releases=session.releases + 1),),
+        commands=(ReleaseTicket(session.session_id, given.stage, given.worker_id, given.queue_partition),),
+    )
+
+
+def _claimed(table: Table, session: SessionState | None, fact: Claimed, now: int) -> Decision:
+    if session is None:
+        return Decision(commands=(Revoke(fact.session_id, fact.claim_id, "ended"),))
+    if session.claim_id == fact.claim_id and session.phase in HAND:
+        return Decision(commands=(grant(table, session),))
+    waits_for = WAITING.get(session.phase)
+    if waits_for is None or waits_for.stage != fact.stage or session.attempt != fact.attempt or not session.releases:
+        over = session.phase in (Phase.BUILDING, Phase.ENDED)
+        return Decision(commands=(Revoke(fact.session_id, fact.claim_id, "ended" if over else "taken"),))
+    accounting = replace(session.accounting, **{f"{fact.stage.value}_queued_ms": now - session.since})
+    granted = replace(
+        session,
+        phase=waits_for.in_hand,
+        since=now,
+        claim_id=fact.claim_id,
+        worker_id=fact.worker_id,
+        lent_at=None,
+        accounting=accounting,
+    )
+    if fact.stage is not Stage.RUN:
+        return Decision(sessions=(granted,), commands=(grant(table, granted),))
+    # The Grant tells the offset of this Open: the loop fills it in once the broker has given it.
+    opened = replace(granted, run_claim_id=fact.claim_id)
+    return Decision(
+        sessions=(opened,),
+        records=(Open(session.session_id, session.attempt, fact.claim_id),),
+        commands=(grant(table, opened),),
+    )
+
+
+def grant(table: Table, session: SessionState) -> Grant:
+    """The answer to a claim that counts."""
+    assert session.claim_id is not None, "a grant answers a claim"
+    running = session.phase is Phase.RUNNING
+    return Grant(
+        session.session_id,
+        session.attempt,
+        session.claim_id,
+        log_partition=table.partition if running else None,
+        log_offset=session.log_offset if running else None,
+    )
+
+
+def _revoke(session: SessionState, reason: str) -> tuple[Command, ...]:
+    assert session.claim_id is not None, "only a claim can be revoked"
+    return (Revoke(session.session_id, session.claim_id, reason),)
+
+
+# --- what workers report -------------------------------------------------------------------------------------------------------
+
+
+def _init_finished(table: Table, session: SessionState, fact: InitFinished, now: int) -> Decision:
+    if fact.claim_id != session.claim_id:
+        return Decision(skipped="stale_claim")
+    timed = replace(session, accounting=replace(session.accounting, init_ms=fact.duration_ms))
+    if fact.error is not None:
+        return _attempt_failed(table, timed, fact.error, now)
+    return Decision(sessions=(_wait(timed, Phase.READY, now, runtime=fact.runtime),))
+
+
+def _run_finished(table: Table, session: SessionState, fact: RunFinished, now: int) -> Decision:
+    if fact.claim_id != session.claim_id:
+        return Decision(skipped="stale_claim")
+    close = (CloseKey(session.session_id, fact.claim_id),)
+    timed = replace(session, accounting=replace(session.accounting, run_ms=fact.duration_ms), artifacts=fact.artifacts)
+    if fact.error is not None and fact.error.kind in (Kind.INFRA, Kind.INPUT):
+        decision = _attempt_failed(table, timed, fact.error, now)
+        return Decision(sessions=decision.sessions, records=decision.records, commands=close + decision.commands)
+    ran = _wait(timed, Phase.RAN, now, status=fact.status, exit_code=fact.exit_code, error=fact.error)
+    return Decision(sessions=(ran,), commands=close)
+
+
+def _evaluated(table: Table, session: SessionState, fact: Evaluated, now: int) -> Decision:
+    if fact.claim_id != session.claim_id:
+        return Decision(skipped="stale_claim")
+    if fact.error is not None and fact.error.retryable:
+        return _evaluation_lost(table, session, fact.error, now)
+    judged = replace(
+        session,
+        reward=fact.reward,
+        call_rewards=fact.call_rewards,
+        accounting=replace(session.accounting, evaluate_ms=fact.duration_ms),
+        artifacts={**(session.artifacts or {}), **(fact.artifacts or {})} or None,
+    )
+    return _build(table.task_of(session), _evaluation_failed(judged, fact.error), now)
+
+
+def _evaluation_failed(session: SessionState, error: SessionError | None) -> SessionState:
+    """A run that completed but could not be judged is no success; a worse status stays."""
+    if error is None:
+        return session
+    status = Status.FAILED if session.status is Status.COMPLETED else session.status
+    return replace(session, status=status, error=session.error or error, reward=None, call_rewards=None)
+
+
+def _handed_back(table: Table, session: SessionState, fact: HandedBack, now: int) -> Decision:
+    """A worker that shuts down: costs nothing. A run starts over, since its calls are one claim's."""
+    if fact.claim_id != session.claim_id:
+        return Decision(skipped="stale_claim")
+    match session.phase:
+        case Phase.INIT:
+            return Decision(sessions=(_wait(session, Phase.QUEUED, now),))
+        case Phase.EVALUATING:
+            return Decision(sessions=(_wait(session, Phase.RAN, now),))
+        case _:
+            close = (CloseKey(session.session_id, fact.claim_id),)
+            return Decision(sessions=(_next_attempt(session, now),), commands=close)
+
+
+def _stopped(table: Table, session: SessionState, fact: Stopped, now: int) -> Decision:
+    if fact.claim_id != session.claim_id:
+        return Decision(skipped="stale_claim")
+    return _build(table.task_of(session), session, now)
+
+
+# --- what goes wrong -----------------------------------------------------------------------------------------------------------
+
+
+def _claim_lost(table: Table, session: SessionState, given: ClaimLost, now: int) -> Decision:
+    if given.claim_id != session.claim_id:
+        return Decision(skipped="stale_claim")
+    return _lost(table, session, "lost", "its worker is gone", now)
+
+
+def _lost(table: Table, session: SessionState, code: str, what: str, now: int) -> Decision:
+    """A granted claim came to nothing. The worker may live on and not know it: it is told to stop."""
+    stage = HAND[session.phase]
+    error = SessionError(
+        stage.value, Kind.INFRA, code, f"{stage.value} claim {session.claim_id}: {what}", retryable=True
+    )
+    if session.phase is Phase.EVALUATING:
+        again = _evaluation_lost(table, session, error, now)
+    else:
+        again = _attempt_failed(table, session, error, now)
+    stop = _revoke(session, code)
+    if session.phase is Phase.RUNNING:
+        assert session.claim_id is not None, "a phase in hand has a claim"
+        stop += (CloseKey(session.session_id, session.claim_id),)
+    return Decision(sessions=again.sessions, records=again.records, commands=stop)
+
+
+def _attempt_failed(table: Table, session: SessionState, error: SessionError, now: int) -> Decision:
+    """This attempt is over. Another one where that may help and one is left, else FAILED with what was captured."""
+    task = table.task_of(session)
+    assert task.plan is not None, "a session's task is known"
+    spent = replace(session, spent=session.spent + 1)
+    if error.retryable and spent.spent < task.plan.max_attempts:
+        return Decision(sessions=(_next_attempt(spent, now),))
+    if session.phase is Phase.RUNNING and error.code in ("lost", "deadline"):
+        return _close(spent, now, Status.FAILED, error, reason=error.code)
+    return _build(task, replace(spent, status=Status.FAILED, error=error), now)
+
+
+def _evaluation_lost(table: Table, session: SessionState, error: SessionError, now: int) -> Decision:
+    lost = replace(session, evaluations_lost=session.evaluations_lost + 1)
+    if lost.evaluations_lost < EVALUATIONS:
+        return Decision(sessions=(_wait(lost, Phase.RAN, now),))
+    return _build(table.task_of(session), _evaluation_failed(lost, replace(error, retryable=False)), now)
+
+
+def _pool_dark(table: Table, session: SessionState, given: PoolDark, now: int) -> Decision:
+    """The runtime's host may be gone for good: made anew elsewhere, at no cost; the old one is reaped."""
+    return Decision(sessions=(_wait(session, Phase.QUEUED, now, runtime=None),))
+
+
+def _waited(table: Table, session: SessionState, given: DeadlinePassed, now: int) -> Decision:
+    if is_ticket_stale(session, now):
+        return Decision(sessions=(replace(session, lent_at=None),))
+    stage = WAITING[session.phase].stage
+    error = SessionError(
+        "queue", Kind.INFRA, "no_worker", f"no {stage.value} worker took this session in time", retryable=False
+    )
+    status = session.status or Status.FAILED
+    return _build(table.task_of(session), replace(session, status=status, error=session.error or error), now)
+
+
+def _overran(table: Table, session: SessionState, given: DeadlinePassed, now: int) -> Decision:
+    return _lost(table, session, "deadline", "it outlasted its budget, and its worker didn't end it", now)
+
+
+def _closed(table: Table, session: SessionState, given: DeadlinePassed, now: int) -> Decision:
+    return _build(table.task_of(session), session, now)
+
+
+def _emitted(table: Table, session: SessionState, fact: TrajectoryEmitted, now: int) -> Decision:
+    task = table.task_of(session)
+    ended = replace(session, phase=Phase.ENDED, since=now)
+    task = replace(task, ended=task.ended + 1)
+    if task.ended < task.num_samples:
+        return Decision(tasks=(task,), sessions=(ended,))
+    group = sorted(
+        [*(s for s in table.sessions_of(task.task_id) if s.session_id != ended.session_id), ended], key=_index
+    )
+    assert task.plan is not None, "a session's task is known"
+    close = CloseGroup(
+        task.task_id,
+        task.num_samples,
+        rewards=[session.reward for session in group],
+        statuses=[session.status or Status.FAILED for session in group],
+        output=task.plan.output,
+    )
+    return Decision(tasks=(task,), sessions=(ended,), records=(close,))
+
+
+def _index(session: SessionState) -> int:
+    return session.sample_index
+
+
+# --- steps that several of them take -------------------------------------------------------------------------------------------
+
+
+def _wait(session: SessionState, phase: Phase, now: int, **changes: object) -> SessionState:
+    """Into a waiting phase: no claim, no ticket out."""
+    return replace(session, phase=phase, since=now, claim_id=None, worker_id=None, lent_at=None, releases=0, **changes)
+
+
+def _next_attempt(session: SessionState, now: int) -> SessionState:
+    """Each attempt stands alone: nothing of the last one is kept but what it cost."""
+    return SessionState(
+        session.session_id,
+        session.task_id,
+        session.sample_index,
+        Phase.QUEUED,
+        now,
+        attempt=session.attempt + 1,
+        spent=session.spent,
+        past_claims=[*session.past_claims, *([session.run_claim_id] if session.run_claim_id else [])],
+        accounting=replace(type(session.accounting)(), attempts_lost=session.accounting.attempts_lost + 1),
+    )
+
+
+def _close(session: SessionState, now: int, status: Status, error: SessionError | None, *, reason: str) -> Decision:
+    """End a run whose harness may live: its key first, `Build` when it is dead or 2 s later (protocol 17)."""
+    assert session.claim_id is not None, "only a claim's run is closed"
+    closing = replace(session, phase=Phase.CLOSING, since=now, status=status, error=error)
+    stop = (*_revoke(session, reason), CloseKey(session.session_id, session.claim_id))
+    return Decision(sessions=(closing,), commands=stop)
+
+
+def _build(task: TaskState, session: SessionState, now: int) -> Decision:
+    """All is known: `Build`, once. Where no run was granted in this attempt an empty `Open` opens the session for the builder."""
+    assert session.status is not None, "a session ends with a status"
+    assert task.plan is not None, "a session's task is known"
+    claim_id = session.run_claim_id or ""
+    build = Build(
+        session.session_id,
+        session.task_id,
+        session.sample_index,
+        task.num_samples,
+        session.attempt,
+        claim_id,
+        session.status,
+        builder=task.plan.builder,
+        builder_config=task.plan.builder_config,
+        harness=task.plan.harness,
+        reward=session.reward,
+        call_rewards=session.call_rewards,
+        error=session.error,
+        accounting=session.accounting,
+        artifacts=session.artifacts,
+        metadata=task.plan.metadata,
+        output=task.plan.output,
+        mode=task.plan.mode,
+    )
+    opened = () if session.run_claim_id else (Open(session.session_id, session.attempt, claim_id),)
+    building = replace(session, phase=Phase.BUILDING, since=now, claim_id=None, worker_id=None, lent_at=None)
+    return Decision(sessions=(building,), records=(*opened, build))
+
+
+def _build_again(table: Table, session: SessionState, given: DeadlinePassed, now: int) -> Decision:
+    """The builder knows by `Emitted` what is out, so that asking again is harmless."""
+    return _build(table.task_of(session), session, now)
+
+
+TRANSITIONS: dict[tuple[Phase, type[Any]], Handler] = {
+    (Phase.QUEUED, SlotLent): _lent,
+    (Phase.QUEUED, DeadlinePassed): _waited,
+    (Phase.INIT, InitFinished): _init_finished,
+    (Phase.INIT, HandedBack): _handed_back,
+    (Phase.INIT, ClaimLost): _claim_lost,
+    (Phase.INIT, DeadlinePassed): _overran,
+    (Phase.READY, SlotLent): _lent,
+    (Phase.READY, PoolDark): _pool_dark,
+    (Phase.READY, DeadlinePassed): _waited,
+    (Phase.RUNNING, RunFinished): _run_finished,
+    (Phase.RUNNING, HandedBack): _handed_back,
+    (Phase.RUNNING, ClaimLost): _claim_lost,
+    (Phase.RUNNING, DeadlinePassed): _overran,
+    (Phase.RAN, SlotLent): _lent,
+    (Phase.RAN, DeadlinePassed): _waited,
+    (Phase.EVALUATING, Evaluated): _evaluated,
+    (Phase.EVALUATING, HandedBack): _handed_back,
+    (Phase.EVALUATING, ClaimLost): _claim_lost,
+    (Phase.EVALUATING, DeadlinePassed): _overran,
+    (Phase.CLOSING, Stopped): _stopped,
+    (Phase.CLOSING, DeadlinePassed): _closed,
+    (Phase.BUILDING, TrajectoryEmitted): _emitted,
+    (Phase.BUILDING, DeadlinePassed): _build_again,
+}
+"""Claims and cancels are honoured in every phase: see `_claimed` and `_cancel_session`."""

@@ -1,0 +1,356 @@
+"""One partition's coordinator: facts in, decisions committed, commands out.
+
+A transaction holds rows of `polar.sessions` with the next offset of `polar.events` (the position, so that nothing is decided twice),
+and `Open`, `Build`, `CloseGroup` on `polar.completions`, all of this partition's number. Tickets, grants, revokes and closed keys go
+out after the commit. A crash costs what had not been committed, which the next owner decides anew from the log, and commands not yet
+sent, which it repeats from the table.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TypeVar
+
+import structlog
+from msgspec.structs import replace
+
+from consumers.coordinator.commands import (
+    Batch,
+    ClaimLost,
+    Command,
+    DeadlinePassed,
+    Input,
+    PoolDark,
+    RejectTask,
+    ReleaseTicket,
+    SlotLent,
+    TaskForgotten,
+)
+from consumers.coordinator.decide import decide
+from consumers.coordinator.leases import Leases
+from consumers.coordinator.lend import Ledger
+from consumers.coordinator.state import Table, budget_s
+from polar.settings import Settings
+from polar.types.session import Phase, SessionState, Stage
+from topics import completions, control, dead_letters, events, kafka, sessions, stages
+from topics.codec import DecodeError, UnknownRecord, encode
+from topics.completions import CloseGroup, Open
+from topics.control import CloseKey, Grant, Revoke
+from topics.events import Claimed
+from topics.owner import FencedProducer, OwnershipLost, Write, read_back
+from topics.producer import LogProducer, Unacknowledged, dead_letter
+from topics.sessions import Position
+from topics.stages import Ticket
+
+FACTS = 500
+"""A transaction's facts at most (protocol 3)."""
+FETCH_MS = 500
+JUDGE_S = 0.25
+"""How often leases and deadlines are looked at."""
+POSITION_S = 5.0
+"""How often position and clock are written where facts changed nothing."""
+
+T = TypeVar("T")
+log = structlog.get_logger()
+
+
+class Keeper:
+    """Owns one partition from its table's recovery until it is cancelled or fenced."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        partition: int,
+        fenced: FencedProducer,
+        producer: LogProducer,
+        leases: Leases,
+        ledger: Ledger,
+        lend_soon: asyncio.Event,
+    ) -> None:
+        self.table = Table(partition)
+        self._settings = settings
+        self._partition = partition
+        self._fenced = fenced
+        self._producer = producer
+        self._leases = leases
+        self._ledger = ledger
+        self._lend_soon = lend_soon
+        self._slots: list[SlotLent] = []
+        self._woken = asyncio.Event()
+        self._position = 0
+        self._clock_base = 0
+        self._written_at = 0.0
+        self._written_position = 0
+        self._caught_up = False
+        self.skipped: Counter[str] = Counter()
+        """Inputs that the table didn't allow, by reason (protocol 6)."""
+
+    # --- what the process asks of it
+
+    def wants(self) -> Counter[tuple[Stage, str]]:
+        """Sessions that want a slot, less the slots that are lent and not yet decided on."""
+        return Counter(self.table.wants()) - Counter((slot.stage, slot.pool) for slot in self._slots)
+
+    def give(self, slot: SlotLent) -> None:
+        self._slots.append(slot)
+        self._woken.set()
+
+    def give_slots_back(self) -> None:
+        for slot in self._slots:
+            self._ledger.kept(slot)
+        self._slots.clear()
+
+    # --- its life
+
+    async def run(self) -> None:
+        await self._recover()
+        await self._send(self._repeated())
+        consumer = kafka.consumer(self._settings)
+        await consumer.start()
+        source = kafka.TopicPartition(events.TOPIC.full_name(self._settings.namespace), self._partition)
+        consumer.assign([source])
+        consumer.seek(source, self._position)
+        fetch: asyncio.Task[dict[kafka.TopicPartition, list[kafka.Record]]] | None = None
+        try:
+            while True:
+                fetch = fetch or asyncio.create_task(
+                    consumer.getmany(timeout_ms=FETCH_MS, max_records=FACTS),
+                    name=f"coordinator.fetch.{self._partition}",
+                )
+                await self._until_something(fetch)
+                records: Sequence[kafka.Record] = ()
+                if fetch.done():
+                    records = fetch.result().get(source, ())
+                    self._caught_up = len(records) < FACTS
+                    fetch = None
+                await self._step(records)
+        finally:
+            if fetch is not None:
+                fetch.cancel()
+            with suppress(Exception):
+                await consumer.stop()
+
+    async def _until_something(self, fetch: asyncio.Task[T]) -> None:
+        woken = asyncio.create_task(self._woken.wait(), name=f"coordinator.woken.{self._partition}")
+        try:
+            await asyncio.wait({fetch, woken}, timeout=JUDGE_S, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            woken.cancel()
+        self._woken.clear()
+
+    async def _recover(self) -> None:
+        """The table as the last owner committed it; its open transaction, if any, was ended by our fencing."""
+        topic = sessions.TOPIC.full_name(self._settings.namespace)
+        async for record in read_back(self._settings, topic, self._partition):
+            key = (record.key or b"").decode()
+            if record.value is None:
+                self.table.forget(key)
+                continue
+            try:
+                row = sessions.CODEC.decode(record.value)
+            except DecodeError as error:
+                await self._dead_letter(record, str(error))
+                continue
+            match row:
+                case Position():
+                    self._position = row.next_offset
+                    self._clock_base = row.clock_ms - self._leases.now(time.monotonic())
+                case UnknownRecord():
+                    self.skipped[f"unknown_{row.type}"] += 1
+                case _:
+                    self.table.load(row)
+        self.table.index_all()
+        self._written_position = self._position
+        log.info(
+            "partition owned",
+            action="coordinator.owned",
+            partition=self._partition,
+            position=self._position,
+            sessions=len(self.table.sessions()),
+        )
+
+    def _repeated(self) -> list[Command]:
+        """What the last owner may not have sent: ends of keys and claims. Tickets go stale and are released again; claims are asked again."""
+        due: list[Command] = []
+        for session in self.table.sessions():
+            if session.phase is Phase.ENDED:
+                continue
+            over = list(session.past_claims)
+            if session.run_claim_id is not None and session.phase is not Phase.RUNNING:
+                over.append(session.run_claim_id)
+            for claim_id in over:
+                due.append(Revoke(session.session_id, claim_id, "ended"))
+                due.append(CloseKey(session.session_id, claim_id))
+        return due
+
+    # --- one step
+
+    def _now(self) -> int:
+        return self._clock_base + self._leases.now(time.monotonic())
+
+    async def _step(self, records: Sequence[kafka.Record]) -> None:
+        batch = Batch()
+        for record in records:
+            fact = await self._decoded(record)
+            if fact is not None:
+                self._take(fact, batch)
+            self._position = record.offset + 1
+        for slot in self._slots:
+            self._take(slot, batch)
+            self._ledger.kept(slot)
+        self._slots.clear()
+        for given in self._judged():
+            self._take(given, batch)
+        if not batch.is_empty or self._position_due():
+            await self._commit(batch)
+        await self._send(batch.commands)
+        if self.table.wants():
+            self._lend_soon.set()
+
+    def _take(self, given: Input, batch: Batch) -> None:
+        decision = decide(self.table, given, self._now())
+        self.table.apply(decision)
+        batch.add(decision)
+        if decision.skipped is not None:
+            self.skipped[decision.skipped] += 1
+            log.debug("skipped", action="coordinator.skipped", reason=decision.skipped, partition=self._partition)
+        if isinstance(given, Claimed):
+            self._ledger.claimed(given.session_id, given.stage, given.worker_id, given.claim_id, self._leases.clock)
+        for command in decision.commands:
+            if isinstance(command, ReleaseTicket):
+                self._ledger.released(command, self._leases.clock)
+
+    def _judged(self) -> list[Input]:
+        """What time alone has brought about. Leases are judged only by an owner that has read the log to its end: the fact may be on it."""
+        now = self._now()
+        given: list[Input] = [DeadlinePassed(session_id) for session_id in self.table.due(now)]
+        given += [TaskForgotten(task_id) for task_id in self.table.forgettable(now)]
+        if not self._caught_up:
+            return given
+        for sessions_in_hand in self.table.in_hand().values():
+            for session in sessions_in_hand:
+                if session.claim_id is not None and self._leases.is_lost(session):
+                    given.append(ClaimLost(session.session_id, session.claim_id))
+        for session in self.table.ready():
+            plan = self.table.task_of(session).plan
+            if plan is not None and self._leases.is_dark(plan.pool):
+                given.append(PoolDark(session.session_id))
+        return given
+
+    async def _decoded(self, record: kafka.Record) -> events.Fact | None:
+        try:
+            fact = events.CODEC.decode(record.value or b"")
+        except DecodeError as error:
+            await self._dead_letter(record, str(error))
+            return None
+        if isinstance(fact, UnknownRecord):
+            self.skipped[f"unknown_{fact.type}"] += 1
+            return None
+        return fact
+
+    # --- out
+
+    def _position_due(self) -> bool:
+        moved = self._position - self._written_position
+        return moved >= FACTS or (moved > 0 and time.monotonic() - self._written_at > POSITION_S)
+
+    async def _commit(self, batch: Batch) -> None:
+        """1. Records of `polar.completions`; their offsets fill the rows and grants. 2. Rows. 3. Position. 4. Commit, or all is void."""
+        await self._fenced.begin()
+        offsets = await self._fenced.write([self._completion(record) for record in batch.records])
+        for record, offset in zip(batch.records, offsets, strict=True):
+            session = batch.sessions.get(record.session_id) if isinstance(record, Open) else None
+            if session is not None and session.run_claim_id == record.claim_id:
+                batch.sessions[session.session_id] = opened = replace(session, log_offset=offset)
+                self.table.load(opened)
+        rows: list[sessions.Row] = [*batch.tasks.values(), *batch.sessions.values()]
+        rows.append(Position(self._position, self._now()))
+        topic = sessions.TOPIC.full_name(self._settings.namespace)
+        writes = [Write(topic, self._partition, key.encode(), None) for key in batch.forgotten]
+        writes += [Write(topic, self._partition, sessions.key_of(row).encode(), encode(row)) for row in rows]
+        await self._fenced.write(writes)
+        await self._fenced.commit()
+        self._written_position = self._position
+        self._written_at = time.monotonic()
+
+    def _completion(self, record: Open | completions.Build | CloseGroup) -> Write:
+        topic = completions.TOPIC.full_name(self._settings.namespace)
+        key = record.task_id if isinstance(record, CloseGroup) else record.session_id
+        return Write(topic, self._partition, key.encode(), encode(record))
+
+    async def _send(self, commands: Sequence[Command]) -> None:
+        """Idempotent, after the commit; one that can't be sent voids this partition, whose next owner repeats what is due."""
+        try:
+            await asyncio.gather(*(self._send_one(command) for command in commands))
+        except Unacknowledged as error:
+            raise OwnershipLost(f"a command could not be sent: {error}") from error
+
+    async def _send_one(self, command: Command) -> None:
+        match command:
+            case ReleaseTicket():
+                session = self.table.session(command.session_id)
+                if session is not None:
+                    await self._release(command, session)
+            case Grant(log_partition=int(), log_offset=None):
+                # Decided before the broker had given its Open an offset.
+                session = self.table.session(command.session_id)
+                if session is not None and session.claim_id == command.claim_id:
+                    await self._control(replace(command, log_offset=session.log_offset))
+            case RejectTask():
+                await self._reject(command)
+            case _:
+                await self._control(command)
+
+    async def _release(self, command: ReleaseTicket, session: SessionState) -> None:
+        task = self.table.task_of(session)
+        assert task.plan is not None, "a session's task is known"
+        ticket = Ticket(
+            session.session_id,
+            session.sample_index,
+            session.attempt,
+            command.stage,
+            budget_s(command.stage, task),
+            body=task.body,
+            body_ref=task.body_ref,
+            runtime=session.runtime,
+            run_claim_id=session.run_claim_id,
+            status=session.status,
+            exit_code=session.exit_code,
+            error=session.error,
+        )
+        topic = stages.topic(command.stage, task.plan.pool)
+        await self._producer.send(topic, ticket, key=session.session_id, partition=command.queue_partition)
+
+    async def _control(self, command: Grant | Revoke | CloseKey) -> None:
+        await self._producer.send(control.TOPIC, command, key=command.session_id)
+
+    async def _reject(self, command: RejectTask) -> None:
+        body = command.fact.body or (command.fact.body_ref or "").encode()
+        log.warning("task refused", action="coordinator.refused", task=command.fact.task_id, reason=command.reason)
+        await self._producer.send_bytes(
+            dead_letters.TOPIC.full_name(self._settings.namespace),
+            body,
+            key=command.fact.task_id.encode(),
+            headers=dead_letters.headers(
+                reason=command.reason,
+                field="task_id",
+                process="coordinator",
+                topic=events.TOPIC.full_name(self._settings.namespace),
+                partition=self._partition,
+                offset=self._position,
+            ),
+        )
+
+    async def _dead_letter(self, record: kafka.Record, reason: str) -> None:
+        log.warning(
+            "dead letter",
+            action="coordinator.dead_letter",
+            partition=self._partition,
+            offset=record.offset,
+            reason=reason,
+        )
+        await dead_letter(self._producer, self._settings, record, reason=reason, process="coordinator")

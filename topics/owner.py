@@ -1,0 +1,191 @@
+"""Fenced ownership of partitions, for the coordinator and the builder: the only two that use transactions (protocol 1–5).
+
+A group membership says which partitions this process owns. For each, a task starts a transactional producer whose id names the
+partition (which fences a paused predecessor), lets the keeper read its state, and then runs the keeper. A transaction that fails in
+any way ends the task and its memory; it starts again from the beginning.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+import structlog
+
+from polar.settings import Settings
+from topics import kafka
+from topics.contract import MIB, Topic
+
+TRANSACTION_TIMEOUT_MS = 5_000
+COMMIT_DEADLINE_S = 30.0
+STOP_DEADLINE_S = 5.0
+READ_BACK_S = 30.0
+"""Without progress; an abandoned transaction is ended by the broker after 5 s and a sweep."""
+RESTART_S = 0.5
+"""Between a failed transaction and the next try; the broker needs as long to elect."""
+POLL_MS = 500
+
+log = structlog.get_logger()
+
+
+class OwnershipLost(Exception):  # noqa: N818 - named for what happened
+    """A transaction failed or was fenced: memory and producer of this partition are void."""
+
+
+@dataclass(frozen=True)
+class Write:
+    """One record of a transaction; a value of None is a tombstone."""
+
+    topic: str
+    partition: int
+    key: bytes
+    value: bytes | None
+
+
+class FencedProducer:
+    """The one producer of a partition; whoever starts another with its id ends this one."""
+
+    def __init__(self, settings: Settings, transactional_id: str) -> None:
+        self._producer = kafka.producer(
+            settings,
+            transactional_id=transactional_id,
+            transaction_timeout_ms=TRANSACTION_TIMEOUT_MS,
+            max_bytes=32 * MIB,
+        )
+
+    async def start(self) -> None:
+        await self._producer.start()
+
+    async def stop(self) -> None:
+        # With the broker away aiokafka's stop() hangs (platform note in docs/decisions.md): it gets a deadline of its own.
+        with suppress(Exception):
+            await asyncio.wait_for(self._producer.stop(), STOP_DEADLINE_S)
+
+    async def begin(self) -> None:
+        await self._guarded(self._producer.begin_transaction())
+
+    async def write(self, writes: Sequence[Write]) -> list[int]:
+        """Send records in the open transaction and await every delivery; their offsets. aiokafka would commit without the failed ones."""
+        try:
+            async with asyncio.timeout(COMMIT_DEADLINE_S):
+                futures = [
+                    await self._producer.send(w.topic, value=w.value, key=w.key, partition=w.partition) for w in writes
+                ]
+                return [metadata.offset for metadata in await asyncio.gather(*futures)]
+        except Exception as error:
+            raise OwnershipLost(f"{type(error).__name__}: {error}") from error
+
+    async def commit(self) -> None:
+        await self._guarded(self._producer.commit_transaction())
+
+    async def _guarded(self, step: Awaitable[object]) -> None:
+        try:
+            await asyncio.wait_for(step, COMMIT_DEADLINE_S)
+        except Exception as error:
+            raise OwnershipLost(f"{type(error).__name__}: {error}") from error
+
+
+async def read_back(
+    settings: Settings, topic: str, partition: int, start: int | None = None
+) -> AsyncIterator[kafka.Record]:
+    """Committed records of a partition from `start` (None: its beginning) to the high watermark as of now.
+
+    The end of a read_committed consumer is the last stable offset, which an open transaction holds back (protocol 4, 24): the edge
+    is asked for uncommitted, and committed reading goes on until it has passed it. Raises OwnershipLost where that takes too long.
+    """
+    source = kafka.TopicPartition(topic, partition)
+    edge = kafka.consumer(settings, committed=False)
+    await edge.start()
+    try:
+        end = (await edge.end_offsets([source]))[source]
+    finally:
+        await edge.stop()
+    reader = kafka.consumer(settings)
+    await reader.start()
+    try:
+        reader.assign([source])
+        if start is None:
+            await reader.seek_to_beginning(source)
+        else:
+            reader.seek(source, start)
+        deadline = time.monotonic() + READ_BACK_S
+        while (at := await reader.position(source)) < end:
+            found = await reader.getmany(timeout_ms=POLL_MS)
+            for record in found.get(source, ()):
+                yield record
+            if await reader.position(source) > at:
+                deadline = time.monotonic() + READ_BACK_S
+            elif time.monotonic() > deadline:
+                raise OwnershipLost(f"{topic}[{partition}] could not be read past {at} to {end}")
+    finally:
+        with suppress(Exception):
+            await asyncio.wait_for(reader.stop(), STOP_DEADLINE_S)
+
+
+Keeper = Callable[[int, FencedProducer], Awaitable[None]]
+"""Owns one partition until cancelled: reads its state, then acts. Raises OwnershipLost to start again."""
+
+
+class Owner:
+    """Runs one keeper for each partition of `topic` that the group assigns to this process."""
+
+    def __init__(self, settings: Settings, group: str, topic: Topic, keep: Keeper) -> None:
+        self._settings = settings
+        self._group = f"{settings.namespace}.{group}"
+        self._topic = topic.full_name(settings.namespace)
+        self._keep = keep
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+
+    @property
+    def partitions(self) -> list[int]:
+        return sorted(self._tasks)
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Until `stop`; then every keeper is cancelled and the group left."""
+        member = kafka.consumer(self._settings, self._topic, group=self._group)
+        await member.start()
+        try:
+            while not stop.is_set():
+                # The membership alone matters: records are read by the keepers, from positions of their own.
+                assigned = member.assignment()
+                if assigned:
+                    member.pause(*assigned)
+                await member.getmany(timeout_ms=POLL_MS)
+                await self._reconcile({tp.partition for tp in member.assignment()})
+        finally:
+            await self._reconcile(set())
+            with suppress(Exception):
+                await asyncio.wait_for(member.stop(), STOP_DEADLINE_S)
+
+    async def _reconcile(self, assigned: set[int]) -> None:
+        revoked = [self._tasks.pop(partition) for partition in list(self._tasks) if partition not in assigned]
+        for task in revoked:
+            task.cancel()
+        await asyncio.gather(*revoked, return_exceptions=True)
+        for partition in assigned - self._tasks.keys():
+            name = f"{self._group}.{partition}"
+            self._tasks[partition] = asyncio.create_task(self._own(partition), name=name)
+
+    async def _own(self, partition: int) -> None:
+        while True:
+            producer = FencedProducer(self._settings, f"{self._group}.{partition}")
+            try:
+                await producer.start()
+                await self._keep(partition, producer)
+            except OwnershipLost as lost:
+                log.warning(
+                    "partition lost", action="owner.lost", group=self._group, partition=partition, why=str(lost)
+                )
+            except asyncio.CancelledError:
+                raise
+            except Exception as error:
+                # Whatever it was, state and producer are void and are made anew; a keeper never takes the process down.
+                log.exception(
+                    "partition failed", action="owner.failed", group=self._group, partition=partition, why=str(error)
+                )
+            finally:
+                await producer.stop()
+            await asyncio.sleep(RESTART_S)
