@@ -1,0 +1,302 @@
+"""The embedded broker, as the real Kafka that it is: what it keeps, and how each process around it may die.
+
+The one stand-in is a local web server in Maven Central's place, which cuts answers short on purpose.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import http.server
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+
+from polar.embedded import Broker, BrokerError
+from polar.embedded.distribution import TRIES, Jar, download, locked_jars
+from polar.embedded.properties import MAX_MESSAGE_BYTES
+
+DEADLINE_S = 30.0
+BACK_AGAIN_S = 8.0
+"""What the project promises of a broker that was killed."""
+
+START_AND_HOLD = """
+import sys
+from pathlib import Path
+from polar.embedded import Broker
+broker = Broker(Path(sys.argv[1]), announce=lambda line: print(line, flush=True))
+broker.start()
+print("serves", broker.pid, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    """A broker of this module, which its tests may kill."""
+    broker = Broker(tmp_path_factory.mktemp("own"), announce=print)
+    yield broker
+    broker.stop()
+
+
+@pytest.fixture
+def broker(own: Broker) -> Broker:
+    if not own.alive():
+        own.start()
+    return own
+
+
+async def make_topic(bootstrap: str, topic: str) -> None:
+    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
+    await admin.start()
+    try:
+        await admin.create_topics([NewTopic(topic, num_partitions=1, replication_factor=1)])
+    finally:
+        await admin.close()
+
+
+async def produce(bootstrap: str, topic: str, *values: bytes) -> None:
+    producer = AIOKafkaProducer(
+        bootstrap_servers=bootstrap, acks="all", enable_idempotence=True, max_request_size=MAX_MESSAGE_BYTES
+    )
+    await producer.start()
+    try:
+        for value in values:
+            await producer.send_and_wait(topic, value)
+    finally:
+        await producer.stop()
+
+
+async def consume(bootstrap: str, topic: str, count: int) -> list[bytes]:
+    consumer = AIOKafkaConsumer(topic, bootstrap_servers=bootstrap, auto_offset_reset="earliest")
+    await consumer.start()
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            return [(await consumer.getone()).value for _ in range(count)]
+    finally:
+        await consumer.stop()
+
+
+def is_gone(pid: int) -> bool:
+    """Whether a process has ended, reaped or not."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {DEADLINE_S} s: {what}"
+        time.sleep(0.02)
+
+
+async def test_a_record_goes_in_and_comes_out(kafka: str, namespace: str) -> None:
+    await make_topic(kafka, namespace)
+    await produce(kafka, namespace, b"one", b"two")
+    assert await consume(kafka, namespace, 2) == [b"one", b"two"]
+
+
+async def test_the_largest_completion_fits(broker: Broker, namespace: str) -> None:
+    await make_topic(broker.bootstrap, namespace)
+    largest = os.urandom(32 * 1024 * 1024)
+    await produce(broker.bootstrap, namespace, largest)
+    assert (await consume(broker.bootstrap, namespace, 1)) == [largest]
+
+
+async def test_a_restart_keeps_data_and_port(broker: Broker, namespace: str) -> None:
+    before = broker.bootstrap
+    await make_topic(before, namespace)
+    await produce(before, namespace, b"kept")
+    await asyncio.to_thread(broker.stop)
+    assert not broker.alive()
+    await asyncio.to_thread(broker.start)
+    assert broker.bootstrap == before
+    assert await consume(before, namespace, 1) == [b"kept"]
+
+
+async def test_a_broker_killed_with_9_is_soon_back_on_its_port_with_its_data(broker: Broker, namespace: str) -> None:
+    before = broker.bootstrap
+    await make_topic(before, namespace)
+    await produce(before, namespace, b"kept")
+    os.kill(broker.pid, signal.SIGKILL)
+    started = time.monotonic()
+    assert await asyncio.to_thread(broker.wait, DEADLINE_S) == 128 + signal.SIGKILL
+    await asyncio.to_thread(broker.start)
+    assert time.monotonic() - started < BACK_AGAIN_S
+    assert broker.bootstrap == before
+    await produce(before, namespace, b"after")
+    assert await consume(before, namespace, 2) == [b"kept", b"after"]
+
+
+def test_killing_the_supervisor_kills_the_jvm(broker: Broker) -> None:
+    jvm = psutil.Process(broker.pid)
+    supervisor = jvm.parent()
+    assert supervisor is not None
+    supervisor.kill()
+    wait_until(lambda: is_gone(jvm.pid), "the JVM ends")
+    broker.start()
+    assert broker.alive()
+
+
+def test_a_signal_to_the_supervisor_leaves_the_end_to_its_parent(broker: Broker) -> None:
+    supervisor = psutil.Process(broker.pid).parent()
+    assert supervisor is not None
+    supervisor.send_signal(signal.SIGTERM)
+    supervisor.send_signal(signal.SIGINT)
+    assert broker.wait(timeout=1) is None
+    broker.stop()
+    assert broker.wait() == 128 + signal.SIGTERM, "the JVM ended by itself when asked"
+
+
+def test_a_second_broker_on_the_folder_is_refused(broker: Broker) -> None:
+    running = broker.pid
+    folder = Path(psutil.Process(running).cwd()).parent
+    with pytest.raises(BrokerError, match=rf"a broker \(process {running}\) already runs on .*--data"):
+        Broker(folder, announce=print).start()
+    with pytest.raises(BrokerError, match="already runs"):
+        broker.start()
+    assert broker.pid == running
+
+
+@contextlib.contextmanager
+def holder(folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """Another process that starts a broker on `folder` and holds it."""
+    command = [sys.executable, "-c", START_AND_HOLD, str(folder)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def jvms_of(folder: Path) -> list[int]:
+    """Processes that work in the broker's folder: its supervisor and its JVM."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.cwd() == str(folder / "kafka") and not is_gone(process.pid):
+                found.append(process.pid)
+    return found
+
+
+@pytest.mark.parametrize("moment", ["preparing", "serves"])
+def test_kill_9_of_the_parent_leaves_no_jvm_and_a_folder_that_starts(tmp_path: Path, moment: str) -> None:
+    with holder(tmp_path) as parent:
+        assert parent.stdout is not None
+        assert any(line.startswith(moment) for line in parent.stdout)
+        wait_until(lambda: len(jvms_of(tmp_path)) == 2, "supervisor and JVM run")
+        parent.kill()
+        wait_until(lambda: jvms_of(tmp_path) == [], "supervisor and JVM end")
+    with Broker(tmp_path, announce=print) as successor:
+        assert successor.alive()
+
+
+def test_a_broker_that_cannot_start_shows_its_log(tmp_path: Path) -> None:
+    with Broker(tmp_path, announce=print):
+        pass
+    (tmp_path / "kafka" / "data" / "meta.properties").write_text("version=1\nnode.id=7\n")
+    broker = Broker(tmp_path, announce=print)
+    with pytest.raises(BrokerError, match=r"(?s)ended with code 1 while it started.*meta\.properties"):
+        broker.start()
+    assert not broker.alive()
+
+
+def test_a_taken_port_is_named_with_the_way_out(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        (tmp_path / "kafka").mkdir()
+        (tmp_path / "kafka" / "ports.json").write_text(json.dumps({"broker": port, "controller": port + 1}))
+        with pytest.raises(BrokerError, match=rf"port {port}, .* is taken .* delete .*ports\.json"):
+            Broker(tmp_path, announce=print).start()
+
+
+def test_a_jar_is_its_bytes(tmp_path: Path) -> None:
+    jar = Jar(hashlib.sha256(b"bytes").hexdigest(), 5, "org.example", "thing", "1")
+    file = tmp_path / jar.name
+    assert not jar.matches(file)
+    file.write_bytes(b"bytes")
+    assert jar.matches(file)
+    file.write_bytes(b"byte")
+    assert not jar.matches(file)
+
+
+def test_the_lock_names_each_jar_once_and_kafka_in_one_version() -> None:
+    jars = locked_jars()
+    assert len({jar.name for jar in jars}) == len(jars) == 46
+    assert {jar.version for jar in jars if jar.group == "org.apache.kafka"} == {"4.3.1"}
+
+
+class _Repository(http.server.ThreadingHTTPServer):
+    """Serves `content` at every path that ends in .jar, the first `cut` times only half of it."""
+
+    def __init__(self, content: bytes, cut: int) -> None:
+        super().__init__(("127.0.0.1", 0), _Answer)
+        self.content, self.cut, self.served = content, cut, 0
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class _Answer(http.server.BaseHTTPRequestHandler):
+    server: _Repository
+
+    def do_GET(self) -> None:
+        if not self.path.endswith(".jar"):
+            self.send_error(404)
+            return
+        self.server.served += 1
+        content = self.server.content
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content[: len(content) // 2] if self.server.served <= self.server.cut else content)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class names it so
+        pass
+
+
+@contextlib.contextmanager
+def repository(content: bytes, cut: int) -> Iterator[_Repository]:
+    with _Repository(content, cut) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_a_download_that_breaks_is_tried_again_and_announced(tmp_path: Path) -> None:
+    content = os.urandom(1_500_000)
+    jar = Jar(hashlib.sha256(content).hexdigest(), len(content), "org.example", "thing", "1")
+    said: list[str] = []
+    with repository(content, cut=TRIES - 1) as server:
+        download([jar], tmp_path, said.append, server.url)
+    assert [path.name for path in tmp_path.iterdir()] == ["thing-1.jar"]
+    assert jar.matches(tmp_path / "thing-1.jar")
+    assert said[0].startswith("downloading Apache Kafka 4.3.1 into ")
+    assert len([line for line in said if line.startswith("thing-1.jar did not come whole")]) == TRIES - 1
+    assert said[-1] == "Apache Kafka 4.3.1: 1 of 1 jars, 1.5 MB of 1.5 MB"
+
+
+def test_a_download_that_stays_broken_is_given_up_with_the_way_out(tmp_path: Path) -> None:
+    jar = Jar("0" * 64, 4, "org.example", "thing", "1")
+    with repository(b"else", cut=0) as server:
+        with pytest.raises(BrokerError, match=r"(?s)thing-1\.jar could not be downloaded .* set POLAR_KAFKA"):
+            download([jar], tmp_path, print, server.url)
+        assert server.served == TRIES
