@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 
 import structlog
@@ -60,9 +59,11 @@ class FencedProducer:
         await self._producer.start()
 
     async def stop(self) -> None:
-        # With the broker away aiokafka's stop() hangs (platform note in docs/decisions.md): it gets a deadline of its own.
-        with suppress(Exception):
-            await asyncio.wait_for(self._producer.stop(), STOP_DEADLINE_S)
+        await kafka.stop(self._producer, STOP_DEADLINE_S)
+
+    async def commit_offset(self, group: str, source: kafka.TopicPartition, offset: int) -> None:
+        """Put a group's offset into the open transaction."""
+        await self._guarded(self._producer.send_offsets_to_transaction({source: offset}, group))
 
     async def begin(self) -> None:
         await self._guarded(self._producer.begin_transaction())
@@ -102,15 +103,12 @@ async def read_back(
     try:
         end = (await edge.end_offsets([source]))[source]
     finally:
-        await edge.stop()
+        await kafka.stop(edge, STOP_DEADLINE_S)
     reader = kafka.consumer(settings)
     await reader.start()
     try:
         reader.assign([source])
-        if start is None:
-            await reader.seek_to_beginning(source)
-        else:
-            reader.seek(source, start)
+        reader.seek(source, (await reader.beginning_offsets([source]))[source] if start is None else start)
         deadline = time.monotonic() + READ_BACK_S
         while (at := await reader.position(source)) < end:
             found = await reader.getmany(timeout_ms=POLL_MS)
@@ -121,8 +119,7 @@ async def read_back(
             elif time.monotonic() > deadline:
                 raise OwnershipLost(f"{topic}[{partition}] could not be read past {at} to {end}")
     finally:
-        with suppress(Exception):
-            await asyncio.wait_for(reader.stop(), STOP_DEADLINE_S)
+        await kafka.stop(reader, STOP_DEADLINE_S)
 
 
 Keeper = Callable[[int, FencedProducer], Awaitable[None]]
@@ -134,7 +131,7 @@ class Owner:
 
     def __init__(self, settings: Settings, group: str, topic: Topic, keep: Keeper) -> None:
         self._settings = settings
-        self._group = f"{settings.namespace}.{group}"
+        self._group = group
         self._topic = topic.full_name(settings.namespace)
         self._keep = keep
         self._tasks: dict[int, asyncio.Task[None]] = {}
@@ -145,8 +142,9 @@ class Owner:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Until `stop`; then every keeper is cancelled and the group left."""
-        member = kafka.consumer(self._settings, self._topic, group=self._group)
+        member = kafka.consumer(self._settings, group=self._group)
         await member.start()
+        member.subscribe([self._topic])
         try:
             while not stop.is_set():
                 # The membership alone matters: records are read by the keepers, from positions of their own.
@@ -154,11 +152,10 @@ class Owner:
                 if assigned:
                     member.pause(*assigned)
                 await member.getmany(timeout_ms=POLL_MS)
-                await self._reconcile({tp.partition for tp in member.assignment()})
+                await self._reconcile({source.partition for source in member.assignment()})
         finally:
             await self._reconcile(set())
-            with suppress(Exception):
-                await asyncio.wait_for(member.stop(), STOP_DEADLINE_S)
+            await kafka.stop(member, STOP_DEADLINE_S)
 
     async def _reconcile(self, assigned: set[int]) -> None:
         revoked = [self._tasks.pop(partition) for partition in list(self._tasks) if partition not in assigned]

@@ -12,7 +12,6 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import TypeVar
 
 import structlog
@@ -41,7 +40,7 @@ from topics.codec import DecodeError, UnknownRecord, encode
 from topics.completions import CloseGroup, Open
 from topics.control import CloseKey, Grant, Revoke
 from topics.events import Claimed
-from topics.owner import FencedProducer, OwnershipLost, Write, read_back
+from topics.owner import STOP_DEADLINE_S, FencedProducer, OwnershipLost, Write, read_back
 from topics.producer import LogProducer, Unacknowledged, dead_letter
 from topics.sessions import Position
 from topics.stages import Ticket
@@ -131,8 +130,7 @@ class Keeper:
         finally:
             if fetch is not None:
                 fetch.cancel()
-            with suppress(Exception):
-                await consumer.stop()
+            await kafka.stop(consumer, STOP_DEADLINE_S)
 
     async def _until_something(self, fetch: asyncio.Task[T]) -> None:
         woken = asyncio.create_task(self._woken.wait(), name=f"coordinator.woken.{self._partition}")
@@ -174,7 +172,7 @@ class Keeper:
         )
 
     def _repeated(self) -> list[Command]:
-        """What the last owner may not have sent: ends of keys and claims. Tickets go stale and are released again; claims are asked again."""
+        """What the last owner may not have sent: ends of keys and claims. Tickets go stale, and claims are asked again."""
         due: list[Command] = []
         for session in self.table.sessions():
             if session.phase is Phase.ENDED:
@@ -225,7 +223,7 @@ class Keeper:
                 self._ledger.released(command, self._leases.clock)
 
     def _judged(self) -> list[Input]:
-        """What time alone has brought about. Leases are judged only by an owner that has read the log to its end: the fact may be on it."""
+        """What time alone has brought about. Leases are judged only once the log is read to its end: the fact may be on it."""
         now = self._now()
         given: list[Input] = [DeadlinePassed(session_id) for session_id in self.table.due(now)]
         given += [TaskForgotten(task_id) for task_id in self.table.forgettable(now)]

@@ -304,8 +304,8 @@ class World(Bench):
                 back = pick.choice(held)
                 self.say(HandedBack("f", back.session_id, back.attempt, back.claim_id or ""))
         elif what == "cancel":
-            session_id = pick.choice([None, *(s.session_id for s in live)])
-            self.say(CancelRequested("f", "t", session_id))
+            cancelled = pick.choice([None, *(s.session_id for s in live)])
+            self.say(CancelRequested("f", "t", cancelled))
         elif what == "dark":
             for session in live:
                 self._collect(self.give(PoolDark(session.session_id)))

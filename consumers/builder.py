@@ -1,0 +1,386 @@
+"""The builder: turns a session's calls into its trajectory when `Build` says so; sole writer of trajectories.
+
+Group `<namespace>.builder` on `polar.completions`. One transaction holds Trajectory or GroupFinished, the `Emitted` that says so, the
+fact for the coordinator, and the group's offset: that of the oldest session still open, where the next owner starts reading. `open
+sessions` are a fold over the log (`Sessions`), so that a crash costs reading them again, and nothing that was emitted is emitted twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import uuid
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import structlog
+
+from consumers.builders.base import Builder, BuiltFrom
+from polar import registry
+from polar.settings import Settings
+from polar.types.completion import Completion
+from polar.types.errors import Kind, SessionError
+from polar.types.session import Status
+from polar.types.trajectory import GroupFinished, Stats, Trajectory
+from topics import completions, events, kafka, trajectories
+from topics.codec import DecodeError, UnknownRecord, encode
+from topics.completions import Build, CallRecord, CloseGroup, Disowned, Emitted, Open
+from topics.events import GroupEmitted, TrajectoryEmitted
+from topics.heartbeat import Heart
+from topics.owner import STOP_DEADLINE_S, FencedProducer, Owner, Write, read_back
+from topics.producer import LogProducer, dead_letter
+
+GROUP = "builder"
+FETCH_MS = 500
+FETCH_RECORDS = 500
+BUILD_S = 60.0
+"""A build's budget (protocol 26)."""
+BUILDS = 8
+"""At once, a partition."""
+HELD_BYTES = 64 * 1024 * 1024
+"""Calls' bodies that a partition keeps in memory; beyond that only their offsets, and they are read again at `Build` (protocol 26)."""
+
+log = structlog.get_logger()
+
+
+@dataclass
+class OpenSession:
+    """A session between its `Open` and its `Emitted`."""
+
+    opened: Open
+    offset: int
+    """Of the `Open`."""
+    calls: list[Completion] = field(default_factory=list)
+    disowned: set[str] = field(default_factory=set)
+    held: int = 0
+    """Bytes of `calls`."""
+    is_spilled: bool = False
+    """Its calls are not in memory."""
+    build: Build | None = None
+    late: int = 0
+    is_gap: bool = False
+    """Its first call has left the log."""
+
+
+class Sessions:
+    """Which sessions are open, and what was asked for: a fold over one partition of `polar.completions`, in log order."""
+
+    def __init__(self, held_bytes: int = HELD_BYTES) -> None:
+        self._open: dict[str, OpenSession] = {}
+        self._groups: dict[str, tuple[int, CloseGroup]] = {}
+        self._held = 0
+        self._held_limit = held_bytes
+        self._out: set[str] = set()
+        self.position = 0
+        """Offset of the next record."""
+        self.has_gap = False
+        """The log lost records that were not read: a Build whose Open is unknown can't be told from an old one but by `Emitted`."""
+        self.ignored: Counter[str] = Counter()
+
+    def take(self, record: CallRecord, offset: int, size: int) -> None:
+        """Fold one record of `size` bytes in."""
+        self.position = offset + 1
+        match record:
+            case Open():
+                self._drop(record.session_id)
+                self._open[record.session_id] = OpenSession(record, offset)
+            case Completion():
+                self._call(record, size)
+            case Disowned():
+                session = self._open.get(record.session_id)
+                if session is not None and session.build is None:
+                    session.disowned.add(record.call_id)
+            case Build():
+                session = self._open.get(record.session_id)
+                if session is None and self.has_gap and record.session_id not in self._out:
+                    opened = Open(record.session_id, record.attempt, record.claim_id)
+                    self._open[record.session_id] = OpenSession(opened, offset, build=record, is_gap=True)
+                elif session is None or session.opened.claim_id != record.claim_id:
+                    self.ignored["build_without_open"] += 1
+                elif session.build is None:
+                    session.build = record
+            case CloseGroup():
+                self._groups[record.task_id] = (offset, record)
+            case Emitted(session_id=None):
+                self._groups.pop(record.task_id, None)
+            case Emitted(session_id=str(session_id)):
+                self.emitted(session_id, record.task_id)
+
+    def due(self) -> list[OpenSession]:
+        """Sessions whose trajectory is asked for."""
+        return [session for session in self._open.values() if session.build is not None]
+
+    def due_groups(self) -> list[CloseGroup]:
+        return [group for _, group in self._groups.values()]
+
+    def oldest(self) -> int:
+        """Offset from which a next owner must read to know all that is open now."""
+        offsets = [session.offset for session in self._open.values()]
+        offsets += [offset for offset, _ in self._groups.values()]
+        return min(offsets, default=self.position)
+
+    def emitted(self, session_id: str | None, task_id: str) -> None:
+        """The transaction with its `Emitted` is committed."""
+        if session_id is None:
+            self._groups.pop(task_id, None)
+        else:
+            self._drop(session_id)
+            if self.has_gap:
+                self._out.add(session_id)
+
+    def _call(self, call: Completion, size: int) -> None:
+        session = self._open.get(call.session_id)
+        if session is None or session.opened.claim_id != call.claim_id:
+            self.ignored["call_outside"] += 1
+        elif session.build is not None:
+            session.late += 1
+        elif session.is_spilled or self._held + size > self._held_limit:
+            self._spill(session)
+        else:
+            session.calls.append(call)
+            session.held += size
+            self._held += size
+
+    def _spill(self, session: OpenSession) -> None:
+        self._held -= session.held
+        session.held = 0
+        session.calls.clear()
+        session.is_spilled = True
+
+    def _drop(self, session_id: str) -> None:
+        session = self._open.pop(session_id, None)
+        if session is not None:
+            self._held -= session.held
+
+
+async def run_builder(settings: Settings, stop: asyncio.Event) -> None:
+    """Build until `stop`. Any number of these share the partitions."""
+    producer = LogProducer(settings)
+    await producer.start()
+    heart = Heart.of_role(settings, "builder")
+    heart.start()
+    try:
+        owner = Owner(settings, GROUP, completions.TOPIC, lambda p, fenced: Keeper(settings, p, fenced, producer).run())
+        await owner.run(stop)
+    finally:
+        heart.stop()
+        await producer.stop()
+
+
+class Keeper:
+    """Owns one partition until it is cancelled or fenced."""
+
+    def __init__(self, settings: Settings, partition: int, fenced: FencedProducer, producer: LogProducer) -> None:
+        self._settings = settings
+        self._partition = partition
+        self._fenced = fenced
+        self._producer = producer
+        self._topic = completions.TOPIC.full_name(settings.namespace)
+        self._source = kafka.TopicPartition(self._topic, partition)
+        self._sessions = Sessions()
+        self._building: dict[str, asyncio.Task[Trajectory]] = {}
+        self._committed = 0
+
+    async def run(self) -> None:
+        await self._recover()
+        consumer = kafka.consumer(self._settings)
+        await consumer.start()
+        fetch: asyncio.Task[dict[kafka.TopicPartition, list[kafka.Record]]] | None = None
+        try:
+            consumer.assign([self._source])
+            consumer.seek(self._source, self._sessions.position)
+            while True:
+                self._start_builds()
+                fetch = fetch or asyncio.create_task(
+                    consumer.getmany(timeout_ms=FETCH_MS, max_records=FETCH_RECORDS),
+                    name=f"builder.fetch.{self._partition}",
+                )
+                await asyncio.wait({fetch, *self._building.values()}, return_when=asyncio.FIRST_COMPLETED)
+                if fetch.done():
+                    for record in fetch.result().get(self._source, ()):
+                        await self._take(record)
+                    fetch = None
+                await self._emit()
+        finally:
+            for task in (*([fetch] if fetch else []), *self._building.values()):
+                task.cancel()
+            await kafka.stop(consumer, STOP_DEADLINE_S)
+
+    async def _recover(self) -> None:
+        """From the committed offset to the high watermark: only then is it known what is out (protocol 24)."""
+        asker = kafka.consumer(self._settings, group=GROUP)
+        await asker.start()
+        try:
+            committed = await asker.committed(self._source)
+            first = (await asker.beginning_offsets([self._source]))[self._source]
+        finally:
+            await kafka.stop(asker, STOP_DEADLINE_S)
+        self._committed = self._sessions.position = max(committed or 0, first)
+        self._sessions.has_gap = committed is not None and committed < first
+        async for record in read_back(self._settings, self._topic, self._partition, self._sessions.position):
+            await self._take(record)
+        log.info(
+            "partition owned",
+            action="builder.owned",
+            partition=self._partition,
+            position=self._sessions.position,
+            due=len(self._sessions.due()),
+        )
+
+    async def _take(self, record: kafka.Record) -> None:
+        try:
+            decoded = completions.CODEC.decode(record.value or b"")
+        except DecodeError as error:
+            log.warning("dead letter", action="builder.dead_letter", partition=self._partition, offset=record.offset)
+            await dead_letter(self._producer, self._settings, record, reason=str(error), process="builder")
+            return
+        if isinstance(decoded, UnknownRecord):
+            self._sessions.ignored[f"unknown_{decoded.type}"] += 1
+            return
+        self._sessions.take(decoded, record.offset, len(record.value or b""))
+
+    def _start_builds(self) -> None:
+        for session in self._sessions.due():
+            if len(self._building) >= BUILDS:
+                return
+            session_id = session.opened.session_id
+            if session_id not in self._building:
+                self._building[session_id] = asyncio.create_task(self._build(session), name=f"build.{session_id}")
+
+    async def _build(self, session: OpenSession) -> Trajectory:
+        assert session.build is not None, "only what is due is built"
+        calls: Sequence[Completion] = session.calls
+        if session.is_gap:
+            return failed(
+                session.build, "log_gap", "its first call has left the log; keep polar.completions for longer", 0
+            )
+        if session.is_spilled:
+            calls = await self._reread(session)
+        source = BuiltFrom(session.build, calls, frozenset(session.disowned), session.late)
+        try:
+            return await asyncio.wait_for(off_loop(source), BUILD_S)
+        except TimeoutError:
+            return failed(session.build, "builder_timeout", f"the builder took longer than {BUILD_S:.0f} s", len(calls))
+        except Exception as error:
+            log.exception("build failed", action="builder.build_failed", session=session.build.session_id)
+            return failed(session.build, "builder", f"{type(error).__name__}: {error}", len(calls))
+
+    async def _reread(self, session: OpenSession) -> list[Completion]:
+        calls: list[Completion] = []
+        async for record in read_back(self._settings, self._topic, self._partition, session.offset):
+            if record.key != session.opened.session_id.encode():
+                continue
+            decoded = completions.CODEC.decode(record.value or b"")
+            if isinstance(decoded, Build):
+                break
+            if isinstance(decoded, Completion) and decoded.claim_id == session.opened.claim_id:
+                calls.append(decoded)
+        return calls
+
+    async def _emit(self) -> None:
+        """1. Trajectories, ends of groups, and what says so. 2. Offset of the oldest open session. 3. Commit, or all is void."""
+        done = {session_id: task.result() for session_id, task in self._building.items() if task.done()}
+        groups = self._sessions.due_groups()
+        if not done and not groups and self._sessions.oldest() < self._committed + FETCH_RECORDS:
+            return
+        writes = [write for session in self._sessions.due() for write in self._session_writes(session, done)]
+        writes += [write for group in groups for write in self._group_writes(group)]
+        await self._fenced.begin()
+        await self._fenced.write(writes)
+        for session_id in done:
+            del self._building[session_id]
+            self._sessions.emitted(session_id, "")
+        for group in groups:
+            self._sessions.emitted(None, group.task_id)
+        self._committed = self._sessions.oldest()
+        await self._fenced.commit_offset(f"{self._settings.namespace}.{GROUP}", self._source, self._committed)
+        await self._fenced.commit()
+
+    def _session_writes(self, session: OpenSession, done: dict[str, Trajectory]) -> list[Write]:
+        session_id = session.opened.session_id
+        build = session.build
+        if session_id not in done or build is None:
+            return []
+        trajectory = done[session_id]
+        topic = trajectories.topic(build.output)
+        value = encode(trajectory)
+        if len(value) > topic.max_bytes:
+            trajectory = failed(
+                build, "too_large", f"{len(value)} bytes; a record holds {topic.max_bytes}", len(session.calls)
+            )
+            value = encode(trajectory)
+        stats = trajectory.stats
+        fact = TrajectoryEmitted(
+            uuid.uuid4().hex, session_id, build.attempt, stats.traces, stats.trainable_tokens, stats.calls
+        )
+        return [
+            self._write(topic.full_name(self._settings.namespace), session_id, value),
+            self._write(self._topic, session_id, encode(Emitted(build.task_id, session_id))),
+            self._write(events.TOPIC.full_name(self._settings.namespace), session_id, encode(fact)),
+        ]
+
+    def _group_writes(self, group: CloseGroup) -> list[Write]:
+        ids = [f"{group.task_id}.{index}" for index in range(group.num_samples)]
+        finished = GroupFinished(group.task_id, group.num_samples, ids, group.rewards, group.statuses)
+        fact = GroupEmitted(uuid.uuid4().hex, group.task_id)
+        namespace = self._settings.namespace
+        return [
+            self._write(trajectories.topic(group.output).full_name(namespace), group.task_id, encode(finished)),
+            self._write(self._topic, group.task_id, encode(Emitted(group.task_id))),
+            self._write(events.TOPIC.full_name(namespace), group.task_id, encode(fact)),
+        ]
+
+    def _write(self, topic: str, key: str, value: bytes) -> Write:
+        return Write(topic, self._partition, key.encode(), value)
+
+
+async def off_loop(source: BuiltFrom) -> Trajectory:
+    """Build in a thread of its own: one that hangs is left behind, a daemon, and takes no place of others. Raises what it raised."""
+    loop = asyncio.get_running_loop()
+    outcome: asyncio.Future[Trajectory] = loop.create_future()
+
+    def settle(trajectory: Trajectory | None, error: BaseException | None) -> None:
+        if outcome.done():
+            return
+        if error is not None:
+            outcome.set_exception(error)
+        elif trajectory is not None:
+            outcome.set_result(trajectory)
+
+    def work() -> None:
+        trajectory, error = None, None
+        try:
+            config = json.loads(source.build.builder_config)
+            made: Builder = registry.load(registry.Kind.BUILDER, source.build.builder)(**config)
+            trajectory = made.build(source)
+        except BaseException as raised:
+            error = raised
+        # The loop may be gone by the time a build that was given up ends.
+        with suppress(RuntimeError):
+            loop.call_soon_threadsafe(settle, trajectory, error)
+
+    threading.Thread(target=work, name=f"build.{source.build.session_id}", daemon=True).start()
+    return await outcome
+
+
+def failed(build: Build, code: str, message: str, calls: int) -> Trajectory:
+    """What is emitted where nothing could be built: FAILED `infra/<code>`, no traces."""
+    return Trajectory(
+        build.session_id,
+        build.task_id,
+        build.sample_index,
+        build.num_samples,
+        build.attempt,
+        Status.FAILED,
+        build.builder,
+        build.harness,
+        error=SessionError("build", Kind.INFRA, code, message),
+        stats=Stats(calls=calls),
+        accounting=build.accounting,
+        artifacts=build.artifacts,
+        metadata=build.metadata,
+        mode=build.mode,
+    )

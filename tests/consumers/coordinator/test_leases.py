@@ -1,0 +1,89 @@
+"""Leases in log time: an outage or a pause of our own costs none."""
+
+from __future__ import annotations
+
+from consumers.coordinator.leases import DARK_MS, GAP_MS, LEASE_MS, Leases
+from polar.types.session import Phase, SessionState, Stage
+from topics.workers import Heartbeat, StageSlots
+
+
+def beat(worker: str = "w", claims: list[str] | None = None) -> Heartbeat:
+    return Heartbeat(worker, "worker", "h", 1, [StageSlots(Stage.RUN, "default", 4, 4, [0], claims or [])])
+
+
+def probe(leases: Leases, start_ms: int, seconds: int) -> int:
+    for second in range(seconds):
+        leases.probe(start_ms + second * 1000, 0.0)
+    return start_ms + seconds * 1000
+
+
+def held(claim: str = "c") -> SessionState:
+    return SessionState("t.0", "t", 0, Phase.RUNNING, 0, claim_id=claim, worker_id="w")
+
+
+def test_a_worker_is_gone_after_six_seconds_of_covered_log_time() -> None:
+    leases = Leases()
+    at = probe(leases, 0, 1)
+    leases.beat(beat())
+    at = probe(leases, at, LEASE_MS // 1000)
+    assert leases.gone() == []
+    probe(leases, at, 1)
+    assert leases.gone() == ["w"]
+    assert leases.gone() == []
+
+
+def test_a_minute_without_kafka_starts_all_leases_anew() -> None:
+    leases = Leases()
+    at = probe(leases, 0, 1)
+    leases.beat(beat(claims=["c"]))
+    assert not leases.is_lost(held())
+    at = probe(leases, at + 60_000, 5)
+    assert (leases.gone(), leases.is_lost(held())) == ([], False)
+    assert leases.clock < GAP_MS + 6_000
+    probe(leases, at, 4)
+    assert leases.gone() == ["w"]
+
+
+def test_a_claim_is_lost_when_its_live_worker_no_longer_holds_it() -> None:
+    leases = Leases()
+    at = probe(leases, 0, 1)
+    leases.beat(beat(claims=["c"]))
+    assert not leases.is_lost(held())
+    for _ in range(LEASE_MS // 1000):
+        leases.beat(beat())
+        assert not leases.is_lost(held())
+        at = probe(leases, at, 1)
+    leases.beat(beat())
+    at = probe(leases, at, 1)
+    assert leases.is_lost(held())
+
+
+def test_a_claim_of_a_worker_never_seen_is_lost_only_after_a_whole_lease() -> None:
+    leases = Leases()
+    at = probe(leases, 0, 3)
+    assert not leases.is_lost(held())
+    at = probe(leases, at, 6)
+    assert not leases.is_lost(held())
+    probe(leases, at, 1)
+    assert leases.is_lost(held())
+
+
+def test_the_clock_between_probes_runs_on_for_three_seconds_and_never_back() -> None:
+    leases = Leases()
+    leases.probe(0, 10.0)
+    assert leases.now(10.5) == 500
+    assert leases.now(99.0) == GAP_MS
+    leases.probe(1_000, 100.0)
+    assert leases.now(100.0) == GAP_MS
+
+
+def test_a_pool_is_dark_when_no_run_worker_has_lived_for_ten_minutes() -> None:
+    leases = Leases()
+    at = probe(leases, 0, 1)
+    assert not leases.is_dark("default")
+    at = probe(leases, at, DARK_MS // 1000)
+    assert not leases.is_dark("default")
+    at = probe(leases, at, 1)
+    assert leases.is_dark("default")
+    leases.beat(beat())
+    assert not leases.is_dark("default")

@@ -1,0 +1,113 @@
+"""Which sessions are open: a fold over the log that may be taken up again from the oldest of them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from consumers.builder import OpenSession, Sessions, off_loop
+from consumers.builders.base import BuiltFrom
+from polar.types.completion import CallOutcome, Completion, MessageDelta, TokenDelta
+from polar.types.session import Status
+from topics.completions import Build, CallRecord, CloseGroup, Disowned, Emitted, Open
+
+
+def call(session_id: str, claim_id: str, call_id: str) -> Completion:
+    prompt, messages = TokenDelta(b""), MessageDelta(b"[]")
+    return Completion(call_id, session_id, 1, claim_id, CallOutcome.ANSWERED, "d", "e", 0, 0, prompt, messages)
+
+
+def build(session_id: str, claim_id: str, builder: str = "per_request") -> Build:
+    return Build(session_id, "t", 0, 1, 1, claim_id, Status.COMPLETED, builder, b"{}", "shell")
+
+
+def folded(log: list[CallRecord], start: int = 0, end: int | None = None, held_bytes: int = 10**9) -> Sessions:
+    sessions = Sessions(held_bytes)
+    sessions.position = start
+    for offset, record in enumerate(log[:end]):
+        if offset >= start:
+            sessions.take(record, offset, 100)
+    return sessions
+
+
+def seen(sessions: Sessions) -> list[tuple[str, str, list[str], set[str], int]]:
+    return [
+        (s.opened.session_id, s.opened.claim_id, [c.call_id for c in s.calls], s.disowned, s.late)
+        for s in sessions.due()
+    ]
+
+
+def test_a_session_holds_the_calls_between_its_newest_open_and_its_build() -> None:
+    log: list[CallRecord] = [
+        call("t.0", "a", "before"),
+        Open("t.0", 1, "a"),
+        call("t.0", "a", "lost"),
+        Open("t.0", 2, "b"),
+        call("t.0", "a", "zombie"),
+        call("t.0", "b", "one"),
+        call("t.0", "b", "two"),
+        Disowned("two", "t.0", "b", "closed"),
+        build("t.0", "b"),
+        call("t.0", "b", "late"),
+    ]
+    assert seen(folded(log)) == [("t.0", "b", ["one", "two"], {"two"}, 1)]
+
+
+def test_what_is_emitted_is_not_due_again_and_neither_is_a_repeated_build() -> None:
+    log: list[CallRecord] = [Open("t.0", 1, "a"), build("t.0", "a"), Emitted("t", "t.0"), build("t.0", "a")]
+    log += [CloseGroup("t", 1, [None], [Status.COMPLETED]), Emitted("t")]
+    sessions = folded(log)
+    assert sessions.due() == []
+    assert sessions.due_groups() == []
+    assert sessions.oldest() == len(log)
+
+
+def test_a_build_whose_open_left_the_log_is_a_gap_and_said_once() -> None:
+    sessions = Sessions()
+    sessions.has_gap = True
+    sessions.take(build("t.0", "a"), 5, 10)
+    assert [s.is_gap for s in sessions.due()] == [True]
+    sessions.emitted("t.0", "t")
+    sessions.take(build("t.0", "a"), 6, 10)
+    assert sessions.due() == []
+
+
+def test_beyond_the_memory_budget_only_offsets_are_kept() -> None:
+    log: list[CallRecord] = [Open("t.0", 1, "a"), call("t.0", "a", "1"), call("t.0", "a", "2"), build("t.0", "a")]
+    (session,) = folded(log, held_bytes=150).due()
+    assert (session.is_spilled, session.calls, session.offset) == (True, [], 0)
+
+
+names = st.sampled_from(["t.0", "t.1", "u.0"])
+claims = st.sampled_from(["a", "b"])
+records: st.SearchStrategy[CallRecord] = st.one_of(
+    st.builds(lambda s, c: Open(s, 1, c), names, claims),
+    st.builds(call, names, claims, st.uuids().map(str)),
+    st.builds(lambda s, c: Disowned("x", s, c, "closed"), names, claims),
+    st.builds(build, names, claims),
+    st.builds(lambda s: Emitted(s.partition(".")[0], s), names),
+    st.just(CloseGroup("t", 1, [None], [Status.COMPLETED])),
+    st.just(Emitted("t")),
+)
+
+
+@given(st.lists(records, max_size=40), st.data())
+def test_taken_up_from_its_oldest_open_session_the_fold_is_the_same(log: list[CallRecord], data: st.DataObject) -> None:
+    crash = data.draw(st.integers(0, len(log)))
+    resumed = folded(log, start=folded(log, end=crash).oldest())
+    whole = folded(log)
+    assert seen(resumed) == seen(whole)
+    assert resumed.due_groups() == whole.due_groups()
+
+
+async def test_a_builder_that_raises_gives_its_error() -> None:
+    source = BuiltFrom(build("t.0", "a", builder="tests:Nothing"), [])
+    with pytest.raises(ValueError, match="can't be imported"):
+        await off_loop(source)
+
+
+def test_an_open_session_without_calls_is_due() -> None:
+    (session,) = folded([Open("t.0", 1, ""), build("t.0", "")]).due()
+    assert isinstance(session, OpenSession)
+    assert session.calls == []
