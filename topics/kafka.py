@@ -12,6 +12,8 @@ from typing import Any, Protocol
 
 import aiokafka
 import structlog
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
 from aiokafka.errors import KafkaError, MessageSizeTooLargeError, UnknownTopicOrPartitionError
 from aiokafka.helpers import create_ssl_context
@@ -23,6 +25,7 @@ from topics.contract import MIB
 log = structlog.get_logger()
 
 __all__ = [
+    "Admin",
     "Consumer",
     "Headers",
     "KafkaError",
@@ -33,10 +36,13 @@ __all__ = [
     "RecordMetadata",
     "TopicPartition",
     "UnknownTopicOrPartitionError",
+    "admin",
     "connection",
     "consumer",
+    "new_topic",
     "producer",
     "stop",
+    "topic_config",
 ]
 
 Headers = Sequence[tuple[str, bytes]]
@@ -153,6 +159,23 @@ class Producer(Client, Protocol):
     def send_offsets_to_transaction(self, offsets: Mapping[TopicPartition, int], group_id: str) -> Awaitable[None]: ...
 
 
+class Response(Protocol):
+    """An answer to an admin request."""
+
+    def to_object(self) -> dict[str, Any]: ...
+
+
+class Admin(Protocol):
+    """aiokafka's AIOKafkaAdminClient, as far as we use it. Raises KafkaError; what is wrong with one topic is in the response."""
+
+    async def start(self) -> None: ...
+    async def close(self) -> None: ...
+    async def describe_topics(self, topics: list[str] | None = None) -> list[dict[str, Any]]: ...
+    async def create_topics(self, new_topics: Sequence[object]) -> Response: ...
+    async def describe_configs(self, config_resources: Sequence[object]) -> list[Response]: ...
+    async def alter_configs(self, config_resources: Sequence[object]) -> list[Response]: ...
+
+
 def connection(settings: Settings) -> dict[str, Any]:
     """How any client reaches the brokers: bootstrap servers, TLS, SASL. Raises NotReady where no Kafka is known."""
     options: dict[str, Any] = {
@@ -213,6 +236,24 @@ def producer(
         }
         | options
     )
+    return made
+
+
+def admin(settings: Settings) -> Admin:
+    """An admin client. Needs a running loop."""
+    made: Admin = AIOKafkaAdminClient(**connection(settings))
+    return made
+
+
+def new_topic(name: str, partitions: int, replication: int, config: Mapping[str, str]) -> object:
+    """What `Admin.create_topics` takes."""
+    made: object = NewTopic(name, partitions, replication, topic_configs=dict(config))
+    return made
+
+
+def topic_config(name: str, config: Mapping[str, str] | None = None) -> object:
+    """What `Admin.alter_configs` takes, all settings of a topic; without `config`, what `Admin.describe_configs` takes."""
+    made: object = ConfigResource(ConfigResourceType.TOPIC, name, None if config is None else dict(config))
     return made
 
 

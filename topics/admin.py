@@ -1,0 +1,181 @@
+"""Topics on the broker: made as their contracts say, settings brought in line, partition counts of co-partitioned ones never changed.
+
+Applying twice changes nothing; settings that an operator added beside ours are kept. Which topics there are is `topics/catalogue.py`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Literal
+
+import msgspec
+
+from polar.settings import Settings
+from polar.types.errors import InputError, NotReady
+from topics import kafka
+from topics.contract import Topic
+
+DEADLINE_S = 30.0
+LOOK_S = 0.05
+OK = 0
+UNKNOWN_TOPIC = 3
+TOPIC_EXISTS = 36
+"""Kafka's error codes."""
+SET_ON_TOPIC = 1
+"""`config_source` of a setting that the topic itself carries (DescribeConfigs)."""
+REFUSED = "the broker refused it: "
+
+
+class Applied(msgspec.Struct, frozen=True):
+    """What became of one topic."""
+
+    topic: str
+    """Full name."""
+    outcome: Literal["created", "altered", "unchanged"]
+
+
+class Listed(msgspec.Struct, frozen=True):
+    """A topic as the broker has it."""
+
+    name: str
+    partitions: int
+    config: dict[str, str]
+    """Settings that the topic itself carries."""
+    records: int
+    """Offsets from the first that is left to the end, all partitions; compaction and transactions leave gaps."""
+
+
+async def apply(settings: Settings, topics: Iterable[Topic], *, embedded: bool) -> list[Applied]:
+    """Create missing topics and alter settings that differ; ready to be written to on return.
+
+    `embedded`: one broker, so replication 1, and the contracts' smaller partition counts. Raises InputError where a co-partitioned topic
+    has another number of partitions, or the broker refuses a setting; NotReady where no broker answers.
+    """
+    min_insync, replication = (1, 1) if embedded else (settings.min_insync, settings.replication)
+    wanted = {topic.full_name(settings.namespace): topic for topic in topics}
+    configs = {name: topic.broker_config(min_insync) for name, topic in wanted.items()}
+    async with _connected(settings) as admin:
+        existing = await _leaders(admin, list(wanted))
+        for name, leaders in existing.items():
+            _check_partitions(wanted[name], name, len(leaders), embedded)
+        created = [name for name in wanted if name not in existing]
+        await _create(
+            admin,
+            {name: (wanted[name].partition_count(embedded), replication, configs[name]) for name in created},
+        )
+        altered = await _alter(admin, {name: configs[name] for name in existing})
+    outcomes: dict[str, Literal["created", "altered"]] = dict.fromkeys(created, "created")
+    outcomes |= dict.fromkeys(altered, "altered")
+    return [Applied(name, outcomes.get(name, "unchanged")) for name in wanted]
+
+
+async def listing(settings: Settings) -> list[Listed]:
+    """The namespace's topics, by name. Raises NotReady where no broker answers."""
+    async with _connected(settings) as admin:
+        described = await admin.describe_topics()
+        prefix = f"{settings.namespace}."
+        counts = {t["topic"]: len(t["partitions"]) for t in described if t["topic"].startswith(prefix)}
+        configs = await _configs(admin, list(counts))
+    reader = kafka.consumer(settings, committed=False)
+    try:
+        await reader.start()
+        spans = await _spans(reader, counts)
+    except kafka.KafkaError as error:
+        raise NotReady(f"Kafka at {settings.bootstrap} doesn't answer: {error!r}") from None
+    finally:
+        await kafka.stop(reader, DEADLINE_S)
+    return [Listed(name, counts[name], configs[name], spans[name]) for name in sorted(counts)]
+
+
+@asynccontextmanager
+async def _connected(settings: Settings) -> AsyncIterator[kafka.Admin]:
+    admin = kafka.admin(settings)
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            await admin.start()
+            yield admin
+    except (kafka.KafkaError, TimeoutError) as error:
+        raise NotReady(f"Kafka at {settings.bootstrap} doesn't answer: {error!r}") from None
+    finally:
+        await admin.close()
+
+
+def _check_partitions(topic: Topic, name: str, count: int, embedded: bool) -> None:
+    wanted = topic.partition_count(embedded)
+    if topic.copartitioned and count != wanted:
+        raise InputError(
+            name,
+            f"{count} partitions",
+            f"{wanted} are needed: tasks are found by their partition, so it can't be changed; use another POLAR_NAMESPACE",
+        )
+
+
+async def _leaders(admin: kafka.Admin, names: list[str]) -> dict[str, list[int]]:
+    """Each existing topic's leaders by partition, negative where there is none."""
+    described = await admin.describe_topics(names)
+    return {
+        topic["topic"]: [partition["leader"] for partition in topic["partitions"]]
+        for topic in described
+        if topic["error_code"] != UNKNOWN_TOPIC
+    }
+
+
+async def _create(admin: kafka.Admin, missing: Mapping[str, tuple[int, int, dict[str, str]]]) -> None:
+    """Create topics (partitions, replication, settings by name) and wait until all have leaders."""
+    if not missing:
+        return
+    answer = await admin.create_topics([kafka.new_topic(name, *how) for name, how in missing.items()])
+    for name, code, message in (
+        (e["topic"], e["error_code"], e["error_message"]) for e in answer.to_object()["topic_errors"]
+    ):
+        # Another process may have been first.
+        if code not in (OK, TOPIC_EXISTS):
+            raise InputError(name, code, f"{REFUSED}{message}")
+    while True:
+        leaders = await _leaders(admin, list(missing))
+        if leaders.keys() == missing.keys() and all(found and min(found) >= 0 for found in leaders.values()):
+            return
+        await asyncio.sleep(LOOK_S)
+
+
+async def _alter(admin: kafka.Admin, wanted: Mapping[str, dict[str, str]]) -> list[str]:
+    """Bring settings in line; the names of the topics that differed."""
+    carried = await _configs(admin, list(wanted))
+    differing = [name for name, config in wanted.items() if carried[name] | config != carried[name]]
+    if not differing:
+        return []
+    # The request replaces all that a topic carries, so what it has besides is said again.
+    answers = await admin.alter_configs([kafka.topic_config(name, carried[name] | wanted[name]) for name in differing])
+    for resource in (resource for answer in answers for resource in answer.to_object()["resources"]):
+        if resource["error_code"] != OK:
+            raise InputError(resource["resource_name"], resource["error_code"], f"{REFUSED}{resource['error_message']}")
+    return differing
+
+
+async def _configs(admin: kafka.Admin, names: Sequence[str]) -> dict[str, dict[str, str]]:
+    """The settings that topics carry themselves."""
+    if not names:
+        return {}
+    answers = await admin.describe_configs([kafka.topic_config(name) for name in names])
+    return {
+        resource["resource_name"]: {
+            entry["config_names"]: entry["config_value"]
+            for entry in resource["config_entries"]
+            if entry["config_source"] == SET_ON_TOPIC
+        }
+        for answer in answers
+        for resource in answer.to_object()["resources"]
+    }
+
+
+async def _spans(reader: kafka.Consumer, counts: Mapping[str, int]) -> dict[str, int]:
+    """Offsets between beginning and end, by topic."""
+    partitions = [kafka.TopicPartition(name, number) for name, count in counts.items() for number in range(count)]
+    first = await reader.beginning_offsets(partitions)
+    end = await reader.end_offsets(partitions)
+    spans = dict.fromkeys(counts, 0)
+    for partition in partitions:
+        spans[partition.topic] += end[partition] - first[partition]
+    return spans
