@@ -29,7 +29,7 @@ from topics import completions, events, kafka, trajectories
 from topics.codec import DecodeError, UnknownRecord, encode
 from topics.completions import Build, CallRecord, CloseGroup, Disowned, Emitted, Open
 from topics.events import GroupEmitted, TrajectoryEmitted
-from topics.heartbeat import Heart
+from topics.heartbeat import Heart, new_worker_id
 from topics.owner import STOP_DEADLINE_S, FencedProducer, Owner, Write, read_back
 from topics.producer import LogProducer, dead_letter
 
@@ -160,7 +160,8 @@ async def run_builder(settings: Settings, stop: asyncio.Event) -> None:
     """Build until `stop`. Any number of these share the partitions."""
     producer = LogProducer(settings)
     await producer.start()
-    heart = Heart.of_role(settings, "builder")
+    worker_id = new_worker_id("builder")
+    heart = Heart(settings, lambda: Heart.describe(worker_id, "builder"))
     heart.start()
     try:
         owner = Owner(settings, GROUP, completions.TOPIC, lambda p, fenced: Keeper(settings, p, fenced, producer).run())

@@ -21,6 +21,8 @@ from topics.contract import MIB, Topic
 TRANSACTION_TIMEOUT_MS = 5_000
 COMMIT_DEADLINE_S = 30.0
 STOP_DEADLINE_S = 5.0
+IN_FLIGHT_BYTES = 8 * MIB
+"""Protocol 3. All that is ready goes into one request, and a broker closes the connection over a request that is too large."""
 READ_BACK_S = 30.0
 """Without progress; an abandoned transaction is ended by the broker after 5 s and a sweep."""
 RESTART_S = 0.5
@@ -69,15 +71,23 @@ class FencedProducer:
         await self._guarded(self._producer.begin_transaction())
 
     async def write(self, writes: Sequence[Write]) -> list[int]:
-        """Send records in the open transaction and await every delivery; their offsets. aiokafka would commit without the failed ones."""
+        """Send records in the open transaction and await every delivery: aiokafka would commit without the failed ones. Their offsets."""
+        offsets: list[int] = []
+        pending: list[asyncio.Future[kafka.RecordMetadata]] = []
+        size = 0
         try:
             async with asyncio.timeout(COMMIT_DEADLINE_S):
-                futures = [
-                    await self._producer.send(w.topic, value=w.value, key=w.key, partition=w.partition) for w in writes
-                ]
-                return [metadata.offset for metadata in await asyncio.gather(*futures)]
+                for write in writes:
+                    sent = await self._producer.send(write.topic, write.value, key=write.key, partition=write.partition)
+                    pending.append(sent)
+                    size += len(write.value or b"")
+                    if size > IN_FLIGHT_BYTES:
+                        offsets += [metadata.offset for metadata in await asyncio.gather(*pending)]
+                        pending, size = [], 0
+                offsets += [metadata.offset for metadata in await asyncio.gather(*pending)]
         except Exception as error:
             raise OwnershipLost(f"{type(error).__name__}: {error}") from error
+        return offsets
 
     async def commit(self) -> None:
         await self._guarded(self._producer.commit_transaction())

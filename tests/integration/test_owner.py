@@ -1,0 +1,95 @@
+"""Fenced ownership against a real broker."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from polar.settings import Settings
+from topics import admin, sessions
+from topics.owner import FencedProducer, Owner, OwnershipLost, Write, read_back
+
+DEADLINE_S = 30.0
+
+
+@pytest.fixture
+async def settings(kafka: str, namespace: str, tmp_path: Path) -> Settings:
+    made = Settings(kafka=kafka, namespace=namespace, data=tmp_path)
+    await admin.apply(made, [sessions.TOPIC], embedded=True)
+    return made
+
+
+def row(settings: Settings, value: bytes | None, partition: int = 0) -> Write:
+    return Write(sessions.TOPIC.full_name(settings.namespace), partition, b"key", value)
+
+
+async def values(settings: Settings, start: int | None = None) -> list[bytes | None]:
+    topic = sessions.TOPIC.full_name(settings.namespace)
+    async with asyncio.timeout(DEADLINE_S):
+        return [record.value async for record in read_back(settings, topic, 0, start)]
+
+
+async def committed(producer: FencedProducer, writes: list[Write]) -> list[int]:
+    await producer.begin()
+    offsets = await producer.write(writes)
+    await producer.commit()
+    return offsets
+
+
+async def test_reading_back_passes_commit_markers_and_ends(settings: Settings) -> None:
+    assert await values(settings) == []
+    producer = FencedProducer(settings, "test.0")
+    await producer.start()
+    assert await committed(producer, [row(settings, b"a"), row(settings, None)]) == [0, 1]
+    assert await committed(producer, [row(settings, b"b")]) == [3]
+    assert await values(settings) == [b"a", None, b"b"]
+    assert await values(settings, 3) == [b"b"]
+    await producer.stop()
+
+
+async def test_a_predecessor_is_fenced_and_its_open_transaction_is_never_seen(settings: Settings) -> None:
+    first = FencedProducer(settings, "test.0")
+    await first.start()
+    await committed(first, [row(settings, b"a")])
+    await first.begin()
+    await first.write([row(settings, b"never")])
+    second = FencedProducer(settings, "test.0")
+    await second.start()
+    assert await values(settings) == [b"a"]
+    with pytest.raises(OwnershipLost):
+        await first.commit()
+    await committed(second, [row(settings, b"b")])
+    assert await values(settings) == [b"a", b"b"]
+    await first.stop()
+    await second.stop()
+
+
+async def test_each_partition_has_one_keeper_and_a_failed_one_starts_again(settings: Settings) -> None:
+    kept: dict[int, int] = {}
+    failed: set[int] = set()
+    all_kept = asyncio.Event()
+
+    async def keep(partition: int, producer: FencedProducer) -> None:
+        if partition == 2 and partition not in failed:
+            failed.add(partition)
+            raise OwnershipLost("once")
+        kept[partition] = kept.get(partition, 0) + 1
+        await committed(producer, [row(settings, b"mine", partition)])
+        if len(kept) == sessions.TOPIC.embedded_partitions:
+            all_kept.set()
+        await asyncio.Event().wait()
+
+    stops = [asyncio.Event(), asyncio.Event()]
+    owners = [Owner(settings, "test", sessions.TOPIC, keep) for _ in stops]
+    running = [asyncio.create_task(owner.run(stop)) for owner, stop in zip(owners, stops, strict=True)]
+    async with asyncio.timeout(DEADLINE_S):
+        await all_kept.wait()
+        stops[0].set()
+        await running[0]
+        while owners[1].partitions != [0, 1, 2, 3]:
+            await asyncio.sleep(0.05)
+        stops[1].set()
+        await running[1]
+    assert failed == {2}
