@@ -1,0 +1,250 @@
+"""The scripted engine's HTTP side: vLLM's routes, and its own under `/scripted`.
+
+Every answer names the engine in its `Server` header. A call is in the record before the last part of its answer is sent;
+a client that goes away before that ends the call, which is recorded as aborted.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from importlib.metadata import version
+from typing import Final
+
+import msgspec
+import structlog
+from aiohttp import web
+
+from polar.scripted.engine import Engine, Work
+from polar.scripted.faults import Cut, Fault, Garbage, Hang, Slow, Status, spoil
+from polar.scripted.request import ApiError, decode_chat, decode_tokenize
+
+NAME: Final = "polar-scripted"
+VERSION: Final = version("polar-rollouts")
+WHAT_IT_IS: Final = "the scripted engine of Polar: a stand-in that plays scripts, not a model"
+MAX_BODY_BYTES: Final = 64 * 2**20
+# For calls in flight when the engine stops; aiohttp gives it them twice, before it cancels them and after.
+SHUTDOWN_S: Final = 1.0
+ENGINE: Final = web.AppKey("engine", Engine)
+
+log = structlog.get_logger(__name__)
+
+
+def create_app(engine: Engine) -> web.Application:
+    """The application that serves an engine. Run it with `handler_cancellation`, as `running` does: that is how a
+    client that hangs up ends its call."""
+    app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_errors])
+    app[ENGINE] = engine
+    app.on_response_prepare.append(_sign)
+    app.add_routes(
+        [
+            web.post("/v1/chat/completions", _chat),
+            web.get("/v1/models", _models),
+            web.get("/health", _health),
+            web.get("/version", _version),
+            web.post("/tokenize", _tokenize),
+            web.get("/scripted/record", _record),
+            web.get("/scripted/faults", _list_faults),
+            web.post("/scripted/faults", _add_fault),
+            web.delete("/scripted/faults", _clear_faults),
+        ]
+    )
+    return app
+
+
+@asynccontextmanager
+async def running(engine: Engine, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[str]:
+    """Serves an engine and yields its base URL, without `/v1`; port 0 takes a free one.
+
+    At the end calls in flight get a moment (`SHUTDOWN_S`) and are then aborted. Raises OSError where the port is taken.
+    """
+    runner = web.AppRunner(create_app(engine), handler_cancellation=True, shutdown_timeout=SHUTDOWN_S, access_log=None)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, host, port).start()
+        bound_host, bound_port = runner.addresses[0][:2]
+        yield f"http://[{bound_host}]:{bound_port}" if ":" in bound_host else f"http://{bound_host}:{bound_port}"
+    finally:
+        await runner.cleanup()
+
+
+async def _chat(request: web.Request) -> web.StreamResponse:
+    engine = request.app[ENGINE]
+    work = engine.begin(*decode_chat(await request.read()))
+    match work.fault:
+        case Hang():
+            await asyncio.Event().wait()
+        case Status(status=status, retry_after_s=seconds):
+            headers = {} if seconds is None else {"Retry-After": str(seconds)}
+            raise ApiError(status, f"a fault that was asked for: status {status}", headers=headers)
+        case Cut(after_bytes=None):
+            _close(request)
+            return web.Response()
+    answer = _Answer(request, work)
+    try:
+        return await (answer.stream() if work.request.stream else answer.body())
+    finally:
+        if not answer.is_written_down:
+            engine.write_down(work, "aborted", answer.tokens_told)
+
+
+class _Answer:
+    """One answer on its way out."""
+
+    def __init__(self, request: web.Request, work: Work) -> None:
+        self.is_written_down = False
+        self.tokens_told = 0
+        self._request = request
+        self._engine = request.app[ENGINE]
+        self._work = work
+        self._wire = self._engine.wire(work)
+        self._bytes_left = work.fault.after_bytes if isinstance(work.fault, Cut) else None
+
+    async def body(self) -> web.StreamResponse:
+        """Answers with one JSON body."""
+        await self._wait()
+        encoded = _encode(self._wire.body(), self._work.fault)
+        response = web.StreamResponse(headers={"Content-Type": "application/json"})
+        response.content_length = len(encoded)
+        self._write_down()
+        await response.prepare(self._request)
+        await self._send(response, encoded)
+        return response
+
+    async def stream(self) -> web.StreamResponse:
+        """Answers with server-sent events."""
+        await self._wait()
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
+        await response.prepare(self._request)
+        pause = self._work.fault.chunk_delay_s if isinstance(self._work.fault, Slow) else 0.0
+        options = self._work.request.stream_options
+        total = len(self._work.generation.token_ids)
+        for chunk, told in self._wire.chunks():
+            if told:
+                await asyncio.sleep(pause)
+            if told == total:
+                self._write_down()
+            if not await self._send(response, _event(_encode(chunk, self._work.fault))):
+                return response
+            self.tokens_told = told
+        if options is not None and options.include_usage:
+            await self._send(response, _event(_encode(self._wire.usage_chunk(), self._work.fault)))
+        await self._send(response, _event(b"[DONE]"))
+        return response
+
+    async def _wait(self) -> None:
+        fault = self._work.fault
+        await asyncio.sleep(self._work.delay_s + (fault.delay_s if isinstance(fault, Slow) else 0.0))
+
+    def _write_down(self) -> None:
+        self.is_written_down = True
+        self._engine.write_down(self._work, "completed", len(self._work.generation.token_ids))
+
+    async def _send(self, response: web.StreamResponse, data: bytes) -> bool:
+        """Sends a part of the body; False once the connection is cut."""
+        if self._bytes_left is None:
+            await response.write(data)
+            return True
+        await response.write(data[: self._bytes_left])
+        self._bytes_left -= len(data)
+        if self._bytes_left > 0:
+            return True
+        _close(self._request)
+        return False
+
+
+def _close(request: web.Request) -> None:
+    if request.transport is not None:
+        request.transport.close()
+
+
+def _encode(payload: dict[str, object], fault: Fault | None) -> bytes:
+    return spoil(fault.form, payload) if isinstance(fault, Garbage) else msgspec.json.encode(payload)
+
+
+def _event(data: bytes) -> bytes:
+    return b"data: " + data + b"\n\n"
+
+
+async def _models(request: web.Request) -> web.Response:
+    engine = request.app[ENGINE]
+    model = {
+        "id": engine.model,
+        "object": "model",
+        "created": 0,
+        "owned_by": NAME,
+        "root": engine.model,
+        "parent": None,
+        "max_model_len": engine.max_model_len,
+        "description": WHAT_IT_IS,
+    }
+    return _json({"object": "list", "data": [model]})
+
+
+async def _health(_: web.Request) -> web.Response:
+    return _json({"status": "ok", "engine": NAME, "description": WHAT_IT_IS})
+
+
+async def _version(_: web.Request) -> web.Response:
+    return _json({"version": f"{NAME}-{VERSION}", "description": WHAT_IT_IS})
+
+
+async def _tokenize(request: web.Request) -> web.Response:
+    engine = request.app[ENGINE]
+    ids = engine.tokenize(*decode_tokenize(await request.read()))
+    return _json({"count": len(ids), "max_model_len": engine.max_model_len, "tokens": ids, "token_strs": None})
+
+
+async def _record(request: web.Request) -> web.StreamResponse:
+    """The record, a JSON line a call."""
+    response = web.StreamResponse(headers={"Content-Type": "application/jsonl"})
+    await response.prepare(request)
+    for line in request.app[ENGINE].record.lines():
+        await response.write(line)
+    return response
+
+
+async def _list_faults(request: web.Request) -> web.Response:
+    return _json({"faults": request.app[ENGINE].faults.pending()})
+
+
+async def _add_fault(request: web.Request) -> web.Response:
+    faults = request.app[ENGINE].faults
+    try:
+        faults.add(msgspec.json.decode(await request.read(), type=Fault))
+    except (msgspec.DecodeError, ValueError) as error:
+        raise ApiError(400, str(error)) from error
+    return _json({"faults": faults.pending()})
+
+
+async def _clear_faults(request: web.Request) -> web.Response:
+    request.app[ENGINE].faults.clear()
+    return _json({"faults": []})
+
+
+def _json(value: object) -> web.Response:
+    return web.Response(body=msgspec.json.encode(value), content_type="application/json")
+
+
+async def _sign(_: web.Request, response: web.StreamResponse) -> None:
+    response.headers["Server"] = f"{NAME}/{VERSION}"
+
+
+@web.middleware
+async def _errors(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    """Errors in vLLM's shape, those of the router too."""
+    try:
+        return await handler(request)
+    except ApiError as error:
+        refused = error
+    except web.HTTPException as error:
+        refused = ApiError(error.status, error.reason)
+    except ConnectionError:
+        raise
+    except Exception:
+        log.exception("a request failed", action="request_failed", path=request.path)
+        refused = ApiError(500, "the scripted engine failed; its log tells why")
+    return web.Response(
+        body=refused.body(), status=refused.status, headers=refused.headers, content_type="application/json"
+    )

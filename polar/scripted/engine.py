@@ -1,0 +1,150 @@
+"""The scripted engine itself, without HTTP: from a checked request to a generation and its place in the record."""
+
+from __future__ import annotations  # `array[int]` is no expression before Python 3.12
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+from uuid import uuid4
+
+from polar.scripted.answer import AnswerParser
+from polar.scripted.faults import Fault, Faults, kind_of
+from polar.scripted.record import Record, Sampled
+from polar.scripted.request import ApiError, ChatRequest, TokenizeRequest, to_turns
+from polar.scripted.response import FinishReason, Generation, Wire
+from polar.scripted.sampler import Sampler
+from polar.scripted.scripts import Script
+from polar.scripted.template import ChatTemplate
+from polar.scripted.tokenizer import Tokenizer
+
+DEFAULT_MODEL: Final = "polar-scripted"
+DEFAULT_CONTEXT: Final = 131_072
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One call, sampled but not yet said."""
+
+    number: int
+    request: ChatRequest
+    fields: dict[str, Any]
+    """The request as it came."""
+    generation: Generation
+    script: str | None
+    delay_s: float
+    fault: Fault | None
+
+
+class Engine:
+    """A stand-in for an inference server: the same requests get the same kind of answers, from scripts."""
+
+    def __init__(
+        self,
+        scripts: Sequence[Script] = (),
+        *,
+        seed: int = 0,
+        model: str = DEFAULT_MODEL,
+        max_model_len: int = DEFAULT_CONTEXT,
+        record: Record | None = None,
+    ) -> None:
+        self.model: Final = model
+        self.max_model_len: Final = max_model_len
+        self.record: Final = record if record is not None else Record()
+        self.faults: Final = Faults()
+        self.tokenizer: Final = Tokenizer()
+        self._template = ChatTemplate(self.tokenizer)
+        self._parser = AnswerParser(self.tokenizer)
+        self._sampler = Sampler(self.tokenizer, self._template, scripts, seed)
+
+    def tokenize(self, request: TokenizeRequest, fields: dict[str, Any]) -> list[int]:
+        """Token ids of a text, or of a chat's prompt. Raises ApiError 400."""
+        if request.messages is None:
+            return self.tokenizer.encode(request.prompt or "").tolist()
+        ids = self._template.encode(
+            to_turns(request.messages),
+            fields.get("tools") or (),
+            add_generation_prompt=request.add_generation_prompt,
+        )
+        return ids.tolist()
+
+    def begin(self, request: ChatRequest, fields: dict[str, Any]) -> Work:
+        """Samples the answer to a request, and takes the fault that befalls it.
+
+        Raises ApiError: 404 for another model, 400 for a prompt that doesn't fit, or leaves no room for the tokens that
+        are asked for.
+        """
+        if request.model not in (None, self.model):
+            raise ApiError(404, f"The model `{request.model}` does not exist; `{self.model}` does.", param="model")
+        turns = to_turns(request.messages)
+        prompt = self._template.encode(turns, fields.get("tools") or ())
+        limit = self._token_limit(request, prompt)
+        number = self.record.next_call()
+        said = self._sampler.answer(number, turns, request.offered_tools, request.sample)
+        token_ids = list(said.token_ids[:limit])
+        deltas = self._parser.deltas(token_ids)
+        finish_reason: FinishReason = "stop"
+        if len(said.token_ids) > limit:
+            finish_reason = "length"
+        elif any(delta.calls for delta in deltas):
+            finish_reason = "tool_calls"
+        generation = Generation(
+            request_id=f"chatcmpl-{request.request_id or uuid4().hex}",
+            model=self.model,
+            prompt_token_ids=prompt.tolist(),
+            token_ids=token_ids,
+            logprobs=list(said.logprobs[:limit]),
+            deltas=deltas,
+            finish_reason=finish_reason,
+            top_alternatives=request.top_alternatives,
+            returns_token_ids=bool(request.return_token_ids),
+        )
+        fault = self.faults.take() or said.fault
+        return Work(number, request, fields, generation, said.script, said.delay_s, fault)
+
+    def wire(self, work: Work) -> Wire:
+        """The wire form of a call's answer."""
+        return Wire(work.generation, self.tokenizer)
+
+    def write_down(self, work: Work, outcome: Literal["completed", "aborted"], tokens: int) -> None:
+        """Puts a call into the record with the first `tokens` of what it sampled."""
+        said = work.generation
+        self.record.append(
+            Sampled(
+                call=work.number,
+                request_id=said.request_id,
+                session_id=work.request.sample,
+                model=said.model,
+                script=work.script,
+                stream=bool(work.request.stream),
+                parameters={name: value for name, value in work.fields.items() if name not in ("messages", "tools")},
+                prompt_token_ids=said.prompt_token_ids,
+                token_ids=said.token_ids[:tokens],
+                logprobs=said.logprobs[:tokens],
+                text=self.tokenizer.decode(said.token_ids[:tokens]),
+                finish_reason=said.finish_reason if outcome == "completed" else None,
+                outcome=outcome,
+                fault=kind_of(work.fault) if work.fault else None,
+            )
+        )
+
+    def _token_limit(self, request: ChatRequest, prompt: array[int]) -> int:
+        """The most tokens to sample, at least 1."""
+        room = self.max_model_len - len(prompt)
+        wanted = request.token_limit
+        if room < 1:
+            raise ApiError(
+                400,
+                f"This model's maximum context length is {self.max_model_len} tokens, and the messages come to "
+                f"{len(prompt)} tokens. Please shorten the messages.",
+                param="messages",
+            )
+        if wanted is not None and wanted > room:
+            name = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
+            raise ApiError(
+                400,
+                f"{name} is too large: {wanted}. This model's maximum context length is {self.max_model_len} tokens, "
+                f"and the messages take {len(prompt)} of them.",
+                param=name,
+            )
+        return wanted if wanted is not None else room

@@ -1,0 +1,184 @@
+"""Requests to the scripted engine, decoded and checked as vLLM checks them, and its error shape.
+
+Unknown fields are let through, as vLLM does. Sampling parameters, stop strings, grammars and response formats are
+accepted and recorded, and change nothing: a script says what it says.
+"""
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Final, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from polar.scripted.conversation import Call, Turn
+
+MAX_TOP_LOGPROBS: Final = 20
+
+_Kind = TypeVar("_Kind")
+_Positive = Annotated[int, Meta(ge=1)]
+
+
+class ApiError(Exception):
+    """What is answered instead of a completion: a status, and a body in vLLM's error shape."""
+
+    def __init__(
+        self, status: int, message: str, *, param: str | None = None, headers: dict[str, str] | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.param = param
+        self.headers = headers or {}
+
+    def body(self) -> bytes:
+        """The JSON body."""
+        kinds = {400: "BadRequestError", 404: "NotFoundError", 429: "RateLimitError"}
+        kind = kinds.get(self.status, "InternalServerError" if self.status >= 500 else "BadRequestError")
+        error = {"message": str(self), "type": kind, "param": self.param, "code": self.status}
+        return msgspec.json.encode({"error": error})
+
+
+class Part(msgspec.Struct):
+    """A part of a message's content; only text parts are served."""
+
+    type: str
+    text: str = ""
+
+
+class Function(msgspec.Struct):
+    """The function of a tool call in the history."""
+
+    name: str
+    arguments: str = "{}"
+
+
+class ToolCall(msgspec.Struct):
+    """A tool call in the history."""
+
+    function: Function
+
+
+class Message(msgspec.Struct):
+    """A chat message."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[Part] | None = None
+    tool_calls: list[ToolCall] | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    """The older name of `reasoning`."""
+
+
+class ToolFunction(msgspec.Struct):
+    """The function that a tool is; all that is needed of it apart from rendering it."""
+
+    name: str
+
+
+class Tool(msgspec.Struct):
+    """A tool on offer, for its name; it is rendered as it came."""
+
+    function: ToolFunction
+
+
+class StreamOptions(msgspec.Struct):
+    """Options of a stream."""
+
+    include_usage: bool | None = None
+
+
+class ChatRequest(msgspec.Struct):
+    """The fields of a chat completion request that matter here, with vLLM's defaults."""
+
+    messages: Annotated[list[Message], Meta(min_length=1)]
+    model: str | None = None
+    tools: list[Tool] | None = None
+    tool_choice: Any = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: _Positive | None = None
+    max_completion_tokens: _Positive | None = None
+    n: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    return_token_ids: bool | None = None
+    request_id: str | None = None
+    session_id: str | None = None
+    user: str | None = None
+    cache_salt: str | None = None
+
+    @property
+    def offered_tools(self) -> frozenset[str]:
+        """Names of the tools that may be called."""
+        if self.tool_choice == "none":
+            return frozenset()
+        return frozenset(tool.function.name for tool in self.tools or [])
+
+    @property
+    def token_limit(self) -> int | None:
+        """The most tokens to sample; None: as many as fit."""
+        return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
+
+    @property
+    def top_alternatives(self) -> int | None:
+        """How many alternatives to each token; None: no logprobs at all, which is also what vLLM makes of
+        `logprobs: true` without `top_logprobs`."""
+        return self.top_logprobs if self.logprobs else None
+
+    @property
+    def sample(self) -> str | None:
+        """What tells this sample from others."""
+        return self.session_id or self.user or self.cache_salt
+
+
+class TokenizeRequest(msgspec.Struct):
+    """A request to /tokenize: a chat, or a text."""
+
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    tools: list[Tool] | None = None
+    add_generation_prompt: bool = True
+
+
+def decode_chat(body: bytes) -> tuple[ChatRequest, dict[str, Any]]:
+    """A chat request and all of its fields as they came. Raises ApiError 400 with the field in the message."""
+    request, fields = _decode(body, ChatRequest)
+    if request.n is not None and request.n != 1:
+        raise ApiError(400, f"n: the scripted engine answers with one choice, not {request.n}", param="n")
+    if request.top_logprobs is not None and not request.logprobs:
+        raise ApiError(400, "top_logprobs: needs `logprobs: true`", param="top_logprobs")
+    if request.stream_options is not None and not request.stream:
+        raise ApiError(400, "stream_options: needs `stream: true`", param="stream_options")
+    return request, fields
+
+
+def decode_tokenize(body: bytes) -> tuple[TokenizeRequest, dict[str, Any]]:
+    """A tokenize request and all of its fields as they came. Raises ApiError 400."""
+    request, fields = _decode(body, TokenizeRequest)
+    if (request.prompt is None) == (request.messages is None):
+        raise ApiError(400, "either `prompt` or `messages` is needed, and not both", param="prompt")
+    return request, fields
+
+
+def _decode(body: bytes, kind: type[_Kind]) -> tuple[_Kind, dict[str, Any]]:
+    try:
+        fields = msgspec.json.decode(body, type=dict[str, Any])
+        return msgspec.convert(fields, kind), fields
+    except msgspec.ValidationError as error:
+        raise ApiError(400, str(error), param=str(error).rpartition("$.")[2].rstrip("`") or None) from error
+    except msgspec.DecodeError as error:
+        raise ApiError(400, f"the body is no JSON: {error}") from error
+
+
+def to_turns(messages: Sequence[Message]) -> list[Turn]:
+    """The conversation that messages tell. Raises ApiError 400 on a part that is no text."""
+    return [_to_turn(position, message) for position, message in enumerate(messages)]
+
+
+def _to_turn(position: int, message: Message) -> Turn:
+    parts = [Part("text", message.content)] if isinstance(message.content, str) else message.content or []
+    for part in parts:
+        if part.type != "text":
+            raise ApiError(400, f"a part of type {part.type!r}: only text is served", param=f"messages[{position}]")
+    calls = tuple(Call(call.function.name, call.function.arguments) for call in message.tool_calls or [])
+    reasoning = message.reasoning or message.reasoning_content or ""
+    return Turn(message.role, "\n".join(part.text for part in parts), reasoning, calls)

@@ -1,0 +1,156 @@
+"""A generation as vLLM puts it on the wire: one body, or the chunks of a stream.
+
+With `return_token_ids` the prompt's ids stand at the top of a body, or of a stream's first chunk and no other, and the
+sampled ids on the choice, in a stream those of each chunk.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+from uuid import uuid4
+
+from polar.scripted.answer import Delta, joined
+from polar.scripted.tokenizer import Tokenizer
+
+FINGERPRINT: Final = "polar-scripted"
+TOKENS_PER_CHUNK: Final = 4
+
+FinishReason = Literal["stop", "length", "tool_calls"]
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """What was sampled for a call. `token_ids`, `logprobs` and `deltas` are equally long."""
+
+    request_id: str
+    model: str
+    prompt_token_ids: list[int]
+    token_ids: list[int]
+    logprobs: list[float]
+    deltas: list[Delta]
+    finish_reason: FinishReason
+    top_alternatives: int | None
+    """How many alternatives to show for each token; None: no logprobs."""
+    returns_token_ids: bool
+
+
+class Wire:
+    """The wire form of one generation."""
+
+    def __init__(self, generation: Generation, tokenizer: Tokenizer) -> None:
+        self._said = generation
+        self._tokenizer = tokenizer
+        self._created = int(time.time())
+        self._call_ids = [f"call_{uuid4().hex[:24]}" for _ in joined(generation.deltas).calls]
+
+    def body(self) -> dict[str, Any]:
+        """The whole answer: an object `chat.completion`."""
+        whole = joined(self._said.deltas)
+        message = {
+            "role": "assistant",
+            "content": whole.text or (None if whole.calls else ""),
+            "refusal": None,
+            "tool_calls": [
+                {"id": self._call_ids[index], "type": "function", "function": _function(call.name, call.arguments)}
+                for index, call in whole.calls
+            ],
+            "reasoning": whole.reasoning or None,
+        }
+        choice = {
+            "index": 0,
+            "message": message,
+            "logprobs": self._logprobs(0, len(self._said.token_ids)),
+            "finish_reason": self._said.finish_reason,
+            "stop_reason": None,
+            "token_ids": self._said.token_ids if self._said.returns_token_ids else None,
+        }
+        return self._head("chat.completion") | {
+            "choices": [choice],
+            "usage": self.usage(),
+            "prompt_logprobs": None,
+            "prompt_token_ids": self._said.prompt_token_ids if self._said.returns_token_ids else None,
+        }
+
+    def chunks(self) -> Iterator[tuple[dict[str, Any], int]]:
+        """The chunks of a stream in order, objects `chat.completion.chunk`, each with the number of tokens that have
+        been told when it is out. The first tells the role, the last but the usage chunk the finish reason."""
+        first = self._chunk({"role": "assistant", "content": ""}, 0, 0)
+        if self._said.returns_token_ids:
+            first["prompt_token_ids"] = self._said.prompt_token_ids
+        yield first, 0
+        total = len(self._said.token_ids)
+        for start in range(0, total, TOKENS_PER_CHUNK):
+            stop = min(start + TOKENS_PER_CHUNK, total)
+            yield self._chunk(self._delta(self._said.deltas[start:stop]), start, stop), stop
+
+    def usage_chunk(self) -> dict[str, Any]:
+        """The chunk that `stream_options.include_usage` asks for, after all others."""
+        return self._head("chat.completion.chunk") | {"choices": [], "usage": self.usage()}
+
+    def usage(self) -> dict[str, Any]:
+        """Token counts."""
+        prompt, sampled = len(self._said.prompt_token_ids), len(self._said.token_ids)
+        return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        return {
+            "id": self._said.request_id,
+            "object": kind,
+            "created": self._created,
+            "model": self._said.model,
+            "system_fingerprint": FINGERPRINT,
+        }
+
+    def _chunk(self, delta: dict[str, Any], start: int, stop: int) -> dict[str, Any]:
+        is_last = 0 < stop == len(self._said.token_ids)
+        choice = {
+            "index": 0,
+            "delta": delta,
+            "logprobs": self._logprobs(start, stop) if stop else None,
+            "finish_reason": self._said.finish_reason if is_last else None,
+        }
+        if is_last:
+            choice["stop_reason"] = None
+        if stop and self._said.returns_token_ids:
+            choice["token_ids"] = self._said.token_ids[start:stop]
+        return self._head("chat.completion.chunk") | {"choices": [choice]}
+
+    def _delta(self, deltas: Sequence[Delta]) -> dict[str, Any]:
+        """What some tokens add, in the wire's form; empty where they add nothing to see."""
+        added = joined(deltas)
+        delta: dict[str, Any] = {}
+        if added.text:
+            delta["content"] = added.text
+        if added.reasoning:
+            delta["reasoning"] = added.reasoning
+        if added.calls:
+            delta["tool_calls"] = [
+                {"index": index, "id": self._call_ids[index], "type": "function", "function": _function(*piece)}
+                if (piece := (call.name, call.arguments))[0]
+                else {"index": index, "function": {"arguments": call.arguments}}
+                for index, call in added.calls
+            ]
+        return delta
+
+    def _logprobs(self, start: int, stop: int) -> dict[str, Any] | None:
+        alternatives = self._said.top_alternatives
+        if alternatives is None:
+            return None
+        entries = []
+        for token_id, logprob in zip(self._said.token_ids[start:stop], self._said.logprobs[start:stop], strict=True):
+            # The sampled token leads; the others are made up, each half as likely as the one before.
+            top = [
+                self._entry((token_id + rank) % self._tokenizer.size, logprob - 0.69 * rank)
+                for rank in range(alternatives)
+            ]
+            entries.append(self._entry(token_id, logprob) | {"top_logprobs": top})
+        return {"content": entries}
+
+    def _entry(self, token_id: int, logprob: float) -> dict[str, Any]:
+        raw = self._tokenizer.bytes_of(token_id)
+        return {"token": raw.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(raw)}
+
+
+def _function(name: str, arguments: str) -> dict[str, str]:
+    return {"name": name, "arguments": arguments}

@@ -1,0 +1,96 @@
+"""What the scripted engine says to a conversation: tokens and logprobs, from a script or from seeded filler.
+
+Tokens and logprobs depend on the scripts, the seed, the conversation, its session and the call's number, and on nothing
+else. Logprobs are made up: float32 values, none above 0, the same for the same (seed, call, position).
+"""
+
+import random
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import structlog
+
+from polar.scripted import scripts
+from polar.scripted.conversation import Turn
+from polar.scripted.faults import Fault
+from polar.scripted.scripts import Cue, Script
+from polar.scripted.template import ChatTemplate
+from polar.scripted.tokenizer import Tokenizer
+
+FILLER_TOKENS: Final = (8, 24)
+_WORD: Final = re.compile(rb" ?[A-Za-z][a-z]{2,}")
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Utterance:
+    """What would be sampled if nothing cut it short."""
+
+    token_ids: Sequence[int]
+    """int32, the end of turn included."""
+    logprobs: Sequence[float]
+    """float32 values, as long as `token_ids`."""
+    script: str | None
+    """`script/variant/turn`; None for filler."""
+    delay_s: float
+    fault: Fault | None
+
+
+class Sampler:
+    """Chooses and tokenises answers."""
+
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate, known: Sequence[Script], seed: int) -> None:
+        self._template = template
+        self._scripts = known
+        self._seed = seed
+        self._struck: dict[tuple[str, str | None], int] = {}
+        words = _whole_words(tokenizer)
+        self._openers = [word for word in words if word[0].isupper()]
+        self._words = [word for word in words if word[0] == " "]
+
+    def answer(self, call: int, turns: Sequence[Turn], tool_names: frozenset[str], session: str | None) -> Utterance:
+        """The answer to call number `call`: `turns` are all of its prompt, `session` tells samples apart."""
+        cue = scripts.choose(self._scripts, turns, session, self._seed)
+        if cue is not None and (unknown := {made.name for made in cue.turn.calls} - tool_names):
+            log.warning("tools not offered", action="script_skipped", script=cue.name, tools=sorted(unknown))
+            cue = None
+        turn = Turn("assistant", self._filler(call)) if cue is None else cue.turn.as_turn()
+        token_ids = self._template.encode_answer(turn)
+        return Utterance(
+            token_ids=token_ids,
+            logprobs=self._logprobs(call, len(token_ids)),
+            script=cue.name if cue else None,
+            delay_s=cue.turn.delay_s if cue else 0.0,
+            fault=self._fault(cue, session) if cue else None,
+        )
+
+    def _fault(self, cue: Cue, session: str | None) -> Fault | None:
+        """The turn's fault, until the session has had it as many times as it is told to."""
+        fault = cue.turn.fault
+        if fault is None:
+            return None
+        had = self._struck.get((cue.name, session), 0)
+        self._struck[cue.name, session] = had + 1
+        return fault if had < fault.times else None
+
+    def _filler(self, call: int) -> str:
+        """A sentence of 8 to 24 tokens: words that are a token each, and a full stop."""
+        rng = random.Random(f"{self._seed}:{call}:filler")
+        words = rng.randint(*FILLER_TOKENS) - 1
+        return "".join([rng.choice(self._openers), *rng.choices(self._words, k=words - 1), "."])
+
+    def _logprobs(self, call: int, count: int) -> list[float]:
+        rng = np.random.default_rng([self._seed, call])
+        drawn: list[float] = (-rng.exponential(0.3, count)).astype(np.float32).tolist()
+        return drawn
+
+
+def _whole_words(tokenizer: Tokenizer) -> list[str]:
+    """The words, with a leading space or a capital, that encode to a single token."""
+    candidates = [tokenizer.bytes_of(token_id) for token_id in range(tokenizer.size)]
+    texts = [token.decode() for token in candidates if _WORD.fullmatch(token)]
+    return [text for text in texts if len(tokenizer.encode(text)) == 1]

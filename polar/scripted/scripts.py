@@ -1,0 +1,179 @@
+"""Scripts: what the scripted engine says, written by hand. `README.md` beside this file tells the format.
+
+A script fits a conversation whose opening it matches. A variant of it is one way the conversation may go; a session
+keeps to one variant, and the assistant turns that it already has tell which turn comes next.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import msgspec
+import yaml
+from msgspec import Meta
+
+from polar.scripted.conversation import Call, Turn
+from polar.scripted.faults import Fault, Seconds
+
+SUFFIXES: Final = (".yaml", ".yml", ".json")
+_SAMPLE: Final = re.compile(r".*\.(\d+)", re.DOTALL)
+
+
+class ScriptError(ValueError):
+    """A scripts file can't be used; says which file, which field, what stands there."""
+
+
+class ScriptCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A tool call of a turn."""
+
+    name: Annotated[str, Meta(min_length=1)]
+    arguments: dict[str, Any] | str = {}
+    """A mapping is sampled as compact JSON, the form in which most harnesses repeat it; a string as it stands."""
+
+    def as_call(self) -> Call:
+        """The call with its arguments as they will be sampled."""
+        if isinstance(self.arguments, str):
+            return Call(self.name, self.arguments)
+        return Call(self.name, json.dumps(self.arguments, ensure_ascii=False, separators=(",", ":")))
+
+
+class ScriptTurn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One answer."""
+
+    text: str = ""
+    reasoning: str = ""
+    calls: tuple[ScriptCall, ...] = ()
+    delay_s: Seconds = 0.0
+    """How long the answer takes."""
+    fault: Fault | None = None
+    """Befalls the first `times` calls in which a session asks for this turn."""
+
+    def as_turn(self) -> Turn:
+        """What is sampled."""
+        return Turn("assistant", self.text, self.reasoning, tuple(call.as_call() for call in self.calls))
+
+
+class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One way a conversation goes: a turn for each answer."""
+
+    turns: Annotated[tuple[ScriptTurn, ...], Meta(min_length=1)]
+    name: str = ""
+
+
+class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is said to one kind of prompt."""
+
+    name: Annotated[str, Meta(min_length=1)]
+    match: str
+    """A regular expression, searched for in what the user said before the first answer."""
+    variants: Annotated[tuple[Variant, ...], Meta(min_length=1)]
+
+
+@dataclass(frozen=True, slots=True)
+class Cue:
+    """The turn that a script has for a conversation."""
+
+    turn: ScriptTurn
+    name: str
+    """`script/variant/turn`, the latter two counted from 0."""
+
+
+def choose(scripts: Sequence[Script], turns: Sequence[Turn], session: str | None, seed: int) -> Cue | None:
+    """The next turn of the first script that fits, or None where none fits or the variant has come to its end.
+
+    `session` tells samples apart: of one that ends in `.<index>` the variant is number index + seed (modulo), so the
+    samples of a task go through the variants in turn; else session (or, without any, the opening) and seed are hashed.
+    """
+    opening = _opening(turns)
+    script = next((script for script in scripts if re.search(script.match, opening)), None)
+    if script is None:
+        return None
+    sample = _SAMPLE.fullmatch(session or "")
+    number = int(sample[1]) + seed if sample else _hash(f"{seed}:{session or opening}")
+    variant_number = number % len(script.variants)
+    variant = script.variants[variant_number]
+    turn_number = _answers(turns)
+    if turn_number >= len(variant.turns):
+        return None
+    return Cue(variant.turns[turn_number], f"{script.name}/{variant_number}/{turn_number}")
+
+
+def _opening(turns: Sequence[Turn]) -> str:
+    said = []
+    for turn in turns:
+        if turn.role == "assistant":
+            break
+        if turn.role == "user":
+            said.append(turn.text)
+    return "\n".join(said)
+
+
+def _answers(turns: Sequence[Turn]) -> int:
+    """Assistant turns so far; several assistant messages in a row are one, since some clients part text from calls."""
+    roles = [None, *(turn.role for turn in turns)]
+    return sum(role == "assistant" != before for before, role in pairwise(roles))
+
+
+def _hash(text: str) -> int:
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest())
+
+
+def load(paths: Iterable[Path]) -> list[Script]:
+    """The scripts of files and folders (their YAML and JSON files in name order), in the order given.
+
+    Raises ScriptError on a path that isn't there, a folder without scripts, and anything in a file that is no script.
+    """
+    return [script for path in paths for file in _files(path) for script in _read(file)]
+
+
+def _files(path: Path) -> list[Path]:
+    if path.is_dir():
+        files = sorted(file for file in path.iterdir() if file.suffix in SUFFIXES)
+        if not files:
+            raise ScriptError(f"{path}: no scripts in this folder; a script's file ends in {', '.join(SUFFIXES)}")
+        return files
+    if not path.is_file():
+        raise ScriptError(f"{path}: no such file or folder")
+    return [path]
+
+
+def _read(file: Path) -> list[Script]:
+    try:
+        documents = list(yaml.safe_load_all(file.read_text("utf-8")))
+    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
+        raise ScriptError(f"{file}: not readable as YAML: {error}") from error
+    if not documents:
+        raise ScriptError(f"{file}: there is no script in it")
+    return [_script(file, document) for document in documents]
+
+
+def _script(file: Path, document: object) -> Script:
+    try:
+        script = msgspec.convert(document, Script)
+    except msgspec.ValidationError as error:
+        raise ScriptError(f"{file}: {_with_value(str(error), document)}") from error
+    try:
+        re.compile(script.match)
+    except re.error as error:
+        raise ScriptError(f"{file}: `$.match` is no regular expression: {script.match!r}: {error}") from error
+    try:
+        for turn in (turn for variant in script.variants for turn in variant.turns):
+            turn.as_turn()
+    except (TypeError, ValueError) as error:
+        raise ScriptError(f"{file}: arguments of a call are no JSON: {error}; quote dates and the like") from error
+    return script
+
+
+def _with_value(message: str, document: object) -> str:
+    """A validation message, which ends in "at `$.a[0].b`", with what the document has there."""
+    _, _, path = message.partition(" - at ")
+    value: Any = document
+    for key, index in re.findall(r"\.(\w+)|\[(\d+)\]", path):
+        value = value[key] if key else value[int(index)]
+    shown = repr(value)
+    return f"{message}; it has {shown if len(shown) <= 100 else shown[:100] + '…'}"

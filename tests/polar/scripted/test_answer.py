@@ -1,0 +1,55 @@
+"""The parser of sampled ids."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from polar.scripted.answer import AnswerParser, Delta, as_turn, joined
+from polar.scripted.conversation import Call, Turn
+from polar.scripted.template import ChatTemplate
+from polar.scripted.tokenizer import Tokenizer
+from tests.polar.scripted.conversations import ANSWERS
+
+TOKENIZER = Tokenizer()
+TEMPLATE = ChatTemplate(TOKENIZER)
+PARSER = AnswerParser(TOKENIZER)
+
+
+@given(ANSWERS)
+def test_an_answer_parses_back_to_the_turn_that_was_sampled(turn: Turn) -> None:
+    assert as_turn(joined(PARSER.deltas(TEMPLATE.encode_answer(turn)))) == turn
+
+
+@given(ANSWERS, st.integers(1, 5))
+def test_deltas_add_up_the_same_in_groups_of_any_size(turn: Turn, size: int) -> None:
+    deltas = PARSER.deltas(TEMPLATE.encode_answer(turn))
+    groups = [joined(deltas[start : start + size]) for start in range(0, len(deltas), size)]
+    assert joined(groups) == joined(deltas)
+
+
+@given(ANSWERS, st.data())
+def test_a_cut_answer_yields_whole_calls_only_and_a_delta_for_each_token(turn: Turn, data: st.DataObject) -> None:
+    ids = TEMPLATE.encode_answer(turn)
+    cut = ids[: data.draw(st.integers(0, len(ids) - 1))]
+    deltas = PARSER.deltas(cut)
+    calls = as_turn(joined(deltas)).calls
+    assert len(deltas) == len(cut)
+    assert turn.calls[: len(calls)] == calls
+
+
+def test_a_call_that_is_not_whole_is_text_markers_and_all() -> None:
+    ids = TEMPLATE.encode_answer(Turn("assistant", "Look:", "", (Call("read", '{"path": "a"}'),)))
+    assert joined(PARSER.deltas(ids[:-3])) == Delta(
+        text='Look:\n<tool_call>\n{"name": "read", "arguments": {"path": "a"}}'
+    )
+
+
+def test_a_call_in_another_form_is_text_markers_and_all() -> None:
+    special = TOKENIZER.special_ids
+    ids = [special["<tool_call>"], *TOKENIZER.encode("read(a)"), special["</tool_call>"], special["<|im_end|>"]]
+    assert joined(PARSER.deltas(ids)) == Delta(text="<tool_call>read(a)</tool_call>")
+
+
+def test_a_character_of_several_tokens_comes_with_its_last() -> None:
+    ids = TOKENIZER.encode("🎉")
+    assert len(ids) > 1
+    assert [delta.text for delta in PARSER.deltas(ids)] == [*[""] * (len(ids) - 1), "🎉"]
