@@ -89,6 +89,15 @@ async def listing(settings: Settings) -> list[Listed]:
     return [Listed(name, counts[name], configs[name], spans[name]) for name in sorted(counts)]
 
 
+async def partition_count(settings: Settings, name: str) -> int:
+    """How many partitions a topic has, by its full name. Raises NotReady where no broker answers or the topic isn't there."""
+    async with _connected(settings) as admin:
+        found = await _leaders(admin, [name])
+    if not found.get(name):
+        raise NotReady(f"Kafka at {settings.bootstrap} has no topic {name}; `polar topics apply` makes it")
+    return len(found[name])
+
+
 @asynccontextmanager
 async def _connected(settings: Settings) -> AsyncIterator[kafka.Admin]:
     admin = kafka.admin(settings)

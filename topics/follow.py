@@ -1,0 +1,201 @@
+"""Reading a topic whole, without a group: every partition, from a chosen point on, for as long as the process lives.
+
+`workers`, `control` and `fleet` are followed by every process that acts on them; tables and logs by those that show them.
+Invariant: records of a partition are handed on in order, each once; a broker that goes and comes back costs time only. Unknown types
+and undecodable bytes are counted and skipped. The partitions are those of the start. What the records mean is the caller's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import structlog
+
+from polar.settings import Settings
+from polar.types.errors import NotReady
+from topics import admin, kafka
+from topics.codec import Codec, DecodeError, UnknownRecord
+from topics.contract import Topic
+
+START_S = 60.0
+POLL_MS = 500
+BATCH = 500
+"""Records between two breaths of the loop."""
+RETRY_S = 0.2
+LOOK_S = 0.02
+STOP_S = 5.0
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True)
+class Since:
+    """Where to begin; an offset that retention has removed means the earliest that is left."""
+
+    END: ClassVar[Since]
+    BEGINNING: ClassVar[Since]
+    seconds_ago: float
+    """By the records' timestamps."""
+
+    @classmethod
+    def ago(cls, seconds: float) -> Since:
+        return cls(seconds)
+
+
+Since.END = Since(0.0)
+Since.BEGINNING = Since(float("inf"))
+
+
+class Follower:
+    """Hands each record of a topic to `on_record`, on the loop that started it."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        topic: Topic,
+        on_record: Callable[[Any, kafka.Record], None],
+        *,
+        since: Since,
+        on_tombstone: Callable[[kafka.Record], None] | None = None,
+        on_undecodable: Callable[[kafka.Record, DecodeError], None] | None = None,
+        committed: bool = False,
+    ) -> None:
+        """`on_record` gets one of `topic.records` and its envelope; it must be quick, and what it raises ends the follower."""
+        self._settings = settings
+        self._name = topic.full_name(settings.namespace)
+        self._codec: Codec[Any] = Codec(*topic.records)
+        self._on_record = on_record
+        self._on_tombstone = on_tombstone
+        self._on_undecodable = on_undecodable
+        self._since = since
+        self._committed = committed
+        self._reader: kafka.Consumer | None = None
+        self._partitions: list[kafka.TopicPartition] = []
+        self._task: asyncio.Task[None] | None = None
+        self.skipped: Counter[str] = Counter()
+        """Records not handed on: `undecodable`, or `unknown_<type>`."""
+
+    async def start(self, deadline_s: float = START_S) -> None:
+        """Return when everything that lay on the topic was handed on. Raises NotReady where no broker answers or the topic isn't there."""
+        trouble = f"{self._name} is longer than can be read in that time"
+        try:
+            async with asyncio.timeout(deadline_s):
+                while self._task is None:
+                    try:
+                        await self._open()
+                    except (NotReady, kafka.KafkaError) as error:
+                        trouble = str(error)
+                        await asyncio.sleep(RETRY_S)
+                await self.caught_up(deadline_s)
+        except TimeoutError:
+            await self.stop()
+            raise NotReady(f"not ready after {deadline_s:.0f} s: {trouble}") from None
+        except BaseException:
+            await self.stop()
+            raise
+
+    @property
+    def failed(self) -> asyncio.Task[None]:
+        """Done, with an exception, when reading has ended for good; wait for it beside the work that relies on this follower."""
+        assert self._task is not None, "start() comes first"
+        return self._task
+
+    async def caught_up(self, deadline_s: float = START_S) -> None:
+        """Return when all that lies on the topic now was handed on. Raises TimeoutError, or what ended the follower."""
+        assert self._reader is not None, "start() comes first"
+        async with asyncio.timeout(deadline_s):
+            ends = await self._ends(self._reader)
+            # Looked at rather than signalled: the marker that ends a transaction moves a position, but is no record.
+            while not await self._reached(self._reader, ends):
+                if self.failed.done():
+                    self.failed.result()
+                await asyncio.sleep(LOOK_S)
+
+    async def stop(self) -> None:
+        """End reading; never hangs."""
+        task, self._task = self._task, None
+        if task is not None and not task.done():
+            task.cancel()
+            await asyncio.wait([task])
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            await kafka.stop(reader, STOP_S)
+
+    async def _open(self) -> None:
+        count = await admin.partition_count(self._settings, self._name)
+        partitions = [kafka.TopicPartition(self._name, number) for number in range(count)]
+        reader = kafka.consumer(self._settings, committed=self._committed)
+        try:
+            await reader.start()
+            reader.assign(partitions)
+            await self._seek(reader, partitions)
+        except BaseException:
+            await kafka.stop(reader, STOP_S)
+            raise
+        self._partitions, self._reader = partitions, reader
+        self._task = asyncio.create_task(self._read(reader), name=f"follow-{self._name}")
+
+    async def _seek(self, reader: kafka.Consumer, partitions: list[kafka.TopicPartition]) -> None:
+        if self._since == Since.BEGINNING:
+            positions = await reader.beginning_offsets(partitions)
+        else:
+            positions = await reader.end_offsets(partitions)
+        if self._since not in (Since.BEGINNING, Since.END):
+            instant = int((time.time() - self._since.seconds_ago) * 1000)
+            found = await reader.offsets_for_times(dict.fromkeys(partitions, instant))
+            positions |= {partition: first.offset for partition, first in found.items() if first is not None}
+        for partition, offset in positions.items():
+            reader.seek(partition, offset)
+
+    async def _ends(self, reader: kafka.Consumer) -> dict[kafka.TopicPartition, int]:
+        while True:
+            try:
+                return await reader.end_offsets(self._partitions)
+            except kafka.KafkaError as error:
+                if not error.retriable:
+                    raise
+                await asyncio.sleep(RETRY_S)
+
+    async def _reached(self, reader: kafka.Consumer, ends: dict[kafka.TopicPartition, int]) -> bool:
+        for partition, end in ends.items():
+            if await reader.position(partition) < end:
+                return False
+        return True
+
+    async def _read(self, reader: kafka.Consumer) -> None:
+        while True:
+            try:
+                batches = await reader.getmany(timeout_ms=POLL_MS, max_records=BATCH)
+            except kafka.KafkaError as error:
+                if not error.retriable:
+                    raise
+                log.warning("can't read", action="follow.retry", topic=self._name, reason=repr(error))
+                await asyncio.sleep(RETRY_S)
+                continue
+            for records in batches.values():
+                for record in records:
+                    self._hand_on(record)
+
+    def _hand_on(self, record: kafka.Record) -> None:
+        if record.value is None:
+            if self._on_tombstone is not None:
+                self._on_tombstone(record)
+            return
+        try:
+            decoded = self._codec.decode(record.value)
+        except DecodeError as error:
+            self.skipped["undecodable"] += 1
+            at = f"{record.topic}[{record.partition}]@{record.offset}"
+            log.warning("undecodable record", action="follow.undecodable", at=at, reason=str(error))
+            if self._on_undecodable is not None:
+                self._on_undecodable(record, error)
+            return
+        if isinstance(decoded, UnknownRecord):
+            self.skipped[f"unknown_{decoded.type}"] += 1
+        else:
+            self._on_record(decoded, record)
