@@ -1,0 +1,20 @@
+"""The evaluator `session_completed`: 1.0 where the harness ended well within its budget, else 0.0. No config."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from consumers.evaluators.base import Case, Verdict
+from polar.types.errors import InputError
+from polar.types.session import Status
+
+
+class SessionCompleted:
+    """See `base.Evaluator`."""
+
+    def __init__(self, config: Mapping[str, object]) -> None:
+        for name, value in config.items():
+            raise InputError(f"evaluator.config.{name}", value, "session_completed has no settings")
+
+    async def evaluate(self, case: Case) -> Verdict:
+        return Verdict(1.0 if case.status is Status.COMPLETED else 0.0)

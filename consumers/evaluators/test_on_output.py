@@ -1,0 +1,94 @@
+"""The evaluator `test_on_output`: runs a test command in the workspace and reads its output (NVIDIA Polar's evaluator of this name).
+
+Config: `test_command`, for `bash -c` with pipefail; `expected_output_json`, a map of test name to status, as an object or as JSON text.
+With it the reward is 1.0 where the statuses found in the output equal it, else 0.0; without it 1.0 where the command ends with exit
+code 0, else 0.0. A command that can't be run at all (exit codes 126 and 127, with no test's status in its output) is no verdict.
+
+A test's status stands in a line as pytest writes it (`PASSED path::name`, `FAILED path::name - why`, `path::name PASSED [50%]`,
+`SKIPPED [1] path:line: why`) or as `name: PASSED`. A name that comes twice keeps its last status.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Mapping
+
+from consumers.evaluators.base import Case, EvaluationError, Verdict
+from consumers.runtimes.base import Exec
+from polar.types.errors import InputError
+
+STATUSES = ("PASSED", "FAILED", "ERROR", "SKIPPED")
+OUTPUT = "evaluation_output"
+"""The artifact with what the command said."""
+
+_STATUS = "|".join(STATUSES)
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_BEFORE = re.compile(rf"^({_STATUS}) (?:\[\d+\] )?(\S.*?)(?: - .*)?$")
+_AFTER = re.compile(rf"^(\S.*?):? +({_STATUS})(?: +\[ *\d+%\])?$")
+_REASON = re.compile(r"^(\S+:\d+): .*$")
+_CANNOT_RUN = (126, 127)
+
+
+class TestOnOutput:
+    """See `base.Evaluator`."""
+
+    __test__ = False
+    """Not pytest's."""
+
+    def __init__(self, config: Mapping[str, object]) -> None:
+        unknown = config.keys() - {"test_command", "expected_output_json"}
+        for name in unknown:
+            raise InputError(
+                f"evaluator.config.{name}",
+                config[name],
+                "no such setting; there are: test_command, expected_output_json",
+            )
+        command = config.get("test_command")
+        if not isinstance(command, str) or not command.strip():
+            raise InputError("evaluator.config.test_command", command, "must be a command, as text")
+        self._command = command
+        self._expected = _expected(config.get("expected_output_json"))
+
+    async def evaluate(self, case: Case) -> Verdict:
+        result = await case.runtime.exec(Exec(self._command, env=case.env, log="evaluation.log"))
+        output = await asyncio.to_thread(result.log.read_bytes)
+        kept = {OUTPUT: output}
+        found = await asyncio.to_thread(statuses, output.decode(errors="replace"))
+        if result.exit_code in _CANNOT_RUN and not found:
+            raise EvaluationError(
+                "test_command",
+                f"evaluator.config.test_command {self._command!r} can't be run (exit code {result.exit_code}); "
+                f"its output ends with:\n{result.tail}",
+                kept,
+            )
+        is_good = result.exit_code == 0 if self._expected is None else found == self._expected
+        return Verdict(1.0 if is_good else 0.0, artifacts=kept)
+
+
+def statuses(output: str) -> dict[str, str]:
+    """Test name to status, from a test run's output."""
+    found: dict[str, str] = {}
+    for line in _COLOUR.sub("", output).splitlines():
+        text = line.strip()
+        if match := _BEFORE.match(text):
+            found[_REASON.sub(r"\1", match[2])] = match[1]
+        elif match := _AFTER.match(text):
+            found[match[1]] = match[2]
+    return found
+
+
+def _expected(given: object) -> dict[str, str] | None:
+    field = "evaluator.config.expected_output_json"
+    if given is None:
+        return None
+    value = given
+    if isinstance(given, str):
+        try:
+            value = json.loads(given)
+        except ValueError as error:
+            raise InputError(field, given, f"isn't JSON: {error}") from None
+    if not isinstance(value, dict) or not all(status in STATUSES for status in value.values()):
+        raise InputError(field, given, f"must map test names to one of {', '.join(STATUSES)}")
+    return {str(name): str(status) for name, status in value.items()}

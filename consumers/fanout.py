@@ -1,0 +1,186 @@
+"""Fanout: reads what users write to `polar.tasks` and turns each valid TaskRequest into a `TaskSubmitted` fact.
+
+Group `<namespace>.fanout`. In: `polar.tasks`, JSON from any producer. Out: `polar.events`; dead letters. Offsets are committed when all of
+a batch is acknowledged; a crash before that submits it again, under the same fact ids and bodies, which changes nothing. No record can
+stop it: what isn't a TaskRequest goes to the dead letters with the field and the reason.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any, NoReturn
+
+import structlog
+
+from polar.blobs import BlobStore
+from polar.settings import Settings
+from polar.types.errors import InputError, NotReady
+from polar.types.session import Plan
+from polar.types.task import TaskRequest, body_hash, parse
+from topics import admin, events, kafka, tasks, trajectories
+from topics.events import TaskSubmitted
+from topics.heartbeat import Heart, new_worker_id
+from topics.producer import LogProducer, RecordTooLarge, Unacknowledged, dead_letter
+
+GROUP = "fanout"
+POLL_MS = 500
+BATCH = 100
+"""Records whose facts are on the way together."""
+SEND_S = 30.0
+RETRY_S = 1.0
+COMMIT_S = 5.0
+STOP_S = 2.0
+
+log = structlog.get_logger()
+
+
+async def run_fanout(settings: Settings, stop: asyncio.Event) -> None:
+    """Submit what comes until `stop`. Raises NotReady without Kafka."""
+    worker_id = new_worker_id(GROUP)
+    heart = Heart(settings, lambda: Heart.describe(worker_id, GROUP, leaving=stop.is_set()))
+    producer = LogProducer(settings)
+    try:
+        await producer.start()
+        heart.start()
+        fanout = Fanout(settings, producer)
+        while not stop.is_set():
+            await _consume(settings, fanout, stop)
+    finally:
+        await asyncio.gather(producer.stop(STOP_S), asyncio.to_thread(heart.stop))
+
+
+async def _consume(settings: Settings, fanout: Fanout, stop: asyncio.Event) -> None:
+    """One membership of the group; Kafka's own errors cost no more than that."""
+    consumer = kafka.consumer(settings, group=GROUP)
+    try:
+        consumer.subscribe([tasks.TOPIC.full_name(settings.namespace)])
+        await consumer.start()
+        while not stop.is_set():
+            batch = await consumer.getmany(timeout_ms=POLL_MS, max_records=BATCH)
+            submitting = asyncio.gather(*(fanout.submit(record) for records in batch.values() for record in records))
+            if not await _done(submitting, stop):
+                return
+            if batch:
+                ends = {partition: records[-1].offset + 1 for partition, records in batch.items()}
+                await asyncio.wait_for(consumer.commit(ends), COMMIT_S)
+    except (kafka.KafkaError, TimeoutError) as error:
+        log.warning("membership lost", action="fanout.lost", why=repr(error))
+        await asyncio.sleep(RETRY_S)
+    finally:
+        await kafka.stop(consumer, STOP_S)
+
+
+async def _done(submitting: asyncio.Future[list[None]], stop: asyncio.Event) -> bool:
+    """Wait for a batch; False where the process is to stop first, the batch then cancelled and not committed."""
+    stopping = asyncio.create_task(stop.wait(), name="fanout-stop")
+    either: list[asyncio.Future[Any]] = [submitting, stopping]
+    try:
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if not submitting.done():
+            return False
+        submitting.result()
+        return True
+    finally:
+        stopping.cancel()
+        submitting.cancel()
+        await asyncio.gather(submitting, stopping, return_exceptions=True)
+
+
+class Fanout:
+    """Submits one record after another; `known` output topics are made once."""
+
+    def __init__(self, settings: Settings, producer: LogProducer) -> None:
+        self._settings = settings
+        self._log = producer
+        self._blobs = BlobStore(settings.blobs_folder)
+        self._known: set[str] = set()
+
+    async def submit(self, record: kafka.Record) -> None:
+        """Return when the record's fact, or its dead letter, is acknowledged, however long that takes."""
+        while True:
+            try:
+                return await self._submit(record)
+            except (Unacknowledged, NotReady, OSError) as error:
+                log.warning("task not submitted yet", action="fanout.retry", at=_at(record), why=str(error))
+                await asyncio.sleep(RETRY_S)
+
+    async def _submit(self, record: kafka.Record) -> None:
+        try:
+            task = read(record.value)
+            await self._ensure_output(task.output)
+            fact = await self._fact(record, task)
+            await self._log.send(events.TOPIC, fact, key=fact.task_id, task_id=fact.task_id, deadline_s=SEND_S)
+        except InputError as error:
+            await self._bury(record, f"{error.reason} (got {error.value})", error.field)
+        except RecordTooLarge as error:
+            await self._bury(record, str(error), "metadata")
+
+    async def _fact(self, record: kafka.Record, task: TaskRequest) -> TaskSubmitted:
+        body = task.canonical()
+        inline = len(body) <= tasks.INLINE_LIMIT
+        return TaskSubmitted(
+            # By the record's place: a batch that is read again gives the same facts.
+            f"task.{record.partition}.{record.offset}",
+            task.task_id,
+            task.num_samples,
+            body_hash(body),
+            plan_of(task),
+            body=body if inline else None,
+            body_ref=None if inline else (await asyncio.to_thread(self._blobs.put, body)).ref,
+        )
+
+    async def _ensure_output(self, output: str | None) -> None:
+        """Make a named trajectories topic (protocol 31). Raises InputError where the broker refuses, NotReady where none answers."""
+        if output is None or output in self._known:
+            return
+        await admin.apply(self._settings, [trajectories.topic(output)], embedded=self._settings.replication == 1)
+        self._known.add(output)
+
+    async def _bury(self, record: kafka.Record, reason: str, field: str) -> None:
+        log.warning("bad task", action="fanout.dead_letter", at=_at(record), field=field)
+        await dead_letter(self._log, self._settings, record, reason=reason, field=field, process=GROUP)
+
+
+def read(value: bytes | None) -> TaskRequest:
+    """The TaskRequest in a record's value. Raises InputError for whatever else may stand there."""
+    try:
+        task = parse(json.loads((value or b"").decode("utf-8-sig"), parse_constant=_refuse_constant))
+        task.canonical()
+    except InputError:
+        raise
+    except UnicodeDecodeError as error:
+        raise InputError("task", (value or b"")[error.start :][:8], f"isn't UTF-8 at byte {error.start}") from None
+    except UnicodeEncodeError as error:
+        raise InputError("task", error.object[error.start : error.end], "half of a surrogate pair is no text") from None
+    except RecursionError:
+        raise InputError("task", (value or b"")[:40], "is nested too deeply") from None
+    except ValueError as error:
+        raise InputError("task", (value or b"")[:40], f"isn't JSON: {error}") from None
+    return task
+
+
+def plan_of(task: TaskRequest) -> Plan:
+    """What the coordinator needs of a task."""
+    return Plan(
+        pool=task.runtime.pool,
+        priority=task.priority,
+        max_attempts=task.max_attempts,
+        init_budget_s=task.timeouts.init,
+        run_budget_s=task.run_budget_s,
+        evaluate_budget_s=task.timeouts.evaluate,
+        harness=task.agent.name,
+        builder=task.builder.strategy,
+        builder_config=json.dumps(task.builder.config).encode(),
+        output=task.output,
+        mode=task.mode,
+        metadata=json.dumps(task.metadata).encode(),
+    )
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON value")
+
+
+def _at(record: kafka.Record) -> str:
+    return f"{record.topic}[{record.partition}]@{record.offset}"

@@ -1,0 +1,80 @@
+"""What a run worker asks of a harness: how to have it on this host, and how to start it on an instruction.
+
+A harness object is made per session with the task's `AgentSpec`; a setting that it doesn't know is an InputError at its making. It
+writes its settings through the runtime and says what to start; starting, killing, budgets, keys and logs are the worker's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+from typing import Protocol
+
+from consumers.runtimes.base import Runtime
+from polar import registry
+from polar.types.errors import InputError
+from polar.types.task import AgentSpec
+
+
+@dataclass(frozen=True)
+class ModelAccess:
+    """How the harness reaches the model."""
+
+    proxy_url: str
+    """Without a trailing slash or `/v1`."""
+    key: str = field(repr=False)
+    model_name: str
+    """What the harness calls the model; the proxy decides what serves it."""
+
+    @property
+    def env(self) -> dict[str, str]:
+        """The variables that every harness gets, each URL in the form that its own client wants."""
+        return {
+            "OPENAI_BASE_URL": f"{self.proxy_url}/v1",
+            "OPENAI_API_KEY": self.key,
+            "ANTHROPIC_BASE_URL": self.proxy_url,
+            "ANTHROPIC_API_KEY": self.key,
+            "GOOGLE_GEMINI_BASE_URL": self.proxy_url,
+            "GEMINI_API_KEY": self.key,
+        }
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What to start. `command` is a text for `bash -c` with pipefail, or an argument vector; the key never stands in it."""
+
+    command: str | tuple[str, ...]
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Over the model's variables; the task's `agent.env` goes over these."""
+    cwd: str | None = None
+    stdin: PurePosixPath | None = None
+    keep: Mapping[str, PurePosixPath] = field(default_factory=dict)
+    """Files to keep when it has ended, by artifact name; one that isn't there is left out."""
+
+
+class Harness(Protocol):
+    """One agent program, set up for one session."""
+
+    async def install(self) -> None:
+        """Have the program on this host, shared by all sessions; returns at once where it is. Raises NotReady."""
+
+    async def prepare(self, runtime: Runtime, model: ModelAccess, instruction: PurePosixPath) -> Launch:
+        """Write its settings. `instruction` is a file in the runtime's home, up to 1 MiB: too long for a command line."""
+
+
+def harness_of(agent: AgentSpec) -> Harness:
+    """The harness that a task names. Raises InputError where this worker lacks it or its settings are bad."""
+    made: Harness = registry.load(registry.Kind.HARNESS, agent.name)(agent)
+    return made
+
+
+def checked_settings(agent: AgentSpec, defaults: Mapping[str, int]) -> dict[str, int]:
+    """`agent.settings` over `defaults`, positive integers all. Raises InputError for a name or a value that can't be."""
+    for name, value in agent.settings.items():
+        if name not in defaults:
+            known = ", ".join(defaults) or "none"
+            raise InputError(f"agent.settings.{name}", value, f"{agent.name} has no such setting; there are: {known}")
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise InputError(f"agent.settings.{name}", value, "must be a whole number above 0")
+    return {**defaults, **agent.settings}

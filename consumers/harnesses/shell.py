@@ -1,0 +1,33 @@
+"""The harness `shell`: any command of the task's own, `agent.custom_shell`.
+
+Run by `bash -c` with pipefail. The instruction is on stdin and in the file `$POLAR_INSTRUCTION_FILE`; the model is where
+`OPENAI_BASE_URL` and its siblings say.
+"""
+
+from __future__ import annotations
+
+from pathlib import PurePosixPath
+
+from consumers.harnesses.base import Launch, ModelAccess, checked_settings
+from consumers.runtimes.base import Runtime
+from polar.types.task import AgentSpec
+
+
+class Shell:
+    """See `base.Harness`."""
+
+    def __init__(self, agent: AgentSpec) -> None:
+        assert agent.custom_shell is not None, "a TaskRequest with harness 'shell' has custom_shell"
+        checked_settings(agent, {})
+        self._shell = agent.custom_shell
+
+    async def install(self) -> None:
+        """Nothing to install."""
+
+    async def prepare(
+        self,
+        runtime: Runtime,  # noqa: ARG002 - the interface's; a command of its own needs no settings
+        model: ModelAccess,  # noqa: ARG002
+        instruction: PurePosixPath,
+    ) -> Launch:
+        return Launch(self._shell.command, env=self._shell.env, cwd=self._shell.cwd, stdin=instruction)

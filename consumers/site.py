@@ -1,0 +1,55 @@
+"""What a worker process offers to its stages: settings, blobs, the runtimes of this host, budgets that stand still without Kafka."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from consumers.budget import Budget
+from consumers.runtimes.base import Runtime, RuntimeBackend
+from polar import registry
+from polar.blobs import BlobStore
+from polar.settings import Settings
+from polar.types.errors import InputError
+from polar.types.task import RuntimeSpec
+
+
+class Site:
+    """Shared by all claims of a process. `is_connected` says whether Kafka is there."""
+
+    def __init__(self, settings: Settings, is_connected: Callable[[], bool]) -> None:
+        self.settings = settings
+        self.blobs = BlobStore(settings.blobs_folder)
+        self.is_connected = is_connected
+        self._backends: dict[str, RuntimeBackend] = {}
+
+    def budget(self, seconds: float) -> Budget:
+        """A budget that starts now."""
+        return Budget(seconds, self.is_connected)
+
+    def backend(self, name: str) -> RuntimeBackend:
+        """The runtimes of one kind, by registry name or `module:Class`; made with the folder that they lie in.
+
+        Raises InputError where this worker lacks it.
+        """
+        if name not in self._backends:
+            # The namespace is in the path, so that whatever lies there is ours to reap, half-made and unlabelled ones too.
+            folder = self.settings.data / "runtimes" / self.settings.namespace
+            self._backends[name] = registry.load(registry.Kind.RUNTIME, name)(folder)
+        return self._backends[name]
+
+    def backend_of(self, spec: RuntimeSpec) -> RuntimeBackend:
+        return self.backend(spec.import_path or spec.backend)
+
+    async def attach(self, handle: dict[str, str] | None, claim_id: str, spec: RuntimeSpec) -> Runtime:
+        """The runtime that init made. Raises InputError, RuntimeFault `runtime_gone`."""
+        assert handle is not None, "a ticket past init carries a runtime"
+        return await self.backend_of(spec).attach(handle, claim_id, spec)
+
+    def backends(self) -> list[RuntimeBackend]:
+        """All kinds that this worker has or has used: where leftovers may lie."""
+        for name in registry.names(registry.Kind.RUNTIME):
+            try:
+                self.backend(name)
+            except InputError:
+                continue  # installed without what it needs: then nobody here made any
+        return list(self._backends.values())

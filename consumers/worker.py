@@ -1,0 +1,150 @@
+"""A stage worker process: one heart, one reader of `polar.control`, one producer, and the queues of one or more stages of a pool.
+
+Groups `<namespace>.<stage>.<pool>`. In: tickets, Grants and Revokes. Out: facts. Keeps no state that matters: killed, its leases run out
+and its sessions go on elsewhere. On a stop it takes no more tickets, kills what runs, hands granted claims back, which costs no attempt,
+and is gone within 10 s; nothing that it started outlives it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import structlog
+
+from consumers.claims import Claim, Claims, Ending, Work
+from consumers.evaluate import Evaluate
+from consumers.init import Init
+from consumers.reaping import Reaper
+from consumers.run import Run
+from consumers.site import Site
+from consumers.tickets import TicketQueue
+from polar.settings import Settings
+from polar.types.session import Stage
+from topics import admin, catalogue, control, kafka
+from topics.control import Revoke
+from topics.follow import Follower, Since
+from topics.heartbeat import Heart, new_worker_id
+from topics.producer import LogProducer
+from topics.workers import Heartbeat
+
+SLOTS = {Stage.INIT: 4, Stage.RUN: 8, Stage.EVALUATE: 4}
+"""Sessions at once, where `--concurrency` isn't given: a run waits for the model, the others work here."""
+WORK: dict[Stage, type[Init | Run | Evaluate]] = {Stage.INIT: Init, Stage.RUN: Run, Stage.EVALUATE: Evaluate}
+QUEUES_S = 2.5
+DRAIN_S = 4.0
+"""For all to be killed and handed back; the rest of the 10 s is for Kafka's clients."""
+CLIENTS_S = 2.0
+WITHOUT_KAFKA_S = 900.0
+"""Then sessions are stopped (protocol 14)."""
+WATCH_S = 1.0
+
+log = structlog.get_logger()
+
+
+async def run_worker(
+    settings: Settings, stages: Sequence[Stage], *, pool: str, concurrency: int | None, stop: asyncio.Event
+) -> None:
+    """Work on `stages` of `pool` until `stop`. `concurrency` is sessions at once, of each stage. Raises NotReady without Kafka."""
+    # Before the first heartbeat: a coordinator that knows the worker may write to its queues at once.
+    await admin.apply(settings, catalogue.of_pool(pool), embedded=settings.replication == 1)
+    await _Worker(settings, stages, pool, concurrency).run(stop)
+
+
+class _Worker:
+    def __init__(self, settings: Settings, stages: Sequence[Stage], pool: str, concurrency: int | None) -> None:
+        self._id = new_worker_id("worker")
+        self._leaving = asyncio.Event()
+        self._heart = Heart(settings, self._beat)
+        self._log = LogProducer(settings)
+        self._site = Site(settings, lambda: self._heart.connected)
+        self._claims = Claims(self._log, self._id, self._changed)
+        self._reaper = Reaper(self._site, self._claims)
+        self._control = Follower(settings, control.TOPIC, self._heard, since=Since.END)
+        self._queues = [
+            TicketQueue(
+                settings,
+                stage,
+                pool,
+                concurrency or SLOTS[stage],
+                claims=self._claims,
+                producer=self._log,
+                make=partial(self._work, stage),
+                on_change=self._changed,
+            )
+            for stage in stages
+        ]
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Until `stop`, or until a part of it fails: then the worker stops as a whole, and raises what that part did."""
+        running: list[asyncio.Task[Any]] = []
+        try:
+            await self._log.start()
+            await self._control.start()
+            self._heart.start()
+            running = [
+                asyncio.create_task(stop.wait(), name="stop"),
+                asyncio.create_task(self._reaper.run(), name="reaper"),
+                asyncio.create_task(self._watch_kafka(), name="kafka-watch"),
+                self._control.failed,
+                *(queue.start(self._leaving) for queue in self._queues),
+            ]
+            log.info("worker started", action="worker.started", worker=self._id)
+            await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            ended = [task for task in running if task.done()]
+            await self._leave(running)
+        for task in ended:
+            task.result()
+
+    async def _leave(self, running: list[asyncio.Task[Any]]) -> None:
+        """The way out: 1 no more tickets, 2 nothing of ours lives and it is said, 3 the clients end."""
+        self._leaving.set()
+        self._changed()
+        self._claims.end_all(Ending.LEAVING)
+        await asyncio.gather(*(queue.ended(QUEUES_S) for queue in self._queues))
+        self._claims.end_all(Ending.LEAVING)  # what a queue took on its way out
+        if not await self._claims.drained(DRAIN_S):
+            log.warning("claims not handed back in time", action="worker.cut_off", worker=self._id)
+            await self._claims.cut_off()
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        await asyncio.gather(self._control.stop(), self._log.stop(CLIENTS_S), asyncio.to_thread(self._heart.stop))
+        log.info("worker stopped", action="worker.stopped", worker=self._id)
+
+    def _work(self, stage: Stage, claim: Claim) -> Work:
+        return WORK[stage](self._site, claim)
+
+    def _heard(self, record: control.Control, _: kafka.Record) -> None:
+        self._claims.heard(record)
+        if isinstance(record, Revoke) and record.claim_id not in self._claims:
+            self._reaper.revoked(record.claim_id)
+
+    def _changed(self) -> None:
+        self._heart.changed()
+        for queue in self._queues:
+            queue.wake()
+
+    def _beat(self) -> Heartbeat:
+        return Heart.describe(
+            self._id,
+            "worker",
+            stages=[queue.told() for queue in self._queues],
+            leaving=self._leaving.is_set(),
+        )
+
+    async def _watch_kafka(self) -> None:
+        """Stop all sessions after 15 min without Kafka: their leases can't be known any more."""
+        connected_at = time.monotonic()
+        while True:
+            await asyncio.sleep(WATCH_S)
+            now = time.monotonic()
+            if self._heart.connected:
+                connected_at = now
+            elif now - connected_at > WITHOUT_KAFKA_S:
+                self._claims.end_all(Ending.NO_KAFKA)
+                connected_at = now
