@@ -1,0 +1,176 @@
+"""Prompts and messages as deltas against acknowledged calls of the same claim (protocol 21); `topics/resolver.py` expands them.
+
+A call's base is the one whose prompt + sampled tokens (messages + answer) share the longest prefix with the new prompt. Invariant: what
+is shared is equal token by token, message by message. Memory is linear in what is new in each call, and bounded for each index; of a
+prompt only what is new is hashed, the rest compared once. Which calls are acknowledged, and of one claim, is the caller's to know.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import bisect_left
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from polar.types.completion import MessageDelta, TokenDelta
+from polar.types.tokens import IDS, Ids, common_prefix, pack_ids
+
+BLOCK = 256
+"""Tokens a link of the hash chain covers."""
+LINK_BYTES = 16
+MAX_TOKENS = 4 * 1024 * 1024
+"""Unique tokens that an index keeps, 16 MiB; beyond it forgets all but the newest call."""
+MAX_MESSAGES = 64 * 1024
+
+
+def links(prompt: Ids, known: int = 0, last: bytes = b"") -> list[bytes]:
+    """Links of the chain over a prompt's whole blocks, after the first `known` blocks, whose last link is `last`."""
+    made = []
+    for start in range(known * BLOCK, len(prompt) - BLOCK + 1, BLOCK):
+        last = hashlib.blake2b(last + prompt[start : start + BLOCK].tobytes(), digest_size=LINK_BYTES).digest()
+        made.append(last)
+    return made
+
+
+class _Strand:
+    """A run of tokens that grows at its end; a conversation that only grows is one strand, an edit forks off another.
+
+    Positions are absolute: tokens from the prompt's beginning. A strand holds `[start, end)`, its parents what lies before.
+    """
+
+    def __init__(self, parent: _Strand | None, start: int) -> None:
+        self.parent = parent
+        self.start = start
+        self.end = start
+        self.forks: dict[tuple[int, int], _Strand] = {}
+        """By where they leave this strand, and their first token."""
+        self.ends: list[int] = []
+        """Where calls end within this strand, ascending; the last is `end`."""
+        self.calls: list[str] = []
+        """Their ids."""
+        self._links: list[bytes] = []
+        """Of the blocks that end within this strand."""
+        self._buffer = np.empty(BLOCK, dtype=IDS)
+
+    @property
+    def tokens(self) -> Ids:
+        return self._buffer[: self.end - self.start]
+
+    def extend(self, tokens: Ids) -> None:
+        held = self.end - self.start
+        if held + len(tokens) > len(self._buffer):
+            grown = np.empty(max(2 * len(self._buffer), held + len(tokens)), dtype=IDS)
+            grown[:held] = self.tokens
+            self._buffer = grown
+        self._buffer[held : held + len(tokens)] = tokens
+        self.end += len(tokens)
+
+    def link(self, blocks: int) -> bytes:
+        """The chain's link after that many blocks, which end at or before `end`."""
+        strand = self
+        while strand.parent is not None and blocks * BLOCK <= strand.start:
+            strand = strand.parent
+        return strand._links[blocks - strand.start // BLOCK - 1] if blocks else b""
+
+    def chain(self, made: list[bytes]) -> None:
+        """Append links, those of the next blocks."""
+        self._links.extend(made)
+
+    def note(self, call_id: str, end: int) -> None:
+        at = bisect_left(self.ends, end)
+        self.ends.insert(at, end)
+        self.calls.insert(at, call_id)
+
+
+class PromptIndex:
+    """A claim's acknowledged calls, each token that they share kept once."""
+
+    def __init__(self, max_tokens: int = MAX_TOKENS) -> None:
+        self._max_tokens = max_tokens
+        self._root = _Strand(None, 0)
+        self._kept = 0
+        self._known: set[str] = set()
+
+    def encode(self, prompt: Ids) -> TokenDelta:
+        """A prompt as a delta against what was added; in full where nothing is shared."""
+        strand, shared = self._find(prompt)
+        known = shared // BLOCK
+        last = strand.link(known)
+        made = links(prompt, known, last)
+        return TokenDelta(
+            rest=pack_ids(prompt[shared:]),
+            shared=shared,
+            base=strand.calls[bisect_left(strand.ends, shared)] if shared else None,
+            chain=made[-1] if made else last,
+        )
+
+    def add(self, call_id: str, prompt: Ids, sampled: Ids) -> None:
+        """Note an acknowledged call; of one id the first counts, and one without tokens is no base."""
+        tokens = np.concatenate((prompt, sampled))
+        if call_id in self._known or not len(tokens):
+            return
+        strand, shared = self._find(tokens)
+        if self._kept + len(tokens) - shared > self._max_tokens:
+            self._root, self._kept, self._known = _Strand(None, 0), 0, set()
+            strand, shared = self._root, 0
+        self._known.add(call_id)
+        if shared < len(tokens):
+            known = shared // BLOCK
+            made = links(tokens, known, strand.link(known))
+            if shared < strand.end or strand is self._root:
+                fork = _Strand(strand, shared)
+                strand.forks[shared, int(tokens[shared])] = fork
+                strand = fork
+            strand.extend(tokens[shared:])
+            strand.chain(made)
+            self._kept += len(tokens) - shared
+        strand.note(call_id, len(tokens))
+
+    def _find(self, tokens: Ids) -> tuple[_Strand, int]:
+        """The strand where the longest known prefix ends, and its length."""
+        strand, shared = self._root, 0
+        while True:
+            shared += common_prefix(strand.tokens, tokens[shared:])
+            fork = strand.forks.get((shared, int(tokens[shared]))) if shared < len(tokens) else None
+            if fork is None:
+                return strand, shared
+            strand = fork
+
+
+class MessageIndex:
+    """A claim's acknowledged calls by their messages; keeps 16 bytes a message, not the messages."""
+
+    def __init__(self, max_messages: int = MAX_MESSAGES) -> None:
+        self._max_messages = max_messages
+        self._calls: dict[bytes, str] = {}
+        """A call that begins with the messages which the link stands for."""
+
+    def encode(self, messages: Sequence[object]) -> tuple[MessageDelta, list[bytes]]:
+        """Messages, anything that msgspec writes as JSON, as a delta against what was added; and their links, for `add`."""
+        encoded = [_canonical(message) for message in messages]
+        made: list[bytes] = []
+        for message in encoded:
+            made.append(_message_link(made[-1] if made else b"", message))
+        shared = next((at for at, link in enumerate(made) if link not in self._calls), len(made))
+        base = self._calls[made[shared - 1]] if shared else None
+        return MessageDelta(rest=b"[" + b",".join(encoded[shared:]) + b"]", shared=shared, base=base), made
+
+    def add(self, call_id: str, made: list[bytes], answer: object | None) -> None:
+        """Note an acknowledged call by its links; `answer` None where it has none."""
+        if answer is not None:
+            made = [*made, _message_link(made[-1] if made else b"", _canonical(answer))]
+        if len(self._calls) + len(made) > self._max_messages:
+            self._calls = {}
+        for link in made:
+            self._calls.setdefault(link, call_id)
+
+
+def _canonical(message: object) -> bytes:
+    """One spelling of a message, so that equal values have equal bytes."""
+    return msgspec.json.encode(message, order="sorted")
+
+
+def _message_link(last: bytes, message: bytes) -> bytes:
+    return hashlib.blake2b(last + message, digest_size=LINK_BYTES).digest()
