@@ -1,0 +1,146 @@
+"""The worker's end of a supervisor: starts one, tells it when time is up, and does not return before it has reported.
+
+Owns the rule that an `exec` leaves no process behind, seen from the worker: a supervisor that ends without a report was killed,
+and then the caller's `sweep` finds what it had in its care. Leaves to the caller paths, environment and marks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import marshal
+import os
+import sys
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from consumers.runtimes.base import RuntimeFault
+from consumers.runtimes.supervisor import GRACE_S, KILL_S
+
+if TYPE_CHECKING:
+    from consumers.runtimes.supervisor import Orders, Report
+
+_PACKAGES = str(Path(__file__).parents[2])
+_COMMAND = (
+    sys.executable,
+    *("-I", "-S", "-c"),
+    "import sys; sys.path.append(sys.argv[1]); from consumers.runtimes.supervisor import main; main()",
+    _PACKAGES,
+)
+"""Imported, not run as a file: so it starts from its cached bytecode."""
+_REPORT_S = GRACE_S + KILL_S + 5
+"""From asking for an end to the report; past it the supervisor itself hangs, and is killed."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a program ended: `exit_code` None where we ended it, `timed_out` where that was for its time."""
+
+    exit_code: int | None
+    timed_out: bool
+    tail: bytes
+
+
+async def launch(
+    orders: Orders,
+    marks: Mapping[str, str],
+    *,
+    timeout_s: float | None,
+    stop: asyncio.Event | None,
+    sweep: Callable[[], Awaitable[None]],
+) -> Ended:
+    """Run one program under a supervisor of its own, to the death of its whole tree.
+
+    `marks` are the supervisor's environment, so that a sweep finds it, too. Cancellation kills at once and is raised only when
+    all is dead. RuntimeFault: `supervisor_lost`, `not_started`, `unkillable`.
+    """
+    supervisor = await _start(marks)
+    assert supervisor.stdin is not None
+    assert supervisor.stdout is not None
+    report = asyncio.create_task(supervisor.stdout.read(), name="supervisor-report")
+    time_is_up = False
+    try:
+        data = marshal.dumps(dict(orders))
+        supervisor.stdin.write(len(data).to_bytes(4, "big") + data)
+        time_is_up = await _is_out_of_time(report, timeout_s, stop)
+        if not report.done():
+            supervisor.stdin.write(b"!")
+            await asyncio.wait({report}, timeout=_REPORT_S)
+    finally:
+        supervisor.stdin.close()  # with the report out this changes nothing; else it means: kill now
+        await _to_the_end(_bury(supervisor, report, sweep))
+    return _read(report.result(), time_is_up)
+
+
+async def _start(marks: Mapping[str, str]) -> asyncio.subprocess.Process:
+    # An interpreter that was built against libraries in odd places doesn't start without the last.
+    library_path = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
+    try:
+        return await asyncio.create_subprocess_exec(
+            *_COMMAND,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            env={**marks, **library_path},
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise RuntimeFault("not_started", f"no supervisor could be started: {error}") from error
+
+
+async def _is_out_of_time(report: asyncio.Task[bytes], timeout_s: float | None, stop: asyncio.Event | None) -> bool:
+    """Wait for the report, the timeout or `stop`; True where the timeout came first."""
+    stopping = asyncio.create_task(stop.wait(), name="supervisor-stop") if stop else None
+    try:
+        done, _ = await asyncio.wait(
+            {report} if stopping is None else {report, stopping},
+            timeout=timeout_s,
+            return_when=asyncio.FIRST_COMPLETED,
+        )
+    finally:
+        if stopping is not None:
+            stopping.cancel()
+    return not done
+
+
+async def _bury(
+    supervisor: asyncio.subprocess.Process,
+    report: asyncio.Task[bytes],
+    sweep: Callable[[], Awaitable[None]],
+) -> None:
+    """See the supervisor dead, and what it had in its care."""
+    await asyncio.wait({report}, timeout=_REPORT_S)
+    if not report.done():
+        supervisor.kill()
+    await supervisor.wait()
+    if not await report:
+        await sweep()
+
+
+async def _to_the_end(ending: Coroutine[None, None, None]) -> None:
+    """Await `ending` whole, however often we are cancelled meanwhile; it has deadlines of its own."""
+    task = asyncio.create_task(ending, name="supervisor-end")
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled from task.exception()
+    task.result()
+
+
+def _read(data: bytes, time_is_up: bool) -> Ended:
+    if not data:
+        raise RuntimeFault("supervisor_lost", "the supervisor of a program was killed; its programs are dead, too")
+    report: Report = marshal.loads(data)  # noqa: S302 - from our own supervisor
+    if report["error"]:
+        raise RuntimeFault("not_started", f"the supervisor couldn't start the program: {report['error']}")
+    if report["left"]:
+        raise RuntimeFault("unkillable", f"processes {report['left']} of the program can't be killed")
+    status = report["status"]
+    if status is None:
+        return Ended(exit_code=None, timed_out=time_is_up, tail=report["tail"])
+    code = os.waitstatus_to_exitcode(status)
+    return Ended(exit_code=code if code >= 0 else 128 - code, timed_out=False, tail=report["tail"])

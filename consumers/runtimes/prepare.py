@@ -1,0 +1,48 @@
+"""Brings a fresh runtime into the state that a task asks for. Works through the interface alone, so for every backend."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from consumers.runtimes.base import Exec, Runtime, RuntimeFault
+from polar.types.errors import InputError
+from polar.types.task import PrepareAction
+
+
+async def prepare(runtime: Runtime, actions: Sequence[PrepareAction], *, field: str = "runtime.prepare") -> None:
+    """Do `actions` in order; the caller's cancellation is the only deadline, as all of a stage shares one budget.
+
+    `field` is where the actions stand in the task, for errors. Raises InputError where a source or target can't be used,
+    RuntimeFault `prepare_failed` where a command ends with another code than 0.
+    """
+    for index, action in enumerate(actions):
+        where = f"{field}[{index}]"
+        if action.type == "exec":
+            await _execute(runtime, action, where, log=f"{field.rpartition('.')[2]}-{index}.log")
+        else:
+            await _upload(runtime, action, where)
+
+
+async def _execute(runtime: Runtime, action: PrepareAction, where: str, log: str) -> None:
+    assert action.command is not None
+    result = await runtime.exec(Exec(action.command, cwd=action.cwd, env=action.env, log=log))
+    if result.exit_code != 0:
+        raise RuntimeFault(
+            "prepare_failed",
+            f"{where}: {action.command!r} ended with exit code {result.exit_code}; its output ends with:\n{result.tail}",
+        )
+
+
+async def _upload(runtime: Runtime, action: PrepareAction, where: str) -> None:
+    assert action.source is not None
+    assert action.target is not None
+    source = Path(action.source)
+    found = source.is_file() if action.type == "upload_file" else source.is_dir()
+    if not found:
+        kind = "file" if action.type == "upload_file" else "folder"
+        raise InputError(f"{where}.source", action.source, f"is no {kind} on the worker's host")
+    try:
+        await runtime.upload(source, action.target)
+    except InputError as error:
+        raise InputError(f"{where}.target", action.target, error.reason) from error

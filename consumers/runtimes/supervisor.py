@@ -1,0 +1,250 @@
+"""The process between a worker and one program in a `process` runtime, which sees to it that nothing of the program lives on.
+
+It is a child subreaper: what the program leaves behind, double-forked daemons with a session of their own included, becomes its
+child, so "no child left" means that none of the tree is left. It kills the tree when the program ends, when the worker asks, and
+when the worker dies (its end of the pipe closes; a pidfd covers a forked worker whose children hold the pipe, too). If the
+supervisor itself is killed, the kernel kills the program (PDEATHSIG), and marks in the environment find the rest (`proctree`).
+
+The pipe, from the worker: one marshalled `Orders` behind its length (4 bytes, big-endian); then any byte asks for a stop
+(SIGTERM, grace, kill), and its end for a kill at once. To the worker: one marshalled `Report` when all is dead. Marshal, since
+both ends are the same interpreter and json would cost 8 ms of each start; orders come through the pipe so that no secret stands
+in an argument vector.
+
+Leaves to the worker (`launch`): timeouts, and what the end means.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import marshal
+import os
+import select
+import time
+
+from consumers.runtimes import proctree
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import TypedDict
+
+    class Orders(TypedDict):
+        """What to run. `worker` is the pid to live and die with."""
+
+        argv: list[str]
+        env: dict[str, str]
+        cwd: str
+        stdin: str
+        log: str
+        log_limit: int
+        worker: int
+
+    class Report(TypedDict):
+        """How it ended: `status` as of waitpid, None where we ended it; `tail`: the last of its output; `left`: pids
+        that wouldn't die; `error`: why it was never started, else empty."""
+
+        status: int | None
+        tail: bytes
+        left: list[int]
+        error: str
+
+
+GRACE_S = 2.0
+"""From SIGTERM to SIGKILL, for a program that is asked to stop: enough to write a last line, short beside any budget."""
+KILL_S = 10.0
+"""For the whole tree to be dead; only uninterruptible sleep or another user's process takes longer."""
+REPORTED = 4096
+"""Bytes of output in the report: told by us, as the program could put anything in the place of its log."""
+TAIL = 1024 * 1024
+"""Bytes kept of the end of a log that outgrew its limit: how a program failed stands there."""
+
+_READ = 65536
+_PIPE_READS = 32
+"""More than the largest pipe holds (1 MiB), and a bound should a descriptor have been passed to a process elsewhere."""
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_SIGPIPE, _SIGTERM, _SIGXFSZ = 13, 15, 25
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+class Log:
+    """A log file with a bound. Takes all that is written, so that no program waits for it; a full disk counts as the bound."""
+
+    def __init__(self, path: str, limit: int) -> None:
+        try:
+            os.unlink(path)  # noqa: PTH108 - pathlib costs a start more than the start itself
+        except FileNotFoundError:
+            pass
+        # O_EXCL: what an earlier program has put here (a link, a pipe) is neither followed nor waited for.
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        self.last = b""
+        self._room = max(limit - TAIL, limit // 2)
+        self._kept = limit - self._room
+        self._tail = bytearray()
+        self._beyond = 0
+
+    def write(self, data: bytes) -> None:
+        self.last = (self.last + data[-REPORTED:])[-REPORTED:]
+        head, rest = data[: self._room], data[self._room :]
+        if head:
+            self._room -= len(head)
+            self._to_disk(head)
+        if rest:
+            self._beyond += len(rest)
+            self._tail += rest
+            if len(self._tail) > 2 * self._kept:
+                del self._tail[: -self._kept]
+
+    def close(self) -> None:
+        del self._tail[: max(0, len(self._tail) - self._kept)]
+        if left_out := self._beyond - len(self._tail):
+            self._to_disk(b"\n[... %d bytes left out here ...]\n" % left_out)
+        self._to_disk(bytes(self._tail))
+        os.close(self._fd)
+
+    def _to_disk(self, data: bytes) -> None:
+        try:
+            while data:
+                data = data[os.write(self._fd, data) :]
+        except OSError:
+            self._room = 0
+            self._beyond += len(data)
+
+
+class Supervision:
+    """One program, from its start to the death of the last of its tree."""
+
+    def __init__(self, orders: Orders, pipe: int) -> None:
+        self._pipe = pipe
+        self._worker = os.pidfd_open(orders["worker"])
+        self._log = Log(orders["log"], orders["log_limit"])
+        self._output, writer = os.pipe()
+        os.set_blocking(self._output, False)
+        self._status: int | None = None
+        self._stopped = False
+        self._program = _start(orders, writer)
+        os.close(writer)
+        self._exit = os.pidfd_open(self._program)
+
+    def run(self) -> Report:
+        self._watch()
+        left = self._kill_all()
+        for _ in range(_PIPE_READS):
+            if not self._copy_output():
+                break
+        self._log.close()
+        return {
+            "status": None if self._stopped else self._status,
+            "tail": self._log.last,
+            "left": sorted(left),
+            "error": "",
+        }
+
+    def _watch(self) -> None:
+        """Until the program has ended or is to be killed. Wakes once a second at least, to reap daemons that ended."""
+        poll = select.poll()
+        for fd in (self._pipe, self._worker, self._output, self._exit):
+            poll.register(fd, select.POLLIN)
+        end: float | None = None
+        while True:
+            ready = {fd for fd, _ in poll.poll(1000 if end is None else max(0, end - time.monotonic()) * 1000)}
+            self._reap()
+            if self._status is not None:
+                return
+            if self._output in ready and not self._copy_output():
+                poll.unregister(self._output)
+            worker_gone = self._worker in ready
+            if self._pipe in ready:
+                worker_gone |= not os.read(self._pipe, 1)
+                if not self._stopped and not worker_gone:
+                    self._stopped, end = True, time.monotonic() + GRACE_S
+                    self._ask_to_stop()
+            if worker_gone or (end is not None and time.monotonic() >= end):
+                self._stopped = True
+                return
+
+    def _ask_to_stop(self) -> None:
+        try:
+            os.killpg(self._program, _SIGTERM)
+        except ProcessLookupError:  # it has not yet come to its setsid
+            os.kill(self._program, _SIGTERM)
+
+    def _kill_all(self) -> set[int]:
+        """Kill all descendants. They are gone when no child is left; /proc alone could miss one whose parent dies meanwhile."""
+        left: set[int] = set()
+        while not left and self._reap():
+            left = proctree.kill_until_gone(lambda: proctree.descendants({os.getpid()}, proctree.parents()), KILL_S)
+        return left
+
+    def _reap(self) -> bool:
+        """Take in the dead; False when no child is left, dead or alive, and so no descendant either."""
+        try:
+            while True:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if pid == 0:
+                    return True
+                if pid == self._program:
+                    self._status = status
+        except ChildProcessError:
+            return False
+
+    def _copy_output(self) -> bool:
+        """Move some of what waits in the pipe to the log; False where nothing is to be had any more.
+
+        One read at a time: a program that writes without end must not keep us from seeing that its time is up.
+        """
+        try:
+            data = os.read(self._output, _READ)
+        except BlockingIOError:
+            return False
+        self._log.write(data)
+        return bool(data)
+
+
+def _start(orders: Orders, output: int) -> int:
+    """Fork the program in a session of its own; what keeps it from starting is told in its log, with exit code 127."""
+    supervisor = os.getpid()
+    if pid := os.fork():
+        return pid
+    try:
+        os.setsid()
+        _LIBC.prctl(_PR_SET_PDEATHSIG, proctree.SIGKILL)
+        if os.getppid() != supervisor:
+            os._exit(127)
+        for number in (_SIGPIPE, _SIGXFSZ):  # the interpreter ignores these, and a program would inherit that
+            _LIBC.signal(number, None)
+        os.dup2(os.open(orders["stdin"], os.O_RDONLY), 0)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        os.chdir(orders["cwd"])
+        os.execvpe(orders["argv"][0], orders["argv"], orders["env"])  # noqa: S606 - what we are for
+    except OSError as error:
+        # Of a program looked up in PATH, execvpe names the last place tried, as bytes.
+        name = error.filename if isinstance(error.filename, str) else orders["argv"][0]
+        os.write(output, f"cannot start: {name}: {error.strerror}\n".encode())
+    except ValueError as error:  # a zero byte in an argument
+        os.write(output, f"cannot start: {error}\n".encode())
+    finally:
+        os._exit(127)
+
+
+def _read(pipe: int, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        if not (more := os.read(pipe, size - len(data))):
+            raise EOFError("the worker closed the pipe before its orders were through")
+        data += more
+    return data
+
+
+def main() -> None:
+    pipe, out = 0, 1
+    _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    orders: Orders = marshal.loads(_read(pipe, int.from_bytes(_read(pipe, 4), "big")))  # noqa: S302 - from our own worker
+    try:
+        report = Supervision(orders, pipe).run()
+    except OSError as error:
+        report = {"status": None, "tail": b"", "left": [], "error": str(error)}
+    try:
+        os.write(out, marshal.dumps(dict(report)))
+    except BrokenPipeError:
+        pass  # the worker died; all is dead, nobody is to be told

@@ -1,0 +1,80 @@
+"""A fresh `process` runtime, and eyes that see what lives on this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from consumers.runtimes.base import Labels
+from consumers.runtimes.process import ProcessBackend, ProcessRuntime
+from polar.types.task import RuntimeSpec
+
+Eventually = Callable[[Callable[[], object]], Coroutine[Any, Any, None]]
+Living = Callable[[], list[str]]
+
+
+@pytest.fixture
+def backend(tmp_path: Path) -> ProcessBackend:
+    return ProcessBackend(tmp_path / "runtimes")
+
+
+@pytest.fixture
+def claim() -> str:
+    """Unlike any other test's, of another run on this machine, too: processes are killed by it."""
+    return f"claim-{uuid.uuid4().hex}"
+
+
+@pytest.fixture
+async def runtime(backend: ProcessBackend, claim: str) -> AsyncIterator[ProcessRuntime]:
+    made = await backend.create(Labels("polar", "task.0", 1, claim), RuntimeSpec())
+    yield made
+    await made.remove()
+
+
+@pytest.fixture
+def token() -> str:
+    """A word that stands in no other process's arguments."""
+    return f"token-{uuid.uuid4().hex}"
+
+
+@pytest.fixture
+def living(token: str) -> Living:
+    """Command lines of all processes that hold the token; a zombie has none."""
+
+    def look() -> list[str]:
+        return [line for line in command_lines() if token in line]
+
+    return look
+
+
+@pytest.fixture
+def eventually() -> Eventually:
+    """Wait until a condition holds; fails after 10 s."""
+
+    async def wait(condition: Callable[[], object]) -> None:
+        end = time.monotonic() + 10
+        while not condition():
+            assert time.monotonic() < end, "didn't come true within 10 s"
+            await asyncio.sleep(0.01)
+
+    return wait
+
+
+def command_lines() -> list[str]:
+    return [data.replace(b"\0", b" ").decode(errors="replace") for _, data in processes("cmdline")]
+
+
+def processes(file: str) -> Iterator[tuple[int, bytes]]:
+    """Pid and content of /proc/<pid>/`file` of all that can be read."""
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                yield int(folder.name), (folder / file).read_bytes()
+            except OSError:  # it ended meanwhile
+                continue
