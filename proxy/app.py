@@ -1,0 +1,210 @@
+"""One proxy process, put together: what it opens, in which order, and how it ends.
+
+Invariant (protocol 18): the port listens only after this process's heartbeat was acknowledged and `polar.fleet` and `polar.control` were
+read to their ends. Stopping lets calls under way finish within a deadline, tells the others to come again, and never waits for Kafka.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import structlog
+from aiohttp import web
+
+from polar.keys import Signer
+from polar.settings import Settings
+from polar.types.errors import NotReady
+from proxy import control
+from proxy.auth import Authenticator
+from proxy.call import Pipeline
+from proxy.capture import Capture
+from proxy.dialects.base import Dialect
+from proxy.engines.base import Engine
+from proxy.fleet import Fleet
+from proxy.front import Front
+from proxy.metrics import Metrics
+from proxy.recovery import Recovery
+from proxy.session import Claims
+from topics import control as control_topic
+from topics import fleet as fleet_topic
+from topics.control import CloseKey, Control
+from topics.follow import Follower, Since
+from topics.heartbeat import Heart, new_worker_id
+from topics.producer import LogProducer
+from topics.workers import Heartbeat
+
+CONTROL_SINCE_S = 600.0
+"""How far back `polar.control` is read at start (protocol 18)."""
+HEARTBEAT_S = 60.0
+"""For the first heartbeat's acknowledgement: Kafka may still be starting."""
+DRAIN_S = 10.0
+"""For calls under way, when the proxy is told to stop."""
+SETTLE_S = 2.0
+"""For records beside the calls, after that."""
+STOP_S = 3.0
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class Binding:
+    """Where a port listens; port 0 takes a free one."""
+
+    host: str
+    port: int
+
+
+class Proxy:
+    """A proxy in this event loop. `start`, then `failed` or your own reason, then `stop`."""
+
+    def __init__(
+        self, settings: Settings, engine: Engine, dialects: Sequence[Dialect], calls: Binding, controls: Binding
+    ) -> None:
+        """Raises FileNotFoundError for a keys file or token file that isn't there."""
+        self._settings = settings
+        self._engine = engine
+        self._bindings = calls, controls
+        self._metrics = Metrics()
+        self._fleet = Fleet()
+        self._producer = LogProducer(settings)
+        self._capture = Capture(self._producer, self._metrics)
+        self._claims = Claims(Recovery(settings).is_over)
+        pipeline = Pipeline(engine, self._producer, self._capture, self._fleet, self._metrics)
+        authenticator = Authenticator(Signer.from_file(settings.keys_path))
+        self._front = Front(dialects, authenticator, self._claims, pipeline, self._metrics)
+        self._worker_id = new_worker_id("proxy")
+        self._heart = Heart(settings, self._beat)
+        self._followers = (
+            Follower(settings, fleet_topic.TOPIC, self._on_fleet, since=Since.BEGINNING),
+            Follower(settings, control_topic.TOPIC, self._on_control, since=Since.ago(CONTROL_SINCE_S)),
+        )
+        self._runners: list[web.AppRunner] = []
+        self._serving = False
+        self._leaving = asyncio.Event()
+        self.url = ""
+        """Base of the model API, without `/v1`; known once started."""
+        self.control_url = ""
+
+    async def start(self) -> None:
+        """Returns when calls are served. Raises NotReady, OSError for a port that is taken."""
+        calls, controls = self._bindings
+        listening = await self._listen(
+            control.application(self._metrics, self.obstacle, self._settings.control_token_file), _bound(controls)
+        )
+        self.control_url = listening
+        door = _bound(calls)
+        self.url = _url(door)
+        await self._engine.start()
+        await self._producer.start()
+        self._heart.start()
+        await self._first_heartbeat()
+        for follower in self._followers:
+            await follower.start()
+        self._claims.known_from(time.time())
+        await self._listen(self._front.application(), door)
+        self._serving = True
+        log.info(
+            "proxy serves", action="proxy_serves", url=self.url, control_url=self.control_url, worker_id=self._worker_id
+        )
+
+    async def left(self) -> None:
+        """Returns when the proxy was told to leave by a `Drain`; raises what ended a follower."""
+        leaving = asyncio.ensure_future(self._leaving.wait())
+        try:
+            done, _ = await asyncio.wait(
+                [leaving, *(follower.failed for follower in self._followers)], return_when=asyncio.FIRST_COMPLETED
+            )
+            for future in done:
+                future.result()
+        finally:
+            leaving.cancel()
+
+    async def stop(self, drain_s: float = DRAIN_S) -> None:
+        """Ends within the drain and some seconds, with Kafka or without."""
+        self._serving = False
+        self._front.draining = True
+        self._heart.changed()
+        under_way = [call.answer for call in self._front.calls]
+        if under_way:
+            await asyncio.wait(under_way, timeout=drain_s)
+        for call in self._front.calls:
+            call.end("stopped")
+        for runner in reversed(self._runners):
+            await runner.cleanup()
+        await self._capture.settle(SETTLE_S)
+        for follower in self._followers:
+            await follower.stop()
+        await self._producer.stop(STOP_S)
+        await self._engine.stop()
+        self._heart.stop()  # last: it holds the loop up until its last beat is out
+        log.info("proxy stopped", action="proxy_stopped", worker_id=self._worker_id)
+
+    def obstacle(self) -> str | None:
+        """Why calls aren't served now; None when they are."""
+        if not self._serving:
+            return "stopping" if self._front.draining else "starting"
+        if not self._heart.connected:
+            return "Kafka doesn't acknowledge heartbeats; calls wait"
+        if self._fleet.paused:
+            return "the fleet is paused; calls wait"
+        return None
+
+    async def _first_heartbeat(self) -> None:
+        try:
+            await self._heart.first_beat(HEARTBEAT_S)
+        except TimeoutError:
+            raise NotReady(
+                f"Kafka acknowledged no heartbeat within {HEARTBEAT_S:.0f} s; are the topics there?"
+            ) from None
+
+    async def _listen(self, app: web.Application, door: socket.socket) -> str:
+        runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=STOP_S)
+        self._runners.append(runner)
+        await runner.setup()
+        await web.SockSite(runner, door, backlog=1024).start()
+        return _url(door)
+
+    def _beat(self) -> Heartbeat:
+        return Heart.describe(
+            self._worker_id,
+            "proxy",
+            address=self.url,
+            fleet_generation=self._fleet.generation,
+            leaving=self._front.draining,
+        )
+
+    def _on_fleet(self, record: fleet_topic.FleetRecord, _: object) -> None:
+        self._fleet.apply(record)
+        # `pause` counts the generations that heartbeats echo.
+        self._heart.changed()
+
+    def _on_control(self, record: Control, _: object) -> None:
+        match record:
+            case CloseKey():
+                self._claims.close(record.claim_id)
+            case control_topic.Drain() if record.worker_id == self._worker_id:
+                self._leaving.set()
+            case _:
+                pass
+
+
+def _bound(binding: Binding) -> socket.socket:
+    """A socket that has its port and doesn't listen yet, so that the first heartbeat can name it."""
+    family, kind, _, _, address = socket.getaddrinfo(binding.host, binding.port, type=socket.SOCK_STREAM)[0]
+    door = socket.socket(family, kind)
+    try:
+        door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        door.bind(address)
+    except OSError:
+        door.close()
+        raise
+    return door
+
+
+def _url(door: socket.socket) -> str:
+    host, port = door.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -1,0 +1,137 @@
+"""One call's way: wait for the fleet and for room, ask the engine, capture; what comes out may be answered.
+
+It runs as a task of its own, so that the harness's connection and the call's life are two things: a harness that hangs up, or a key that
+is closed, ends the call with a reason, and what must be said of it on the log is said.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import structlog
+
+from polar.types.completion import CallError, CallOutcome
+from proxy.capture import ACK_S, RETRY_AFTER_S, Asked, Capture
+from proxy.chat import Answer
+from proxy.engines.base import Engine
+from proxy.engines.retry import with_retries
+from proxy.errors import EngineFault, Refusal, Refused, refusal_of
+from proxy.fleet import Fleet
+from proxy.metrics import Metrics
+from proxy.session import Ending, closed
+from topics.producer import LogProducer, Unacknowledged
+
+ENDINGS: dict[Ending, CallError] = {
+    "hung_up": CallError("hung_up", "the harness closed its connection"),
+    "closed": CallError("closed", "the key was closed"),
+    "stopped": CallError("stopped", "the proxy was stopped"),
+}
+"""What the log says of them."""
+DISOWNED: dict[Ending, str] = {"hung_up": "hung_up", "closed": "closed", "stopped": "unacknowledged"}
+"""The same for a call whose record was sent."""
+
+log = structlog.get_logger(__name__)
+
+
+class Call:
+    """A call in flight. `answer` is a task that yields what may be answered, or what the harness is told instead."""
+
+    def __init__(self, pipeline: Pipeline, asked: Asked, size: int) -> None:
+        self.asked = asked
+        self.ended: Ending | None = None
+        self._in_flight = asked.claim.in_flight
+        self._in_flight.add(self)
+        self.answer = asyncio.get_running_loop().create_task(pipeline.run(self, size), name=asked.call_id)
+        # Not in the coroutine: a task that is cancelled before its first step never enters it.
+        self.answer.add_done_callback(lambda _: self._in_flight.discard(self))
+
+    def end(self, reason: Ending) -> None:
+        """Ends it, wherever it stands; the first reason holds."""
+        if self.ended is None:
+            self.ended = reason
+            self.answer.cancel()
+
+
+class Pipeline:
+    """What every call passes through."""
+
+    def __init__(self, engine: Engine, producer: LogProducer, capture: Capture, fleet: Fleet, metrics: Metrics) -> None:
+        self.engine = engine
+        self._producer = producer
+        self._capture = capture
+        self._fleet = fleet
+        self._metrics = metrics
+
+    async def run(self, call: Call, size: int) -> Answer | Refused:
+        """An answer that is on the log, or why there is none; `size` is the request's, in bytes."""
+        self._metrics.in_flight.inc()
+        try:
+            await self._ready(size)
+            answer, policy_version = await self._asked(call)
+            await self._captured(call, answer, policy_version)
+            self._count(call, CallOutcome.ANSWERED)
+            return answer
+        except Refused as refused:
+            return refused
+        except asyncio.CancelledError:
+            if call.ended is None:
+                raise
+            return refusal_of_ending(call.ended)
+        finally:
+            self._metrics.in_flight.dec()
+
+    def undelivered(self, call: Call) -> None:
+        """The call is on the log, and its harness went away before it had the answer."""
+        self._capture.disown(call.asked, DISOWNED["hung_up"])
+
+    async def _ready(self, size: int) -> None:
+        await self._fleet.runs()
+        try:
+            await self._producer.room(size, ACK_S)
+        except Unacknowledged:
+            raise Refused(
+                Refusal.OVERLOADED, "too much waits to be recorded; try again", retry_after_s=RETRY_AFTER_S
+            ) from None
+
+    async def _asked(self, call: Call) -> tuple[Answer, int | None]:
+        """The engine's answer and the policy version that sampled it, None where it can't be told."""
+        asked = call.asked
+        weights = self._fleet.weights
+        began = time.perf_counter()
+        try:
+            answer = await with_retries(lambda: self.engine.complete(asked.request, asked.claim.key.session_id))
+        except EngineFault as fault:
+            log.warning(
+                "call failed", action="call_failed", call_id=asked.call_id, code=fault.code, status=fault.status
+            )
+            self._unanswered(call, CallOutcome.FAILED, fault.as_call_error())
+            raise refusal_of(fault) from None
+        except asyncio.CancelledError:
+            self._unanswered(call, CallOutcome.ABANDONED, ENDINGS[call.ended or "stopped"])
+            raise
+        self._metrics.engine_s.observe(time.perf_counter() - began)
+        if answer.policy_version is not None:
+            return answer, answer.policy_version
+        return answer, weights[0] if self._fleet.weights == weights else None
+
+    async def _captured(self, call: Call, answer: Answer, policy_version: int | None) -> None:
+        try:
+            await self._capture.answered(call.asked, answer, policy_version)
+        except asyncio.CancelledError:
+            self._capture.disown(call.asked, DISOWNED[call.ended or "stopped"])
+            raise
+
+    def _unanswered(self, call: Call, outcome: CallOutcome, error: CallError) -> None:
+        self._count(call, outcome)
+        self._capture.unanswered(call.asked, outcome, error)
+
+    def _count(self, call: Call, outcome: CallOutcome) -> None:
+        self._metrics.calls.labels(call.asked.dialect, outcome.value).inc()
+
+
+def refusal_of_ending(ending: Ending) -> Refused:
+    """What the harness is told of a call that was ended, if it is still there."""
+    if ending == "closed":
+        return closed()
+    return Refused(Refusal.UNAVAILABLE, "the proxy is stopping; try again", retry_after_s=RETRY_AFTER_S)

@@ -1,0 +1,176 @@
+"""Calls to the log: an answered call's record is acknowledged before its answer leaves, others are recorded beside the way.
+
+Invariant (guarantee 1): `answered` returns only after Kafka has acknowledged the Completion. A call that ends otherwise once its record was
+sent is disowned, since the record may still arrive; it is never sent again (protocol 19). What is sent beside the way is bounded and has
+a budget; what is lost of it is counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import structlog
+
+from polar.types.completion import CallError, CallOutcome, Completion, TokenDelta
+from polar.types.session import task_id_of
+from proxy.chat import Answer, ChatRequest
+from proxy.errors import Refusal, Refused
+from proxy.history import Written
+from proxy.metrics import Metrics
+from proxy.session import Claim
+from topics import completions
+from topics.completions import Disowned
+from topics.producer import LogProducer, RecordTooLarge, Unacknowledged
+
+ACK_S = 120.0
+"""For room and for the acknowledgement (protocol 19)."""
+DISOWN_S = 15 * 60.0
+"""For a Disowned: as long as workers bear with Kafka's absence before they stop a session (protocol 14)."""
+PENDING = 10_000
+"""Records that may be under way beside the calls; what exceeds it is counted and lost."""
+RETRY_AFTER_S = 5
+
+log = structlog.get_logger(__name__)
+_encode = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A call as it was asked for, sampling already imposed."""
+
+    call_id: str
+    claim: Claim
+    dialect: str
+    engine: str
+    request: ChatRequest
+    received_at: float
+    """Unix seconds."""
+
+
+class Capture:
+    """Writes the calls of all claims."""
+
+    def __init__(self, producer: LogProducer, metrics: Metrics) -> None:
+        self._producer = producer
+        self._metrics = metrics
+        self._beside: set[asyncio.Task[None]] = set()
+
+    async def answered(self, asked: Asked, answer: Answer, policy_version: int | None) -> None:
+        """Returns when the call is on the log. Raises Refused when it is not: the call is disowned then.
+
+        Cancelled, it leaves disowning to the caller, who knows why.
+        """
+        began = time.perf_counter()
+        written = asked.claim.history.write(asked.request)
+        record = _answered(asked, written, answer, policy_version)
+        try:
+            await self._send(record, ACK_S)
+        except RecordTooLarge as error:
+            raise Refused(Refusal.TOO_LARGE, f"the call is too large for the log: {error}") from None
+        except Unacknowledged as error:
+            log.warning("call not acknowledged", action="call_unacknowledged", call_id=asked.call_id, reason=str(error))
+            self.disown(asked, "unacknowledged")
+            raise Refused(
+                Refusal.UNAVAILABLE, "the call could not be recorded; try again", retry_after_s=RETRY_AFTER_S
+            ) from None
+        self._metrics.ack_s.observe(time.perf_counter() - began)
+        asked.claim.history.add(asked.call_id, written, answer)
+
+    def unanswered(self, asked: Asked, outcome: CallOutcome, error: CallError) -> None:
+        """Records a failed or abandoned call, beside the way."""
+        self._later(self._record(_unanswered(asked, outcome, error)), "completion")
+
+    def disown(self, asked: Asked, reason: str) -> None:
+        """Says on the log that a call was never answered, beside the way; `reason` as in `Disowned`."""
+        self._metrics.disowned.labels(reason).inc()
+        key = asked.claim.key
+        self._later(self._disown(Disowned(asked.call_id, key.session_id, key.claim_id, reason)), "disowned")
+
+    async def settle(self, deadline_s: float) -> None:
+        """Waits for what is under way beside the calls, then drops it."""
+        if self._beside:
+            _, late = await asyncio.wait(self._beside, timeout=deadline_s)
+            for task in late:
+                task.cancel()
+
+    async def _record(self, record: Completion) -> None:
+        try:
+            await self._send(record, ACK_S)
+        except (Unacknowledged, RecordTooLarge) as error:
+            self._lost("completion", record.call_id, error)
+
+    async def _disown(self, record: Disowned) -> None:
+        ends = time.monotonic() + DISOWN_S
+        while True:
+            try:
+                await self._send(record, ACK_S)
+                return
+            except Unacknowledged as error:
+                if time.monotonic() > ends:
+                    self._lost("disowned", record.call_id, error)
+                    return
+            # The send may have failed at once.
+            await asyncio.sleep(1.0)
+
+    def _lost(self, what: str, call_id: str, error: Exception) -> None:
+        self._metrics.unrecorded.labels(what).inc()
+        log.warning("record lost", action="record_lost", record=what, call_id=call_id, reason=str(error))
+
+    async def _send(self, record: Completion | Disowned, deadline_s: float) -> None:
+        session_id = record.session_id
+        await self._producer.send(
+            completions.TOPIC, record, key=session_id, task_id=task_id_of(session_id), deadline_s=deadline_s
+        )
+
+    def _later(self, work: Coroutine[Any, Any, None], what: str) -> None:
+        if len(self._beside) >= PENDING:
+            work.close()
+            self._metrics.unrecorded.labels(what).inc()
+            return
+        task = asyncio.get_running_loop().create_task(work, name=f"record {what}")
+        self._beside.add(task)
+        task.add_done_callback(self._beside.discard)
+
+
+def _answered(asked: Asked, written: Written, answer: Answer, policy_version: int | None) -> Completion:
+    return msgspec.structs.replace(
+        _completion(asked, written, CallOutcome.ANSWERED, asked.claim.history.prompt(answer)),
+        sampled=answer.sampled_ids,
+        logprobs=answer.logprobs,
+        logprobs_mode=answer.logprobs_mode,
+        answer=_encode(answer.message),
+        finish_reason=answer.finish_reason,
+        model_served=answer.model,
+        policy_version=policy_version,
+    )
+
+
+def _unanswered(asked: Asked, outcome: CallOutcome, error: CallError) -> Completion:
+    written = asked.claim.history.write(asked.request)
+    return msgspec.structs.replace(_completion(asked, written, outcome, TokenDelta(b"")), error=error)
+
+
+def _completion(asked: Asked, written: Written, outcome: CallOutcome, prompt: TokenDelta) -> Completion:
+    key, request = asked.claim.key, asked.request
+    return Completion(
+        call_id=asked.call_id,
+        session_id=key.session_id,
+        attempt=key.attempt,
+        claim_id=key.claim_id,
+        outcome=outcome,
+        dialect=asked.dialect,
+        engine=asked.engine,
+        received_at=int(asked.received_at * 1000),
+        completed_at=int(time.time() * 1000),
+        prompt=prompt,
+        messages=written.messages,
+        tools=written.tools,
+        model_requested=request.model,
+        sampling=request.sampling,
+        stream=request.stream,
+    )

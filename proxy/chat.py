@@ -1,0 +1,156 @@
+"""The canonical chat form: where dialects and engines meet, and what the log keeps.
+
+A dialect turns a provider's request into a `ChatRequest`, an engine turns that into an `Answer`, a dialect turns that into the provider's
+response. Everything stays where the model sees it: roles as they came, part lists as lists, tool arguments as the very string that was
+sampled. As JSON a `Message` and a `Tool` are those of OpenAI's Chat Completions, with vLLM's `reasoning`.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from polar.types.completion import Sampling
+
+Role = Literal["system", "developer", "user", "assistant", "tool"]
+FinishReason = Literal["stop", "length", "tool_calls", "content_filter"]
+NOT_GIVEN = msgspec.Raw()
+"""msgspec takes no `Raw | None`: no bytes stand for None."""
+
+
+class TextPart(msgspec.Struct, frozen=True, tag_field="type", tag="text"):
+    """Text among other parts."""
+
+    text: str
+
+
+class ImageUrl(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Where an image is: a URL, or its bytes in a data URL."""
+
+    url: str
+    detail: str | None = None
+
+
+class ImagePart(msgspec.Struct, frozen=True, tag_field="type", tag="image_url"):
+    """An image among other parts."""
+
+    image_url: ImageUrl
+
+
+Part = TextPart | ImagePart
+
+
+class FunctionCall(msgspec.Struct, frozen=True):
+    """Which function, with what."""
+
+    name: str
+    arguments: str = ""
+    """The very string that was sampled, JSON or not."""
+
+
+class ToolCall(msgspec.Struct, frozen=True):
+    """One tool call of an assistant turn."""
+
+    id: str
+    function: FunctionCall
+    type: Literal["function"] = "function"
+
+
+class Message(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One turn. Text and tool calls of one turn are one message."""
+
+    role: Role
+    content: str | list[Part] | None = None
+    reasoning: str | None = None
+    tool_calls: list[ToolCall] = []
+    tool_call_id: str | None = None
+    name: str | None = None
+
+
+class Function(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A function that the model may call."""
+
+    name: str
+    description: str | None = None
+    parameters: msgspec.Raw = NOT_GIVEN
+    """Its JSON schema, byte for byte as it came: key order reaches the prompt."""
+    strict: bool | None = None
+
+
+class Tool(msgspec.Struct, frozen=True):
+    """A tool that the harness declares."""
+
+    function: Function
+    type: Literal["function"] = "function"
+
+
+class NamedFunction(msgspec.Struct, frozen=True):
+    """The name of one function."""
+
+    name: str
+
+
+class ForcedTool(msgspec.Struct, frozen=True):
+    """A tool choice: this function and no other."""
+
+    function: NamedFunction
+    type: Literal["function"] = "function"
+
+
+ToolChoice = Literal["none", "auto", "required"] | ForcedTool
+
+
+class ChatRequest(msgspec.Struct, frozen=True):
+    """What a harness asks for, in any dialect."""
+
+    messages: list[Message]
+    model: str | None = None
+    tools: list[Tool] = []
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    sampling: Sampling = Sampling()
+    stop: list[str] = []
+    response_format: msgspec.Raw = NOT_GIVEN
+    """OpenAI's structured-output object, where the answer is held to a grammar."""
+    reasoning_effort: str | None = None
+    stream: bool = False
+    stream_usage: bool = False
+    """The stream tells usage at its end; dialects that always do so set it."""
+
+    @property
+    def is_grammar_bound(self) -> bool:
+        """Whether the engine masks tokens: structured output, or a tool call that must come."""
+        return (
+            bool(bytes(self.response_format))
+            or self.tool_choice == "required"
+            or isinstance(self.tool_choice, ForcedTool)
+        )
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """Tokens of one call."""
+
+    prompt: int
+    sampled: int
+    cached: int | None = None
+    """Prompt tokens that the engine had in its cache; None where it doesn't tell."""
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """What an engine answered: the message for the harness, the tokens for the log."""
+
+    message: Message
+    finish_reason: FinishReason
+    usage: Usage
+    prompt_ids: bytes
+    """int32 LE."""
+    sampled_ids: bytes
+    """int32 LE, at least one."""
+    logprobs: bytes
+    """float32 LE, as many as `sampled_ids`."""
+    model: str
+    """As the engine names it."""
+    logprobs_mode: str = "processed"
+    policy_version: int | None = None
+    """Where the engine itself tells it."""

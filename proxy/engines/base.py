@@ -1,0 +1,31 @@
+"""What an engine is: canonical chat in, an answer with its very tokens out."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from proxy.chat import Answer, ChatRequest
+
+
+class Engine(Protocol):
+    """One inference server, asked in one way."""
+
+    name: str
+    """On the log."""
+    models: list[str]
+    """What it serves, for model lists."""
+
+    async def start(self) -> None:
+        """Opens what calls need; doesn't ask whether the server is there."""
+        ...
+
+    async def stop(self) -> None:
+        """Closes connections; calls in flight fail."""
+        ...
+
+    async def complete(self, request: ChatRequest, session_id: str) -> Answer:
+        """One try at one call; cancelling it cancels it at the server.
+
+        Raises EngineFault for everything that is no whole answer: nothing is mended, nothing is made up.
+        """
+        ...

@@ -1,0 +1,121 @@
+"""JSON over HTTP to an inference server: connections, deadlines, and what each way of failing is called.
+
+Codes of EngineFault: `unreachable`, `cut`, `timeout`, `overloaded`, `server_error`, `context_length`, `refused` (the request is at fault),
+`misconfigured` (we are), `too_large`.
+"""
+
+from __future__ import annotations
+
+import re
+
+import aiohttp
+import msgspec
+
+from proxy.errors import OVERLOAD, EngineFault
+
+# Servers drop idle connections after some seconds; to let go of them sooner costs a handshake and spares a retry.
+KEEPALIVE_S = 2.0
+CONNECT_S = 5.0
+MAX_ANSWER_BYTES = 128 * 1024 * 1024
+CONTEXT_WORDS = re.compile(
+    r"maximum context length|context_length_exceeded|longer than the maximum model length", re.IGNORECASE
+)
+SHOWN_CHARS = 500
+
+
+class _Error(msgspec.Struct):
+    message: str = ""
+
+
+class _ErrorBody(msgspec.Struct):
+    error: _Error | None = None
+    message: str = ""
+
+
+_errors = msgspec.json.Decoder(_ErrorBody)
+
+
+class EngineHttp:
+    """A pool of connections to one server."""
+
+    def __init__(self, base_url: str, *, deadline_s: float) -> None:
+        self._base = base_url.rstrip("/").removesuffix("/v1")
+        self._timeout = aiohttp.ClientTimeout(total=deadline_s, sock_connect=CONNECT_S)
+        self._session: aiohttp.ClientSession | None = None
+
+    async def start(self) -> None:
+        """Opens the pool."""
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S)
+        self._session = aiohttp.ClientSession(connector=connector, headers={"Content-Type": "application/json"})
+
+    async def stop(self) -> None:
+        """Closes the pool."""
+        if self._session is not None:
+            await self._session.close()
+
+    async def post(self, path: str, body: bytes) -> bytes:
+        """The body of a 200 answer. Raises EngineFault."""
+        try:
+            return await self._post(path, body)
+        except aiohttp.ServerDisconnectedError:
+            # A kept connection that the server dropped as we wrote to it: nothing was sampled.
+            return await self._told(path, body)
+
+    async def _told(self, path: str, body: bytes) -> bytes:
+        try:
+            return await self._post(path, body)
+        except aiohttp.ServerDisconnectedError:
+            raise EngineFault("cut", "the engine closed the connection before its answer", retryable=True) from None
+
+    async def _post(self, path: str, body: bytes) -> bytes:
+        assert self._session is not None, "started"
+        try:
+            async with self._session.post(self._base + path, data=body, timeout=self._timeout) as response:
+                told = await _read(response)
+                if response.status == 200:
+                    return told
+                raise _fault_of(response.status, response.headers.get("Retry-After"), told)
+        except aiohttp.ClientConnectorError as error:
+            raise EngineFault("unreachable", f"no connection to the engine: {error.os_error}", retryable=True) from None
+        except TimeoutError:
+            raise EngineFault("timeout", f"no whole answer within {self._timeout.total:g} s") from None
+        except aiohttp.ServerDisconnectedError:
+            raise
+        except aiohttp.ClientError as error:
+            raise EngineFault(
+                "cut", f"the engine's answer broke off ({type(error).__name__})", retryable=True
+            ) from None
+
+
+async def _read(response: aiohttp.ClientResponse) -> bytes:
+    # Most answers come whole in one piece; joining is for the others.
+    pieces = []
+    size = 0
+    async for piece in response.content.iter_any():
+        pieces.append(piece)
+        size += len(piece)
+        if size > MAX_ANSWER_BYTES:
+            raise EngineFault("too_large", f"the engine's answer is over {MAX_ANSWER_BYTES} bytes")
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+def _fault_of(status: int, retry_after: str | None, body: bytes) -> EngineFault:
+    """What a status other than 200 means."""
+    said = _said(body)
+    wait = int(retry_after) if retry_after is not None and retry_after.isdecimal() else None
+    if status in OVERLOAD:
+        return EngineFault("overloaded", said, status=status, retryable=True, retry_after_s=wait)
+    if status >= 500:
+        return EngineFault("server_error", said, status=status, retryable=True, retry_after_s=wait)
+    if status in (400, 413, 422):
+        return EngineFault("context_length" if CONTEXT_WORDS.search(said) else "refused", said, status=status)
+    return EngineFault("misconfigured", said, status=status)
+
+
+def _said(body: bytes) -> str:
+    """The server's own words, cut short."""
+    try:
+        told = _errors.decode(body)
+    except msgspec.DecodeError:
+        return "(no words that we understand)"
+    return (told.error.message if told.error else told.message)[:SHOWN_CHARS]

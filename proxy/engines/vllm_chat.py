@@ -1,0 +1,227 @@
+"""vLLM's chat completions with token ids: the engine renders the prompt, samples, and tells both as ids.
+
+Asked without streaming whatever the harness wants, with `return_token_ids`, `logprobs` and `top_logprobs: 0` (null would empty the token
+data). Checked before anything is believed: prompt ids and sampled ids are there, as many logprobs as sampled ids, each finite, none
+above 0, none a default. Codes of EngineFault beside those of `http`: `malformed`, `no_token_ids`, `length_mismatch`, `bad_token_ids`,
+`bad_logprobs`, `unfinished`.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from typing import Any, get_args
+
+import msgspec
+import numpy as np
+
+from polar.types.tokens import IDS, LOGPROBS
+from proxy.chat import Answer, ChatRequest, FinishReason, FunctionCall, Message, ToolCall, Usage
+from proxy.engines.http import EngineHttp
+from proxy.errors import EngineFault
+
+DEADLINE_S = 600.0
+"""For one answer: what OpenAI's own clients wait."""
+NO_LOGPROB = -9999.0
+"""vLLM's default, and what it writes for -inf: a token that was sampled has neither."""
+ABOVE_ZERO = 1e-4
+"""Rounding that a logprob may have above 0."""
+LIMIT_WORDS = "is too large"
+"""vLLM of a max_completion_tokens that prompt and context leave no room for."""
+FINISHED: frozenset[str] = frozenset(get_args(FinishReason))
+EFFORTS = frozenset({"none", "low", "medium", "high"})
+"""Values of reasoning_effort that vLLM takes; with any other it refuses the call."""
+
+
+class _Function(msgspec.Struct):
+    name: str
+    arguments: str = ""
+
+
+class _ToolCall(msgspec.Struct):
+    function: _Function
+    id: str | None = None
+
+
+class _Message(msgspec.Struct):
+    content: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[_ToolCall] | None = None
+
+
+class _Entry(msgspec.Struct):
+    logprob: float | None = None
+
+
+class _Logprobs(msgspec.Struct):
+    content: list[_Entry] | None = None
+
+
+class _Choice(msgspec.Struct):
+    message: _Message
+    finish_reason: str | None = None
+    token_ids: list[int] | None = None
+    logprobs: _Logprobs | None = None
+
+
+class _PromptDetails(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens_details: _PromptDetails | None = None
+
+
+class _Body(msgspec.Struct):
+    choices: list[_Choice]
+    prompt_token_ids: list[int] | None = None
+    model: str = ""
+    usage: _Usage | None = None
+
+
+_bodies = msgspec.json.Decoder(_Body)
+_encode = msgspec.json.Encoder().encode
+
+
+class VllmChat:
+    """The engine `vllm_chat`."""
+
+    name = "vllm_chat"
+
+    def __init__(
+        self, base_url: str, model: str, *, logprobs_mode: str = "raw", deadline_s: float = DEADLINE_S
+    ) -> None:
+        """`base_url` with or without `/v1`; `logprobs_mode` as the server was started (vLLM's default is raw)."""
+        self.models = [model]
+        self._model = model
+        self._logprobs_mode = logprobs_mode
+        self._http = EngineHttp(base_url, deadline_s=deadline_s)
+
+    async def start(self) -> None:
+        """Opens the connection pool."""
+        await self._http.start()
+
+    async def stop(self) -> None:
+        """Closes it."""
+        await self._http.stop()
+
+    async def complete(self, request: ChatRequest, session_id: str) -> Answer:
+        """One chat completion. Raises EngineFault."""
+        try:
+            body = await self._post(request, session_id)
+        except EngineFault as fault:
+            if fault.code != "context_length" or LIMIT_WORDS not in fault.message:
+                raise
+            # Harnesses ask for 32,000 tokens of any model. Without a limit vLLM samples what the context has left, which is less.
+            unlimited = msgspec.structs.replace(request.sampling, max_tokens=None)
+            body = await self._post(msgspec.structs.replace(request, sampling=unlimited), session_id)
+        return from_wire(body, self._model, self._logprobs_mode)
+
+    async def _post(self, request: ChatRequest, session_id: str) -> bytes:
+        return await self._http.post("/v1/chat/completions", to_wire(request, self._model, session_id))
+
+
+def to_wire(request: ChatRequest, model: str, session_id: str) -> bytes:
+    """The request as vLLM takes it."""
+    sampling = request.sampling
+    wire: dict[str, Any] = {
+        "model": model,
+        "messages": request.messages,
+        "tools": request.tools or None,
+        "tool_choice": request.tool_choice if request.tools else None,
+        "parallel_tool_calls": request.parallel_tool_calls,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "min_p": sampling.min_p,
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        "repetition_penalty": sampling.repetition_penalty,
+        "seed": sampling.seed,
+        "max_completion_tokens": sampling.max_tokens,
+        "stop": request.stop or None,
+        "response_format": request.response_format if bytes(request.response_format) else None,
+        "reasoning_effort": request.reasoning_effort if request.reasoning_effort in EFFORTS else None,
+        "session_id": session_id,
+        "return_token_ids": True,
+        "logprobs": True,
+        "top_logprobs": 0,
+    }
+    return _encode({name: value for name, value in wire.items() if value is not None})
+
+
+def from_wire(body: bytes, model: str, logprobs_mode: str) -> Answer:
+    """The answer, checked. Raises EngineFault with the reason."""
+    told = _decode(body)
+    if len(told.choices) != 1:
+        raise EngineFault("malformed", f"expected one choice, got {len(told.choices)}")
+    choice = told.choices[0]
+    if choice.finish_reason not in FINISHED:
+        # `abort` comes of a weight update: half an answer.
+        raise EngineFault("unfinished", f"finish_reason is {choice.finish_reason!r}", retryable=True)
+    if not told.prompt_token_ids or not choice.token_ids:
+        missing = "token_ids" if told.prompt_token_ids else "prompt_token_ids"
+        raise EngineFault("no_token_ids", f"the answer has no {missing}")
+    entries = choice.logprobs.content if choice.logprobs is not None else None
+    if entries is None or len(entries) != len(choice.token_ids):
+        found = "no" if entries is None else len(entries)
+        raise EngineFault("length_mismatch", f"{len(choice.token_ids)} token ids, {found} logprobs")
+    cached = told.usage.prompt_tokens_details if told.usage is not None else None
+    return Answer(
+        message=_message(choice.message),
+        finish_reason=choice.finish_reason,  # type: ignore[arg-type] # it is one of FINISHED
+        usage=Usage(
+            len(told.prompt_token_ids), len(choice.token_ids), cached.cached_tokens if cached is not None else None
+        ),
+        prompt_ids=_ids(told.prompt_token_ids, "prompt_token_ids"),
+        sampled_ids=_ids(choice.token_ids, "token_ids"),
+        logprobs=_logprobs([entry.logprob for entry in entries]),
+        model=told.model or model,
+        logprobs_mode=logprobs_mode,
+    )
+
+
+def _decode(body: bytes) -> _Body:
+    try:
+        return _bodies.decode(body)
+    except msgspec.DecodeError as error:
+        if b"NaN" in body or b"Infinity" in body:
+            return _decode_with_nan(body)
+        raise EngineFault("malformed", f"the answer is not a chat completion: {error}") from None
+
+
+def _decode_with_nan(body: bytes) -> _Body:
+    """Python's JSON takes NaN, which JSON has not: so that the reason on the log is the logprob, not the syntax."""
+    try:
+        return msgspec.convert(json.loads(body), _Body)
+    except ValueError as error:
+        raise EngineFault("malformed", f"the answer is not a chat completion: {error}") from None
+
+
+def _ids(ids: list[int], field: str) -> bytes:
+    try:
+        packed = np.array(ids, dtype=IDS)
+    except OverflowError:
+        raise EngineFault("bad_token_ids", f"{field}: an id outside int32") from None
+    if int(packed.min()) < 0:
+        raise EngineFault("bad_token_ids", f"{field}: a negative id ({int(packed.min())})")
+    return packed.tobytes()
+
+
+def _logprobs(values: list[float | None]) -> bytes:
+    packed = np.array(values, dtype=LOGPROBS)  # None becomes NaN
+    good = (packed <= ABOVE_ZERO) & (packed > NO_LOGPROB)
+    if not good.all():
+        at = int((~good).argmax())
+        raise EngineFault("bad_logprobs", f"logprob {values[at]!r} of sampled token {at}")
+    return packed.tobytes()
+
+
+def _message(wire: _Message) -> Message:
+    calls = [
+        ToolCall(call.id or f"call_{uuid.uuid4().hex[:24]}", FunctionCall(call.function.name, call.function.arguments))
+        for call in wire.tool_calls or ()
+    ]
+    reasoning = wire.reasoning if wire.reasoning is not None else wire.reasoning_content
+    return Message(role="assistant", content=wire.content, reasoning=reasoning, tool_calls=calls)

@@ -1,0 +1,100 @@
+"""What goes wrong with a call, by who must know.
+
+- `Refused`: the harness must be told; its dialect puts it in the provider's shape. Raised anywhere in the pipeline.
+- `EngineFault`: the engine gave no usable answer; the pipeline records it and tells the harness by `refusal_of`.
+
+Messages are for people and never hold a key or a prompt's text.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from polar.types.completion import CallError
+
+
+class Refusal(Enum):
+    """Why a harness gets no answer; the value is the HTTP status, which all providers share."""
+
+    INVALID = (400, "invalid")
+    CONTEXT_LENGTH = (400, "context_length")
+    UNAUTHENTICATED = (401, "unauthenticated")
+    NOT_FOUND = (404, "not_found")
+    CLOSED = (409, "closed")
+    TOO_LARGE = (413, "too_large")
+    OVERLOADED = (429, "overloaded")
+    BAD_ENGINE = (502, "bad_engine")
+    UNAVAILABLE = (503, "unavailable")
+
+    @property
+    def status(self) -> int:
+        """HTTP status."""
+        return self.value[0]
+
+    @property
+    def code(self) -> str:
+        """Name in metrics and log lines."""
+        return self.value[1]
+
+
+class Refused(Exception):  # noqa: N818 - named for what the harness sees
+    """A call ends without an answer."""
+
+    def __init__(
+        self, refusal: Refusal, message: str, *, field: str | None = None, retry_after_s: int | None = None
+    ) -> None:
+        super().__init__(message)
+        self.refusal = refusal
+        self.message = message
+        self.field = field
+        """The request's field that is to blame, as a path."""
+        self.retry_after_s = retry_after_s
+        """When to try again; sent as `Retry-After`."""
+
+
+class EngineFault(Exception):  # noqa: N818 - a value of the engine's, not a bug of ours
+    """The engine gave no usable answer. `code` is stable: `no_token_ids`, `length_mismatch`, `timeout`, …"""
+
+    def __init__(
+        self,
+        code: str,
+        message: str,
+        *,
+        status: int | None = None,
+        retryable: bool = False,
+        retry_after_s: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.status = status
+        """The engine's HTTP status, where there was one."""
+        self.retryable = retryable
+        """Asking the same again at once may go well: overload, a server error, a connection."""
+        self.retry_after_s = retry_after_s
+
+    def as_call_error(self) -> CallError:
+        """As the log keeps it."""
+        return CallError(self.code, self.message, self.status)
+
+
+ENGINE_RETRY_AFTER_S = 2
+"""Told to harnesses where the engine doesn't say: Codex dies of a 429 without Retry-After."""
+OVERLOAD = frozenset({429, 503})
+
+
+def refusal_of(fault: EngineFault) -> Refused:
+    """What a harness is told of an engine's fault: a status that it tries again, except where its own request is at fault."""
+    if fault.code == "context_length":
+        return Refused(Refusal.CONTEXT_LENGTH, fault.message, field="messages")
+    if fault.code == "refused":
+        return Refused(Refusal.INVALID, fault.message)
+    if fault.status in OVERLOAD:
+        return Refused(
+            Refusal.OVERLOADED,
+            "the model is overloaded; try again",
+            retry_after_s=fault.retry_after_s or ENGINE_RETRY_AFTER_S,
+        )
+    if fault.code == "unreachable":
+        return Refused(Refusal.UNAVAILABLE, "the model can't be reached; try again", retry_after_s=ENGINE_RETRY_AFTER_S)
+    return Refused(Refusal.BAD_ENGINE, f"the model gave no usable answer ({fault.code}); try again")

@@ -1,0 +1,37 @@
+"""What the proxy counts, in a registry of its own. Labels are few and closed: no session, key or model name is ever one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+BUCKETS_S = (0.01, 0.05, 0.1, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600)
+ACK_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1, 5, 30, 120)
+
+
+class Metrics:
+    """One proxy's figures."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        to = self.registry
+        self.calls = Counter("polar_proxy_calls", "Model calls by outcome", ["dialect", "outcome"], registry=to)
+        self.refusals = Counter("polar_proxy_refusals", "Requests that got an error", ["reason"], registry=to)
+        self.in_flight = Gauge("polar_proxy_calls_in_flight", "Model calls under way", registry=to)
+        self.engine_s = Histogram(
+            "polar_proxy_engine_seconds", "Engine's part of a call", buckets=BUCKETS_S, registry=to
+        )
+        self.ack_s = Histogram("polar_proxy_ack_seconds", "Wait for Kafka", buckets=ACK_BUCKETS_S, registry=to)
+        self.disowned = Counter("polar_proxy_disowned", "Calls given up after capture began", ["reason"], registry=to)
+        self.unrecorded = Counter(
+            "polar_proxy_unrecorded", "Records that didn't reach the log", ["record"], registry=to
+        )
+
+    def watch(self, name: str, what: str, value: Callable[[], float]) -> None:
+        """A gauge that is read when asked for."""
+        Gauge(name, what, registry=self.registry).set_function(value)
+
+    def text(self) -> bytes:
+        """Prometheus' text format."""
+        return generate_latest(self.registry)

@@ -1,0 +1,53 @@
+"""`polar proxy`: one proxy until SIGTERM, SIGINT or a `Drain`."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable
+
+from polar import registry
+from polar.settings import Settings
+from proxy.app import Binding, Proxy
+
+ENGINE = "vllm_chat"
+
+
+async def serve(
+    settings: Settings,
+    *,
+    host: str,
+    port: int,
+    control_host: str,
+    control_port: int,
+    engine_url: str,
+    model: str,
+    ready: Callable[[str, str], None],
+) -> None:
+    """Serves until told to stop, then drains. `ready` is called once calls are served, with the URLs of both ports.
+
+    Raises NotReady, InputError, OSError for a port that is taken, FileNotFoundError for a keys file that isn't there.
+    """
+    engine = registry.load(registry.Kind.ENGINE, ENGINE)(engine_url, model)
+    dialects = [registry.load(registry.Kind.DIALECT, name)() for name in registry.names(registry.Kind.DIALECT)]
+    proxy = Proxy(settings, engine, dialects, Binding(host, port), Binding(control_host, control_port))
+    told = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signum, told.set)
+    stopping = asyncio.ensure_future(told.wait())
+    running = asyncio.ensure_future(_run(proxy, ready))
+    try:
+        await asyncio.wait([stopping, running], return_when=asyncio.FIRST_COMPLETED)
+        if running.done():
+            running.result()
+    finally:
+        stopping.cancel()
+        running.cancel()
+        await proxy.stop()
+
+
+async def _run(proxy: Proxy, ready: Callable[[str, str], None]) -> None:
+    await proxy.start()
+    ready(proxy.url, proxy.control_url)
+    await proxy.left()

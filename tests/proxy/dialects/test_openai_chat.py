@@ -1,0 +1,213 @@
+"""OpenAI Chat Completions in and out of the canonical form; the official client's own models judge what leaves."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+
+from polar.types.completion import Sampling
+from proxy.chat import Answer, ChatRequest, FunctionCall, Message, TextPart, ToolCall, Usage
+from proxy.dialects.openai_chat import SHAPES, OpenAIChat
+from proxy.errors import Refusal, Refused
+
+DIALECT = OpenAIChat()
+USER = {"role": "user", "content": "hi"}
+
+
+def parse(**fields: Any) -> ChatRequest:
+    return DIALECT.parse(json.dumps({"model": "m", "messages": [USER], **fields}).encode())
+
+
+def test_a_developer_message_in_the_middle_stays_where_it_is() -> None:
+    roles = ["system", "user", "developer", "user"]
+    request = parse(messages=[{"role": role, "content": role} for role in roles])
+    assert [message.role for message in request.messages] == roles
+    assert [message.content for message in request.messages] == roles
+
+
+def test_content_part_lists_stay_lists() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b", "cache_control": {"type": "ephemeral"}}]
+    assert parse(messages=[{"role": "user", "content": parts}]).messages[0].content == [TextPart("a"), TextPart("b")]
+
+
+def test_tool_arguments_are_kept_as_the_very_string() -> None:
+    spelt = '{"a" : 1.50,\t"b":"\\u00e9", broken'
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": spelt}}
+    assistant = {"role": "assistant", "tool_calls": [call], "provider_specific_fields": {"x": 1}}
+    messages = parse(messages=[USER, assistant, {"role": "tool", "tool_call_id": "c1", "content": "ok"}]).messages
+    assert messages[1] == Message("assistant", tool_calls=[ToolCall("c1", FunctionCall("f", spelt))])
+
+
+@pytest.mark.parametrize("field", ["reasoning", "reasoning_content"])
+def test_both_spellings_of_reasoning_are_one(field: str) -> None:
+    assert parse(messages=[{"role": "assistant", field: " so "}]).messages[0].reasoning == " so "
+
+
+def test_a_tools_schema_keeps_its_bytes() -> None:
+    body = b'{"messages":[{"role":"user","content":"x"}],"tools":[{"function":{"parameters":{"z": 1,"a":2.0},"name":"f"}}]}'
+    tool = DIALECT.parse(body).tools[0]
+    assert bytes(tool.function.parameters) == b'{"z": 1,"a":2.0}'
+
+
+def test_sampling_is_read_and_unknown_fields_are_skipped() -> None:
+    request = parse(
+        temperature=0.3,
+        top_p=0.9,
+        seed=7,
+        max_tokens=5,
+        max_completion_tokens=6,
+        stop="x",
+        frobnicate=[1],
+        logprobs=True,
+    )
+    assert request.sampling == Sampling(temperature=0.3, top_p=0.9, seed=7, max_tokens=6)
+    assert request.stop == ["x"]
+
+
+def test_nulls_are_as_good_as_missing() -> None:
+    nulls = dict.fromkeys(
+        ["tools", "tool_choice", "stop", "n", "stream", "stream_options", "response_format", "functions"]
+    )
+    assert parse(**nulls) == parse()
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"messages": [USER], "n": 2}, "n"),
+        ({"messages": []}, "messages"),
+        ({"model": "m"}, None),
+        ({"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "messages[0].content[0]"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id"),
+        ({"messages": [USER], "temperature": "hot"}, "temperature"),
+        ({"messages": [USER], "tools": [{"type": "custom", "custom": {}}]}, "tools[0].type"),
+        ({"messages": [USER], "tools": [{"type": "function", "function": {}}]}, "tools[0].function"),
+        ({"messages": [USER], "response_format": {"type": "xml"}}, "response_format.type"),
+        ({"messages": [USER], "functions": []}, "functions"),
+    ],
+)
+def test_what_cannot_be_carried_is_refused_with_its_field(body: dict[str, Any], field: str | None) -> None:
+    with pytest.raises(Refused) as refused:
+        DIALECT.parse(json.dumps(body).encode())
+    assert (refused.value.refusal, refused.value.field) == (Refusal.INVALID, field)
+    told = json.loads(DIALECT.error(refused.value))["error"]
+    assert (told["type"], told["param"]) == ("invalid_request_error", field)
+
+
+@given(st.binary(max_size=200) | st.text(max_size=50).map(lambda text: json.dumps({"messages": text}).encode()))
+def test_any_other_bytes_are_refused_and_never_raise_otherwise(body: bytes) -> None:
+    with pytest.raises(Refused):
+        DIALECT.parse(body)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+known = st.sampled_from(
+    ["messages", "tools", "tool_choice", "stop", "n", "stream_options", "response_format", "temperature"]
+)
+
+
+@given(st.dictionaries(known, json_values, max_size=4))
+def test_a_well_formed_body_of_wrong_shapes_is_read_or_refused(fields: dict[str, Any]) -> None:
+    with suppress(Refused):
+        parse(**fields)
+
+
+texts = st.text(max_size=30)
+answers = st.builds(
+    Answer,
+    message=st.builds(
+        Message,
+        role=st.just("assistant"),
+        content=st.none() | texts,
+        reasoning=st.none() | texts,
+        tool_calls=st.lists(st.builds(ToolCall, texts, st.builds(FunctionCall, texts.filter(bool), texts)), max_size=3),
+    ),
+    finish_reason=st.sampled_from(["stop", "length", "tool_calls"]),
+    usage=st.builds(Usage, st.integers(1, 10**6), st.integers(1, 10**6), st.none() | st.integers(0, 10**6)),
+    prompt_ids=st.just(b""),
+    sampled_ids=st.just(b""),
+    logprobs=st.just(b""),
+    model=st.just("served"),
+)
+
+
+@given(answers, st.booleans())
+def test_body_and_stream_of_one_answer_say_the_same(answer: Answer, with_usage: bool) -> None:
+    request = ChatRequest([Message("user", "x")], model="asked", stream_usage=with_usage)
+    body = ChatCompletion.model_validate_json(DIALECT.body("chatcmpl-1", 17, request, answer))
+    events = DIALECT.stream("chatcmpl-1", 17, request, answer).decode().split("\n\n")
+    assert events[-2:] == ["data: [DONE]", ""]
+    chunks = [ChatCompletionChunk.model_validate_json(event.removeprefix("data: ")) for event in events[:-2]]
+
+    assert {(chunk.id, chunk.created, chunk.model) for chunk in chunks} == {(body.id, body.created, body.model)}
+    usages = [chunk.usage for chunk in chunks if chunk.usage is not None]
+    assert usages == ([body.usage] if with_usage else [])
+    assert joined(chunks) == said(body)
+    assert chunks[0].choices[0].delta.role == "assistant"
+    reasons = [choice.finish_reason for chunk in chunks for choice in chunk.choices]
+    assert reasons[:-1] == [None] * (len(reasons) - 1)
+    assert reasons[-1] == body.choices[0].finish_reason
+
+
+def said(body: ChatCompletion) -> tuple[str, str, list[list[str]]]:
+    message = body.choices[0].message
+    calls = [
+        [call.id, call.function.name, call.function.arguments]
+        for call in message.tool_calls or []
+        if call.type == "function"
+    ]
+    return message.content or "", (message.model_extra or {}).get("reasoning_content", ""), calls
+
+
+def joined(chunks: list[ChatCompletionChunk]) -> tuple[str, str, list[list[str]]]:
+    deltas = [choice.delta for chunk in chunks for choice in chunk.choices]
+    calls: list[list[str]] = []
+    for piece in (piece for delta in deltas for piece in delta.tool_calls or []):
+        assert piece.function is not None
+        if piece.index == len(calls):
+            assert piece.type == "function"
+            calls.append([piece.id or "", piece.function.name or "", ""])
+        calls[piece.index][2] += piece.function.arguments or ""
+    reasoning = "".join((delta.model_extra or {}).get("reasoning_content", "") for delta in deltas)
+    return "".join(delta.content or "" for delta in deltas), reasoning, calls
+
+
+def test_no_training_field_leaves() -> None:
+    answer = Answer(
+        Message("assistant", "x"), "stop", Usage(1, 1), b"\1\0\0\0", b"\2\0\0\0", b"\0\0\0\0", "m", policy_version=3
+    )
+    request = ChatRequest([Message("user", "x")])
+    told = msgspec.json.decode(DIALECT.body("chatcmpl-1", 1, request, answer))
+    assert set(told) == {"id", "object", "created", "model", "choices", "usage"}
+    assert set(told["choices"][0]) == {"index", "message", "logprobs", "finish_reason"}
+    assert told["choices"][0]["logprobs"] is None
+
+
+@pytest.mark.parametrize("refusal", Refusal)
+def test_every_refusal_has_openais_shape_as_body_and_as_event(refusal: Refusal) -> None:
+    refused = Refused(refusal, "why", field="f")
+    kind, code = SHAPES[refusal]
+    told = {"error": {"message": "why", "type": kind, "param": "f", "code": code}}
+    assert json.loads(DIALECT.error(refused)) == told
+    assert json.loads(DIALECT.error_event(refused).removeprefix(b"data: ")) == told
+
+
+@pytest.mark.parametrize(
+    ("header", "key"),
+    [("Bearer abc", "abc"), ("bearer  abc", "abc"), ("Basic abc", None), ("Bearer", None), ("", None)],
+)
+def test_the_key_is_the_bearer_token(header: str, key: str | None) -> None:
+    assert DIALECT.key_of({"Authorization": header}) == key

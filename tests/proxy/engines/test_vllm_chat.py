@@ -1,0 +1,137 @@
+"""What vLLM answers, believed only where every token and logprob is there."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from polar.types.completion import Sampling
+from polar.types.tokens import unpack_ids, unpack_logprobs
+from proxy.chat import Answer, ChatRequest, Message, Tool
+from proxy.engines.vllm_chat import from_wire, to_wire
+from proxy.errors import EngineFault
+
+GOOD: dict[str, Any] = {
+    "id": "x",
+    "model": "served",
+    "prompt_token_ids": [1, 2, 3],
+    "choices": [
+        {
+            "index": 0,
+            "message": {"role": "assistant", "content": "hi", "reasoning": "hm", "tool_calls": []},
+            "finish_reason": "stop",
+            "token_ids": [7, 8],
+            "logprobs": {"content": [{"token": "a", "logprob": -0.5}, {"token": "b", "logprob": 0.0}]},
+        }
+    ],
+    "usage": {"prompt_tokens": 3, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 2}},
+}
+
+
+def told(**changes: Any) -> Answer:
+    """The answer read from GOOD, with fields of the body or of its choice replaced."""
+    body = dict(GOOD)
+    choice = dict(GOOD["choices"][0])
+    for name, value in changes.items():
+        (choice if name in choice else body)[name] = value
+    if "choices" not in changes:
+        body["choices"] = [choice]
+    return from_wire(json.dumps(body).encode(), "m", "raw")
+
+
+def entries(*logprobs: float | None) -> dict[str, Any]:
+    return {"content": [{"logprob": logprob} for logprob in logprobs]}
+
+
+def test_a_whole_answer_keeps_its_ids_and_logprobs() -> None:
+    answer = told()
+    assert unpack_ids(answer.prompt_ids).tolist() == [1, 2, 3]
+    assert unpack_ids(answer.sampled_ids).tolist() == [7, 8]
+    assert unpack_logprobs(answer.logprobs).tolist() == [-0.5, 0.0]
+    assert answer.message == Message("assistant", "hi", reasoning="hm")
+    assert (answer.usage.prompt, answer.usage.sampled, answer.usage.cached) == (3, 2, 2)
+    assert (answer.model, answer.logprobs_mode, answer.policy_version) == ("served", "raw", None)
+
+
+def test_a_logprob_may_be_above_zero_by_rounding_alone() -> None:
+    assert unpack_logprobs(told(logprobs=entries(1e-6, -1.0)).logprobs)[0] == np.float32(1e-6)
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"prompt_token_ids": None}, "no_token_ids"),
+        ({"prompt_token_ids": []}, "no_token_ids"),
+        ({"token_ids": None}, "no_token_ids"),
+        ({"token_ids": [], "logprobs": entries()}, "no_token_ids"),
+        ({"token_ids": [1]}, "length_mismatch"),
+        ({"logprobs": None}, "length_mismatch"),
+        ({"logprobs": {"content": None}}, "length_mismatch"),
+        ({"logprobs": entries(-1.0)}, "length_mismatch"),
+        ({"logprobs": entries(-1.0, None)}, "bad_logprobs"),
+        ({"logprobs": entries(-1.0, math.nan)}, "bad_logprobs"),
+        ({"logprobs": entries(-1.0, -math.inf)}, "bad_logprobs"),
+        ({"logprobs": entries(-1.0, -9999.0)}, "bad_logprobs"),
+        ({"logprobs": entries(-1.0, 0.5)}, "bad_logprobs"),
+        ({"token_ids": [1, -2]}, "bad_token_ids"),
+        ({"prompt_token_ids": [2**31]}, "bad_token_ids"),
+        ({"prompt_token_ids": ["1"]}, "malformed"),
+        ({"choices": []}, "malformed"),
+        ({"choices": [GOOD["choices"][0]] * 2}, "malformed"),
+        ({"message": None}, "malformed"),
+        ({"finish_reason": "abort"}, "unfinished"),
+        ({"finish_reason": None}, "unfinished"),
+    ],
+)
+def test_anything_less_is_a_fault_with_its_reason(changes: dict[str, Any], code: str) -> None:
+    with pytest.raises(EngineFault) as fault:
+        told(**changes)
+    assert fault.value.code == code
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"<html>", b"\xff", b"[]", b"{}", json.dumps(GOOD).encode()[:-9], b'{"choices":NaN}']
+)
+def test_rubbish_is_malformed(body: bytes) -> None:
+    with pytest.raises(EngineFault) as fault:
+        from_wire(body, "m", "raw")
+    assert fault.value.code == "malformed"
+
+
+def test_a_call_without_an_id_gets_one() -> None:
+    call = {"type": "function", "function": {"name": "f", "arguments": "{ }"}}
+    made = told(message={"content": None, "tool_calls": [call]}).message.tool_calls[0]
+    assert made.id.startswith("call_")
+    assert (made.function.name, made.function.arguments) == ("f", "{ }")
+
+
+def test_the_request_asks_for_ids_and_logprobs_and_carries_the_sampling() -> None:
+    tool = msgspec.json.decode(b'{"function":{"name":"f","parameters":{"b": 1}}}', type=Tool)
+    request = ChatRequest(
+        [Message("developer", "be brief"), Message("user", "x")],
+        model="asked",
+        tools=[tool],
+        tool_choice="auto",
+        sampling=Sampling(temperature=1.0, top_k=-1, max_tokens=9, truncated=True),
+        reasoning_effort="minimal",
+    )
+    wire = to_wire(request, "served", "t.0")
+    assert b'"parameters":{"b": 1}' in wire
+    assert json.loads(wire) == {
+        "model": "served",
+        "messages": [{"role": "developer", "content": "be brief"}, {"role": "user", "content": "x"}],
+        "tools": [{"type": "function", "function": {"name": "f", "parameters": {"b": 1}}}],
+        "tool_choice": "auto",
+        "temperature": 1.0,
+        "top_k": -1,
+        "max_completion_tokens": 9,
+        "session_id": "t.0",
+        "return_token_ids": True,
+        "logprobs": True,
+        "top_logprobs": 0,
+    }

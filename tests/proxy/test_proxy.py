@@ -1,0 +1,409 @@
+"""Calls through a proxy: what a harness sees, what lies on the log. The engine is the scripted one, Kafka is real."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import aiohttp
+import msgspec
+import openai
+import pytest
+from openai import AsyncOpenAI
+from openai.types.chat import ChatCompletionMessageParam, ChatCompletionToolParam
+from prometheus_client.parser import text_string_to_metric_families
+
+from polar.embedded import Broker
+from polar.scripted.app import running
+from polar.scripted.engine import Engine as ScriptedEngine
+from polar.scripted.faults import Cut, Fault, Garbage, Hang, Slow, Status
+from polar.scripted.scripts import Script, ScriptCall, ScriptTurn, Variant
+from polar.types.completion import CallOutcome, Completion
+from polar.types.session import Status as SessionStatus
+from polar.types.tokens import unpack_ids, unpack_logprobs
+from proxy.app import Proxy
+from proxy.chat import Message
+from tests.proxy.conftest import Bench, benched, eventually, proxied
+from topics.completions import Build, Disowned
+from topics.fleet import FleetState, PolicyVersion
+
+HI: list[ChatCompletionMessageParam] = [{"role": "user", "content": "hi"}]
+BASH: ChatCompletionToolParam = {
+    "type": "function",
+    "function": {"name": "bash", "parameters": {"type": "object", "properties": {"command": {"type": "string"}}}},
+}
+SCRIPT = Script(
+    "work",
+    "work",
+    (
+        Variant(
+            (
+                ScriptTurn(text="I look.", reasoning="Hm.", calls=(ScriptCall("bash", '{"command" : "ls"}'),)),
+                ScriptTurn(text="Done."),
+            )
+        ),
+    ),
+)
+
+
+@pytest.fixture
+def scripted() -> ScriptedEngine:
+    return ScriptedEngine([SCRIPT])
+
+
+async def test_an_answer_is_on_the_log_with_the_engines_very_tokens(
+    client: AsyncOpenAI, bench: Bench, scripted: ScriptedEngine
+) -> None:
+    answer = await client.chat.completions.create(model="any", messages=HI)
+    [call] = await bench.calls(1)
+    [sampled] = scripted.record.calls("t.0")
+
+    assert (call.call_id, call.outcome, call.dialect, call.engine) == (
+        answer.id,
+        CallOutcome.ANSWERED,
+        "openai_chat",
+        "vllm_chat",
+    )
+    assert (call.session_id, call.attempt, call.claim_id) == ("t.0", 1, "c1")
+    assert unpack_ids(call.prompt.rest).tolist() == sampled.prompt_token_ids
+    assert unpack_ids(call.sampled).tolist() == sampled.token_ids
+    assert unpack_logprobs(call.logprobs).tolist() == sampled.logprobs
+    assert msgspec.json.decode(call.answer, type=Message).content == answer.choices[0].message.content
+    assert msgspec.json.decode(call.messages.rest) == HI
+    assert (call.model_requested, call.model_served, call.finish_reason) == ("any", "polar-scripted", "stop")
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == len(sampled.token_ids)
+    assert call.received_at <= call.completed_at <= time.time() * 1000
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_conversation_with_tools_grows_by_deltas_on_the_log(
+    client: AsyncOpenAI, bench: Bench, scripted: ScriptedEngine, stream: bool
+) -> None:
+    messages: list[ChatCompletionMessageParam] = [{"role": "user", "content": [{"type": "text", "text": "work"}]}]
+    first, reasoning, arguments = await said(client, messages, stream)
+    assert (first, reasoning, arguments) == ("I look.", "Hm.", '{"command" : "ls"}')
+    messages += [
+        {
+            "role": "assistant",
+            "content": first,
+            "reasoning_content": reasoning,
+            "tool_calls": [{"id": "c", "type": "function", "function": {"name": "bash", "arguments": arguments}}],
+        },  # type: ignore[list-item] # the field is DeepSeek's, not OpenAI's
+        {"role": "tool", "tool_call_id": "c", "content": "a.py"},
+    ]
+    assert (await said(client, messages, stream))[0] == "Done."
+
+    calls = await bench.calls(2)
+    books = scripted.record.calls("t.0")
+    assert calls[1].prompt.base == calls[0].call_id
+    assert calls[1].prompt.shared == len(books[0].prompt_token_ids) + len(books[0].token_ids)
+    assert unpack_ids(calls[1].prompt.rest).tolist() == books[1].prompt_token_ids[calls[1].prompt.shared :]
+    assert [call.stream for call in calls] == [stream] * 2
+    assert (calls[0].tools is None, calls[1].tools) == (False, None)
+
+
+async def said(client: AsyncOpenAI, messages: list[ChatCompletionMessageParam], stream: bool) -> tuple[str, str, str]:
+    """Text, reasoning and first tool call's arguments of one answer."""
+    if not stream:
+        message = (await client.chat.completions.create(model="m", messages=messages, tools=[BASH])).choices[0].message
+        calls = [call.function.arguments for call in message.tool_calls or [] if call.type == "function"]
+        return message.content or "", (message.model_extra or {}).get("reasoning_content", ""), "".join(calls)
+    text, reasoning, arguments = "", "", ""
+    async for chunk in await client.chat.completions.create(
+        model="m", messages=messages, tools=[BASH], stream=True, stream_options={"include_usage": True}
+    ):
+        for choice in chunk.choices:
+            text += choice.delta.content or ""
+            reasoning += (choice.delta.model_extra or {}).get("reasoning_content", "")
+            for piece in choice.delta.tool_calls or []:
+                arguments += (piece.function and piece.function.arguments) or ""
+        usage = chunk.usage
+    assert usage is not None
+    return text, reasoning, arguments
+
+
+async def test_the_keys_sampling_overrides_the_harnesses(proxy: Proxy, bench: Bench, scripted: ScriptedEngine) -> None:
+    key = bench.key(sampling={"temperature": 1, "top_p": 1, "top_k": -1, "min_p": 0})
+    async with AsyncOpenAI(base_url=proxy.url + "/v1", api_key=key) as client:
+        await client.chat.completions.create(model="m", messages=HI, temperature=0, top_p=0.5, max_tokens=50)
+    [call] = await bench.calls(1)
+    [sampled] = scripted.record.calls("t.0")
+    assert (call.sampling.temperature, call.sampling.top_p, call.sampling.top_k) == (1, 1, -1)
+    assert (call.sampling.max_tokens, call.sampling.truncated, call.sampling.grammar) == (50, False, False)
+    assert (sampled.parameters["temperature"], sampled.parameters["top_p"]) == (1, 1)
+
+
+async def test_a_truncated_or_constrained_call_is_marked(client: AsyncOpenAI, bench: Bench) -> None:
+    await client.chat.completions.create(model="m", messages=HI, top_p=0.5, response_format={"type": "json_object"})
+    [call] = await bench.calls(1)
+    assert (call.sampling.truncated, call.sampling.grammar) == (True, True)
+
+
+async def test_a_token_limit_above_the_contexts_rest_is_no_overflow(bench: Bench) -> None:
+    async with (
+        running(ScriptedEngine(max_model_len=200)) as url,
+        proxied(bench, url) as proxy,
+        AsyncOpenAI(base_url=proxy.url + "/v1", api_key=bench.key(), max_retries=0) as client,
+    ):
+        assert await client.chat.completions.create(model="m", messages=HI, max_tokens=32_000)
+        with pytest.raises(openai.BadRequestError) as refused:
+            await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "one two " * 300}])
+    assert refused.value.code == "context_length_exceeded"
+    assert "maximum context length is 200" in refused.value.message
+
+
+@pytest.mark.parametrize(
+    ("fault", "code", "status"),
+    [
+        (Garbage(form="no_token_ids"), "no_token_ids", 502),
+        (Garbage(form="length_mismatch"), "length_mismatch", 502),
+        (Garbage(form="nan_logprobs"), "bad_logprobs", 502),
+        (Garbage(form="not_json"), "malformed", 502),
+        (Garbage(form="empty_choices"), "malformed", 502),
+        (Cut(times=9), "cut", 502),
+        (Cut(after_bytes=40, times=9), "cut", 502),
+        (Hang(), "timeout", 502),
+        (Status(status=500, times=9), "server_error", 502),
+        (Status(status=503, times=9), "overloaded", 429),
+        (Status(status=429, retry_after_s=60, times=9), "overloaded", 429),
+    ],
+    ids=str,
+)
+async def test_an_engines_fault_is_a_failed_call_and_a_retriable_error(
+    client: AsyncOpenAI, bench: Bench, scripted: ScriptedEngine, fault: Fault, code: str, status: int
+) -> None:
+    scripted.faults.add(fault)
+    with pytest.raises(openai.APIStatusError) as refused:
+        await client.chat.completions.create(model="m", messages=HI)
+    assert refused.value.status_code == status
+    assert "retry-after" in refused.value.response.headers or status != 429
+    [call] = await bench.calls(1)
+    assert (call.outcome, call.error and call.error.code) == (CallOutcome.FAILED, code)
+    assert (call.sampled, call.logprobs, call.answer) == (b"", b"", b"")
+    assert msgspec.json.decode(call.messages.rest) == HI
+
+
+@pytest.mark.parametrize(
+    "fault", [Status(status=503), Status(status=500, times=2), Cut(), Cut(after_bytes=40)], ids=str
+)
+async def test_a_passing_fault_is_ridden_out(
+    client: AsyncOpenAI, bench: Bench, scripted: ScriptedEngine, fault: Fault
+) -> None:
+    scripted.faults.add(fault)
+    answer = await client.chat.completions.create(model="m", messages=HI)
+    [call] = await bench.calls(1)
+    assert (call.call_id, call.outcome) == (answer.id, CallOutcome.ANSWERED)
+
+
+async def test_an_engine_that_is_not_there_is_a_retriable_error(bench: Bench, unused_tcp_port: int) -> None:
+    async with proxied(bench, f"http://127.0.0.1:{unused_tcp_port}") as proxy:
+        async with AsyncOpenAI(base_url=proxy.url + "/v1", api_key=bench.key(), max_retries=0) as client:
+            with pytest.raises(openai.InternalServerError) as refused:
+                await client.chat.completions.create(model="m", messages=HI)
+        assert refused.value.status_code == 503
+        [call] = await bench.calls(1)
+        assert call.error is not None
+        assert call.error.code == "unreachable"
+
+
+async def test_keys_that_are_no_good_are_401_in_openais_shape(
+    proxy: Proxy, bench: Bench, http: aiohttp.ClientSession
+) -> None:
+    forged = bench.key()
+    forged = forged[:-4] + ("aaaa" if not forged.endswith("aaaa") else "bbbb")
+    expired = bench.key(expires_at=int(time.time()) - 3600)
+    for key in ["sk-other", forged, expired, "sk-polar-", "Ünïcode"]:
+        for path, method in [("/v1/chat/completions", "POST"), ("/v1/models", "GET")]:
+            async with http.request(method, proxy.url + path, headers={"Authorization": f"Bearer {key}"}) as response:
+                told = await response.text()
+                assert response.status == 401
+                assert json.loads(told)["error"]["code"] == "invalid_api_key"
+                assert key not in told
+    async with http.post(proxy.url + "/v1/chat/completions") as response:
+        assert (response.status, (await response.json())["error"]["code"]) == (401, "invalid_api_key")
+
+
+async def test_a_closed_key_is_409(client: AsyncOpenAI, bench: Bench) -> None:
+    await client.chat.completions.create(model="m", messages=HI)
+    await bench.close_key()
+
+    async def refused() -> bool:
+        try:
+            await client.chat.completions.create(model="m", messages=HI)
+        except openai.ConflictError as error:
+            return error.code == "session_closed"
+        return False
+
+    await eventually(refused)
+
+
+async def test_closing_a_key_ends_its_calls_in_flight(
+    client: AsyncOpenAI, bench: Bench, scripted: ScriptedEngine
+) -> None:
+    scripted.faults.add(Hang(times=2))
+    under_way = [
+        asyncio.ensure_future(client.chat.completions.create(model="m", messages=HI)),
+        asyncio.ensure_future(client.chat.completions.create(model="m", messages=HI, stream=True)),
+    ]
+    await eventually(lambda: not scripted.faults.pending())
+    await bench.close_key()
+    for call in under_way:
+        with pytest.raises(openai.ConflictError):
+            await call
+    calls = await bench.calls(2)
+    assert {(call.outcome, call.error and call.error.code) for call in calls} == {(CallOutcome.ABANDONED, "closed")}
+
+
+async def test_a_harness_that_hangs_up_cancels_the_engine_and_is_recorded(
+    proxy: Proxy, bench: Bench, scripted: ScriptedEngine, http: aiohttp.ClientSession
+) -> None:
+    scripted.faults.add(Slow(delay_s=60))
+    headers = {"Authorization": f"Bearer {bench.key()}"}
+    call = asyncio.ensure_future(
+        http.post(proxy.url + "/v1/chat/completions", headers=headers, json={"model": "m", "messages": HI})
+    )
+    await eventually(lambda: not scripted.faults.pending())
+    call.cancel()
+    [recorded] = await bench.calls(1)
+    assert (recorded.outcome, recorded.error and recorded.error.code) == (CallOutcome.ABANDONED, "hung_up")
+    await eventually(lambda: [c.outcome for c in scripted.record.calls("t.0")] == ["aborted"])
+
+
+async def test_a_stream_that_waits_gets_headers_keep_alives_and_then_its_answer_or_error(
+    proxy: Proxy, bench: Bench, scripted: ScriptedEngine, http: aiohttp.ClientSession
+) -> None:
+    scripted.faults.add(Slow(delay_s=3.2))
+    scripted.faults.add(Hang())
+
+    async def events() -> list[bytes]:
+        headers = {"Authorization": f"Bearer {bench.key()}"}
+        body = {"model": "m", "messages": HI, "stream": True}
+        began = time.monotonic()
+        async with http.post(proxy.url + "/v1/chat/completions", headers=headers, json=body) as response:
+            assert time.monotonic() - began < 3.2
+            assert response.content_type == "text/event-stream"
+            return (await response.read()).split(b"\n\n")
+
+    answered, failed = sorted(await asyncio.gather(events(), events()), key=len, reverse=True)
+    assert (answered[0], answered[-2:]) == (b": keep-alive", [b"data: [DONE]", b""])
+    assert failed[0] == b": keep-alive"
+    assert json.loads(failed[-2].removeprefix(b"data: "))["error"]["code"] == "bad_gateway"
+
+
+async def test_a_pause_of_the_fleet_holds_new_calls_back(client: AsyncOpenAI, proxy: Proxy, bench: Bench) -> None:
+    await bench.fleet(PolicyVersion(7))
+    await bench.fleet(FleetState(1, paused=True))
+    await eventually(lambda: proxy.obstacle() is not None)
+    call = asyncio.ensure_future(client.chat.completions.create(model="m", messages=HI))
+    done, _ = await asyncio.wait([call], timeout=0.3)
+    assert not done
+    await bench.fleet(FleetState(2))
+    await call
+    [recorded] = await bench.calls(1)
+    assert recorded.policy_version == 7
+
+
+async def test_a_version_that_changed_under_a_call_is_not_told(
+    client: AsyncOpenAI, bench: Bench, scripted: ScriptedEngine
+) -> None:
+    scripted.faults.add(Slow(delay_s=1.0))
+    call = asyncio.ensure_future(client.chat.completions.create(model="m", messages=HI))
+    await eventually(lambda: not scripted.faults.pending())
+    await bench.fleet(PolicyVersion(8))
+    await call
+    [recorded] = await bench.calls(1)
+    assert recorded.policy_version is None
+
+
+async def test_an_older_key_is_served_if_its_log_says_that_the_session_runs(
+    bench: Bench, scripted: ScriptedEngine, engine_url: str
+) -> None:
+    past = int(time.time()) - 60
+    lies = await bench.open("t.0", "c1")
+    over = await bench.open("u.0", "c2")
+    build = Build("u.0", "u", 0, 1, 1, "c2", SessionStatus.COMPLETED, "b", b"{}", "h")
+    await bench.write(build)
+    async with proxied(bench, engine_url) as proxy:
+        runs = AsyncOpenAI(
+            base_url=proxy.url + "/v1", api_key=bench.key("t.0", "c1", issued_at=past, **lies), max_retries=0
+        )
+        ended = AsyncOpenAI(
+            base_url=proxy.url + "/v1", api_key=bench.key("u.0", "c2", issued_at=past, **over), max_retries=0
+        )
+        async with runs, ended:
+            await asyncio.gather(*(runs.chat.completions.create(model="m", messages=HI) for _ in range(3)))
+            for _ in range(2):
+                with pytest.raises(openai.ConflictError):
+                    await ended.chat.completions.create(model="m", messages=HI)
+    assert [call.session_id for call in scripted.record.calls()] == ["t.0"] * 3
+
+
+async def test_the_control_port_tells_health_and_figures(
+    client: AsyncOpenAI, proxy: Proxy, bench: Bench, http: aiohttp.ClientSession
+) -> None:
+    await client.chat.completions.create(model="m", messages=HI)
+    async with http.get(proxy.control_url + "/healthz") as response:
+        assert response.status == 200
+    async with http.get(proxy.control_url + "/readyz") as response:
+        assert (response.status, await response.json()) == (200, {"ready": True, "reason": None})
+    async with http.get(proxy.control_url + "/metrics") as response:
+        figures = {
+            (sample.name, sample.labels.get("outcome")): sample.value
+            for family in text_string_to_metric_families(await response.text())
+            for sample in family.samples
+        }
+    assert figures["polar_proxy_calls_total", "answered"] == 1
+    assert figures["polar_proxy_calls_in_flight", None] == 0
+
+
+async def test_models_are_listed_and_unknown_paths_are_404(client: AsyncOpenAI) -> None:
+    assert [model.id async for model in client.models.list()] == ["polar-scripted"]
+    with pytest.raises(openai.NotFoundError):
+        await client.embeddings.create(model="m", input="x")
+
+
+async def test_a_body_that_is_too_large_is_413(proxy: Proxy, bench: Bench, http: aiohttp.ClientSession) -> None:
+    async def body() -> object:
+        for _ in range(65):
+            yield b" " * 2**20
+
+    headers = {"Authorization": f"Bearer {bench.key()}"}
+    async with http.post(proxy.url + "/v1/chat/completions", headers=headers, data=body()) as response:
+        assert response.status == 413
+        assert (await response.json())["error"]["code"] == "request_too_large"
+
+
+async def test_a_call_waits_while_the_broker_is_stopped_and_is_answered_when_it_goes_on(
+    tmp_path: Path, namespace: str, http: aiohttp.ClientSession
+) -> None:
+    with Broker(tmp_path / "kafka", announce=print) as broker:
+        async with (
+            benched(broker.bootstrap, namespace, tmp_path) as bench,
+            running(ScriptedEngine()) as engine_url,
+            proxied(bench, engine_url) as proxy,
+        ):
+            headers = {"Authorization": f"Bearer {bench.key()}"}
+            body = {"model": "m", "messages": HI, "stream": True}
+            os.kill(broker.pid, signal.SIGSTOP)
+            try:
+                async with http.post(proxy.url + "/v1/chat/completions", headers=headers, json=body) as response:
+                    kept = [await response.content.readuntil(b"\n\n") for _ in range(2)]
+                    impatient = await http.post(proxy.url + "/v1/chat/completions", headers=headers, json=body)
+                    await impatient.content.readuntil(b"\n\n")
+                    impatient.close()
+                    os.kill(broker.pid, signal.SIGCONT)
+                    answer = await response.read()
+            finally:
+                os.kill(broker.pid, signal.SIGCONT)
+            assert kept == [b": keep-alive\n\n"] * 2
+            assert answer.endswith(b"data: [DONE]\n\n")
+            records = await bench.log(lambda found: any(isinstance(record, Disowned) for record in found))
+    [disowned] = [record for record in records if isinstance(record, Disowned)]
+    calls = {record.call_id for record in records if isinstance(record, Completion)}
+    assert disowned.reason == "hung_up"
+    assert calls - {disowned.call_id} == {json.loads(answer.split(b"\n\n")[-3].removeprefix(b"data: "))["id"]}
