@@ -36,9 +36,12 @@ TopicName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$
 
 
 class Part(BaseModel):
-    """Strict and frozen: a misspelt field is an error that names it."""
+    """Strict and frozen: a misspelt field is an error that names it.
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    Defaults are validated, so that one written out and one left out are the same bytes (600 and 600.0).
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
 
 class ExecInput(Part):
@@ -251,10 +254,13 @@ class TaskRequest(Part):
         return TRAINING_DEFAULTS.model_copy(update=self.sampling.model_dump(exclude_none=True))
 
     def canonical(self) -> bytes:
-        """The body in one spelling, so that equal bodies have equal bytes: defaults written out, keys sorted."""
-        return json.dumps(
-            self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"), ensure_ascii=False
-        ).encode()
+        """The body in one spelling, so that equal bodies have equal bytes: defaults and budgets written out, keys sorted.
+
+        `parse` takes it, and gives a task with the same canonical body.
+        """
+        body = self.model_dump(mode="json")
+        body["timeouts"]["run"], body["timeout_seconds"] = self.run_budget_s, None
+        return json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
 
 
 def body_hash(canonical: bytes) -> str:

@@ -1,0 +1,45 @@
+# What a developer and CI do; each target sets up what it needs. A second `make install` takes no time.
+.DEFAULT_GOAL := help
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+# Any Python ≥ 3.11; `make install PYTHON=/path/to/python3.12` chooses one.
+PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3.11; do \
+	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
+
+.PHONY: help install demo test lint format types bench clean
+
+help: ## say what there is
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+install: $(STAMP) ## only set up: .venv with the `polar` command
+
+$(STAMP): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "Polar needs Python 3.11 or newer: install it, or make $@ PYTHON=/path/to/it" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: install ## a real agent, real Kafka, exact trajectories
+	$(BIN)/python examples/demo/run.py
+
+test: install ## all tests, on real Kafka
+	$(BIN)/pytest
+
+lint: install ## style
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+
+format: install ## put it in style
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+types: install ## strict typing
+	$(BIN)/mypy
+
+bench: install ## the figures of docs/benchmarks.md
+	$(BIN)/python -m benchmarks
+
+clean: ## remove what the other targets made, data folders too
+	rm -rf $(VENV) .polar .polar-* .mypy_cache .ruff_cache .pytest_cache .hypothesis dist build
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

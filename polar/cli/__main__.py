@@ -1,0 +1,5 @@
+"""`python -m polar.cli`: how `polar up` starts its parts."""
+
+from polar.cli.app import main
+
+main()

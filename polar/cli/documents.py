@@ -1,0 +1,178 @@
+"""TaskRequests from files: YAML (many documents), JSON (one, or a list) and JSON Lines, each with the place where it stands.
+
+What a file holds twice, or JSON could not carry (dates, NaN, keys that are no strings), is refused rather than bent.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import yaml
+
+from polar.types.errors import InputError
+
+STDIN = "-"
+YAML_SUFFIXES = {".yaml", ".yml"}
+LINES_SUFFIXES = {".jsonl", ".ndjson"}
+
+
+@dataclass(frozen=True)
+class Document:
+    """A decoded body and its place, for messages: `tasks.yaml, document 2 (line 14)`."""
+
+    place: str
+    body: object
+
+
+def read(file: str) -> list[Document]:
+    """All documents of a file; `-` is standard input. Raises InputError, naming file and line."""
+    name = "standard input" if file == STDIN else file
+    try:
+        data = sys.stdin.buffer.read() if file == STDIN else Path(file).read_bytes()
+        text = data.decode("utf-8-sig")
+    except OSError as error:
+        raise InputError("FILE", file, f"can't be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise InputError(name, data[error.start : error.start + 8], f"not UTF-8 at byte {error.start}") from None
+    try:
+        found = [Document(place, body) for place, body in _reader(file, text)(name, text)]
+        for document in found:
+            _check(document)
+    except RecursionError:
+        raise InputError(name, text[:40], "nested too deeply") from None
+    if not found:
+        raise InputError(name, text[:40], "holds no TaskRequest")
+    return found
+
+
+Reader = Callable[[str, str], Iterator[tuple[str, object]]]
+
+
+def _reader(file: str, text: str) -> Reader:
+    """By suffix; else by look: a JSON value a line is JSON Lines, what starts like JSON is JSON, all else is YAML."""
+    suffix = Path(file).suffix.lower()
+    if suffix == ".json":
+        return _from_json
+    if suffix in LINES_SUFFIXES:
+        return _from_lines
+    if suffix in YAML_SUFFIXES or not text.lstrip().startswith(("{", "[")):
+        return _from_yaml
+    lines = [line for line in text.splitlines() if line.strip()]
+    return _from_lines if len(lines) > 1 and all(line.startswith("{") for line in lines) else _from_json
+
+
+def _from_json(name: str, text: str) -> Iterator[tuple[str, object]]:
+    yield from _flattened(name, _json(name, text, 1))
+
+
+def _from_lines(name: str, text: str) -> Iterator[tuple[str, object]]:
+    # Not splitlines(): U+2028 and its like may stand in a JSON string.
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.strip():
+            yield f"{name}, line {number}", _json(name, line, number)
+
+
+def _from_yaml(name: str, text: str) -> Iterator[tuple[str, object]]:
+    loader = _Loader(text)
+    number = 0
+    try:
+        while loader.check_node():
+            node = loader.get_node()
+            number += 1
+            body = None if node is None else loader.construct_document(node)
+            if node is not None and body is not None:
+                yield from _flattened(f"{name}, document {number} (line {node.start_mark.line + 1})", body)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = mark.line + 1 if mark else 0
+        shown = text.split("\n")[line - 1].strip() if mark else text[:40]
+        raise InputError(f"{name}, line {line}", shown, f"not YAML: {error.problem or error.context}") from None
+    except (yaml.YAMLError, ValueError) as error:
+        raise InputError(f"{name}, document {number + 1}", text[:40], f"not YAML: {error}") from None
+    finally:
+        loader.dispose()
+
+
+def _flattened(place: str, body: object) -> Iterator[tuple[str, object]]:
+    """A list is a list of TaskRequests."""
+    if isinstance(body, list):
+        yield from ((f"{place}, item {number}", item) for number, item in enumerate(body, 1))
+    else:
+        yield place, body
+
+
+def _json(name: str, text: str, first_line: int) -> object:
+    try:
+        return json.loads(text, object_pairs_hook=_once_each, parse_constant=_no_constant)
+    except json.JSONDecodeError as error:
+        line = first_line + error.lineno - 1
+        shown = text.split("\n")[error.lineno - 1][max(0, error.colno - 20) :][:60]
+        raise InputError(f"{name}, line {line}, column {error.colno}", shown, f"not JSON: {error.msg}") from None
+    except ValueError as error:
+        raise InputError(f"{name}, line {first_line}", text[:40], f"not JSON: {error}") from None
+
+
+def _once_each(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"the field {max(keys, key=keys.count)!r} stands there twice")
+    return found
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+class _Loader(yaml.SafeLoader):
+    """SafeLoader that refuses a field given twice, where YAML's own would take the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode) and key.value != "<<"]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the field {key!r} stands there twice", node.start_mark
+                )
+        return super().construct_mapping(node, deep)
+
+
+def _check(document: Document) -> None:
+    """Raises InputError unless the body is a mapping that JSON can carry."""
+    if not isinstance(document.body, dict):
+        raise InputError(document.place, document.body, "expected a TaskRequest, a mapping of fields")
+    _check_plain(document.place, "", document.body)
+
+
+def _check_plain(place: str, path: str, value: object) -> None:
+    match value:
+        case dict():
+            for key, item in value.items():
+                if not isinstance(key, str):
+                    raise InputError(f"{place}: {path or 'task'}", key, "a field's name is a string; put it in quotes")
+                _check_plain(place, f"{path}.{key}" if path else key, item)
+        case list():
+            for index, item in enumerate(value):
+                _check_plain(place, f"{path}.{index}", item)
+        case float() if not math.isfinite(value):
+            raise InputError(f"{place}: {path}", value, "must be a finite number")
+        case str() if not _is_text(value):
+            raise InputError(f"{place}: {path}", value, "half of a surrogate pair is no text")
+        case None | bool() | int() | float() | str():
+            pass
+        case _:
+            raise InputError(f"{place}: {path}", value, f"JSON has no {type(value).__name__}; put it in quotes")
+
+
+def _is_text(value: str) -> bool:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

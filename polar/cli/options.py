@@ -1,0 +1,30 @@
+"""Options that several subcommands take."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Data = Annotated[
+    Path | None,
+    typer.Option("--data", help="Folder of a `polar up`: stands for all settings. Else POLAR_DATA, else .polar here."),
+]
+EngineUrl = Annotated[
+    str | None, typer.Option("--engine", metavar="URL", help="Inference server, with or without /v1.")
+]
+Model = Annotated[
+    str | None, typer.Option("--model", metavar="NAME", help="Model at the engine; its only one where none is said.")
+]
+
+
+class Format(StrEnum):
+    """How results are written."""
+
+    TABLE = "table"
+    JSON = "json"
+
+
+Output = Annotated[Format, typer.Option("--format", help="For people, or for programs.")]

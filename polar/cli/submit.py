@@ -1,0 +1,101 @@
+"""`polar submit`: all TaskRequests of an invocation, or none of them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from polar import settings
+from polar.cli import documents, progress
+from polar.cli.exits import Exit
+from polar.cli.options import Data, Format, Output
+from polar.cli.status import of_task
+from polar.settings import Settings
+from polar.types.errors import InputError, Kind
+from polar.types.session import Status
+from polar.types.task import TaskRequest, parse
+
+if TYPE_CHECKING:
+    from polar.client import SessionTable
+
+
+def submit(
+    files: Annotated[
+        list[str], typer.Argument(metavar="FILE", help="YAML, JSON or JSON Lines; - reads standard input.")
+    ],
+    wait: Annotated[bool, typer.Option("--wait", help="Until every session has its trajectory.")] = False,
+    output: Output = Format.TABLE,
+    data: Data = None,
+) -> None:
+    """Submit tasks, and print their ids. With --wait, exit 1 where a session failed as `infra` or `input`."""
+    requests = _requests(files)
+    raise typer.Exit(asyncio.run(_submit(settings.load(data), requests, wait, output)))
+
+
+def _requests(files: Sequence[str]) -> list[TaskRequest]:
+    """The tasks of all files, one for each id. Where any is bad all that is wrong is said, and the command ends."""
+    found: dict[str, TaskRequest] = {}
+    problems: list[str] = []
+    for file in files:
+        try:
+            read = documents.read(file)
+        except InputError as error:
+            problems.append(str(error))
+            continue
+        for document in read:
+            try:
+                request = parse(document.body)
+                if found.setdefault(request.task_id, request) != request:
+                    raise InputError("task_id", request.task_id, "another body of this submission has it, too")
+            except InputError as error:
+                problems.append(f"{document.place}: {error}")
+    if problems:
+        for problem in problems:
+            typer.echo(f"polar: {problem}", err=True)
+        typer.echo("polar: nothing was submitted", err=True)
+        raise typer.Exit(Exit.BAD_INPUT)
+    return list(found.values())
+
+
+async def _submit(found: Settings, requests: list[TaskRequest], wait: bool, output: Format) -> int:
+    """The exit code."""
+    from polar import client
+
+    ids = [request.task_id for request in requests]
+    async with client.SessionTable(found, set(ids)) as table:
+        unanswered = await client.submit(found, requests, table, answer_s=client.ANSWER_S)
+        if output is Format.TABLE:
+            typer.echo("\n".join(ids))
+        if unanswered:
+            typer.echo(
+                f"polar: no coordinator has shown {', '.join(unanswered)} within {client.ANSWER_S:.0f} s: they lie on Kafka, and start "
+                "when `polar worker fanout coordinator` runs (what it refuses is in polar.dead-letters)",
+                err=True,
+            )
+        if wait:
+            await progress.until_finished(table, {request.task_id: request.num_samples for request in requests})
+        if output is Format.JSON:
+            tasks = [of_task(request.task_id, request.num_samples, table) for request in requests]
+            typer.echo(json.dumps(tasks, indent=2))
+        return _code(table, ids) if wait else 0
+
+
+def _code(table: SessionTable, ids: Sequence[str]) -> int:
+    """1 where a session failed for what isn't the agent's doing; such are named on stderr."""
+    failed = [
+        row
+        for task_id in ids
+        for row in table.ended(task_id)
+        if row.status is Status.FAILED and row.error is not None and row.error.kind in (Kind.INFRA, Kind.INPUT)
+    ]
+    for row in failed:
+        assert row.error is not None, "chosen so"
+        typer.echo(
+            f"polar: {row.session_id} FAILED: {row.error.stage} {row.error.kind}/{row.error.code}: {row.error.message}",
+            err=True,
+        )
+    return Exit.FAILED if failed else 0

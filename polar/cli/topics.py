@@ -1,0 +1,58 @@
+"""`polar topics`: the topics of the contract, on the broker."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Annotated
+
+import msgspec
+import typer
+
+from polar import settings
+from polar.cli.options import Data, Format, Output
+from polar.cli.tables import show
+
+app = typer.Typer(no_args_is_help=True, help="Create and list the topics.")
+
+
+@app.command("apply")
+def apply(
+    pools: Annotated[
+        list[str] | None, typer.Option("--pool", help="Pools whose stage queues are made, too; may be repeated.")
+    ] = None,
+    data: Data = None,
+) -> None:
+    """Create what is missing, and bring settings in line with the contract; twice changes nothing."""
+    from topics import admin, catalogue
+
+    queues = [topic for pool in pools or [catalogue.DEFAULT_POOL] for topic in catalogue.of_pool(pool)]
+    found = settings.load(data)
+    # A single broker, as the one of `polar up`, has few partitions.
+    single = found.replication == 1
+    applied = asyncio.run(admin.apply(found, [*catalogue.FIXED, *queues], embedded=single))
+    show(["topic", "outcome"], [[one.topic, one.outcome] for one in applied])
+
+
+@app.command("list")
+def list_topics(output: Output = Format.TABLE, data: Data = None) -> None:
+    """List the namespace's topics as the broker has them."""
+    from topics import admin
+
+    listed = asyncio.run(admin.listing(settings.load(data)))
+    if output is Format.JSON:
+        typer.echo(json.dumps(msgspec.to_builtins(listed), indent=2))
+    else:
+        show(
+            ["topic", ">partitions", ">records", "cleanup"],
+            [_cells(one.name, one.partitions, one.records, one.config) for one in listed],
+        )
+
+
+def _cells(name: str, partitions: int, records: int, config: dict[str, str]) -> list[object]:
+    kept = (
+        f"delete after {int(config['retention.ms']) / 86_400_000:g} d"
+        if "retention.ms" in config
+        else config.get("cleanup.policy")
+    )
+    return [name, partitions, records, kept]

@@ -1,0 +1,155 @@
+"""`polar trajectories`: reads a trajectories topic, committed records only, to its present end or for ever.
+
+The JSON of a line is design: programs rely on its fields, which may only grow.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from polar import settings
+from polar.cli import running
+from polar.cli.options import Data
+from polar.cli.tables import show
+from polar.settings import Settings
+from polar.types.trajectory import ExpandedTrace, Trajectory, expand
+
+
+class Layout(StrEnum):
+    """How trajectories are written."""
+
+    TABLE = "table"
+    JSONL = "jsonl"
+
+
+READ_S = 3600.0
+"""To read what lies on the topic at the start; that Kafka answers is known by then."""
+COLUMNS = ["session", "status", ">reward", ">turns", ">sampled", ">trainable", ">traces", "error"]
+
+
+def trajectories(
+    follow: Annotated[bool, typer.Option("--follow", help="Go on with what comes, until Ctrl-C.")] = False,
+    topic: Annotated[
+        str | None, typer.Option(metavar="T", help="`eval`, or a task's output_topic; else the trained ones.")
+    ] = None,
+    task: Annotated[str | None, typer.Option(metavar="TASK", help="Of this task alone.")] = None,
+    layout: Annotated[Layout, typer.Option("--format", help="jsonl: a line each, traces written out.")] = Layout.TABLE,
+    data: Data = None,
+) -> None:
+    """Show what came out: one trajectory for each sample."""
+    found = settings.load(data)
+    kept: list[Trajectory] = []
+
+    def take(trajectory: Trajectory) -> None:
+        if task is not None and trajectory.task_id != task:
+            return
+        if layout is Layout.JSONL:
+            typer.echo(msgspec.json.encode(line(trajectory)))
+        elif follow:
+            typer.echo(_words(trajectory))
+        else:
+            kept.append(trajectory)
+
+    running.serve(lambda stop: _read(found, topic, take, stop if follow else None))
+    if layout is Layout.TABLE and not follow:
+        kept.sort(key=lambda one: (one.task_id, one.sample_index))
+        show(COLUMNS, map(_row, kept))
+
+
+async def _read(
+    found: Settings, topic: str | None, take: Callable[[Trajectory], None], stop: asyncio.Event | None
+) -> None:
+    """Give `take` every trajectory up to the topic's present end, then those that come until `stop`."""
+    from polar.client import require
+    from topics import trajectories
+    from topics.follow import Follower, Since
+
+    name = (topic or "").removeprefix(f"{found.namespace}.").removeprefix("trajectories").removeprefix(".")
+    declared = trajectories.topic(name or None)
+
+    def on_record(record: object, _: object) -> None:
+        if isinstance(record, Trajectory):
+            take(record)
+
+    follower = Follower(found, declared, on_record, since=Since.BEGINNING, committed=True)
+    await require(found, declared)
+    await follower.start(READ_S)
+    try:
+        if stop is not None:
+            stopped = asyncio.create_task(stop.wait(), name="stop")
+            await asyncio.wait({stopped, follower.failed}, return_when=asyncio.FIRST_COMPLETED)
+            stopped.cancel()
+    finally:
+        await follower.stop()
+
+
+def line(trajectory: Trajectory) -> dict[str, Any]:
+    """A trajectory as programs get it; per trace `token_ids`, `loss_mask` and `logprobs` are equally long."""
+    return {
+        "session_id": trajectory.session_id,
+        "task_id": trajectory.task_id,
+        "sample_index": trajectory.sample_index,
+        "num_samples": trajectory.num_samples,
+        "attempt": trajectory.attempt,
+        "status": trajectory.status.value,
+        "reward": trajectory.reward,
+        "error": msgspec.to_builtins(trajectory.error),
+        "builder": trajectory.builder,
+        "harness": trajectory.harness,
+        "traces": [_trace(expand(trajectory, trace)) for trace in trajectory.traces],
+        "stats": msgspec.to_builtins(trajectory.stats),
+        "metadata": json.loads(trajectory.metadata),
+    }
+
+
+def _trace(expanded: ExpandedTrace) -> dict[str, Any]:
+    versions = dict.fromkeys(span.call.policy_version for span in expanded.spans)
+    return {
+        "trace_id": expanded.trace.trace_id,
+        "token_ids": expanded.token_ids.tolist(),
+        "loss_mask": expanded.loss_mask.tolist(),
+        "logprobs": expanded.logprobs.tolist(),
+        "policy_versions": list(versions),
+        "calls": [
+            {
+                "call_id": span.call.call_id,
+                "start": span.start,
+                "end": span.end,
+                "sampling": msgspec.to_builtins(span.call.sampling),
+            }
+            for span in expanded.spans
+        ],
+        "kind": expanded.trace.kind,
+        "reward": expanded.trace.reward,
+        "finish_reason": expanded.trace.finish_reason,
+    }
+
+
+def _row(trajectory: Trajectory) -> list[object]:
+    stats, error = trajectory.stats, trajectory.error
+    return [
+        trajectory.session_id,
+        trajectory.status.value,
+        trajectory.reward,
+        stats.answered,
+        stats.sampled_tokens,
+        stats.trainable_tokens,
+        stats.traces,
+        f"{error.stage} {error.kind.value}/{error.code}" if error else None,
+    ]
+
+
+def _words(trajectory: Trajectory) -> str:
+    """One trajectory as a line, for following."""
+    session_id, *values = _row(trajectory)
+    named = zip(COLUMNS[1:], values, strict=True)
+    return f"{session_id}  " + ", ".join(
+        f"{name.removeprefix('>')} {value}" for name, value in named if value is not None
+    )

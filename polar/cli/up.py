@@ -1,0 +1,108 @@
+"""`polar up`: the whole system on this machine, until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from polar import settings
+from polar.cli import running
+from polar.cli.options import Data, EngineUrl, Model
+from polar.settings import ENV_FILE, Settings, write_env_file
+from polar.types.errors import InputError
+
+if TYPE_CHECKING:
+    from polar.embedded.system import Options, System
+
+
+def up(
+    data: Data = None,
+    engine_url: EngineUrl = None,
+    model: Model = None,
+    ready_file: Annotated[
+        Path | None, typer.Option(metavar="F", help="Written when everything answers: what DIR/polar.env holds.")
+    ] = None,
+    scripts: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="PATH", exists=True, help="For the scripted engine: a file or folder; may be repeated."),
+    ] = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The proxy's; 0: any free one.")] = 0,
+) -> None:
+    """Run the whole system on this machine until Ctrl-C.
+
+    Kafka, a proxy, all workers and, without --engine, the scripted engine. With POLAR_KAFKA set that Kafka is used.
+    """
+    from polar.embedded import engine, lock
+    from polar.embedded.system import Options
+
+    if engine_url is None and model is not None:
+        raise InputError("--model", model, "goes with --engine")
+    if engine_url is not None and scripts:
+        raise InputError("--scripts", str(scripts[0]), "the scripted engine's, and --engine names another")
+    upstream = engine.find(engine_url, model) if engine_url is not None else None
+    folder = settings.load(data).data
+    held = lock.claim(folder, announce=_announce)
+    try:
+        # What a killed `up` has left is true no more, and must not pass for settings.
+        (folder / ENV_FILE).unlink(missing_ok=True)
+        found = settings.load(data)
+        options = Options(engine=upstream, scripts=scripts or [], port=port)
+        running.serve(lambda stop: _run(found, options, held, ready_file, stop))
+    finally:
+        os.close(held)
+
+
+async def _run(found: Settings, options: Options, held: int, ready_file: Path | None, stop: asyncio.Event) -> None:
+    from polar.embedded.system import System
+
+    system = System(found, options, lock=held, announce=_announce)
+    stopped = asyncio.create_task(stop.wait(), name="stop")
+    try:
+        if not await _first(system.start(), stopped):
+            return
+        if ready_file is not None:
+            write_env_file(ready_file, system.addresses)
+        _say_where(system, found.data)
+        await _first(system.keep(), stopped)
+    finally:
+        stopped.cancel()
+        _announce("stopping")
+        if ready_file is not None:
+            ready_file.unlink(missing_ok=True)
+        await system.stop()
+
+
+async def _first(work: Coroutine[Any, Any, None], stopped: asyncio.Task[Any]) -> bool:
+    """Whether `work` came to its end before the stop; it is cancelled else. Raises what it raised."""
+    task = asyncio.create_task(work, name="up-work")
+    await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
+    if not task.done():
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        return False
+    task.result()
+    return True
+
+
+def _say_where(system: System, data: Path) -> None:
+    assert system.engine is not None, "it is known once the system has started"
+    scripted = "scripted: it plays scripts and filler, no model runs. " if system.is_scripted else ""
+    lines = {
+        "Kafka": system.addresses["POLAR_KAFKA"],
+        "proxy": system.addresses["POLAR_PROXY_URL"],
+        "control": f"{system.addresses['POLAR_CONTROL_URL']}/readyz",
+        "engine": f"{scripted}{system.engine.url} ({system.engine.model})",
+        "logs": str(data / "logs"),
+        "settings": str(data / ENV_FILE),
+    }
+    typer.echo("\n".join(f"{name:9}{value}" for name, value in lines.items()))
+    typer.echo(f"polar is up: `polar submit FILE --data {data}` from elsewhere, Ctrl-C here stops everything")
+
+
+def _announce(line: str) -> None:
+    typer.echo(f"polar: {line}", err=True)

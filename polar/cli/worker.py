@@ -1,0 +1,83 @@
+"""`polar worker STAGE…`: consumers, one or several in a process. `polar up` starts its own with this very command."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from polar import settings
+from polar.cli import logs, running
+from polar.cli.options import Data
+from polar.settings import Settings
+from polar.types.session import Stage
+
+
+class Role(StrEnum):
+    """What a worker process can do."""
+
+    FANOUT = "fanout"
+    COORDINATOR = "coordinator"
+    INIT = "init"
+    RUN = "run"
+    EVALUATE = "evaluate"
+    BUILDER = "builder"
+
+
+def worker(
+    roles: Annotated[list[Role], typer.Argument(metavar="STAGE", help="One or more; they share the process.")],
+    pool: Annotated[str, typer.Option(help="Of the stage workers.")] = "default",
+    concurrency: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Sessions at once, of each stage; else init 4, run 8, evaluate 4.", show_default=False
+        ),
+    ] = None,
+    data: Data = None,
+) -> None:
+    """Run consumers until SIGINT or SIGTERM; start more to scale."""
+    logs.for_service()
+    found = settings.load(data)
+
+    async def main(stop: asyncio.Event) -> None:
+        await _together(_start(found, set(roles), pool, concurrency, stop), stop)
+
+    running.serve(main)
+
+
+def _start(
+    found: Settings, roles: set[Role], pool: str, concurrency: int | None, stop: asyncio.Event
+) -> dict[str, Awaitable[None]]:
+    """The consumers, by name. What each needs is imported only where it runs."""
+    started: dict[str, Awaitable[None]] = {}
+    if Role.FANOUT in roles:
+        from consumers.fanout import run_fanout
+
+        started["fanout"] = run_fanout(found, stop)
+    if Role.COORDINATOR in roles:
+        from consumers.coordinator.loop import run_coordinator
+
+        started["coordinator"] = run_coordinator(found, stop)
+    if Role.BUILDER in roles:
+        from consumers.builder import run_builder
+
+        started["builder"] = run_builder(found, stop)
+    stages = [stage for stage in Stage if Role(stage.value) in roles]
+    if stages:
+        from consumers.worker import run_worker
+
+        started["stages"] = run_worker(found, stages, pool=pool, concurrency=concurrency, stop=stop)
+    return started
+
+
+async def _together(consumers: dict[str, Awaitable[None]], stop: asyncio.Event) -> None:
+    """Run all; when one ends, the others are stopped too, and its error is the process's."""
+    running = {asyncio.ensure_future(consumer): name for name, consumer in consumers.items()}
+    await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+    stop.set()
+    await asyncio.wait(running)
+    for task in running:
+        task.result()

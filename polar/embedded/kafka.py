@@ -1,0 +1,102 @@
+"""The embedded Kafka as one of the parts of `polar up`: kept alive on its port, its blocking calls in threads."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from polar.cache import CacheError
+from polar.embedded.broker import Broker
+from polar.embedded.errors import BrokerError
+from polar.embedded.patience import Patience, rest
+from polar.types.errors import NotReady
+
+LOOK_S = 0.2
+
+
+class Kafka:
+    """A broker on DATA/kafka."""
+
+    def __init__(self, data: Path, *, announce: Callable[[str], None]) -> None:
+        self._broker = Broker(data, announce=announce)
+        self._announce = announce
+        self._starting: asyncio.Future[None] | None = None
+        self._stopping = asyncio.Event()
+
+    @property
+    def bootstrap(self) -> str:
+        return self._broker.bootstrap
+
+    async def start(self) -> None:
+        """Raises NotReady where it can't be installed or started."""
+        self._starting = _in_thread(self._broker.start)
+        try:
+            # Cancelling us doesn't end the thread: `stop` waits for it.
+            await asyncio.shield(self._starting)
+        except (BrokerError, CacheError) as error:
+            raise NotReady(str(error)) from None
+
+    async def keep(self) -> None:
+        """Start it again whenever it dies, until `stop`. Raises NotReady when that fails too often."""
+        patience = Patience()
+        patience.began()
+        while not self._stopping.is_set():
+            if self._broker.alive():
+                await rest(LOOK_S, self._stopping)
+                continue
+            pause = patience.pause()
+            if pause is None:
+                raise NotReady("Kafka dies again and again; its logs are in kafka/logs of the data folder")
+            self._announce("Kafka has died; starting it again")
+            await rest(pause, self._stopping)
+            if self._stopping.is_set():
+                return
+            patience.began()
+            try:
+                await self.start()
+            except NotReady as error:
+                self._announce(str(error))
+
+    async def stop(self, deadline_s: float) -> None:
+        """Cleanly, and by force where that takes too long."""
+        self._stopping.set()
+        if self._starting is not None:
+            done, _ = await asyncio.wait({self._starting}, timeout=deadline_s)
+            if not done:  # a download: it ends with this process
+                return
+        stopping = _in_thread(self._broker.stop)
+        done, _ = await asyncio.wait({stopping}, timeout=deadline_s)
+        if not done:
+            self._announce(f"Kafka didn't stop within {deadline_s:.0f} s; killing it")
+            await _in_thread(self._broker.kill)
+        await stopping
+
+
+def _in_thread(call: Callable[[], None]) -> asyncio.Future[None]:
+    """Run a blocking call in a daemon thread: one that is stuck doesn't keep the process, as an executor's would."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[None] = loop.create_future()
+
+    def settle(error: BaseException | None) -> None:
+        if future.cancelled():
+            return
+        if error is None:
+            future.set_result(None)
+        else:
+            future.set_exception(error)
+            future.exception()  # marks it as seen: nobody may be waiting any more
+
+    def run() -> None:
+        error: BaseException | None = None
+        try:
+            call()
+        except BaseException as raised:
+            error = raised
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(settle, error)
+
+    threading.Thread(target=run, name=f"kafka-{getattr(call, '__name__', '')}", daemon=True).start()
+    return future

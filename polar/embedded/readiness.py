@@ -1,0 +1,76 @@
+"""Whether the parts of a `polar up` answer: each wait has a deadline and says, when it passes, what didn't answer."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+
+from polar.settings import Settings
+from polar.types.errors import NotReady
+from topics import catalogue, workers
+from topics.follow import Follower, Since
+from topics.workers import Heartbeat
+
+LOOK_S = 0.05
+REQUEST_S = 2.0
+
+
+async def file(path: Path, name: str, *, deadline_s: float) -> str:
+    """The text of a ready file, once it is there; its writer renames it into place. Raises NotReady."""
+    deadline = time.monotonic() + deadline_s
+    while not path.exists():
+        if time.monotonic() > deadline:
+            raise NotReady(f"{name} didn't answer within {deadline_s:.0f} s; see its log")
+        await asyncio.sleep(LOOK_S)
+    return path.read_text()
+
+
+async def http(url: str, name: str, *, deadline_s: float) -> None:
+    """Wait until a GET is answered with 200. Raises NotReady."""
+    deadline = time.monotonic() + deadline_s
+    while (answer := await asyncio.to_thread(_get, url)) != "200":
+        if time.monotonic() > deadline:
+            raise NotReady(f"{name} isn't ready after {deadline_s:.0f} s ({url}: {answer}); see its log")
+        await asyncio.sleep(LOOK_S)
+
+
+async def heartbeats(settings: Settings, needed: Sequence[str], *, deadline_s: float) -> None:
+    """Wait until heartbeats show every part: a role, or a stage of the default pool whose whole queue is assigned. Raises NotReady."""
+    missing = set(needed)
+    all_seen = asyncio.Event()
+
+    def on_record(record: object, _: object) -> None:
+        if isinstance(record, Heartbeat):
+            missing.difference_update(_shown(record))
+            if not missing:
+                all_seen.set()
+
+    follower = Follower(settings, workers.TOPIC, on_record, since=Since.END)
+    await follower.start()
+    try:
+        async with asyncio.timeout(deadline_s):
+            await all_seen.wait()
+    except TimeoutError:
+        raise NotReady(f"no heartbeat of {', '.join(sorted(missing))} within {deadline_s:.0f} s; see its log") from None
+    finally:
+        await follower.stop()
+
+
+def _shown(beat: Heartbeat) -> set[str]:
+    """What a heartbeat proves to be at work."""
+    working = {slots.stage.value for slots in beat.stages if slots.partitions and slots.pool == catalogue.DEFAULT_POOL}
+    return {beat.role} | working
+
+
+def _get(url: str) -> str:
+    try:
+        with urllib.request.urlopen(url, timeout=REQUEST_S) as response:  # noqa: S310 - our own loopback URL
+            return str(response.status)
+    except urllib.error.HTTPError as error:
+        return str(error.code)
+    except OSError as error:
+        return str(error)
