@@ -51,7 +51,7 @@ SESSION_TIMEOUT_MS = 6_000
 HEARTBEAT_MS = 2_000
 REQUEST_TIMEOUT_MS = 40_000
 """aiokafka's default. A producer's batch that is older while no leader is known fails."""
-RETRY_BACKOFF_MS = 20
+TRANSACTION_BACKOFF_MS = 20
 """Short, since a transaction's first batch is regularly refused once while the broker verifies the partition."""
 PRODUCER_TASKS = (("_sender", "_sender_task"),)
 CONSUMER_TASKS = (
@@ -220,10 +220,12 @@ def producer(
 
     `transactional_id` is namespaced here. `options` are aiokafka's own and win. Needs a running loop.
     """
-    identity = {} if transactional_id is None else {"transactional_id": f"{settings.namespace}.{transactional_id}"}
+    transactional = {
+        "transactional_id": f"{settings.namespace}.{transactional_id}",
+        "retry_backoff_ms": TRANSACTION_BACKOFF_MS,
+    }
     made: Producer = aiokafka.AIOKafkaProducer(
         **connection(settings)
-        | identity
         | {
             "acks": "all",
             "enable_idempotence": True,
@@ -232,8 +234,8 @@ def producer(
             "max_batch_size": min(max_bytes, MAX_BATCH_BYTES),
             "linger_ms": 0,
             "request_timeout_ms": REQUEST_TIMEOUT_MS,
-            "retry_backoff_ms": RETRY_BACKOFF_MS,
         }
+        | (transactional if transactional_id is not None else {})
         | options
     )
     return made
@@ -273,6 +275,11 @@ async def stop(client: Client, deadline_s: float) -> bool:
             whole = True
     except (TimeoutError, KafkaError) as error:
         log.info("client_cut_off", action="client_cut_off", client=type(client).__name__, error=repr(error))
+    except asyncio.CancelledError:
+        # A consumer without a group, stopped before its own task ever ran, lets that task's cancellation out as if it were ours.
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
     finally:
         if not whole:
             await _cut_off(client)

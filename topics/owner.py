@@ -187,7 +187,13 @@ class Owner:
                     "partition lost", action="owner.lost", group=self._group, partition=partition, why=str(lost)
                 )
             except asyncio.CancelledError:
-                raise
+                task = asyncio.current_task()
+                if task is None or task.cancelling():
+                    raise
+                # A library's own cancellation that got out: a keeper must not end unnoticed.
+                log.warning(
+                    "partition failed", action="owner.failed", group=self._group, partition=partition, why="cancelled"
+                )
             except Exception as error:
                 # Whatever it was, state and producer are void and are made anew; a keeper never takes the process down.
                 log.exception(

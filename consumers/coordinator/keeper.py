@@ -261,10 +261,8 @@ class Keeper:
         await self._fenced.begin()
         offsets = await self._fenced.write([self._completion(record) for record in batch.records])
         for record, offset in zip(batch.records, offsets, strict=True):
-            session = batch.sessions.get(record.session_id) if isinstance(record, Open) else None
-            if session is not None and session.run_claim_id == record.claim_id:
-                batch.sessions[session.session_id] = opened = replace(session, log_offset=offset)
-                self.table.load(opened)
+            if isinstance(record, Open):
+                self._opened(record, offset, batch)
         rows: list[sessions.Row] = [*batch.tasks.values(), *batch.sessions.values()]
         rows.append(Position(self._position, self._now()))
         topic = sessions.TOPIC.full_name(self._settings.namespace)
@@ -274,6 +272,13 @@ class Keeper:
         await self._fenced.commit()
         self._written_position = self._position
         self._written_at = time.monotonic()
+
+    def _opened(self, opened: Open, offset: int, batch: Batch) -> None:
+        """The row of the run that this opens learns where its log begins, unless the same batch has led it on."""
+        session = batch.sessions[opened.session_id]
+        if session.run_claim_id == opened.claim_id:
+            batch.sessions[session.session_id] = located = replace(session, log_offset=offset)
+            self.table.load(located)
 
     def _completion(self, record: Open | completions.Build | CloseGroup) -> Write:
         topic = completions.TOPIC.full_name(self._settings.namespace)

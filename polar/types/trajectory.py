@@ -33,7 +33,7 @@ class Call(msgspec.Struct, frozen=True, omit_defaults=True):
     parent: str | None = None
     """The call whose prompt + sampled tokens this one's prompt extends furthest."""
     branch: str | None = None
-    """Why it isn't a plain continuation of its parent: a reason code; None where it is, or where it starts a root."""
+    """`root`, or why it is no plain continuation of its parent: a reason code; None where it is one, or has no answer."""
     finish_reason: str | None = None
     policy_version: int | None = None
     sampling: Sampling = Sampling()

@@ -93,3 +93,9 @@ async def test_each_partition_has_one_keeper_and_a_failed_one_starts_again(setti
         stops[1].set()
         await running[1]
     assert failed == {2}
+
+
+async def test_reading_back_an_empty_partition_doesnt_cancel_its_caller(settings: Settings) -> None:
+    topic = sessions.TOPIC.full_name(settings.namespace)
+    for _ in range(5):
+        assert [record async for record in read_back(settings, topic, 3, 0)] == []

@@ -1,0 +1,64 @@
+"""A harness of few lines, run by `shell`: a conversation that grows by a turn with each call. Standard library alone.
+
+`TURNS` calls; what was answered is written to `ANSWERS` before the next call, a JSON line each, so that a test knows what a harness saw.
+Errors that a provider's client would retry are retried, within a budget. `PAUSE_S` lies between two calls.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+TRY_S = 150
+"""For one call, all its tries included: longer than the proxy's own wait for an acknowledgement."""
+
+
+def complete(messages: list[dict[str, Any]]) -> dict[str, Any]:
+    request = urllib.request.Request(
+        os.environ["OPENAI_BASE_URL"] + "/chat/completions",
+        data=json.dumps({"model": "m", "messages": messages}).encode(),
+        headers={"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"},
+    )
+    deadline = time.monotonic() + TRY_S
+    while True:
+        try:
+            with urllib.request.urlopen(request, timeout=TRY_S) as response:
+                answer: dict[str, Any] = json.load(response)
+                return answer
+        except urllib.error.HTTPError as error:
+            if error.code not in (429, 500, 502, 503, 504) or time.monotonic() > deadline:
+                raise
+        except (urllib.error.URLError, ConnectionError, json.JSONDecodeError, TimeoutError):
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(0.2)
+
+
+def main() -> None:
+    instruction = Path(os.environ["POLAR_INSTRUCTION_FILE"]).read_text()
+    assert sys.stdin.read() == instruction, "the instruction is on stdin, too"
+    session = os.environ["POLAR_SESSION_ID"]
+    messages: list[dict[str, Any]] = [{"role": "user", "content": f"{session}: {instruction}"}]
+    with open(Path(os.environ["ANSWERS"]) / f"{session}.jsonl", "a") as answers:  # noqa: PTH123 - appended to by every attempt
+        for turn in range(int(os.environ["TURNS"])):
+            answer = complete(messages)
+            message = answer["choices"][0]["message"]
+            answers.write(
+                json.dumps({"session_id": session, "call_id": answer["id"], "content": message["content"]}) + "\n"
+            )
+            answers.flush()
+            messages += [
+                {"role": "assistant", "content": message["content"]},
+                {"role": "user", "content": f"go on, {turn}"},
+            ]
+            time.sleep(float(os.environ.get("PAUSE_S", "0")))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,226 @@
+"""A whole system with a process for each role, on its own broker, so that a test can kill any of them.
+
+The engine is the scripted one: a stand-in for vLLM with a record of all that it sampled. All else is the real thing, started by its
+command line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+
+from polar.embedded import Broker
+from polar.keys import ensure_keys_file
+from polar.scripted.record import Sampled
+from polar.settings import Settings, write_env_file
+from polar.types.trajectory import GroupFinished, Trajectory
+from topics import admin, catalogue, completions, trajectories
+from topics.completions import CallRecord
+from topics.owner import read_back
+
+ROLES = ("fanout", "coordinator", "builder", "init", "run", "evaluate")
+AGENT = Path(__file__).with_name("agent.py")
+READY_S = 60.0
+STOP_S = 20.0
+
+
+@dataclass
+class Fleet:
+    """Processes by name: `<role>-<n>`, `proxy`, `engine`."""
+
+    data: Path
+    broker: Broker
+    settings: Settings
+    processes: dict[str, asyncio.subprocess.Process] = field(default_factory=dict)
+    proxy_url: str = ""
+    engine_url: str = ""
+
+    @property
+    def answers(self) -> Path:
+        return self.data / "answers"
+
+    def _environment(self) -> dict[str, str]:
+        return {name: value for name, value in os.environ.items() if not name.startswith("POLAR_")}
+
+    async def spawn(self, name: str, *arguments: str) -> None:
+        """Start a process, its output in DATA/logs/<name>.log."""
+        log = self.data / "logs" / f"{name}.log"
+        log.parent.mkdir(exist_ok=True)
+        with log.open("ab") as file:
+            self.processes[name] = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                *arguments,
+                stdout=file,
+                stderr=file,
+                env=self._environment(),
+                start_new_session=True,
+            )
+
+    async def start(self, name: str) -> None:
+        """A worker of the role before the dash."""
+        await self.spawn(name, "polar.cli", "worker", name.partition("-")[0], "--data", str(self.data))
+
+    async def start_engine(self, *options: str) -> None:
+        ready = self.data / "engine.ready"
+        await self.spawn(
+            "engine",
+            "polar.scripted",
+            "--port",
+            "0",
+            "--ready-file",
+            str(ready),
+            "--record",
+            str(self.record),
+            *options,
+        )
+        self.engine_url = (await self._ready("engine"))["url"]
+
+    async def start_proxy(self) -> None:
+        """On the port that it had before, if any."""
+        port = self.proxy_url.rpartition(":")[2] or "0"
+        ready = self.data / "proxy.ready"
+        ready.unlink(missing_ok=True)
+        await self.spawn(
+            "proxy", "polar.cli", "proxy", "--data", str(self.data), "--engine", self.engine_url, "--port", port,
+            "--control-port", "0", "--ready-file", str(ready),
+        )  # fmt: skip
+        self.proxy_url = (await self._ready("proxy"))["url"]
+
+    async def _ready(self, name: str) -> dict[str, str]:
+        file = self.data / f"{name}.ready"
+        async with asyncio.timeout(READY_S):
+            while not file.exists():
+                assert self.processes[name].returncode is None, (self.data / "logs" / f"{name}.log").read_text()
+                await asyncio.sleep(0.05)
+        found: dict[str, str] = json.loads(file.read_text())
+        return found
+
+    @property
+    def record(self) -> Path:
+        return self.data / "engine-record.jsonl"
+
+    def sampled(self, session_id: str | None = None) -> list[Sampled]:
+        """All that the engine sampled, in order."""
+        calls = [msgspec.json.decode(line, type=Sampled) for line in self.record.read_bytes().splitlines()]
+        return [call for call in calls if session_id is None or call.session_id == session_id]
+
+    def signal(self, name: str, number: signal.Signals) -> None:
+        self.processes[name].send_signal(number)
+
+    async def kill(self, name: str) -> None:
+        """kill -9, and wait for its end."""
+        self.processes[name].kill()
+        await self.processes[name].wait()
+
+    def write_env(self) -> None:
+        """DATA/polar.env, as `polar up` writes it, so that `--data` finds this system."""
+        write_env_file(
+            self.data / "polar.env",
+            {
+                "POLAR_KAFKA": self.broker.bootstrap,
+                "POLAR_NAMESPACE": self.settings.namespace,
+                "POLAR_PROXY_URL": self.proxy_url,
+                "POLAR_REPLICATION": "1",
+                "POLAR_MIN_INSYNC": "1",
+            },
+        )
+
+    async def polar(self, *arguments: str, stdin: str = "") -> tuple[int, str, str]:
+        """Run a command of the CLI; exit code, stdout, stderr."""
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "polar.cli", *arguments, "--data", str(self.data), env=self._environment(),
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        out, err = await process.communicate(stdin.encode())
+        assert process.returncode is not None
+        return process.returncode, out.decode(), err.decode()
+
+    def task(self, task_id: str, turns: int, samples: int, *, pause_s: float = 0, **more: Any) -> dict[str, Any]:
+        """A TaskRequest whose harness makes `turns` growing calls."""
+        command = f"{sys.executable} {AGENT}"
+        env = {"ANSWERS": str(self.answers), "TURNS": str(turns), "PAUSE_S": str(pause_s)}
+        agent = {"harness": "shell", "custom_shell": {"command": command}, "env": env}
+        return {"task_id": task_id, "instruction": "talk on", "num_samples": samples, "agent": agent, **more}
+
+    def answered(self) -> list[dict[str, str]]:
+        """All that harnesses saw answered."""
+        return [json.loads(line) for file in sorted(self.answers.iterdir()) for line in file.read_text().splitlines()]
+
+    async def calls(self) -> list[CallRecord]:
+        """All that `polar.completions` holds, partition by partition."""
+        return await self._read(completions.TOPIC.full_name(self.settings.namespace), completions.CODEC.decode)
+
+    async def outputs(self) -> list[Trajectory | GroupFinished]:
+        """All that `polar.trajectories` holds, committed."""
+        return await self._read(trajectories.TOPIC.full_name(self.settings.namespace), trajectories.CODEC.decode)
+
+    async def _read(self, topic: str, decode: Any) -> list[Any]:
+        found: list[Any] = []
+        for partition in range(completions.TOPIC.embedded_partitions):
+            found += [decode(record.value) async for record in read_back(self.settings, topic, partition)]
+        return found
+
+    async def dead_letters(self) -> int:
+        listed = await admin.listing(self.settings)
+        return next(each.records for each in listed if each.name.endswith("dead-letters"))
+
+    def leftovers(self) -> list[str]:
+        """Processes of harnesses that still live: they carry this data folder in their environment."""
+        ours = {process.pid for process in self.processes.values()}
+        mark = str(self.data)
+        found: list[str] = []
+        for process in psutil.process_iter():
+            try:
+                if process.pid not in ours and mark in process.environ().get("ANSWERS", ""):
+                    found.append(f"{process.pid} {process.cmdline()}")
+            except (psutil.NoSuchProcess, psutil.AccessDenied):
+                continue
+        return found
+
+    async def stop(self) -> None:
+        for process in self.processes.values():
+            if process.returncode is None:
+                process.send_signal(signal.SIGCONT)
+                process.terminate()
+        for process in self.processes.values():
+            try:
+                await asyncio.wait_for(process.wait(), STOP_S)
+            except TimeoutError:
+                process.kill()
+                await process.wait()
+        await asyncio.to_thread(self.broker.stop)
+
+
+@asynccontextmanager
+async def fleet(data: Path, workers: Sequence[str], *engine_options: str) -> AsyncIterator[Fleet]:
+    """A system with these workers, started in order; all of it is stopped at the end."""
+    data.mkdir(exist_ok=True)
+    (data / "answers").mkdir()
+    ensure_keys_file(data / "keys.json")
+    broker = Broker(data, announce=print)
+    await asyncio.to_thread(broker.start)
+    settings = Settings(kafka=broker.bootstrap, data=data, namespace="polar", replication=1, min_insync=1)
+    made = Fleet(data, broker, settings)
+    try:
+        await admin.apply(settings, [*catalogue.FIXED, *catalogue.of_pool(catalogue.DEFAULT_POOL)], embedded=True)
+        made.write_env()
+        await made.start_engine(*engine_options)
+        await made.start_proxy()
+        made.write_env()
+        for name in workers:
+            await made.start(name)
+        yield made
+    finally:
+        await made.stop()

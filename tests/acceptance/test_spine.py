@@ -1,0 +1,113 @@
+"""The spine, each role a process of its own: calls of a harness become exact trajectories."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import pytest_asyncio
+
+from polar.types.session import Status
+from polar.types.trajectory import GroupFinished, Trajectory, expand
+from tests.acceptance.fleet import ROLES, Fleet, fleet
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+SAMPLES = 8
+TURNS = 6
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def system(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Fleet]:
+    async with fleet(tmp_path_factory.mktemp("spine"), [f"{role}-1" for role in ROLES]) as started:
+        yield started
+
+
+async def submitted(system: Fleet, task: dict[str, Any], *, code: int = 0) -> list[Trajectory]:
+    """Submit, wait for the end, and give the task's trajectories by sample index."""
+    exit_code, _, said = await system.polar("submit", "-", "--wait", stdin=json.dumps(task))
+    assert exit_code == code, said
+    outputs = [output for output in await system.outputs() if output.task_id == task["task_id"]]
+    (group,) = [output for output in outputs if isinstance(output, GroupFinished)]
+    found = sorted((o for o in outputs if isinstance(o, Trajectory)), key=lambda t: t.sample_index)
+    assert (
+        [t.session_id for t in found]
+        == group.session_ids
+        == [f"{task['task_id']}.{i}" for i in range(task["num_samples"])]
+    )
+    assert group.rewards == [t.reward for t in found]
+    assert await system.dead_letters() == 0
+    assert system.leftovers() == []
+    return found
+
+
+async def test_growing_calls_are_one_trace_of_exactly_what_the_engine_sampled(system: Fleet) -> None:
+    for trajectory in await submitted(system, system.task("growing", TURNS, SAMPLES)):
+        assert (trajectory.status, trajectory.reward, trajectory.stats.calls) == (Status.COMPLETED, 1.0, TURNS)
+        sampled = system.sampled(trajectory.session_id)
+        (trace,) = trajectory.traces
+        written = expand(trajectory, trace)
+        trained = written.loss_mask == 1
+        assert written.token_ids[trained].tolist() == [t for call in sampled for t in call.token_ids]
+        truth = np.array([x for call in sampled for x in call.logprobs], dtype=np.float32)
+        assert (written.logprobs[trained] == truth).all()
+        last = sampled[-1]
+        assert written.token_ids.tolist() == [*last.prompt_token_ids, *last.token_ids]
+        assert trajectory.stats.tokens == len(written.token_ids), "the tree holds each token once"
+
+
+async def test_per_request_gives_a_trace_a_call_over_the_same_tree(system: Fleet) -> None:
+    task = system.task("single", TURNS, 2, builder={"strategy": "per_request"})
+    for trajectory in await submitted(system, task):
+        sampled = system.sampled(trajectory.session_id)
+        traces = [expand(trajectory, trace) for trace in trajectory.traces]
+        assert [t.token_ids.tolist() for t in traces] == [[*c.prompt_token_ids, *c.token_ids] for c in sampled]
+        assert [t.token_ids[t.loss_mask == 1].tolist() for t in traces] == [c.token_ids for c in sampled]
+        assert trajectory.stats.tokens == len(traces[-1].token_ids)
+
+
+async def test_a_run_over_its_budget_is_timed_out_evaluated_and_keeps_its_calls(system: Fleet) -> None:
+    task = system.task("slow", 100, 2, pause_s=0.5, timeout_seconds=3)
+    for trajectory in await submitted(system, task):
+        assert (trajectory.status, trajectory.reward) == (Status.TIMED_OUT, 0.0)
+        assert trajectory.error is not None
+        assert trajectory.error.code == "timeout"
+        assert trajectory.stats.calls >= 2
+        assert trajectory.stats.trainable_tokens == sum(len(c.token_ids) for c in system.sampled(trajectory.session_id))
+
+
+async def test_a_harness_that_forks_daemons_leaves_none(system: Fleet) -> None:
+    command = "setsid sleep 600 & (nohup setsid sh -c 'sleep 600 & sleep 600' >/dev/null 2>&1 &) ; exit 7"
+    task = system.task("daemons", 1, 2)
+    task["agent"]["custom_shell"]["command"] = command
+    for trajectory in await submitted(system, task):
+        assert trajectory.status is Status.FAILED
+        assert trajectory.error is not None
+        assert (trajectory.error.kind.value, trajectory.error.code) == ("agent", "exit_code")
+        assert trajectory.reward == 0.0
+
+
+async def test_bad_tasks_from_a_foreign_producer_end_as_dead_letters_and_the_rest_goes_on(system: Fleet) -> None:
+    import aiokafka
+
+    good = system.task("foreign", 1, 1)
+    bodies: list[bytes] = [
+        b"\xff\xfe",
+        b"{not json",
+        b"[]",
+        json.dumps({**good, "task_id": "x", "numsamples": 2}).encode(),
+    ]
+    producer = aiokafka.AIOKafkaProducer(bootstrap_servers=system.broker.bootstrap)
+    await producer.start()
+    for number, body in enumerate([*bodies, json.dumps(good).encode()]):
+        await producer.send_and_wait(f"{system.settings.namespace}.tasks", body, partition=number % 4)
+    await producer.send_and_wait(f"{system.settings.namespace}.events", b"rubbish", partition=0)
+    await producer.stop()
+    code, _, said = await system.polar("submit", "-", "--wait", stdin=json.dumps(good))
+    assert code == 0, said
+    assert await system.dead_letters() == len(bodies) + 1
+    assert {Path(file).stem for file in system.answers.iterdir()} >= {"foreign.0"}
