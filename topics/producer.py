@@ -184,12 +184,11 @@ class LogProducer:
                     await asyncio.wait([opening])
                     if opening.cancelled():
                         break
+                    why = "no broker answers any more, or there is no such topic (`polar topics apply` makes them)"
                     try:
                         return opening.result(), await _accept(opening.result().producer, outgoing)
                     except kafka.MessageSizeTooLargeError as error:
                         raise RecordTooLarge(f"{outgoing.topic}: {error}") from None
-                    except kafka.UnknownTopicOrPartitionError:
-                        why = "no such topic (`polar topics apply` makes them)"
                     except kafka.KafkaError as error:
                         why = repr(error)
                         if not error.retriable:
