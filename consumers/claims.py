@@ -283,10 +283,12 @@ class Claims:
         await asyncio.wait({doing})
         if not doing.cancelled() and (error := doing.exception()) is not None:
             _complain("claim.tidy_failed", claim, error)
-        if claim.is_granted and why in (Ending.REVOKED, Ending.LEAVING):
-            kind = Stopped if why is Ending.REVOKED else HandedBack
-            fact = kind(f"{claim.id}.{why.value}", claim.ticket.session_id, claim.ticket.attempt, claim.id)
-            await self._report(fact)
+        fact_id, ticket = f"{claim.id}.{why.value}", claim.ticket
+        if why is Ending.REVOKED and claim.is_granted:
+            await self._report(Stopped(fact_id, ticket.session_id, ticket.attempt, claim.id))
+        elif why is Ending.LEAVING:
+            # An unanswered one, too: a Grant on its way would cost the session an attempt.
+            await self._report(HandedBack(fact_id, ticket.session_id, ticket.attempt, claim.id))
 
     async def _report(self, fact: Fact) -> None:
         """Send a fact until it is acknowledged. Raises Unacknowledged after 15 min."""

@@ -25,9 +25,10 @@ OUTPUT = "evaluation_output"
 
 _STATUS = "|".join(STATUSES)
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-_BEFORE = re.compile(rf"^({_STATUS}) (?:\[\d+\] )?(\S.*?)(?: - .*)?$")
-_AFTER = re.compile(rf"^(\S.*?):? +({_STATUS})(?: +\[ *\d+%\])?$")
-_REASON = re.compile(r"^(\S+:\d+): .*$")
+_BEFORE = re.compile(rf"({_STATUS}) (?:\[\d+\] )?(?=\S)")
+_AFTER = re.compile(rf" ({_STATUS})(?: +\([^()]*\))?(?: +\[ *\d+%\])?$")
+_REASON = re.compile(r"(\S+:\d+): ")
+"""The output is the agent's to shape, so no pattern may take more than linear time."""
 _CANNOT_RUN = (126, 127)
 
 
@@ -73,9 +74,11 @@ def statuses(output: str) -> dict[str, str]:
     for line in _COLOUR.sub("", output).splitlines():
         text = line.strip()
         if match := _BEFORE.match(text):
-            found[_REASON.sub(r"\1", match[2])] = match[1]
-        elif match := _AFTER.match(text):
-            found[match[1]] = match[2]
+            name = text[match.end() :].partition(" - ")[0]
+            reason = _REASON.match(name)
+            found[reason[1] if reason else name] = match[1]
+        elif match := _AFTER.search(text):
+            found[text[: match.start()].rstrip().removesuffix(":")] = match[1]
     return found
 
 
