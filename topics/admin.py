@@ -152,7 +152,7 @@ async def _create(admin: kafka.Admin, missing: Mapping[str, tuple[int, int, dict
 async def _alter(admin: kafka.Admin, wanted: Mapping[str, dict[str, str]]) -> list[str]:
     """Bring settings in line; the names of the topics that differed."""
     carried = await _configs(admin, list(wanted))
-    differing = [name for name, config in wanted.items() if carried[name] | config != carried[name]]
+    differing = _differing(wanted, carried)
     if not differing:
         return []
     # The request replaces all that a topic carries, so what it has besides is said again.
@@ -160,7 +160,15 @@ async def _alter(admin: kafka.Admin, wanted: Mapping[str, dict[str, str]]) -> li
     for resource in (resource for answer in answers for resource in answer.to_object()["resources"]):
         if resource["error_code"] != OK:
             raise InputError(resource["resource_name"], resource["error_code"], f"{REFUSED}{resource['error_message']}")
-    return differing
+    # The controller has them; brokers learn of it a moment later.
+    while True:
+        if not _differing({name: wanted[name] for name in differing}, await _configs(admin, differing)):
+            return differing
+        await asyncio.sleep(LOOK_S)
+
+
+def _differing(wanted: Mapping[str, dict[str, str]], carried: Mapping[str, dict[str, str]]) -> list[str]:
+    return [name for name, config in wanted.items() if config.items() - carried[name].items()]
 
 
 async def _configs(admin: kafka.Admin, names: Sequence[str]) -> dict[str, dict[str, str]]:

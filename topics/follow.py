@@ -111,10 +111,12 @@ class Follower:
         async with asyncio.timeout(deadline_s):
             ends = await self._ends(self._reader)
             # Looked at rather than signalled: the marker that ends a transaction moves a position, but is no record.
-            while not await self._reached(self._reader, ends):
-                if self.failed.done():
-                    self.failed.result()
+            while not self.failed.done():
+                if await self._reached(self._reader, ends):
+                    break
                 await asyncio.sleep(LOOK_S)
+            if self.failed.done():
+                self.failed.result()
 
     async def stop(self) -> None:
         """End reading; never hangs."""
