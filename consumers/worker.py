@@ -34,9 +34,8 @@ from topics.workers import Heartbeat
 SLOTS = {Stage.INIT: 4, Stage.RUN: 8, Stage.EVALUATE: 4}
 """Sessions at once, where `--concurrency` isn't given: a run waits for the model, the others work here."""
 WORK: dict[Stage, type[Init | Run | Evaluate]] = {Stage.INIT: Init, Stage.RUN: Run, Stage.EVALUATE: Evaluate}
-QUEUES_S = 2.5
-DRAIN_S = 4.0
-"""For all to be killed and handed back; the rest of the 10 s is for Kafka's clients."""
+DRAIN_S = 5.0
+"""For all to be killed and handed back; without Kafka its clients take 4 s more of the 10."""
 CLIENTS_S = 2.0
 WITHOUT_KAFKA_S = 900.0
 """Then sessions are stopped (protocol 14)."""
@@ -105,9 +104,10 @@ class _Worker:
         self._leaving.set()
         self._changed()
         self._claims.end_all(Ending.LEAVING)
-        await asyncio.gather(*(queue.ended(QUEUES_S) for queue in self._queues))
+        deadline = time.monotonic() + DRAIN_S
+        await asyncio.gather(*(queue.ended(DRAIN_S) for queue in self._queues))
         self._claims.end_all(Ending.LEAVING)  # what a queue took on its way out
-        if not await self._claims.drained(DRAIN_S):
+        if not await self._claims.drained(max(0.0, deadline - time.monotonic())):
             log.warning("claims not handed back in time", action="worker.cut_off", worker=self._id)
             await self._claims.cut_off()
         for task in running:
