@@ -130,13 +130,13 @@ async def submit(
             raise InputError(task_id, f"{len(body)} bytes", f"a task has at most {BODY_LIMIT} bytes")
     hashes = {task_id: body_hash(body) for task_id, body in bodies.items()}
 
-    def is_answered() -> bool:
-        return all(_is_shown(table, task_id, expected) for task_id, expected in hashes.items())
+    def missing() -> list[str]:
+        return [task_id for task_id, expected in hashes.items() if not _is_shown(table, task_id, expected)]
 
-    is_answered()  # refuses ids that are taken
+    missing()  # refuses ids that are taken
     await _produce(settings, bodies)
-    await table.until(is_answered, answer_s)
-    return [task_id for task_id, expected in hashes.items() if not _is_shown(table, task_id, expected)]
+    await table.until(lambda: not missing(), answer_s)
+    return missing()
 
 
 async def cancel(settings: Settings, target: str) -> None:

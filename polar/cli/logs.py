@@ -4,8 +4,27 @@ from __future__ import annotations
 
 import logging
 import sys
+import time
 
 import structlog
+
+REPEAT_S = 10.0
+
+
+class Seldom(logging.Filter):
+    """Lets a message through once every REPEAT_S: aiokafka says hundreds of times a second that a broker is away."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._last: dict[tuple[str, str], float] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Messages are the same by their template, whatever fills it."""
+        said = (record.name, str(record.msg))
+        if time.monotonic() - self._last.get(said, -REPEAT_S) < REPEAT_S:
+            return False
+        self._last[said] = time.monotonic()
+        return True
 
 
 def for_command() -> None:
@@ -21,8 +40,10 @@ def for_service() -> None:
 
 
 def _configure(level: int) -> None:
+    handler = logging.StreamHandler()
+    handler.addFilter(Seldom())
     logging.basicConfig(
-        stream=sys.stderr, level=logging.WARNING, format="%(asctime)s [%(levelname)s] %(name)s: %(message)s"
+        handlers=[handler], level=logging.WARNING, format="%(asctime)s [%(levelname)s] %(name)s: %(message)s"
     )
     structlog.configure(
         processors=[
@@ -32,6 +53,6 @@ def _configure(level: int) -> None:
             structlog.dev.ConsoleRenderer(colors=False, sort_keys=False),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),
         cache_logger_on_first_use=False,
     )

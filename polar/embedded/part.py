@@ -108,9 +108,10 @@ class Part:
 
     def _bound_log(self) -> None:
         """The process keeps its descriptor, opened to append: so the log is copied and cut, not moved."""
-        if self._log.stat().st_size > LOG_LIMIT:
-            self._log.with_suffix(".log.1").write_bytes(self._log.read_bytes())
-            os.truncate(self._log, 0)
+        with contextlib.suppress(OSError):  # a full disk, a log that was removed: no reason to stop
+            if self._log.stat().st_size > LOG_LIMIT:
+                self._log.with_suffix(".log.1").write_bytes(self._log.read_bytes())
+                os.truncate(self._log, 0)
 
     def _log_tail(self, lines: int = 15) -> str:
         with contextlib.suppress(FileNotFoundError):

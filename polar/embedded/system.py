@@ -113,7 +113,7 @@ class System:
         ready_url = self.addresses["POLAR_CONTROL_URL"] + "/readyz"
         await asyncio.gather(
             readiness.http(ready_url, "the proxy", deadline_s=START_S),
-            readiness.heartbeats(self._settings(), ["coordinator", *STAGES], deadline_s=START_S),
+            readiness.heartbeats(self._settings(), [*DECIDING, *STAGES], deadline_s=START_S),
         )
         deciding.has_answered = stages.has_answered = True
 

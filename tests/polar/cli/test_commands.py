@@ -1,0 +1,297 @@
+"""Commands against a real Kafka; what a coordinator and a builder would have written is written here, where no test runs them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from polar.cli.app import app
+from polar.settings import Settings
+from polar.types.completion import Sampling
+from polar.types.errors import Kind, SessionError
+from polar.types.session import Phase, SessionState, Status, TaskState
+from polar.types.task import body_hash, parse
+from polar.types.tokens import pack_ids, pack_logprobs
+from polar.types.trajectory import Call, GroupFinished, Node, Stats, Trace, Trajectory
+from topics import admin, catalogue, events, sessions, tasks, trajectories
+from topics import kafka as clients
+from topics.contract import Topic
+from topics.events import CancelRequested
+from topics.producer import LogProducer
+
+BODY: dict[str, Any] = {
+    "task_id": "t",
+    "instruction": "mend it",
+    "num_samples": 2,
+    "agent": {"harness": "shell", "custom_shell": {"command": "true"}},
+}
+
+
+@pytest.fixture
+def settings(
+    kafka: str, namespace: str, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> Settings:
+    """A fresh namespace with all topics; the commands find it by the environment."""
+    found = Settings(
+        kafka=kafka, namespace=namespace, replication=1, min_insync=1, data=tmp_path_factory.mktemp("data")
+    )
+    for name in ("kafka", "namespace", "replication", "min_insync", "data"):
+        monkeypatch.setenv(f"POLAR_{name.upper()}", str(getattr(found, name)))
+    asyncio.run(admin.apply(found, catalogue.FIXED, embedded=True))
+    return found
+
+
+def polar(*arguments: str, stdin: str | None = None) -> tuple[int, str, str]:
+    result = CliRunner().invoke(app, arguments, input=stdin)
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result.exit_code, result.stdout, result.stderr
+
+
+def write(settings: Settings, topic: Topic, records: Sequence[tuple[str, msgspec.Struct]]) -> None:
+    """Records with their keys, of task `t`."""
+
+    async def send() -> None:
+        producer = LogProducer(settings)
+        await producer.start()
+        for key, record in records:
+            await producer.send(topic, record, key=key, task_id="t")
+        await producer.stop()
+
+    asyncio.run(send())
+
+
+def write_rows(settings: Settings, *rows: TaskState | SessionState) -> None:
+    write(settings, sessions.TOPIC, [(sessions.key_of(row), row) for row in rows])
+
+
+def read(settings: Settings, topic: Topic) -> list[clients.Record]:
+    """All records of a topic."""
+
+    async def fetch() -> list[clients.Record]:
+        name = topic.full_name(settings.namespace)
+        reader = clients.consumer(settings)
+        await reader.start()
+        partitions = [clients.TopicPartition(name, number) for number in range(topic.embedded_partitions)]
+        reader.assign(partitions)
+        ends = await reader.end_offsets(partitions)
+        found: list[clients.Record] = []
+        while len(found) < sum(ends.values()):
+            for records in (await reader.getmany(timeout_ms=500)).values():
+                found += records
+        await clients.stop(reader, 5)
+        return found
+
+    return asyncio.run(asyncio.wait_for(fetch(), 30))
+
+
+def task_row(body: dict[str, Any] = BODY, **more: Any) -> TaskState:
+    task = parse(body)
+    return TaskState(task.task_id, task.num_samples, body_hash(task.canonical()), **more)
+
+
+def session_row(index: int, phase: Phase = Phase.ENDED, **more: Any) -> SessionState:
+    return SessionState(f"t.{index}", "t", index, phase, since=0, **more)
+
+
+def test_submit_without_a_coordinator_says_so_and_leaves_the_task_on_kafka(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("polar.client.ANSWER_S", 0.5)
+    code, stdout, stderr = polar("submit", "-", stdin=json.dumps(BODY))
+    assert (code, stdout) == (0, "t\n")
+    assert "no coordinator has shown t within" in stderr
+    (record,) = read(settings, tasks.TOPIC)
+    assert record.key == b"t"
+    assert record.value == parse(BODY).canonical()
+
+
+def test_a_task_of_several_megabytes_is_taken_and_one_past_the_topic_is_refused(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("polar.client.ANSWER_S", 0.5)
+    large = BODY | {"metadata": {"x": "y" * 8_000_000}}
+    assert polar("submit", "-", stdin=json.dumps(large))[0] == 0
+    larger = BODY | {"task_id": "u", "metadata": {"x": "y" * 9_000_000}}
+    code, _, stderr = polar("submit", "-", stdin=json.dumps(larger))
+    assert code == 2
+    assert "u: a task has at most 8323072 bytes" in stderr
+    assert len(read(settings, tasks.TOPIC)) == 1
+
+
+def test_a_used_id_with_another_body_is_refused_and_nothing_of_the_invocation_sent(settings: Settings) -> None:
+    write_rows(settings, task_row(BODY | {"instruction": "another"}))
+    code, stdout, stderr = polar("submit", "-", stdin="\n".join(json.dumps(BODY | {"task_id": name}) for name in "st"))
+    assert (code, stdout) == (2, "")
+    assert "task_id: already used with another body; choose a new id (got 't')" in stderr
+    assert read(settings, tasks.TOPIC) == []
+
+
+def test_an_equal_body_is_the_same_task_and_its_end_is_not_waited_for_again(settings: Settings) -> None:
+    write_rows(
+        settings,
+        task_row(),
+        session_row(0, status=Status.COMPLETED, reward=1.0),
+        session_row(1, status=Status.FAILED, reward=0.0, error=SessionError("run", Kind.AGENT, "exit_code", "3")),
+    )
+    code, stdout, stderr = polar("submit", "--wait", "-", stdin=json.dumps(BODY))
+    assert (code, stdout) == (0, "t\n")
+    assert "2 of 2 sessions have ended: 1 COMPLETED, 1 FAILED; mean reward 0.5" in stderr
+
+
+@pytest.mark.parametrize("kind", [Kind.INFRA, Kind.INPUT])
+def test_wait_ends_with_1_where_a_session_failed_for_what_is_not_the_agents_doing(
+    settings: Settings, kind: Kind
+) -> None:
+    error = SessionError("init", kind, "broken", "no such thing")
+    write_rows(
+        settings, task_row(), session_row(0, status=Status.COMPLETED), session_row(1, status=Status.FAILED, error=error)
+    )
+    code, stdout, stderr = polar("submit", "--wait", "--format", "json", "-", stdin=json.dumps(BODY))
+    assert code == 1
+    assert f"t.1 FAILED: init {kind.value}/broken: no such thing" in stderr
+    assert json.loads(stdout) == [
+        {
+            "task_id": "t",
+            "num_samples": 2,
+            "ended": 2,
+            "phases": {},
+            "statuses": {"COMPLETED": 1, "FAILED": 1},
+            "mean_reward": None,
+        }
+    ]
+
+
+@pytest.mark.parametrize("target", ["t", "t.3"])
+def test_cancel_writes_the_fact_where_the_task_lies(settings: Settings, target: str) -> None:
+    assert polar("cancel", target) == (0, f"asked for the end of {target}\n", "")
+    (record,) = read(settings, events.TOPIC)
+    fact = events.CODEC.decode(record.value or b"")
+    assert isinstance(fact, CancelRequested)
+    assert (fact.task_id, fact.session_id) == ("t", None if target == "t" else target)
+    assert record.key == target.encode()
+    write_rows(settings, task_row())
+    assert [row.partition for row in read(settings, sessions.TOPIC)] == [record.partition]
+
+
+def test_status_shows_tasks_and_sessions_and_knows_tombstones(settings: Settings) -> None:
+    error = SessionError("run", Kind.BUDGET, "timeout", "ran for 60 s")
+    write_rows(
+        settings,
+        task_row(),
+        session_row(0, Phase.RUNNING, attempt=2),
+        session_row(1, status=Status.TIMED_OUT, error=error),
+    )
+    code, stdout, _ = polar("status")
+    assert code == 0
+    assert next(line.split() for line in stdout.splitlines() if line.strip().startswith("t "))[:3] == ["t", "2", "1"]
+    assert json.loads(polar("status", "--format", "json")[1])[0]["phases"] == {"running": 1}
+    code, stdout, _ = polar("status", "t")
+    assert code == 0
+    assert "run budget/timeout: ran for 60 s" in stdout
+    shown = json.loads(polar("status", "t", "--format", "json")[1])
+    assert [(row["session_id"], row["phase"], row["attempt"], row["status"]) for row in shown] == [
+        ("t.0", "running", 2, None),
+        ("t.1", "ended", 1, "TIMED_OUT"),
+    ]
+    code, _, stderr = polar("status", "nosuch")
+    assert code == 2
+    assert "TASK: no coordinator knows such a task (got 'nosuch')" in stderr
+
+
+def a_trajectory(index: int) -> Trajectory:
+    """Read 1 2, sampled 3 4 (trained), read 5, sampled 6 (masked)."""
+    call = {"kind": "main", "outcome": "answered", "dialect": "openai_chat", "received_at": 0, "completed_at": 1}
+    return Trajectory(
+        session_id=f"t.{index}",
+        task_id="t",
+        sample_index=index,
+        num_samples=2,
+        attempt=1,
+        status=Status.COMPLETED,
+        builder="prefix_merging",
+        harness="shell",
+        reward=0.5,
+        nodes=[
+            Node(-1, pack_ids([1, 2])),
+            Node(0, pack_ids([3, 4]), pack_logprobs([-0.1, -2.5]), call=0),
+            Node(1, pack_ids([5])),
+            Node(2, pack_ids([6]), pack_logprobs([-1.0]), call=1, masked="undelivered"),
+        ],
+        calls=[
+            Call("c0", **call, policy_version=7, sampling=Sampling(temperature=1.0)),  # type: ignore[arg-type]
+            Call("c1", **call),  # type: ignore[arg-type]
+        ],
+        traces=[Trace(f"t.{index}/c1", leaf=3, trains=[1], reward=0.5, finish_reason="stop")],
+        stats=Stats(calls=2, answered=2, traces=1, tokens=6, sampled_tokens=3, trainable_tokens=2),
+        metadata=b'{"who":"me"}',
+    )
+
+
+def test_trajectories_are_written_out_as_programs_expect(settings: Settings) -> None:
+    finished = GroupFinished("t", 2, ["t.0", "t.1"], [0.5, 0.5], [Status.COMPLETED] * 2)
+    write(settings, trajectories.TOPIC, [("t.1", a_trajectory(1)), ("t.0", a_trajectory(0)), ("t", finished)])
+    code, stdout, _ = polar("trajectories", "--format", "jsonl")
+    assert code == 0
+    first, second = map(json.loads, stdout.splitlines())
+    assert [first["session_id"], second["session_id"]] == ["t.1", "t.0"]
+    (trace,) = second.pop("traces")
+    logprobs = trace.pop("logprobs")
+    assert np.array_equal(np.array(logprobs, np.float32), np.array([0, 0, -0.1, -2.5, 0, 0], np.float32))
+    assert trace == {
+        "trace_id": "t.0/c1",
+        "token_ids": [1, 2, 3, 4, 5, 6],
+        "loss_mask": [0, 0, 1, 1, 0, 0],
+        "policy_versions": [7],
+        "calls": [{"call_id": "c0", "start": 2, "end": 4, "sampling": {"temperature": 1.0}}],
+        "kind": "main",
+        "reward": 0.5,
+        "finish_reason": "stop",
+    }
+    assert second == {
+        "session_id": "t.0",
+        "task_id": "t",
+        "sample_index": 0,
+        "num_samples": 2,
+        "attempt": 1,
+        "status": "COMPLETED",
+        "reward": 0.5,
+        "error": None,
+        "builder": "prefix_merging",
+        "harness": "shell",
+        "stats": {"calls": 2, "answered": 2, "traces": 1, "tokens": 6, "sampled_tokens": 3, "trainable_tokens": 2},
+        "metadata": {"who": "me"},
+    }
+
+
+def test_trajectories_as_a_table_are_in_order_and_of_the_task_asked_for(settings: Settings) -> None:
+    write(settings, trajectories.EVAL, [("t.1", a_trajectory(1)), ("t.0", a_trajectory(0))])
+    for topic in ("eval", "trajectories.eval", f"{settings.namespace}.trajectories.eval"):
+        code, stdout, _ = polar("trajectories", "--topic", topic, "--task", "t")
+        assert code == 0
+        rows = [line.split() for line in stdout.splitlines() if line.strip().startswith("t.")]
+        assert [row[:7] for row in rows] == [[f"t.{i}", "COMPLETED", "0.5", "2", "3", "2", "1"] for i in (0, 1)]
+    assert "t." not in polar("trajectories", "--topic", "eval", "--task", "other")[1]
+
+
+def test_a_topic_that_is_not_there_is_told(settings: Settings) -> None:
+    code, _, stderr = polar("trajectories", "--topic", "nosuch")
+    assert code == 3
+    assert f"no topic {settings.namespace}.trajectories.nosuch" in stderr
+
+
+def test_topics_apply_makes_a_pools_queues_and_changes_nothing_the_second_time(settings: Settings) -> None:
+    queue = f"{settings.namespace}.stage.run.gpu"
+    applied = [line.split() for line in polar("topics", "apply", "--pool", "gpu")[1].splitlines()]
+    assert [queue, "created"] in applied
+    assert [f"{settings.namespace}.events", "unchanged"] in applied
+    assert "created" not in polar("topics", "apply", "--pool", "gpu")[1]
+    listed = {one["name"]: one for one in json.loads(polar("topics", "list", "--format", "json")[1])}
+    assert listed[queue]["partitions"] == 8
+    assert listed[f"{settings.namespace}.sessions"]["config"]["cleanup.policy"] == "compact"
