@@ -13,6 +13,7 @@ from topics.workers import Heartbeat
 LEASE_MS = 6_000
 GAP_MS = 3_000
 """A wider gap between probes starts all leases anew."""
+REMEMBER_MS = 60_000
 DARK_MS = 10 * 60_000
 """A pool without a live run worker for so long gives its READY sessions back (protocol 10)."""
 
@@ -28,6 +29,8 @@ class Leases:
         self._newest = 0
         self._seen: dict[str, int] = {}
         self._held: dict[str, frozenset[str]] = {}
+        self._gone: dict[str, int] = {}
+        """Workers whose lease has ended, and when; remembered for as long as a claim of theirs may still be judged."""
         self._absent_since: dict[str, int] = {}
         self._lit_at: dict[str, int] = {}
 
@@ -50,6 +53,7 @@ class Leases:
 
     def beat(self, heartbeat: Heartbeat) -> None:
         worker = heartbeat.worker_id
+        self._gone.pop(worker, None)
         self._seen[worker] = self.clock
         self._held[worker] = frozenset(claim for slots in heartbeat.stages for claim in slots.claims)
         for slots in heartbeat.stages:
@@ -62,12 +66,16 @@ class Leases:
         for worker in lost:
             del self._seen[worker]
             del self._held[worker]
+            self._gone[worker] = self.clock
+        self._gone = {worker: since for worker, since in self._gone.items() if self.clock - since <= REMEMBER_MS}
         return lost
 
     def is_lost(self, session: SessionState) -> bool:
         """Whether the lease of this session's granted claim has ended. Call it for all claims in hand, again and again:
         a claim's absence from its worker's heartbeats counts from when it was first noticed."""
         assert session.claim_id is not None, "only a granted claim has a lease"
+        if session.worker_id in self._gone:
+            return True
         held = self._held.get(session.worker_id or "")
         if held is not None and session.claim_id in held:
             self._absent_since.pop(session.claim_id, None)

@@ -51,16 +51,18 @@ class Lent:
 def lend(free: list[Free], wants: list[Want], init_room: dict[str, int]) -> list[Lent]:
     """Share free slots among the wants of all partitions, one to each in turn.
 
-    `init_room` is how many more sessions each pool may have staged before its run slots. A worker's slots go round its queue
-    partitions, so that a ticket that came to nothing is steered elsewhere the next time.
+    `init_room` is how many more sessions each pool may have staged before its run slots. Workers take turns, so that load is even,
+    and a worker's slots go round its queue partitions, so that a ticket that came to nothing is steered elsewhere the next time.
     """
     lent: list[Lent] = []
     for stage, pool in dict.fromkeys((want.stage, want.pool) for want in wants):
+        able = [worker for worker in free if (worker.stage, worker.pool) == (stage, pool) and worker.partitions]
+        able.sort(key=lambda worker: -worker.slots)
         places = [
             (worker.worker_id, worker.partitions[n % len(worker.partitions)])
-            for worker in free
-            if (worker.stage, worker.pool) == (stage, pool) and worker.partitions
-            for n in range(worker.slots)
+            for n in range(max((worker.slots for worker in able), default=0))
+            for worker in able
+            if n < worker.slots
         ]
         if stage is Stage.INIT:
             places = places[: max(0, init_room.get(pool, 0))]

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import psutil
@@ -25,14 +25,23 @@ from polar.keys import ensure_keys_file
 from polar.scripted.record import Sampled
 from polar.settings import Settings, write_env_file
 from polar.types.trajectory import GroupFinished, Trajectory
-from topics import admin, catalogue, completions, trajectories
+from topics import admin, catalogue, completions, trajectories, workers
 from topics.completions import CallRecord
+from topics.follow import Follower, Since
 from topics.owner import read_back
 
 ROLES = ("fanout", "coordinator", "builder", "init", "run", "evaluate")
 AGENT = Path(__file__).with_name("agent.py")
 READY_S = 60.0
 STOP_S = 20.0
+
+
+class Leftover(NamedTuple):
+    """A process of a harness that still lives."""
+
+    pid: int
+    claim_id: str | None
+    command: list[str]
 
 
 @dataclass
@@ -172,19 +181,35 @@ class Fleet:
             found += [decode(record.value) async for record in read_back(self.settings, topic, partition)]
         return found
 
+    async def worker_id(self, name: str) -> str:
+        """The id under which a stage worker beats, once its group has given it partitions."""
+        found: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+        def on_sign(sign: workers.Sign, _: object) -> None:
+            if not isinstance(sign, workers.Heartbeat) or sign.pid != self.processes[name].pid or found.done():
+                return
+            if any(slots.partitions for slots in sign.stages):
+                found.set_result(sign.worker_id)
+
+        follower = Follower(self.settings, workers.TOPIC, on_sign, since=Since.BEGINNING)
+        await follower.start()
+        try:
+            return await asyncio.wait_for(found, READY_S)
+        finally:
+            await follower.stop()
+
     async def dead_letters(self) -> int:
         listed = await admin.listing(self.settings)
         return next(each.records for each in listed if each.name.endswith("dead-letters"))
 
-    def leftovers(self) -> list[str]:
+    def leftovers(self) -> list[Leftover]:
         """Processes of harnesses that still live: they carry this data folder in their environment."""
-        ours = {process.pid for process in self.processes.values()}
-        mark = str(self.data)
-        found: list[str] = []
+        found: list[Leftover] = []
         for process in psutil.process_iter():
             try:
-                if process.pid not in ours and mark in process.environ().get("ANSWERS", ""):
-                    found.append(f"{process.pid} {process.cmdline()}")
+                environment = process.environ()
+                if str(self.data) in environment.get("ANSWERS", ""):
+                    found.append(Leftover(process.pid, environment.get("POLAR_CLAIM"), process.cmdline()))
             except (psutil.NoSuchProcess, psutil.AccessDenied):
                 continue
         return found
@@ -204,7 +229,7 @@ class Fleet:
 
 
 @asynccontextmanager
-async def fleet(data: Path, workers: Sequence[str], *engine_options: str) -> AsyncIterator[Fleet]:
+async def fleet(data: Path, names: Sequence[str], *engine_options: str) -> AsyncIterator[Fleet]:
     """A system with these workers, started in order; all of it is stopped at the end."""
     data.mkdir(exist_ok=True)
     (data / "answers").mkdir()
@@ -219,7 +244,7 @@ async def fleet(data: Path, workers: Sequence[str], *engine_options: str) -> Asy
         await made.start_engine(*engine_options)
         await made.start_proxy()
         made.write_env()
-        for name in workers:
+        for name in names:
             await made.start(name)
         yield made
     finally:

@@ -87,3 +87,13 @@ def test_a_pool_is_dark_when_no_run_worker_has_lived_for_ten_minutes() -> None:
     assert leases.is_dark("default")
     leases.beat(beat())
     assert not leases.is_dark("default")
+
+
+def test_a_claim_is_lost_as_soon_as_its_worker_is_and_not_a_lease_later() -> None:
+    leases = Leases()
+    at = probe(leases, 0, 1)
+    leases.beat(beat(claims=["c"]))
+    assert not leases.is_lost(held())
+    probe(leases, at, LEASE_MS // 1000 + 1)
+    assert leases.gone() == ["w"]
+    assert leases.is_lost(held())

@@ -104,3 +104,9 @@ def test_lost_and_leaving_workers_lend_nothing() -> None:
     assert (free_slots(ledger, 0), ledger.run_slots("default")) == (2, 4)
     ledger.lost("w")
     assert (free_slots(ledger, 0), ledger.run_slots("default")) == (0, 0)
+
+
+def test_workers_take_turns() -> None:
+    free = [Free(worker, Stage.RUN, "default", (0, 1), 4) for worker in ("w1", "w2")]
+    lent = lend(free, [Want(0, Stage.RUN, "default", 4)], {})
+    assert Counter(x.slot.worker_id for x in lent) == {"w1": 2, "w2": 2}
