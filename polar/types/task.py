@@ -282,8 +282,18 @@ def parse(body: object) -> TaskRequest:
         if first["type"] == "extra_forbidden":
             reason = "no such field; is it misspelt?"
         raise InputError(field, first["input"], reason) from None
+    _check_json(task)
     check_names(task)
     return task
+
+
+def _check_json(task: TaskRequest) -> None:
+    """Refuse what the free-form fields let through and no JSON can hold: half a surrogate pair, objects, endless nesting."""
+    for field in TaskRequest.model_fields:
+        try:
+            json.dumps(task.model_dump(mode="json", include={field}), ensure_ascii=False).encode()
+        except ValueError as error:
+            raise InputError(field, getattr(task, field), f"can't be kept as JSON: {error}") from None
 
 
 def check_names(task: TaskRequest) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from polar.embedded import Broker
 from polar.settings import Settings
-from topics import admin, control, heartbeat, workers
+from topics import admin, control, heartbeat, kafka, workers
 from topics.control import Drain
 from topics.follow import Follower, Since
 from topics.heartbeat import Heart
@@ -43,6 +43,8 @@ async def test_an_outage_costs_time_only(broker: Broker, namespace: str) -> None
         await heart.first_beat(10)
         await leaving.first_beat(10)
 
+        clients = await _clients_at_work(settings)
+
         broker.kill()
         waiting = asyncio.create_task(patient.send(control.TOPIC, Drain("patient"), key="w"))
         stopped = asyncio.create_task(doomed.send(control.TOPIC, Drain("doomed"), key="w"))
@@ -50,6 +52,7 @@ async def test_an_outage_costs_time_only(broker: Broker, namespace: str) -> None
         await _gives_up_by_its_own_clock(hasty)
         await _stops_in_time(doomed, stopped)
         _ends_in_time(leaving)
+        await _cut_off_in_time(clients)
         with pytest.raises(TimeoutError):
             await follower.caught_up(0.5)
         await until(lambda: not heart.connected, 2 * heartbeat.CONNECTED_S)
@@ -82,6 +85,27 @@ async def _gives_up_by_its_own_clock(producer: LogProducer) -> None:
     with pytest.raises(Unacknowledged, match="not sent"):
         await producer.send(control.TOPIC, Drain("hasty too"), key="w", deadline_s=1)
     assert time.monotonic() - began < 4
+
+
+async def _clients_at_work(settings: Settings) -> list[kafka.Client]:
+    """A member of a group, and a producer with a record of an open transaction."""
+    name = control.TOPIC.full_name(settings.namespace)
+    member = kafka.consumer(settings, group="readers")
+    await member.start()
+    member.subscribe([name])
+    await until(lambda: bool(member.assignment()), 10)
+    owner = kafka.producer(settings, transactional_id="owner.0")
+    await owner.start()
+    await owner.begin_transaction()
+    await (await owner.send(name, b"void", key=b"w"))
+    return [member, owner]
+
+
+async def _cut_off_in_time(clients: list[kafka.Client]) -> None:
+    for client in clients:
+        began = time.monotonic()
+        await kafka.stop(client, 0.5)
+        assert time.monotonic() - began < 3
 
 
 def _ends_in_time(heart: Heart) -> None:

@@ -1,0 +1,41 @@
+"""Plug-ins by name or by path."""
+
+import pytest
+
+from polar import registry
+from polar.registry import Kind
+from polar.types.errors import InputError
+
+
+def test_names_are_known_without_importing_them() -> None:
+    assert {"pi", "shell"} <= set(registry.names(Kind.HARNESS))
+    assert {"per_request", "prefix_merging"} <= set(registry.names(Kind.BUILDER))
+    assert registry.is_known(Kind.RUNTIME, "process")
+    assert not registry.is_known(Kind.RUNTIME, "shell")
+
+
+def test_a_class_path_is_taken_as_known() -> None:
+    assert registry.is_known(Kind.HARNESS, "my_lab.agents:Agent")
+    for wrong in ("my_lab.agents", "my lab:Agent", ":Agent", "a:b:c", "a:", ""):
+        assert not registry.is_known(Kind.HARNESS, wrong)
+
+
+def test_a_class_path_is_loaded() -> None:
+    assert registry.load(Kind.HARNESS, "polar.registry:Kind") is Kind
+
+
+def test_a_name_is_loaded() -> None:
+    assert registry.load(Kind.BUILDER, "per_request").__name__ == "PerRequest"
+
+
+def test_an_unknown_name_lists_those_that_exist() -> None:
+    with pytest.raises(
+        InputError, match=r"harness: no such harness; there are: .*pi.*, or module:Class \(got 'claude'\)"
+    ):
+        registry.load(Kind.HARNESS, "claude")
+
+
+@pytest.mark.parametrize("path", ["no_such_module:Agent", "polar.registry:NoSuch"])
+def test_what_cannot_be_imported_says_why(path: str) -> None:
+    with pytest.raises(InputError, match="harness: can't be imported here: "):
+        registry.load(Kind.HARNESS, path)

@@ -1,0 +1,83 @@
+"""Where settings come from, and which source wins."""
+
+from pathlib import Path
+
+import pytest
+
+from polar import settings
+from polar.settings import ENV_FILE, read_env_file, write_env_file
+from polar.types.errors import InputError, NotReady
+
+
+@pytest.fixture(autouse=True)
+def clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty current folder, and no POLAR_ variables."""
+    import os
+
+    for name in [name for name in os.environ if name.startswith("POLAR_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def up(folder: Path, **values: str) -> None:
+    """What `polar up` writes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_env_file(folder / ENV_FILE, {f"POLAR_{name.upper()}": value for name, value in values.items()})
+
+
+def test_without_anything_there_are_defaults_and_no_kafka(clean: Path) -> None:
+    found = settings.load()
+    assert (found.namespace, found.data, found.replication) == ("polar", Path(".polar"), 3)
+    assert (found.blobs_folder, found.keys_path) == (Path(".polar/blobs"), Path(".polar/keys.json"))
+    with pytest.raises(NotReady, match=r"polar.env doesn't exist and POLAR_KAFKA isn't set; start one with `polar up`"):
+        _ = found.bootstrap
+
+
+def test_flags_win_over_the_environment_and_that_over_the_file(clean: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (clean / "polar.toml").write_text('namespace = "file"\nkafka = "file:1"\nproxy_url = "http://file"\n')
+    assert settings.load().namespace == "file"
+    monkeypatch.setenv("POLAR_NAMESPACE", "environment")
+    monkeypatch.setenv("POLAR_KAFKA", "environment:1")
+    assert settings.load().namespace == "environment"
+    found = settings.load(namespace="flag", kafka=None)
+    assert (found.namespace, found.kafka, found.proxy_url) == ("flag", "environment:1", "http://file")
+
+
+def test_a_running_system_in_the_data_folder_completes_what_is_not_said(
+    clean: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    up(clean / ".polar", kafka="up:9", namespace="upped")
+    assert settings.load().bootstrap == "up:9"
+    monkeypatch.setenv("POLAR_KAFKA", "environment:1")
+    found = settings.load()
+    assert (found.kafka, found.namespace) == ("environment:1", "upped")
+    assert settings.load(namespace="flag").namespace == "flag"
+
+
+def test_a_data_folder_that_is_named_stands_for_all_of_its_system(clean: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POLAR_KAFKA", "environment:1")
+    up(clean / "other", kafka="other:9")
+    found = settings.load(clean / "other")
+    assert (found.kafka, found.data) == ("other:9", clean / "other")
+    assert settings.load(clean / "other", kafka="flag:1").kafka == "flag:1"
+
+
+@pytest.mark.parametrize(("field", "value"), [("namespace", "Not OK"), ("replication", "0"), ("min_insync", "many")])
+def test_a_bad_value_is_named_as_its_variable(field: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(f"POLAR_{field.upper()}", value)
+    with pytest.raises(InputError, match=rf"POLAR_{field.upper()}: .*\(got '{value}'\)"):
+        settings.load()
+
+
+def test_passwords_are_not_shown() -> None:
+    assert "hush" not in repr(settings.load(kafka_sasl_password="hush"))
+
+
+def test_an_env_file_comes_back_whole(clean: Path) -> None:
+    values = {"POLAR_KAFKA": "h:1", "POLAR_PROXY_URL": "http://h:2/?a=b"}
+    write_env_file(clean / "x.env", values)
+    assert read_env_file(clean / "x.env") == values
+    assert read_env_file(clean / "none.env") == {}
+    (clean / "x.env").write_text("# a comment\n\nPOLAR_KAFKA=h:1\n")
+    assert read_env_file(clean / "x.env") == {"POLAR_KAFKA": "h:1"}

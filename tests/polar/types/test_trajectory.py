@@ -1,0 +1,58 @@
+"""A token tree written out along its paths."""
+
+import pytest
+
+from polar.types.session import Status
+from polar.types.tokens import pack_ids, pack_logprobs
+from polar.types.trajectory import ROOT, Call, Node, Span, Trace, Trajectory, expand, path
+
+CALLS = [Call(f"c{n}", "main", "answered", "openai_chat", 0, 1) for n in range(3)]
+
+
+def read(parent: int, *tokens: int) -> Node:
+    return Node(parent, pack_ids(tokens))
+
+
+def sampled(parent: int, call: int, *tokens: int) -> Node:
+    return Node(parent, pack_ids(tokens), logprobs=pack_logprobs([-0.5 * t for t in tokens]), call=call)
+
+
+TREE = Trajectory(
+    "t.0",
+    "t",
+    0,
+    1,
+    1,
+    Status.COMPLETED,
+    "prefix_merging",
+    "shell",
+    nodes=[read(ROOT, 1, 2), sampled(0, 0, 3, 4), read(1, 5), sampled(2, 1, 6), sampled(0, 2, 7)],
+    calls=CALLS,
+    traces=[Trace("a", leaf=3, trains=[1, 3]), Trace("b", leaf=4, trains=[4]), Trace("c", leaf=3, trains=[3])],
+)
+
+
+def test_a_path_runs_from_the_root_to_the_leaf() -> None:
+    assert path(TREE, 3) == [0, 1, 2, 3]
+    assert path(TREE, 4) == [0, 4]
+    assert path(TREE, ROOT) == []
+
+
+@pytest.mark.parametrize(
+    ("trace", "ids", "mask", "spans"),
+    [
+        (0, [1, 2, 3, 4, 5, 6], [0, 0, 1, 1, 0, 1], [Span(CALLS[0], 2, 4), Span(CALLS[1], 5, 6)]),
+        (1, [1, 2, 7], [0, 0, 1], [Span(CALLS[2], 2, 3)]),
+        (2, [1, 2, 3, 4, 5, 6], [0, 0, 0, 0, 0, 1], [Span(CALLS[1], 5, 6)]),
+    ],
+)
+def test_a_trace_is_written_out_with_mask_logprobs_and_spans(
+    trace: int, ids: list[int], mask: list[int], spans: list[Span]
+) -> None:
+    written = expand(TREE, TREE.traces[trace])
+    assert written.token_ids.tolist() == ids
+    assert written.loss_mask.tolist() == mask
+    assert written.logprobs.tolist() == [
+        -0.5 * token if trained else 0.0 for token, trained in zip(ids, mask, strict=True)
+    ]
+    assert written.spans == spans
