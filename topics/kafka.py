@@ -15,7 +15,7 @@ import structlog
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
-from aiokafka.errors import KafkaError, MessageSizeTooLargeError, UnknownTopicOrPartitionError
+from aiokafka.errors import KafkaError, MessageSizeTooLargeError
 from aiokafka.helpers import create_ssl_context
 from aiokafka.structs import TopicPartition
 
@@ -35,7 +35,6 @@ __all__ = [
     "Record",
     "RecordMetadata",
     "TopicPartition",
-    "UnknownTopicOrPartitionError",
     "admin",
     "connection",
     "consumer",
