@@ -83,6 +83,8 @@ class Proxy:
             Follower(settings, control_topic.TOPIC, self._on_control, since=Since.ago(CONTROL_SINCE_S)),
         )
         self._runners: list[web.AppRunner] = []
+        self._door: socket.socket | None = None
+        self._metrics.watch("polar_proxy_claims", "Claims remembered", lambda: len(self._claims))
         self._serving = False
         self._leaving = asyncio.Event()
         self.url = ""
@@ -96,8 +98,8 @@ class Proxy:
             control.application(self._metrics, self.obstacle, self._settings.control_token_file), _bound(controls)
         )
         self.control_url = listening
-        door = _bound(calls)
-        self.url = _url(door)
+        self._door = _bound(calls)
+        self.url = _url(self._door)
         await self._engine.start()
         await self._producer.start()
         self._heart.start()
@@ -105,7 +107,7 @@ class Proxy:
         for follower in self._followers:
             await follower.start()
         self._claims.known_from(time.time())
-        await self._listen(self._front.application(), door)
+        await self._listen(self._front.application(), self._door)
         self._serving = True
         log.info(
             "proxy serves", action="proxy_serves", url=self.url, control_url=self.control_url, worker_id=self._worker_id
@@ -135,10 +137,10 @@ class Proxy:
             call.end("stopped")
         for runner in reversed(self._runners):
             await runner.cleanup()
+        if self._door is not None:
+            self._door.close()  # where start() ended before it listened
         await self._capture.settle(SETTLE_S)
-        for follower in self._followers:
-            await follower.stop()
-        await self._producer.stop(STOP_S)
+        await asyncio.gather(*(follower.stop() for follower in self._followers), self._producer.stop(STOP_S))
         await self._engine.stop()
         self._heart.stop()  # last: it holds the loop up until its last beat is out
         log.info("proxy stopped", action="proxy_stopped", worker_id=self._worker_id)

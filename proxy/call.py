@@ -67,8 +67,7 @@ class Pipeline:
         """An answer that is on the log, or why there is none; `size` is the request's, in bytes."""
         self._metrics.in_flight.inc()
         try:
-            await self._ready(size)
-            answer, policy_version = await self._asked(call)
+            answer, policy_version = await self._asked(call, size)
             await self._captured(call, answer, policy_version)
             self._count(call, CallOutcome.ANSWERED)
             return answer
@@ -87,6 +86,8 @@ class Pipeline:
 
     async def _ready(self, size: int) -> None:
         await self._fleet.runs()
+        if self._producer.has_room(size):
+            return
         try:
             await self._producer.room(size, ACK_S)
         except Unacknowledged:
@@ -94,12 +95,13 @@ class Pipeline:
                 Refusal.OVERLOADED, "too much waits to be recorded; try again", retry_after_s=RETRY_AFTER_S
             ) from None
 
-    async def _asked(self, call: Call) -> tuple[Answer, int | None]:
+    async def _asked(self, call: Call, size: int) -> tuple[Answer, int | None]:
         """The engine's answer and the policy version that sampled it, None where it can't be told."""
         asked = call.asked
-        weights = self._fleet.weights
-        began = time.perf_counter()
         try:
+            await self._ready(size)
+            weights = self._fleet.weights
+            began = time.perf_counter()
             answer = await with_retries(lambda: self.engine.complete(asked.request, asked.claim.key.session_id))
         except EngineFault as fault:
             log.warning(

@@ -7,6 +7,7 @@ own shape, and nothing of ours ever comes out as a bare 500.
 from __future__ import annotations
 
 import time
+import traceback
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -82,7 +83,8 @@ class Front:
             except ConnectionError:
                 raise
             except Exception:
-                log.exception("request failed", action="request_failed", dialect=dialect.name)
+                # Never log.exception: renderers show locals, and these hold keys and prompts.
+                log.error("request failed", action="request_failed", dialect=dialect.name, trace=traceback.format_exc())
                 return self._refusal(dialect, Refused(Refusal.UNAVAILABLE, "the proxy failed; try again"))
 
         return handler

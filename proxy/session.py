@@ -64,16 +64,17 @@ class Claims:
 
     async def of(self, key: KeyClaims) -> Claim:
         """The state of a key's claim. Raises Refused where it is closed, or whether it is can't be learnt."""
-        claim = self._claims.get(key.claim_id)
-        if claim is None:
-            if key.issued_at < self._known_since:
-                await self._look_up(key)
-            claim = self._claims.setdefault(key.claim_id, Claim(key))
-            self._forget_some()
-        self._claims.move_to_end(key.claim_id)
-        if key.claim_id in self._closed:
-            del self._claims[key.claim_id]
+        claim_id = key.claim_id
+        is_new = claim_id not in self._claims and claim_id not in self._closed
+        if is_new and key.issued_at < self._known_since:
+            await self._look_up(key)
+        if claim_id in self._closed:
             raise closed()
+        claim = self._claims.get(claim_id)
+        if claim is None:
+            self._make_room()
+            claim = self._claims[claim_id] = Claim(key)
+        self._claims.move_to_end(claim_id)
         return claim
 
     def close(self, claim_id: str) -> None:
@@ -97,8 +98,9 @@ class Claims:
         if await asyncio.shield(task):
             self.close(key.claim_id)
 
-    def _forget_some(self) -> None:
-        if len(self._claims) > CLAIMS:
+    def _make_room(self) -> None:
+        """Forgets the least recently used claim that has no call in flight, if there are too many."""
+        if len(self._claims) >= CLAIMS:
             idle = next((claim_id for claim_id, claim in self._claims.items() if not claim.in_flight), None)
             if idle is not None:
                 del self._claims[idle]

@@ -201,7 +201,7 @@ def _decode_with_nan(body: bytes) -> _Body:
 
 def _ids(ids: list[int], field: str) -> bytes:
     try:
-        packed = np.array(ids, dtype=IDS)
+        packed = np.fromiter(ids, dtype=IDS, count=len(ids))
     except OverflowError:
         raise EngineFault("bad_token_ids", f"{field}: an id outside int32") from None
     if int(packed.min()) < 0:

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import signal
 import time
-from pathlib import Path
 
 import aiohttp
 import msgspec
@@ -17,18 +14,17 @@ from openai import AsyncOpenAI
 from openai.types.chat import ChatCompletionMessageParam, ChatCompletionToolParam
 from prometheus_client.parser import text_string_to_metric_families
 
-from polar.embedded import Broker
 from polar.scripted.app import running
 from polar.scripted.engine import Engine as ScriptedEngine
 from polar.scripted.faults import Cut, Fault, Garbage, Hang, Slow, Status
 from polar.scripted.scripts import Script, ScriptCall, ScriptTurn, Variant
-from polar.types.completion import CallOutcome, Completion
+from polar.types.completion import CallOutcome
 from polar.types.session import Status as SessionStatus
 from polar.types.tokens import unpack_ids, unpack_logprobs
 from proxy.app import Proxy
 from proxy.chat import Message
-from tests.proxy.conftest import Bench, benched, eventually, proxied
-from topics.completions import Build, Disowned
+from tests.proxy.conftest import Bench, eventually, proxied
+from topics.completions import Build
 from topics.fleet import FleetState, PolicyVersion
 
 HI: list[ChatCompletionMessageParam] = [{"role": "user", "content": "hi"}]
@@ -53,6 +49,12 @@ SCRIPT = Script(
 @pytest.fixture
 def scripted() -> ScriptedEngine:
     return ScriptedEngine([SCRIPT])
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine is asked again sooner, so that faults which last are told sooner."""
+    monkeypatch.setattr("proxy.engines.retry.PAUSES_S", (0.05, 0.05))
 
 
 async def test_an_answer_is_on_the_log_with_the_engines_very_tokens(
@@ -174,6 +176,7 @@ async def test_a_token_limit_above_the_contexts_rest_is_no_overflow(bench: Bench
     ],
     ids=str,
 )
+@pytest.mark.usefixtures("impatient")
 async def test_an_engines_fault_is_a_failed_call_and_a_retriable_error(
     client: AsyncOpenAI, bench: Bench, scripted: ScriptedEngine, fault: Fault, code: str, status: int
 ) -> None:
@@ -191,6 +194,7 @@ async def test_an_engines_fault_is_a_failed_call_and_a_retriable_error(
 @pytest.mark.parametrize(
     "fault", [Status(status=503), Status(status=500, times=2), Cut(), Cut(after_bytes=40)], ids=str
 )
+@pytest.mark.usefixtures("impatient")
 async def test_a_passing_fault_is_ridden_out(
     client: AsyncOpenAI, bench: Bench, scripted: ScriptedEngine, fault: Fault
 ) -> None:
@@ -378,32 +382,24 @@ async def test_a_body_that_is_too_large_is_413(proxy: Proxy, bench: Bench, http:
         assert (await response.json())["error"]["code"] == "request_too_large"
 
 
-async def test_a_call_waits_while_the_broker_is_stopped_and_is_answered_when_it_goes_on(
-    tmp_path: Path, namespace: str, http: aiohttp.ClientSession
+async def test_no_key_is_in_any_log_line_figure_or_error(
+    proxy: Proxy,
+    bench: Bench,
+    scripted: ScriptedEngine,
+    http: aiohttp.ClientSession,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    with Broker(tmp_path / "kafka", announce=print) as broker:
-        async with (
-            benched(broker.bootstrap, namespace, tmp_path) as bench,
-            running(ScriptedEngine()) as engine_url,
-            proxied(bench, engine_url) as proxy,
-        ):
-            headers = {"Authorization": f"Bearer {bench.key()}"}
-            body = {"model": "m", "messages": HI, "stream": True}
-            os.kill(broker.pid, signal.SIGSTOP)
-            try:
-                async with http.post(proxy.url + "/v1/chat/completions", headers=headers, json=body) as response:
-                    kept = [await response.content.readuntil(b"\n\n") for _ in range(2)]
-                    impatient = await http.post(proxy.url + "/v1/chat/completions", headers=headers, json=body)
-                    await impatient.content.readuntil(b"\n\n")
-                    impatient.close()
-                    os.kill(broker.pid, signal.SIGCONT)
-                    answer = await response.read()
-            finally:
-                os.kill(broker.pid, signal.SIGCONT)
-            assert kept == [b": keep-alive\n\n"] * 2
-            assert answer.endswith(b"data: [DONE]\n\n")
-            records = await bench.log(lambda found: any(isinstance(record, Disowned) for record in found))
-    [disowned] = [record for record in records if isinstance(record, Disowned)]
-    calls = {record.call_id for record in records if isinstance(record, Completion)}
-    assert disowned.reason == "hung_up"
-    assert calls - {disowned.call_id} == {json.loads(answer.split(b"\n\n")[-3].removeprefix(b"data: "))["id"]}
+    good, bad = bench.key(), "sk-polar-" + "x" * 40
+    scripted.faults.add(Garbage(form="no_token_ids"))
+    told = ""
+    for key in [good, good, bad]:
+        headers = {"Authorization": f"Bearer {key}"}
+        async with http.post(proxy.url + "/v1/chat/completions", headers=headers, json={"messages": HI}) as response:
+            told += await response.text()
+    async with http.get(proxy.control_url + "/metrics") as response:
+        told += await response.text()
+    logged = capsys.readouterr()
+    told += logged.out + logged.err
+    assert "call_failed" in told
+    assert good[-20:] not in told
+    assert bad not in told
