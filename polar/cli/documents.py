@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 import yaml
 
 from polar.types.errors import InputError
+from polar.types.task import TaskRequest
 
 STDIN = "-"
 YAML_SUFFIXES = {".yaml", ".yml"}
@@ -49,6 +50,18 @@ def read(file: str) -> list[Document]:
     if not found:
         raise InputError(name, text[:40], "holds no TaskRequest")
     return found
+
+
+def anchored(request: TaskRequest, file: str) -> TaskRequest:
+    """The task with the relative `source` paths of its `runtime.prepare` taken from the file's folder; of standard input, from the current one."""
+    folder = Path() if file == STDIN else Path(file).parent
+    actions = [
+        action
+        if action.source is None
+        else action.model_copy(update={"source": str((folder / action.source).absolute())})
+        for action in request.runtime.prepare
+    ]
+    return request.model_copy(update={"runtime": request.runtime.model_copy(update={"prepare": actions})})
 
 
 Reader = Callable[[str, str], Iterator[tuple[str, object]]]

@@ -48,7 +48,7 @@ def _requests(files: Sequence[str]) -> list[TaskRequest]:
             continue
         for document in read:
             try:
-                request = parse(document.body)
+                request = documents.anchored(parse(document.body), file)
                 if found.setdefault(request.task_id, request) != request:
                     raise InputError("task_id", request.task_id, "another body of this submission has it, too")
             except InputError as error:

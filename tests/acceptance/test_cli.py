@@ -1,0 +1,243 @@
+"""`polar up` and the commands as processes: real Kafka, proxy, workers and harness processes; the engine is the scripted one."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from polar.settings import read_env_file
+
+POLAR = str(Path(sys.executable).with_name("polar"))
+READY_S = 120.0
+STOP_S = 25.0
+COMMAND_S = 90.0
+CALL = """\
+curl --silent --show-error --fail --max-time 60 "$OPENAI_BASE_URL/chat/completions" \
+  --header "Authorization: Bearer $OPENAI_API_KEY" --header 'Content-Type: application/json' \
+  --data '{"model": "any", "messages": [{"role": "user", "content": "hello"}]}'
+"""
+
+
+class Up:
+    """A running `polar up`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.data = folder / "data"
+        self.ready_file = folder / "ready"
+        self.output = folder / "up.log"
+        with self.output.open("wb") as output:
+            self.process = subprocess.Popen(
+                [POLAR, "up", "--data", str(self.data), "--ready-file", str(self.ready_file)],
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                cwd=folder,
+                env=environment(),
+            )
+        try:
+            until(lambda: self.ready_file.exists() or self.process.poll() is not None, READY_S)
+            assert self.ready_file.exists(), self.output.read_text()
+        except BaseException:
+            self.process.kill()
+            raise
+
+    @property
+    def addresses(self) -> dict[str, str]:
+        return read_env_file(self.data / "polar.env")
+
+    def polar(self, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [POLAR, *arguments, "--data", str(self.data)],
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=COMMAND_S,
+            env=environment(),
+            check=False,
+        )
+
+    def submit(self, task_id: str, command: str, *options: str, **more: Any) -> subprocess.CompletedProcess[str]:
+        shell = {"harness": "shell", "custom_shell": {"command": command}}
+        body = {"task_id": task_id, "instruction": "say hello", "agent": shell} | more
+        return self.polar("submit", "-", *options, stdin=json.dumps(body))
+
+    def descendants(self) -> list[psutil.Process]:
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+    def parts(self, word: str) -> list[int]:
+        """Process ids of the children that have this word in their command line: one, or none while it is started again."""
+        return [one.pid for one in psutil.Process(self.process.pid).children() if word in command_line(one)]
+
+
+def environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith("POLAR_") or name == "POLAR_CACHE"}
+
+
+def until(holds: Callable[[], bool], deadline_s: float) -> None:
+    deadline = time.monotonic() + deadline_s
+    while not holds():
+        assert time.monotonic() < deadline, f"not within {deadline_s:.0f} s"
+        time.sleep(0.05)
+
+
+def command_line(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.NoSuchProcess:
+        return []
+
+
+def is_gone(process: psutil.Process) -> bool:
+    """Ended; what its new parent hasn't collected yet has ended, too."""
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+@pytest.fixture(scope="module")
+def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    """One system for the module. Its end is a test of its own: SIGTERM stops everything in time, and nothing is left."""
+    running = Up(tmp_path_factory.mktemp("up"))
+    try:
+        yield running
+        left = running.descendants()
+        running.process.terminate()
+        assert running.process.wait(STOP_S) == 0, running.output.read_text()
+        assert [one for one in left if not is_gone(one)] == []
+        assert not (running.data / "polar.env").exists()
+        assert not running.ready_file.exists()
+    finally:
+        running.process.kill()
+        running.process.wait()
+
+
+def test_up_says_where_everything_is(up: Up) -> None:
+    said = up.output.read_text()
+    assert up.addresses.keys() >= {
+        "POLAR_KAFKA",
+        "POLAR_NAMESPACE",
+        "POLAR_PROXY_URL",
+        "POLAR_CONTROL_URL",
+        "POLAR_CONTROL_TOKEN_FILE",
+        "POLAR_BLOBS",
+        "POLAR_KEYS_FILE",
+    }
+    for address in (up.addresses["POLAR_KAFKA"], up.addresses["POLAR_PROXY_URL"], str(up.data / "polar.env")):
+        assert address in said
+    assert "scripted: it plays scripts and filler, no model runs" in said
+    assert read_env_file(up.ready_file) == up.addresses
+    for name in ("POLAR_CONTROL_TOKEN_FILE", "POLAR_KEYS_FILE"):
+        assert Path(up.addresses[name]).stat().st_mode & 0o777 == 0o600
+
+
+def test_a_task_goes_in_and_exact_trajectories_come_out(up: Up) -> None:
+    done = up.submit("hello", CALL, "--wait", num_samples=3)
+    assert (done.returncode, done.stdout) == (0, "hello\n"), done.stderr
+    assert "3 of 3 sessions have ended: 3 COMPLETED" in done.stderr
+    lines = up.polar("trajectories", "--task", "hello", "--format", "jsonl").stdout.splitlines()
+    found = sorted((json.loads(line) for line in lines), key=lambda one: one["sample_index"])
+    assert [(one["session_id"], one["status"], one["reward"]) for one in found] == [
+        (f"hello.{index}", "COMPLETED", 1.0) for index in range(3)
+    ]
+    sampled = {tuple(call["token_ids"]): call for call in engine_record(up)}
+    for one in found:
+        (trace,) = one["traces"]
+        (span,) = trace["calls"]
+        trained = tuple(trace["token_ids"][span["start"] : span["end"]])
+        assert trace["loss_mask"] == [0] * span["start"] + [1] * len(trained)
+        assert sampled[trained]["prompt_token_ids"] == trace["token_ids"][: span["start"]]
+        assert trace["logprobs"][span["start"] :] == sampled[trained]["logprobs"]
+    assert up.polar("status", "hello").stdout.count("COMPLETED") == 3
+
+
+def engine_record(up: Up) -> list[dict[str, Any]]:
+    """What the scripted engine says that it sampled."""
+    return [json.loads(line) for line in (up.data / "engine-record.jsonl").read_text().splitlines()]
+
+
+def test_an_equal_body_is_the_same_task_and_another_is_refused(up: Up) -> None:
+    assert up.submit("same", "true", "--wait").returncode == 0
+    assert up.submit("same", "true", "--wait").returncode == 0
+    refused = up.submit("same", "false")
+    assert refused.returncode == 2
+    assert "task_id: already used with another body" in refused.stderr
+    assert len(up.polar("trajectories", "--task", "same", "--format", "jsonl").stdout.splitlines()) == 1
+
+
+def test_a_harness_that_fails_is_no_failure_of_the_work(up: Up) -> None:
+    done = up.submit("wrong", "exit 3", "--wait", "--format", "json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)[0]["statuses"] == {"FAILED": 1}
+
+
+def test_what_only_the_workers_lack_ends_with_1(up: Up) -> None:
+    body = {"task_id": "lacks", "instruction": "x", "agent": {"import_path": "nosuch.module:Harness"}}
+    done = up.polar("submit", "--wait", "-", stdin=json.dumps(body))
+    assert done.returncode == 1
+    assert "lacks.0 FAILED: " in done.stderr
+    assert " input/" in done.stderr
+
+
+def test_a_cancelled_task_ends_with_its_trajectories(up: Up) -> None:
+    assert up.submit("endless", "sleep 600", num_samples=2).returncode == 0
+    assert up.polar("cancel", "endless").returncode == 0
+    done = up.submit("endless", "sleep 600", "--wait", "--format", "json", num_samples=2)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)[0]["statuses"] == {"CANCELLED": 2}
+
+
+def test_a_second_up_on_the_same_folder_is_refused(up: Up) -> None:
+    second = up.polar("up")
+    assert second.returncode == 2
+    assert f"a `polar up` (process {up.process.pid}) already runs there" in second.stderr
+    assert up.addresses, "the first one's polar.env stays"
+
+
+def test_topics_stand_as_the_contract_says(up: Up) -> None:
+    done = up.polar("topics", "apply")
+    assert done.returncode == 0
+    assert "unchanged" in done.stdout
+    assert not {"created", "altered"} & set(done.stdout.split())
+
+
+def test_killed_parts_come_back_on_their_ports_and_work_goes_on(up: Up) -> None:
+    """Each Python part and Kafka, one after the other; the kill of a worker costs an attempt, and no more."""
+    before = up.addresses
+    done = up.submit("survives", f"sleep 3; {CALL}", num_samples=4)
+    assert done.returncode == 0, done.stderr
+    for word in ("polar.scripted", "proxy", "builder", "evaluate", "kafka.Kafka"):
+        (victim,) = up.parts(word)
+        os.kill(victim, signal.SIGKILL)
+        until(lambda word=word, victim=victim: up.parts(word) not in ([], [victim]), 30)  # type: ignore[misc] # bound now
+    assert up.addresses == before
+    until(lambda: up.polar("topics", "list").returncode == 0, 30)
+    waited = up.submit("survives", f"sleep 3; {CALL}", "--wait", num_samples=4)
+    assert waited.returncode == 0, waited.stderr
+    lines = up.polar("trajectories", "--task", "survives", "--format", "jsonl").stdout.splitlines()
+    assert sorted(json.loads(line)["session_id"] for line in lines) == [f"survives.{index}" for index in range(4)]
+    said = up.output.read_text()
+    for name in ("engine", "proxy", "deciding", "stages"):
+        assert f"{name} ended with SIGKILL; starting it again" in said
+    assert "Kafka has died; starting it again" in said
+
+
+def test_an_up_that_is_killed_leaves_no_process(tmp_path: Path) -> None:
+    running = Up(tmp_path)
+    assert running.submit("left", "sleep 600").returncode == 0
+    until(lambda: "running" in running.polar("status", "left").stdout, 30)
+    left = running.descendants()
+    os.kill(running.process.pid, signal.SIGKILL)
+    running.process.wait()
+    assert len(left) >= 6
+    until(lambda: all(is_gone(one) for one in left), 20)
+    assert not [one for one in psutil.process_iter(["cmdline"]) if str(tmp_path) in " ".join(one.info["cmdline"] or [])]
