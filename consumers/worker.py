@@ -37,6 +37,8 @@ WORK: dict[Stage, type[Init | Run | Evaluate]] = {Stage.INIT: Init, Stage.RUN: R
 DRAIN_S = 5.0
 """For all to be killed and handed back; without Kafka its clients take 4 s more of the 10."""
 CLIENTS_S = 2.0
+KAFKA_S = 60.0
+"""For a first answer of a broker that is away, as this process's other clients give it."""
 WITHOUT_KAFKA_S = 900.0
 """Then sessions are stopped (protocol 14)."""
 WATCH_S = 1.0
@@ -49,7 +51,7 @@ async def run_worker(
 ) -> None:
     """Work on `stages` of `pool` until `stop`. `concurrency` is sessions at once, of each stage. Raises NotReady without Kafka."""
     # Before the first heartbeat: a coordinator that knows the worker may write to its queues at once.
-    await admin.apply(settings, catalogue.of_pool(pool), embedded=settings.replication == 1)
+    await admin.apply(settings, catalogue.of_pool(pool), embedded=settings.replication == 1, reach_s=KAFKA_S)
     await _Worker(settings, stages, pool, concurrency).run(stop)
 
 

@@ -19,6 +19,9 @@ from topics.contract import Topic
 
 DEADLINE_S = 30.0
 LOOK_S = 0.05
+REACH_S = 8.0
+"""For a first answer: a broker of `polar up` that died is back by then."""
+RETRY_S = 0.3
 OK = 0
 UNKNOWN_TOPIC = 3
 TOPIC_EXISTS = 36
@@ -47,16 +50,18 @@ class Listed(msgspec.Struct, frozen=True):
     """Offsets from the first that is left to the end, all partitions; compaction and transactions leave gaps."""
 
 
-async def apply(settings: Settings, topics: Iterable[Topic], *, embedded: bool) -> list[Applied]:
+async def apply(
+    settings: Settings, topics: Iterable[Topic], *, embedded: bool, reach_s: float = REACH_S
+) -> list[Applied]:
     """Create missing topics and alter settings that differ; ready to be written to on return.
 
     `embedded`: one broker, so replication 1, and the contracts' smaller partition counts. Raises InputError where a co-partitioned topic
-    has another number of partitions, or the broker refuses a setting; NotReady where no broker answers.
+    has another number of partitions, or the broker refuses a setting; NotReady where no broker answers within `reach_s`.
     """
     min_insync, replication = (1, 1) if embedded else (settings.min_insync, settings.replication)
     wanted = {topic.full_name(settings.namespace): topic for topic in topics}
     configs = {name: topic.broker_config(min_insync) for name, topic in wanted.items()}
-    async with _connected(settings) as admin:
+    async with _connected(settings, reach_s) as admin:
         existing = await _leaders(admin, list(wanted))
         for name, leaders in existing.items():
             _check_partitions(wanted[name], name, len(leaders), embedded)
@@ -99,16 +104,30 @@ async def partition_count(settings: Settings, name: str) -> int:
 
 
 @asynccontextmanager
-async def _connected(settings: Settings) -> AsyncIterator[kafka.Admin]:
-    admin = kafka.admin(settings)
+async def _connected(settings: Settings, reach_s: float = REACH_S) -> AsyncIterator[kafka.Admin]:
+    admin = await _reached(settings, reach_s)
     try:
         async with asyncio.timeout(DEADLINE_S):
-            await admin.start()
             yield admin
     except (kafka.KafkaError, TimeoutError) as error:
         raise NotReady(f"Kafka at {settings.bootstrap} doesn't answer: {error!r}") from None
     finally:
         await admin.close()
+
+
+async def _reached(settings: Settings, reach_s: float) -> kafka.Admin:
+    deadline = asyncio.get_running_loop().time() + reach_s
+    while True:
+        admin = kafka.admin(settings)
+        try:
+            async with asyncio.timeout(DEADLINE_S):
+                await admin.start()
+                return admin
+        except (kafka.KafkaError, TimeoutError) as error:
+            await admin.close()
+            if asyncio.get_running_loop().time() > deadline:
+                raise NotReady(f"Kafka at {settings.bootstrap} doesn't answer: {error!r}") from None
+        await asyncio.sleep(RETRY_S)
 
 
 def _check_partitions(topic: Topic, name: str, count: int, embedded: bool) -> None:

@@ -151,11 +151,19 @@ class Owner:
         return sorted(self._tasks)
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Until `stop`; then every keeper is cancelled and the group left."""
-        member = kafka.consumer(self._settings, group=self._group)
-        await member.start()
-        member.subscribe([self._topic])
+        """Until `stop`; then every keeper is cancelled and the group left. A broker that is away is waited for."""
         try:
+            while not stop.is_set():
+                await self._be_member(stop)
+        finally:
+            await self._reconcile(set())
+
+    async def _be_member(self, stop: asyncio.Event) -> None:
+        """One membership's life. The keepers outlive it: who owns a partition in the meantime fences them."""
+        member = kafka.consumer(self._settings, group=self._group)
+        try:
+            member.subscribe([self._topic])
+            await member.start()
             while not stop.is_set():
                 # The membership alone matters: records are read by the keepers, from positions of their own.
                 assigned = member.assignment()
@@ -163,8 +171,10 @@ class Owner:
                     member.pause(*assigned)
                 await member.getmany(timeout_ms=POLL_MS)
                 await self._reconcile({source.partition for source in member.assignment()})
+        except kafka.KafkaError as error:
+            log.warning("membership lost", action="owner.membership_lost", group=self._group, why=repr(error))
+            await asyncio.sleep(RESTART_S)
         finally:
-            await self._reconcile(set())
             await kafka.stop(member, STOP_DEADLINE_S)
 
     async def _reconcile(self, assigned: set[int]) -> None:

@@ -25,7 +25,7 @@ from tests.acceptance.fleet import ROLES, Fleet, fleet
 
 TASKS = 5
 SAMPLES = 8
-TURNS = 4
+TURNS = 6
 STOPPED_S = 9.0
 """Longer than a lease (6 s), a group session (6 s) and a transaction (5 s)."""
 SETTLED_S = 200.0
@@ -117,7 +117,7 @@ async def test_killing_and_stopping_every_kind_of_process_loses_and_doubles_noth
     print(f"POLAR_CHAOS_SEED={seed}")
     workers = [*(f"{role}-1" for role in ROLES), "coordinator-2", "builder-2", "run-2"]
     async with fleet(tmp_path / "data", workers) as system:
-        tasks = [system.task(f"chaos{n}", TURNS, SAMPLES, pause_s=0.5, max_attempts=10) for n in range(TASKS)]
+        tasks = [system.task(f"chaos{n}", TURNS, SAMPLES, pause_s=1.2, max_attempts=10) for n in range(TASKS)]
         torments = asyncio.create_task(torment(system, random.Random(seed)))
         code, _, said = await system.polar("submit", "-", stdin="\n".join(json.dumps(task) for task in tasks))
         assert code == 0, said

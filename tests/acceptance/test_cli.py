@@ -21,10 +21,16 @@ POLAR = str(Path(sys.executable).with_name("polar"))
 READY_S = 120.0
 STOP_S = 25.0
 COMMAND_S = 90.0
-CALL = """\
-curl --silent --show-error --fail --max-time 60 "$OPENAI_BASE_URL/chat/completions" \
-  --header "Authorization: Bearer $OPENAI_API_KEY" --header 'Content-Type: application/json' \
-  --data '{"model": "any", "messages": [{"role": "user", "content": "hello"}]}'
+CALL = f"""\
+{sys.executable} - <<'END'
+import json, os, urllib.request
+request = urllib.request.Request(
+    os.environ["OPENAI_BASE_URL"] + "/chat/completions",
+    json.dumps({{"model": "any", "messages": [{{"role": "user", "content": "hello"}}]}}).encode(),
+    {{"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"}},
+)
+print(urllib.request.urlopen(request, timeout=60).read().decode())
+END
 """
 
 
@@ -213,7 +219,7 @@ def test_topics_stand_as_the_contract_says(up: Up) -> None:
 def test_killed_parts_come_back_on_their_ports_and_work_goes_on(up: Up) -> None:
     """Each Python part and Kafka, one after the other; the kill of a worker costs an attempt, and no more."""
     before = up.addresses
-    done = up.submit("survives", f"sleep 3; {CALL}", num_samples=4)
+    done = up.submit("survives", f"sleep 3\n{CALL}", num_samples=4)
     assert done.returncode == 0, done.stderr
     for word in ("polar.scripted", "proxy", "builder", "evaluate", "kafka.Kafka"):
         (victim,) = up.parts(word)
@@ -221,7 +227,7 @@ def test_killed_parts_come_back_on_their_ports_and_work_goes_on(up: Up) -> None:
         until(lambda word=word, victim=victim: up.parts(word) not in ([], [victim]), 30)  # type: ignore[misc] # bound now
     assert up.addresses == before
     until(lambda: up.polar("topics", "list").returncode == 0, 30)
-    waited = up.submit("survives", f"sleep 3; {CALL}", "--wait", num_samples=4)
+    waited = up.submit("survives", f"sleep 3\n{CALL}", "--wait", num_samples=4)
     assert waited.returncode == 0, waited.stderr
     lines = up.polar("trajectories", "--task", "survives", "--format", "jsonl").stdout.splitlines()
     assert sorted(json.loads(line)["session_id"] for line in lines) == [f"survives.{index}" for index in range(4)]
