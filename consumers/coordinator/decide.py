@@ -13,14 +13,13 @@ an attempt (protocol 9).
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 from msgspec.structs import replace
 
 from consumers.coordinator.commands import (
     NOTHING,
     ClaimLost,
-    Command,
     DeadlinePassed,
     Decision,
     Input,
@@ -29,6 +28,16 @@ from consumers.coordinator.commands import (
     ReleaseTicket,
     SlotLent,
     TaskForgotten,
+)
+from consumers.coordinator.endings import (
+    attempt_failed,
+    build,
+    close,
+    evaluation_failed,
+    evaluation_lost,
+    next_attempt,
+    revoke,
+    wait,
 )
 from consumers.coordinator.state import HAND, WAITING, Table, is_due, is_ticket_stale
 from polar.types.errors import Kind, SessionError
@@ -48,10 +57,6 @@ from topics.events import (
     TrajectoryEmitted,
 )
 
-EVALUATIONS = 3
-"""Tries of an evaluation before its reward is null (protocol 15)."""
-
-S = TypeVar("S")
 Handler = Callable[[Table, SessionState, Any, int], Decision]
 
 
@@ -107,7 +112,7 @@ def _submitted(table: Table, fact: TaskSubmitted, now: int) -> Decision:
     for index in range(fact.num_samples):
         session = SessionState(session_id_of(fact.task_id, index), fact.task_id, index, Phase.QUEUED, now)
         if task.cancelled or session.session_id in task.cancelled_sessions:
-            built = _build(task, replace(session, status=Status.CANCELLED), now)
+            built = build(task, replace(session, status=Status.CANCELLED), now)
             sessions.extend(built.sessions)
             records.extend(built.records)
         else:
@@ -144,10 +149,10 @@ def _cancel_session(table: Table, session: SessionState, now: int) -> Decision:
         case Phase.CLOSING | Phase.BUILDING | Phase.ENDED:
             return NOTHING
         case Phase.RUNNING:
-            return _close(session, now, Status.CANCELLED, None, reason="cancelled")
+            return close(session, now, Status.CANCELLED, None, reason="cancelled")
         case _:
-            stop = _revoke(session, "cancelled") if session.phase in HAND else ()
-            built = _build(table.task_of(session), replace(session, status=Status.CANCELLED), now)
+            stop = revoke(session, "cancelled") if session.phase in HAND else ()
+            built = build(table.task_of(session), replace(session, status=Status.CANCELLED), now)
             return Decision(sessions=built.sessions, records=built.records, commands=stop)
 
 
@@ -216,11 +221,6 @@ def grant(table: Table, session: SessionState) -> Grant:
     )
 
 
-def _revoke(session: SessionState, reason: str) -> tuple[Command, ...]:
-    assert session.claim_id is not None, "only a claim can be revoked"
-    return (Revoke(session.session_id, session.claim_id, reason),)
-
-
 # --- what workers report -------------------------------------------------------------------------------------------------------
 
 
@@ -229,8 +229,8 @@ def _init_finished(table: Table, session: SessionState, fact: InitFinished, now:
         return Decision(skipped="stale_claim")
     timed = replace(session, accounting=replace(session.accounting, init_ms=fact.duration_ms))
     if fact.error is not None:
-        return _attempt_failed(table, timed, fact.error, now)
-    return Decision(sessions=(_wait(timed, Phase.READY, now, runtime=fact.runtime),))
+        return attempt_failed(table, timed, fact.error, now)
+    return Decision(sessions=(wait(timed, Phase.READY, now, runtime=fact.runtime),))
 
 
 def _run_finished(table: Table, session: SessionState, fact: RunFinished, now: int) -> Decision:
@@ -239,9 +239,9 @@ def _run_finished(table: Table, session: SessionState, fact: RunFinished, now: i
     close = (CloseKey(session.session_id, fact.claim_id),)
     timed = replace(session, accounting=replace(session.accounting, run_ms=fact.duration_ms), artifacts=fact.artifacts)
     if fact.error is not None and fact.error.kind in (Kind.INFRA, Kind.INPUT):
-        decision = _attempt_failed(table, timed, fact.error, now)
+        decision = attempt_failed(table, timed, fact.error, now)
         return Decision(sessions=decision.sessions, records=decision.records, commands=close + decision.commands)
-    ran = _wait(timed, Phase.RAN, now, status=fact.status, exit_code=fact.exit_code, error=fact.error)
+    ran = wait(timed, Phase.RAN, now, status=fact.status, exit_code=fact.exit_code, error=fact.error)
     return Decision(sessions=(ran,), commands=close)
 
 
@@ -249,7 +249,7 @@ def _evaluated(table: Table, session: SessionState, fact: Evaluated, now: int) -
     if fact.claim_id != session.claim_id:
         return Decision(skipped="stale_claim")
     if fact.error is not None and fact.error.retryable:
-        return _evaluation_lost(table, session, fact.error, now)
+        return evaluation_lost(table, session, fact.error, now)
     judged = replace(
         session,
         reward=fact.reward,
@@ -257,15 +257,7 @@ def _evaluated(table: Table, session: SessionState, fact: Evaluated, now: int) -
         accounting=replace(session.accounting, evaluate_ms=fact.duration_ms),
         artifacts={**(session.artifacts or {}), **(fact.artifacts or {})} or None,
     )
-    return _build(table.task_of(session), _evaluation_failed(judged, fact.error), now)
-
-
-def _evaluation_failed(session: SessionState, error: SessionError | None) -> SessionState:
-    """A run that completed but could not be judged is no success; a worse status stays."""
-    if error is None:
-        return session
-    status = Status.FAILED if session.status is Status.COMPLETED else session.status
-    return replace(session, status=status, error=session.error or error, reward=None, call_rewards=None)
+    return build(table.task_of(session), evaluation_failed(judged, fact.error), now)
 
 
 def _handed_back(table: Table, session: SessionState, fact: HandedBack, now: int) -> Decision:
@@ -274,18 +266,18 @@ def _handed_back(table: Table, session: SessionState, fact: HandedBack, now: int
         return Decision(skipped="stale_claim")
     match session.phase:
         case Phase.INIT:
-            return Decision(sessions=(_wait(session, Phase.QUEUED, now),))
+            return Decision(sessions=(wait(session, Phase.QUEUED, now),))
         case Phase.EVALUATING:
-            return Decision(sessions=(_wait(session, Phase.RAN, now),))
+            return Decision(sessions=(wait(session, Phase.RAN, now),))
         case _:
             close = (CloseKey(session.session_id, fact.claim_id),)
-            return Decision(sessions=(_next_attempt(session, now),), commands=close)
+            return Decision(sessions=(next_attempt(session, now),), commands=close)
 
 
 def _stopped(table: Table, session: SessionState, fact: Stopped, now: int) -> Decision:
     if fact.claim_id != session.claim_id:
         return Decision(skipped="stale_claim")
-    return _build(table.task_of(session), session, now)
+    return build(table.task_of(session), session, now)
 
 
 # --- what goes wrong -----------------------------------------------------------------------------------------------------------
@@ -303,39 +295,18 @@ def _lost(table: Table, session: SessionState, code: str, what: str, now: int) -
     error = SessionError(
         stage.value, Kind.INFRA, code, f"{stage.value} claim {session.claim_id}: {what}", retryable=True
     )
-    if session.phase is Phase.EVALUATING:
-        again = _evaluation_lost(table, session, error, now)
-    else:
-        again = _attempt_failed(table, session, error, now)
-    stop = _revoke(session, code)
+    over = evaluation_lost if session.phase is Phase.EVALUATING else attempt_failed
+    again = over(table, session, error, now)
+    stop = revoke(session, code)
     if session.phase is Phase.RUNNING:
         assert session.claim_id is not None, "a phase in hand has a claim"
         stop += (CloseKey(session.session_id, session.claim_id),)
     return Decision(sessions=again.sessions, records=again.records, commands=stop)
 
 
-def _attempt_failed(table: Table, session: SessionState, error: SessionError, now: int) -> Decision:
-    """This attempt is over. Another one where that may help and one is left, else FAILED with what was captured."""
-    task = table.task_of(session)
-    assert task.plan is not None, "a session's task is known"
-    spent = replace(session, spent=session.spent + 1)
-    if error.retryable and spent.spent < task.plan.max_attempts:
-        return Decision(sessions=(_next_attempt(spent, now),))
-    if session.phase is Phase.RUNNING and error.code in ("lost", "deadline"):
-        return _close(spent, now, Status.FAILED, error, reason=error.code)
-    return _build(task, replace(spent, status=Status.FAILED, error=error), now)
-
-
-def _evaluation_lost(table: Table, session: SessionState, error: SessionError, now: int) -> Decision:
-    lost = replace(session, evaluations_lost=session.evaluations_lost + 1)
-    if lost.evaluations_lost < EVALUATIONS:
-        return Decision(sessions=(_wait(lost, Phase.RAN, now),))
-    return _build(table.task_of(session), _evaluation_failed(lost, replace(error, retryable=False)), now)
-
-
 def _pool_dark(table: Table, session: SessionState, given: PoolDark, now: int) -> Decision:
     """The runtime's host may be gone for good: made anew elsewhere, at no cost; the old one is reaped."""
-    return Decision(sessions=(_wait(session, Phase.QUEUED, now, runtime=None),))
+    return Decision(sessions=(wait(session, Phase.QUEUED, now, runtime=None),))
 
 
 def _waited(table: Table, session: SessionState, given: DeadlinePassed, now: int) -> Decision:
@@ -346,7 +317,7 @@ def _waited(table: Table, session: SessionState, given: DeadlinePassed, now: int
         "queue", Kind.INFRA, "no_worker", f"no {stage.value} worker took this session in time", retryable=False
     )
     status = session.status or Status.FAILED
-    return _build(table.task_of(session), replace(session, status=status, error=session.error or error), now)
+    return build(table.task_of(session), replace(session, status=status, error=session.error or error), now)
 
 
 def _overran(table: Table, session: SessionState, given: DeadlinePassed, now: int) -> Decision:
@@ -354,7 +325,7 @@ def _overran(table: Table, session: SessionState, given: DeadlinePassed, now: in
 
 
 def _closed(table: Table, session: SessionState, given: DeadlinePassed, now: int) -> Decision:
-    return _build(table.task_of(session), session, now)
+    return build(table.task_of(session), session, now)
 
 
 def _emitted(table: Table, session: SessionState, fact: TrajectoryEmitted, now: int) -> Decision:
@@ -381,70 +352,9 @@ def _index(session: SessionState) -> int:
     return session.sample_index
 
 
-# --- steps that several of them take -------------------------------------------------------------------------------------------
-
-
-def _wait(session: SessionState, phase: Phase, now: int, **changes: object) -> SessionState:
-    """Into a waiting phase: no claim, no ticket out."""
-    return replace(session, phase=phase, since=now, claim_id=None, worker_id=None, lent_at=None, releases=0, **changes)
-
-
-def _next_attempt(session: SessionState, now: int) -> SessionState:
-    """Each attempt stands alone: nothing of the last one is kept but what it cost."""
-    return SessionState(
-        session.session_id,
-        session.task_id,
-        session.sample_index,
-        Phase.QUEUED,
-        now,
-        attempt=session.attempt + 1,
-        spent=session.spent,
-        past_claims=[*session.past_claims, *([session.run_claim_id] if session.run_claim_id else [])],
-        accounting=replace(type(session.accounting)(), attempts_lost=session.accounting.attempts_lost + 1),
-    )
-
-
-def _close(session: SessionState, now: int, status: Status, error: SessionError | None, *, reason: str) -> Decision:
-    """End a run whose harness may live: its key first, `Build` when it is dead or 2 s later (protocol 17)."""
-    assert session.claim_id is not None, "only a claim's run is closed"
-    closing = replace(session, phase=Phase.CLOSING, since=now, status=status, error=error)
-    stop = (*_revoke(session, reason), CloseKey(session.session_id, session.claim_id))
-    return Decision(sessions=(closing,), commands=stop)
-
-
-def _build(task: TaskState, session: SessionState, now: int) -> Decision:
-    """All is known: `Build`, once. Where no run was granted in this attempt an empty `Open` opens the session for the builder."""
-    assert session.status is not None, "a session ends with a status"
-    assert task.plan is not None, "a session's task is known"
-    claim_id = session.run_claim_id or ""
-    build = Build(
-        session.session_id,
-        session.task_id,
-        session.sample_index,
-        task.num_samples,
-        session.attempt,
-        claim_id,
-        session.status,
-        builder=task.plan.builder,
-        builder_config=task.plan.builder_config,
-        harness=task.plan.harness,
-        reward=session.reward,
-        call_rewards=session.call_rewards,
-        error=session.error,
-        accounting=session.accounting,
-        artifacts=session.artifacts,
-        metadata=task.plan.metadata,
-        output=task.plan.output,
-        mode=task.plan.mode,
-    )
-    opened = () if session.run_claim_id else (Open(session.session_id, session.attempt, claim_id),)
-    building = replace(session, phase=Phase.BUILDING, since=now, claim_id=None, worker_id=None, lent_at=None)
-    return Decision(sessions=(building,), records=(*opened, build))
-
-
 def _build_again(table: Table, session: SessionState, given: DeadlinePassed, now: int) -> Decision:
     """The builder knows by `Emitted` what is out, so that asking again is harmless."""
-    return _build(table.task_of(session), session, now)
+    return build(table.task_of(session), session, now)
 
 
 TRANSITIONS: dict[tuple[Phase, type[Any]], Handler] = {

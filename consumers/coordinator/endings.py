@@ -1,0 +1,105 @@
+"""How an attempt, or a session, comes to an end or starts over: the steps that several transitions share. Pure, as they are."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from consumers.coordinator.commands import Command, Decision
+from consumers.coordinator.state import Table
+from polar.types.errors import SessionError
+from polar.types.session import Accounting, Phase, SessionState, Status, TaskState
+from topics.completions import Build, Open
+from topics.control import CloseKey, Revoke
+
+EVALUATIONS = 3
+"""Tries of an evaluation before its reward is null (protocol 15)."""
+
+
+def wait(session: SessionState, phase: Phase, now: int, **changes: object) -> SessionState:
+    """Into a waiting phase: no claim, no ticket out."""
+    return replace(session, phase=phase, since=now, claim_id=None, worker_id=None, lent_at=None, releases=0, **changes)
+
+
+def next_attempt(session: SessionState, now: int) -> SessionState:
+    """Each attempt stands alone: nothing of the last one is kept but what it cost."""
+    return SessionState(
+        session.session_id,
+        session.task_id,
+        session.sample_index,
+        Phase.QUEUED,
+        now,
+        attempt=session.attempt + 1,
+        spent=session.spent,
+        past_claims=[*session.past_claims, *([session.run_claim_id] if session.run_claim_id else [])],
+        accounting=Accounting(attempts_lost=session.accounting.attempts_lost + 1),
+    )
+
+
+def close(session: SessionState, now: int, status: Status, error: SessionError | None, *, reason: str) -> Decision:
+    """End a run whose harness may live: its key first, `Build` when it is dead or 2 s later (protocol 17)."""
+    assert session.claim_id is not None, "only a claim's run is closed"
+    closing = replace(session, phase=Phase.CLOSING, since=now, status=status, error=error)
+    stop = (*revoke(session, reason), CloseKey(session.session_id, session.claim_id))
+    return Decision(sessions=(closing,), commands=stop)
+
+
+def build(task: TaskState, session: SessionState, now: int) -> Decision:
+    """All is known: `Build`, once. Where no run was granted in this attempt an empty `Open` opens the session for the builder."""
+    assert session.status is not None, "a session ends with a status"
+    assert task.plan is not None, "a session's task is known"
+    claim_id = session.run_claim_id or ""
+    asked = Build(
+        session.session_id,
+        session.task_id,
+        session.sample_index,
+        task.num_samples,
+        session.attempt,
+        claim_id,
+        session.status,
+        builder=task.plan.builder,
+        builder_config=task.plan.builder_config,
+        harness=task.plan.harness,
+        reward=session.reward,
+        call_rewards=session.call_rewards,
+        error=session.error,
+        accounting=session.accounting,
+        artifacts=session.artifacts,
+        metadata=task.plan.metadata,
+        output=task.plan.output,
+        mode=task.plan.mode,
+    )
+    opened = () if session.run_claim_id else (Open(session.session_id, session.attempt, claim_id),)
+    building = replace(session, phase=Phase.BUILDING, since=now, claim_id=None, worker_id=None, lent_at=None)
+    return Decision(sessions=(building,), records=(*opened, asked))
+
+
+def revoke(session: SessionState, reason: str) -> tuple[Command, ...]:
+    assert session.claim_id is not None, "only a claim can be revoked"
+    return (Revoke(session.session_id, session.claim_id, reason),)
+
+
+def attempt_failed(table: Table, session: SessionState, error: SessionError, now: int) -> Decision:
+    """This attempt is over. Another one where that may help and one is left, else FAILED with what was captured."""
+    task = table.task_of(session)
+    assert task.plan is not None, "a session's task is known"
+    spent = replace(session, spent=session.spent + 1)
+    if error.retryable and spent.spent < task.plan.max_attempts:
+        return Decision(sessions=(next_attempt(spent, now),))
+    if session.phase is Phase.RUNNING and error.code in ("lost", "deadline"):
+        return close(spent, now, Status.FAILED, error, reason=error.code)
+    return build(task, replace(spent, status=Status.FAILED, error=error), now)
+
+
+def evaluation_lost(table: Table, session: SessionState, error: SessionError, now: int) -> Decision:
+    lost = replace(session, evaluations_lost=session.evaluations_lost + 1)
+    if lost.evaluations_lost < EVALUATIONS:
+        return Decision(sessions=(wait(lost, Phase.RAN, now),))
+    return build(table.task_of(session), evaluation_failed(lost, replace(error, retryable=False)), now)
+
+
+def evaluation_failed(session: SessionState, error: SessionError | None) -> SessionState:
+    """A run that completed but could not be judged is no success; a worse status stays."""
+    if error is None:
+        return session
+    status = Status.FAILED if session.status is Status.COMPLETED else session.status
+    return replace(session, status=status, error=session.error or error, reward=None, call_rewards=None)
