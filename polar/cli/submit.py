@@ -77,7 +77,11 @@ async def _submit(found: Settings, requests: list[TaskRequest], wait: bool, outp
                 err=True,
             )
         if wait:
-            await progress.until_finished(table, {request.task_id: request.num_samples for request in requests})
+            try:
+                await progress.until_finished(table, {request.task_id: request.num_samples for request in requests})
+            except asyncio.CancelledError:  # Ctrl-C
+                typer.echo("polar: the work goes on: `polar status` shows it, `polar cancel` ends it", err=True)
+                raise
         if output is Format.JSON:
             tasks = [of_task(request.task_id, request.num_samples, table) for request in requests]
             typer.echo(json.dumps(tasks, indent=2))
