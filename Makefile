@@ -23,8 +23,9 @@ $(STAMP): pyproject.toml constraints.txt
 demo: install ## a real agent, real Kafka, exact trajectories
 	$(BIN)/python examples/demo/run.py
 
+# Most tests wait for processes rather than compute: three at a time keep two cores busy. A file's tests stay together.
 test: install ## all tests, on real Kafka
-	$(BIN)/pytest
+	$(BIN)/pytest -n 3 --dist loadfile
 
 lint: install ## style
 	$(BIN)/ruff check
