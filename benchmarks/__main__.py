@@ -1,0 +1,32 @@
+"""The figures of docs/benchmarks.md.
+
+    python -m benchmarks [--format table|json]
+
+One benchmark after another, each in a system of its own; nothing is written outside temporary folders.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from benchmarks import builder, idle_memory, log_bytes, pipeline, proxy, report
+
+BENCHMARKS = (proxy, log_bytes, idle_memory, builder, pipeline)
+
+
+def main() -> None:
+    """Run all and print them."""
+    parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
+    parser.add_argument("--format", choices=["table", "json"], default="table")
+    layout = parser.parse_args().format
+    before = report.machine()
+    measured = {}
+    for benchmark in BENCHMARKS:
+        heading = str(benchmark.__doc__).partition("\n")[0]
+        report.say(f"== {heading}")
+        measured[heading] = benchmark.run()
+    report.show(before, measured, layout)
+
+
+if __name__ == "__main__":
+    main()
