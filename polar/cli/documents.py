@@ -53,7 +53,10 @@ def read(file: str) -> list[Document]:
 
 
 def anchored(request: TaskRequest, file: str) -> TaskRequest:
-    """The task with the relative `source` paths of its `runtime.prepare` taken from the file's folder; of standard input, from the current one."""
+    """The task with the relative `source` paths of its `runtime.prepare` made absolute.
+
+    They are taken from the file's folder; those of standard input from the current one.
+    """
     folder = Path() if file == STDIN else Path(file).parent
     actions = [
         action
