@@ -6,9 +6,9 @@ own shape, and nothing of ours ever comes out as a bare 500.
 
 from __future__ import annotations
 
+import os
 import time
 import traceback
-import uuid
 from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
@@ -98,7 +98,7 @@ class Front:
         asked_for = imposed(dialect.parse(body), key)
         claim = await self._claims.of(key)
         # From here to the call nothing is awaited, so that a key that closes finds its call.
-        call_id = dialect.id_prefix + uuid.uuid4().hex
+        call_id = dialect.id_prefix + os.urandom(16).hex()
         asked = Asked(call_id, claim, dialect.name, self._pipeline.engine.name, asked_for, received_at)
         call = Call(self._pipeline, asked, len(body))
         self._calls.add(call)

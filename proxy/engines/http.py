@@ -46,7 +46,13 @@ class EngineHttp:
     async def start(self) -> None:
         """Opens the pool."""
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S)
-        self._session = aiohttp.ClientSession(connector=connector, headers={"Content-Type": "application/json"})
+        # What a browser would want costs a tenth of a millisecond a call.
+        self._session = aiohttp.ClientSession(
+            connector=connector,
+            headers={"Content-Type": "application/json", "Accept-Encoding": "identity"},
+            cookie_jar=aiohttp.DummyCookieJar(),
+            skip_auto_headers=("Accept", "User-Agent"),
+        )
 
     async def stop(self) -> None:
         """Closes the pool."""
@@ -70,7 +76,9 @@ class EngineHttp:
     async def _post(self, path: str, body: bytes) -> bytes:
         assert self._session is not None, "started"
         try:
-            async with self._session.post(self._base + path, data=body, timeout=self._timeout) as response:
+            async with self._session.post(
+                self._base + path, data=body, timeout=self._timeout, allow_redirects=False
+            ) as response:
                 told = await _read(response)
                 if response.status == 200:
                     return told
