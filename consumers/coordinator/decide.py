@@ -353,8 +353,9 @@ def _index(session: SessionState) -> int:
 
 
 def _build_again(table: Table, session: SessionState, given: DeadlinePassed, now: int) -> Decision:
-    """The builder knows by `Emitted` what is out, so that asking again is harmless."""
-    return build(table.task_of(session), session, now)
+    """Without an `Open`: the trajectory may be out, its fact still unread, and an `Open` would have the builder make another."""
+    again = build(table.task_of(session), session, now)
+    return replace(again, records=tuple(record for record in again.records if isinstance(record, Build)))
 
 
 TRANSITIONS: dict[tuple[Phase, type[Any]], Handler] = {

@@ -39,7 +39,7 @@ from topics import completions, control, dead_letters, events, kafka, sessions, 
 from topics.codec import DecodeError, UnknownRecord, encode
 from topics.completions import CloseGroup, Open
 from topics.control import CloseKey, Grant, Revoke
-from topics.events import Claimed
+from topics.events import Claimed, Evaluated, HandedBack, InitFinished, RunFinished, Stopped
 from topics.owner import STOP_DEADLINE_S, FencedProducer, OwnershipLost, Write, read_back
 from topics.producer import LogProducer, Unacknowledged, dead_letter
 from topics.sessions import Position
@@ -52,6 +52,8 @@ JUDGE_S = 0.25
 """How often leases and deadlines are looked at."""
 POSITION_S = 5.0
 """How often position and clock are written where facts changed nothing."""
+ENDS_OF_CLAIMS = InitFinished, RunFinished, Evaluated, Stopped, HandedBack
+"""Facts after which a claim has no slot."""
 
 T = TypeVar("T")
 log = structlog.get_logger()
@@ -218,6 +220,8 @@ class Keeper:
             log.debug("skipped", action="coordinator.skipped", reason=decision.skipped, partition=self._partition)
         if isinstance(given, Claimed):
             self._ledger.claimed(given.session_id, given.stage, given.worker_id, given.claim_id, self._leases.clock)
+        elif isinstance(given, ENDS_OF_CLAIMS):
+            self._ledger.over(given.session_id, given.claim_id)
         for command in decision.commands:
             if isinstance(command, ReleaseTicket):
                 self._ledger.released(command, self._leases.clock)

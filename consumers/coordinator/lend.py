@@ -118,6 +118,13 @@ class Ledger:
         else:
             self._steered[session_id, stage] = _Steered(worker_id, stage, now, claim_id)
 
+    def over(self, session_id: str, claim_id: str) -> None:
+        """The fact that ends a claim is on the log: its slot is free, though perhaps no heartbeat ever showed it taken."""
+        for stage in Stage:
+            steered = self._steered.get((session_id, stage))
+            if steered is not None and steered.claim_id == claim_id:
+                del self._steered[session_id, stage]
+
     def free(self, now: int) -> list[Free]:
         """Free slots at `now`, of live workers that don't leave."""
         self._expire(now)

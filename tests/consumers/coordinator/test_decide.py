@@ -22,7 +22,7 @@ from consumers.coordinator.commands import (
     TaskForgotten,
 )
 from consumers.coordinator.decide import decide
-from consumers.coordinator.state import FORGET_MS, Table
+from consumers.coordinator.state import BUILDING_MS, FORGET_MS, Table
 from polar.types.errors import Kind, SessionError
 from polar.types.session import Phase, Plan, SessionState, Stage, Status
 from topics.completions import Build, CloseGroup, Open
@@ -75,8 +75,7 @@ class Bench:
     def _written(self, record: Open | Build | CloseGroup) -> None:
         match record:
             case Open():
-                built = self.builds.get(record.session_id)
-                assert built is None or record.claim_id == "", "no run is opened after Build"
+                assert record.session_id not in self.builds, "nothing is opened after Build"
                 self.opened[record.session_id] = record
             case Build():
                 assert self.opened[record.session_id].claim_id == record.claim_id, (
@@ -113,6 +112,14 @@ class Bench:
         self.give(RunFinished("f", "t.0", 1, "r1", status, 0, error))
         self.lend(Stage.EVALUATE)
         self.claim(Stage.EVALUATE, "e1")
+
+
+def test_a_build_that_is_asked_for_again_opens_nothing_since_the_trajectory_may_be_out() -> None:
+    bench = Bench()
+    bench.give(submitted(), CancelRequested("f", "t"))
+    assert bench.opened["t.0"] == Open("t.0", 1, "")
+    bench.now += BUILDING_MS
+    assert bench.give(DeadlinePassed("t.0")).records == (bench.builds["t.0"],)
 
 
 def test_the_plain_way_ends_with_one_build_and_a_group() -> None:

@@ -86,6 +86,17 @@ def test_a_ticket_that_nobody_takes_gives_its_slot_back() -> None:
     assert free_slots(ledger, TICKET_MS + CLAIM_UNSEEN_MS) == 1
 
 
+def test_a_claim_that_no_heartbeat_ever_showed_gives_its_slot_back_with_its_fact() -> None:
+    ledger = Ledger()
+    ledger.beat(beat(1))
+    ledger.released(ReleaseTicket("t.0", Stage.RUN, "w", 0), 0)
+    ledger.claimed("t.0", Stage.RUN, "w", "claim", 10)
+    ledger.over("t.0", "another")
+    assert not ledger.free(11), "another claim's end frees nothing"
+    ledger.over("t.0", "claim")
+    assert [worker.slots for worker in ledger.free(11)] == [1]
+
+
 def test_a_promised_slot_is_not_lent_again_before_its_partition_has_decided() -> None:
     ledger = Ledger()
     ledger.beat(beat(1))
