@@ -355,7 +355,7 @@ def _index(session: SessionState) -> int:
 def _build_again(table: Table, session: SessionState, given: DeadlinePassed, now: int) -> Decision:
     """Without an `Open`: the trajectory may be out, its fact still unread, and an `Open` would have the builder make another."""
     again = build(table.task_of(session), session, now)
-    return replace(again, records=tuple(record for record in again.records if isinstance(record, Build)))
+    return Decision(sessions=again.sessions, records=tuple(r for r in again.records if isinstance(r, Build)))
 
 
 TRANSITIONS: dict[tuple[Phase, type[Any]], Handler] = {
