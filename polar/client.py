@@ -7,11 +7,12 @@ the trainer's to read (`polar.trainer`); nothing here decides anything.
 from __future__ import annotations
 
 import asyncio
+import time
 import uuid
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from polar.settings import Settings
 from polar.types.errors import InputError, NotReady
@@ -30,6 +31,9 @@ ANSWER_S = 10.0
 SEND_S = 30.0
 TABLE_S = 300.0
 """To read the whole table: a million sessions take about a minute."""
+ASK_S = 15.0
+"""How often someone who waits makes sure that Kafka is there at all."""
+GONE_S = 120.0
 AT_ONCE = 100
 """Tasks sent before their acknowledgements are awaited."""
 
@@ -112,7 +116,27 @@ class SessionTable:
 
 async def require(settings: Settings, topic: Topic) -> None:
     """Raises NotReady, at once, where no Kafka answers or the topic isn't there: what follows would wait for either."""
-    await admin.partition_count(settings, topic.full_name(settings.namespace))
+    await admin.partition_count(settings, topic.full_name(settings.namespace), reach_s=0)
+
+
+async def unless_gone(settings: Settings, waiting: Coroutine[Any, Any, None], *, gone_s: float = GONE_S) -> None:
+    """Await `waiting`. Raises NotReady where Kafka has been away for `gone_s` meanwhile; what waits is then cancelled."""
+    task = asyncio.create_task(waiting, name="wait")
+    answered_at = time.monotonic()
+    try:
+        while not task.done():
+            await asyncio.wait({task}, timeout=min(ASK_S, gone_s))
+            with suppress(NotReady):
+                await require(settings, sessions.TOPIC)
+                answered_at = time.monotonic()
+            if not task.done() and time.monotonic() - answered_at > gone_s:
+                raise NotReady(
+                    f"Kafka at {settings.bootstrap} has been away for {gone_s:.0f} s; the tasks go on when it is back (`polar status`)"
+                )
+        task.result()
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 async def submit(

@@ -94,9 +94,9 @@ async def listing(settings: Settings) -> list[Listed]:
     return [Listed(name, counts[name], configs[name], spans[name]) for name in sorted(counts)]
 
 
-async def partition_count(settings: Settings, name: str) -> int:
+async def partition_count(settings: Settings, name: str, *, reach_s: float = REACH_S) -> int:
     """How many partitions a topic has, by its full name. Raises NotReady where no broker answers or the topic isn't there."""
-    async with _connected(settings) as admin:
+    async with _connected(settings, reach_s) as admin:
         found = await _leaders(admin, [name])
     if not found.get(name):
         raise NotReady(f"Kafka at {settings.bootstrap} has no topic {name}; `polar topics apply` makes it")

@@ -50,7 +50,10 @@ def _configure(level: int) -> None:
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.dev.ConsoleRenderer(colors=False, sort_keys=False),
+            # Not the default: that prints local variables, keys among them.
+            structlog.dev.ConsoleRenderer(
+                colors=False, sort_keys=False, exception_formatter=structlog.dev.plain_traceback
+            ),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(level),
         logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),

@@ -78,7 +78,8 @@ async def _submit(found: Settings, requests: list[TaskRequest], wait: bool, outp
             )
         if wait:
             try:
-                await progress.until_finished(table, {request.task_id: request.num_samples for request in requests})
+                samples = {request.task_id: request.num_samples for request in requests}
+                await client.unless_gone(found, progress.until_finished(table, samples))
             except asyncio.CancelledError:  # Ctrl-C
                 typer.echo("polar: the work goes on: `polar status` shows it, `polar cancel` ends it", err=True)
                 raise
