@@ -110,7 +110,10 @@ def install() -> Path:
             check=False,
         )
         if ended.returncode != 0:
-            raise NotReady(f"npm could not install {PACKAGE} {VERSION}: {ended.stderr.strip()[-1000:]}")
+            raise NotReady(
+                f"npm could not install {PACKAGE} {VERSION}. Is the npm registry (or the one that npm is configured for) within reach? "
+                f"It is tried again at the next use. npm said:\n{ended.stderr.strip()[-1000:]}"
+            )
         announce(f"{PACKAGE} {VERSION} is installed")
 
     return cache.installed(ENTRY, build, whole=is_whole, announce=announce)
