@@ -87,6 +87,7 @@ class Keeper:
         self._written_at = 0.0
         self._written_position = 0
         self._caught_up = False
+        self._judged_at = 0.0
         self.skipped: Counter[str] = Counter()
         """Inputs that the table didn't allow, by reason (protocol 6)."""
 
@@ -231,8 +232,9 @@ class Keeper:
         now = self._now()
         given: list[Input] = [DeadlinePassed(session_id) for session_id in self.table.due(now)]
         given += [TaskForgotten(task_id) for task_id in self.table.forgettable(now)]
-        if not self._caught_up:
+        if not self._caught_up or time.monotonic() - self._judged_at < JUDGE_S:
             return given
+        self._judged_at = time.monotonic()
         for sessions_in_hand in self.table.in_hand().values():
             for session in sessions_in_hand:
                 if session.claim_id is not None and self._leases.is_lost(session):
