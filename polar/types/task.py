@@ -26,6 +26,9 @@ from polar.types.errors import InputError
 
 INSTRUCTION_LIMIT = 1024 * 1024
 """Bytes of UTF-8."""
+CARRIED = ("metadata", "builder")
+"""Fields that ride in the table, in `Build` and in each of up to 1024 trajectories."""
+CARRIED_LIMIT = 64 * 1024
 RUN_LIMIT_S = 24 * 3600
 RETENTION_BUDGET_S = 7 * 24 * 3600 / 2
 """A task's budgets sum to less than half of `polar.completions`' retention (protocol 31)."""
@@ -291,9 +294,14 @@ def _check_json(task: TaskRequest) -> None:
     """Refuse what the free-form fields let through and no JSON can hold: half a surrogate pair, objects, endless nesting."""
     for field in TaskRequest.model_fields:
         try:
-            json.dumps(task.model_dump(mode="json", include={field}), ensure_ascii=False).encode()
+            size = len(json.dumps(task.model_dump(mode="json", include={field}), ensure_ascii=False).encode())
         except ValueError as error:
             raise InputError(field, getattr(task, field), f"can't be kept as JSON: {error}") from None
+        if field in CARRIED and size > CARRIED_LIMIT:
+            reason = (
+                f"at most {CARRIED_LIMIT} bytes of JSON, since every trajectory carries it; refer to what is larger"
+            )
+            raise InputError(field, f"{size} bytes", reason)
 
 
 def check_names(task: TaskRequest) -> None:

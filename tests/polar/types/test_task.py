@@ -200,3 +200,9 @@ def test_a_default_written_out_is_the_same_body() -> None:
 def test_a_task_is_frozen() -> None:
     with pytest.raises(ValueError, match="frozen"):
         TaskRequest.model_validate(BODY).task_id = "other"
+
+
+def test_what_every_trajectory_carries_is_bounded() -> None:
+    shell = {"harness": "shell", "custom_shell": {"command": "true"}}
+    with pytest.raises(InputError, match="metadata: at most 65536 bytes"):
+        parse({"task_id": "t", "instruction": "", "agent": shell, "metadata": {"patch": "x" * 70_000}})
