@@ -31,7 +31,7 @@ from topics.completions import Build, CallRecord, CloseGroup, Disowned, Emitted,
 from topics.events import GroupEmitted, TrajectoryEmitted
 from topics.heartbeat import Heart, new_worker_id
 from topics.owner import STOP_DEADLINE_S, FencedProducer, Owner, Write, read_back
-from topics.producer import LogProducer, dead_letter
+from topics.producer import RECORD_OVERHEAD, LogProducer, dead_letter
 
 GROUP = "builder"
 FETCH_MS = 500
@@ -68,7 +68,7 @@ class OpenSession:
 class Sessions:
     """Which sessions are open, and what was asked for: a fold over one partition of `polar.completions`, in log order."""
 
-    def __init__(self, held_bytes: int = HELD_BYTES) -> None:
+    def __init__(self, held_bytes: int) -> None:
         self._open: dict[str, OpenSession] = {}
         self._groups: dict[str, tuple[int, CloseGroup]] = {}
         self._held = 0
@@ -181,7 +181,7 @@ class Keeper:
         self._producer = producer
         self._topic = completions.TOPIC.full_name(settings.namespace)
         self._source = kafka.TopicPartition(self._topic, partition)
-        self._sessions = Sessions()
+        self._sessions = Sessions(HELD_BYTES)
         self._building: dict[str, asyncio.Task[Trajectory]] = {}
         self._committed = 0
 
@@ -220,7 +220,7 @@ class Keeper:
         finally:
             await kafka.stop(asker, STOP_DEADLINE_S)
         self._committed = self._sessions.position = max(committed or 0, first)
-        self._sessions.has_gap = committed is not None and committed < first
+        self._sessions.has_gap = (committed or 0) < first
         async for record in read_back(self._settings, self._topic, self._partition, self._sessions.position):
             await self._take(record)
         log.info(
@@ -232,6 +232,8 @@ class Keeper:
         )
 
     async def _take(self, record: kafka.Record) -> None:
+        # Whatever it is: what is passed over lies behind us, too.
+        self._sessions.position = record.offset + 1
         try:
             decoded = completions.CODEC.decode(record.value or b"")
         except DecodeError as error:
@@ -274,7 +276,10 @@ class Keeper:
         async for record in read_back(self._settings, self._topic, self._partition, session.offset):
             if record.key != session.opened.session_id.encode():
                 continue
-            decoded = completions.CODEC.decode(record.value or b"")
+            try:
+                decoded = completions.CODEC.decode(record.value or b"")
+            except DecodeError:
+                continue  # told when it was first read
             if isinstance(decoded, Build):
                 break
             if isinstance(decoded, Completion) and decoded.claim_id == session.opened.claim_id:
@@ -308,7 +313,7 @@ class Keeper:
         trajectory = done[session_id]
         topic = trajectories.topic(build.output)
         value = encode(trajectory)
-        if len(value) > topic.max_bytes:
+        if len(value) + RECORD_OVERHEAD > topic.max_bytes:
             trajectory = failed(
                 build, "too_large", f"{len(value)} bytes; a record holds {topic.max_bytes}", len(session.calls)
             )

@@ -64,7 +64,7 @@ def test_what_is_emitted_is_not_due_again_and_neither_is_a_repeated_build() -> N
 
 
 def test_a_build_whose_open_left_the_log_is_a_gap_and_said_once() -> None:
-    sessions = Sessions()
+    sessions = Sessions(10**9)
     sessions.has_gap = True
     sessions.take(build("t.0", "a"), 5, 10)
     assert [s.is_gap for s in sessions.due()] == [True]

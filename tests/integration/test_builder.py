@@ -1,0 +1,141 @@
+"""The builder against a real broker: nothing on its log stops it, and what it can't use is told once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from consumers import builder
+from consumers.builders.base import BuiltFrom
+from consumers.builders.per_request import PerRequest
+from polar.settings import Settings
+from polar.types.completion import CallOutcome, Completion, MessageDelta, TokenDelta
+from polar.types.session import Status
+from polar.types.tokens import IDS
+from polar.types.trajectory import Trajectory
+from topics import admin, catalogue, completions, dead_letters, kafka, trajectories
+from topics.codec import encode
+from topics.completions import Build, CallRecord, Open
+from topics.owner import read_back
+from topics.partition import partition_of_task
+from topics.producer import LogProducer
+
+DEADLINE_S = 30.0
+PARTITION = partition_of_task("t", completions.TOPIC.embedded_partitions)
+
+
+@pytest.fixture
+async def settings(kafka: str, namespace: str, tmp_path: Path) -> Settings:
+    made = Settings(kafka=kafka, namespace=namespace, data=tmp_path, replication=1, min_insync=1)
+    await admin.apply(made, catalogue.FIXED, embedded=True)
+    return made
+
+
+@pytest.fixture
+async def log(settings: Settings) -> AsyncIterator[LogProducer]:
+    producer = LogProducer(settings)
+    await producer.start()
+    yield producer
+    await producer.stop()
+
+
+@asynccontextmanager
+async def building(settings: Settings) -> AsyncIterator[None]:
+    stop = asyncio.Event()
+    running = asyncio.create_task(builder.run_builder(settings, stop))
+    try:
+        yield
+    finally:
+        stop.set()
+        await asyncio.wait_for(running, DEADLINE_S)
+
+
+async def write(log: LogProducer, *records: CallRecord) -> None:
+    for record in records:
+        await log.send(completions.TOPIC, record, key="t.0", task_id="t")
+
+
+async def garbage(settings: Settings) -> None:
+    """Bytes that are no record, beside those of session `t.0`."""
+    producer = kafka.producer(settings)
+    await producer.start()
+    name = completions.TOPIC.full_name(settings.namespace)
+    await (await producer.send(name, b"\xff no record", key=b"t.0", partition=PARTITION))
+    await producer.stop()
+
+
+async def values(settings: Settings, topic: str, partition: int) -> list[bytes]:
+    return [record.value or b"" async for record in read_back(settings, f"{settings.namespace}.{topic}", partition)]
+
+
+async def told(settings: Settings) -> None:
+    """Wait until there is a dead letter."""
+    async with asyncio.timeout(DEADLINE_S):
+        while not await values(settings, dead_letters.TOPIC.name, 0):
+            await asyncio.sleep(0.1)
+
+
+async def emitted(settings: Settings) -> list[Trajectory]:
+    """The trajectories of task `t`, as soon as there is one."""
+    async with asyncio.timeout(DEADLINE_S):
+        while not (found := await values(settings, trajectories.TOPIC.name, PARTITION)):
+            await asyncio.sleep(0.1)
+    decoded = [trajectories.CODEC.decode(value) for value in found]
+    return [each for each in decoded if isinstance(each, Trajectory)]
+
+
+def build(metadata: bytes = b"{}") -> Build:
+    return Build("t.0", "t", 0, 1, 1, "a", Status.COMPLETED, "per_request", b"{}", "shell", metadata=metadata)
+
+
+def call(tokens: int = 4) -> Completion:
+    ids = np.random.default_rng(0).integers(0, 2**31 - 1, tokens, dtype=IDS).tobytes()
+    prompt, messages = TokenDelta(b"\x01\0\0\0"), MessageDelta(b"[]")
+    return Completion(
+        "c",
+        "t.0",
+        1,
+        "a",
+        CallOutcome.ANSWERED,
+        "d",
+        "e",
+        0,
+        0,
+        prompt,
+        messages,
+        sampled=ids,
+        logprobs=bytes(len(ids)),
+    )
+
+
+@pytest.mark.parametrize("held_bytes", [builder.HELD_BYTES, 0], ids=["in memory", "read again"])
+async def test_bytes_that_are_no_record_are_told_once_and_cost_nothing(
+    settings: Settings, log: LogProducer, monkeypatch: pytest.MonkeyPatch, held_bytes: int
+) -> None:
+    monkeypatch.setattr(builder, "HELD_BYTES", held_bytes)
+    await write(log, Open("t.0", 1, "a"), call())
+    await garbage(settings)
+    async with building(settings):
+        await told(settings)
+        await write(log, build())
+        (trajectory,) = await emitted(settings)
+    assert (trajectory.status, trajectory.stats.calls) == (Status.COMPLETED, 1)
+    assert len(await values(settings, dead_letters.TOPIC.name, 0)) == 1
+
+
+async def test_a_trajectory_at_its_topics_limit_is_said_to_be_too_large(settings: Settings, log: LogProducer) -> None:
+    """Its framing counts, too. What fills it is random, so that compression gains nothing."""
+    sampled = call(2000)
+    bare = len(encode(PerRequest().build(BuiltFrom(build(), [sampled]))))
+    full = build(np.random.default_rng(1).bytes(trajectories.TOPIC.max_bytes - bare - 1))
+    assert len(encode(PerRequest().build(BuiltFrom(full, [sampled])))) == trajectories.TOPIC.max_bytes
+    await write(log, Open("t.0", 1, "a"), sampled, full)
+    async with building(settings):
+        (trajectory,) = await emitted(settings)
+    assert trajectory.error is not None
+    assert (trajectory.status, trajectory.error.code) == (Status.FAILED, "too_large")
