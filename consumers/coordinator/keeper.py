@@ -147,7 +147,7 @@ class Keeper:
         """The table as the last owner committed it; its open transaction, if any, was ended by our fencing."""
         topic = sessions.TOPIC.full_name(self._settings.namespace)
         async for record in read_back(self._settings, topic, self._partition):
-            key = (record.key or b"").decode()
+            key = (record.key or b"").decode(errors="replace")
             if record.value is None:
                 self.table.forget(key)
                 continue
