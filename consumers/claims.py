@@ -269,7 +269,7 @@ class Claims:
                 return
             asked_for += ASK_AGAIN_S
             if asked_for >= UNANSWERED_S:
-                claim.end(Ending.UNANSWERED)
+                return claim.end(Ending.UNANSWERED)
             await self.ask(claim)
 
     async def _stop(self, claim: Claim, doing: asyncio.Task[None]) -> None:
@@ -286,8 +286,8 @@ class Claims:
         fact_id, ticket = f"{claim.id}.{why.value}", claim.ticket
         if why is Ending.REVOKED and claim.is_granted:
             await self._report(Stopped(fact_id, ticket.session_id, ticket.attempt, claim.id))
-        elif why is Ending.LEAVING:
-            # An unanswered one, too: a Grant on its way would cost the session an attempt.
+        elif why in (Ending.LEAVING, Ending.UNANSWERED):
+            # Not only a granted one: a Grant on its way, or to come, would cost the session an attempt.
             await self._report(HandedBack(fact_id, ticket.session_id, ticket.attempt, claim.id))
 
     async def _report(self, fact: Fact) -> None:
