@@ -21,6 +21,10 @@ CONTEXT_WORDS = re.compile(
     r"maximum context length|context_length_exceeded|longer than the maximum model length", re.IGNORECASE
 )
 SHOWN_CHARS = 500
+SECONDS = re.compile(r"[0-9]{1,6}")
+"""Of a Retry-After; its other form, a date, no inference server sends."""
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What msgspec raises of bytes that are no JSON, are text in no UTF-8, or nest without end."""
 
 
 class _Error(msgspec.Struct):
@@ -82,7 +86,7 @@ class EngineHttp:
                 told = await _read(response)
                 if response.status == 200:
                     return told
-                raise _fault_of(response.status, response.headers.get("Retry-After"), told)
+                raise fault_of(response.status, response.headers.get("Retry-After"), told)
         except aiohttp.ClientConnectorError as error:
             raise EngineFault("unreachable", f"no connection to the engine: {error.os_error}", retryable=True) from None
         except TimeoutError:
@@ -107,10 +111,10 @@ async def _read(response: aiohttp.ClientResponse) -> bytes:
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
-def _fault_of(status: int, retry_after: str | None, body: bytes) -> EngineFault:
+def fault_of(status: int, retry_after: str | None, body: bytes) -> EngineFault:
     """What a status other than 200 means."""
     said = _said(body)
-    wait = int(retry_after) if retry_after is not None and retry_after.isdecimal() else None
+    wait = int(retry_after) if retry_after is not None and SECONDS.fullmatch(retry_after) else None
     if status in OVERLOAD:
         return EngineFault("overloaded", said, status=status, retryable=True, retry_after_s=wait)
     if status >= 500:
@@ -124,6 +128,6 @@ def _said(body: bytes) -> str:
     """The server's own words, cut short."""
     try:
         told = _errors.decode(body)
-    except msgspec.DecodeError:
+    except UNREADABLE:
         return "(no words that we understand)"
     return (told.error.message if told.error else told.message)[:SHOWN_CHARS]

@@ -17,7 +17,7 @@ import numpy as np
 
 from polar.types.tokens import IDS, LOGPROBS
 from proxy.chat import Answer, ChatRequest, FinishReason, FunctionCall, Message, ToolCall, Usage
-from proxy.engines.http import EngineHttp
+from proxy.engines.http import UNREADABLE, EngineHttp
 from proxy.errors import EngineFault
 
 DEADLINE_S = 600.0
@@ -185,7 +185,7 @@ def from_wire(body: bytes, model: str, logprobs_mode: str) -> Answer:
 def _decode(body: bytes) -> _Body:
     try:
         return _bodies.decode(body)
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         if b"NaN" in body or b"Infinity" in body:
             return _decode_with_nan(body)
         raise EngineFault("malformed", f"the answer is not a chat completion: {error}") from None
@@ -194,9 +194,11 @@ def _decode(body: bytes) -> _Body:
 def _decode_with_nan(body: bytes) -> _Body:
     """Python's JSON takes NaN, which JSON has not: so that the reason on the log is the logprob, not the syntax."""
     try:
-        return msgspec.convert(json.loads(body), _Body)
-    except ValueError as error:
+        told = msgspec.convert(json.loads(body), _Body)
+        _encode(told)  # half a surrogate pair Python's JSON takes, too, and no log could keep it
+    except (ValueError, RecursionError) as error:
         raise EngineFault("malformed", f"the answer is not a chat completion: {error}") from None
+    return told
 
 
 def _ids(ids: list[int], field: str) -> bytes:
@@ -210,7 +212,8 @@ def _ids(ids: list[int], field: str) -> bytes:
 
 
 def _logprobs(values: list[float | None]) -> bytes:
-    packed = np.array(values, dtype=LOGPROBS)  # None becomes NaN
+    with np.errstate(over="ignore"):
+        packed = np.array(values, dtype=LOGPROBS)  # None becomes NaN, what is too low -inf
     good = (packed <= ABOVE_ZERO) & (packed > NO_LOGPROB)
     if not good.all():
         at = int((~good).argmax())

@@ -77,6 +77,7 @@ def test_a_logprob_may_be_above_zero_by_rounding_alone() -> None:
         ({"logprobs": entries(-1.0, math.nan)}, "bad_logprobs"),
         ({"logprobs": entries(-1.0, -math.inf)}, "bad_logprobs"),
         ({"logprobs": entries(-1.0, -9999.0)}, "bad_logprobs"),
+        ({"logprobs": entries(-1.0, -1e300)}, "bad_logprobs"),
         ({"logprobs": entries(-1.0, 0.5)}, "bad_logprobs"),
         ({"token_ids": [1, -2]}, "bad_token_ids"),
         ({"prompt_token_ids": [2**31]}, "bad_token_ids"),
@@ -94,8 +95,20 @@ def test_anything_less_is_a_fault_with_its_reason(changes: dict[str, Any], code:
     assert fault.value.code == code
 
 
+WHOLE = json.dumps(GOOD).encode()
+DEEP = b"[" * 100_000 + b"]" * 100_000
+
+
 @pytest.mark.parametrize(
-    "body", [b"", b"<html>", b"\xff", b"[]", b"{}", json.dumps(GOOD).encode()[:-9], b'{"choices":NaN}']
+    "body",
+    [
+        *(b"", b"<html>", b"\xff", b"[]", b"{}", WHOLE[:-9], b'{"choices":NaN}'),
+        WHOLE.replace(b'"hi"', b'"\xff"'),
+        WHOLE.replace(b'"hi"', b'"\\ud800 is NaN"'),
+        WHOLE[:-1] + b',"more":' + DEEP + b"}",
+        WHOLE[:-1] + b',"more":NaN,"still":' + DEEP + b"}",
+    ],
+    ids=range(11),
 )
 def test_rubbish_is_malformed(body: bytes) -> None:
     with pytest.raises(EngineFault) as fault:
