@@ -9,7 +9,7 @@ and every field that we don't know. Refused: n above 1, audio and file parts, cu
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -45,6 +45,8 @@ SHAPES: dict[Refusal, tuple[str, str | None]] = {
     Refusal.UNAVAILABLE: ("server_error", "service_unavailable"),
 }
 """OpenAI's `type` and `code` by refusal; clients decide on these whether to try again."""
+Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+"""What the log can hold; JSON knows no bound."""
 
 
 class WirePart(msgspec.Struct):
@@ -112,14 +114,14 @@ class WireRequest(msgspec.Struct):
     parallel_tool_calls: bool | None = None
     temperature: float | None = None
     top_p: float | None = None
-    top_k: int | None = None
+    top_k: Int64 | None = None
     min_p: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
-    seed: int | None = None
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
+    seed: Int64 | None = None
+    max_tokens: Int64 | None = None
+    max_completion_tokens: Int64 | None = None
     stop: str | list[str] | None = None
     response_format: msgspec.Raw = NOT_GIVEN
     reasoning_effort: str | None = None
@@ -154,11 +156,14 @@ class OpenAIChat:
     def parse(self, body: bytes) -> ChatRequest:
         """The canonical request. Raises Refused, naming the field."""
         try:
+            body.decode()  # msgspec passes over text that stays raw
             wire = _requests.decode(body)
         except msgspec.ValidationError as error:
             raise _invalid_field(str(error)) from None
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise Refused(Refusal.INVALID, f"the request's body is not JSON: {error}") from None
+        except RecursionError:
+            raise Refused(Refusal.INVALID, "the request's body is nested too deeply") from None
         _refuse(wire)
         return ChatRequest(
             model=wire.model,

@@ -93,6 +93,11 @@ def test_nulls_are_as_good_as_missing() -> None:
         ({"messages": [USER], "tools": [{"type": "function", "function": {}}]}, "tools[0].function"),
         ({"messages": [USER], "response_format": {"type": "xml"}}, "response_format.type"),
         ({"messages": [USER], "functions": []}, "functions"),
+        *(
+            ({"messages": [USER], name: value}, name)
+            for name in ("seed", "top_k", "max_tokens", "max_completion_tokens")
+            for value in (2**63, -(2**63) - 1, 10**30)
+        ),
     ],
 )
 def test_what_cannot_be_carried_is_refused_with_its_field(body: dict[str, Any], field: str | None) -> None:
@@ -107,6 +112,22 @@ def test_what_cannot_be_carried_is_refused_with_its_field(body: dict[str, Any], 
 def test_any_other_bytes_are_refused_and_never_raise_otherwise(body: bytes) -> None:
     with pytest.raises(Refused):
         DIALECT.parse(body)
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        b'"metadata":' + b"[" * 100_000 + b"]" * 100_000,
+        b'"tools":[{"function":{"name":"f","parameters":' + b"[" * 100_000 + b"]" * 100_000 + b"}}]",
+        b'"tools":[{"function":{"name":"f","parameters":{"x":"\xff"}}}]',
+        b'"response_format":{"type":"json_schema","json_schema":"\xff"}',
+    ],
+    ids=["unknown, deep", "schema, deep", "schema, no UTF-8", "format, no UTF-8"],
+)
+def test_what_no_json_holds_is_refused_in_raw_parts_too(field: bytes) -> None:
+    with pytest.raises(Refused) as refused:
+        DIALECT.parse(b'{"messages":[{"role":"user","content":"hi"}],' + field + b"}")
+    assert refused.value.refusal is Refusal.INVALID
 
 
 json_values = st.recursive(
