@@ -82,7 +82,7 @@ class Signer:
             claims = msgspec.convert(payload, KeyClaims)
         except jwt.InvalidSignatureError:
             raise KeyRefused("forged") from None
-        except (jwt.InvalidTokenError, KeyError, msgspec.ValidationError):
+        except (jwt.InvalidTokenError, KeyError, msgspec.ValidationError, UnicodeEncodeError):
             raise KeyRefused("unknown") from None
         if now_s > claims.expires_at + CLOCK_GRACE_S:
             raise KeyRefused("expired")
