@@ -269,7 +269,8 @@ class Claims:
                 return
             asked_for += ASK_AGAIN_S
             if asked_for >= UNANSWERED_S:
-                return claim.end(Ending.UNANSWERED)
+                claim.end(Ending.UNANSWERED)
+                return
             await self.ask(claim)
 
     async def _stop(self, claim: Claim, doing: asyncio.Task[None]) -> None:
