@@ -8,6 +8,7 @@ sessions between INIT ticket and run claim are under `ready_limit`, so that sand
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from consumers.coordinator.commands import ReleaseTicket, SlotLent
@@ -49,7 +50,7 @@ class Lent:
 
 
 def lend(free: list[Free], wants: list[Want], init_room: dict[str, int]) -> list[Lent]:
-    """Share free slots among the wants of all partitions, one to each in turn.
+    """Share free slots among the wants of all partitions, one to each in the order given, then again.
 
     `init_room` is how many more sessions each pool may have staged before its run slots. Workers take turns, so that load is even,
     and a worker's slots go round its queue partitions, so that a ticket that came to nothing is steered elsewhere the next time.
@@ -88,6 +89,8 @@ class Ledger:
         self._beats: dict[str, Heartbeat] = {}
         self._steered: dict[tuple[str, Stage], _Steered] = {}
         self._promised: Counter[tuple[str, Stage]] = Counter()
+        self._served: dict[tuple[int, Stage, str], int] = {}
+        """By partition, stage and pool: the turn in which a slot was last lent there."""
         self._turn = 0
 
     def beat(self, heartbeat: Heartbeat) -> None:
@@ -99,9 +102,15 @@ class Ledger:
     def lost(self, worker_id: str) -> None:
         self._beats.pop(worker_id, None)
 
-    def promise(self, slot: SlotLent) -> None:
+    def promise(self, lent: Lent) -> None:
         """A slot is lent to a partition that hasn't decided on it yet."""
+        slot = lent.slot
         self._promised[slot.worker_id, slot.stage] += 1
+        self._served[lent.partition, slot.stage, slot.pool] = self._turn
+
+    def in_turn(self, wants: Iterable[Want]) -> list[Want]:
+        """Those first that have waited longest: slots come free one at a time, and a long backlog must not take them all."""
+        return sorted(wants, key=lambda want: self._served.get((want.partition, want.stage, want.pool), 0))
 
     def kept(self, slot: SlotLent) -> None:
         """The partition has decided: what came of it is known by `released`, or nothing did."""

@@ -127,6 +127,6 @@ class Coordinator:
             for pool in {w.pool for w in wants}
         }
         room = {pool: self._ledger.run_slots(pool) - count for pool, count in staged.items()}
-        for lent in lend(self._ledger.free(self._leases.clock), wants, room):
-            self._ledger.promise(lent.slot)
+        for lent in lend(self._ledger.free(self._leases.clock), self._ledger.in_turn(wants), room):
+            self._ledger.promise(lent)
             self._keepers[lent.partition].give(lent.slot)

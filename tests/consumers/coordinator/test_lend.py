@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from consumers.coordinator.commands import ReleaseTicket, SlotLent
-from consumers.coordinator.lend import CLAIM_UNSEEN_MS, Free, Ledger, Want, lend
+from consumers.coordinator.lend import CLAIM_UNSEEN_MS, Free, Ledger, Lent, Want, lend
 from consumers.coordinator.state import TICKET_MS
 from polar.types.session import Stage
 from topics.workers import Heartbeat, StageSlots
@@ -101,7 +101,7 @@ def test_a_promised_slot_is_not_lent_again_before_its_partition_has_decided() ->
     ledger = Ledger()
     ledger.beat(beat(1))
     slot = SlotLent(Stage.RUN, "default", "w", 0)
-    ledger.promise(slot)
+    ledger.promise(Lent(0, slot))
     assert free_slots(ledger, 0) == 0
     ledger.kept(slot)
     assert free_slots(ledger, 0) == 1
@@ -121,3 +121,18 @@ def test_workers_take_turns() -> None:
     free = [Free(worker, Stage.RUN, "default", (0, 1), 4) for worker in ("w1", "w2")]
     lent = lend(free, [Want(0, Stage.RUN, "default", 4)], {})
     assert Counter(x.slot.worker_id for x in lent) == {"w1": 2, "w2": 2}
+
+
+def test_a_long_backlog_of_one_partition_keeps_no_other_waiting() -> None:
+    """One slot comes free at a time, in two stages by turns."""
+    ledger = Ledger()
+    slots = [StageSlots(stage, "default", 1, 1, [0]) for stage in (Stage.INIT, Stage.RUN)]
+    ledger.beat(Heartbeat("w", "worker", "h", 1, slots))
+    wants = [Want(partition, stage, "default", 100) for partition in (0, 1, 2) for stage in (Stage.INIT, Stage.RUN)]
+    served: Counter[tuple[Stage, int]] = Counter()
+    for _ in range(9):
+        for lent in lend(ledger.free(0), ledger.in_turn(wants), {"default": 1}):
+            ledger.promise(lent)
+            ledger.kept(lent.slot)
+            served[lent.slot.stage, lent.partition] += 1
+    assert served == {(stage, partition): 3 for stage in (Stage.INIT, Stage.RUN) for partition in (0, 1, 2)}
