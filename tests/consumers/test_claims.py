@@ -176,7 +176,9 @@ async def test_an_unacknowledged_claim_is_asked_for_again(monkeypatch: pytest.Mo
     await hand.over()
 
 
-async def test_a_claim_that_nobody_answers_is_handed_back_since_a_late_grant_would_cost_an_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_claim_that_nobody_answers_is_handed_back_since_a_late_grant_would_cost_an_attempt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(module, "ASK_AGAIN_S", 0.01)
     monkeypatch.setattr(module, "UNANSWERED_S", 0.05)
     hand = Hand(EagerJob, Stage.INIT)
