@@ -127,7 +127,8 @@ class Keeper:
                 records: Sequence[kafka.Record] = ()
                 if fetch.done():
                     records = fetch.result().get(source, ())
-                    self._caught_up = len(records) < FACTS
+                    end = consumer.highwater(source)
+                    self._caught_up = end is not None and await consumer.position(source) >= end
                     fetch = None
                 await self._step(records)
         finally:

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import os
+from collections.abc import AsyncIterator
 from pathlib import Path
 
+import pytest
+
+from consumers.coordinator.keeper import Keeper
+from consumers.coordinator.leases import Leases
+from consumers.coordinator.lend import Ledger
 from consumers.coordinator.loop import run_coordinator
 from polar.client import SessionTable
 from polar.settings import Settings
-from polar.types.session import Plan
+from polar.types.session import Phase, Plan, SessionState, TaskState
 from topics import admin, catalogue, dead_letters, events, sessions
 from topics import kafka as clients
-from topics.events import CancelRequested, TaskSubmitted
-from topics.owner import read_back
+from topics.events import CancelRequested, InitFinished, TaskSubmitted
+from topics.owner import FencedProducer, read_back
 from topics.partition import partition_of_task
 from topics.producer import LogProducer
 
@@ -21,13 +28,52 @@ PARTITION = partition_of_task("t", sessions.TOPIC.embedded_partitions)
 PLAN = Plan("default", 0, 3, 600, 3600, 600, "shell", "prefix_merging", b"{}", None, "train", b"{}")
 
 
-async def test_rows_that_are_none_are_passed_over_whatever_their_key(
-    kafka: str, namespace: str, tmp_path: Path
+@pytest.fixture
+async def settings(kafka: str, namespace: str, tmp_path: Path) -> Settings:
+    made = Settings(kafka=kafka, namespace=namespace, data=tmp_path, replication=1, min_insync=1)
+    await admin.apply(made, catalogue.FIXED, embedded=True)
+    return made
+
+
+@pytest.fixture
+async def producer(settings: Settings) -> AsyncIterator[LogProducer]:
+    made = LogProducer(settings)
+    await made.start()
+    yield made
+    await made.stop()
+
+
+class AllLost(Leases):
+    """No claim has a lease, whenever it is judged."""
+
+    def is_lost(self, session: SessionState) -> bool:
+        return session.claim_id is not None
+
+
+async def test_no_lease_is_judged_while_a_fact_of_its_claim_may_be_unread(
+    settings: Settings, producer: LogProducer
 ) -> None:
-    settings = Settings(kafka=kafka, namespace=namespace, data=tmp_path, replication=1, min_insync=1)
-    await admin.apply(settings, catalogue.FIXED, embedded=True)
-    producer = LogProducer(settings)
-    await producer.start()
+    """A log of large facts comes in many fetches of few records."""
+    in_hand = SessionState("t.0", "t", 0, Phase.INIT, 0, releases=1, claim_id="c", worker_id="w")
+    for row in (TaskState("t", 1, "hash", plan=PLAN), in_hand):
+        await producer.send(sessions.TOPIC, row, key=sessions.key_of(row), task_id="t")
+    again = TaskSubmitted("f", "t", 1, "hash", PLAN, body=os.urandom(60_000))
+    for fact in (*[again] * 60, InitFinished("g", "t.0", 1, "c", runtime={"dir": "x"})):
+        await producer.send(events.TOPIC, fact, key="t", task_id="t")
+    fenced = FencedProducer(settings, f"coordinator.{PARTITION}")
+    await fenced.start()
+    keeper = Keeper(settings, PARTITION, fenced, producer, AllLost(), Ledger(), asyncio.Event())
+    running = asyncio.create_task(keeper.run())
+    async with asyncio.timeout(DEADLINE_S):
+        while (session := keeper.table.session("t.0")) is None or session.phase is Phase.INIT:
+            await asyncio.sleep(0.01)
+    running.cancel()
+    await asyncio.wait({running})
+    await fenced.stop()
+    assert (session.phase, session.attempt) == (Phase.READY, 1)
+
+
+async def test_rows_that_are_none_are_passed_over_whatever_their_key(settings: Settings, producer: LogProducer) -> None:
     await litter(settings)
     stop = asyncio.Event()
     running = asyncio.create_task(run_coordinator(settings, stop))
@@ -37,16 +83,16 @@ async def test_rows_that_are_none_are_passed_over_whatever_their_key(
         assert await table.until(lambda: "t" in table.sessions, DEADLINE_S)
     stop.set()
     await asyncio.wait_for(running, DEADLINE_S)
-    await producer.stop()
-    letters = [record.value async for record in read_back(settings, dead_letters.TOPIC.full_name(namespace), 0)]
+    topic = dead_letters.TOPIC.full_name(settings.namespace)
+    letters = [record.value async for record in read_back(settings, topic, 0)]
     assert letters == [b"\xff no row"]
 
 
 async def litter(settings: Settings) -> None:
     """Bytes that are no row, and a tombstone, under a key that is no text, where task `t` lies."""
-    producer = clients.producer(settings)
-    await producer.start()
+    foreign = clients.producer(settings)
+    await foreign.start()
     for value in (b"\xff no row", None):
         topic = sessions.TOPIC.full_name(settings.namespace)
-        await (await producer.send(topic, value, key=b"\xff", partition=PARTITION))
-    await producer.stop()
+        await (await foreign.send(topic, value, key=b"\xff", partition=PARTITION))
+    await foreign.stop()
