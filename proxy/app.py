@@ -18,7 +18,7 @@ from aiohttp import web
 from polar.keys import Signer
 from polar.settings import Settings
 from polar.types.errors import NotReady
-from proxy import control
+from proxy import control, wire_log
 from proxy.auth import Authenticator
 from proxy.call import Pipeline
 from proxy.capture import Capture
@@ -164,7 +164,9 @@ class Proxy:
             ) from None
 
     async def _listen(self, app: web.Application, door: socket.socket) -> str:
-        runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=STOP_S)
+        runner = web.AppRunner(
+            app, access_log=None, logger=wire_log.LOGGER, handler_cancellation=True, shutdown_timeout=STOP_S
+        )
         self._runners.append(runner)
         await runner.setup()
         await web.SockSite(runner, door, backlog=1024).start()

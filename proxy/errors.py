@@ -20,6 +20,7 @@ class Refusal(Enum):
     CONTEXT_LENGTH = (400, "context_length")
     UNAUTHENTICATED = (401, "unauthenticated")
     NOT_FOUND = (404, "not_found")
+    SLOW = (408, "slow")
     CLOSED = (409, "closed")
     TOO_LARGE = (413, "too_large")
     OVERLOADED = (429, "overloaded")

@@ -6,6 +6,7 @@ own shape, and nothing of ours ever comes out as a bare 500.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 import traceback
@@ -28,6 +29,8 @@ from proxy.session import Claims
 from proxy.streaming import JSON, respond
 
 BODY_BYTES = 64 * 1024 * 1024
+BODY_S = 60.0
+"""From a request's headers to the end of its body."""
 CALLS = 4096
 """Calls in flight; the next one is told to come again."""
 RETRY_AFTER_S = 5
@@ -122,7 +125,12 @@ class Front:
 
 async def _body_of(request: web.Request) -> bytes:
     try:
-        return await request.read()
+        async with asyncio.timeout(BODY_S):
+            return await request.read()
+    except TimeoutError:
+        raise Refused(Refusal.SLOW, f"the request's body did not come whole within {BODY_S:g} s") from None
+    except web.RequestPayloadError as error:
+        raise Refused(Refusal.INVALID, f"the request's body can't be read: {error}") from None
     except web.HTTPRequestEntityTooLarge:
         raise Refused(Refusal.TOO_LARGE, f"the request's body is over {BODY_BYTES} bytes") from None
 

@@ -38,6 +38,7 @@ SHAPES: dict[Refusal, tuple[str, str | None]] = {
     Refusal.CONTEXT_LENGTH: ("invalid_request_error", "context_length_exceeded"),
     Refusal.UNAUTHENTICATED: ("invalid_request_error", "invalid_api_key"),
     Refusal.NOT_FOUND: ("invalid_request_error", "unknown_url"),
+    Refusal.SLOW: ("invalid_request_error", "request_timeout"),
     Refusal.CLOSED: ("invalid_request_error", "session_closed"),
     Refusal.TOO_LARGE: ("invalid_request_error", "request_too_large"),
     Refusal.OVERLOADED: ("requests", "rate_limit_exceeded"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import time
 
 import aiohttp
@@ -382,13 +383,47 @@ async def test_a_body_that_is_too_large_is_413(proxy: Proxy, bench: Bench, http:
         assert (await response.json())["error"]["code"] == "request_too_large"
 
 
+@pytest.mark.parametrize(
+    ("body", "status", "code"),
+    [
+        (b"Content-Encoding: gzip\r\nContent-Length: 3\r\n\r\nabc", 400, None),
+        (b'Content-Length: 500\r\n\r\n{"messages":', 408, "request_timeout"),
+    ],
+    ids=["no gzip", "half a body"],
+)
+async def test_a_body_that_cannot_be_read_is_the_harnesses_error(
+    proxy: Proxy, bench: Bench, monkeypatch: pytest.MonkeyPatch, body: bytes, status: int, code: str | None
+) -> None:
+    monkeypatch.setattr("proxy.front.BODY_S", 0.2)
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {bench.key()}\r\n"
+    response = await sent(proxy, head.encode() + body)
+    assert response.startswith(b"HTTP/1.1 %d " % status)
+    error = json.loads(response.partition(b"\r\n\r\n")[2])["error"]
+    assert (error["type"], error["code"]) == ("invalid_request_error", code)
+
+
+async def sent(proxy: Proxy, request: bytes) -> bytes:
+    """What comes back for bytes that no client would send, up to 10 s of it."""
+    host, port = proxy.url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(request)
+    try:
+        async with asyncio.timeout(10):
+            return await reader.read(65_536)
+    finally:
+        writer.close()
+        await writer.wait_closed()
+
+
 async def test_no_key_is_in_any_log_line_figure_or_error(
     proxy: Proxy,
     bench: Bench,
     scripted: ScriptedEngine,
     http: aiohttp.ClientSession,
     capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    logs = logging.Formatter()
     good, bad = bench.key(), "sk-polar-" + "x" * 40
     scripted.faults.add(Garbage(form="no_token_ids"))
     told = ""
@@ -398,8 +433,10 @@ async def test_no_key_is_in_any_log_line_figure_or_error(
             told += await response.text()
     async with http.get(proxy.control_url + "/metrics") as response:
         told += await response.text()
+    await sent(proxy, b"POST /v1/chat/completions HTTP/1.1\r\nAuthorization: Bearer " + good.encode() + b"\x00\r\n\r\n")
     logged = capsys.readouterr()
-    told += logged.out + logged.err
+    told += logged.out + logged.err + "".join(logs.format(record) for record in caplog.records)
     assert "call_failed" in told
+    assert "BadHttpMessage" in told
     assert good[-20:] not in told
     assert bad not in told
