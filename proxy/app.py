@@ -79,8 +79,14 @@ class Proxy:
         self._worker_id = new_worker_id("proxy")
         self._heart = Heart(settings, self._beat)
         self._followers = (
-            Follower(settings, fleet_topic.TOPIC, self._on_fleet, since=Since.BEGINNING),
-            Follower(settings, control_topic.TOPIC, self._on_control, since=Since.ago(CONTROL_SINCE_S)),
+            Follower(settings, fleet_topic.TOPIC, self._on_fleet, since=Since.BEGINNING, letters=self._producer),
+            Follower(
+                settings,
+                control_topic.TOPIC,
+                self._on_control,
+                since=Since.ago(CONTROL_SINCE_S),
+                letters=self._producer,
+            ),
         )
         self._runners: list[web.AppRunner] = []
         self._door: socket.socket | None = None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -21,6 +21,7 @@ from polar.types.errors import NotReady
 from topics import admin, kafka
 from topics.codec import Codec, DecodeError, UnknownRecord
 from topics.contract import Topic
+from topics.producer import LogProducer, Unacknowledged, dead_letter
 
 START_S = 60.0
 POLL_MS = 500
@@ -29,6 +30,7 @@ BATCH = 500
 RETRY_S = 0.2
 LOOK_S = 0.02
 STOP_S = 5.0
+LETTERS_S = 2.0
 
 log = structlog.get_logger()
 
@@ -62,16 +64,19 @@ class Follower:
         *,
         since: Since,
         on_tombstone: Callable[[kafka.Record], None] | None = None,
-        on_undecodable: Callable[[kafka.Record, DecodeError], None] | None = None,
+        letters: LogProducer | None = None,
         committed: bool = False,
     ) -> None:
-        """`on_record` gets one of `topic.records` and its envelope; it must be quick, and what it raises ends the follower."""
+        """`on_record` gets one of `topic.records` and its envelope; it must be quick, and what it raises ends the follower.
+
+        `letters`, started, takes undecodable records to the dead letters; without it they are only counted: someone else tells of them.
+        """
         self._settings = settings
         self._name = topic.full_name(settings.namespace)
         self._codec: Codec[Any] = Codec(*topic.records)
         self._on_record = on_record
         self._on_tombstone = on_tombstone
-        self._on_undecodable = on_undecodable
+        self._letters = letters
         self._since = since
         self._committed = committed
         self._reader: kafka.Consumer | None = None
@@ -179,25 +184,39 @@ class Follower:
                 log.warning("can't read", action="follow.retry", topic=self._name, reason=repr(error))
                 await asyncio.sleep(RETRY_S)
                 continue
-            for records in batches.values():
-                for record in records:
-                    self._hand_on(record)
+            handed = [(record, self._hand_on(record)) for records in batches.values() for record in records]
+            # Only now: with the batch's position passed, nothing of it may wait while others are told that all was handed on.
+            await self._bury([(record, error) for record, error in handed if error is not None])
 
-    def _hand_on(self, record: kafka.Record) -> None:
+    def _hand_on(self, record: kafka.Record) -> DecodeError | None:
+        """Returns why, where the record can't be decoded."""
         if record.value is None:
             if self._on_tombstone is not None:
                 self._on_tombstone(record)
-            return
+            return None
         try:
             decoded = self._codec.decode(record.value)
         except DecodeError as error:
             self.skipped["undecodable"] += 1
             at = f"{record.topic}[{record.partition}]@{record.offset}"
             log.warning("undecodable record", action="follow.undecodable", at=at, reason=str(error))
-            if self._on_undecodable is not None:
-                self._on_undecodable(record, error)
-            return
+            return error
         if isinstance(decoded, UnknownRecord):
             self.skipped[f"unknown_{decoded.type}"] += 1
         else:
             self._on_record(decoded, record)
+        return None
+
+    async def _bury(self, bad: Sequence[tuple[kafka.Record, DecodeError]]) -> None:
+        """Tell of what can't be decoded, within 2 s: grants and ends of keys come this way, and don't wait for dead letters."""
+        letters = self._letters
+        if letters is None or not bad:
+            return
+        telling = (
+            dead_letter(letters, self._settings, record, reason=str(error), process="follower") for record, error in bad
+        )
+        try:
+            async with asyncio.timeout(LETTERS_S):
+                await asyncio.gather(*telling)
+        except (TimeoutError, Unacknowledged) as error:
+            log.error("dead letters lost", action="follow.dead_letters_lost", topic=self._name, reason=repr(error))

@@ -49,7 +49,9 @@ class Coordinator:
         self._lend_soon = asyncio.Event()
         self._owner = Owner(settings, "coordinator", events.TOPIC, self._keep)
         self._heart = Heart(settings, self._beat)
-        self._signs = Follower(settings, workers.TOPIC, self._on_sign, since=Since.ago(HEARTBEATS_FROM_S))
+        self._signs = Follower(
+            settings, workers.TOPIC, self._on_sign, since=Since.ago(HEARTBEATS_FROM_S), letters=self._producer
+        )
 
     async def run(self, stop: asyncio.Event) -> None:
         await self._producer.start()

@@ -12,11 +12,12 @@ from polar.settings import Settings
 from polar.types.errors import NotReady
 from polar.types.session import TaskState
 from tests.topics.conftest import Apply
-from topics import control, sessions
+from topics import control, dead_letters, sessions
 from topics import kafka as clients
 from topics.codec import encode
 from topics.control import Drain
 from topics.follow import Follower, Since
+from topics.owner import read_back
 from topics.producer import LogProducer
 
 
@@ -114,25 +115,32 @@ async def test_all_partitions_are_read_and_tombstones_are_told(
     assert forgotten == [b"task:t0"]
 
 
-async def test_unknown_types_and_rubbish_are_counted_and_passed(log: Log) -> None:
-    refused: list[tuple[int, str]] = []
+async def test_unknown_types_and_rubbish_are_counted_and_passed_and_rubbish_is_told(
+    log: Log, producer: LogProducer, apply: Apply
+) -> None:
+    await apply(dead_letters.TOPIC)
     follower = Follower(
         log.settings,
         control.TOPIC,
         lambda drain, _: log.seen.append(drain.worker_id),
         since=Since.BEGINNING,
-        on_undecodable=lambda record, error: refused.append((record.offset, str(error))),
+        letters=producer,
     )
     await log.write_bytes(msgspec.msgpack.encode({"type": "hibernate"}))
     await log.write_bytes(b"\xc1")
     await log.write_bytes(msgspec.msgpack.encode({"type": "drain", "worker_id": 7}))
     await log.write("well")
     await follower.start()
+    told: list[dict[str, bytes]] = []
+    async with asyncio.timeout(10):
+        while len(told) < 2:
+            topic = dead_letters.TOPIC.full_name(log.settings.namespace)
+            told = [dict(record.headers) async for record in read_back(log.settings, topic, 0)]
     await follower.stop()
     assert log.seen == ["well"]
     assert follower.skipped == {"unknown_hibernate": 1, "undecodable": 2}
-    assert [offset for offset, _ in refused] == [1, 2]
-    assert "worker_id" in refused[1][1]
+    assert {each["source-offset"] for each in told} == {b"1", b"2"}
+    assert any(b"worker_id" in each["reason"] for each in told)
 
 
 @pytest.mark.parametrize("committed", [False, True])
