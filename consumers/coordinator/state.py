@@ -25,6 +25,9 @@ BUILDING_MS = 60_000
 FORGET_MS = 8 * DAY_MS
 """After a group's end: `polar.tasks` has then forgotten the task (protocol 32)."""
 
+VOID_FACTOR, VOID_SPARE = 4, 1000
+"""More deadlines than so many for each session, and these, are gone through for void ones."""
+
 
 @dataclass(frozen=True)
 class Step:
@@ -136,6 +139,11 @@ class Table:
         """Sessions between an INIT ticket and a run claim: what `ready_limit` bounds."""
         return len(self._staged.get(pool, ()))
 
+    @property
+    def awaited(self) -> int:
+        """Deadlines remembered, those that their rows' changes have voided included."""
+        return len(self._deadlines)
+
     def due(self, now: int) -> list[str]:
         """Takes out the sessions whose deadline has passed at clock `now`."""
         passed: list[str] = []
@@ -207,6 +215,15 @@ class Table:
         deadline = deadline_of(session, task)
         if deadline is not None:
             heapq.heappush(self._deadlines, (deadline, session.session_id))
+            if len(self._deadlines) > VOID_FACTOR * len(self._sessions) + VOID_SPARE:
+                self._drop_void()
+
+    def _drop_void(self) -> None:
+        """A ticket that is released again and again leaves a deadline days ahead each time."""
+        rows = [(session, self._tasks.get(session.task_id)) for session in self._sessions.values()]
+        found = [(deadline_of(s, task), s.session_id) for s, task in rows if task is not None and task.plan is not None]
+        self._deadlines = [(deadline, session_id) for deadline, session_id in found if deadline is not None]
+        heapq.heapify(self._deadlines)
 
     def _unindex(self, session: SessionState) -> None:
         task = self._tasks.get(session.task_id)

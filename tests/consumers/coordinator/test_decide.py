@@ -22,7 +22,7 @@ from consumers.coordinator.commands import (
     TaskForgotten,
 )
 from consumers.coordinator.decide import decide
-from consumers.coordinator.state import BUILDING_MS, FORGET_MS, Table
+from consumers.coordinator.state import BUILDING_MS, FORGET_MS, QUEUE_MS, TICKET_MS, Table
 from polar.types.errors import Kind, SessionError
 from polar.types.session import Phase, Plan, SessionState, Stage, Status
 from topics.completions import Build, CloseGroup, Open
@@ -405,3 +405,17 @@ def test_random_interleavings_end_every_session_once_and_never_get_stuck(
     for session_id, build in world.builds.items():
         if build.reward is not None:
             assert build.reward == world.rewards[session_id], "no reward is invented"
+
+
+def test_tickets_that_nobody_takes_for_days_cost_no_memory() -> None:
+    bench = Bench()
+    bench.give(submitted())
+    for _ in range(3000):
+        bench.lend(Stage.INIT)
+        bench.now += TICKET_MS
+        bench.give(*(DeadlinePassed(s) for s in bench.table.due(bench.now)))
+    assert bench.session().lent_at is None
+    assert bench.table.awaited < 1100
+    bench.now = QUEUE_MS
+    bench.give(*(DeadlinePassed(s) for s in bench.table.due(bench.now)))
+    assert bench.session().phase is Phase.BUILDING
