@@ -25,7 +25,7 @@ from polar.types.completion import Completion
 from polar.types.errors import Kind, SessionError
 from polar.types.session import Status
 from polar.types.trajectory import GroupFinished, Stats, Trajectory
-from topics import completions, events, kafka, trajectories
+from topics import admin, completions, events, kafka, trajectories
 from topics.codec import DecodeError, UnknownRecord, encode
 from topics.completions import Build, CallRecord, CloseGroup, Disowned, Emitted, Open
 from topics.events import GroupEmitted, TrajectoryEmitted
@@ -184,6 +184,8 @@ class Keeper:
         self._sessions = Sessions(HELD_BYTES)
         self._building: dict[str, asyncio.Task[Trajectory]] = {}
         self._committed = 0
+        self._outputs: set[str | None] = {None, "eval"}
+        """Whose topics are known to be there; a transaction that failed asks anew."""
 
     async def run(self) -> None:
         await self._recover()
@@ -292,6 +294,8 @@ class Keeper:
         groups = self._sessions.due_groups()
         if not done and not groups and self._sessions.oldest() < self._committed + FETCH_RECORDS:
             return
+        builds = [session.build for session in self._sessions.due() if session.opened.session_id in done]
+        await self._ensure_outputs({asked.output for asked in (*builds, *groups) if asked is not None})
         writes = [write for session in self._sessions.due() for write in self._session_writes(session, done)]
         writes += [write for group in groups for write in self._group_writes(group)]
         await self._fenced.begin()
@@ -304,6 +308,13 @@ class Keeper:
         self._committed = self._sessions.oldest()
         await self._fenced.commit_offset(f"{self._settings.namespace}.{GROUP}", self._source, self._committed)
         await self._fenced.commit()
+
+    async def _ensure_outputs(self, outputs: set[str | None]) -> None:
+        """Make named topics that someone has deleted since their task came: one must not hold up its whole partition."""
+        missing = [trajectories.topic(output) for output in outputs - self._outputs]
+        if missing:
+            await admin.apply(self._settings, missing, embedded=self._settings.replication == 1)
+            self._outputs |= outputs
 
     def _session_writes(self, session: OpenSession, done: dict[str, Trajectory]) -> list[Write]:
         session_id = session.opened.session_id

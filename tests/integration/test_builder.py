@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -139,3 +140,17 @@ async def test_a_trajectory_at_its_topics_limit_is_said_to_be_too_large(settings
         (trajectory,) = await emitted(settings)
     assert trajectory.error is not None
     assert (trajectory.status, trajectory.error.code) == (Status.FAILED, "too_large")
+
+
+async def test_an_output_topic_that_was_deleted_is_made_again(settings: Settings, log: LogProducer) -> None:
+    await write(log, Open("t.0", 1, "a"), call(), msgspec.structs.replace(build(), output="gone"))
+    async with building(settings), asyncio.timeout(DEADLINE_S):
+        while not await there(settings, trajectories.topic("gone").full_name(settings.namespace)):
+            await asyncio.sleep(0.1)
+        while not (found := await values(settings, trajectories.topic("gone").name, PARTITION)):
+            await asyncio.sleep(0.1)
+    assert [type(trajectories.CODEC.decode(value)) for value in found] == [Trajectory]
+
+
+async def there(settings: Settings, topic: str) -> bool:
+    return any(each.name == topic for each in await admin.listing(settings))
