@@ -132,8 +132,10 @@ class AgentSpec(Part):
     def _one_harness(self) -> Self:
         if (self.harness is None) == (self.import_path is None):
             raise ValueError("give exactly one of harness and import_path")
-        if (self.harness == "shell") != (self.custom_shell is not None):
-            raise ValueError("custom_shell goes with harness 'shell', and 'shell' needs it")
+        if self.harness == "shell" and self.custom_shell is None:
+            raise ValueError("harness 'shell' needs custom_shell: {command: …}")
+        if self.harness != "shell" and self.custom_shell is not None:
+            raise ValueError(f"custom_shell goes with harness 'shell' alone, and harness is {self.name!r}")
         for name in ("mcp_servers", "skills_path"):
             if getattr(self, name):
                 raise ValueError(f"{name} isn't built yet; leave it out")
@@ -274,12 +276,14 @@ def body_hash(canonical: bytes) -> str:
 def parse(body: object) -> TaskRequest:
     """A TaskRequest from decoded JSON or YAML; names are checked too.
 
-    Raises InputError for the first thing wrong: field, value, reason.
+    Raises InputError for one thing wrong: field, value, reason. A misspelt field comes first, since what it should have been
+    is then missing, too.
     """
     try:
         task = TaskRequest.model_validate(body)
     except ValidationError as error:
-        first = error.errors()[0]
+        wrong = error.errors()
+        first = next((one for one in wrong if one["type"] == "extra_forbidden"), wrong[0])
         field = ".".join(str(part) for part in first["loc"]) or "task"
         reason = first["msg"].removeprefix("Value error, ")
         if first["type"] == "extra_forbidden":

@@ -73,6 +73,7 @@ def test_null_means_none_given(silent: str) -> None:
     ("changes", "message"),
     [
         ({"instructon": "typo"}, "instructon: no such field; is it misspelt?"),
+        ({"task_id": "no/slash", "num_sample": 2}, "num_sample: no such field; is it misspelt?"),
         (
             {"agent": {"harness": "shell", "custom_shell": {"command": "x", "shell": "zsh"}}},
             "agent.custom_shell.shell:",
@@ -85,7 +86,11 @@ def test_null_means_none_given(silent: str) -> None:
         ({"instruction": "ü" * (INSTRUCTION_LIMIT // 2 + 1)}, "instruction: 1048578 bytes; at most 1048576"),
         ({"agent": {"harness": "claude"}}, "agent.harness: no such harness; there are: "),
         ({"agent": {}}, "agent: give exactly one of harness and import_path"),
-        ({"agent": {"harness": "shell"}}, "agent: custom_shell goes with harness 'shell'"),
+        ({"agent": {"harness": "shell"}}, "agent: harness 'shell' needs custom_shell"),
+        (
+            {"agent": {"harness": "shel", "custom_shell": {"command": "x"}}},
+            "agent: custom_shell goes with harness 'shell' alone, and harness is 'shel'",
+        ),
         ({"agent": {"harness": "pi", "mcp_servers": [{"name": "x"}]}}, "agent: mcp_servers isn't built yet"),
         ({"runtime": {"backend": "docker"}}, "runtime.backend: no such runtime; there are: "),
         ({"runtime": {"cpus": 2}}, "runtime: cpus=2.0 can't be kept"),
