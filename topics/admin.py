@@ -25,6 +25,7 @@ RETRY_S = 0.3
 OK = 0
 UNKNOWN_TOPIC = 3
 TOPIC_EXISTS = 36
+TOO_FEW_BROKERS = 38
 """Kafka's error codes."""
 SET_ON_TOPIC = 1
 """`config_source` of a setting that the topic itself carries (DescribeConfigs)."""
@@ -158,6 +159,9 @@ async def _create(admin: kafka.Admin, missing: Mapping[str, tuple[int, int, dict
     for name, code, message in (
         (e["topic"], e["error_code"], e["error_message"]) for e in answer.to_object()["topic_errors"]
     ):
+        if code == TOO_FEW_BROKERS:
+            reason = f"more copies than this Kafka has brokers for {name}; set POLAR_REPLICATION, and POLAR_MIN_INSYNC"
+            raise InputError("POLAR_REPLICATION", missing[name][1], reason)
         # Another process may have been first.
         if code not in (OK, TOPIC_EXISTS):
             raise InputError(name, code, f"{REFUSED}{message}")

@@ -61,7 +61,7 @@ async def test_a_setting_that_the_broker_refuses_is_said(settings: Settings) -> 
 
 
 async def test_more_replicas_than_brokers_are_refused(settings: Settings) -> None:
-    with pytest.raises(InputError, match=r"\.workers: the broker refused it: .*replication factor"):
+    with pytest.raises(InputError, match=r"POLAR_REPLICATION: more copies than this Kafka has brokers .*\(got 3\)"):
         await admin.apply(settings, [workers.TOPIC], embedded=False)
 
 
