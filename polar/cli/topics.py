@@ -51,8 +51,14 @@ def list_topics(output: Output = Format.TABLE, data: Data = None) -> None:
 
 def _cells(name: str, partitions: int, records: int, config: dict[str, str]) -> list[object]:
     kept = (
-        f"delete after {int(config['retention.ms']) / 86_400_000:g} d"
+        f"delete after {_span(int(config['retention.ms']))}"
         if "retention.ms" in config
         else config.get("cleanup.policy")
     )
     return [name, partitions, records, kept]
+
+
+def _span(ms: int) -> str:
+    """`7 d`, or `1 h` for what is kept less than a day."""
+    hours = ms / 3_600_000
+    return f"{hours / 24:g} d" if hours >= 24 else f"{hours:g} h"
