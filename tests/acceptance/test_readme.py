@@ -58,7 +58,7 @@ def test_the_commands_of_your_own_task_give_its_trajectories(up: Path) -> None:
     commands = re.findall(r"^    \.venv/bin/polar (.*)$", README, re.MULTILINE)
     assert [command.split()[0] for command in commands] == ["submit", "trajectories", "trajectories"]
     _, table, lines = (polar(up, command) for command in commands)
-    rows = [line.split() for line in table if line.startswith(" hello-1.")]
+    rows = [line.split() for line in table if line.startswith("hello-1.")]
     assert [row[:4] for row in rows] == [[f"hello-1.{index}", "COMPLETED", "1", "2"] for index in range(2)]
     assert [row[6] for row in rows] == ["1", "1"], "one trace each"
     assert len(lines) == 2
