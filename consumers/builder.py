@@ -1,8 +1,8 @@
 """The builder: turns a session's calls into its trajectory when `Build` says so; sole writer of trajectories.
 
 Group `<namespace>.builder` on `polar.completions`. One transaction holds Trajectory or GroupFinished, the `Emitted` that says so, the
-fact for the coordinator, and the group's offset: that of the oldest session still open, where the next owner starts reading. `open
-sessions` are a fold over the log (`Sessions`), so that a crash costs reading them again, and nothing that was emitted is emitted twice.
+fact for the coordinator, and the group's offset: that of the oldest session still open, where the next owner starts reading. Open
+sessions are a fold over the log, so that a crash costs reading them again, and nothing that was emitted is emitted twice.
 """
 
 from __future__ import annotations
@@ -11,14 +11,13 @@ import asyncio
 import json
 import threading
 import uuid
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 
 import structlog
 
 from consumers.builders.base import Builder, BuiltFrom
+from consumers.builders.open_sessions import OpenSession, Sessions
 from polar import registry
 from polar.settings import Settings
 from polar.types.completion import Completion
@@ -27,7 +26,8 @@ from polar.types.session import Status
 from polar.types.trajectory import GroupFinished, Stats, Trajectory
 from topics import admin, completions, events, kafka, trajectories
 from topics.codec import DecodeError, UnknownRecord, encode
-from topics.completions import Build, CallRecord, CloseGroup, Disowned, Emitted, Open
+from topics.completions import Build, CloseGroup, Emitted
+from topics.contract import MIB
 from topics.events import GroupEmitted, TrajectoryEmitted
 from topics.heartbeat import Heart, new_worker_id
 from topics.owner import STOP_DEADLINE_S, FencedProducer, Owner, Write, read_back
@@ -40,120 +40,12 @@ BUILD_S = 60.0
 """A build's budget (protocol 26)."""
 BUILDS = 8
 """At once, a partition."""
-HELD_BYTES = 64 * 1024 * 1024
+TRANSACTION_BYTES = 8 * MIB
+"""Protocol 3; the trajectory that passes it goes along."""
+HELD_BYTES = 64 * MIB
 """Calls' bodies that a partition keeps in memory; beyond that only their offsets, and they are read again at `Build` (protocol 26)."""
 
 log = structlog.get_logger()
-
-
-@dataclass
-class OpenSession:
-    """A session between its `Open` and its `Emitted`."""
-
-    opened: Open
-    offset: int
-    """Of the `Open`."""
-    calls: list[Completion] = field(default_factory=list)
-    disowned: set[str] = field(default_factory=set)
-    held: int = 0
-    """Bytes of `calls`."""
-    is_spilled: bool = False
-    """Its calls are not in memory."""
-    build: Build | None = None
-    late: int = 0
-    is_gap: bool = False
-    """Its first call has left the log."""
-
-
-class Sessions:
-    """Which sessions are open, and what was asked for: a fold over one partition of `polar.completions`, in log order."""
-
-    def __init__(self, held_bytes: int) -> None:
-        self._open: dict[str, OpenSession] = {}
-        self._groups: dict[str, tuple[int, CloseGroup]] = {}
-        self._held = 0
-        self._held_limit = held_bytes
-        self._out: set[str] = set()
-        self.position = 0
-        """Offset of the next record."""
-        self.has_gap = False
-        """The log lost records that were not read: a Build whose Open is unknown can't be told from an old one but by `Emitted`."""
-        self.ignored: Counter[str] = Counter()
-
-    def take(self, record: CallRecord, offset: int, size: int) -> None:
-        """Fold one record of `size` bytes in."""
-        self.position = offset + 1
-        match record:
-            case Open():
-                self._drop(record.session_id)
-                self._open[record.session_id] = OpenSession(record, offset)
-            case Completion():
-                self._call(record, size)
-            case Disowned():
-                session = self._open.get(record.session_id)
-                if session is not None and session.build is None:
-                    session.disowned.add(record.call_id)
-            case Build():
-                session = self._open.get(record.session_id)
-                if session is None and self.has_gap and record.session_id not in self._out:
-                    opened = Open(record.session_id, record.attempt, record.claim_id)
-                    self._open[record.session_id] = OpenSession(opened, offset, build=record, is_gap=True)
-                elif session is None or session.opened.claim_id != record.claim_id:
-                    self.ignored["build_without_open"] += 1
-                elif session.build is None:
-                    session.build = record
-            case CloseGroup():
-                self._groups[record.task_id] = (offset, record)
-            case Emitted(session_id=None):
-                self._groups.pop(record.task_id, None)
-            case Emitted(session_id=str(session_id)):
-                self.emitted(session_id, record.task_id)
-
-    def due(self) -> list[OpenSession]:
-        """Sessions whose trajectory is asked for."""
-        return [session for session in self._open.values() if session.build is not None]
-
-    def due_groups(self) -> list[CloseGroup]:
-        return [group for _, group in self._groups.values()]
-
-    def oldest(self) -> int:
-        """Offset from which a next owner must read to know all that is open now."""
-        offsets = [session.offset for session in self._open.values()]
-        offsets += [offset for offset, _ in self._groups.values()]
-        return min(offsets, default=self.position)
-
-    def emitted(self, session_id: str | None, task_id: str) -> None:
-        """The transaction with its `Emitted` is committed."""
-        if session_id is None:
-            self._groups.pop(task_id, None)
-        else:
-            self._drop(session_id)
-            if self.has_gap:
-                self._out.add(session_id)
-
-    def _call(self, call: Completion, size: int) -> None:
-        session = self._open.get(call.session_id)
-        if session is None or session.opened.claim_id != call.claim_id:
-            self.ignored["call_outside"] += 1
-        elif session.build is not None:
-            session.late += 1
-        elif session.is_spilled or self._held + size > self._held_limit:
-            self._spill(session)
-        else:
-            session.calls.append(call)
-            session.held += size
-            self._held += size
-
-    def _spill(self, session: OpenSession) -> None:
-        self._held -= session.held
-        session.held = 0
-        session.calls.clear()
-        session.is_spilled = True
-
-    def _drop(self, session_id: str) -> None:
-        session = self._open.pop(session_id, None)
-        if session is not None:
-            self._held -= session.held
 
 
 async def run_builder(settings: Settings, stop: asyncio.Event) -> None:
@@ -290,17 +182,22 @@ class Keeper:
 
     async def _emit(self) -> None:
         """1. Trajectories, ends of groups, and what says so. 2. Offset of the oldest open session. 3. Commit, or all is void."""
-        done = {session_id: task.result() for session_id, task in self._building.items() if task.done()}
+        built = [session for session in self._sessions.due() if self._is_built(session)]
         groups = self._sessions.due_groups()
-        if not done and not groups and self._sessions.oldest() < self._committed + FETCH_RECORDS:
+        if not built and not groups and self._sessions.oldest() < self._committed + FETCH_RECORDS:
             return
-        builds = [session.build for session in self._sessions.due() if session.opened.session_id in done]
-        await self._ensure_outputs({asked.output for asked in (*builds, *groups) if asked is not None})
-        writes = [write for session in self._sessions.due() for write in self._session_writes(session, done)]
-        writes += [write for group in groups for write in self._group_writes(group)]
+        outputs = {session.build.output for session in built if session.build is not None}
+        await self._ensure_outputs(outputs | {group.output for group in groups})
+        writes = [write for group in groups for write in self._group_writes(group)]
+        emitted: list[str] = []
+        for session in built:
+            if sum(len(write.value or b"") for write in writes) > TRANSACTION_BYTES:
+                break  # the rest goes with the next one, at once
+            writes += self._session_writes(session)
+            emitted.append(session.opened.session_id)
         await self._fenced.begin()
         await self._fenced.write(writes)
-        for session_id in done:
+        for session_id in emitted:
             del self._building[session_id]
             self._sessions.emitted(session_id, "")
         for group in groups:
@@ -309,6 +206,10 @@ class Keeper:
         await self._fenced.commit_offset(f"{self._settings.namespace}.{GROUP}", self._source, self._committed)
         await self._fenced.commit()
 
+    def _is_built(self, session: OpenSession) -> bool:
+        building = self._building.get(session.opened.session_id)
+        return building is not None and building.done()
+
     async def _ensure_outputs(self, outputs: set[str | None]) -> None:
         """Make named topics that someone has deleted since their task came: one must not hold up its whole partition."""
         missing = [trajectories.topic(output) for output in outputs - self._outputs]
@@ -316,12 +217,10 @@ class Keeper:
             await admin.apply(self._settings, missing, embedded=self._settings.replication == 1)
             self._outputs |= outputs
 
-    def _session_writes(self, session: OpenSession, done: dict[str, Trajectory]) -> list[Write]:
-        session_id = session.opened.session_id
-        build = session.build
-        if session_id not in done or build is None:
-            return []
-        trajectory = done[session_id]
+    def _session_writes(self, session: OpenSession) -> list[Write]:
+        session_id, build = session.opened.session_id, session.build
+        assert build is not None, "only what is due was built"
+        trajectory = self._building[session_id].result()
         topic = trajectories.topic(build.output)
         value = encode(trajectory)
         if len(value) + RECORD_OVERHEAD > topic.max_bytes:

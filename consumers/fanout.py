@@ -174,7 +174,7 @@ def plan_of(task: TaskRequest) -> Plan:
         builder_config=json.dumps(task.builder.config).encode(),
         output=task.output,
         mode=task.mode,
-        metadata=json.dumps(task.metadata).encode(),
+        metadata=json.dumps(task.model_dump(mode="json", include={"metadata"})["metadata"]).encode(),
     )
 
 

@@ -50,6 +50,8 @@ FACTS = 500
 FETCH_MS = 500
 JUDGE_S = 0.25
 """How often leases and deadlines are looked at."""
+REPEAT_S = 300.0
+"""How often the ends of keys are said again: half of what a starting proxy reads of `polar.control` (protocol 2, 18)."""
 POSITION_S = 5.0
 """How often position and clock are written where facts changed nothing."""
 ENDS_OF_CLAIMS = InitFinished, RunFinished, Evaluated, Stopped, HandedBack
@@ -88,6 +90,7 @@ class Keeper:
         self._written_position = 0
         self._caught_up = False
         self._judged_at = 0.0
+        self._repeated_at = 0.0
         self.skipped: Counter[str] = Counter()
         """Inputs that the table didn't allow, by reason (protocol 6)."""
 
@@ -110,7 +113,7 @@ class Keeper:
 
     async def run(self) -> None:
         await self._recover()
-        await self._send(self._repeated())
+        await self._repeat()
         consumer = kafka.consumer(self._settings)
         await consumer.start()
         source = kafka.TopicPartition(events.TOPIC.full_name(self._settings.namespace), self._partition)
@@ -175,8 +178,10 @@ class Keeper:
             sessions=len(self.table.sessions()),
         )
 
-    def _repeated(self) -> list[Command]:
-        """What the last owner may not have sent: ends of keys and claims. Tickets go stale, and claims are asked again."""
+    async def _repeat(self) -> None:
+        """The ends of keys and claims that are still due: the last owner may not have sent them, and a proxy that starts reads only
+        so far back. Tickets go stale, and claims are asked again."""
+        self._repeated_at = time.monotonic()
         due: list[Command] = []
         for session in self.table.sessions():
             if session.phase is Phase.ENDED:
@@ -187,7 +192,7 @@ class Keeper:
             for claim_id in over:
                 due.append(Revoke(session.session_id, claim_id, "ended"))
                 due.append(CloseKey(session.session_id, claim_id))
-        return due
+        await self._send(due)
 
     # --- one step
 
@@ -210,6 +215,8 @@ class Keeper:
         if not batch.is_empty or self._position_due():
             await self._commit(batch)
         await self._send(batch.commands)
+        if time.monotonic() - self._repeated_at > REPEAT_S:
+            await self._repeat()
         if self.table.wants():
             self._lend_soon.set()
 

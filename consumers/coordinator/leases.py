@@ -68,6 +68,8 @@ class Leases:
             del self._held[worker]
             self._gone[worker] = self.clock
         self._gone = {worker: since for worker, since in self._gone.items() if self.clock - since <= REMEMBER_MS}
+        # Claims that ended before a heartbeat ever showed them.
+        self._absent_since = {c: since for c, since in self._absent_since.items() if self.clock - since <= REMEMBER_MS}
         return lost
 
     def is_lost(self, session: SessionState) -> bool:

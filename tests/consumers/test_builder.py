@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from consumers.builder import OpenSession, Sessions, off_loop
+from consumers.builder import off_loop
 from consumers.builders.base import BuiltFrom
+from consumers.builders.open_sessions import OpenSession, Sessions
 from polar.types.completion import CallOutcome, Completion, MessageDelta, TokenDelta
 from polar.types.session import Status
 from topics.completions import Build, CallRecord, CloseGroup, Disowned, Emitted, Open
