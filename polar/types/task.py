@@ -12,6 +12,7 @@ import json
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -29,6 +30,8 @@ INSTRUCTION_LIMIT = 1024 * 1024
 CARRIED = ("metadata", "builder")
 """Fields that ride in the table, in `Build` and in each of up to 1024 trajectories."""
 CARRIED_LIMIT = 64 * 1024
+ARGUMENT_LIMIT = 128_000
+"""Bytes of one argument or variable, its name left room for: Linux starts no program with more than 131,072."""
 RUN_LIMIT_S = 24 * 3600
 RETENTION_BUDGET_S = 7 * 24 * 3600 / 2
 """A task's budgets sum to less than half of `polar.completions`' retention (protocol 31)."""
@@ -38,21 +41,34 @@ PoolName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$"
 TopicName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]
 
 
+def _fits(value: str) -> str:
+    if "\0" in value:
+        raise ValueError("holds a zero byte, which no program can be given")
+    size = len(value.encode(errors="replace"))
+    if size > ARGUMENT_LIMIT:
+        raise ValueError(f"{size} bytes; at most {ARGUMENT_LIMIT}: put what is longer into a file (runtime.prepare)")
+    return value
+
+
+Argument = Annotated[str, AfterValidator(_fits)]
+Environment = dict[Annotated[str, StringConstraints(pattern=r"^[^=\x00]{1,255}$")], Argument]
+
+
 class Part(BaseModel):
     """Strict and frozen: a misspelt field is an error that names it.
 
     Defaults are validated, so that one written out and one left out are the same bytes (600 and 600.0).
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, ser_json_inf_nan="constants")
 
 
 class ExecInput(Part):
     """A command, run by `bash -c` with pipefail."""
 
-    command: str = Field(min_length=1)
+    command: Argument = Field(min_length=1)
     cwd: str | None = None
-    env: dict[str, str] = {}
+    env: Environment = {}
 
 
 class PrepareAction(Part):
@@ -61,9 +77,9 @@ class PrepareAction(Part):
     type: Literal["upload_file", "upload_dir", "exec"]
     source: str | None = None
     target: str | None = None
-    command: str | None = None
+    command: Argument | None = None
     cwd: str | None = None
-    env: dict[str, str] = {}
+    env: Environment = {}
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
@@ -80,7 +96,7 @@ class RuntimeSpec(Part):
     backend: str = "process"
     pool: PoolName = "default"
     prepare: list[PrepareAction] = []
-    env: dict[str, str] = {}
+    env: Environment = {}
     workdir: str | None = None
     """Relative to the workspace."""
     image: str | None = None
@@ -123,7 +139,7 @@ class AgentSpec(Part):
     import_path: str | None = None
     model_name: str = "default"
     settings: dict[str, Any] = {}
-    env: dict[str, str] = {}
+    env: Environment = {}
     mcp_servers: list[dict[str, Any]] = []
     skills_path: str | None = None
     custom_shell: ExecInput | None = None
@@ -155,7 +171,7 @@ class BuilderSpec(Part):
 class EvaluatorSpec(Part):
     strategy: str = "session_completed"
     config: dict[str, Any] = {}
-    env: dict[str, str] = {}
+    env: Environment = {}
     refresh_runtime: Literal[False] = False
     """A fresh runtime for the evaluation isn't built yet."""
 
@@ -173,12 +189,12 @@ class SamplingSpec(Part):
 
     temperature: float | None = Field(default=None, ge=0, le=10)
     top_p: float | None = Field(default=None, gt=0, le=1)
-    top_k: int | None = Field(default=None, ge=-1)
+    top_k: int | None = Field(default=None, ge=-1, lt=2**31)
     min_p: float | None = Field(default=None, ge=0, le=1)
     presence_penalty: float | None = Field(default=None, ge=-2, le=2)
     frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
     repetition_penalty: float | None = Field(default=None, gt=0)
-    max_tokens: int | None = Field(default=None, gt=0)
+    max_tokens: int | None = Field(default=None, gt=0, lt=2**31)
 
 
 TRAINING_DEFAULTS = SamplingSpec(
@@ -295,10 +311,11 @@ def parse(body: object) -> TaskRequest:
 
 
 def _check_json(task: TaskRequest) -> None:
-    """Refuse what the free-form fields let through and no JSON can hold: half a surrogate pair, objects, endless nesting."""
+    """Refuse what the free-form fields let through and no JSON can hold: half a surrogate pair, objects, infinity, endless nesting."""
     for field in TaskRequest.model_fields:
         try:
-            size = len(json.dumps(task.model_dump(mode="json", include={field}), ensure_ascii=False).encode())
+            told = task.model_dump(mode="json", include={field})
+            size = len(json.dumps(told, ensure_ascii=False, allow_nan=False).encode())
         except ValueError as error:
             raise InputError(field, getattr(task, field), f"can't be kept as JSON: {error}") from None
         if field in CARRIED and size > CARRIED_LIMIT:
