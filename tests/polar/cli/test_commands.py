@@ -116,10 +116,13 @@ def test_a_task_of_several_megabytes_is_taken_and_one_past_the_topic_is_refused(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("polar.client.ANSWER_S", 0.5)
-    large = BODY | {"metadata": {"x": "y" * 8_000_000}}
-    assert polar("submit", "-", stdin=json.dumps(large))[0] == 0
-    larger = BODY | {"task_id": "u", "metadata": {"x": "y" * 9_000_000}}
-    code, _, stderr = polar("submit", "-", stdin=json.dumps(larger))
+
+    def large(task_id: str, variables: int) -> str:
+        env = {f"V{number}": "y" * 100_000 for number in range(variables)}
+        return json.dumps(BODY | {"task_id": task_id, "runtime": {"env": env}})
+
+    assert polar("submit", "-", stdin=large("t", 80))[0] == 0
+    code, _, stderr = polar("submit", "-", stdin=large("u", 90))
     assert code == 2
     assert "u: a task has at most 8323072 bytes" in stderr
     assert len(read(settings, tasks.TOPIC)) == 1
