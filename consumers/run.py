@@ -20,6 +20,7 @@ from consumers.harnesses.base import Launch, ModelAccess, harness_of
 from consumers.runtimes.base import LOG_LIMIT, Exec, ExecResult, Runtime
 from consumers.site import Site
 from polar.keys import BACKSTOP_S, KeyClaims, Signer
+from polar.settings import Settings
 from polar.types.errors import InputError, Kind, NotReady, SessionError
 from polar.types.session import Stage, Status, task_id_of
 from polar.types.task import TaskRequest
@@ -29,7 +30,22 @@ from topics.events import Fact, RunFinished
 AGENT_LOG = "agent_log"
 """The artifact that holds what the harness wrote to its stdout and stderr."""
 
+SAID_LIMIT = 1000
+"""Characters of its output that an error repeats."""
+KEY_SHOWN = "[the session's key]"
+"""What stands for the key in whatever is kept."""
+
 log = structlog.get_logger()
+
+
+def require(settings: Settings) -> Signer:
+    """What every run needs of this worker's settings. Raises NotReady, so that a worker that lacks it doesn't start."""
+    if settings.proxy_url is None:
+        raise NotReady("POLAR_PROXY_URL isn't set; a run worker must know where its harnesses reach the proxy")
+    try:
+        return Signer.from_file(settings.keys_path)
+    except (FileNotFoundError, ValueError) as error:
+        raise NotReady(f"no keys to sign with: {error}; copy the fleet's keys file, or set POLAR_KEYS_FILE") from None
 
 
 class Run:
@@ -53,7 +69,8 @@ class Run:
             return self._fact(None, {})
         result = await self._launch(self._runtime, task, access, launch, budget)
         artifacts = await self._keep(self._runtime, result.log, launch, access)
-        return self._fact(result.exit_code, artifacts)
+        said = result.said.replace(access.key, KEY_SHOWN)[-SAID_LIMIT:]
+        return self._fact(result.exit_code, artifacts, said)
 
     async def tidy(self, fact: Fact | None) -> None:
         """After a run that won't be evaluated the runtime has no use; one that was taken from us may have."""
@@ -62,16 +79,10 @@ class Run:
             await self._runtime.remove()
 
     def _access(self, task: TaskRequest, grant: Grant) -> ModelAccess:
-        """Mint the key. Raises NotReady where this worker has no secret or doesn't know the proxy."""
+        """Mint the key."""
         settings = self._site.settings
-        if settings.proxy_url is None:
-            raise NotReady("POLAR_PROXY_URL isn't set; a run worker must know where its harnesses reach the proxy")
-        try:
-            signer = Signer.from_file(settings.keys_path)
-        except (FileNotFoundError, ValueError) as error:
-            raise NotReady(
-                f"no keys to sign with: {error}; copy the fleet's keys file, or set POLAR_KEYS_FILE"
-            ) from None
+        signer = require(settings)
+        assert settings.proxy_url is not None, "required"
         now = int(time.time())
         key = signer.mint(
             KeyClaims(
@@ -123,7 +134,7 @@ class Run:
                     data = await asyncio.to_thread(agent_log.read_bytes)
                 else:
                     data = await runtime.read_file(path, LOG_LIMIT)
-                clean = data.replace(access.key.encode(), b"[the session's key]")
+                clean = data.replace(access.key.encode(), KEY_SHOWN.encode())
                 kept[name] = (await asyncio.to_thread(self._site.blobs.put, clean)).ref
             except FileNotFoundError:
                 continue  # a harness that ended early
@@ -133,15 +144,15 @@ class Run:
                 )
         return kept
 
-    def _fact(self, exit_code: int | None, artifacts: dict[str, str]) -> RunFinished:
-        """`exit_code` None: we ended it, since its time was up."""
+    def _fact(self, exit_code: int | None, artifacts: dict[str, str], said: str = "") -> RunFinished:
+        """`exit_code` None: we ended it, since its time was up. `said`: the end of its output."""
         claim, ticket = self._claim, self._claim.ticket
         status, error = Status.COMPLETED, None
         if exit_code is None:
             message = f"the harness worked longer than timeouts.run = {ticket.budget_s:g} s"
             status, error = Status.TIMED_OUT, SessionError(Stage.RUN.value, Kind.BUDGET, "timeout", message)
         elif exit_code != 0:
-            message = f"the harness ended with exit code {exit_code}; what it said is the artifact {AGENT_LOG}"
+            message = f"the harness ended with exit code {exit_code} (artifact {AGENT_LOG}); {said}"
             status, error = Status.FAILED, SessionError(Stage.RUN.value, Kind.AGENT, "exit_code", message)
         return RunFinished(
             claim.finished_id,

@@ -19,7 +19,7 @@ from consumers.claims import Claim, Claims, Ending, Work
 from consumers.evaluate import Evaluate
 from consumers.init import Init
 from consumers.reaping import Reaper
-from consumers.run import Run
+from consumers.run import Run, require
 from consumers.site import Site
 from consumers.tickets import TicketQueue
 from polar.settings import Settings
@@ -49,7 +49,12 @@ log = structlog.get_logger()
 async def run_worker(
     settings: Settings, stages: Sequence[Stage], *, pool: str, concurrency: int | None, stop: asyncio.Event
 ) -> None:
-    """Work on `stages` of `pool` until `stop`. `concurrency` is sessions at once, of each stage. Raises NotReady without Kafka."""
+    """Work on `stages` of `pool` until `stop`. `concurrency` is sessions at once, of each stage.
+
+    Raises NotReady without Kafka, and without what a run needs.
+    """
+    if Stage.RUN in stages:
+        require(settings)
     # Before the first heartbeat: a coordinator that knows the worker may write to its queues at once.
     await admin.apply(settings, catalogue.of_pool(pool), embedded=settings.replication == 1, reach_s=KAFKA_S)
     await _Worker(settings, stages, pool, concurrency).run(stop)

@@ -45,17 +45,23 @@ def is_known(kind: Kind, name: str) -> bool:
 
 
 def load(kind: Kind, name: str) -> Any:
-    """The object behind a name: a class or a module-level value; the caller knows its kind's Protocol.
+    """The class behind a name; the caller knows its kind's Protocol.
 
     Raises InputError where the name is unknown or can't be imported, with the names that exist.
     """
     point = _installed(kind).get(name)
+    if point is None and not IMPORT_PATH.match(name):
+        raise InputError(
+            kind.value, name, f"no such {kind.value}; there are: {', '.join(names(kind))}, or module:Class"
+        )
     try:
         if point is not None:
-            return point.load()
-        if IMPORT_PATH.match(name):
+            found = point.load()
+        else:
             module, _, attribute = name.partition(":")
-            return getattr(importlib.import_module(module), attribute)
+            found = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         raise InputError(kind.value, name, f"can't be imported here: {error}") from error
-    raise InputError(kind.value, name, f"no such {kind.value}; there are: {', '.join(names(kind))}, or module:Class")
+    if not callable(found):
+        raise InputError(kind.value, name, f"is no class: {type(found).__name__}")
+    return found

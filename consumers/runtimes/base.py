@@ -89,6 +89,11 @@ class ExecResult:
     tail: str
     """The log's last 4 KiB, undecodable bytes replaced."""
 
+    @property
+    def said(self) -> str:
+        """The end of its output, as the end of a sentence for people."""
+        return f"its output ends with:\n{self.tail}" if self.tail.strip() else "it wrote no output"
+
 
 class Runtime(Protocol):
     """A made sandbox, held by one claim. Paths are as programs inside see them; relative ones start at the workspace."""

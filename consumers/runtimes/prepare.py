@@ -30,7 +30,7 @@ async def _execute(runtime: Runtime, action: PrepareAction, where: str, log: str
     if result.exit_code != 0:
         raise RuntimeFault(
             "prepare_failed",
-            f"{where}: {action.command!r} ended with exit code {result.exit_code}; its output ends with:\n{result.tail}",
+            f"{where}: {action.command!r} ended with exit code {result.exit_code}; {result.said}",
         )
 
 

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from consumers.runtimes import proctree
+from consumers.worker import run_worker
 from polar.blobs import BlobStore
 from polar.keys import BACKSTOP_S, PREFIX, Signer
 from polar.settings import Settings
-from polar.types.errors import Kind
+from polar.types.errors import Kind, NotReady
 from polar.types.session import Stage, Status
 from tests.consumers.coordinating import PROXY, Coordinator, eventually, shell, ticket, working
 from topics import dead_letters, kafka, stages
@@ -105,6 +106,7 @@ async def test_a_harness_that_fails_is_evaluated_all_the_same(settings: Settings
     assert (ran.status, ran.exit_code) == (Status.FAILED, 3)
     assert ran.error is not None
     assert (ran.error.kind, ran.error.code, ran.error.retryable) == (Kind.AGENT, "exit_code", False)
+    assert "ends with:\nsorry" in ran.error.message
     assert fact.reward == 0.0
 
 
@@ -370,3 +372,9 @@ async def test_no_key_is_on_a_command_line_or_in_a_log_line(
     said = capsys.readouterr()
     assert "worker started" in said.out + said.err
     assert PREFIX not in said.out + said.err
+
+
+async def test_a_run_worker_that_could_mint_no_key_does_not_start(settings: Settings) -> None:
+    lost = settings.model_copy(update={"proxy_url": None})
+    with pytest.raises(NotReady, match="POLAR_PROXY_URL isn't set"):
+        await run_worker(lost, [Stage.RUN], pool="default", concurrency=None, stop=asyncio.Event())

@@ -39,3 +39,8 @@ def test_an_unknown_name_lists_those_that_exist() -> None:
 def test_what_cannot_be_imported_says_why(path: str) -> None:
     with pytest.raises(InputError, match="harness: can't be imported here: "):
         registry.load(Kind.HARNESS, path)
+
+
+def test_what_is_no_class_is_refused() -> None:
+    with pytest.raises(InputError, match="harness: is no class: module"):
+        registry.load(Kind.HARNESS, "os:path")
