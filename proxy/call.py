@@ -20,7 +20,7 @@ from proxy.errors import EngineFault, Refusal, Refused, refusal_of
 from proxy.fleet import Fleet
 from proxy.metrics import Metrics
 from proxy.session import Ending, closed
-from topics.producer import LogProducer, Unacknowledged
+from topics.producer import LogProducer, RecordTooLarge, Unacknowledged
 
 ENDINGS: dict[Ending, CallError] = {
     "hung_up": CallError("hung_up", "the harness closed its connection"),
@@ -77,6 +77,9 @@ class Pipeline:
             if call.ended is None:
                 raise
             return refusal_of_ending(call.ended)
+        except Exception as error:
+            self._unanswered(call, CallOutcome.FAILED, CallError("proxy_fault", type(error).__name__))
+            raise  # told and logged where requests are answered
         finally:
             self._metrics.in_flight.dec()
 
@@ -123,6 +126,9 @@ class Pipeline:
         except asyncio.CancelledError:
             self._capture.disown(call.asked, DISOWNED[call.ended or "stopped"])
             raise
+        except RecordTooLarge as error:
+            self._unanswered(call, CallOutcome.FAILED, CallError("too_large", str(error)))
+            raise Refused(Refusal.TOO_LARGE, f"the call is too large for the log: {error}") from None
 
     def _unanswered(self, call: Call, outcome: CallOutcome, error: CallError) -> None:
         self._count(call, outcome)

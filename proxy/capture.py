@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import structlog
 
-from polar.types.completion import CallError, CallOutcome, Completion, TokenDelta
+from polar.types.completion import CallError, CallOutcome, Completion, MessageDelta, TokenDelta
 from polar.types.session import task_id_of
 from proxy.chat import Answer, ChatRequest
 from proxy.errors import Refusal, Refused
@@ -61,7 +61,7 @@ class Capture:
         self._beside: set[asyncio.Task[None]] = set()
 
     async def answered(self, asked: Asked, answer: Answer, policy_version: int | None) -> None:
-        """Returns when the call is on the log. Raises Refused when it is not: the call is disowned then.
+        """Returns when the call is on the log. Raises Refused when it may not be: the call is disowned then. RecordTooLarge: it isn't.
 
         Cancelled, it leaves disowning to the caller, who knows why.
         """
@@ -70,8 +70,6 @@ class Capture:
         record = _answered(asked, written, answer, policy_version)
         try:
             await self._send(record, ACK_S)
-        except RecordTooLarge as error:
-            raise Refused(Refusal.TOO_LARGE, f"the call is too large for the log: {error}") from None
         except Unacknowledged as error:
             log.warning("call not acknowledged", action="call_unacknowledged", call_id=asked.call_id, reason=str(error))
             self.disown(asked, "unacknowledged")
@@ -100,7 +98,12 @@ class Capture:
 
     async def _record(self, record: Completion) -> None:
         try:
-            await self._send(record, ACK_S)
+            try:
+                await self._send(record, ACK_S)
+            except RecordTooLarge:
+                # That it failed, and why, matters more than what was asked.
+                bare = msgspec.structs.replace(record, messages=MessageDelta(b"[]"), tools=None)
+                await self._send(bare, ACK_S)
         except (Unacknowledged, RecordTooLarge) as error:
             self._lost("completion", record.call_id, error)
 

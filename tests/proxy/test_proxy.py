@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import logging
 import time
@@ -22,8 +23,10 @@ from polar.scripted.scripts import Script, ScriptCall, ScriptTurn, Variant
 from polar.types.completion import CallOutcome
 from polar.types.session import Status as SessionStatus
 from polar.types.tokens import unpack_ids, unpack_logprobs
-from proxy.app import Proxy
-from proxy.chat import Message
+from proxy.app import Binding, Proxy
+from proxy.chat import Answer, ChatRequest, Message
+from proxy.dialects.openai_chat import OpenAIChat
+from proxy.engines.vllm_chat import VllmChat
 from tests.proxy.conftest import Bench, eventually, proxied
 from topics.completions import Build
 from topics.fleet import FleetState, PolicyVersion
@@ -381,6 +384,41 @@ async def test_a_body_that_is_too_large_is_413(proxy: Proxy, bench: Bench, http:
     async with http.post(proxy.url + "/v1/chat/completions", headers=headers, data=body()) as response:
         assert response.status == 413
         assert (await response.json())["error"]["code"] == "request_too_large"
+
+
+# aiohttp says so of the engine's client: a body of 1 MiB goes out in one write.
+@pytest.mark.filterwarnings("ignore:Sending a large body:ResourceWarning")
+async def test_a_call_that_is_too_large_for_the_log_is_a_failed_call(
+    proxy: Proxy, bench: Bench, http: aiohttp.ClientSession
+) -> None:
+    headers = {"Authorization": f"Bearer {bench.key()}"}
+    asked = io.BytesIO(msgspec.json.encode({"messages": [{"role": "user", "content": "x" * 34 * 2**20}]}))
+    async with http.post(proxy.url + "/v1/chat/completions", headers=headers, data=asked) as response:
+        assert (response.status, (await response.json())["error"]["code"]) == (413, "request_too_large")
+    [call] = await bench.calls(1)
+    assert (call.outcome, call.error and call.error.code) == (CallOutcome.FAILED, "too_large")
+    assert (call.sampled, call.messages.rest) == (b"", b"[]")
+
+
+class Faulty(VllmChat):
+    """An engine plug-in with a fault of its own."""
+
+    async def complete(self, request: ChatRequest, session_id: str) -> Answer:
+        raise KeyError(f"{session_id}: {len(request.messages)}")
+
+
+async def test_a_plug_ins_fault_is_a_failed_call_too(bench: Bench, http: aiohttp.ClientSession) -> None:
+    local = Binding("127.0.0.1", 0)
+    proxy = Proxy(bench.settings, Faulty("http://127.0.0.1:9", "m"), [OpenAIChat()], local, local)
+    await proxy.start()
+    try:
+        headers = {"Authorization": f"Bearer {bench.key()}"}
+        async with http.post(proxy.url + "/v1/chat/completions", headers=headers, json={"messages": HI}) as response:
+            assert (response.status, (await response.json())["error"]["code"]) == (503, "service_unavailable")
+        [call] = await bench.calls(1)
+        assert (call.outcome, call.error and call.error.code) == (CallOutcome.FAILED, "proxy_fault")
+    finally:
+        await proxy.stop(drain_s=0.0)
 
 
 @pytest.mark.parametrize(
