@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
+from typing import Annotated
+
 import typer
 
 from polar.cli import cancel, logs, proxy, status, submit, topics, trajectories, up, worker
@@ -15,7 +18,24 @@ app = typer.Typer(
     help="Token-faithful rollouts of real coding agents, on a durable log.",
     rich_markup_mode=None,
 )
-app.callback()(logs.for_command)
+
+
+def _say_version(is_asked: bool) -> None:
+    if is_asked:
+        typer.echo(f"polar {version('polar-rollouts')}")
+        raise typer.Exit
+
+
+@app.callback()
+def before(
+    _: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_say_version, help="Say the version, and end.")
+    ] = False,
+) -> None:
+    # No docstring: typer would show it in place of the help above.
+    logs.for_command()
+
+
 app.command("up")(up.up)
 app.command("submit")(submit.submit)
 app.command("status")(status.status)

@@ -1,31 +1,58 @@
-"""`polar cancel`: writes the fact itself; the coordinator honours it in every state, also before it knows the task."""
+"""`polar cancel`: writes the fact itself; the coordinator honours it in every state, also before it knows the task.
+
+The table is looked at only to say what the fact will do; what has ended needs none.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import re
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from polar import settings
+from polar.cli import targets
 from polar.cli.options import Data
-from polar.types.errors import InputError
+from polar.settings import Settings
+from polar.types.session import Phase
 
-TARGET = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_-]{0,127}(\.\d{1,4})?$")
+if TYPE_CHECKING:
+    from polar.client import SessionTable
 
 
 def cancel(
-    target: Annotated[str, typer.Argument(metavar="TASK|SESSION", help="A session is <task>.<sample>.")],
+    target: Annotated[str, typer.Argument(metavar=targets.FIELD, help="A session is <task>.<sample>.")],
     data: Data = None,
 ) -> None:
     """End a task, or one session of it.
 
     What was captured until then comes out as CANCELLED trajectories.
     """
-    if not TARGET.match(target):
-        raise InputError("TASK|SESSION", target, "expected a task id, or <task id>.<sample index>")
+    asyncio.run(_cancel(settings.load(data), targets.read(target)))
+
+
+async def _cancel(found: Settings, target: targets.Target) -> None:
     from polar import client
 
-    asyncio.run(client.cancel(settings.load(data), target))
-    typer.echo(f"asked for the end of {target}")
+    async with client.SessionTable(found, {target.task_id}) as table:
+        task = table.tasks.get(target.task_id)
+        if task is not None:
+            target.check(task)
+        if _has_ended(table, target):
+            typer.echo(f"polar: {target.name} has ended already", err=True)
+            return
+    await client.cancel(found, target.name)
+    typer.echo(f"asked for the end of {target.name}")
+    if task is None or task.body_hash is None:
+        typer.echo(
+            f"polar: {target.name} is not known yet: one that is submitted later under this id is ended at once",
+            err=True,
+        )
+
+
+def _has_ended(table: SessionTable, target: targets.Target) -> bool:
+    """Whether all that is meant has its trajectory."""
+    if target.sample is None:
+        return table.is_finished(target.task_id)
+    row = table.sessions.get(target.task_id, {}).get(target.sample)
+    return row is not None and row.phase is Phase.ENDED

@@ -1,4 +1,4 @@
-"""`polar status`: the coordinator's table, as it stands: all tasks, or the sessions of one."""
+"""`polar status`: the coordinator's table, as it stands: all tasks, the sessions of one, or one session."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import msgspec
 import typer
 
 from polar import settings
+from polar.cli import targets
 from polar.cli.options import Data, Format, Output
 from polar.cli.tables import show
 from polar.types.errors import InputError
@@ -21,29 +22,33 @@ if TYPE_CHECKING:
 
 
 def status(
-    task: Annotated[str | None, typer.Argument(metavar="[TASK]")] = None,
+    target: Annotated[
+        str | None, typer.Argument(metavar=f"[{targets.FIELD}]", help="A session is <task>.<sample>.")
+    ] = None,
     output: Output = Format.TABLE,
     data: Data = None,
 ) -> None:
-    """Show where tasks, or one task's sessions, stand."""
-    rows = asyncio.run(_read(settings.load(data), task))
+    """Show where tasks, one task's sessions, or one session stand."""
+    rows = asyncio.run(_read(settings.load(data), None if target is None else targets.read(target)))
     if output is Format.JSON:
         typer.echo(json.dumps(rows, indent=2))
-    elif task is None:
+    elif target is None:
         show(["task", ">samples", ">ended", "ended as", "others are", ">mean reward"], map(_task_cells, rows))
     else:
         show(["session", "phase", ">attempt", "status", ">reward", "error"], map(_session_cells, rows))
 
 
-async def _read(found: settings.Settings, task_id: str | None) -> list[dict[str, Any]]:
+async def _read(found: settings.Settings, target: targets.Target | None) -> list[dict[str, Any]]:
     from polar.client import SessionTable
 
-    async with SessionTable(found, None if task_id is None else {task_id}) as table:
-        if task_id is None:
+    async with SessionTable(found, None if target is None else {target.task_id}) as table:
+        if target is None:
             return [of_task(name, row.num_samples, table) for name, row in sorted(table.tasks.items())]
-        if task_id not in table.tasks:
-            raise InputError("TASK", task_id, "no coordinator knows such a task")
-        return [_of_session(row) for _, row in sorted(table.sessions.get(task_id, {}).items())]
+        if target.task_id not in table.tasks:
+            raise InputError(targets.FIELD, target.name, "no coordinator knows such a task")
+        target.check(table.tasks[target.task_id])
+        rows = sorted(table.sessions.get(target.task_id, {}).items())
+        return [_of_session(row) for index, row in rows if target.sample in (None, index)]
 
 
 def of_task(task_id: str, samples: int, table: SessionTable) -> dict[str, Any]:

@@ -31,7 +31,7 @@ def submit(
     output: Output = Format.TABLE,
     data: Data = None,
 ) -> None:
-    """Submit tasks, and print their ids. With --wait, exit 1 where a session failed as `infra` or `input`."""
+    """Submit tasks, and print their ids. With --wait, name those sessions that failed, and exit 1 where one did as `infra` or `input`."""
     requests = _requests(files)
     raise typer.Exit(asyncio.run(_submit(settings.load(data), requests, wait, output)))
 
@@ -86,21 +86,15 @@ async def _submit(found: Settings, requests: list[TaskRequest], wait: bool, outp
         if output is Format.JSON:
             tasks = [of_task(request.task_id, request.num_samples, table) for request in requests]
             typer.echo(json.dumps(tasks, indent=2))
-        return _code(table, ids) if wait else 0
+        return _judged(table, ids) if wait else 0
 
 
-def _code(table: SessionTable, ids: Sequence[str]) -> int:
-    """1 where a session failed for what isn't the agent's doing; such are named on stderr."""
-    failed = [
-        row
-        for task_id in ids
-        for row in table.ended(task_id)
-        if row.status is Status.FAILED and row.error is not None and row.error.kind in (Kind.INFRA, Kind.INPUT)
-    ]
-    for row in failed:
-        assert row.error is not None, "chosen so"
-        typer.echo(
-            f"polar: {row.session_id} FAILED: {row.error.stage} {row.error.kind}/{row.error.code}: {row.error.message}",
-            err=True,
-        )
-    return Exit.FAILED if failed else 0
+def _judged(table: SessionTable, ids: Sequence[str]) -> int:
+    """Name each session that failed, and why, on stderr; 1 where one did for what isn't the agent's doing."""
+    failed = [row for task_id in ids for row in table.ended(task_id) if row.status is Status.FAILED]
+    errors = [(row.session_id, row.error) for row in failed if row.error is not None]
+    for session_id, error in errors:
+        # An agent's own words may run over lines.
+        message = " ".join(error.message.split())
+        typer.echo(f"polar: {session_id} FAILED: {error.stage} {error.kind}/{error.code}: {message}", err=True)
+    return Exit.FAILED if any(error.kind in (Kind.INFRA, Kind.INPUT) for _, error in errors) else 0

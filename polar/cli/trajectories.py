@@ -19,6 +19,7 @@ from polar.cli import running
 from polar.cli.options import Data
 from polar.cli.tables import show
 from polar.settings import Settings
+from polar.types.errors import NotReady
 from polar.types.trajectory import ExpandedTrace, Trajectory, expand
 
 
@@ -72,14 +73,15 @@ async def _read(
     from topics.follow import Follower, Since
 
     name = (topic or "").removeprefix(f"{found.namespace}.").removeprefix("trajectories").removeprefix(".")
-    declared = trajectories.topic(name or None)
+    await require(found, trajectories.TOPIC)
+    if name:
+        await _require_output(found, name)
 
     def on_record(record: object, _: object) -> None:
         if isinstance(record, Trajectory):
             take(record)
 
-    follower = Follower(found, declared, on_record, since=Since.BEGINNING, committed=True)
-    await require(found, declared)
+    follower = Follower(found, trajectories.topic(name or None), on_record, since=Since.BEGINNING, committed=True)
     await follower.start(READ_S)
     try:
         if stop is not None:
@@ -88,6 +90,17 @@ async def _read(
             stopped.cancel()
     finally:
         await follower.stop()
+
+
+async def _require_output(found: Settings, name: str) -> None:
+    """Raises NotReady where no output topic has this name; the first task that writes there makes it."""
+    from topics import admin, trajectories
+
+    prefix = f"{trajectories.TOPIC.full_name(found.namespace)}."
+    there = [one.name.removeprefix(prefix) for one in await admin.listing(found) if one.name.startswith(prefix)]
+    if name not in there:
+        known = ", ".join(there) or "none"
+        raise NotReady(f"no output topic {prefix}{name}; there are: {known} (the trained ones: without --topic)")
 
 
 def line(trajectory: Trajectory) -> dict[str, Any]:

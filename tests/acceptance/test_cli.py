@@ -184,6 +184,7 @@ def test_a_harness_that_fails_is_no_failure_of_the_work(up: Up) -> None:
     done = up.submit("wrong", "exit 3", "--wait", "--format", "json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)[0]["statuses"] == {"FAILED": 1}
+    assert "wrong.0 FAILED: run agent/exit_code: " in done.stderr
 
 
 def test_what_only_the_workers_lack_ends_with_1(up: Up) -> None:
@@ -200,6 +201,7 @@ def test_a_cancelled_task_ends_with_its_trajectories(up: Up) -> None:
     done = up.submit("endless", "sleep 600", "--wait", "--format", "json", num_samples=2)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)[0]["statuses"] == {"CANCELLED": 2}
+    assert "endless has ended already" in up.polar("cancel", "endless").stderr
 
 
 def test_a_second_up_on_the_same_folder_is_refused(up: Up) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -102,9 +103,10 @@ def test_a_kafka_that_does_not_answer_is_said_in_a_sentence(
     assert stdout == ""
 
 
-@pytest.mark.parametrize("target", ["", "a b", "a.", "a.b", ".0", "a.0.1", "../x"])
-def test_cancel_refuses_what_is_no_task_and_no_session(target: str) -> None:
-    code, _, stderr = polar("cancel", "--", target)
+@pytest.mark.parametrize("command", ["cancel", "status"])
+@pytest.mark.parametrize("target", ["", "a b", "a.", "a.b", ".0", "a.0.1", "a.01", "../x"])
+def test_what_is_no_task_and_no_session_is_refused(command: str, target: str) -> None:
+    code, _, stderr = polar(command, "--", target)
     assert code == 2
     assert f"TASK|SESSION: expected a task id, or <task id>.<sample index> (got {target!r})" in stderr
 
@@ -115,6 +117,10 @@ def test_cancel_refuses_what_is_no_task_and_no_session(target: str) -> None:
 )
 def test_bad_usage_ends_with_2(arguments: list[str]) -> None:
     assert polar(*arguments)[0] == 2
+
+
+def test_the_version_is_said_without_a_system() -> None:
+    assert polar("--version") == (0, f"polar {version('polar-rollouts')}\n", "")
 
 
 def test_a_bad_setting_names_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:

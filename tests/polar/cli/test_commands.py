@@ -141,11 +141,17 @@ def test_an_equal_body_is_the_same_task_and_its_end_is_not_waited_for_again(sett
         settings,
         task_row(),
         session_row(0, status=Status.COMPLETED, reward=1.0),
-        session_row(1, status=Status.FAILED, reward=0.0, error=SessionError("run", Kind.AGENT, "exit_code", "3")),
+        session_row(
+            1,
+            status=Status.FAILED,
+            reward=0.0,
+            error=SessionError("run", Kind.AGENT, "exit_code", "ended with 3:\nno key"),
+        ),
     )
     code, stdout, stderr = polar("submit", "--wait", "-", stdin=json.dumps(BODY))
     assert (code, stdout) == (0, "t\n")
     assert "2 of 2 sessions have ended: 1 COMPLETED, 1 FAILED; mean reward 0.5" in stderr
+    assert stderr.splitlines()[-1] == "polar: t.1 FAILED: run agent/exit_code: ended with 3: no key"
 
 
 @pytest.mark.parametrize("kind", [Kind.INFRA, Kind.INPUT])
@@ -173,14 +179,43 @@ def test_wait_ends_with_1_where_a_session_failed_for_what_is_not_the_agents_doin
 
 @pytest.mark.parametrize("target", ["t", "t.3"])
 def test_cancel_writes_the_fact_where_the_task_lies(settings: Settings, target: str) -> None:
+    write_rows(settings, task_row(BODY | {"num_samples": 4}), session_row(3, Phase.RUNNING))
     assert polar("cancel", target) == (0, f"asked for the end of {target}\n", "")
     (record,) = read(settings, events.TOPIC)
     fact = events.CODEC.decode(record.value or b"")
     assert isinstance(fact, CancelRequested)
     assert (fact.task_id, fact.session_id) == ("t", None if target == "t" else target)
     assert record.key == target.encode()
-    write_rows(settings, task_row())
-    assert [row.partition for row in read(settings, sessions.TOPIC)] == [record.partition]
+    assert {row.partition for row in read(settings, sessions.TOPIC)} == {record.partition}
+
+
+@pytest.mark.parametrize("target", ["t", "t.3"])
+@pytest.mark.parametrize("rows", [[], [TaskState("t", cancelled=True)]], ids=["unheard", "cancelled"])
+def test_the_end_of_what_is_not_known_yet_is_asked_for_and_said_to_come_later(
+    settings: Settings, target: str, rows: list[TaskState]
+) -> None:
+    write_rows(settings, *rows)
+    code, stdout, stderr = polar("cancel", target)
+    assert (code, stdout) == (0, f"asked for the end of {target}\n")
+    assert f"{target} is not known yet: one that is submitted later under this id is ended at once" in stderr
+    assert len(read(settings, events.TOPIC)) == 1
+
+
+def test_what_has_ended_already_is_not_cancelled_again(settings: Settings) -> None:
+    write_rows(settings, task_row(), session_row(0, status=Status.COMPLETED), session_row(1, Phase.RUNNING))
+    assert polar("cancel", "t.0") == (0, "", "polar: t.0 has ended already\n")
+    write_rows(settings, session_row(1, status=Status.COMPLETED))
+    assert polar("cancel", "t") == (0, "", "polar: t has ended already\n")
+    assert read(settings, events.TOPIC) == []
+
+
+@pytest.mark.parametrize("command", ["cancel", "status"])
+def test_a_sample_that_a_task_does_not_have_is_refused(settings: Settings, command: str) -> None:
+    write_rows(settings, task_row(), session_row(0), session_row(1))
+    code, stdout, stderr = polar(command, "t.2")
+    assert (code, stdout) == (2, "")
+    assert "no such sample; t has 0 to 1 (got 't.2')" in stderr
+    assert read(settings, events.TOPIC) == []
 
 
 def test_status_shows_tasks_and_sessions_and_knows_tombstones(settings: Settings) -> None:
@@ -203,9 +238,11 @@ def test_status_shows_tasks_and_sessions_and_knows_tombstones(settings: Settings
         ("t.0", "running", 2, None),
         ("t.1", "ended", 1, "TIMED_OUT"),
     ]
-    code, _, stderr = polar("status", "nosuch")
-    assert code == 2
-    assert "TASK: no coordinator knows such a task (got 'nosuch')" in stderr
+    assert json.loads(polar("status", "t.1", "--format", "json")[1]) == shown[1:]
+    for target in ("nosuch", "nosuch.0"):
+        code, _, stderr = polar("status", target)
+        assert code == 2
+        assert f"no coordinator knows such a task (got '{target}')" in stderr
 
 
 def a_trajectory(index: int) -> Trajectory:
@@ -283,10 +320,10 @@ def test_trajectories_as_a_table_are_in_order_and_of_the_task_asked_for(settings
     assert "t." not in polar("trajectories", "--topic", "eval", "--task", "other")[1]
 
 
-def test_a_topic_that_is_not_there_is_told(settings: Settings) -> None:
+def test_an_output_topic_that_is_not_there_is_told_and_which_are(settings: Settings) -> None:
     code, _, stderr = polar("trajectories", "--topic", "nosuch")
     assert code == 3
-    assert f"no topic {settings.namespace}.trajectories.nosuch" in stderr
+    assert f"no output topic {settings.namespace}.trajectories.nosuch; there are: eval (" in stderr
 
 
 def test_topics_apply_makes_a_pools_queues_and_changes_nothing_the_second_time(settings: Settings) -> None:
