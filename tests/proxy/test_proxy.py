@@ -24,7 +24,7 @@ from polar.types.completion import CallOutcome
 from polar.types.session import Status as SessionStatus
 from polar.types.tokens import unpack_ids, unpack_logprobs
 from proxy.app import Binding, Proxy
-from proxy.chat import Answer, ChatRequest, Message
+from proxy.chat import Answer, ChatRequest, Message, Usage
 from proxy.dialects.openai_chat import OpenAIChat
 from proxy.engines.vllm_chat import VllmChat
 from tests.proxy.conftest import Bench, eventually, proxied
@@ -386,37 +386,46 @@ async def test_a_body_that_is_too_large_is_413(proxy: Proxy, bench: Bench, http:
         assert (await response.json())["error"]["code"] == "request_too_large"
 
 
-# aiohttp says so of the engine's client: a body of 1 MiB goes out in one write.
-@pytest.mark.filterwarnings("ignore:Sending a large body:ResourceWarning")
-async def test_a_call_that_is_too_large_for_the_log_is_a_failed_call(
-    proxy: Proxy, bench: Bench, http: aiohttp.ClientSession
-) -> None:
-    headers = {"Authorization": f"Bearer {bench.key()}"}
-    asked = io.BytesIO(msgspec.json.encode({"messages": [{"role": "user", "content": "x" * 34 * 2**20}]}))
-    async with http.post(proxy.url + "/v1/chat/completions", headers=headers, data=asked) as response:
-        assert (response.status, (await response.json())["error"]["code"]) == (413, "request_too_large")
-    [call] = await bench.calls(1)
-    assert (call.outcome, call.error and call.error.code) == (CallOutcome.FAILED, "too_large")
-    assert (call.sampled, call.messages.rest) == (b"", b"[]")
+class PlugIn(VllmChat):
+    """An engine that answers at once, whatever it is asked, or has a fault of its own."""
 
-
-class Faulty(VllmChat):
-    """An engine plug-in with a fault of its own."""
+    def __init__(self, outcome: Answer | Exception) -> None:
+        super().__init__("http://127.0.0.1:9", "m")
+        self._outcome = outcome
 
     async def complete(self, request: ChatRequest, session_id: str) -> Answer:
-        raise KeyError(f"{session_id}: {len(request.messages)}")
+        if isinstance(self._outcome, Exception):
+            raise self._outcome
+        return self._outcome
 
 
-async def test_a_plug_ins_fault_is_a_failed_call_too(bench: Bench, http: aiohttp.ClientSession) -> None:
+@pytest.mark.parametrize(
+    ("outcome", "content", "status", "code"),
+    [
+        (
+            Answer(Message("assistant", "hi"), "stop", Usage(1, 1), b"\1\0\0\0", b"\2\0\0\0", b"\0" * 4, "m"),
+            34,
+            413,
+            "too_large",
+        ),
+        (KeyError("x"), 1, 503, "proxy_fault"),
+    ],
+    ids=["too large for the log", "a plug-in's fault"],
+)
+async def test_a_call_that_the_proxy_fails_is_a_failed_call_too(
+    bench: Bench, http: aiohttp.ClientSession, outcome: Answer | Exception, content: int, status: int, code: str
+) -> None:
     local = Binding("127.0.0.1", 0)
-    proxy = Proxy(bench.settings, Faulty("http://127.0.0.1:9", "m"), [OpenAIChat()], local, local)
+    proxy = Proxy(bench.settings, PlugIn(outcome), [OpenAIChat()], local, local)
     await proxy.start()
     try:
         headers = {"Authorization": f"Bearer {bench.key()}"}
-        async with http.post(proxy.url + "/v1/chat/completions", headers=headers, json={"messages": HI}) as response:
-            assert (response.status, (await response.json())["error"]["code"]) == (503, "service_unavailable")
+        body = io.BytesIO(msgspec.json.encode({"messages": [{"role": "user", "content": "x" * content * 2**20}]}))
+        async with http.post(proxy.url + "/v1/chat/completions", headers=headers, data=body) as response:
+            assert (response.status, list(await response.json())) == (status, ["error"])
         [call] = await bench.calls(1)
-        assert (call.outcome, call.error and call.error.code) == (CallOutcome.FAILED, "proxy_fault")
+        assert (call.outcome, call.error and call.error.code) == (CallOutcome.FAILED, code)
+        assert (call.sampled, call.logprobs, call.answer) == (b"", b"", b"")
     finally:
         await proxy.stop(drain_s=0.0)
 
