@@ -21,7 +21,7 @@ from consumers.builders.open_sessions import OpenSession, Sessions
 from polar import registry
 from polar.settings import Settings
 from polar.types.completion import Completion
-from polar.types.errors import Kind, SessionError
+from polar.types.errors import InputError, Kind, SessionError
 from polar.types.session import Status
 from polar.types.trajectory import GroupFinished, Stats, Trajectory
 from topics import admin, completions, events, kafka, trajectories
@@ -161,6 +161,8 @@ class Keeper:
             return await asyncio.wait_for(off_loop(source), BUILD_S)
         except TimeoutError:
             return failed(session.build, "builder_timeout", f"the builder took longer than {BUILD_S:.0f} s", len(calls))
+        except InputError as error:
+            return failed(session.build, "builder_input", str(error), len(calls), Kind.INPUT)
         except Exception as error:
             log.exception("build failed", action="builder.build_failed", session=session.build.session_id)
             return failed(session.build, "builder", f"{type(error).__name__}: {error}", len(calls))
@@ -230,7 +232,15 @@ class Keeper:
             value = encode(trajectory)
         stats = trajectory.stats
         fact = TrajectoryEmitted(
-            uuid.uuid4().hex, session_id, build.attempt, stats.traces, stats.trainable_tokens, stats.calls
+            uuid.uuid4().hex,
+            session_id,
+            build.attempt,
+            stats.traces,
+            stats.trainable_tokens,
+            stats.calls,
+            trajectory.status,
+            trajectory.error,
+            trajectory.reward,
         )
         return [
             self._write(topic.full_name(self._settings.namespace), session_id, value),
@@ -282,8 +292,8 @@ async def off_loop(source: BuiltFrom) -> Trajectory:
     return await outcome
 
 
-def failed(build: Build, code: str, message: str, calls: int) -> Trajectory:
-    """What is emitted where nothing could be built: FAILED `infra/<code>`, no traces."""
+def failed(build: Build, code: str, message: str, calls: int, kind: Kind = Kind.INFRA) -> Trajectory:
+    """What is emitted where nothing could be built: FAILED `<kind>/<code>`, no traces, no reward."""
     return Trajectory(
         build.session_id,
         build.task_id,
@@ -293,7 +303,7 @@ def failed(build: Build, code: str, message: str, calls: int) -> Trajectory:
         Status.FAILED,
         build.builder,
         build.harness,
-        error=SessionError("build", Kind.INFRA, code, message),
+        error=SessionError("build", kind, code, message),
         stats=Stats(calls=calls),
         accounting=build.accounting,
         artifacts=build.artifacts,

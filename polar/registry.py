@@ -62,6 +62,6 @@ def load(kind: Kind, name: str) -> Any:
             found = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         raise InputError(kind.value, name, f"can't be imported here: {error}") from error
-    if not callable(found):
+    if not isinstance(found, type):
         raise InputError(kind.value, name, f"is no class: {type(found).__name__}")
     return found

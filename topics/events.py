@@ -117,6 +117,10 @@ class TrajectoryEmitted(msgspec.Struct, frozen=True, tag="trajectory_emitted", o
     traces: int = 0
     trainable_tokens: int = 0
     calls: int = 0
+    status: Status | None = None
+    """As the trajectory says: a build that failed makes a session FAILED. None: from an older builder, as it was asked for."""
+    error: SessionError | None = None
+    reward: float | None = None
 
 
 class GroupEmitted(msgspec.Struct, frozen=True, tag="group_emitted", omit_defaults=True):

@@ -331,6 +331,9 @@ def _closed(table: Table, session: SessionState, given: DeadlinePassed, now: int
 def _emitted(table: Table, session: SessionState, fact: TrajectoryEmitted, now: int) -> Decision:
     task = table.task_of(session)
     ended = replace(session, phase=Phase.ENDED, since=now)
+    if fact.status is not None:
+        # What trainers read is what counts, also where the build failed.
+        ended = replace(ended, status=fact.status, error=fact.error, reward=fact.reward)
     task = replace(task, ended=task.ended + 1)
     if task.ended < task.num_samples:
         return Decision(tasks=(task,), sessions=(ended,))

@@ -117,7 +117,7 @@ class RuntimeSpec(Part):
             return self
         asked = {
             "image": self.image,
-            "network": self.network,
+            "network": None if self.network == "host" else self.network,
             "allow_internet": None if self.allow_internet else False,
             "cpus": self.cpus,
             "memory_mb": self.memory_mb,
@@ -130,6 +130,12 @@ class RuntimeSpec(Part):
             if value is not None:
                 raise ValueError(f"{name}={value!r} can't be kept by runtime.backend 'process'; leave {name} out")
         return self
+
+
+MODEL_VARIABLES = frozenset(
+    f"{provider}_{what}" for provider in ("OPENAI", "ANTHROPIC") for what in ("BASE_URL", "API_KEY")
+) | {"GOOGLE_GEMINI_BASE_URL", "GEMINI_API_KEY"}
+"""How a harness finds the proxy and its session's key."""
 
 
 class AgentSpec(Part):
@@ -155,6 +161,11 @@ class AgentSpec(Part):
         for name in ("mcp_servers", "skills_path"):
             if getattr(self, name):
                 raise ValueError(f"{name} isn't built yet; leave it out")
+        for name in (*self.env, *(self.custom_shell.env if self.custom_shell else ())):
+            if name in MODEL_VARIABLES or name.startswith("POLAR_"):
+                raise ValueError(
+                    f"env.{name} is set for the harness by the run worker; with another the calls would be lost"
+                )
         return self
 
     @property

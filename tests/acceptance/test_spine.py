@@ -80,6 +80,13 @@ async def test_a_run_over_its_budget_is_timed_out_evaluated_and_keeps_its_calls(
         assert trajectory.stats.trainable_tokens == sum(len(c.token_ids) for c in system.sampled(trajectory.session_id))
 
 
+async def test_a_builder_that_refuses_its_config_is_said_everywhere(system: Fleet) -> None:
+    task = system.task("unbuilt", 1, 1, builder={"strategy": "per_request", "config": {"zzz": 5}})
+    (trajectory,) = await submitted(system, task, code=1)
+    assert trajectory.error is not None
+    assert (trajectory.status, trajectory.error.kind, trajectory.reward) == (Status.FAILED, "input", None)
+
+
 async def test_a_harness_that_forks_daemons_leaves_none(system: Fleet) -> None:
     command = "setsid sleep 600 & (nohup setsid sh -c 'sleep 600 & sleep 600' >/dev/null 2>&1 &) ; exit 7"
     task = system.task("daemons", 1, 2)

@@ -41,6 +41,7 @@ def test_what_cannot_be_imported_says_why(path: str) -> None:
         registry.load(Kind.HARNESS, path)
 
 
-def test_what_is_no_class_is_refused() -> None:
-    with pytest.raises(InputError, match="harness: is no class: module"):
-        registry.load(Kind.HARNESS, "os:path")
+@pytest.mark.parametrize("path", ["os:path", "os:system"])
+def test_what_is_no_class_is_refused(path: str) -> None:
+    with pytest.raises(InputError, match="harness: is no class"):
+        registry.load(Kind.HARNESS, path)

@@ -138,6 +138,17 @@ def test_the_plain_way_ends_with_one_build_and_a_group() -> None:
     assert bench.table.session("t.0") is None
 
 
+def test_a_build_that_failed_is_what_the_table_and_the_group_say() -> None:
+    bench = Bench()
+    bench.give(submitted())
+    bench.evaluate()
+    bench.give(Evaluated("f", "t.0", 1, "e1", reward=1.0))
+    error = SessionError("build", Kind.INPUT, "builder_input", "no such setting")
+    bench.give(TrajectoryEmitted("f", "t.0", 1, status=Status.FAILED, error=error))
+    assert (bench.session().status, bench.session().error, bench.session().reward) == (Status.FAILED, error, None)
+    assert bench.groups == [CloseGroup("t", 1, [None], [Status.FAILED])]
+
+
 def test_the_first_claim_is_granted_and_others_are_revoked() -> None:
     bench = Bench()
     bench.give(submitted())

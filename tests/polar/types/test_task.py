@@ -224,3 +224,10 @@ def test_what_every_trajectory_carries_is_bounded() -> None:
     shell = {"harness": "shell", "custom_shell": {"command": "true"}}
     with pytest.raises(InputError, match="metadata: at most 65536 bytes"):
         parse({"task_id": "t", "instruction": "", "agent": shell, "metadata": {"patch": "x" * 70_000}})
+
+
+@pytest.mark.parametrize("name", ["OPENAI_API_KEY", "OPENAI_BASE_URL", "POLAR_SESSION_ID"])
+def test_a_task_cannot_lead_its_harness_past_the_proxy(name: str) -> None:
+    shell = {"harness": "shell", "custom_shell": {"command": "true"}, "env": {name: "x"}}
+    with pytest.raises(InputError, match=f"agent: env.{name} is set for the harness by the run worker"):
+        parse({"task_id": "t", "instruction": "", "agent": shell})
