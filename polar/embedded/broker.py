@@ -39,6 +39,14 @@ _PLAIN_JVM = (
 )
 
 
+def new_cluster_id() -> str:
+    """A random UUID in base64url, 22 characters. Never one that begins with a dash: the tool would take it for an option."""
+    while True:
+        cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        if not cluster_id.startswith("-"):
+            return cluster_id
+
+
 class Broker:
     """Apache Kafka on `data`/kafka. Its methods block: from asyncio call them in a thread."""
 
@@ -128,8 +136,15 @@ class Broker:
         self._announce(f"preparing a new Kafka log in {self._folder.path}")
         new = self._folder.unformatted
         self._folder.configure(ports, new)
-        cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-        tool = ["kafka.tools.StorageTool", "format", "--standalone", "-t", cluster, "-c", str(self._folder.properties)]
+        tool = [
+            "kafka.tools.StorageTool",
+            "format",
+            "--standalone",
+            "-t",
+            new_cluster_id(),
+            "-c",
+            str(self._folder.properties),
+        ]
         process = self._spawn(class_path, tool, lock)
         try:
             code = process.wait(START_S)

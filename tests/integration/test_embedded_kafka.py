@@ -24,6 +24,7 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 from polar.embedded import Broker, BrokerError
+from polar.embedded.broker import new_cluster_id
 from polar.embedded.distribution import TRIES, Jar, download, locked_jars
 from polar.embedded.properties import MAX_MESSAGE_BYTES
 
@@ -300,3 +301,7 @@ def test_a_download_that_stays_broken_is_given_up_with_the_way_out(tmp_path: Pat
         with pytest.raises(BrokerError, match=r"(?s)thing-1\.jar could not be downloaded .* set POLAR_KAFKA"):
             download([jar], tmp_path, print, server.url)
         assert server.served == TRIES
+
+
+def test_no_cluster_id_looks_like_an_option() -> None:
+    assert not [made for made in (new_cluster_id() for _ in range(2000)) if made.startswith("-") or len(made) != 22]
