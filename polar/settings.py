@@ -45,6 +45,8 @@ class Settings(BaseSettings):
     control_token_file: Path | None = None
     blobs: Path | None = None
     """The blob store's folder; DATA/blobs where none is said."""
+    lake: Path | None = None
+    """The lake's folder, one subfolder a namespace; DATA/lake where none is said."""
     keys_file: Path | None = None
     """The fleet's signing secrets; DATA/keys.json where none is said."""
 
@@ -71,6 +73,10 @@ class Settings(BaseSettings):
     @property
     def blobs_folder(self) -> Path:
         return self.blobs or self.data / "blobs"
+
+    @property
+    def lake_folder(self) -> Path:
+        return (self.lake or self.data / "lake") / self.namespace
 
     @property
     def keys_path(self) -> Path:

