@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from enum import StrEnum
 from typing import Annotated
 
 import msgspec
@@ -13,7 +14,15 @@ from polar import settings
 from polar.cli.options import Data, Format, Output
 from polar.cli.tables import show
 
-app = typer.Typer(no_args_is_help=True, help="Create and list the topics.")
+app = typer.Typer(no_args_is_help=True, help="Create, list and describe the topics.")
+
+
+class Document(StrEnum):
+    """Forms of the contract."""
+
+    ASYNCAPI = "asyncapi"
+    JSON = "json"
+    MARKDOWN = "markdown"
 
 
 @app.command("apply")
@@ -47,6 +56,29 @@ def list_topics(output: Output = Format.TABLE, data: Data = None) -> None:
             ["topic", ">partitions", ">records", "cleanup"],
             [_cells(one.name, one.partitions, one.records, one.config) for one in listed],
         )
+
+
+@app.command("docs")
+def docs(
+    form: Annotated[
+        Document, typer.Option("--format", help="asyncapi: AsyncAPI 3.0 as YAML; json: the same; markdown: for people.")
+    ] = Document.ASYNCAPI,
+    data: Data = None,
+) -> None:
+    """Describe every topic and record; needs no Kafka."""
+    import yaml
+
+    from topics import asyncapi, markdown
+
+    namespace = settings.load(data).namespace
+    match form:
+        case Document.ASYNCAPI:
+            document = yaml.safe_dump(asyncapi.document(namespace), sort_keys=False, allow_unicode=True, width=120)
+            typer.echo(document, nl=False)
+        case Document.JSON:
+            typer.echo(json.dumps(asyncapi.document(namespace), indent=2))
+        case Document.MARKDOWN:
+            typer.echo(markdown.page(namespace), nl=False)
 
 
 def _cells(name: str, partitions: int, records: int, config: dict[str, str]) -> list[object]:
