@@ -37,15 +37,19 @@ def up(
 
     Kafka, a proxy, all workers and, without --engine, the scripted engine. With POLAR_KAFKA set that Kafka is used.
     """
-    from polar.embedded import engine, lock
+    from polar.embedded import disk, engine, lock
     from polar.embedded.system import Options
 
     if engine_url is None and model is not None:
         raise InputError("--model", model, "goes with --engine")
     if engine_url is not None and scripts:
         raise InputError("--scripts", str(scripts[0]), "the scripted engine's, and --engine names another")
-    upstream = engine.find(engine_url, model) if engine_url is not None else None
+    upstream = None
+    if engine_url is not None:
+        upstream = engine.find(engine_url, model)
+        asyncio.run(engine.probe(upstream))
     folder = settings.load(data).data
+    disk.require(folder)
     held = lock.claim(folder, announce=_announce)
     try:
         # What a killed `up` has left is true no more, and must not pass for settings.

@@ -1,4 +1,4 @@
-"""`--engine URL [--model NAME]`: what it means, asked of the server itself."""
+"""`--engine URL [--model NAME]`: what it means, and whether it can serve training, asked of the server itself."""
 
 from __future__ import annotations
 
@@ -7,9 +7,21 @@ import urllib.error
 import urllib.request
 from dataclasses import dataclass
 
+from polar.types.completion import Sampling
 from polar.types.errors import InputError, NotReady
+from proxy.chat import ChatRequest, Message
+from proxy.engines.vllm_chat import VllmChat
+from proxy.errors import EngineFault
 
 ANSWER_S = 10.0
+PROBE_S = 120.0
+"""For one token: a server that has just started compiles on its first call."""
+NO_IDS = (
+    "it returns no token ids, and without them nothing can be trained: vLLM 0.10.2 or newer does (`return_token_ids`)"
+)
+NO_LOGPROBS = "it returns no logprob for each sampled token; vLLM does unless --max-logprobs forbids it"
+LACKS = {"no_token_ids": NO_IDS, "length_mismatch": NO_LOGPROBS, "bad_logprobs": NO_LOGPROBS}
+"""By EngineFault's code, what the server can't do."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +46,20 @@ def find(url: str, model: str | None) -> Engine:
     if model is not None and model not in served:
         raise InputError("--model", model, f"{base} serves {', '.join(served) or 'no model'}")
     return Engine(base, model or served[0])
+
+
+async def probe(engine: Engine) -> None:
+    """Ask for one token, just as the proxy will. Raises NotReady, saying what the server lacks and what to do."""
+    asked = VllmChat(engine.url, engine.model, deadline_s=PROBE_S)
+    request = ChatRequest([Message("user", content="Say a word.")], sampling=Sampling(temperature=1, max_tokens=1))
+    await asked.start()
+    try:
+        await asked.complete(request, "polar-probe.0")
+    except EngineFault as fault:
+        what = LACKS.get(fault.code, f"it gave no usable answer ({fault.code}: {fault.message})")
+        raise NotReady(f"the engine at {engine.url} ({engine.model}) can't be used: {what}") from None
+    finally:
+        await asked.stop()
 
 
 def _models(base: str) -> list[str]:

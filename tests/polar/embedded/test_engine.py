@@ -1,4 +1,7 @@
-"""`--engine` takes a URL with or without /v1, and its only model where none is named. The servers here are real HTTP, answers canned."""
+"""`--engine` takes a URL with or without /v1, and its only model where none is named; what can't serve training is told.
+
+The servers here are real HTTP, answers canned; the probe's is the scripted engine with its faults.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,9 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 
 from polar.embedded import engine
+from polar.scripted.app import running
+from polar.scripted.engine import Engine as ScriptedEngine
+from polar.scripted.faults import Garbage, Status
 from polar.types.errors import InputError, NotReady
 
 
@@ -63,3 +69,31 @@ def test_of_several_models_one_must_be_named() -> None:
 def test_what_is_no_engine_is_told(body: str, status: int, said: str) -> None:
     with serving(body, status) as url, pytest.raises(NotReady, match=said):
         engine.find(url, None)
+
+
+async def test_an_engine_that_returns_token_ids_passes() -> None:
+    async with running(ScriptedEngine()) as url:
+        await engine.probe(engine.Engine(url, "polar-scripted"))
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        (Garbage(form="no_token_ids"), r"it returns no token ids, .* vLLM 0\.10\.2 or newer does"),
+        (Garbage(form="length_mismatch"), "it returns no logprob for each sampled token"),
+        (Garbage(form="nan_logprobs"), "it returns no logprob for each sampled token"),
+        (Garbage(form="not_json"), "it gave no usable answer"),
+        (Status(status=404), "it gave no usable answer"),
+    ],
+)
+async def test_what_an_engine_lacks_is_told(fault: Garbage | Status, said: str) -> None:
+    scripted = ScriptedEngine()
+    scripted.faults.add(fault)
+    async with running(scripted) as url:
+        with pytest.raises(NotReady, match=f"the engine at {url} .* can't be used: {said}"):
+            await engine.probe(engine.Engine(url, "polar-scripted"))
+
+
+async def test_an_engine_that_is_gone_is_told() -> None:
+    with pytest.raises(NotReady, match="can't be used: it gave no usable answer"):
+        await engine.probe(engine.Engine("http://127.0.0.1:9", "m"))
