@@ -89,7 +89,7 @@ async def listing(settings: Settings) -> list[Listed]:
         await reader.start()
         spans = await _spans(reader, counts)
     except kafka.KafkaError as error:
-        raise NotReady(f"Kafka at {settings.bootstrap} doesn't answer: {error!r}") from None
+        raise away(settings, error) from None
     finally:
         await kafka.stop(reader, DEADLINE_S)
     return [Listed(name, counts[name], configs[name], spans[name]) for name in sorted(counts)]
@@ -111,7 +111,7 @@ async def _connected(settings: Settings, reach_s: float = REACH_S) -> AsyncItera
         async with asyncio.timeout(DEADLINE_S):
             yield admin
     except (kafka.KafkaError, TimeoutError) as error:
-        raise NotReady(f"Kafka at {settings.bootstrap} doesn't answer: {error!r}") from None
+        raise away(settings, error) from None
     finally:
         await admin.close()
 
@@ -127,8 +127,16 @@ async def _reached(settings: Settings, reach_s: float) -> kafka.Admin:
         except (kafka.KafkaError, TimeoutError) as error:
             await admin.close()
             if asyncio.get_running_loop().time() > deadline:
-                raise NotReady(f"Kafka at {settings.bootstrap} doesn't answer: {error!r}") from None
+                raise away(settings, error) from None
         await asyncio.sleep(RETRY_S)
+
+
+def away(settings: Settings, error: Exception) -> NotReady:
+    """What is raised where no broker answers."""
+    why = "" if isinstance(error, TimeoutError | kafka.KafkaConnectionError) else f" ({error!r})"
+    return NotReady(
+        f"Kafka at {settings.bootstrap} doesn't answer{why}: is it running there, and is POLAR_KAFKA what you mean?"
+    )
 
 
 def _check_partitions(topic: Topic, name: str, count: int, embedded: bool) -> None:

@@ -17,6 +17,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Token-faithful rollouts of real coding agents, on a durable log.",
     rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 

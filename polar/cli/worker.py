@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable
 from enum import StrEnum
 from typing import Annotated
@@ -13,7 +14,11 @@ from polar import settings
 from polar.cli import logs, running
 from polar.cli.options import Data
 from polar.settings import Settings
+from polar.types.errors import InputError
 from polar.types.session import Stage
+from polar.types.task import POOL_NAME
+
+POOL = re.compile(POOL_NAME)
 
 
 class Role(StrEnum):
@@ -41,6 +46,8 @@ def worker(
 ) -> None:
     """Run consumers until SIGINT or SIGTERM; start more to scale."""
     logs.for_service()
+    if POOL.fullmatch(pool) is None:
+        raise InputError("--pool", pool, "a pool's name is lower-case letters, digits and dashes, at most 63")
     found = settings.load(data)
 
     async def main(stop: asyncio.Event) -> None:

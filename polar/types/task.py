@@ -37,7 +37,8 @@ RETENTION_BUDGET_S = 7 * 24 * 3600 / 2
 """A task's budgets sum to less than half of `polar.completions`' retention (protocol 31)."""
 
 TaskId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,127}$")]
-PoolName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]
+POOL_NAME = r"^[a-z0-9][a-z0-9-]{0,62}$"
+PoolName = Annotated[str, StringConstraints(pattern=POOL_NAME)]
 TopicName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]
 
 

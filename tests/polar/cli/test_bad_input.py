@@ -99,7 +99,7 @@ def test_a_kafka_that_does_not_answer_is_said_in_a_sentence(
     monkeypatch.setenv("POLAR_KAFKA", "127.0.0.1:9")
     code, stdout, stderr = polar(*command)
     assert code == 3
-    assert "polar: Kafka at 127.0.0.1:9 doesn't answer" in stderr
+    assert "polar: Kafka at 127.0.0.1:9 doesn't answer: is it running there, and is POLAR_KAFKA" in stderr
     assert stdout == ""
 
 
@@ -117,6 +117,19 @@ def test_what_is_no_task_and_no_session_is_refused(command: str, target: str) ->
 )
 def test_bad_usage_ends_with_2(arguments: list[str]) -> None:
     assert polar(*arguments)[0] == 2
+
+
+def test_a_pool_s_name_is_checked_before_anything_is_asked_for() -> None:
+    code, _, stderr = polar("worker", "run", "--pool", "GPU 1")
+    assert code == 2
+    assert "--pool: a pool's name is lower-case letters, digits and dashes, at most 63 (got 'GPU 1')" in stderr
+
+
+@pytest.mark.parametrize("command", [["-h"], ["submit", "-h"], ["topics", "-h"]])
+def test_help_is_at_hand_by_its_short_name(command: list[str]) -> None:
+    code, stdout, _ = polar(*command)
+    assert code == 0
+    assert "Usage: " in stdout
 
 
 def test_the_version_is_said_without_a_system() -> None:
