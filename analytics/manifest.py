@@ -1,0 +1,174 @@
+"""The lake's commits: numbered manifests, each naming every file of every table and how far each partition of the log was read.
+
+The newest is the lake; a file that none names isn't part of it. A commit creates the next number exclusively, so of two writers that
+read the same manifest one gets `Conflict`: offsets and rows move together, or not at all. A pinned manifest's files stay as long as the
+process that pinned it lives. Which files are removed, and when, is `analytics/compaction.py`'s.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from analytics import locks
+from analytics.schema import TABLES
+from polar.types.errors import NotReady
+
+Offsets = dict[str, dict[int, int]]
+"""By topic, without the namespace, and partition: the offset to read next."""
+
+
+class Conflict(Exception):  # noqa: N818 - named for what happened
+    """Another has committed since the base was read: read the newest manifest, and look whether the commit still makes sense."""
+
+
+class File(msgspec.Struct, frozen=True):
+    """One Parquet file of a table, in the table's folder."""
+
+    name: str
+    rows: int
+    bytes: int
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """The lake as of one commit."""
+
+    version: int = 0
+    """Counts up from 1; 0: nothing was ever committed."""
+    committed_at: int = 0
+    """Unix ms on the writer's clock."""
+    offsets: Offsets = {}
+    files: dict[str, list[File]] = {}
+    """By table; one without rows may be missing."""
+
+    def offset(self, topic: str, partition: int) -> int | None:
+        """The next offset to read; None: never read."""
+        return self.offsets.get(topic, {}).get(partition)
+
+    def advanced(self, offsets: Mapping[tuple[str, int], int], added: Mapping[str, Sequence[File]]) -> Manifest:
+        """This one with partitions read further, and more files."""
+        merged = {topic: dict(partitions) for topic, partitions in self.offsets.items()}
+        for (topic, partition), offset in offsets.items():
+            merged.setdefault(topic, {})[partition] = offset
+        files = dict(self.files)
+        for table, more in added.items():
+            files[table] = [*files.get(table, ()), *more]
+        return msgspec.structs.replace(self, offsets=merged, files=files)
+
+    def replaced(self, table: str, old: Sequence[File], new: Sequence[File]) -> Manifest:
+        """This one with files of a table in the place of others, which must all be there."""
+        kept = [file for file in self.files.get(table, ()) if file not in old]
+        assert len(kept) + len(old) == len(self.files.get(table, ())), "files are replaced once"
+        return msgspec.structs.replace(self, files={**self.files, table: [*kept, *new]})
+
+
+_decoder = msgspec.json.Decoder(Manifest)
+EMPTY = Manifest()
+DRAFT = ".draft"
+
+
+class Lake:
+    """A folder: `manifest/`, a folder for each table, and the marks of living readers and writers."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.readers = folder / "readers"
+        """Pins; the text is the version pinned, empty while it is being chosen."""
+        self.writers = folder / "writers"
+        """Processes that may be about to commit files whose names begin with theirs."""
+        self._manifests = folder / "manifest"
+
+    def prepare(self) -> None:
+        """Make the folders. Raises OSError."""
+        for folder in (self._manifests, self.readers, self.writers, *(self.folder / table for table in TABLES)):
+            folder.mkdir(parents=True, exist_ok=True)
+
+    def path(self, table: str, file: File) -> Path:
+        """Where a table's file lies."""
+        return self.folder / table / file.name
+
+    def versions(self) -> list[int]:
+        """Of the manifests that are kept, ascending."""
+        try:
+            return sorted(int(path.stem) for path in self._manifests.iterdir() if path.suffix == ".json")
+        except FileNotFoundError:
+            return []
+
+    def newest(self) -> Manifest:
+        """The lake now; the empty manifest where nothing was committed. Raises OSError."""
+        while True:
+            versions = self.versions()
+            if not versions:
+                return EMPTY
+            try:
+                return self.read(versions[-1])
+            except FileNotFoundError:
+                continue  # so many commits since then that it was removed
+
+    def read(self, version: int) -> Manifest:
+        """Raises FileNotFoundError for one that was never made, or was removed."""
+        return _decoder.decode(self._path(version).read_bytes())
+
+    def commit(self, base: Manifest, new: Manifest) -> Manifest:
+        """Make `new` the successor of `base`, durably, and return it as committed. Its files lie in their folders, synced.
+
+        Raises Conflict where base isn't the newest; its files may then be part of the lake all the same, where the caller was asleep
+        between the last two steps for longer than manifests are kept: so what to do is to be read from the newest. Raises OSError.
+        """
+        version = base.version + 1
+        if self.versions()[-1:] not in ([], [base.version]):
+            raise Conflict
+        made = msgspec.structs.replace(new, version=version, committed_at=int(time.time() * 1000))
+        draft = self._manifests / f"{uuid.uuid4().hex}{DRAFT}"
+        try:
+            with draft.open("xb") as file:
+                file.write(msgspec.json.encode(made))
+                file.flush()
+                os.fsync(file.fileno())
+            os.link(draft, self._path(version))
+        except FileExistsError:
+            raise Conflict from None
+        finally:
+            draft.unlink(missing_ok=True)
+        sync(self._manifests)
+        # Manifests are removed from the oldest on: with the base still there, the number was never used.
+        if base.version and not self._path(base.version).exists():
+            raise Conflict
+        return made
+
+    def remove(self, version: int) -> None:
+        """Remove a manifest; only ever the oldest."""
+        self._path(version).unlink(missing_ok=True)
+
+    def drafts(self) -> list[Path]:
+        """Manifests that are being written, or whose writer died."""
+        return [path for path in self._manifests.iterdir() if path.suffix == DRAFT]
+
+    @contextmanager
+    def pin(self) -> Iterator[Manifest]:
+        """The newest manifest, whose files stay while this context, and this process, live. Raises NotReady where there is no lake."""
+        if not self.readers.is_dir():
+            raise NotReady(f"no lake in {self.folder}: `polar up`, or `polar worker analytics`, makes it")
+        # A mark without a version keeps everything, so that nothing is removed between reading and saying which.
+        with locks.held(self.readers) as mark:
+            manifest = self.newest()
+            mark.write(str(manifest.version))
+            yield manifest
+
+    def _path(self, version: int) -> Path:
+        return self._manifests / f"{version:020}.json"
+
+
+def sync(folder: Path) -> None:
+    """Make a folder's entries durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

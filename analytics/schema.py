@@ -1,0 +1,281 @@
+"""The lake's tables: one declaration of columns, from which the Arrow schema and the documentation are rendered.
+
+Every row says where on the log its record lies; a record may give several rows (a trajectory's nodes). Invariant: with `log_partition`,
+`log_offset` and what else names the row, each is there exactly once. Columns are only ever added, at a table's end, and are null in older
+files. Integers are 64 bits wide, so that no value a record can hold is too large. How records become rows is `analytics/rows.py`'s.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+TEXT = pa.string()
+INT = pa.int64()
+FLOAT = pa.float64()
+FLAG = pa.bool_()
+INSTANT = pa.timestamp("ms", tz="UTC")
+IDS = pa.list_(pa.int32())
+"""Token ids, or indexes; a row gives them packed (`polar.types.tokens`)."""
+LOGPROBS = pa.list_(pa.float32())
+"""A row gives them packed."""
+PACKED = (IDS, LOGPROBS)
+TEXTS = pa.map_(TEXT, TEXT)
+COUNTS = pa.map_(TEXT, INT)
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of a table."""
+
+    name: str
+    type: Any
+    """A pyarrow DataType: pyarrow ships no types."""
+    doc: str
+    """Unit, who sets it, what null means."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """One table, its files in a folder of its name."""
+
+    name: str
+    doc: str
+    columns: tuple[Column, ...]
+
+    @property
+    def arrow(self) -> Any:
+        """Its pyarrow Schema."""
+        return pa.schema([pa.field(column.name, column.type) for column in self.columns])
+
+
+LOG = (
+    Column("log_partition", pa.int16(), "partition of the record's topic"),
+    Column("log_offset", INT, "the record's offset there"),
+    Column("logged_at", INSTANT, "Kafka's time of the record"),
+)
+SESSION = (
+    Column("session_id", TEXT, "`<task_id>.<sample_index>`"),
+    Column("task_id", TEXT, "the session's task"),
+)
+ERROR = (
+    Column("error_stage", TEXT, "where it went wrong; null: no error"),
+    Column("error_kind", TEXT, "infra, agent, evaluation, budget or input"),
+    Column("error_code", TEXT, "stable, for programs"),
+    Column("error_message", TEXT, "for people"),
+    Column("error_retryable", FLAG, "whether another attempt may go better"),
+)
+OUTPUT = (Column("output", TEXT, "suffix of the trajectories topic that holds the record; null: the default one"),)
+
+EVENTS = Table(
+    "events",
+    "Facts, as `polar.events` holds them: what happened to tasks and sessions.",
+    (
+        *LOG,
+        Column("fact", TEXT, "what happened: `task_submitted`, `claimed`, `run_finished`, …"),
+        Column("fact_id", TEXT, "the same when the fact was sent again"),
+        Column("task_id", TEXT, "the task that it is about"),
+        Column("session_id", TEXT, "null: about a whole task"),
+        Column("attempt", INT, "null: not of one attempt"),
+        Column("stage", TEXT, "init, run or evaluate; null: of no stage"),
+        Column("claim_id", TEXT, "a worker's hold on a stage; null: of none"),
+        Column("worker_id", TEXT, "who claimed; null: no claim"),
+        Column("pool", TEXT, "of a submitted task"),
+        Column("harness", TEXT, "of a submitted task"),
+        Column("num_samples", INT, "of a submitted task"),
+        Column("status", TEXT, "how a run ended, or what its trajectory says"),
+        Column("reward", FLOAT, "null: no evaluator gave one"),
+        *ERROR,
+        Column("exit_code", INT, "the harness's"),
+        Column("duration_ms", INT, "of the stage that finished; null: no stage did"),
+        Column("detail", TEXT, "the whole fact as JSON, a task's body apart"),
+    ),
+)
+COMPLETIONS = Table(
+    "completions",
+    "Captured model calls, as `polar.completions` holds them: prompt and messages follow what they share with `base`.",
+    (
+        *LOG,
+        Column("call_id", TEXT, "what the answer's id holds"),
+        *SESSION,
+        Column("sample_index", INT, "of the session within its task"),
+        Column("attempt", INT, "of the session"),
+        Column("claim_id", TEXT, "the run claim whose key it used"),
+        Column("outcome", TEXT, "answered, failed or abandoned"),
+        Column("dialect", TEXT, "the harness's wire format"),
+        Column("engine", TEXT, "which inference server"),
+        Column("model_requested", TEXT, "the model that the harness asked for; null: none named"),
+        Column("model_served", TEXT, "the model that answered; null: it told none"),
+        Column("kind", TEXT, "`main`, or the side call that a rule recognised"),
+        Column("kind_rule", TEXT, "that rule; null: main"),
+        Column("received_at", INSTANT, "on the proxy's clock; null: outside the years 1970 to 9999"),
+        Column("completed_at", INSTANT, "on the proxy's clock, as received_at"),
+        Column("base", TEXT, "the call whose prompt + sampled tokens the prompt begins with; null: none"),
+        Column("prompt_tokens", INT, "in the whole prompt"),
+        Column("shared_tokens", INT, "of them, how many are base's"),
+        Column("sampled_tokens", INT, "in the answer"),
+        Column("prompt_rest", IDS, "the prompt's ids after what is shared"),
+        Column("prompt_chain", pa.binary(), "last link of the hash chain over the prompt's blocks of 256"),
+        Column("sampled", IDS, "the answer's ids; empty: not answered"),
+        Column("logprobs", LOGPROBS, "of the sampled ids, as many"),
+        Column("logprobs_mode", TEXT, "raw or processed (after temperature and truncation)"),
+        Column("messages_base", TEXT, "the call whose messages + answer the messages begin with; null: none"),
+        Column("messages_shared", INT, "how many of them are its"),
+        Column("messages_rest", TEXT, "JSON array: the messages after what is shared"),
+        Column("answer", TEXT, "JSON: the assistant's message; null: not answered"),
+        Column("tools", TEXT, "JSON array of tools where they differ from base's; null: the same, or none"),
+        Column("finish_reason", TEXT, "null: not answered"),
+        Column("policy_version", INT, "null: not known"),
+        Column("temperature", FLOAT, "this and the next ten: what it was sampled with; null: the engine's default"),
+        Column("top_p", FLOAT, ""),
+        Column("top_k", INT, ""),
+        Column("min_p", FLOAT, ""),
+        Column("presence_penalty", FLOAT, ""),
+        Column("frequency_penalty", FLOAT, ""),
+        Column("repetition_penalty", FLOAT, ""),
+        Column("seed", INT, ""),
+        Column("max_tokens", INT, ""),
+        Column("truncated", FLAG, "whether from a truncated distribution"),
+        Column("grammar", FLAG, "whether constrained by structured output or a forced tool"),
+        Column("lineage", TEXTS, "the harness's own ids, by canonical name; null: it sent none"),
+        Column("stream", FLAG, "whether the harness asked for a stream"),
+        Column("error_code", TEXT, "why there is no answer; null: there is one"),
+        Column("error_message", TEXT, "for people"),
+        Column("error_status", INT, "the engine's HTTP status, where there was one"),
+    ),
+)
+DISOWNED = Table(
+    "disowned",
+    "Calls that the proxy gave up on and never answered, though their record may be there.",
+    (
+        *LOG,
+        Column("call_id", TEXT, "the call"),
+        *SESSION,
+        Column("claim_id", TEXT, "its run claim"),
+        Column("reason", TEXT, "unacknowledged, closed or hung_up"),
+    ),
+)
+TRAJECTORIES = Table(
+    "trajectories",
+    "What sessions yielded, one row each; `nodes`, `traces` and `trajectory_calls` hold the rest of the record.",
+    (
+        *LOG,
+        *SESSION,
+        Column("sample_index", INT, "within its task"),
+        Column("num_samples", INT, "of its task"),
+        Column("attempt", INT, "the one that it is of"),
+        Column("status", TEXT, "COMPLETED, FAILED, TIMED_OUT or CANCELLED"),
+        Column("harness", TEXT, "by name, or `module:Class`"),
+        Column("builder", TEXT, "by name, or `module:Class`"),
+        Column("reward", FLOAT, "null: no evaluator gave one"),
+        *ERROR,
+        Column("traces", INT, "how many"),
+        Column("calls", INT, "how many"),
+        Column("answered", INT, "of the calls"),
+        Column("tokens", INT, "in the tree, each once"),
+        Column("sampled_tokens", INT, "of them"),
+        Column("trainable_tokens", INT, "of them"),
+        Column("late_calls", INT, "outside of its own open and build"),
+        Column("masked_tokens", COUNTS, "sampled, not trainable, by reason"),
+        Column("branches", COUNTS, "by reason"),
+        Column("drift", COUNTS, "by sort"),
+        Column("init_queued_ms", INT, "this and the next six: where the time of the last attempt went"),
+        Column("init_ms", INT, ""),
+        Column("run_queued_ms", INT, ""),
+        Column("run_ms", INT, ""),
+        Column("evaluate_queued_ms", INT, ""),
+        Column("evaluate_ms", INT, ""),
+        Column("attempts_lost", INT, "to infrastructure"),
+        Column("artifacts", TEXTS, "name to blob reference; null: none"),
+        Column("metadata", TEXT, "JSON object: the task's"),
+        Column("mode", TEXT, "train or eval"),
+        *OUTPUT,
+    ),
+)
+TRAJECTORY_CALLS = Table(
+    "trajectory_calls",
+    "A trajectory's calls, with what the builder made of them.",
+    (
+        *LOG,
+        *SESSION,
+        Column("call", INT, "index within the trajectory"),
+        Column("call_id", TEXT, "as in `completions`"),
+        Column("parent_id", TEXT, "the call whose tokens its prompt extends furthest; null: none"),
+        Column("branch", TEXT, "`root`, or why it is no plain continuation; null: it is one, or has no answer"),
+        Column("kind", TEXT, "`main`, or the sort of side call"),
+        Column("outcome", TEXT, "answered, failed or abandoned"),
+        Column("dialect", TEXT, "the harness's wire format"),
+        Column("received_at", INSTANT, "on the proxy's clock; null: outside the years 1970 to 9999"),
+        Column("completed_at", INSTANT, "as received_at"),
+        Column("prompt_tokens", INT, "in the whole prompt"),
+        Column("sampled_tokens", INT, "in the answer"),
+        Column("finish_reason", TEXT, "null: not answered"),
+        Column("policy_version", INT, "null: not known"),
+        Column("model_served", TEXT, "null: not told"),
+        Column("reward", FLOAT, "of the call; null: none given"),
+        Column("sampling", TEXT, "JSON object: what differs from the engine's defaults"),
+        *OUTPUT,
+    ),
+)
+TRACES = Table(
+    "traces",
+    "Trainable token sequences: paths from a root to a leaf of the trajectory's nodes.",
+    (
+        *LOG,
+        Column("trace_id", TEXT, ""),
+        *SESSION,
+        Column("leaf", INT, "the node where the path ends"),
+        Column("trains", IDS, "nodes of the path whose tokens are trained in this trace, ascending"),
+        Column("kind", TEXT, "`main`, or the sort of side call"),
+        Column("reward", FLOAT, "null: none given"),
+        Column("finish_reason", TEXT, "of its last call"),
+        Column("tokens", INT, "along the path"),
+        Column("trainable_tokens", INT, "in the nodes that it trains"),
+        Column("calls", INT, "that sampled tokens of the path"),
+        *OUTPUT,
+    ),
+)
+NODES = Table(
+    "nodes",
+    "A trajectory's token tree: runs of tokens that all their descendants share, each token once.",
+    (
+        *LOG,
+        *SESSION,
+        Column("node", INT, "index within the trajectory; greater than its parent's"),
+        Column("parent", INT, "-1: starts a path"),
+        Column("tokens", IDS, "not empty"),
+        Column("logprobs", LOGPROBS, "as many; null: the model only read them"),
+        Column("call_id", TEXT, "of the call that sampled them; null: the model only read them"),
+        Column("masked", TEXT, "why sampled tokens are trained in no trace; null: they are, or weren't sampled"),
+        *OUTPUT,
+    ),
+)
+GROUPS = Table(
+    "groups",
+    "Tasks all of whose trajectories are out.",
+    (
+        *LOG,
+        Column("task_id", TEXT, ""),
+        Column("num_samples", INT, ""),
+        Column("session_ids", pa.list_(TEXT), "by sample index"),
+        Column("rewards", pa.list_(FLOAT), "by sample index; null where no evaluator gave one"),
+        Column("statuses", pa.list_(TEXT), "by sample index"),
+        *OUTPUT,
+    ),
+)
+TABLES = {
+    table.name: table
+    for table in (EVENTS, COMPLETIONS, DISOWNED, TRAJECTORIES, TRAJECTORY_CALLS, TRACES, NODES, GROUPS)
+}
+
+
+def document() -> str:
+    """All tables as Markdown."""
+    return "\n\n".join(_section(table) for table in TABLES.values()) + "\n"
+
+
+def _section(table: Table) -> str:
+    rows = [f"| `{column.name}` | {column.type} | {column.doc} |" for column in table.columns]
+    return "\n".join([f"### {table.name}", "", table.doc, "", "| column | type | |", "|---|---|---|", *rows])
