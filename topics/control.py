@@ -26,9 +26,11 @@ class Revoke(msgspec.Struct, frozen=True, tag="revoke", omit_defaults=True):
     """The claim doesn't count, or no longer: stop, and touch nothing shared."""
 
     session_id: str
+    """The task's id where no session was found for the claim."""
     claim_id: str
     reason: str
-    """`taken`, `lost`, `cancelled`, `ended`, `deadline`."""
+    """`taken`, `lost`, `cancelled`, `ended`, `deadline`; of what was asked about opened sessions also `submitted`, `samples`, `mode`,
+    `unopened`, `unknown` (protocol 28)."""
 
 
 class CloseKey(msgspec.Struct, frozen=True, tag="close_key", omit_defaults=True):

@@ -108,6 +108,42 @@ class CancelRequested(msgspec.Struct, frozen=True, tag="cancel_requested", omit_
     """None: the whole task."""
 
 
+class SessionOpenRequested(msgspec.Struct, frozen=True, tag="session_open_requested", omit_defaults=True):
+    """Someone brings an agent of their own and asks for a session. Sent again, unchanged, every 3 s until answered (protocol 28).
+
+    Answered on `polar.control` under its claim id: with a Grant, or a Revoke that says why not. Key: task id.
+    """
+
+    fact_id: str
+    task_id: str
+    """A new one opens a task; one that was opened gives its next sample."""
+    claim_id: str
+    """The asker's choice; names the claim whose calls the trajectory holds."""
+    ttl_ms: int
+    """Log time from the Grant to the session's end."""
+    num_samples: int | None = None
+    """Of a task that is opened by this; None: 1. None, or the same, for one that is open already."""
+    mode: str = "train"
+    """`train` or `eval`, one for all samples of a task."""
+
+
+class SessionOpenWithdrawn(msgspec.Struct, frozen=True, tag="session_open_withdrawn", omit_defaults=True):
+    """Whoever asked for a session waits no more, and no key was made: its sample is free again. Key: task id."""
+
+    fact_id: str
+    task_id: str
+    claim_id: str
+
+
+class SessionCloseRequested(msgspec.Struct, frozen=True, tag="session_close_requested", omit_defaults=True):
+    """The agent of an opened session is done. The first one counts; one that doesn't is answered by a Revoke of its fact id."""
+
+    fact_id: str
+    session_id: str
+    reward: float | None = None
+    """None: no reward is known."""
+
+
 class TrajectoryEmitted(msgspec.Struct, frozen=True, tag="trajectory_emitted", omit_defaults=True):
     """The builder put a session's trajectory on its topic, in the same transaction as this."""
 
@@ -139,6 +175,9 @@ Fact = (
     | Stopped
     | HandedBack
     | CancelRequested
+    | SessionOpenRequested
+    | SessionOpenWithdrawn
+    | SessionCloseRequested
     | TrajectoryEmitted
     | GroupEmitted
 )
@@ -151,6 +190,9 @@ RECORDS = (
     Stopped,
     HandedBack,
     CancelRequested,
+    SessionOpenRequested,
+    SessionOpenWithdrawn,
+    SessionCloseRequested,
     TrajectoryEmitted,
     GroupEmitted,
 )
@@ -170,7 +212,7 @@ TOPIC = Topic(
 
 def task_of(fact: Fact) -> str:
     """The task that a fact is about."""
-    if isinstance(fact, TaskSubmitted | CancelRequested | GroupEmitted):
+    if isinstance(fact, TaskSubmitted | CancelRequested | SessionOpenRequested | SessionOpenWithdrawn | GroupEmitted):
         return fact.task_id
     return fact.session_id.rpartition(".")[0]
 

@@ -5,9 +5,9 @@
        └────────────── attempt + 1 ──┴──────────────────────┤                              └─▶ RAN ≤ 3×  │
                                                             └─▶ CLOSING (harness perhaps alive) ─────────┘
 
-`TRANSITIONS` says which input means something in which phase; what it doesn't name is counted and skipped (protocol 6). A claim is
-always answered: with a Grant where it is the first of its stage in log order, with a Revoke otherwise. Only a granted claim costs
-an attempt (protocol 9).
+`TRANSITIONS` says which input means something in which phase, `OPENED` for sessions that no worker has a part in (their way is drawn in
+`opened`); what they don't name is counted and skipped (protocol 6). A claim is always answered: with a Grant where it is the first of
+its stage in log order, with a Revoke otherwise. Only a granted claim costs an attempt (protocol 9).
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from consumers.coordinator import opened
+from consumers.coordinator.claims import claimed, lent
 from consumers.coordinator.commands import (
     NOTHING,
     ClaimLost,
@@ -25,7 +27,6 @@ from consumers.coordinator.commands import (
     Input,
     PoolDark,
     RejectTask,
-    ReleaseTicket,
     SlotLent,
     TaskForgotten,
 )
@@ -35,15 +36,16 @@ from consumers.coordinator.endings import (
     close,
     evaluation_failed,
     evaluation_lost,
+    first_rows,
     next_attempt,
     revoke,
     wait,
 )
 from consumers.coordinator.state import HAND, WAITING, Table, is_due, is_ticket_stale
 from polar.types.errors import Kind, SessionError
-from polar.types.session import Phase, SessionState, Stage, Status, TaskState, session_id_of
-from topics.completions import Build, CloseGroup, Open
-from topics.control import CloseKey, Grant, Revoke
+from polar.types.session import Phase, SessionState, Status, TaskState
+from topics.completions import Build, CloseGroup
+from topics.control import CloseKey
 from topics.events import (
     CancelRequested,
     Claimed,
@@ -52,6 +54,9 @@ from topics.events import (
     HandedBack,
     InitFinished,
     RunFinished,
+    SessionCloseRequested,
+    SessionOpenRequested,
+    SessionOpenWithdrawn,
     Stopped,
     TaskSubmitted,
     TrajectoryEmitted,
@@ -67,6 +72,12 @@ def decide(table: Table, given: Input, now: int) -> Decision:
             return _submitted(table, given, now)
         case CancelRequested():
             return _cancel(table, given, now)
+        case SessionOpenRequested():
+            return opened.open_requested(table, given, now)
+        case SessionOpenWithdrawn():
+            return opened.withdrawn(table, given, now)
+        case SessionCloseRequested():
+            return opened.close_requested(table, given, now)
         case GroupEmitted():
             return _group_emitted(table, given, now)
         case TaskForgotten():
@@ -76,12 +87,13 @@ def decide(table: Table, given: Input, now: int) -> Decision:
         case _:
             session = table.session(given.session_id)
     if isinstance(given, Claimed):
-        return _claimed(table, session, given, now)
+        return claimed(table, session, given, now)
     if session is None:
         return Decision(skipped="unknown_session")
     if isinstance(given, DeadlinePassed) and not is_due(session, table.task_of(session), now):
         return Decision(skipped="early_deadline")
-    handler = TRANSITIONS.get((session.phase, type(given)))
+    transitions = TRANSITIONS if table.task_of(session).opened_at is None else OPENED
+    handler = transitions.get((session.phase, type(given)))
     if handler is None:
         return Decision(skipped=f"{type(given).__name__}_in_{session.phase.value}")
     return handler(table, session, given, now)
@@ -107,17 +119,8 @@ def _submitted(table: Table, fact: TaskSubmitted, now: int) -> Decision:
         body_ref=fact.body_ref,
         plan=fact.plan,
     )
-    sessions: list[SessionState] = []
-    records: list[Open | Build | CloseGroup] = []
-    for index in range(fact.num_samples):
-        session = SessionState(session_id_of(fact.task_id, index), fact.task_id, index, Phase.QUEUED, now)
-        if task.cancelled or session.session_id in task.cancelled_sessions:
-            built = build(task, replace(session, status=Status.CANCELLED), now)
-            sessions.extend(built.sessions)
-            records.extend(built.records)
-        else:
-            sessions.append(session)
-    return Decision(tasks=(task,), sessions=tuple(sessions), records=tuple(records))
+    begun = first_rows(task, Phase.QUEUED, now)
+    return Decision(tasks=(task,), sessions=begun.sessions, records=begun.records)
 
 
 def _cancel(table: Table, fact: CancelRequested, now: int) -> Decision:
@@ -166,59 +169,6 @@ def _group_emitted(table: Table, fact: GroupEmitted, now: int) -> Decision:
 def _forgotten(table: Table, given: TaskForgotten) -> Decision:
     sessions = [f"session:{session.session_id}" for session in table.sessions_of(given.task_id)]
     return Decision(forgotten=(*sessions, f"task:{given.task_id}"))
-
-
-# --- tickets and claims --------------------------------------------------------------------------------------------------------
-
-
-def _lent(table: Table, session: SessionState, given: SlotLent, now: int) -> Decision:
-    return Decision(
-        sessions=(replace(session, lent_at=now, releases=session.releases + 1),),
-        commands=(ReleaseTicket(session.session_id, given.stage, given.worker_id, given.queue_partition),),
-    )
-
-
-def _claimed(table: Table, session: SessionState | None, fact: Claimed, now: int) -> Decision:
-    if session is None:
-        return Decision(commands=(Revoke(fact.session_id, fact.claim_id, "ended"),))
-    if session.claim_id == fact.claim_id and session.phase in HAND:
-        return Decision(commands=(grant(table, session),))
-    waits_for = WAITING.get(session.phase)
-    if waits_for is None or waits_for.stage != fact.stage or session.attempt != fact.attempt or not session.releases:
-        over = session.phase in (Phase.BUILDING, Phase.ENDED)
-        return Decision(commands=(Revoke(fact.session_id, fact.claim_id, "ended" if over else "taken"),))
-    accounting = replace(session.accounting, **{f"{fact.stage.value}_queued_ms": now - session.since})
-    granted = replace(
-        session,
-        phase=waits_for.in_hand,
-        since=now,
-        claim_id=fact.claim_id,
-        worker_id=fact.worker_id,
-        lent_at=None,
-        accounting=accounting,
-    )
-    if fact.stage is not Stage.RUN:
-        return Decision(sessions=(granted,), commands=(grant(table, granted),))
-    # The Grant tells the offset of this Open: the loop fills it in once the broker has given it.
-    opened = replace(granted, run_claim_id=fact.claim_id)
-    return Decision(
-        sessions=(opened,),
-        records=(Open(session.session_id, session.attempt, fact.claim_id),),
-        commands=(grant(table, opened),),
-    )
-
-
-def grant(table: Table, session: SessionState) -> Grant:
-    """The answer to a claim that counts."""
-    assert session.claim_id is not None, "a grant answers a claim"
-    running = session.phase is Phase.RUNNING
-    return Grant(
-        session.session_id,
-        session.attempt,
-        session.claim_id,
-        log_partition=table.partition if running else None,
-        log_offset=session.log_offset if running else None,
-    )
 
 
 # --- what workers report -------------------------------------------------------------------------------------------------------
@@ -330,7 +280,7 @@ def _closed(table: Table, session: SessionState, given: DeadlinePassed, now: int
 
 def _emitted(table: Table, session: SessionState, fact: TrajectoryEmitted, now: int) -> Decision:
     task = table.task_of(session)
-    ended = replace(session, phase=Phase.ENDED, since=now)
+    ended = replace(session, phase=Phase.ENDED, since=now, calls=fact.calls, trainable_tokens=fact.trainable_tokens)
     if fact.status is not None:
         # What trainers read is what counts, also where the build failed.
         ended = replace(ended, status=fact.status, error=fact.error, reward=fact.reward)
@@ -362,20 +312,20 @@ def _build_again(table: Table, session: SessionState, given: DeadlinePassed, now
 
 
 TRANSITIONS: dict[tuple[Phase, type[Any]], Handler] = {
-    (Phase.QUEUED, SlotLent): _lent,
+    (Phase.QUEUED, SlotLent): lent,
     (Phase.QUEUED, DeadlinePassed): _waited,
     (Phase.INIT, InitFinished): _init_finished,
     (Phase.INIT, HandedBack): _handed_back,
     (Phase.INIT, ClaimLost): _claim_lost,
     (Phase.INIT, DeadlinePassed): _overran,
-    (Phase.READY, SlotLent): _lent,
+    (Phase.READY, SlotLent): lent,
     (Phase.READY, PoolDark): _pool_dark,
     (Phase.READY, DeadlinePassed): _waited,
     (Phase.RUNNING, RunFinished): _run_finished,
     (Phase.RUNNING, HandedBack): _handed_back,
     (Phase.RUNNING, ClaimLost): _claim_lost,
     (Phase.RUNNING, DeadlinePassed): _overran,
-    (Phase.RAN, SlotLent): _lent,
+    (Phase.RAN, SlotLent): lent,
     (Phase.RAN, DeadlinePassed): _waited,
     (Phase.EVALUATING, Evaluated): _evaluated,
     (Phase.EVALUATING, HandedBack): _handed_back,
@@ -386,4 +336,12 @@ TRANSITIONS: dict[tuple[Phase, type[Any]], Handler] = {
     (Phase.BUILDING, TrajectoryEmitted): _emitted,
     (Phase.BUILDING, DeadlinePassed): _build_again,
 }
-"""Claims and cancels are honoured in every phase: see `_claimed` and `_cancel_session`."""
+"""Claims and cancels are honoured in every phase: see `claimed` and `_cancel_session`."""
+OPENED: dict[tuple[Phase, type[Any]], Handler] = {
+    (Phase.UNOPENED, DeadlinePassed): opened.never_opened,
+    (Phase.RUNNING, DeadlinePassed): opened.expired,
+    (Phase.CLOSING, DeadlinePassed): _closed,
+    (Phase.BUILDING, TrajectoryEmitted): _emitted,
+    (Phase.BUILDING, DeadlinePassed): _build_again,
+}
+"""The same for sessions of opened tasks; what is asked about them is answered in every phase, by `opened`."""

@@ -1,4 +1,4 @@
-"""How an attempt, or a session, comes to an end or starts over: the steps that several transitions share. Pure, as they are."""
+"""How a session begins, starts over and comes to an end: the steps that several transitions share. Pure, as they are."""
 
 from __future__ import annotations
 
@@ -7,12 +7,27 @@ from msgspec.structs import replace
 from consumers.coordinator.commands import Command, Decision
 from consumers.coordinator.state import Table
 from polar.types.errors import SessionError
-from polar.types.session import Accounting, Phase, SessionState, Status, TaskState
-from topics.completions import Build, Open
+from polar.types.session import Accounting, Phase, SessionState, Status, TaskState, session_id_of
+from topics.completions import Build, CloseGroup, Open
 from topics.control import CloseKey, Revoke
 
 EVALUATIONS = 3
 """Tries of an evaluation before its reward is null (protocol 15)."""
+
+
+def first_rows(task: TaskState, phase: Phase, now: int) -> Decision:
+    """The sessions of a task that has just become known, in their first phase; those cancelled before that are built at once."""
+    sessions: list[SessionState] = []
+    records: list[Open | Build | CloseGroup] = []
+    for index in range(task.num_samples):
+        session = SessionState(session_id_of(task.task_id, index), task.task_id, index, phase, now)
+        if task.cancelled or session.session_id in task.cancelled_sessions:
+            built = build(task, replace(session, status=Status.CANCELLED), now)
+            sessions.extend(built.sessions)
+            records.extend(built.records)
+        else:
+            sessions.append(session)
+    return Decision(sessions=tuple(sessions), records=tuple(records))
 
 
 def wait(session: SessionState, phase: Phase, now: int, **changes: object) -> SessionState:
@@ -36,9 +51,13 @@ def next_attempt(session: SessionState, now: int) -> SessionState:
 
 
 def close(session: SessionState, now: int, status: Status, error: SessionError | None, *, reason: str) -> Decision:
-    """End a run whose harness may live: its key first, `Build` when it is dead or 2 s later (protocol 17)."""
+    """End a run whose harness may live: its key first, `Build` when it is dead or 2 s later (protocol 17).
+
+    How long it ran is told by log time, since no worker tells.
+    """
     assert session.claim_id is not None, "only a claim's run is closed"
-    closing = replace(session, phase=Phase.CLOSING, since=now, status=status, error=error)
+    accounting = replace(session.accounting, run_ms=now - session.since)
+    closing = replace(session, phase=Phase.CLOSING, since=now, status=status, error=error, accounting=accounting)
     stop = (*revoke(session, reason), CloseKey(session.session_id, session.claim_id))
     return Decision(sessions=(closing,), commands=stop)
 

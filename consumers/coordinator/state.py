@@ -22,6 +22,8 @@ CLOSING_MS = 2_000
 """From `CloseKey` to `Build` where the harness isn't known to be dead (protocol 17)."""
 BUILDING_MS = 60_000
 """Then `Build` is written again."""
+UNOPENED_MS = DAY_MS
+"""From a task's first `session open`: samples that nobody has opened by then end, so that the group does (protocol 28)."""
 FORGET_MS = 8 * DAY_MS
 """After a group's end: `polar.tasks` has then forgotten the task (protocol 32)."""
 
@@ -56,6 +58,10 @@ def deadline_of(session: SessionState, task: TaskState) -> int | None:
         case Phase.QUEUED | Phase.READY | Phase.RAN:
             expires = session.since + QUEUE_MS
             return expires if session.lent_at is None else min(expires, session.lent_at + TICKET_MS)
+        case Phase.UNOPENED:
+            return session.since + UNOPENED_MS
+        case Phase.RUNNING if session.ttl_ms is not None:
+            return session.since + session.ttl_ms
         case Phase.INIT | Phase.RUNNING | Phase.EVALUATING:
             return session.since + round(budget_s(HAND[session.phase], task) * 1000) + GRACE_MS
         case Phase.CLOSING:

@@ -24,6 +24,8 @@ class Stage(StrEnum):
 class Phase(StrEnum):
     """Where a session stands. Three wait for a slot, three are in a worker's hand."""
 
+    UNOPENED = "unopened"
+    """A sample of an opened task that nobody has asked for yet (protocol 28)."""
     QUEUED = "queued"
     """Waits for an init slot."""
     INIT = "init"
@@ -31,7 +33,7 @@ class Phase(StrEnum):
     READY = "ready"
     """Its runtime is made; waits for a run slot."""
     RUNNING = "running"
-    """A run claim is granted."""
+    """A run claim is granted; or the session is opened, and someone's own agent works."""
     RAN = "ran"
     """Its harness has ended; waits for an evaluate slot."""
     EVALUATING = "evaluating"
@@ -103,6 +105,11 @@ class SessionState(msgspec.Struct, frozen=True, tag="session", omit_defaults=Tru
     """Name to blob reference or path: agent log, evaluation output."""
     evaluations_lost: int = 0
     accounting: Accounting = Accounting()
+    ttl_ms: int | None = None
+    """Of an opened session, clock: from its Grant to its end. None: never opened, or run by workers."""
+    calls: int = 0
+    """Captured for its trajectory, once that is out."""
+    trainable_tokens: int = 0
 
 
 class TaskState(msgspec.Struct, frozen=True, tag="task", omit_defaults=True):
@@ -111,7 +118,7 @@ class TaskState(msgspec.Struct, frozen=True, tag="task", omit_defaults=True):
     task_id: str
     num_samples: int = 0
     body_hash: str | None = None
-    """sha256 of the canonical body; None until the task is known."""
+    """sha256 of the canonical body, empty for an opened task, which has none; None until the task is known."""
     body: bytes | None = None
     """The TaskRequest as canonical JSON, where it is small."""
     body_ref: str | None = None
@@ -124,12 +131,15 @@ class TaskState(msgspec.Struct, frozen=True, tag="task", omit_defaults=True):
     """Cancelled before the task was known."""
     closed_at: int | None = None
     """Clock, ms: when `GroupFinished` was out."""
+    opened_at: int | None = None
+    """Clock, ms: when the first of its sessions was opened (protocol 28); None for a submitted task."""
 
 
 class Plan(msgspec.Struct, frozen=True, omit_defaults=True):
     """What the coordinator needs of a TaskRequest, so that deciding never parses or fetches a body."""
 
     pool: str
+    """Empty for an opened task, which no worker has a part in."""
     priority: int
     max_attempts: int
     init_budget_s: float

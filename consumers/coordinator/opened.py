@@ -1,0 +1,164 @@
+"""Sessions that are opened for someone's own agent (protocol 28): from asking to their end. Pure, as `decide` is.
+
+    UNOPENED ─open─▶ RUNNING ─close, TTL, cancel─▶ CLOSING ─2 s─▶ BUILDING ─▶ ENDED
+       ▲ │              │                                            ▲
+       │ └─24 h, cancel─┼────────────────────────────────────────────┘
+       └───withdrawn────┘
+
+No worker has a part in them: no ticket, no lease, no second attempt. What is asked is always answered: an open with a Grant or a Revoke
+of its claim id, alike each time; a close with the end of the session's key, or a Revoke of its fact id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from consumers.coordinator.claims import grant
+from consumers.coordinator.commands import DeadlinePassed, Decision
+from consumers.coordinator.endings import build, close, first_rows
+from consumers.coordinator.state import Table
+from polar.types.errors import Kind, SessionError
+from polar.types.session import Phase, Plan, SessionState, Stage, Status, TaskState
+from topics.completions import Open
+from topics.control import Revoke
+from topics.events import SessionCloseRequested, SessionOpenRequested, SessionOpenWithdrawn
+
+HARNESS = "external"
+BUILDER = "prefix_merging"
+
+
+def open_requested(table: Table, fact: SessionOpenRequested, now: int) -> Decision:
+    """The next sample of an opened task, or the first of a new one; its run is granted at once."""
+    asked_before = _of_claim(table, fact.task_id, fact.claim_id)
+    if asked_before is not None:
+        return _again(table, asked_before, fact.claim_id)
+    known = table.task(fact.task_id)
+    if known is None or known.body_hash is None:
+        return _first_opened(table, known or TaskState(fact.task_id), fact, now)
+    if (unfit := _unfit(known, fact)) is not None:
+        return _refused(fact.task_id, fact.claim_id, unfit)
+    return _next_sample(table, known, table.sessions_of(fact.task_id), fact, now)
+
+
+def withdrawn(table: Table, fact: SessionOpenWithdrawn, now: int) -> Decision:
+    """The sample goes to whoever asks next. Its claim is remembered, since the asking may come once more."""
+    session = _of_claim(table, fact.task_id, fact.claim_id)
+    if session is None or session.run_claim_id != fact.claim_id or session.phase is not Phase.RUNNING:
+        return Decision(skipped="nothing_to_withdraw")
+    task = table.task_of(session)
+    assert task.opened_at is not None, "only opened sessions are withdrawn"
+    free = SessionState(
+        session.session_id,
+        session.task_id,
+        session.sample_index,
+        Phase.UNOPENED,
+        task.opened_at,
+        past_claims=[*session.past_claims, fact.claim_id],
+    )
+    return Decision(sessions=(free,))
+
+
+def close_requested(table: Table, fact: SessionCloseRequested, now: int) -> Decision:
+    """COMPLETED, with the first close's reward."""
+    session = table.session(fact.session_id)
+    if session is None:
+        return _refused(fact.session_id, fact.fact_id, "unknown")
+    if table.task_of(session).opened_at is None:
+        return _refused(fact.session_id, fact.fact_id, "submitted")
+    match session.phase:
+        case Phase.UNOPENED:
+            return _refused(fact.session_id, fact.fact_id, "unopened")
+        case Phase.RUNNING:
+            return close(replace(session, reward=fact.reward), now, Status.COMPLETED, None, reason="ended")
+        case _:
+            return _refused(fact.session_id, fact.fact_id, "ended")
+
+
+def expired(table: Table, session: SessionState, given: DeadlinePassed, now: int) -> Decision:
+    """Its TTL is over; what was captured counts."""
+    assert session.ttl_ms is not None, "an opened session has a TTL"
+    message = f"nobody closed it within its TTL of {session.ttl_ms / 1000:g} s"
+    error = SessionError(Stage.RUN.value, Kind.BUDGET, "timeout", message)
+    return close(session, now, Status.TIMED_OUT, error, reason="deadline")
+
+
+def never_opened(table: Table, session: SessionState, given: DeadlinePassed, now: int) -> Decision:
+    """So that its group ends."""
+    message = "nobody opened this sample within a day of the task's first"
+    error = SessionError("queue", Kind.INPUT, "unopened", message)
+    return build(table.task_of(session), replace(session, status=Status.CANCELLED, error=error), now)
+
+
+def _of_claim(table: Table, task_id: str, claim_id: str) -> SessionState | None:
+    sessions = table.sessions_of(task_id)
+    return next((s for s in sessions if s.run_claim_id == claim_id or claim_id in s.past_claims), None)
+
+
+def _again(table: Table, session: SessionState, claim_id: str) -> Decision:
+    """A Grant may have been lost on its way: the same one, and never a second sample."""
+    if session.phase is Phase.RUNNING and session.run_claim_id == claim_id:
+        return Decision(commands=(grant(table, session),))
+    return _refused(session.session_id, claim_id, "ended")
+
+
+def _unfit(task: TaskState, fact: SessionOpenRequested) -> str | None:
+    """Why an open doesn't go with what its task is; None where it does."""
+    if task.opened_at is None:
+        return "submitted"
+    if fact.num_samples not in (None, task.num_samples):
+        return "samples"
+    if task.plan is not None and fact.mode != task.plan.mode:
+        return "mode"
+    return None
+
+
+def _first_opened(table: Table, early: TaskState, fact: SessionOpenRequested, now: int) -> Decision:
+    """A new task. Samples that were cancelled beforehand end as those of a submitted one do."""
+    task = replace(early, num_samples=fact.num_samples or 1, body_hash="", plan=_plan(fact.mode), opened_at=now)
+    begun = first_rows(task, Phase.UNOPENED, now)
+    opened = _next_sample(table, task, begun.sessions, fact, now)
+    return Decision(
+        tasks=(task,),
+        sessions=(*begun.sessions, *opened.sessions),
+        records=(*begun.records, *opened.records),
+        commands=opened.commands,
+    )
+
+
+def _next_sample(
+    table: Table, task: TaskState, samples: Sequence[SessionState], fact: SessionOpenRequested, now: int
+) -> Decision:
+    free = next((session for session in samples if session.phase is Phase.UNOPENED), None)
+    if free is None:
+        return _refused(task.task_id, fact.claim_id, "cancelled" if task.cancelled else "taken")
+    claim_id = fact.claim_id
+    running = replace(
+        free, phase=Phase.RUNNING, since=now, claim_id=claim_id, run_claim_id=claim_id, ttl_ms=fact.ttl_ms
+    )
+    # The Grant tells the offset of this Open: the loop fills it in once the broker has given it.
+    opened = Open(running.session_id, running.attempt, claim_id)
+    return Decision(sessions=(running,), records=(opened,), commands=(grant(table, running),))
+
+
+def _refused(named: str, claim_id: str, reason: str) -> Decision:
+    """`named`: the session, or the task where none was found."""
+    return Decision(commands=(Revoke(named, claim_id, reason),), skipped=f"refused_{reason}")
+
+
+def _plan(mode: str) -> Plan:
+    return Plan(
+        pool="",
+        priority=0,
+        max_attempts=1,
+        init_budget_s=0,
+        run_budget_s=0,
+        evaluate_budget_s=0,
+        harness=HARNESS,
+        builder=BUILDER,
+        builder_config=b"{}",
+        output="eval" if mode == "eval" else None,
+        mode=mode,
+        metadata=b"{}",
+    )

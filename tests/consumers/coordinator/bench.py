@@ -1,0 +1,97 @@
+"""A table to give inputs to, and all that `decide` gave out: what every test of the pure coordinator stands on."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from consumers.coordinator.commands import (
+    Command,
+    Decision,
+    Input,
+    SlotLent,
+)
+from consumers.coordinator.decide import decide
+from consumers.coordinator.state import Table
+from polar.types.errors import SessionError
+from polar.types.session import Plan, SessionState, Stage, Status
+from topics.completions import Build, CloseGroup, Open
+from topics.events import (
+    Claimed,
+    InitFinished,
+    RunFinished,
+    TaskSubmitted,
+)
+
+PLAN = Plan("default", 0, 3, 600, 3600, 600, "shell", "prefix_merging", b"{}", None, "train", b"{}")
+
+
+def submitted(samples: int = 1, body: str = "a", task_id: str = "t") -> TaskSubmitted:
+    return TaskSubmitted("f", task_id, samples, body, PLAN, body=body.encode())
+
+
+@dataclass
+class Bench:
+    """A table, and all that it gave out; plays the builder, which emits each session once."""
+
+    table: Table = field(default_factory=lambda: Table(0))
+    now: int = 0
+    commands: list[Command] = field(default_factory=list)
+    opened: dict[str, Open] = field(default_factory=dict)
+    builds: dict[str, Build] = field(default_factory=dict)
+    groups: list[CloseGroup] = field(default_factory=list)
+    skipped: Counter[str] = field(default_factory=Counter)
+    grants: dict[tuple[str, int, Stage], set[str]] = field(default_factory=dict)
+
+    def give(self, *inputs: Input) -> Decision:
+        decision = Decision()
+        for each in inputs:
+            decision = decide(self.table, each, self.now)
+            self.table.apply(decision)
+            self.commands.extend(decision.commands)
+            for record in decision.records:
+                self._written(record)
+            if decision.skipped:
+                self.skipped[decision.skipped] += 1
+        return decision
+
+    def _written(self, record: Open | Build | CloseGroup) -> None:
+        match record:
+            case Open():
+                assert record.session_id not in self.builds, "nothing is opened after Build"
+                self.opened[record.session_id] = record
+            case Build():
+                assert self.opened[record.session_id].claim_id == record.claim_id, (
+                    "the calls of the last Open are built"
+                )
+                first = self.builds.setdefault(record.session_id, record)
+                assert first == record, "Build says the same each time"
+            case CloseGroup():
+                self.groups.append(record)
+
+    def session(self, session_id: str = "t.0") -> SessionState:
+        found = self.table.session(session_id)
+        assert found is not None
+        return found
+
+    def lend(self, stage: Stage) -> Decision:
+        return self.give(SlotLent(stage, "default", "w", 0))
+
+    def claim(self, stage: Stage, claim_id: str, session_id: str = "t.0", attempt: int = 1) -> Decision:
+        return self.give(Claimed("f", session_id, attempt, stage, claim_id, "w"))
+
+    def init(self, session_id: str = "t.0", attempt: int = 1) -> None:
+        self.lend(Stage.INIT)
+        self.claim(Stage.INIT, f"i{attempt}", session_id, attempt)
+        self.give(InitFinished("f", session_id, attempt, f"i{attempt}", runtime={"dir": "x"}))
+
+    def run(self, session_id: str = "t.0", attempt: int = 1) -> None:
+        self.init(session_id, attempt)
+        self.lend(Stage.RUN)
+        self.claim(Stage.RUN, f"r{attempt}", session_id, attempt)
+
+    def evaluate(self, status: Status = Status.COMPLETED, error: SessionError | None = None) -> None:
+        self.run()
+        self.give(RunFinished("f", "t.0", 1, "r1", status, 0, error))
+        self.lend(Stage.EVALUATE)
+        self.claim(Stage.EVALUATE, "e1")
