@@ -1,0 +1,189 @@
+"""From a record to its rows: every field of a kept record is in them, token lists as the bytes that they came in.
+
+Pure. A fact, a call or a group is one row; a trajectory one row of its own and one for each call, trace and node. Records of
+`polar.completions` that only steer the builder (`Open`, `Build`, `CloseGroup`, `Emitted`) give none: their outcome is the trajectory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import Enum
+from typing import Any
+
+import msgspec
+
+from polar.types.completion import CallError, Completion, Sampling
+from polar.types.errors import SessionError
+from polar.types.session import Accounting, Stage, task_id_of
+from polar.types.tokens import count, pack_ids
+from polar.types.trajectory import ROOT, GroupFinished, Stats, Trajectory
+from topics import events, kafka
+from topics.completions import Disowned
+from topics.events import Fact
+
+Row = dict[str, Any]
+"""Values by column: packed bytes for lists of numbers, ms for instants, a dict for a map, text or bytes of UTF-8 for text."""
+Rows = Iterator[tuple[str, Row]]
+"""Each with the name of its table."""
+
+FINISHED = {events.InitFinished: Stage.INIT, events.RunFinished: Stage.RUN, events.Evaluated: Stage.EVALUATE}
+JSON_FIELDS = ("builder_config", "metadata")
+"""Of a task's plan."""
+
+
+def origin(record: kafka.Record) -> Row:
+    """The columns that every row has: where its record lies."""
+    return {"log_partition": record.partition, "log_offset": record.offset, "logged_at": record.timestamp}
+
+
+def of_record(record: object, at: Row, output: str | None = None) -> Rows:
+    """A decoded record's rows. `at`: its origin; `output`: the suffix of its topic, where that is one of trajectories."""
+    match record:
+        case Completion():
+            yield "completions", at | _completion(record)
+        case Disowned():
+            told = _fields(record, "call_id", "session_id", "claim_id", "reason")
+            yield "disowned", at | told | {"task_id": task_id_of(record.session_id)}
+        case Trajectory():
+            yield from _trajectory(record, at | {"output": output})
+        case GroupFinished():
+            told = _fields(record, "task_id", "num_samples", "session_ids", "rewards")
+            statuses = [status.value for status in record.statuses]
+            yield "groups", at | {"output": output} | told | {"statuses": statuses}
+        case _ if isinstance(record, events.RECORDS):
+            yield "events", at | _event(record)
+
+
+def _fields(record: object, *names: str) -> Row:
+    """Fields whose columns are called as they are; None where a record has no such field."""
+    return {name: _plain(getattr(record, name, None)) for name in names}
+
+
+def _plain(value: Any) -> Any:
+    return value.value if isinstance(value, Enum) else value
+
+
+def _prefixed(prefix: str, part: msgspec.Struct | None, of: type[msgspec.Struct]) -> Row:
+    """All fields of a part, or nulls."""
+    return {f"{prefix}{name}": _plain(getattr(part, name, None)) for name in of.__struct_fields__}
+
+
+FACT_FIELDS = ("fact_id", "session_id", "attempt", "claim_id", "worker_id", "num_samples", "status", "reward")
+FINISH_FIELDS = ("exit_code", "duration_ms")
+
+
+def _event(fact: Fact) -> Row:
+    plan = getattr(fact, "plan", None)
+    stage = getattr(fact, "stage", None) or FINISHED.get(type(fact))
+    return {
+        "fact": str(fact.__struct_config__.tag),
+        "task_id": events.task_of(fact),
+        "stage": _plain(stage),
+        **_fields(fact, *FACT_FIELDS, *FINISH_FIELDS),
+        **_fields(plan, "pool", "harness"),
+        **_prefixed("error_", getattr(fact, "error", None), SessionError),
+        "detail": _detail(fact),
+    }
+
+
+def _detail(fact: Fact) -> bytes:
+    """A fact as JSON, without the task's body; what is JSON within it as such, not as text."""
+    told: dict[str, Any] = msgspec.to_builtins(fact, builtin_types=(bytes,))
+    told.pop("body", None)
+    plan = told.get("plan", {})
+    for name in JSON_FIELDS:
+        try:
+            plan[name] = msgspec.json.decode(plan[name])
+        except (KeyError, msgspec.DecodeError):
+            continue  # left as base64
+    return msgspec.json.encode(told)
+
+
+COMPLETION_FIELDS = (
+    "call_id", "session_id", "attempt", "claim_id", "outcome", "dialect", "engine", "model_requested", "model_served", "kind",
+    "kind_rule", "received_at", "completed_at", "sampled", "logprobs", "logprobs_mode", "tools", "finish_reason", "policy_version",
+    "lineage", "stream",
+)  # fmt: skip
+
+
+def _completion(call: Completion) -> Row:
+    prompt, messages = call.prompt, call.messages
+    return {
+        **_fields(call, *COMPLETION_FIELDS),
+        "task_id": task_id_of(call.session_id),
+        "sample_index": _sample_index(call.session_id),
+        "base": prompt.base,
+        "prompt_tokens": prompt.shared + count(prompt.rest),
+        "shared_tokens": prompt.shared,
+        "sampled_tokens": count(call.sampled),
+        "prompt_rest": prompt.rest,
+        "prompt_chain": prompt.chain,
+        "messages_base": messages.base,
+        "messages_shared": messages.shared,
+        "messages_rest": messages.rest,
+        "answer": call.answer or None,
+        **_prefixed("", call.sampling, Sampling),
+        **_prefixed("error_", call.error, CallError),
+    }
+
+
+def _sample_index(session_id: str) -> int | None:
+    """None where the id isn't one of ours."""
+    index = session_id.rpartition(".")[2]
+    return int(index) if index.isascii() and index.isdecimal() and len(index) < 10 else None
+
+
+TRAJECTORY_FIELDS = (
+    "session_id", "task_id", "sample_index", "num_samples", "attempt", "status", "harness", "builder", "reward", "artifacts",
+    "metadata", "mode",
+)  # fmt: skip
+CALL_FIELDS = (
+    "call_id", "branch", "kind", "outcome", "dialect", "received_at", "completed_at", "prompt_tokens", "sampled_tokens",
+    "finish_reason", "policy_version", "model_served", "reward",
+)  # fmt: skip
+
+
+def _trajectory(trajectory: Trajectory, at: Row) -> Rows:
+    yield (
+        "trajectories",
+        {
+            **at,
+            **_fields(trajectory, *TRAJECTORY_FIELDS),
+            **_prefixed("error_", trajectory.error, SessionError),
+            **_prefixed("", trajectory.stats, Stats),
+            **_prefixed("", trajectory.accounting, Accounting),
+        },
+    )
+    part = at | {"session_id": trajectory.session_id, "task_id": trajectory.task_id}
+    calls = trajectory.calls
+    for index, call in enumerate(calls):
+        told = {"call": index, "parent_id": call.parent, "sampling": msgspec.json.encode(call.sampling)}
+        yield "trajectory_calls", part | _fields(call, *CALL_FIELDS) | told
+    for index, node in enumerate(trajectory.nodes):
+        told = {"node": index, "call_id": None if node.call is None else calls[node.call].call_id}
+        yield "nodes", part | _fields(node, "parent", "tokens", "logprobs", "masked") | told
+    yield from (("traces", part | row) for row in _traces(trajectory))
+
+
+def _traces(trajectory: Trajectory) -> Iterator[Row]:
+    """Rows of the traces; a node's path is summed up once, whatever number of traces runs through it."""
+    nodes = trajectory.nodes
+    tokens = [0] * len(nodes)
+    calls = [0] * len(nodes)
+    sampler: list[int | None] = [None] * len(nodes)
+    """The last call that sampled tokens of the path: the nodes of one call follow one another."""
+    for index, node in enumerate(nodes):
+        before = node.parent
+        path = (0, 0, None) if before == ROOT else (tokens[before], calls[before], sampler[before])
+        tokens[index] = path[0] + count(node.tokens)
+        is_new = node.call is not None and node.call != path[2]
+        calls[index] = path[1] + is_new
+        sampler[index] = node.call if is_new else path[2]
+    for trace in trajectory.traces:
+        yield {
+            **_fields(trace, "trace_id", "leaf", "kind", "reward", "finish_reason"),
+            "trains": pack_ids(trace.trains),
+            "tokens": tokens[trace.leaf],
+            "trainable_tokens": sum(count(nodes[index].tokens) for index in trace.trains),
+            "calls": calls[trace.leaf],
+        }

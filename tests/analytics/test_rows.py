@@ -1,0 +1,296 @@
+"""From records to rows to Parquet and back: nothing that a record holds is missing in the lake."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, cast
+
+import duckdb
+import msgspec
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from analytics import files, rows
+from analytics.rows import Row
+from analytics.schema import TABLES
+from polar.types.completion import CallError, CallOutcome, Completion, MessageDelta, Sampling, TokenDelta
+from polar.types.errors import Kind, SessionError
+from polar.types.session import Accounting, Status
+from polar.types.tokens import pack_ids, pack_logprobs
+from polar.types.trajectory import Call, GroupFinished, Node, Stats, Trace, Trajectory
+from tests.topics.specimens import any_of, full, tag
+from topics import completions, events
+from topics.completions import Disowned
+
+ORIGIN: Row = {"log_partition": 3, "log_offset": 2**40, "logged_at": 1_700_000_000_123}
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+LOGPROBS = st.lists(st.floats(width=32, allow_nan=False), max_size=4).map(pack_logprobs)
+KEPT = (*events.RECORDS, Completion, Disowned, GroupFinished, Trajectory)
+WORDS = st.binary(max_size=5).map(lambda data: np.frombuffer(data * 4, "<i4").tobytes())
+"""Packed values: any, but whole ones."""
+
+
+def stored(record: object, folder: Path, output: str | None = None) -> dict[str, list[Row]]:
+    """What the lake holds of a record: rows by table, as pyarrow reads them back."""
+    made: dict[str, list[Row]] = {}
+    for name, row in rows.of_record(record, ORIGIN, output):
+        made.setdefault(name, []).append(row)
+    read = {}
+    for number, (name, kept) in enumerate(made.items()):
+        table, unfit = files.arrow(TABLES[name], kept)
+        assert unfit == []
+        path = folder / f"{number}.parquet"
+        path.unlink(missing_ok=True)
+        assert files.write(path, table) == path.stat().st_size
+        again = pq.read_table(path)
+        assert again.schema.equals(TABLES[name].arrow)
+        read[name] = cast("list[Row]", again.to_pylist(maps_as_pydicts="strict"))
+    return read
+
+
+def instant(ms: int) -> datetime | None:
+    return EPOCH + timedelta(milliseconds=ms) if 0 <= ms <= files.LAST_MS else None
+
+
+@pytest.mark.parametrize("record", KEPT, ids=tag)
+def test_a_row_has_every_column_and_says_where_it_is_from(record: type[msgspec.Struct], tmp_path: Path) -> None:
+    if record is Trajectory:
+        made: msgspec.Struct = TRAJECTORY
+    else:
+        packed = {"sampled": pack_ids([1, 2]), "logprobs": pack_logprobs([-1, -2]), "prompt": TokenDelta(pack_ids([7]))}
+        made = msgspec.structs.replace(full(record), **packed if record is Completion else {})
+    for name, read in stored(made, tmp_path, "eval").items():
+        for row in read:
+            assert row.keys() == {column.name for column in TABLES[name].columns}
+            assert (row["log_partition"], row["log_offset"]) == (3, 2**40)
+            assert row["logged_at"] == instant(ORIGIN["logged_at"])
+            assert row.get("output", "eval") == "eval"
+
+
+@pytest.mark.parametrize("record", [completions.Open, completions.Build, completions.CloseGroup, completions.Emitted])
+def test_what_steers_the_builder_has_no_row(record: type[msgspec.Struct]) -> None:
+    assert list(rows.of_record(full(record), ORIGIN)) == []
+
+
+@given(st.one_of(*(any_of(record) for record in events.RECORDS)))
+def test_a_fact_is_in_its_row_whole(tmp_path_factory: pytest.TempPathFactory, fact: Any) -> None:
+    (row,) = stored(fact, tmp_path_factory.getbasetemp())["events"]
+    told = json.loads(msgspec.json.encode(fact))
+    told.pop("body", None)
+    detail = json.loads(row["detail"])
+    for name in {"metadata", "builder_config"} & told.get("plan", {}).keys():
+        plan = detail["plan"]
+        if plan[name] != told["plan"][name]:
+            assert plan.pop(name) == msgspec.json.decode(getattr(fact.plan, name))
+            del told["plan"][name]
+    assert detail == told
+    assert row["fact"] == tag(type(fact))
+    assert row["task_id"] == events.task_of(fact)
+    for name in fact.__struct_fields__:
+        if name in row and name not in ("stage", "detail"):
+            assert row[name] == getattr(fact, name), name
+    error = getattr(fact, "error", None)
+    assert (row["error_code"], row["error_kind"]) == ((error.code, error.kind) if error else (None, None))
+
+
+@given(any_of(Completion), WORDS, WORDS, LOGPROBS, st.integers(0, 2**40), st.text())
+def test_a_call_can_be_made_again_from_its_row(
+    tmp_path_factory: pytest.TempPathFactory, drawn: Completion, rest: bytes, sampled: bytes, logprobs: bytes, shared: int, said: str,
+) -> None:  # fmt: skip
+    call = msgspec.structs.replace(
+        drawn,
+        prompt=msgspec.structs.replace(drawn.prompt, rest=rest, shared=shared),
+        messages=msgspec.structs.replace(drawn.messages, rest=said.encode()),
+        sampled=sampled,
+        logprobs=logprobs,
+        answer=said.encode(),
+        tools=None if drawn.tools is None else said.encode(),
+        received_at=abs(drawn.received_at) % files.LAST_MS,
+        completed_at=abs(drawn.completed_at) % files.LAST_MS,
+    )
+    (row,) = stored(call, tmp_path_factory.getbasetemp())["completions"]
+    assert row["task_id"] == call.session_id.rpartition(".")[0]
+    assert row["prompt_tokens"] == shared + len(rest) // 4
+    assert row["sampled_tokens"] == len(sampled) // 4
+    assert call_of(row) == call
+
+
+def call_of(row: Row) -> Completion:
+    """A call from its row alone: what rebuilding needs."""
+    plain = {name: row[name] for name in Completion.__struct_fields__ if name in row}
+    made = {
+        "outcome": CallOutcome(row["outcome"]),
+        "received_at": milliseconds(row["received_at"]),
+        "completed_at": milliseconds(row["completed_at"]),
+        "prompt": TokenDelta(pack_ids(row["prompt_rest"]), row["shared_tokens"], row["base"], row["prompt_chain"]),
+        "messages": MessageDelta(row["messages_rest"].encode(), row["messages_shared"], row["messages_base"]),
+        "sampled": pack_ids(row["sampled"]),
+        "logprobs": pack_logprobs(row["logprobs"]),
+        "answer": (row["answer"] or "").encode(),
+        "tools": None if row["tools"] is None else row["tools"].encode(),
+        "sampling": Sampling(**{name: row[name] for name in Sampling.__struct_fields__}),
+        "error": None,
+    }
+    if row["error_code"] is not None:
+        made["error"] = CallError(row["error_code"], row["error_message"], row["error_status"])
+    return Completion(**plain | made)
+
+
+def milliseconds(at: datetime) -> int:
+    return (at - EPOCH) // timedelta(milliseconds=1)
+
+
+TRAJECTORY = Trajectory(
+    session_id="t.1",
+    task_id="t",
+    sample_index=1,
+    num_samples=2,
+    attempt=1,
+    status=Status.FAILED,
+    builder="prefix_merging",
+    harness="shell",
+    reward=0.5,
+    error=SessionError("run", Kind.AGENT, "exit_code", "it ended with 3", retryable=True),
+    nodes=[
+        Node(-1, pack_ids([1, 2, 3])),
+        Node(0, pack_ids([4, 5]), pack_logprobs([-0.5, -0.25]), call=0),
+        Node(1, pack_ids([6]), pack_logprobs([-1]), call=0, masked="drift"),
+        Node(1, pack_ids([7, 8])),
+        Node(3, pack_ids([9]), pack_logprobs([0]), call=1),
+    ],
+    calls=[
+        Call("c0", "main", "answered", "openai_chat", 1_000, 2_000, 3, 3, finish_reason="stop", sampling=Sampling(top_k=5)),
+        Call("c1", "main", "answered", "openai_chat", 3_000, 2**60, 7, 1, parent="c0", branch="edited", reward=1.0, policy_version=4),
+    ],
+    traces=[Trace("t.1/0", 2, [1]), Trace("t.1/1", 4, [1, 4], kind="main", reward=0.5, finish_reason="stop")],
+    stats=Stats(2, 2, 2, 9, 4, 3, {"drift": 1}, {"edited": 1}, {"FORK": 1}, 1),
+    accounting=Accounting(1, 2, 3, 4, 5, 6, 7),
+    artifacts={"agent_log": "blob:sha256/00"},
+    metadata=b'{"user": {"name": "na\xc3\xafve"}}',
+    mode="eval",
+)  # fmt: skip
+
+
+def test_a_trajectory_is_in_four_tables_whole(tmp_path: Path) -> None:
+    read = stored(TRAJECTORY, tmp_path, "eval")
+    (whole,) = read["trajectories"]
+    assert trajectory_of(whole, read) == msgspec.structs.replace(
+        TRAJECTORY, calls=[TRAJECTORY.calls[0], msgspec.structs.replace(TRAJECTORY.calls[1], completed_at=0)]
+    ), "an instant past the year 9999 is null"
+    assert [(row["tokens"], row["trainable_tokens"], row["calls"]) for row in read["traces"]] == [(6, 2, 1), (8, 3, 2)]
+    assert [row["call_id"] for row in read["nodes"]] == [None, "c0", "c0", None, "c1"]
+
+
+def trajectory_of(whole: Row, read: dict[str, list[Row]]) -> Trajectory:
+    """A trajectory from its rows alone."""
+
+    def part(of: Any, row: Row, **more: object) -> Any:
+        return of(**{name: row[name] for name in of.__struct_fields__ if name in row} | more)
+
+    def error(row: Row) -> SessionError:
+        return SessionError(**{name: row[f"error_{name}"] for name in SessionError.__struct_fields__})
+
+    called = {row["call_id"]: row["call"] for row in read["trajectory_calls"]}
+    made: Trajectory = part(
+        Trajectory,
+        whole,
+        status=Status(whole["status"]),
+        error=error(whole),
+        metadata=whole["metadata"].encode(),
+        stats=part(Stats, whole),
+        accounting=part(Accounting, whole),
+        nodes=[
+            part(
+                Node,
+                row,
+                tokens=pack_ids(row["tokens"]),
+                logprobs=None if row["logprobs"] is None else pack_logprobs(row["logprobs"]),
+                call=None if row["call_id"] is None else called[row["call_id"]],
+            )
+            for row in read["nodes"]
+        ],
+        calls=[
+            part(
+                Call,
+                row,
+                parent=row["parent_id"],
+                received_at=milliseconds(row["received_at"]),
+                completed_at=milliseconds(row["completed_at"] or EPOCH),
+                sampling=msgspec.json.decode(row["sampling"], type=Sampling),
+            )
+            for row in read["trajectory_calls"]
+        ],
+        traces=[part(Trace, row) for row in read["traces"]],
+    )
+    return made
+
+
+@given(any_of(GroupFinished), any_of(Disowned))
+def test_a_group_and_a_disowned_call_are_in_their_rows(
+    tmp_path_factory: pytest.TempPathFactory, group: Any, call: Any
+) -> None:
+    folder = tmp_path_factory.getbasetemp()
+    (row,) = stored(group, folder)["groups"]
+    assert all(row[name] == getattr(group, name) for name in GroupFinished.__struct_fields__)
+    (row,) = stored(call, folder)["disowned"]
+    assert all(row[name] == getattr(call, name) for name in Disowned.__struct_fields__)
+
+
+def disowned(call_id: str = "c", **more: Any) -> Row:
+    ((_, row),) = rows.of_record(Disowned(call_id, "t.0", "claim", "closed"), ORIGIN)
+    return row | more
+
+
+def completion(**more: Any) -> Row:
+    call = Completion("c", "t.0", 1, "a", CallOutcome.ANSWERED, "d", "e", 0, 0, TokenDelta(b""), MessageDelta(b"[]"))
+    ((_, row),) = rows.of_record(call, ORIGIN)
+    return row | more
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [{"attempt": 2**63}, {"sampled": b"\0\0\0"}, {"call_id": 7}],
+    ids=["an integer past 64 bits", "half a token", "a number for a text"],
+)
+def test_a_value_that_fits_no_column_costs_its_own_row_only(bad: Row) -> None:
+    kept = [completion(call_id=str(number)) for number in range(20)]
+    mixed = [*kept[:7], completion(**bad), *kept[7:13], completion(**bad), *kept[13:]]
+    table, unfit = files.arrow(TABLES["completions"], mixed)
+    assert table.column("call_id").to_pylist() == [str(number) for number in range(20)]
+    assert [{name: row[name] for name in bad} for row in unfit] == [bad, bad]
+
+
+def test_text_that_is_no_utf_8_is_marked_where_it_is_not() -> None:
+    table, unfit = files.arrow(TABLES["completions"], [completion(answer=b'"\xff"')])
+    assert (table.column("answer").to_pylist(), unfit) == (['"\ufffd"'], [])
+
+
+def test_duckdb_reads_what_was_written(tmp_path: Path) -> None:
+    ids, logprobs = pack_ids([1, 2**31 - 1, -1]), pack_logprobs([-0.5, float("-inf"), 0])
+    made = completion(sampled=ids, logprobs=logprobs, lineage={"agent": "a"}, received_at=1_700_000_000_123)
+    table, _ = files.arrow(TABLES["completions"], [made, completion()])
+    files.write(tmp_path / "one.parquet", table)
+    asked = (
+        f"select sampled, logprobs, lineage['agent'], epoch_ms(received_at), prompt_rest from '{tmp_path}/one.parquet'"
+    )
+    found = duckdb.connect().execute(asked).fetchall()
+    assert found == [
+        ([1, 2**31 - 1, -1], [-0.5, float("-inf"), 0.0], "a", 1_700_000_000_123, []),
+        ([], [], None, 0, []),
+    ]
+
+
+def test_a_file_is_never_written_over_and_a_failed_one_leaves_nothing(tmp_path: Path) -> None:
+    table, _ = files.arrow(TABLES["disowned"], [disowned()])
+    path = tmp_path / "one.parquet"
+    files.write(path, table)
+    with pytest.raises(FileExistsError):
+        files.write(path, table)
+    with pytest.raises(FileNotFoundError):
+        files.write(tmp_path / "nowhere" / "one.parquet", table)
+    assert pq.read_table(path).equals(table)
