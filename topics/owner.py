@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 import structlog
@@ -101,7 +101,7 @@ class FencedProducer:
 
 async def read_back(
     settings: Settings, topic: str, partition: int, start: int | None = None
-) -> AsyncIterator[kafka.Record]:
+) -> AsyncGenerator[kafka.Record, None]:
     """Committed records of a partition from `start` (None: its beginning) to the high watermark as of now.
 
     The end of a read_committed consumer is the last stable offset, which an open transaction holds back (protocol 4, 24): the edge

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from polar.cli import cancel, logs, proxy, status, submit, topics, trajectories, up, worker
+from polar.cli import cancel, logs, proxy, show, sql, status, submit, topics, trajectories, up, watch, worker
 from polar.cli.exits import Commands
 
 app = typer.Typer(
@@ -39,9 +39,12 @@ def before(
 
 app.command("up")(up.up)
 app.command("submit")(submit.submit)
+app.command("watch")(watch.watch)
 app.command("status")(status.status)
+app.command("show")(show.show)
 app.command("cancel")(cancel.cancel)
 app.command("trajectories")(trajectories.trajectories)
+app.command("sql")(sql.sql)
 app.command("worker")(worker.worker)
 app.command("proxy")(proxy.proxy)
 app.add_typer(topics.app, name="topics")

@@ -1,0 +1,203 @@
+"""A story out of records: the fold over a session's log, the tree of its messages, and what the builder says of each call.
+
+Pure: records in, `Story` out. The fold follows the builder's own (protocol 23): the newest `Open` counts, calls of its claim alone, the
+first record of a call id; what comes after `Build` is late.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from consumers.builders.history import Branch, Place, places
+from polar.cli.show.story import CallStory, Message, Story
+from polar.types.completion import CallOutcome, Completion, MessageDelta
+from polar.types.session import Phase, SessionState, TaskState
+from polar.types.tokens import count
+from polar.types.trajectory import ROOT, Call, Trajectory
+from topics.completions import Build, CallRecord, Disowned, Emitted, Open
+from topics.resolver import DeltaError, Resolver
+
+_sorted = msgspec.json.Encoder(order="deterministic")
+
+
+class Log:
+    """One session's records, taken in log order from its `Open` on."""
+
+    def __init__(self, claim_id: str | None, *, is_open: bool = False) -> None:
+        """`claim_id`: whose calls count; `is_open`: its `Open` was met, so no call is missing."""
+        self.calls: dict[str, Completion] = {}
+        """By call id, in log order."""
+        self.late: set[str] = set()
+        self.disowned: dict[str, str] = {}
+        """Reason by call id."""
+        self.others = 0
+        """Calls of other claims."""
+        self.is_open = is_open
+        self.emitted_at: int | None = None
+        """When its trajectory was written, unix ms on the builder's clock."""
+        self._claim_id = claim_id
+        self._is_built = False
+
+    def take(self, record: CallRecord, written_at: int) -> Log:
+        """The log with one record more: this one, or after an `Open` a new one. `written_at`: its timestamp, unix ms."""
+        match record:
+            case Open():
+                return Log(record.claim_id, is_open=True)
+            case Completion() if record.claim_id != self._claim_id:
+                self.others += 1
+            case Completion() if record.call_id not in self.calls:
+                self.calls[record.call_id] = record
+                if self._is_built:
+                    self.late.add(record.call_id)
+            case Disowned() if not self._is_built:
+                self.disowned.setdefault(record.call_id, record.reason)
+            case Build() if record.claim_id == self._claim_id:
+                self._is_built = True
+            case Emitted():
+                self.emitted_at = written_at
+        return self
+
+
+def assemble(task: TaskState, session: SessionState, log: Log, trajectory: Trajectory | None) -> Story:
+    """The story as these tell it."""
+    records = list(log.calls.values())
+    judged = {call.call_id: call for call in trajectory.calls} if trajectory else {}
+    lost = [call for call in judged.values() if call.call_id not in log.calls]
+    masked = _masked(trajectory) if trajectory else {}
+    resolver, tree = Resolver(), MessageTree()
+    calls = [CallStory(n, call, None, ROOT, None, [], masked.get(call.call_id)) for n, call in enumerate(lost, 1)]
+    for record, place in zip(records, places(records, log.disowned.keys()), strict=True):
+        asked, said = tree.add(record, len(calls))
+        call = CallStory(
+            number=len(calls) + 1,
+            call=judged.get(record.call_id) or _call(record, place),
+            record=record,
+            asked=asked,
+            said=said,
+            tools=tree.tools[record.call_id],
+            masked=masked.get(record.call_id),
+            disowned=log.disowned.get(record.call_id),
+            is_late=record.call_id in log.late,
+            gap=_gap(resolver, record),
+        )
+        calls.append(call)
+    return Story(task, session, calls, tree.messages, trajectory, _notes(session, log, trajectory, len(lost)))
+
+
+class MessageTree:
+    """The messages of all calls, each once: a conversation that only grows is one path, an edit makes a branch."""
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+        self.tools: dict[str, list[str]] = {}
+        """Names of the tools offered, by call id."""
+        self._depths: list[int] = []
+        self._known: dict[tuple[int, int, bytes], int] = {}
+        self._ends: dict[str, int] = {}
+        """Where a call's messages and answer end, by call id."""
+
+    def add(self, record: Completion, index: int) -> tuple[int, int | None]:
+        """Where a call's request ends, and its answer. What a missing base had is left out: the rest starts a conversation."""
+        asked = self._start(record.messages)
+        for depth, body in enumerate(msgspec.json.decode(record.messages.rest), record.messages.shared + 1):
+            asked = self._below(asked, depth, body, index)
+        said = None
+        if record.answer:
+            depth = record.messages.shared + 1 if asked == ROOT else self._depths[asked] + 1
+            said = self._below(asked, depth, msgspec.json.decode(record.answer), index)
+        self._ends[record.call_id] = asked if said is None else said
+        self.tools[record.call_id] = self._offered(record)
+        return asked, said
+
+    def _start(self, delta: MessageDelta) -> int:
+        """The last of the messages that are shared with the base."""
+        at = ROOT if delta.base is None else self._ends.get(delta.base, ROOT)
+        while at != ROOT and self._depths[at] > delta.shared:
+            at = self.messages[at].parent
+        return at
+
+    def _below(self, parent: int, depth: int, body: dict[str, Any], index: int) -> int:
+        """The message `body`, the `depth`th of its conversation; whatever of that is known, it stands below `parent`."""
+        key = (parent, depth, _sorted.encode(body))
+        if key not in self._known:
+            self._known[key] = len(self.messages)
+            self.messages.append(Message(parent, body, index))
+            self._depths.append(depth)
+        return self._known[key]
+
+    def _offered(self, record: Completion) -> list[str]:
+        if record.tools is None:
+            return self.tools.get(record.messages.base or "", [])
+        return [tool["function"]["name"] for tool in msgspec.json.decode(record.tools)]
+
+
+def _call(record: Completion, place: Place | None) -> Call:
+    """What a trajectory would say of a call."""
+    parent = place.parent if place is not None else None
+    return Call(
+        call_id=record.call_id,
+        kind=record.kind,
+        outcome=record.outcome,
+        dialect=record.dialect,
+        received_at=record.received_at,
+        completed_at=record.completed_at,
+        prompt_tokens=record.prompt.shared + count(record.prompt.rest),
+        sampled_tokens=count(record.sampled) if record.outcome is CallOutcome.ANSWERED else 0,
+        parent=parent.call.call_id if parent is not None else None,
+        branch=place.branch if place is not None else Branch.BASE_MISSING,
+        finish_reason=record.finish_reason,
+        policy_version=record.policy_version,
+        sampling=record.sampling,
+        model_served=record.model_served,
+    )
+
+
+def _gap(resolver: Resolver, record: Completion) -> str | None:
+    """Why a call can't be expanded, and proven to be what was written."""
+    try:
+        resolver.add(record)
+    except DeltaError as error:
+        return str(error)
+    return None
+
+
+def _masked(trajectory: Trajectory) -> dict[str, str]:
+    """Reason by id of the calls whose sampled tokens are trained nowhere."""
+    return {
+        trajectory.calls[node.call].call_id: node.masked
+        for node in trajectory.nodes
+        if node.call is not None and node.masked is not None
+    }
+
+
+def _notes(session: SessionState, log: Log, trajectory: Trajectory | None, lost: int) -> list[str]:
+    notes = []
+    if trajectory is None and session.phase is not Phase.ENDED:
+        notes.append(f"it is {session.phase.value}: this is what there is so far; traces come with its trajectory")
+    elif trajectory is None:
+        notes.append(f"its trajectory has left Kafka; the lake keeps it: {_sql('trajectories', session)}")
+    if session.log_offset is not None and not log.is_open:
+        notes.append("its first records have left polar.completions: messages of earlier calls are missing")
+    if lost:
+        notes.append(f"{lost} of its calls have left polar.completions; what the trajectory says of them is here")
+    if log.others:
+        notes.append(f"{log.others} calls of another claim stand between them on the log and don't count")
+    if session.attempt > 1:
+        notes.append(_earlier(session))
+    return notes
+
+
+def _earlier(session: SessionState) -> str:
+    before = session.attempt - 1
+    attempts = "1 earlier attempt" if before == 1 else f"{before} earlier attempts"
+    if not session.past_claims:
+        return f"{attempts} ended before a harness ran"
+    return f"{attempts}; their calls are in the lake: {_sql('calls', session, f' AND attempt < {session.attempt}')}"
+
+
+def _sql(view: str, session: SessionState, more: str = "") -> str:
+    """The command that asks the lake."""
+    query = f"SELECT * FROM {view} WHERE session_id = '{session.session_id}'{more}"  # noqa: S608 - for people, of a checked id
+    return f'polar sql "{query}"'

@@ -1,0 +1,163 @@
+"""The command: which session is meant, and in which form it is told."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from polar import settings
+from polar.blobs import BlobStore
+from polar.cli import targets
+from polar.cli.options import Data, Format, Output
+from polar.cli.show.document import call_document, document, written
+from polar.cli.show.overview import draw_artifacts, draw_calls, draw_head, draw_traces
+from polar.cli.show.page import Page
+from polar.cli.show.story import CallStory, Story
+from polar.cli.show.tokens import draw_tokens
+from polar.cli.show.transcript import draw_call, draw_transcript
+from polar.cli.visible import visible
+from polar.settings import Settings
+from polar.types.errors import InputError, NotReady
+from polar.types.session import SessionState
+
+if TYPE_CHECKING:
+    from polar.cli.show.reading import Rows
+
+FIELD = "SESSION"
+NAMED = 8
+"""Of what there is, so many are named."""
+
+
+def show(
+    session: Annotated[str, typer.Argument(metavar=FIELD, help="<task>.<sample>, as `polar status TASK` has them.")],
+    tokens: Annotated[
+        bool, typer.Option("--tokens", help="The tokens of each trace as text, marked by trained or not.")
+    ] = False,
+    call: Annotated[
+        str | None, typer.Option("--call", metavar="N|ID", help="One call alone, whole: its number here, or its id.")
+    ] = None,
+    artifact: Annotated[
+        str | None, typer.Option("--artifact", metavar="NAME", help="Write this artifact's bytes to stdout.")
+    ] = None,
+    full: Annotated[bool, typer.Option("--full", help="Shorten nothing.")] = False,
+    output: Output = Format.TABLE,
+    data: Data = None,
+) -> None:
+    """Show what happened in one session: its calls, transcript, traces, artifacts.
+
+    Read from Kafka alone, whether the session has ended or runs.
+    """
+    found = settings.load(data)
+    rows, row = asyncio.run(_read_rows(found, session))
+    if artifact is not None:
+        _write_artifact(found, row, artifact)
+        return
+    story = asyncio.run(_read_story(found, rows, row))
+    if call is not None:
+        _show_call(story, _meant(story, call), output)
+    elif output is Format.JSON:
+        typer.echo(written(document(story, found, with_texts=tokens)))
+    else:
+        _draw(Page(is_full=full), story, found, with_tokens=tokens)
+
+
+def _draw(page: Page, story: Story, found: Settings, *, with_tokens: bool) -> None:
+    draw_head(page, story)
+    draw_calls(page, story)
+    draw_transcript(page, story)
+    if with_tokens:
+        draw_tokens(page, story, found)
+    draw_traces(page, story)
+    draw_artifacts(page, story, BlobStore(found.blobs_folder))
+
+
+async def _read_rows(found: Settings, name: str) -> tuple[Rows, SessionState]:
+    """The task's rows and the session's own. Raises InputError where `name` is no session's."""
+    from polar.cli.show.reading import read_rows
+
+    target = targets.read(name)
+    rows = await read_rows(found, target.task_id)
+    if rows.task is None:
+        raise InputError(FIELD, name, f"no coordinator knows a task {target.task_id}; {await _tasks(found, target)}")
+    target.check(rows.task)
+    if target.sample is None:
+        raise InputError(FIELD, name, f"that is a task; {_sessions(rows)}")
+    if target.sample not in rows.sessions:
+        raise InputError(FIELD, name, f"there is no such session yet; {_sessions(rows)}")
+    return rows, rows.sessions[target.sample]
+
+
+async def _read_story(found: Settings, rows: Rows, row: SessionState) -> Story:
+    from polar.cli.show.reading import read_story
+
+    return await read_story(found, rows, row.sample_index)
+
+
+async def _tasks(found: Settings, target: targets.Target) -> str:
+    """Which tasks there are, those with a like name first."""
+    from polar.client import SessionTable
+
+    async with SessionTable(found) as table:
+        known = sorted(table.tasks)
+    alike = get_close_matches(target.task_id, known, NAMED, cutoff=0.5)
+    named = [*alike, *(name for name in known if name not in alike)][:NAMED]
+    more = f" and {len(known) - len(named)} more" if len(known) > len(named) else ""
+    there_are = f"{', '.join(named)}{more} (`polar status`)" if named else "none"
+    return f"there are: {there_are}; what was forgotten is in the lake (`polar sql`)"
+
+
+def _sessions(rows: Rows) -> str:
+    """Which sessions a task has, and where they stand."""
+    known = sorted(rows.sessions.items())
+    named = ", ".join(f"{row.session_id} ({_stands(row)})" for _, row in known[:NAMED])
+    return f"its sessions: {named or 'none'}{', …' if len(known) > NAMED else ''}"
+
+
+def _stands(row: SessionState) -> str:
+    return row.status.value if row.phase == "ended" and row.status else row.phase.value
+
+
+def _meant(story: Story, name: str) -> CallStory:
+    """The call of that number or id, also where the id is given in part. Raises InputError."""
+    matching = [call for call in story.calls if name in (str(call.number), call.call.call_id)]
+    if not matching and len(name) >= 4:
+        matching = [call for call in story.calls if name in call.call.call_id]
+    if len(matching) != 1:
+        there = f"it has calls 1 to {len(story.calls)}" if story.calls else "it has no calls"
+        found = f"{len(matching)} calls have that in their id" if matching else "no such call"
+        raise InputError("--call", name, f"{found}; {there} (`polar show {story.session.session_id}`)")
+    return matching[0]
+
+
+def _show_call(story: Story, call: CallStory, output: Format) -> None:
+    if output is Format.TABLE:
+        draw_call(Page(is_full=True), story, call)
+        return
+    messages = [story.messages[index].body for index in story.path(call.asked)]
+    answer = None if call.said is None else story.messages[call.said].body
+    typer.echo(written(call_document(call) | {"messages": messages, "answer": answer}))
+
+
+def _write_artifact(found: Settings, row: SessionState, name: str) -> None:
+    """Its bytes as they are; on a terminal what would steer it is escaped. Raises InputError, NotReady."""
+    artifacts = row.artifacts or {}
+    if name not in artifacts:
+        raise InputError("--artifact", name, f"no such artifact; there are: {', '.join(sorted(artifacts)) or 'none'}")
+    ref = artifacts[name]
+    try:
+        data = BlobStore(found.blobs_folder).get(ref)
+    except FileNotFoundError:
+        raise NotReady(
+            f"{ref} isn't in {found.blobs_folder}; set POLAR_BLOBS to the store of the workers that made it"
+        ) from None
+    except ValueError as error:
+        raise NotReady(str(error)) from None
+    if sys.stdout.isatty():
+        typer.echo(visible(data.decode(errors="replace")))
+    else:
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()

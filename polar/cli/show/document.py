@@ -1,0 +1,152 @@
+"""A story as one JSON document, for programs.
+
+`messages` holds each message once: `{parent, message}`, `parent` an index into it or null; a call's request is the path to its `asked`,
+its answer `said`. A call's prompt is the first `shared_tokens` of its `base`'s prompt and sampled tokens, then `prompt_rest`. Logprobs
+that are no finite number are null. Fields may only be added.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import msgspec
+
+from polar.blobs import BlobStore
+from polar.cli import trajectories
+from polar.cli.show.detokenize import NoText, detokenize
+from polar.cli.show.overview import size_of
+from polar.cli.show.runs import Run, runs
+from polar.cli.show.story import CallStory, Story
+from polar.settings import Settings
+from polar.types.completion import Completion
+from polar.types.tokens import Logprobs, unpack_ids, unpack_logprobs
+from polar.types.trajectory import ROOT, Trace, Trajectory
+
+
+def document(story: Story, settings: Settings, *, with_texts: bool) -> dict[str, Any]:
+    """All of it; `with_texts`: the runs' texts too, null with `no_text` where they aren't to be had."""
+    session, task, plan, trajectory = story.session, story.task, story.task.plan, story.trajectory
+    blobs = BlobStore(settings.blobs_folder)
+    return {
+        "session_id": session.session_id,
+        "task_id": session.task_id,
+        "sample_index": session.sample_index,
+        "num_samples": task.num_samples,
+        "harness": plan.harness if plan else None,
+        "builder": plan.builder if plan else None,
+        "mode": plan.mode if plan else None,
+        "output": plan.output if plan else None,
+        "phase": session.phase.value,
+        "status": session.status.value if session.status else None,
+        "attempt": session.attempt,
+        "past_claims": session.past_claims,
+        "reward": session.reward,
+        "error": msgspec.to_builtins((trajectory.error if trajectory else None) or session.error),
+        "exit_code": session.exit_code,
+        "accounting": msgspec.structs.asdict(session.accounting),
+        "notes": story.notes,
+        "calls": [call_document(call) for call in story.calls],
+        "messages": [{"parent": _index(one.parent), "message": one.body} for one in story.messages],
+        "artifacts": [{"name": name, "ref": ref, "size": size_of(blobs, ref)} for name, ref in story.artifacts.items()],
+        **(
+            _of_trajectory(trajectory, settings, with_texts=with_texts)
+            if trajectory
+            else {"traces": None, "stats": None}
+        ),
+    }
+
+
+def call_document(told: CallStory) -> dict[str, Any]:
+    """One call."""
+    call = told.call
+    return {
+        "number": told.number,
+        "call_id": call.call_id,
+        "parent_id": call.parent,
+        "branch": call.branch,
+        "kind": call.kind,
+        "outcome": str(call.outcome),
+        "dialect": call.dialect,
+        "received_at": call.received_at,
+        "completed_at": call.completed_at,
+        "latency_ms": call.completed_at - call.received_at,
+        "prompt_tokens": call.prompt_tokens,
+        "sampled_tokens": call.sampled_tokens,
+        "finish_reason": call.finish_reason,
+        "policy_version": call.policy_version,
+        "model_served": call.model_served,
+        "sampling": msgspec.to_builtins(call.sampling),
+        "reward": call.reward,
+        "masked": told.masked,
+        "disowned": told.disowned,
+        "late": told.is_late,
+        "gap": told.gap,
+        "asked": _index(told.asked),
+        "said": told.said,
+        "tools": told.tools,
+        "record": None if told.record is None else _record(told.record),
+    }
+
+
+def _record(record: Completion) -> dict[str, Any]:
+    """What the log alone has of a call."""
+    return {
+        "attempt": record.attempt,
+        "claim_id": record.claim_id,
+        "engine": record.engine,
+        "model_requested": record.model_requested,
+        "kind_rule": record.kind_rule,
+        "stream": record.stream,
+        "lineage": record.lineage,
+        "error": msgspec.to_builtins(record.error),
+        "base": record.prompt.base,
+        "shared_tokens": record.prompt.shared,
+        "prompt_rest": unpack_ids(record.prompt.rest).tolist(),
+        "sampled": unpack_ids(record.sampled).tolist(),
+        "logprobs": _finite(unpack_logprobs(record.logprobs)),
+        "logprobs_mode": record.logprobs_mode,
+    }
+
+
+def _of_trajectory(trajectory: Trajectory, settings: Settings, *, with_texts: bool) -> dict[str, Any]:
+    """`traces` as `polar trajectories --format jsonl` has them, and the runs of each."""
+    line = trajectories.line(trajectory)
+    for written, trace in zip(line["traces"], trajectory.traces, strict=True):
+        written |= _runs(trajectory, trace, settings, with_texts=with_texts)
+    return {name: line[name] for name in ("traces", "stats", "metadata")}
+
+
+def _runs(trajectory: Trajectory, trace: Trace, settings: Settings, *, with_texts: bool) -> dict[str, Any]:
+    found = runs(trajectory, trace)
+    if not with_texts:
+        return {"runs": [_run(run) for run in found]}
+    try:
+        texts = detokenize(settings, [run.ids for run in found])
+    except NoText as why:
+        return {"runs": [_run(run) | {"text": None} for run in found], "no_text": str(why)}
+    return {"runs": [_run(run) | {"text": text} for run, text in zip(found, texts, strict=True)]}
+
+
+def _run(run: Run) -> dict[str, Any]:
+    return {
+        "start": run.start,
+        "end": run.start + len(run.ids),
+        "call_id": run.call_id,
+        "trained": run.is_trained,
+        "why_not": run.why_not,
+    }
+
+
+def _index(message: int) -> int | None:
+    return None if message == ROOT else message
+
+
+def _finite(logprobs: Logprobs) -> list[float | None]:
+    return [value if math.isfinite(value) else None for value in logprobs.tolist()]
+
+
+def written(found: dict[str, Any]) -> str:
+    """As text that steers no terminal: what isn't ASCII is escaped."""
+    return json.dumps(found, indent=2, allow_nan=False)

@@ -1,0 +1,185 @@
+"""The sections that tell a session at a glance: its head, its calls as a tree, its traces, its artifacts."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+
+from polar.blobs import BlobStore
+from polar.cli.show.page import Page, duration
+from polar.cli.show.story import CallStory, Story
+from polar.cli.status import said
+from polar.types.session import Accounting, Phase, Status
+from polar.types.tokens import count
+from polar.types.trajectory import Trajectory, path
+
+STATUS_STYLES = {
+    Status.COMPLETED: "green",
+    Status.FAILED: "red",
+    Status.TIMED_OUT: "yellow",
+    Status.CANCELLED: "yellow",
+}
+CALLS = [
+    "call", "kind", "outcome", "branch", "not trained", ">prompt", ">shared", ">sampled", ">latency", "finish", ">policy",
+    "tools called", "id",
+]  # fmt: skip
+
+
+def draw_head(page: Page, story: Story) -> None:
+    """What it is, how it ended, where its time went."""
+    session, plan = story.session, story.task.plan
+    status = session.status if session.phase is Phase.ENDED else None
+    stands, style = (status.value, STATUS_STYLES[status]) if status else (session.phase.value, "cyan")
+    reward = "no reward" if session.reward is None else f"reward {session.reward:.4g}"
+    page.line((session.session_id, "bold"), "  ", (stands, style), "  ", reward)
+    facts = [f"task {story.task.task_id}", f"sample {session.sample_index} of {story.task.num_samples}"]
+    if plan is not None:
+        facts += [f"harness {plan.harness}", f"builder {plan.builder}", f"mode {plan.mode}"]
+        facts += [f"output {plan.output}"] if plan.output else []
+    facts.append(f"attempt {session.attempt}")
+    page.line(", ".join(facts), indent=2)
+    if session.exit_code:
+        page.line(f"the harness ended with exit code {session.exit_code}", indent=2)
+    error = (story.trajectory.error if story.trajectory else None) or session.error
+    if error is not None:
+        page.line((f"{error.stage} {error.kind.value}/{error.code}: ", "red"), indent=2)
+        page.shortened(error.message, 6)
+    page.line(_times(session.accounting), indent=2)
+    page.line(_counts(story), indent=2)
+    for note in story.notes:
+        page.line((note, "yellow"), indent=2)
+
+
+def _times(spent: Accounting) -> str:
+    stages = {
+        "init": (spent.init_queued_ms, spent.init_ms),
+        "run": (spent.run_queued_ms, spent.run_ms),
+        "evaluate": (spent.evaluate_queued_ms, spent.evaluate_ms),
+    }
+    told = (f"{stage} {duration(ran)} (queued {duration(queued)})" for stage, (queued, ran) in stages.items())
+    return "time: " + ", ".join(told)
+
+
+def _counts(story: Story) -> str:
+    outcomes = Counter(call.call.outcome for call in story.calls)
+    sampled = sum(call.call.sampled_tokens for call in story.calls)
+    words = f"calls: {said(outcomes) or 'none'}; {sampled:,} tokens sampled"
+    if story.trajectory is None:
+        return words
+    stats = story.trajectory.stats
+    return f"{words}, {stats.trainable_tokens:,} of them trainable in {stats.traces} traces"
+
+
+def draw_calls(page: Page, story: Story) -> None:
+    """A line a call, in tree order: what continues a call stands below it, what branches off stands further in, before that goes on."""
+    page.heading("Calls")
+    if not story.calls:
+        page.line("none", indent=2)
+        return
+    page.table(CALLS, (_cells(story, call, depth) for call, depth in in_tree_order(story.calls)))
+
+
+def _cells(story: Story, told: CallStory, depth: int) -> list[object]:
+    call = told.call
+    disowned = f"disowned ({told.disowned})" if told.disowned else None
+    return [
+        "  " * depth + str(told.number),
+        call.kind,
+        f"{call.outcome}, late" if told.is_late else call.outcome,
+        call.branch,
+        told.masked or disowned,
+        call.prompt_tokens,
+        told.shared_tokens,
+        call.sampled_tokens,
+        duration(call.completed_at - call.received_at),
+        call.finish_reason,
+        call.policy_version,
+        ", ".join(story.tool_calls(told)) or None,
+        call.call_id,
+    ]
+
+
+def in_tree_order(calls: list[CallStory]) -> Iterator[tuple[CallStory, int]]:
+    """Each call once, after its parent, with how far in it stands.
+
+    The child that most calls go on from, the latest of equals, continues its parent's line; the others come before it, a step further in.
+    """
+    known = {call.call.call_id for call in calls}
+    children: defaultdict[str | None, list[CallStory]] = defaultdict(list)
+    for call in calls:
+        children[call.call.parent if call.call.parent in known else None].append(call)
+    sizes: Counter[str] = Counter()
+    for call in reversed(calls):  # a parent is logged before its children
+        sizes[call.call.call_id] += 1 + sum(sizes[child.call.call_id] for child in children[call.call.call_id])
+    todo = [(call, 0) for call in reversed(children[None])]
+    while todo:
+        call, depth = todo.pop()
+        yield call, depth
+        below = children[call.call.call_id]
+        if below:
+            trunk = max(below, key=lambda child: (sizes[child.call.call_id], child.number))
+            todo.append((trunk, depth))
+            todo += [(child, depth + 1) for child in reversed(below) if child is not trunk]
+
+
+def draw_traces(page: Page, story: Story) -> None:
+    """What came of it for training."""
+    page.heading("Traces")
+    trajectory = story.trajectory
+    if trajectory is None:
+        page.line("not out", indent=2)
+        return
+    if trajectory.traces:
+        columns = ["trace", "kind", ">tokens", ">trainable", ">calls", ">reward", "finish"]
+        page.table(columns, (_trace_cells(trajectory, index) for index in range(len(trajectory.traces))))
+    else:
+        page.line("none", indent=2)
+    masked = trajectory.stats.masked_tokens
+    if masked:
+        page.line(f"sampled, and not trained: {said({f'tokens {why}': n for why, n in masked.items()})}", indent=2)
+    if trajectory.stats.drift:
+        page.line(f"drift: {said(trajectory.stats.drift)}", indent=2)
+    if trajectory.stats.late_calls:
+        page.line(f"{trajectory.stats.late_calls} calls came too late", indent=2)
+
+
+def _trace_cells(trajectory: Trajectory, index: int) -> list[object]:
+    trace = trajectory.traces[index]
+    nodes = path(trajectory, trace.leaf)
+    calls = {trajectory.nodes[node].call for node in nodes} - {None}
+    return [
+        trace.trace_id,
+        trace.kind,
+        sum(count(trajectory.nodes[node].tokens) for node in nodes),
+        sum(count(trajectory.nodes[node].tokens) for node in trace.trains),
+        len(calls),
+        trace.reward,
+        trace.finish_reason,
+    ]
+
+
+def draw_artifacts(page: Page, story: Story, blobs: BlobStore) -> None:
+    """What was kept beside the log, and how to get it."""
+    page.heading("Artifacts")
+    if not story.artifacts:
+        page.line("none", indent=2)
+        return
+    session_id = story.session.session_id
+    rows = (
+        [name, _bytes(blobs, ref), f"polar show {session_id} --artifact {name}"]
+        for name, ref in story.artifacts.items()
+    )
+    page.table(["artifact", ">size", "print it"], rows)
+
+
+def _bytes(blobs: BlobStore, ref: str) -> str:
+    size = size_of(blobs, ref)
+    return "not in this store" if size is None else f"{size:,} B"
+
+
+def size_of(blobs: BlobStore, ref: str) -> int | None:
+    """Bytes of a blob; None where this store hasn't it whole."""
+    try:
+        return len(blobs.get(ref))
+    except (OSError, ValueError):
+        return None

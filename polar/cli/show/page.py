@@ -1,0 +1,101 @@
+"""Where a story is drawn: headings, lines, blocks of text, tables on stdout.
+
+Invariant: whatever is drawn passes `visible` and goes into `rich.text.Text`, which reads no markup: nothing that a model, a tool or a
+harness wrote steers the terminal. On a terminal text wraps at its width; in a pipe a line stays a line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rich.console import Console
+from rich.text import Text
+
+from polar.cli import tables
+from polar.cli.visible import visible
+
+Part = str | tuple[str, str]
+"""Words, or words and their rich style, which is ours."""
+LINE = 160
+"""Characters that a line of shortened text stands for, where it has no breaks."""
+INDENT = 4
+
+
+class Page:
+    """What is drawn stands on stdout at once."""
+
+    def __init__(self, *, is_full: bool = False, console: Console | None = None) -> None:
+        """`is_full`: no text is shortened."""
+        self._console = console or tables.console()
+        self._is_full = is_full
+
+    def heading(self, words: str) -> None:
+        self._put(Text())
+        self._put(Text(visible(words), "bold"))
+
+    def line(self, *parts: Part, indent: int = 0) -> None:
+        """One line, its parts side by side."""
+        line = Text(no_wrap=False)
+        for part in parts:
+            words, style = (part, "") if isinstance(part, str) else part
+            line.append(visible(words), style or None)
+        self._wrapped(line, indent)
+
+    def block(self, text: str, *, indent: int = INDENT, style: str = "") -> None:
+        """Text as it is, line by line."""
+        for line in visible(text).split("\n"):
+            self._wrapped(Text(line, style), indent)
+
+    def shortened(self, text: str, lines: int, *, indent: int = INDENT, style: str = "") -> None:
+        """Text, of which at most about `lines` are drawn, with a count of what is left out between them."""
+        if self._is_full:
+            self.block(text, indent=indent, style=style)
+            return
+        head, left, tail = shorten(text, lines)
+        self.block(head, indent=indent, style=style)
+        if left:
+            left = left.removeprefix("\n").removesuffix("\n")
+            lines_left = left.count("\n") + 1
+            count = (
+                f"{len(left):,} characters" if lines_left == 1 else f"{lines_left:,} lines, {len(left):,} characters"
+            )
+            self.line((f"… {count} left out (--full shows them) …", "dim italic"), indent=indent)
+            self.block(tail, indent=indent, style=style)
+
+    def table(self, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+        """Rows under their columns, as `tables.table` has them; a column without a value is left out, the first apart."""
+        kept = [list(row) for row in rows]
+        shown = [i for i in range(len(columns)) if i == 0 or any(row[i] is not None for row in kept)]
+        cells = [[row[i] for i in shown] for row in kept]
+        self._console.print(tables.table([columns[i] for i in shown], cells))
+
+    def _wrapped(self, line: Text, indent: int) -> None:
+        is_terminal = self._console.is_terminal
+        pieces = line.wrap(self._console, max(20, self._console.width - indent)) if is_terminal else [line]
+        for piece in pieces:
+            self._put(Text(" " * indent).append_text(piece) if piece else piece)
+
+    def _put(self, line: Text) -> None:
+        self._console.print(line, soft_wrap=True)
+
+
+def shorten(text: str, lines: int) -> tuple[str, str, str]:
+    """Beginning, middle and end, together the text; the middle, empty where all of it is short, is what may be left out."""
+    if text.count("\n") < lines and len(text) <= lines * LINE:
+        return text, "", ""
+    ends = lines // 3
+    head = "\n".join(text[: (lines - ends) * LINE].split("\n")[: lines - ends])
+    tail = "\n".join(text[-ends * LINE :].split("\n")[-ends:])
+    return head, text[len(head) : len(text) - len(tail)], tail
+
+
+def duration(ms: float) -> str:
+    """`340 ms`, `12.3 s`, `4 min 12 s`, `1 h 04 min`."""
+    if ms < 1000:
+        return f"{ms:.0f} ms"
+    if ms < 60_000:
+        return f"{ms / 1000:.1f} s"
+    seconds = round(ms / 1000)
+    if seconds < 3600:
+        return f"{seconds // 60} min {seconds % 60:02d} s"
+    return f"{seconds // 3600} h {seconds % 3600 // 60:02d} min"

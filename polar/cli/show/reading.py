@@ -1,0 +1,167 @@
+"""Finds one session's records on Kafka, and reads no more than it must: one partition of the table, the log from its `Open` on, and of
+the trajectories what was written about when it ended.
+
+Only committed records are read. Raises NotReady where Kafka doesn't answer; what the records mean is `assembly.py`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from polar.cli.show.assembly import Log, assemble
+from polar.cli.show.story import Story
+from polar.client import require
+from polar.settings import Settings
+from polar.types.errors import NotReady
+from polar.types.session import Phase, SessionState, TaskState
+from polar.types.trajectory import Trajectory
+from topics import admin, completions, kafka, sessions, trajectories
+from topics.codec import Codec, DecodeError, UnknownRecord
+from topics.contract import HOUR_MS, Topic
+from topics.owner import STOP_DEADLINE_S, OwnershipLost, read_back
+from topics.partition import partition_of_task
+
+BEFORE_MS = 60_000
+"""A trajectory stands in one transaction with its `Emitted`, by the same clock; a transaction has 30 s."""
+AROUND_MS = HOUR_MS
+"""Where no `Emitted` tells when: the row says ENDED when the coordinator has read of it, by another clock."""
+SEEK_S = 30.0
+
+
+@dataclass
+class Rows:
+    """One task's rows in the coordinator's table."""
+
+    task: TaskState | None = None
+    sessions: dict[int, SessionState] = field(default_factory=dict)
+    """By sample index."""
+    written_at: dict[int, int] = field(default_factory=dict)
+    """When each session's newest row was written, unix ms on the coordinator's clock."""
+
+
+async def read_rows(settings: Settings, task_id: str) -> Rows:
+    """The task's rows; no task where no coordinator has shown one, or it was forgotten."""
+    await require(settings, sessions.TOPIC)
+    found = Rows()
+    wanted = f"task:{task_id}".encode(), f"session:{task_id}.".encode()
+    partition = await _partition(settings, sessions.TOPIC, task_id)
+    async with aclosing(_records(settings, sessions.TOPIC, partition, None)) as records:
+        async for record in records:
+            if record.key != wanted[0] and not (record.key or b"").startswith(wanted[1]):
+                continue
+            match _decoded(sessions.CODEC, record):
+                case TaskState() as row:
+                    found.task = row
+                case SessionState() as row:
+                    found.sessions[row.sample_index] = row
+                    found.written_at[row.sample_index] = record.timestamp
+                case None if record.key == wanted[0]:
+                    found = Rows()
+    return found
+
+
+async def read_story(settings: Settings, rows: Rows, sample: int) -> Story:
+    """The session's story; `rows` hold its task and itself."""
+    assert rows.task is not None, "a session's task is known"
+    session = rows.sessions[sample]
+    partition = await _partition(settings, completions.TOPIC, session.task_id)
+    log = await _read_log(settings, session, partition)
+    trajectory = None
+    if session.phase is Phase.ENDED or log.emitted_at is not None:
+        topic = trajectories.topic(rows.task.plan.output if rows.task.plan else None)
+        around = (rows.written_at[sample], AROUND_MS) if log.emitted_at is None else (log.emitted_at, BEFORE_MS)
+        trajectory = await _find_trajectory(settings, topic, partition, session.session_id, *around)
+    return assemble(rows.task, session, log, trajectory)
+
+
+async def _read_log(settings: Settings, session: SessionState, partition: int) -> Log:
+    """From the attempt's `Open` to the session's `Emitted`, or to the log's end; empty where no run was granted."""
+    log = Log(session.run_claim_id)
+    if session.log_offset is None:
+        return log
+    key = session.session_id.encode()
+    async with aclosing(_records(settings, completions.TOPIC, partition, session.log_offset)) as records:
+        async for record in records:
+            decoded = _decoded(completions.CODEC, record) if record.key == key else None
+            if decoded is not None:
+                log = log.take(decoded, record.timestamp)
+            if log.emitted_at is not None:
+                break
+    return log
+
+
+async def _find_trajectory(
+    settings: Settings, topic: Topic, partition: int, session_id: str, at_ms: int, slack_ms: int
+) -> Trajectory | None:
+    """The session's trajectory, written within `slack_ms` of `at_ms`; None where it isn't there."""
+    start = await _first_since(settings, topic, partition, at_ms - slack_ms)
+    if start is None:
+        return None
+    key = session_id.encode()
+    async with aclosing(_records(settings, topic, partition, start)) as records:
+        async for record in records:
+            if record.key == key and isinstance(found := _decoded(trajectories.CODEC, record), Trajectory):
+                return found
+            if record.timestamp > at_ms + slack_ms:
+                return None
+    return None
+
+
+async def _first_since(settings: Settings, topic: Topic, partition: int, instant_ms: int) -> int | None:
+    """Offset of the first record at or after a time, of those that are left; None where there is none."""
+    name = topic.full_name(settings.namespace)
+    try:
+        await admin.partition_count(settings, name)
+    except NotReady:
+        await require(settings, completions.TOPIC)
+        return None  # Kafka is there: an output topic that someone has deleted
+    source = kafka.TopicPartition(name, partition)
+    reader = kafka.consumer(settings)
+    with _kafka_there(settings):
+        try:
+            async with asyncio.timeout(SEEK_S):
+                await reader.start()
+                first = (await reader.offsets_for_times({source: instant_ms}))[source]
+        finally:
+            await kafka.stop(reader, STOP_DEADLINE_S)
+    return None if first is None else first.offset
+
+
+async def _partition(settings: Settings, topic: Topic, task_id: str) -> int:
+    count = await admin.partition_count(settings, topic.full_name(settings.namespace))
+    return partition_of_task(task_id, count)
+
+
+async def _records(
+    settings: Settings, topic: Topic, partition: int, start: int | None
+) -> AsyncGenerator[kafka.Record, None]:
+    with _kafka_there(settings):
+        async with aclosing(read_back(settings, topic.full_name(settings.namespace), partition, start)) as records:
+            async for record in records:
+                yield record
+
+
+@contextmanager
+def _kafka_there(settings: Settings) -> Iterator[None]:
+    try:
+        yield
+    except (kafka.KafkaError, OwnershipLost, TimeoutError) as error:
+        raise NotReady(f"Kafka at {settings.bootstrap} doesn't answer: {error!r}") from None
+
+
+T = TypeVar("T")
+
+
+def _decoded(codec: Codec[T], record: kafka.Record) -> T | None:
+    """None for a tombstone, and for what this version can't read: those who act on the topic tell of it."""
+    if record.value is None:
+        return None
+    try:
+        decoded = codec.decode(record.value)
+    except DecodeError:
+        return None
+    return None if isinstance(decoded, UnknownRecord) else decoded

@@ -1,0 +1,73 @@
+"""The section `--tokens`: each trace as runs of tokens, trained or not, as text where the engine tells it, else as ids."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from polar.cli.show.detokenize import NoText, detokenize
+from polar.cli.show.page import INDENT, Page
+from polar.cli.show.runs import Run, runs
+from polar.cli.show.story import Story
+from polar.settings import Settings
+from polar.types.trajectory import Trace, Trajectory
+
+LINES = 24
+TRAINED, NOT_TRAINED, READ = "green", "yellow", "dim"
+
+
+def draw_tokens(page: Page, story: Story, settings: Settings) -> None:
+    """All traces; what several share is told with the first."""
+    page.heading("Tokens")
+    trajectory = story.trajectory
+    if trajectory is None or not trajectory.traces:
+        page.line("no traces" if trajectory else "not out", indent=2)
+        return
+    page.line(("⟦trained⟧", TRAINED), "  ", ("⟨sampled, not trained⟩", NOT_TRAINED), "  ", ("read", READ), indent=2)
+    numbers = {call.call.call_id: call.number for call in story.calls}
+    text_of = _Texts(settings, page)
+    for trace in trajectory.traces:
+        _draw_trace(page, trajectory, trace, numbers, text_of)
+
+
+class _Texts:
+    """Runs as text; from the first failure on as ids, and the reason is said once."""
+
+    def __init__(self, settings: Settings, page: Page) -> None:
+        self._settings = settings
+        self._page = page
+        self._is_told = False
+
+    def of(self, found: list[Run]) -> list[str]:
+        if not self._is_told:
+            try:
+                return detokenize(self._settings, [run.ids for run in found])
+            except NoText as why:
+                self._is_told = True
+                self._page.line((f"token ids, since their text isn't to be had: {why}", "yellow"), indent=2)
+        return [" ".join(map(str, run.ids.tolist())) for run in found]
+
+
+def _draw_trace(page: Page, trajectory: Trajectory, trace: Trace, numbers: dict[str, int], texts: _Texts) -> None:
+    found = runs(trajectory, trace)
+    total = sum(len(run.ids) for run in found)
+    trained = sum(len(run.ids) for run in found if run.is_trained)
+    page.line()
+    page.line((trace.trace_id, "bold"), f"  {trace.kind}, {trained:,} of {total:,} tokens trained", indent=2)
+    repeated = sum(len(run.ids) for run in found if run.is_repeated)
+    if repeated:
+        page.line(f"its first {repeated:,} tokens stand in a trace above", indent=INDENT)
+    new = [run for run in found if not run.is_repeated]
+    for run, text in zip(new, texts.of(new), strict=True):
+        _draw_run(page, run, text, numbers)
+
+
+def _draw_run(page: Page, run: Run, text: str, numbers: dict[str, int]) -> None:
+    style = TRAINED if run.is_trained else NOT_TRAINED if run.call_id else READ
+    facts = [f"{len(run.ids):,} tokens from {run.start:,}"]
+    facts += [f"sampled by call {numbers[run.call_id]}"] if run.call_id else ["read"]
+    facts += [f"not trained: {run.why_not}"] if run.why_not else []
+    if run.logprobs is not None and run.call_id:
+        facts.append(f"logprob min {np.min(run.logprobs):.3f}, mean {np.mean(run.logprobs):.3f}")
+    page.line((", ".join(facts), "dim"), indent=INDENT)
+    opened, closed = ("⟦", "⟧") if run.is_trained else ("⟨", "⟩") if run.call_id else ("", "")
+    page.shortened(f"{opened}{text}{closed}", LINES, indent=2 * INDENT, style=style)
