@@ -1,14 +1,15 @@
 """The main job, whole: a real agent mends a real repository, its every token goes over Kafka, exact trajectories come out.
 
-Starts `polar up` on a data folder, submits the tasks that lie beside this file, shows what came out, and stops everything again; the
-data stays. Without --engine the scripted engine plays the `script.yaml` beside each task. All that it does is done by the commands
-that anyone has: `polar up`, `polar submit`, `polar trajectories`.
+Starts `polar up` on a data folder, submits the tasks that lie beside this file, shows what came out, asks SQL about it, and stops
+everything again; the data stays. Without --engine the scripted engine plays the `script.yaml` beside each task. All that it does is
+done by the commands that anyone has: `polar up`, `polar submit`, `polar trajectories`, `polar sql`.
 """
 
 from __future__ import annotations
 
 import argparse
 import fcntl
+import importlib.util
 import json
 import os
 import secrets
@@ -16,6 +17,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
@@ -27,17 +29,35 @@ import yaml
 from polar.embedded import leash, lock
 
 TASKS = sorted(Path(__file__).parent.glob("*/task.yaml"))
+AT_WORK = "demo-tasks.jsonl"
+"""In the data folder, the tasks of a demo until they have ended."""
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 NOT_THERE = 3
 """The exit code of the commands, too, where something that is needed isn't there."""
 LOOK_S = 0.1
+MODEL_RUN_S = 900
+"""For the run of a sample where a model thinks it up."""
+LAKE_S = 60.0
+"""The lake follows within 5 s; a machine may be busy."""
 STOP_S = 60.0
 """More than `polar up` needs; then it is killed, and its parts end by themselves."""
+QUESTIONS = (
+    """\
+SELECT task_id, count(*) AS samples, avg(reward) AS mean_reward, sum(calls) AS calls, sum(trainable_tokens) AS trainable
+FROM trajectories WHERE task_id LIKE '%-{run}' GROUP BY task_id ORDER BY task_id""",
+    """\
+SELECT s.reward, count(DISTINCT s.session_id) AS samples
+FROM calls AS c JOIN sessions AS s USING (session_id) WHERE s.task_id LIKE '%-{run}' GROUP BY s.reward ORDER BY s.reward DESC""",
+)
+"""What is asked at the end; `run` is what this run's task ids end in."""
 
 
 def main() -> int:
     """Run the demo; the exit code."""
     options = _options()
+    is_scripted = options.engine is None
+    run = secrets.token_hex(3)
+    tasks = _tasks(run, is_scripted=is_scripted)
     with _folder(options.data) as data:
         say(f"running on the data folder {data}")
         with _up(data, options) as up:
@@ -45,16 +65,15 @@ def main() -> int:
             if _beside(up, "consumers.harnesses.pi") != 0:
                 return NOT_THERE
             _until_ready(up, data)
-            tasks = [_fresh(file) for file in TASKS]
+            _cancel_left(data)
             began = time.monotonic()
             code = _submit(up, data, tasks)
             say(f"the run took {time.monotonic() - began:.1f} s")
-            found = [_show(data, task["task_id"]) for task in tasks]
-        installed = Path(sys.executable).with_name("polar")
-        polar = min(str(installed), os.path.relpath(installed), key=len)
-        say(f"everything is stopped; the data stays in {data}. To ask it more, run `{polar} up --data {data}`,")
-        say(f"and beside it `{polar} trajectories --data {data} --format jsonl`: token ids, loss masks, logprobs")
-    return code or _judge(tasks, found, is_scripted=options.engine is None)
+            found = _show(data, tasks)
+            if importlib.util.find_spec("polar.cli.sql"):
+                _ask(data, run, sum(task["num_samples"] for task in tasks))
+        _say_how_to_go_on(data, found)
+    return code or _judge(tasks, found, is_scripted=is_scripted)
 
 
 def say(line: str) -> None:
@@ -158,42 +177,116 @@ def _check(up: subprocess.Popen[bytes]) -> None:
         sys.exit(code or 1)
 
 
-def _fresh(file: Path) -> dict[str, Any]:
-    """A task under an id that no run had before (an id's second submission is answered with the first one's end), its paths absolute."""
-    task: dict[str, Any] = yaml.safe_load(file.read_text())
-    task["task_id"] += f"-{secrets.token_hex(3)}"
-    for action in task["runtime"]["prepare"]:
-        if "source" in action:
-            action["source"] = str(file.parent.absolute() / action["source"])
-    return task
+def _tasks(run: str, *, is_scripted: bool) -> list[dict[str, Any]]:
+    """The tasks under ids of this run alone (an id's second submission is answered with the first one's end), their paths absolute."""
+    tasks: list[dict[str, Any]] = []
+    for file in TASKS:
+        task = yaml.safe_load(file.read_text())
+        task["task_id"] += f"-{run}"
+        for action in task["runtime"]["prepare"]:
+            if "source" in action:
+                action["source"] = str(file.parent.absolute() / action["source"])
+        if not is_scripted:
+            task["timeouts"]["run"] = MODEL_RUN_S
+        tasks.append(task)
+    return tasks
 
 
 def _submit(up: subprocess.Popen[bytes], data: Path, tasks: Sequence[dict[str, Any]]) -> int:
     """Submit the tasks and wait for their trajectories; the exit code."""
-    say("submitting " + ", ".join(f"{task['task_id']} ({task['num_samples']} samples)" for task in tasks))
-    file = data / "demo-tasks.jsonl"
+    for task in tasks:
+        say(
+            f"submitting {task['task_id']}: {task['num_samples']} samples, {task['timeouts']['run']} s for the run of each"
+        )
+    file = data / AT_WORK
     file.write_text("\n".join(map(json.dumps, tasks)))
-    return _beside(up, "polar.cli", "submit", str(file), "--wait", "--data", str(data))
+    code = _beside(up, "polar.cli", "submit", str(file), "--wait", "--data", str(data))
+    file.unlink()
+    return code
 
 
-def _show(data: Path, task_id: str) -> list[dict[str, Any]]:
-    """Print a task's trajectories as a table; they themselves."""
-    command = [sys.executable, "-m", "polar.cli", "trajectories", "--data", str(data), "--task", task_id]
-    subprocess.run(command, check=True)
-    lines = subprocess.run([*command, "--format", "jsonl"], check=True, stdout=subprocess.PIPE).stdout
+def _cancel_left(data: Path) -> None:
+    """End what a demo that was stopped half-way has left to do on this data: it would go on beside ours."""
+    file = data / AT_WORK
+    if file.exists():
+        for line in file.read_text().splitlines():
+            _polar("cancel", json.loads(line)["task_id"], "--data", str(data))
+
+
+def _show(data: Path, tasks: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Print the trajectories of the tasks as one table; they themselves."""
+    of_tasks = [argument for task in tasks for argument in ("--task", task["task_id"])]
+    _polar("trajectories", *of_tasks, "--data", str(data))
+    lines = _polar("trajectories", *of_tasks, "--data", str(data), "--format", "jsonl", stdout=subprocess.PIPE)
     return [json.loads(line) for line in lines.splitlines()]
 
 
-def _judge(tasks: Sequence[dict[str, Any]], found: Sequence[list[dict[str, Any]]], *, is_scripted: bool) -> int:
-    """0 where every sample has its trajectory and the rewards differ, as the scripts were written to make them."""
-    for task, trajectories in zip(tasks, found, strict=True):
-        if len(trajectories) != task["num_samples"]:
-            say(f"{task['task_id']} has {len(trajectories)} trajectories, not {task['num_samples']}")
-            return 1
-        if is_scripted and len({trajectory["reward"] for trajectory in trajectories}) < 2:
-            say(f"the rewards of {task['task_id']} don't differ, though its script has good and bad ends")
-            return 1
-    return 0
+def _ask(data: Path, run: str, samples: int) -> None:
+    """Wait until the lake has all samples of this run, then print two questions and their answers."""
+    deadline = time.monotonic() + LAKE_S
+    count = f"SELECT count(*) AS there FROM trajectories WHERE task_id LIKE '%-{run}'"  # noqa: S608 - the run is ours
+    while True:
+        answer = _polar("sql", count, "--format", "csv", "--data", str(data), stdout=subprocess.PIPE)
+        if int(answer.split()[-1]) == samples:
+            break
+        if time.monotonic() > deadline:
+            say(
+                f"the lake hasn't all {samples} trajectories after {LAKE_S:.0f} s; the workers' logs are in {data / 'logs'}"
+            )
+            sys.exit(1)
+        time.sleep(LOOK_S)
+    for question in QUESTIONS:
+        query = question.format(run=run)
+        print(f'\npolar sql "{query}"', flush=True)
+        _polar("sql", query, "--data", str(data))
+
+
+def _polar(*arguments: str, stdout: int | None = None) -> bytes:
+    """A command that ends by itself; what it said, where that was asked for. One that fails has said why, and so do we end."""
+    ended = subprocess.run([sys.executable, "-m", "polar.cli", *arguments], stdout=stdout, check=False)
+    if ended.returncode != 0:
+        sys.exit(ended.returncode)
+    return ended.stdout or b""
+
+
+def _judge(tasks: Sequence[dict[str, Any]], found: Sequence[dict[str, Any]], *, is_scripted: bool) -> int:
+    """0 where every sample has its trajectory and, as the scripts were written to make it, rewards differ and one run was stopped."""
+    rewards: defaultdict[str, list[float]] = defaultdict(list)
+    for trajectory in found:
+        rewards[trajectory["task_id"]].append(trajectory["reward"])
+    stopped = [trajectory for trajectory in found if trajectory["status"] == "TIMED_OUT"]
+    wrong = [
+        f"{task['task_id']} has {len(rewards[task['task_id']])} trajectories, not {task['num_samples']}"
+        for task in tasks
+        if len(rewards[task["task_id"]]) != task["num_samples"]
+    ]
+    if is_scripted and all(len(set(of_task)) == 1 for of_task in rewards.values()):
+        wrong.append("the rewards differ within no task, though the scripts have good and bad ends")
+    if is_scripted and [trajectory["stats"]["calls"] > 0 for trajectory in stopped] != [True]:
+        wrong.append(f"{len(stopped)} samples were TIMED_OUT, not one with what it had done")
+    for line in wrong:
+        say(line)
+    return 1 if wrong else 0
+
+
+def _say_how_to_go_on(data: Path, found: Sequence[dict[str, Any]]) -> None:
+    """The commands for what has come out; the first starts the system that the others talk to."""
+    here = [
+        Path(sys.executable).with_name("polar"),
+        Path(sys.executable),
+        Path(__file__).parents[1] / "trainer_loop.py",
+    ]
+    polar, python, trainer = (min(str(path), os.path.relpath(path), key=len) for path in here)
+    shown = max(found, key=lambda trajectory: trajectory["status"] == "TIMED_OUT")["session_id"]
+    say(f"everything is stopped; the data stays in {data}. To go on, start it again, then ask from another terminal:")
+    for command, why in (
+        (f"{polar} up --data {data}", "the whole system, until Ctrl-C"),
+        (f"{polar} show {shown} --data {data}", "what this sample said and did"),
+        (f'{polar} sql "FROM calls LIMIT 10" --data {data}', "what is known of a model's call"),
+        (f"{polar} trajectories --format jsonl --data {data}", "token ids, loss masks, logprobs"),
+        (f"{python} {trainer} --data {data}", "a trainer's loop: advantages of each group"),
+    ):
+        print(f"  {command:66}  # {why}")
 
 
 def _interrupted(number: int, _: object) -> NoReturn:

@@ -40,7 +40,7 @@ def trajectories(
     topic: Annotated[
         str | None, typer.Option(metavar="T", help="`eval`, or a task's output_topic; else the trained ones.")
     ] = None,
-    task: Annotated[str | None, typer.Option(metavar="TASK", help="Of this task alone.")] = None,
+    task: Annotated[list[str] | None, typer.Option(metavar="TASK", help="Of this task alone; may be repeated.")] = None,
     layout: Annotated[Layout, typer.Option("--format", help="jsonl: a line each, traces written out.")] = Layout.TABLE,
     data: Data = None,
 ) -> None:
@@ -49,7 +49,7 @@ def trajectories(
     kept: list[Trajectory] = []
 
     def take(trajectory: Trajectory) -> None:
-        if task is not None and trajectory.task_id != task:
+        if task and trajectory.task_id not in task:
             return
         if layout is Layout.JSONL:
             typer.echo(msgspec.json.encode(line(trajectory)))

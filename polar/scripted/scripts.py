@@ -6,7 +6,7 @@ keeps to one variant, and the assistant turns that it already has tell which tur
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import pairwise
@@ -52,6 +52,8 @@ class ScriptTurn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How long the answer takes."""
     fault: Fault | None = None
     """Befalls the first `times` calls in which a session asks for this turn."""
+    instead: tuple[tuple["ScriptTurn", ...], ...] = msgspec.field(name="or", default=())
+    """Other ways to go on here, each a list of turns, also an empty one, that may come in place of this turn."""
 
     def as_turn(self) -> Turn:
         """What is sampled."""
@@ -59,7 +61,7 @@ class ScriptTurn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One way a conversation goes: a turn for each answer."""
+    """One way a conversation goes: a turn for each answer, drawn where a turn has others beside it."""
 
     turns: Annotated[tuple[ScriptTurn, ...], Meta(min_length=1)]
     name: str = ""
@@ -80,7 +82,7 @@ class Cue:
 
     turn: ScriptTurn
     name: str
-    """`script/variant/turn`, the latter two counted from 0."""
+    """`script/variant/turn`, the latter two counted from 0; the turn among those that the session plays."""
 
 
 def choose(scripts: Sequence[Script], turns: Sequence[Turn], session: str | None, seed: int) -> Cue | None:
@@ -88,19 +90,31 @@ def choose(scripts: Sequence[Script], turns: Sequence[Turn], session: str | None
 
     `session` tells samples apart: of one that ends in `.<index>` the variant is number index + seed (modulo), so the
     samples of a task go through the variants in turn; else session (or, without any, the opening) and seed are hashed.
+    That hash also draws among a turn and what may come instead of it, for each such turn anew.
     """
     opening = _opening(turns)
     script = next((script for script in scripts if re.search(script.match, opening)), None)
     if script is None:
         return None
+    key = f"{seed}:{session or opening}"
     sample = _SAMPLE.fullmatch(session or "")
-    number = int(sample[1]) + seed if sample else _hash(f"{seed}:{session or opening}")
+    number = int(sample[1]) + seed if sample else _hash(key)
     variant_number = number % len(script.variants)
-    variant = script.variants[variant_number]
+    played = _drawn(script.variants[variant_number].turns, key)
     turn_number = _answers(turns)
-    if turn_number >= len(variant.turns):
+    if turn_number >= len(played):
         return None
-    return Cue(variant.turns[turn_number], f"{script.name}/{variant_number}/{turn_number}")
+    return Cue(played[turn_number], f"{script.name}/{variant_number}/{turn_number}")
+
+
+def _drawn(turns: Sequence[ScriptTurn], key: str) -> list[ScriptTurn]:
+    """The turns as they are played under this key: each itself, or one of its ways `instead`, all equally likely."""
+    played = []
+    for number, turn in enumerate(turns):
+        here = f"{key}/{number}"
+        way = _hash(here) % (1 + len(turn.instead))
+        played += [turn] if way == 0 else _drawn(turn.instead[way - 1], f"{here}/{way}")
+    return played
 
 
 def _opening(turns: Sequence[Turn]) -> str:
@@ -162,11 +176,19 @@ def _script(file: Path, document: object) -> Script:
     except re.error as error:
         raise ScriptError(f"{file}: `$.match` is no regular expression: {script.match!r}: {error}") from error
     try:
-        for turn in (turn for variant in script.variants for turn in variant.turns):
+        for turn in (turn for variant in script.variants for turn in _written(variant.turns)):
             turn.as_turn()
     except (TypeError, ValueError) as error:
         raise ScriptError(f"{file}: arguments of a call are no JSON: {error}; quote dates and the like") from error
     return script
+
+
+def _written(turns: Iterable[ScriptTurn]) -> Iterator[ScriptTurn]:
+    """All turns that stand in a script, played or not."""
+    for turn in turns:
+        yield turn
+        for way in turn.instead:
+            yield from _written(way)
 
 
 def _with_value(message: str, document: object) -> str:

@@ -1,12 +1,14 @@
 """`make demo` as a process: the real pi, real Kafka, real tests; the scripted engine stands in for a model, its record is the truth.
 
-How long the parts took is printed, never judged.
+Two demos at once are stopped half-way, one by Ctrl-C and one by kill -9; then two more run to their ends on the data that those have
+left. All tests look at these four. How long the parts took is printed, never judged.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -19,6 +21,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import psutil
+import pytest
 
 from polar.embedded import Broker
 from polar.scripted.record import Sampled
@@ -29,9 +32,21 @@ from topics import trajectories
 from topics.owner import read_back
 
 DEMO = Path(__file__).parents[2] / "examples" / "demo" / "run.py"
-SAMPLES = 4
-ENDS_S = 200.0
+FOLDERS = (".polar", ".polar-2")
+"""What two demos take that are started in one folder."""
+INTENDED = {
+    "cache": [(Status.COMPLETED, 1), (Status.COMPLETED, 0), (Status.TIMED_OUT, 0), (Status.COMPLETED, 0)],
+    "calc": [(Status.COMPLETED, 1), (Status.COMPLETED, 0), (Status.COMPLETED, 1), (Status.COMPLETED, 1)],
+    "intervals": [(Status.COMPLETED, 1), (Status.COMPLETED, 0), (Status.COMPLETED, 1), (Status.COMPLETED, 0)],
+}
+"""The end that the script beside each task means for each sample."""
+FOR_EVER = b'"script":"cache/2/3"'
+"""In the engine's record: it has told a sample to run its tests until they pass."""
+HALFWAY_S = 120.0
+ENDS_S = 300.0
 GONE_S = 5.0
+
+pytestmark = pytest.mark.timeout(600)  # whichever test is first waits for all four demos
 
 
 @dataclass
@@ -42,14 +57,44 @@ class Running:
     began: float
 
     def ended(self) -> tuple[int, str]:
-        """Exit code and all that it said, once it has ended."""
+        """Exit code and all that it said, once it and all who speak through it have ended."""
         said, _ = self.process.communicate(timeout=ENDS_S)
         print(f"{time.monotonic() - self.began:.1f} s:\n{said}")
         return self.process.returncode, said
 
+    def until_halfway(self, data: Path) -> None:
+        """Return when the sample that will not end by itself has come so far."""
+        record = data / "engine-record.jsonl"
+        deadline = time.monotonic() + HALFWAY_S
+        while not record.exists() or FOR_EVER not in record.read_bytes():
+            assert self.process.poll() is None, self.ended()
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
     def interrupt(self) -> None:
         """Ctrl-C."""
         os.killpg(self.process.pid, signal.SIGINT)
+
+
+@dataclass
+class Whole:
+    """What a demo that ran to its end has said and left."""
+
+    data: Path
+    code: int
+    said: str
+    came_out: list[Trajectory]
+    """Of this run alone, in the order of their session ids."""
+
+    @property
+    def run(self) -> str:
+        return run_of(self.said)
+
+
+def run_of(said: str) -> str:
+    """What the task ids of a demo end in."""
+    (run,) = set(re.findall(r"demo: submitting \w+-(\w{6}):", said))
+    return str(run)
 
 
 @contextmanager
@@ -97,16 +142,16 @@ def left(folder: Path) -> list[str]:
     return found
 
 
-async def none_left(folder: Path) -> bool:
-    """Whether all are gone, within moments: what was told to end by kill -9 takes some."""
+def left_at_last(folder: Path) -> list[str]:
+    """Those that stay: what was told to end by kill -9 takes a moment."""
     deadline = time.monotonic() + GONE_S
     while left(folder) and time.monotonic() < deadline:
-        await asyncio.sleep(0.05)
-    return left(folder) == []
+        time.sleep(0.05)
+    return left(folder)
 
 
 async def came_out(data: Path) -> list[Trajectory]:
-    """What a stopped demo has left on its Kafka, which is started on its data for the look."""
+    """What stopped demos have left on their Kafka, which is started on its data for the look."""
     broker = Broker(data, announce=print)
     await asyncio.to_thread(broker.start)
     try:
@@ -123,54 +168,80 @@ async def came_out(data: Path) -> list[Trajectory]:
     return [output for output in outputs if isinstance(output, Trajectory)]
 
 
-def check(data: Path, found: list[Trajectory]) -> None:
-    """All samples of one task have ended, well and badly, each in one trace of exactly what the engine sampled."""
-    sampled = [
-        msgspec.json.decode(line, type=Sampled) for line in (data / "engine-record.jsonl").read_bytes().splitlines()
-    ]
-    assert sorted(t.sample_index for t in found) == list(range(SAMPLES))
-    assert sorted(t.reward for t in found if t.reward is not None) == [0.0, 0.0, 1.0, 1.0]
-    for trajectory in found:
-        assert trajectory.status is Status.COMPLETED
-        assert trajectory.harness == "pi"
-        calls = [call for call in sampled if call.session_id == trajectory.session_id]
-        assert all(call.script is not None for call in calls), "no filler: pi asks as the script expects"
-        assert trajectory.stats.calls == len(calls) >= 2
-        (trace,) = trajectory.traces
-        written = expand(trajectory, trace)
-        trained = written.loss_mask == 1
-        assert written.token_ids[trained].tolist() == [token for call in calls for token in call.token_ids]
-        truth = np.array([logprob for call in calls for logprob in call.logprobs], dtype=np.float32)
-        assert (written.logprobs[trained] == truth).all()
-        assert written.token_ids.tolist() == [*calls[-1].prompt_token_ids, *calls[-1].token_ids]
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("demos")
 
 
-async def test_two_demos_beside_each_other_end_well_and_leave_exact_trajectories(tmp_path: Path) -> None:
-    with demo(tmp_path) as first, demo(tmp_path) as second:
-        ends = [await asyncio.to_thread(each.ended) for each in (first, second)]
-    assert [code for code, _ in ends] == [0, 0]
-    assert await none_left(tmp_path), left(tmp_path)
-    for data in (tmp_path / ".polar", tmp_path / ".polar-2"):
-        (said,) = [said for _, said in ends if f"running on the data folder {data.name}\n" in said]
-        assert said.count(" COMPLETED ") == SAMPLES
-        check(data, await came_out(data))
-
-
-async def test_an_interrupted_demo_leaves_nothing_behind_and_the_next_on_its_data_ends_well(tmp_path: Path) -> None:
-    data = tmp_path / "data"
-    record = data / "engine-record.jsonl"
-    with demo(tmp_path, "--data", str(data)) as interrupted:
-        async with asyncio.timeout(ENDS_S):
-            while not record.exists() or record.stat().st_size == 0:
-                assert interrupted.process.poll() is None, interrupted.ended()
-                await asyncio.sleep(0.05)
-        assert left(data), "pi is at work"
+@pytest.fixture(scope="module")
+def stopped(folder: Path) -> list[tuple[int, str]]:
+    """How two demos ended that were stopped half-way, by Ctrl-C and by kill -9."""
+    first, second = (folder / name for name in FOLDERS)
+    with demo(folder, "--data", str(first)) as interrupted, demo(folder, "--data", str(second)) as killed:
+        interrupted.until_halfway(first)
         interrupted.interrupt()
-        code, said = await asyncio.to_thread(interrupted.ended)
-    assert (code, "Traceback" in said) == (128 + signal.SIGINT, False)
-    assert await none_left(data), left(data)
-    with demo(tmp_path, "--data", str(data)) as again:
-        code, said = await asyncio.to_thread(again.ended)
-    assert code == 0
-    assert said.count(" COMPLETED ") == SAMPLES
-    assert await none_left(data), left(data)
+        killed.until_halfway(second)
+        killed.process.kill()
+        return [interrupted.ended(), killed.ended()]
+
+
+@pytest.fixture(scope="module")
+def whole(folder: Path, stopped: list[tuple[int, str]]) -> list[Whole]:
+    """Two demos that ran at once, on the data of those that were stopped."""
+    with demo(folder) as first, demo(folder) as second:
+        ends = [each.ended() for each in (first, second)]
+    found = []
+    for name in FOLDERS:
+        ((code, said),) = [end for end in ends if f"running on the data folder {name}\n" in end[1]]
+        mine = [each for each in asyncio.run(came_out(folder / name)) if each.task_id.endswith(f"-{run_of(said)}")]
+        found.append(Whole(folder / name, code, said, sorted(mine, key=lambda each: each.session_id)))
+    return found
+
+
+def test_a_demo_that_is_stopped_half_way_leaves_no_process(folder: Path, stopped: list[tuple[int, str]]) -> None:
+    assert left_at_last(folder) == []
+    (interrupted, said), (killed, _) = stopped
+    assert (interrupted, "Traceback" in said) == (128 + signal.SIGINT, False)
+    assert killed == -signal.SIGKILL
+
+
+def test_two_demos_at_once_end_well_on_what_others_left_and_leave_no_process(folder: Path, whole: list[Whole]) -> None:
+    assert [each.code for each in whole] == [0, 0]
+    assert left_at_last(folder) == []
+
+
+def test_samples_end_as_their_scripts_mean_them_to(whole: list[Whole]) -> None:
+    for each in whole:
+        ends = {trajectory.session_id: (trajectory.status, trajectory.reward) for trajectory in each.came_out}
+        assert ends == {
+            f"{task}-{each.run}.{index}": end for task, samples in INTENDED.items() for index, end in enumerate(samples)
+        }
+
+
+def test_each_session_is_one_trace_of_exactly_what_the_engine_sampled(whole: list[Whole]) -> None:
+    """The one that was stopped at its budget's end, too: what it had done until then is all there."""
+    for each in whole:
+        lines = (each.data / "engine-record.jsonl").read_bytes().splitlines()
+        sampled = [msgspec.json.decode(line, type=Sampled) for line in lines]
+        for trajectory in each.came_out:
+            assert trajectory.harness == "pi"
+            check(trajectory, [call for call in sampled if call.session_id == trajectory.session_id])
+
+
+def check(trajectory: Trajectory, calls: list[Sampled]) -> None:
+    """One trace; its trainable tokens and their logprobs are those of the record, and its tokens those of the last call."""
+    assert all(call.script is not None for call in calls), "no filler: pi asks as the script expects"
+    assert trajectory.stats.calls == len(calls) >= 2
+    (trace,) = trajectory.traces
+    written = expand(trajectory, trace)
+    trained = written.loss_mask == 1
+    assert written.token_ids[trained].tolist() == [token for call in calls for token in call.token_ids]
+    truth = np.array([logprob for call in calls for logprob in call.logprobs], dtype=np.float32)
+    assert (written.logprobs[trained] == truth).all()
+    assert written.token_ids.tolist() == [*calls[-1].prompt_token_ids, *calls[-1].token_ids]
+
+
+def test_the_table_at_the_end_has_every_sample_of_this_run_and_no_other(whole: list[Whole]) -> None:
+    for each in whole:
+        table = re.findall(rf"^(\w+-\w{{6}}\.\d) +({'|'.join(Status)}) +(\S+)", each.said, re.MULTILINE)
+        assert table == [(one.session_id, one.status.value, f"{one.reward:g}") for one in each.came_out]

@@ -2,9 +2,13 @@
 
 import re
 import textwrap
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from polar import scripted
 from polar.scripted.conversation import Call, Turn
@@ -54,6 +58,63 @@ def test_other_sessions_are_spread_by_hash_and_keep_to_their_variant() -> None:
     assert said(scripts, [USER]) in ("0", "1")
 
 
+def spoken(scripts: list[Script], session: str | None, seed: int) -> list[str]:
+    """All that a session hears, asking turn by turn to the end."""
+    turns, heard = [USER], []
+    while (text := said(scripts, turns, session, seed)) is not None:
+        heard.append(text)
+        turns += [Turn("assistant", text), Turn("tool", "…")]
+    return heard
+
+
+def turn(text: str, *ways: tuple[ScriptTurn, ...]) -> ScriptTurn:
+    return ScriptTurn(text, instead=ways)
+
+
+TEXTS = st.sampled_from("abcdef")
+TURNS = st.recursive(
+    TEXTS.map(turn),
+    lambda inner: st.builds(
+        lambda text, ways: turn(text, *ways),
+        TEXTS,
+        st.lists(st.lists(inner, max_size=3).map(tuple), max_size=3),
+    ),
+    max_leaves=8,
+)
+
+
+def ways_through(turns: Sequence[ScriptTurn]) -> set[tuple[str, ...]]:
+    """All that turns may come to, by the rule of the README."""
+    through: set[tuple[str, ...]] = {()}
+    for each in turns:
+        here = {(each.text,)}.union(*map(ways_through, each.instead))
+        through = {before + after for before in through for after in here}
+    return through
+
+
+@given(turns=st.lists(TURNS, min_size=1, max_size=3), session=st.none() | st.text(), seed=st.integers(0, 2**32))
+def test_a_session_keeps_to_one_way_through_the_turns_and_its_alternatives(
+    turns: list[ScriptTurn], session: str | None, seed: int
+) -> None:
+    scripts = [Script("s", "", (Variant(tuple(turns)),))]
+    heard = spoken(scripts, session, seed)
+    assert tuple(heard) in ways_through(turns)
+    assert spoken(scripts, session, seed) == heard
+
+
+def test_sessions_and_seeds_draw_each_alternative_about_as_often_as_the_turn_itself() -> None:
+    turns = (turn("a", (turn("b"), turn("c")), ()), turn("d", (turn("e"),)))
+    scripts = [Script("s", "", (Variant(turns),))]
+    ways = ways_through(turns)
+    assert len(ways) == 6
+    for sessions, seeds in ((300, 1), (1, 300)):
+        heard = Counter(
+            tuple(spoken(scripts, f"task.{session}", seed)) for session in range(sessions) for seed in range(seeds)
+        )
+        assert heard.keys() == ways
+        assert min(heard.values()) > 20, "50 each, if they are equally likely"
+
+
 def test_the_readme_shows_a_script_that_loads(tmp_path: Path) -> None:
     readme = Path(scripted.__file__).with_name("README.md").read_text()
     example = re.search(r"```yaml\n(.*?)```", readme, re.DOTALL)
@@ -101,6 +162,11 @@ def test_arguments_are_compact_json_or_the_very_string_and_a_turn_may_have_a_fau
             r"got `bool`.*; it has ",
         ),
         ("name: s\nmatch: x\nvariants: [{turns: [{calls: [{name: f, arguments: {a: 2020-01-01}}]}]}]", "no JSON"),
+        ("name: s\nmatch: x\nvariants: [{turns: [{or: [{text: hi}]}]}]", r"or`?\[0\]`; it has {'text': 'hi'}"),
+        (
+            "name: s\nmatch: x\nvariants: [{turns: [{or: [[{calls: [{name: f, arguments: {a: 2020-01-01}}]}]]}]}]",
+            "no JSON",
+        ),
         ("name: [", "not readable as YAML"),
         ("", "there is no script in it"),
         ("---\n", "got `null`"),
