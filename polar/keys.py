@@ -1,7 +1,8 @@
 """Session keys: signed tokens that say which session, attempt and claim a call belongs to, and how it may sample.
 
-Minted by the run worker at the grant, checked by every proxy without a look-up. Signed with the fleet's secret (HS256, the `kid`
-header names it). The expiry is a backstop, a day past the run's budget; `CloseKey` ends a key (protocol 17).
+Minted at the grant (by the run worker; for an opened session by the proxy that was asked), checked by every proxy without a look-up.
+Signed with the fleet's secret (HS256, the `kid` header names it). The expiry is a backstop, a day past the run's budget; `CloseKey` ends
+a key (protocol 17).
 """
 
 from __future__ import annotations
@@ -87,6 +88,21 @@ class Signer:
         if now_s > claims.expires_at + CLOCK_GRACE_S:
             raise KeyRefused("expired")
         return claims
+
+
+def environment(proxy_url: str, key: str) -> dict[str, str]:
+    """How an agent finds the proxy and shows its key: for each provider's client, the URL in the form that this client wants.
+
+    `proxy_url` is without a trailing slash or `/v1`.
+    """
+    return {
+        "OPENAI_BASE_URL": f"{proxy_url}/v1",
+        "OPENAI_API_KEY": key,
+        "ANTHROPIC_BASE_URL": proxy_url,
+        "ANTHROPIC_API_KEY": key,
+        "GOOGLE_GEMINI_BASE_URL": proxy_url,
+        "GEMINI_API_KEY": key,
+    }
 
 
 def ensure_keys_file(path: Path) -> None:

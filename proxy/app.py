@@ -22,11 +22,13 @@ from proxy import control, wire_log
 from proxy.auth import Authenticator
 from proxy.call import Pipeline
 from proxy.capture import Capture
+from proxy.control_api import ControlApi
 from proxy.dialects.base import Dialect
 from proxy.engines.base import Engine
 from proxy.fleet import Fleet
 from proxy.front import Front
 from proxy.metrics import Metrics
+from proxy.opening import Openings
 from proxy.recovery import Recovery
 from proxy.session import Claims
 from topics import control as control_topic
@@ -74,8 +76,19 @@ class Proxy:
         self._capture = Capture(self._producer, self._metrics)
         self._claims = Claims(Recovery(settings).is_over)
         pipeline = Pipeline(engine, self._producer, self._capture, self._fleet, self._metrics)
-        authenticator = Authenticator(Signer.from_file(settings.keys_path))
-        self._front = Front(dialects, authenticator, self._claims, pipeline, self._metrics)
+        signer = Signer.from_file(settings.keys_path)
+        self._front = Front(dialects, Authenticator(signer), self._claims, pipeline, self._metrics)
+        self._openings = Openings(self._producer)
+        token = control.token_in(settings.control_token_file)
+        api = ControlApi(
+            self._openings,
+            engine,
+            signer,
+            token=token,
+            proxy_url=lambda: (settings.proxy_url or self.url).rstrip("/"),
+            is_serving=lambda: self._serving,
+        )
+        self._controls = control.application(self._metrics, self.obstacle, api, token)
         self._worker_id = new_worker_id("proxy")
         self._heart = Heart(settings, self._beat)
         self._followers = (
@@ -100,10 +113,7 @@ class Proxy:
     async def start(self) -> None:
         """Returns when calls are served. Raises NotReady, OSError for a port that is taken."""
         calls, controls = self._bindings
-        listening = await self._listen(
-            control.application(self._metrics, self.obstacle, self._settings.control_token_file), _bound(controls)
-        )
-        self.control_url = listening
+        self.control_url = await self._listen(self._controls, _bound(controls))
         self._door = _bound(calls)
         self.url = _url(self._door)
         await self._engine.start()
@@ -145,7 +155,7 @@ class Proxy:
             await runner.cleanup()
         if self._door is not None:
             self._door.close()  # where start() ended before it listened
-        await self._capture.settle(SETTLE_S)
+        await asyncio.gather(self._capture.settle(SETTLE_S), self._openings.settle(SETTLE_S))
         await asyncio.gather(*(follower.stop() for follower in self._followers), self._producer.stop(STOP_S))
         await self._engine.stop()
         self._heart.stop()  # last: it holds the loop up until its last beat is out
@@ -193,6 +203,7 @@ class Proxy:
         self._heart.changed()
 
     def _on_control(self, record: Control, _: object) -> None:
+        self._openings.on_control(record)
         match record:
             case CloseKey():
                 self._claims.close(record.claim_id)

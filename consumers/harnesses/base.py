@@ -13,6 +13,7 @@ from typing import Protocol
 
 from consumers.runtimes.base import Runtime
 from polar import registry
+from polar.keys import environment
 from polar.types.errors import InputError
 from polar.types.task import AgentSpec
 
@@ -30,14 +31,7 @@ class ModelAccess:
     @property
     def env(self) -> dict[str, str]:
         """The variables that every harness gets, each URL in the form that its own client wants."""
-        return {
-            "OPENAI_BASE_URL": f"{self.proxy_url}/v1",
-            "OPENAI_API_KEY": self.key,
-            "ANTHROPIC_BASE_URL": self.proxy_url,
-            "ANTHROPIC_API_KEY": self.key,
-            "GOOGLE_GEMINI_BASE_URL": self.proxy_url,
-            "GEMINI_API_KEY": self.key,
-        }
+        return environment(self.proxy_url, self.key)
 
 
 @dataclass(frozen=True)

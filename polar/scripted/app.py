@@ -16,7 +16,7 @@ from aiohttp import web
 
 from polar.scripted.engine import Engine, Work
 from polar.scripted.faults import Cut, Fault, Garbage, Hang, Slow, Status, spoil
-from polar.scripted.request import ApiError, decode_chat, decode_tokenize
+from polar.scripted.request import ApiError, decode_chat, decode_detokenize, decode_tokenize
 
 NAME: Final = "polar-scripted"
 VERSION: Final = version("polar-rollouts")
@@ -42,6 +42,7 @@ def create_app(engine: Engine) -> web.Application:
             web.get("/health", _health),
             web.get("/version", _version),
             web.post("/tokenize", _tokenize),
+            web.post("/detokenize", _detokenize),
             web.get("/scripted/record", _record),
             web.get("/scripted/faults", _list_faults),
             web.post("/scripted/faults", _add_fault),
@@ -192,6 +193,10 @@ async def _tokenize(request: web.Request) -> web.Response:
     engine = request.app[ENGINE]
     ids = engine.tokenize(*decode_tokenize(await request.read()))
     return _json({"count": len(ids), "max_model_len": engine.max_model_len, "tokens": ids, "token_strs": None})
+
+
+async def _detokenize(request: web.Request) -> web.Response:
+    return _json({"prompt": request.app[ENGINE].detokenize(decode_detokenize(await request.read()))})
 
 
 async def _record(request: web.Request) -> web.StreamResponse:

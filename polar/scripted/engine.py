@@ -11,7 +11,7 @@ from uuid import uuid4
 from polar.scripted.answer import AnswerParser
 from polar.scripted.faults import Fault, Faults, kind_of
 from polar.scripted.record import Record, Sampled
-from polar.scripted.request import ApiError, ChatRequest, TokenizeRequest, to_turns
+from polar.scripted.request import ApiError, ChatRequest, DetokenizeRequest, TokenizeRequest, to_turns
 from polar.scripted.response import FinishReason, Generation, Wire
 from polar.scripted.sampler import Sampler
 from polar.scripted.scripts import Script
@@ -67,6 +67,13 @@ class Engine:
             add_generation_prompt=request.add_generation_prompt,
         )
         return ids.tolist()
+
+    def detokenize(self, request: DetokenizeRequest) -> str:
+        """The text of token ids, special tokens by their names. Raises ApiError 400 for an id that is none."""
+        for token_id in request.tokens:
+            if not 0 <= token_id < self.tokenizer.size:
+                raise ApiError(400, f"{token_id} is no token; there are {self.tokenizer.size}", param="tokens")
+        return self.tokenizer.decode(request.tokens)
 
     def begin(self, request: ChatRequest, fields: dict[str, Any]) -> Work:
         """Samples the answer to a request, and takes the fault that befalls it.

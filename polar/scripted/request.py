@@ -139,6 +139,12 @@ class TokenizeRequest(msgspec.Struct):
     add_generation_prompt: bool = True
 
 
+class DetokenizeRequest(msgspec.Struct):
+    """A request to /detokenize."""
+
+    tokens: list[int]
+
+
 def decode_chat(body: bytes) -> tuple[ChatRequest, dict[str, Any]]:
     """A chat request and all of its fields as they came. Raises ApiError 400 with the field in the message."""
     request, fields = _decode(body, ChatRequest)
@@ -157,6 +163,11 @@ def decode_tokenize(body: bytes) -> tuple[TokenizeRequest, dict[str, Any]]:
     if (request.prompt is None) == (request.messages is None):
         raise ApiError(400, "either `prompt` or `messages` is needed, and not both", param="prompt")
     return request, fields
+
+
+def decode_detokenize(body: bytes) -> DetokenizeRequest:
+    """A detokenize request. Raises ApiError 400."""
+    return _decode(body, DetokenizeRequest)[0]
 
 
 def _decode(body: bytes, kind: type[_Kind]) -> tuple[_Kind, dict[str, Any]]:

@@ -33,6 +33,7 @@ CARRIED_LIMIT = 64 * 1024
 ARGUMENT_LIMIT = 128_000
 """Bytes of one argument or variable, its name left room for: Linux starts no program with more than 131,072."""
 RUN_LIMIT_S = 24 * 3600
+SAMPLES_LIMIT = 1024
 RETENTION_BUDGET_S = 7 * 24 * 3600 / 2
 """A task's budgets sum to less than half of `polar.completions`' retention (protocol 31)."""
 
@@ -220,7 +221,7 @@ class TaskRequest(Part):
 
     task_id: TaskId
     instruction: str
-    num_samples: int = Field(default=1, ge=1, le=1024)
+    num_samples: int = Field(default=1, ge=1, le=SAMPLES_LIMIT)
     timeout_seconds: float | None = Field(default=None, gt=0, le=RUN_LIMIT_S)
     """NVIDIA's name for `timeouts.run`."""
     timeouts: Timeouts = Timeouts()

@@ -29,3 +29,7 @@ class Engine(Protocol):
         Raises EngineFault for everything that is no whole answer: nothing is mended, nothing is made up.
         """
         ...
+
+    async def detokenize(self, token_ids: list[int]) -> str:
+        """The text of tokens, special ones by their names, as the server's own tokenizer tells it. Raises EngineFault."""
+        ...

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
-from proxy.chat import Answer
 from proxy.errors import EngineFault
 
 PAUSES_S = (0.25, 1.0)
@@ -13,8 +13,10 @@ PAUSES_S = (0.25, 1.0)
 BUDGET_S = 30.0
 """From the first try on: a later one doesn't begin."""
 
+T = TypeVar("T")
 
-async def with_retries(attempt: Callable[[], Awaitable[Answer]]) -> Answer:
+
+async def with_retries(attempt: Callable[[], Awaitable[T]]) -> T:
     """The first answer of up to three tries. Raises the last one's EngineFault."""
     clock = asyncio.get_running_loop().time
     ends = clock() + BUDGET_S

@@ -80,7 +80,12 @@ class _Body(msgspec.Struct):
     usage: _Usage | None = None
 
 
+class _Text(msgspec.Struct):
+    prompt: str
+
+
 _bodies = msgspec.json.Decoder(_Body)
+_texts = msgspec.json.Decoder(_Text)
 _encode = msgspec.json.Encoder().encode
 
 
@@ -117,6 +122,14 @@ class VllmChat:
             unlimited = msgspec.structs.replace(request.sampling, max_tokens=None)
             body = await self._post(msgspec.structs.replace(request, sampling=unlimited), session_id)
         return from_wire(body, self._model, self._logprobs_mode)
+
+    async def detokenize(self, token_ids: list[int]) -> str:
+        """The text of tokens. Raises EngineFault."""
+        body = await self._http.post("/detokenize", _encode({"model": self._model, "tokens": token_ids}))
+        try:
+            return _texts.decode(body).prompt
+        except UNREADABLE as error:
+            raise EngineFault("malformed", f"the answer is no text of tokens: {error}") from None
 
     async def _post(self, request: ChatRequest, session_id: str) -> bytes:
         return await self._http.post("/v1/chat/completions", to_wire(request, self._model, session_id))

@@ -22,7 +22,7 @@ from polar.types.session import task_id_of
 from proxy.app import Binding, Proxy
 from proxy.dialects.openai_chat import OpenAIChat
 from proxy.engines.vllm_chat import VllmChat
-from topics import admin, completions, control, fleet, kafka, workers
+from topics import admin, completions, control, events, fleet, kafka, workers
 from topics.completions import CallRecord
 from topics.control import CloseKey
 from topics.fleet import FleetState, PolicyVersion
@@ -31,7 +31,7 @@ from topics.producer import LogProducer
 
 ENGINE_DEADLINE_S = 4.0
 LOG_DEADLINE_S = 15.0
-TOPICS = (completions.TOPIC, control.TOPIC, fleet.TOPIC, workers.TOPIC)
+TOPICS = (completions.TOPIC, control.TOPIC, events.TOPIC, fleet.TOPIC, workers.TOPIC)
 """What a proxy reads and writes."""
 
 

@@ -339,6 +339,17 @@ async def test_tokenize_gives_the_ids_of_a_chats_prompt_and_of_a_text(
         assert engine.tokenizer.decode((await answer.json())["tokens"]) == "hi there"
 
 
+async def test_detokenize_gives_the_text_of_ids_and_refuses_what_is_no_id(
+    engine: Engine, http: aiohttp.ClientSession
+) -> None:
+    ids = [*engine.tokenizer.encode("hi there"), engine.tokenizer.special_ids["<|im_end|>"]]
+    async with http.post("/detokenize", json={"model": "polar-scripted", "tokens": ids}) as answer:
+        assert await answer.json() == {"prompt": "hi there<|im_end|>"}
+    for tokens in ([-1], [engine.tokenizer.size], ["x"]):
+        async with http.post("/detokenize", json={"tokens": tokens}) as answer:
+            assert answer.status == 400
+
+
 async def test_the_record_is_served_as_it_is_kept(
     engine: Engine, client: openai.AsyncOpenAI, http: aiohttp.ClientSession
 ) -> None:

@@ -1,0 +1,267 @@
+"""The control API: sessions for agents of one's own, and the text of tokens. On the control port, behind its token.
+
+POST /v1/sessions {task_id?, ttl_s?, num_samples?, mode?}: 201 {session_id, key, expires_at, env}.
+POST /v1/sessions/<session_id>/close {reward?}: 202 {session_id}.
+POST /v1/detokenize {token_ids: [[int, …], …]}: 200 {texts: [str, …]}.
+
+Errors are JSON, {error: {code, field?, message}}, with 400, 401, 404, 405, 408, 409, 413, 502 or 503. No log line holds a key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import re
+import time
+import traceback
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from typing import Annotated, Literal, TypeVar
+
+import msgspec
+import structlog
+from aiohttp import web
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from polar.keys import BACKSTOP_S, KeyClaims, Signer, environment
+from polar.types.session import task_id_of
+from polar.types.task import RUN_LIMIT_S, SAMPLES_LIMIT, TRAINING_DEFAULTS, TaskId
+from proxy.engines.base import Engine
+from proxy.engines.retry import with_retries
+from proxy.errors import EngineFault
+from proxy.opening import Declined, Openings, Unanswered, Wish
+from topics.control import Grant
+
+BODY_BYTES = 8 * 1024 * 1024
+"""Of any request on the control port: a million token ids."""
+BODY_S = 60.0
+DETOKENIZING = 8
+"""Texts that one request asks for at a time."""
+TTL_S = 3600.0
+"""Where none is said."""
+SESSION_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}\.(0|[1-9][0-9]{0,3})")
+WORDS = {
+    "submitted": "{task} was submitted as a task, whose samples workers run; open a session under another task id",
+    "taken": "every sample of {task} has been opened; choose another task id, or say more samples when you open its first",
+    "samples": "{task} was opened with another number of samples; leave num_samples out for all but its first session",
+    "mode": "{task} was opened in the other mode; all samples of a task have one",
+    "cancelled": "{task} was cancelled; choose another task id",
+    "ended": "{named} has ended already",
+    "unknown": "there is no session {named}",
+    "unopened": "{named} was never opened; `polar cancel {named}` ends it",
+}
+"""What reasons of a Revoke mean for whoever asked."""
+CLOSING_WORDS = WORDS | {"submitted": "{named} is run by workers; `polar cancel {named}` ends it"}
+STATUS = {"unknown": 404}
+"""Of a reason; 409 for all others."""
+
+log = structlog.get_logger(__name__)
+
+
+class Refused(Exception):  # noqa: N818 - named for what the client sees
+    """A request ends without what it asked for."""
+
+    def __init__(self, status: int, code: str, message: str, *, field: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.message = message
+        self.field = field
+
+
+class Body(BaseModel):
+    """A request's; strict, since a misspelt field would silently be its default."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class OpenBody(Body):
+    task_id: TaskId | None = None
+    ttl_s: float = Field(default=TTL_S, ge=1, le=RUN_LIMIT_S)
+    num_samples: int | None = Field(default=None, ge=1, le=SAMPLES_LIMIT)
+    mode: Literal["train", "eval"] = "train"
+
+
+class CloseBody(Body):
+    reward: float | None = None
+
+
+class DetokenizeBody(Body):
+    token_ids: list[list[Annotated[int, Field(ge=0, lt=2**31)]]]
+
+
+B = TypeVar("B", bound=Body)
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class ControlApi:
+    """What the routes share. `proxy_url` and `is_serving` are asked at each request: the proxy starts after its control port."""
+
+    def __init__(
+        self,
+        openings: Openings,
+        engine: Engine,
+        signer: Signer,
+        *,
+        token: str | None,
+        proxy_url: Callable[[], str],
+        is_serving: Callable[[], bool],
+    ) -> None:
+        self._openings = openings
+        self._engine = engine
+        self._signer = signer
+        self._token = token
+        self._proxy_url = proxy_url
+        self._is_serving = is_serving
+
+    def routes(self) -> list[web.RouteDef]:
+        """For the control port's application, together with `json_errors`."""
+        return [
+            web.post("/v1/sessions", self._guarded(self._open)),
+            web.post("/v1/sessions/{session_id}/close", self._guarded(self._close)),
+            web.post("/v1/detokenize", self._guarded(self._detokenize)),
+        ]
+
+    def _guarded(self, handle: Handler) -> Handler:
+        async def handler(request: web.Request) -> web.StreamResponse:
+            if self._token is None:
+                raise Refused(
+                    503, "no_token", "this proxy has no control token; start it with POLAR_CONTROL_TOKEN_FILE"
+                )
+            if not is_shown(request, self._token):
+                raise Refused(401, "unauthenticated", "expected Authorization: Bearer and the control token")
+            if not self._is_serving():
+                raise Refused(503, "not_ready", "the proxy is starting or stopping; try again")
+            return await handle(request)
+
+        return handler
+
+    async def _open(self, request: web.Request) -> web.Response:
+        body = _parsed(OpenBody, await _read(request) or b"{}")
+        wish = Wish(body.task_id, body.ttl_s, body.num_samples, body.mode)
+        try:
+            grant = await self._openings.open(wish)
+        except Declined as declined:
+            raise _declined(declined, WORDS, task=body.task_id or "the task", named="the session") from None
+        except Unanswered as unanswered:
+            raise Refused(503, "unanswered", str(unanswered)) from None
+        log.info("session opened", action="session_opened", session=grant.session_id, ttl_s=body.ttl_s)
+        now = time.time()
+        key = self._signer.mint(_claims(grant, body, int(now)))
+        told = {
+            "session_id": grant.session_id,
+            "key": key,
+            "expires_at": datetime.fromtimestamp(int(now + body.ttl_s), UTC).isoformat().replace("+00:00", "Z"),
+            "env": environment(self._proxy_url(), key),
+        }
+        return _json(201, told)
+
+    async def _close(self, request: web.Request) -> web.Response:
+        session_id = request.match_info["session_id"]
+        if not SESSION_ID.fullmatch(session_id):
+            shown = repr(session_id[:200])
+            raise Refused(400, "bad_input", f"expected <task id>.<sample index> (got {shown})", field="session_id")
+        body = _parsed(CloseBody, await _read(request) or b"{}")
+        try:
+            await self._openings.close(session_id, body.reward)
+        except Declined as declined:
+            raise _declined(declined, CLOSING_WORDS, task=task_id_of(session_id), named=session_id) from None
+        except Unanswered as unanswered:
+            raise Refused(503, "unanswered", str(unanswered)) from None
+        log.info("session closed", action="session_closed", session=session_id)
+        return _json(202, {"session_id": session_id})
+
+    async def _detokenize(self, request: web.Request) -> web.Response:
+        body = _parsed(DetokenizeBody, await _read(request))
+        at_once = asyncio.Semaphore(DETOKENIZING)
+
+        async def text(token_ids: list[int]) -> str:
+            if not token_ids:
+                return ""
+            async with at_once:
+                return await with_retries(lambda: self._engine.detokenize(token_ids))
+
+        asking = [asyncio.ensure_future(text(token_ids)) for token_ids in body.token_ids]
+        try:
+            return _json(200, {"texts": await asyncio.gather(*asking)})
+        except EngineFault as fault:
+            if fault.code == "refused":
+                raise Refused(400, "bad_input", fault.message, field="token_ids") from None
+            raise Refused(502, "bad_engine", f"the engine told no text ({fault.code}); try again") from None
+        finally:
+            for each in asking:
+                each.cancel()
+
+
+def is_shown(request: web.Request, token: str) -> bool:
+    """Whether a request shows the control token."""
+    given = request.headers.get("Authorization", "").removeprefix("Bearer ")
+    return hmac.compare_digest(given.encode(errors="replace"), token.encode())
+
+
+@web.middleware
+async def json_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Whatever goes wrong is told as JSON, and never takes the process down."""
+    try:
+        return await handler(request)
+    except Refused as refused:
+        told = refused
+    except web.HTTPException as error:
+        told = Refused(error.status, error.reason.lower().replace(" ", "_"), f"{error.reason}: {request.path[:200]}")
+    except ConnectionError:
+        raise
+    except Exception:
+        # Never log.exception: renderers show locals, and these hold keys.
+        log.error("control request failed", action="control_failed", trace=traceback.format_exc())
+        told = Refused(503, "failed", "the proxy failed; its log says why")
+    error_body = {"code": told.code, "field": told.field, "message": told.message}
+    return _json(told.status, {"error": {name: value for name, value in error_body.items() if value is not None}})
+
+
+def _claims(grant: Grant, body: OpenBody, now: int) -> KeyClaims:
+    imposed = TRAINING_DEFAULTS.model_dump(exclude_none=True) if body.mode == "train" else {}
+    return KeyClaims(
+        session_id=grant.session_id,
+        attempt=grant.attempt,
+        claim_id=grant.claim_id,
+        expires_at=now + int(body.ttl_s) + BACKSTOP_S,
+        issued_at=now,
+        mode=body.mode,
+        sampling=imposed,
+        log_partition=grant.log_partition or 0,
+        log_offset=grant.log_offset or 0,
+    )
+
+
+def _declined(declined: Declined, words: dict[str, str], *, task: str, named: str) -> Refused:
+    said = words.get(declined.reason, "it came to nothing ({reason})")
+    message = said.format(task=task, named=named, reason=declined.reason)
+    return Refused(STATUS.get(declined.reason, 409), declined.reason, message)
+
+
+async def _read(request: web.Request) -> bytes:
+    try:
+        async with asyncio.timeout(BODY_S):
+            return await request.read()
+    except TimeoutError:
+        raise Refused(408, "slow", f"the request's body did not come whole within {BODY_S:g} s") from None
+    except web.RequestPayloadError as error:
+        raise Refused(400, "bad_input", f"the request's body can't be read: {error}") from None
+    except web.HTTPRequestEntityTooLarge:
+        raise Refused(413, "too_large", f"the request's body is over {BODY_BYTES} bytes") from None
+
+
+def _parsed(kind: type[B], body: bytes) -> B:
+    """Raises Refused (400) for the first thing that is wrong."""
+    try:
+        return kind.model_validate_json(body)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        field = ".".join(map(str, first["loc"])) or None
+        shown = "" if field is None else f" (got {repr(first['input'])[:120]})"
+        known = f"; there are: {', '.join(kind.model_fields)}" if first["type"] == "extra_forbidden" else ""
+        raise Refused(400, "bad_input", f"{first['msg']}{known}{shown}", field=field) from None
+
+
+def _json(status: int, value: object) -> web.Response:
+    return web.Response(status=status, body=msgspec.json.encode(value), content_type="application/json")
