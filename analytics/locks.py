@@ -28,13 +28,24 @@ class Held:
 
 
 @contextmanager
-def held(folder: Path) -> Iterator[Held]:
-    """Make a new file in the folder, which must be there, and hold it."""
+def held(folder: Path, *, leave: bool = False) -> Iterator[Held]:
+    """Make a new file in the folder, which must be there, and hold it; `leave` it behind for whoever buries it."""
     path, file = _make(folder)
     try:
         yield Held(path.name, file)
     finally:
-        path.unlink(missing_ok=True)
+        if not leave:
+            path.unlink(missing_ok=True)
+        os.close(file)
+
+
+@contextmanager
+def alone(path: Path) -> Iterator[bool]:
+    """Whether no other process is in here with this path; if so, none enters until we leave."""
+    file = os.open(path, os.O_CREAT | os.O_RDWR, 0o644)
+    try:
+        yield _lock(file)
+    finally:
         os.close(file)
 
 

@@ -7,6 +7,7 @@ process that pinned it lives. Which files are removed, and when, is `analytics/c
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 import uuid
@@ -66,6 +67,18 @@ class Manifest(msgspec.Struct, frozen=True):
         kept = [file for file in self.files.get(table, ()) if file not in old]
         assert len(kept) + len(old) == len(self.files.get(table, ())), "files are replaced once"
         return msgspec.structs.replace(self, files={**self.files, table: [*kept, *new]})
+
+
+class Writing:
+    """A process that puts files into the lake; from any thread."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._numbers = itertools.count()
+
+    def new_name(self) -> str:
+        """A name that no file has; the writer's comes first, so that a dead one's leftovers are known."""
+        return f"{self._name}-{next(self._numbers):06}.parquet"
 
 
 _decoder = msgspec.json.Decoder(Manifest)
@@ -149,6 +162,13 @@ class Lake:
     def drafts(self) -> list[Path]:
         """Manifests that are being written, or whose writer died."""
         return [path for path in self._manifests.iterdir() if path.suffix == DRAFT]
+
+    @contextmanager
+    def writing(self) -> Iterator[Writing]:
+        """Be one whose uncommitted files stay, while this context and this process live. Raises OSError."""
+        self.prepare()
+        with locks.held(self.writers, leave=True) as mark:
+            yield Writing(mark.name)
 
     @contextmanager
     def pin(self) -> Iterator[Manifest]:

@@ -1,0 +1,160 @@
+"""Keeps a lake small: few files of a table, and none that nobody can need.
+
+Merging goes by size: where a tier (each eight times the one below) has eight files, it and the tiers below become one, so that a row is
+written again once a tier, and not at all beyond 128 MiB. Removing goes by version: manifests from the oldest on, up to the first that a
+living reader has pinned, or that was the newest within the grace period, and with them the files that only they name. Invariant: rows are
+neither lost nor doubled, and no file goes that a pinned, a recent or a coming manifest names. One process at a time. Blocking.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import structlog
+
+from analytics import files, locks
+from analytics.manifest import Conflict, File, Lake, Writing, sync
+from analytics.schema import TABLES
+from topics.contract import MIB
+
+TARGET_BYTES = 128 * MIB
+FAN_IN = 8
+GROUP_BYTES = 64 * MIB
+"""In memory, of a merged file's row group."""
+GRACE_S = 600.0
+"""For readers of the DuckDB file, which pin nothing: a query may go on that long."""
+DRAFT_S = 3600.0
+
+log = structlog.get_logger()
+
+
+def tidy(lake: Lake, writing: Writing, halt: threading.Event, grace_s: float = GRACE_S) -> None:
+    """Remove what nobody needs, then merge what is small, unless another process is at it. Ends soon after `halt`. Raises OSError."""
+    with locks.alone(lake.folder / "compaction.lock") as is_alone:
+        if not is_alone:
+            return
+        prune(lake, grace_s)
+        for table in TABLES:
+            while not halt.is_set() and (chosen := choose(lake.newest().files.get(table, []))):
+                if not merge(lake, writing, table, chosen, halt):
+                    break
+
+
+def choose(there: Sequence[File]) -> list[File]:
+    """Which files of a table to merge into one, smallest first; none where they are few enough."""
+    small = sorted((file for file in there if file.bytes < TARGET_BYTES), key=lambda file: file.bytes)
+    upto = 0
+    for _, tier in itertools.groupby(small, lambda file: int(math.log(max(file.bytes, 1), FAN_IN))):
+        members = len(list(tier))
+        upto += members
+        if members >= FAN_IN:
+            break
+    else:
+        return []
+    sizes = itertools.accumulate(file.bytes for file in small[:upto])
+    enough = next((count for count, size in enumerate(sizes, 1) if size >= TARGET_BYTES), upto)
+    return small[:enough]
+
+
+def merge(lake: Lake, writing: Writing, table: str, chosen: Sequence[File], halt: threading.Event) -> bool:
+    """Put one file in the place of several; False where it was given up. Raises OSError."""
+    path = lake.folder / table / writing.new_name()
+    is_part = False
+    try:
+        if _write(path, [lake.path(table, file) for file in chosen], TABLES[table].arrow, halt):
+            file = File(path.name, sum(file.rows for file in chosen), path.stat().st_size)
+            sync(path.parent)
+            is_part = _replace(lake, table, chosen, file)
+    finally:
+        if not is_part:
+            path.unlink(missing_ok=True)
+    if is_part:
+        log.info("files merged", action="analytics.merged", table=table, files=len(chosen), rows=file.rows)
+    return is_part
+
+
+def _replace(lake: Lake, table: str, chosen: Sequence[File], file: File) -> bool:
+    while True:
+        newest = lake.newest()
+        there = set(newest.files.get(table, ()))
+        if not there.issuperset(chosen):
+            return file in there
+        with suppress(Conflict):
+            lake.commit(newest, newest.replaced(table, chosen, [file]))
+            return True
+
+
+def _write(path: Path, sources: Sequence[Path], schema: Any, halt: threading.Event) -> bool:
+    """The rows of all sources, synced; columns that only newer writers know are kept. False where halted."""
+    schema = pa.unify_schemas([schema, *(pq.read_schema(source) for source in sources)])
+    with path.open("xb") as out:
+        with pq.ParquetWriter(out, schema, **files.options(schema)) as writer:
+            for group in _groups(sources):
+                if halt.is_set():
+                    return False
+                whole = pa.concat_tables([schema.empty_table(), *group], promote_options="default")
+                writer.write_table(whole, row_group_size=len(whole))
+        out.flush()
+        os.fsync(out.fileno())
+    return True
+
+
+def _groups(sources: Sequence[Path]) -> Iterator[list[Any]]:
+    """Row groups, as many together as make one of a good size."""
+    held: list[Any] = []
+    for source in sources:
+        with pq.ParquetFile(source) as file:
+            for number in range(file.num_row_groups):
+                held.append(file.read_row_group(number))
+                if sum(group.nbytes for group in held) >= GROUP_BYTES:
+                    yield held
+                    held = []
+    if held:
+        yield held
+
+
+def prune(lake: Lake, grace_s: float) -> None:
+    """Remove manifests and files that nobody can need, and what dead writers never committed. Raises OSError."""
+    # In this order: who pins after the marks were looked at pins the last of these versions, or a newer one.
+    versions = lake.versions()
+    pinned = min((int(text or 0) for text in locks.living(lake.readers).values()), default=None)
+    doomed = list(itertools.takewhile(lambda version: _is_past(lake, version, grace_s, pinned), versions[:-1]))
+    if doomed:
+        # A file is in manifests without a gap: what this one doesn't name no later one does.
+        kept = _named(lake, [versions[len(doomed)]])
+        for version in doomed:
+            for path in _named(lake, [version]) - kept:
+                path.unlink(missing_ok=True)
+            lake.remove(version)
+    locks.living(lake.writers, lambda name: _bury(lake, name))
+    for draft in lake.drafts():
+        with suppress(FileNotFoundError):
+            if time.time() - draft.stat().st_mtime > DRAFT_S:
+                draft.unlink()
+
+
+def _is_past(lake: Lake, version: int, grace_s: float, pinned: int | None) -> bool:
+    """Whether no reader has this version, or may have it without saying so."""
+    return (pinned is None or version < pinned) and time.time() - lake.read(version + 1).committed_at / 1000 > grace_s
+
+
+def _named(lake: Lake, versions: Sequence[int]) -> set[Path]:
+    manifests = [lake.read(version) for version in versions]
+    return {lake.path(table, file) for one in manifests for table, made in one.files.items() for file in made}
+
+
+def _bury(lake: Lake, writer: str) -> None:
+    """Remove files of a dead writer that no manifest names: it can't commit them any more."""
+    there = {path for table in TABLES for path in (lake.folder / table).glob(f"{writer}-*")}
+    for path in there - _named(lake, lake.versions()):
+        path.unlink(missing_ok=True)

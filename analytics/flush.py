@@ -1,0 +1,81 @@
+"""Rows and offsets into the lake, together or not at all: the one step that makes what was read part of it.
+
+1. A file for each table, synced. 2. The next manifest, over the newest, where that has our partitions as we know them. Losing a race
+against others' commits is no failure; finding our own partitions moved is. Blocking: run it in a thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+
+import structlog
+
+from analytics import files
+from analytics.manifest import Conflict, File, Lake, Manifest, Writing, sync
+from analytics.rows import Row
+from analytics.schema import TABLES
+
+Partition = tuple[str, int]
+"""Topic without the namespace, number."""
+
+log = structlog.get_logger()
+
+
+class Superseded(Exception):  # noqa: N818 - named for what happened
+    """Another has committed our partitions: what we hold of them is void, the newest manifest says where to go on."""
+
+
+def flush(
+    lake: Lake,
+    writing: Writing,
+    rows: Mapping[str, Sequence[Row]],
+    base: Mapping[Partition, int | None],
+    offsets: Mapping[Partition, int],
+) -> int:
+    """Commit rows, read from `base` to `offsets`; how many didn't fit their columns and were left out.
+
+    Raises Superseded; OSError, and then nothing of it is in the lake, or, where the disk failed after the very last step, all of it,
+    which the next try finds out as Superseded.
+    """
+    added: dict[str, list[File]] = {}
+    unfit = 0
+    try:
+        for name, kept in rows.items():
+            made, bad = files.arrow(TABLES[name], kept)
+            unfit += len(bad)
+            for row in bad:
+                at = f"{row['log_partition']}@{row['log_offset']}"
+                log.warning("a value fits no column", action="analytics.unfit", table=name, at=at)
+            if len(made):
+                file = writing.new_name()
+                added[name] = [File(file, len(made), files.write(lake.folder / name / file, made))]
+        for name in added:
+            sync(lake.folder / name)
+        _commit(lake, base, offsets, added)
+    except OSError:
+        _clean_up(lake, added)
+        raise
+    return unfit
+
+
+def _commit(
+    lake: Lake, base: Mapping[Partition, int | None], offsets: Mapping[Partition, int], added: Mapping[str, list[File]]
+) -> Manifest:
+    while True:
+        newest = lake.newest()
+        for (topic, number), known in base.items():
+            if newest.offset(topic, number) != known:
+                raise Superseded(f"{topic}[{number}] is at {newest.offset(topic, number)}, not at {known}")
+        with suppress(Conflict):
+            return lake.commit(newest, newest.advanced(offsets, added))
+
+
+def _clean_up(lake: Lake, added: Mapping[str, list[File]]) -> None:
+    """Files of a failed try would fill a full disk further; those that the lake names after all stay."""
+    with suppress(OSError):
+        newest = lake.newest()
+        for table, made in added.items():
+            for file in made:
+                if file not in newest.files.get(table, ()):
+                    lake.path(table, file).unlink(missing_ok=True)

@@ -1,0 +1,35 @@
+"""A lake that can't be written: said once when it begins and once when it is over, tried again ever more seldom."""
+
+from __future__ import annotations
+
+import structlog
+
+FIRST_S = 1.0
+LONGEST_S = 15.0
+
+log = structlog.get_logger()
+
+
+class Trouble:
+    """One thing that may fail again and again."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._wait_s = 0.0
+
+    def met(self, error: Exception) -> float:
+        """It failed; seconds to wait before the next try."""
+        if not self._wait_s:
+            log.error(
+                f"{self._what} fails and is tried again; nothing is lost while Kafka keeps the records",
+                action="analytics.failing",
+                why=f"{type(error).__name__}: {error}",
+            )
+        self._wait_s = min(max(2 * self._wait_s, FIRST_S), LONGEST_S)
+        return self._wait_s
+
+    def over(self) -> None:
+        """It went well."""
+        if self._wait_s:
+            log.info(f"{self._what} goes well again", action="analytics.recovered")
+        self._wait_s = 0.0

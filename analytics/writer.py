@@ -1,0 +1,224 @@
+"""The `analytics` consumer: events, completions and trajectories from the log into the lake, each record exactly once.
+
+Group `<namespace>.analytics` gives partitions; the read position is the newest manifest's, never a committed offset. A flush writes a file
+for each table that has rows, then commits files and offsets together as the next manifest. Whoever finds that another has moved its
+partitions' offsets drops its memory and starts again from the newest. So a crash costs reading some seconds of the log again. Where the
+folder can't be written the writer says so, keeps what it has, reads no further than its bound, and tries again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from contextlib import ExitStack, suppress
+
+import structlog
+
+from analytics import rows, upkeep
+from analytics.flush import Superseded, flush
+from analytics.manifest import Lake, Writing
+from analytics.membership import Membership
+from analytics.reader import LogReader, short_name
+from analytics.rows import Row
+from analytics.trouble import Trouble
+from polar.settings import Settings
+from topics import completions, events, kafka, trajectories
+from topics.codec import Codec, DecodeError, UnknownRecord
+from topics.contract import MIB
+from topics.heartbeat import Heart, new_worker_id
+
+ROLE = "analytics"
+FLUSH_S = 2.0
+"""From reading a row to writing it; 5 s is what readers are promised."""
+FLUSH_BYTES = 32 * MIB
+"""Of records that gave rows; once held, nothing is read until they are written."""
+OFFSETS_S = 60.0
+"""How seldom offsets alone are committed, where records have no rows."""
+POLL_MS = 200
+RESTART_S = 0.5
+CODECS: dict[str, Codec[object]] = {events.TOPIC.name: events.CODEC, completions.TOPIC.name: completions.CODEC}  # type: ignore[dict-item] # only read from
+OUTPUTS = f"{trajectories.TOPIC.name}."
+
+log = structlog.get_logger()
+
+
+async def run_analytics(settings: Settings, stop: asyncio.Event) -> None:
+    """Write until `stop`, then what is in hand. Any number of these share the partitions, and a lake."""
+    worker_id = new_worker_id(ROLE)
+    heart = Heart(settings, lambda: Heart.describe(worker_id, ROLE))
+    heart.start()
+    lake = Lake(settings.lake_folder)
+    membership = Membership(settings)
+    left = asyncio.Event()
+    try:
+        with ExitStack() as marks:
+            # Who can't write takes no partitions from those that can.
+            writing = await _enter(lake, marks, stop)
+            if writing is None:
+                return
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(membership.run(left), name="membership")
+                tasks.create_task(upkeep.run(lake, writing, stop), name="upkeep")
+                try:
+                    await Writer(settings, lake, writing, membership).run(stop)
+                finally:
+                    left.set()
+    finally:
+        heart.stop()
+
+
+async def _enter(lake: Lake, marks: ExitStack, stop: asyncio.Event) -> Writing | None:
+    """Become a writer of the lake; None where told to stop before its folder could be written."""
+    trouble = Trouble(f"writing the lake in {lake.folder}")
+    while not stop.is_set():
+        try:
+            return marks.enter_context(lake.writing())
+        except OSError as error:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), trouble.met(error))
+    return None
+
+
+class Buffer:
+    """Rows that no manifest has yet."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, list[Row]] = {}
+        self._bytes = 0
+        self._since: float | None = None
+        """When the first was read."""
+
+    def add(self, made: list[tuple[str, Row]], size: int) -> None:
+        """Rows of one record, by table, and its size."""
+        if not made:
+            return
+        for table, row in made:
+            self.rows.setdefault(table, []).append(row)
+        self._bytes += size
+        if self._since is None:
+            self._since = time.monotonic()
+
+    @property
+    def is_full(self) -> bool:
+        return self._bytes >= FLUSH_BYTES
+
+    @property
+    def is_due(self) -> bool:
+        return self.is_full or (self._since is not None and time.monotonic() - self._since >= FLUSH_S)
+
+
+class Writer:
+    """Reads what the membership assigns and commits it, one step after another."""
+
+    def __init__(self, settings: Settings, lake: Lake, writing: Writing, membership: Membership) -> None:
+        self._settings = settings
+        self._lake = lake
+        self._writing = writing
+        self._membership = membership
+        self._trouble = Trouble(f"writing the lake in {lake.folder}")
+        self._partitions: frozenset[kafka.TopicPartition] = frozenset()
+        self._reader: LogReader | None = None
+        self._base: dict[kafka.TopicPartition, int | None] = {}
+        """Offsets as the newest manifest has them, as far as we know."""
+        self._buffer = Buffer()
+        self._flushed_at = time.monotonic()
+        self.skipped: Counter[str] = Counter()
+        """Records left out: `undecodable`, `unfit`, `unknown_<type>`."""
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Until `stop`, and as long as the disk takes to write what was read before it."""
+        try:
+            while not stop.is_set():
+                await self._guarded_turn(stop)
+            with suppress(Superseded, kafka.KafkaError, OSError):
+                await self._flush()
+        finally:
+            await self._drop()
+
+    async def _guarded_turn(self, stop: asyncio.Event) -> None:
+        try:
+            await self._turn()
+        except Superseded as lost:
+            log.warning("partitions are another's", action="analytics.superseded", why=str(lost))
+            await self._drop()
+        except (kafka.KafkaError, ConnectionError, TimeoutError) as error:
+            log.warning("the log can't be read", action="analytics.retry", why=repr(error))
+            await self._drop()
+            await asyncio.sleep(RESTART_S)
+        except OSError as error:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), self._trouble.met(error))
+
+    async def _turn(self) -> None:
+        assigned = self._membership.assigned
+        if assigned != self._partitions:
+            await self._drop()
+            self._partitions = assigned
+        if not assigned:
+            await asyncio.sleep(POLL_MS / 1000)
+            return
+        reader = self._reader or await self._start_over()
+        if not self._buffer.is_full:
+            for record in await reader.read(POLL_MS):
+                self._take(record)
+        if self._buffer.is_due or time.monotonic() - self._flushed_at >= OFFSETS_S:
+            await self._flush()
+
+    async def _start_over(self) -> LogReader:
+        """Read on from what the lake holds now."""
+        newest = await asyncio.to_thread(self._lake.newest)
+        reader = LogReader(self._settings, self._partitions)
+        try:
+            await reader.start(newest)
+        except BaseException:
+            await reader.stop()
+            raise
+        self._base = {each: newest.offset(self._short(each), each.partition) for each in self._partitions}
+        self._reader = reader
+        return reader
+
+    async def _drop(self) -> None:
+        """Forget what was read and not written; it is on the log."""
+        self._buffer, self._partitions = Buffer(), frozenset()
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            await reader.stop()
+
+    def _take(self, record: kafka.Record) -> None:
+        topic = short_name(self._settings, record.topic)
+        at = f"{record.topic}[{record.partition}]@{record.offset}"
+        try:
+            decoded = CODECS.get(topic, trajectories.CODEC).decode(record.value or b"")
+            output = topic.removeprefix(OUTPUTS) if topic.startswith(OUTPUTS) else None
+            made = list(rows.of_record(decoded, rows.origin(record), output))
+        except DecodeError as error:
+            self.skipped["undecodable"] += 1
+            log.warning("undecodable record", action="analytics.undecodable", at=at, reason=str(error))
+            return
+        except Exception as error:
+            # Decoded, and yet without sense, as a node whose parent isn't there: no record stops us.
+            self.skipped["unfit"] += 1
+            log.warning("a record makes no rows", action="analytics.unfit", at=at, reason=repr(error))
+            return
+        if isinstance(decoded, UnknownRecord):
+            self.skipped[f"unknown_{decoded.type}"] += 1
+        self._buffer.add(made, len(record.value or b""))
+
+    async def _flush(self) -> None:
+        """1. Rows and offsets into the lake. 2. Only then they are forgotten here. 3. The group's lag follows."""
+        if self._reader is None:
+            return
+        positions = await self._reader.positions()
+        if positions != self._base:
+            base = {(self._short(each), each.partition): offset for each, offset in self._base.items()}
+            offsets = {(self._short(each), each.partition): offset for each, offset in positions.items()}
+            unfit = await asyncio.to_thread(flush, self._lake, self._writing, self._buffer.rows, base, offsets)
+            self.skipped["unfit"] += unfit
+            self._buffer, self._base = Buffer(), dict(positions)
+            self._trouble.over()
+            await self._membership.commit(positions)
+        self._flushed_at = time.monotonic()
+
+    def _short(self, partition: kafka.TopicPartition) -> str:
+        return short_name(self._settings, partition.topic)

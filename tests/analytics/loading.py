@@ -1,0 +1,157 @@
+"""A load for the lake: tasks with their facts, calls and trajectories; and what must be found of it, and is."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import duckdb
+import msgspec
+import numpy as np
+
+from analytics import rows
+from analytics.manifest import Lake, Manifest
+from polar.settings import Settings
+from polar.types.completion import CallOutcome, Completion, MessageDelta, TokenDelta
+from polar.types.session import Plan, Status
+from polar.types.tokens import pack_ids, pack_logprobs
+from polar.types.trajectory import Call, GroupFinished, Node, Stats, Trace, Trajectory
+from topics import completions, events, kafka, trajectories
+from topics.codec import UnknownRecord, encode
+from topics.completions import Disowned, Open
+from topics.contract import Topic
+from topics.events import RunFinished, TaskSubmitted
+from topics.owner import read_back
+from topics.partition import partition_of_task
+
+PLAN = Plan("default", 0, 3, 1.0, 1.0, 1.0, "shell", "prefix_merging", b"{}", None, "train", b"{}")
+PART = {"nodes": "node", "traces": "trace_id", "trajectory_calls": "call"}
+"""What names a row among those of one record."""
+
+
+class Sent(NamedTuple):
+    """One record and where it goes."""
+
+    topic: Topic
+    task_id: str
+    key: str
+    record: msgspec.Struct
+
+
+def task(number: int, calls: int = 3, output: str | None = None) -> Iterator[Sent]:
+    """All that the log holds of a task of one sample."""
+    task_id, session_id = f"t{number}", f"t{number}.0"
+    yield Sent(events.TOPIC, task_id, task_id, TaskSubmitted(f"s{number}", task_id, 1, "hash", PLAN, b"{}"))
+    yield Sent(completions.TOPIC, task_id, session_id, Open(session_id, 1, "claim"))
+    for turn in range(calls):
+        yield Sent(completions.TOPIC, task_id, session_id, call(session_id, turn))
+    yield Sent(completions.TOPIC, task_id, session_id, Disowned("lost", session_id, "claim", "hung_up"))
+    finished = RunFinished(f"f{number}", session_id, 1, "claim", Status.COMPLETED, 0)
+    yield Sent(events.TOPIC, task_id, session_id, finished)
+    topic = trajectories.topic(output)
+    yield Sent(topic, task_id, session_id, trajectory(session_id, task_id, calls))
+    group = GroupFinished(task_id, 1, [session_id], [1.0], [Status.COMPLETED])
+    yield Sent(topic, task_id, task_id, group)
+
+
+def call(session_id: str, turn: int) -> Completion:
+    random = np.random.default_rng(turn)
+    return Completion(
+        f"{session_id}-{turn}", session_id, 1, "claim", CallOutcome.ANSWERED, "openai_chat", "default", 1_000, 2_000,
+        TokenDelta(pack_ids(random.integers(0, 4096, 20, np.int32)), 30 * turn, f"{session_id}-{turn - 1}" if turn else None),
+        MessageDelta(b'[{"role": "user", "content": "go on"}]'),
+        sampled=pack_ids(random.integers(0, 4096, 10, np.int32)),
+        logprobs=pack_logprobs(-random.random(10, np.float32)),
+        answer=b'{"role": "assistant", "content": "on"}',
+    )  # fmt: skip
+
+
+def trajectory(session_id: str, task_id: str, calls: int) -> Trajectory:
+    made = [Call(f"{session_id}-{turn}", "main", "answered", "openai_chat", 1_000, 2_000) for turn in range(calls)]
+    nodes = [
+        Node(2 * turn - 1 + part, pack_ids([turn]), pack_logprobs([-1]) if part else None, turn if part else None)
+        for turn in range(calls)
+        for part in (0, 1)
+    ]
+    trace = Trace(f"{session_id}/0", len(nodes) - 1, list(range(1, len(nodes), 2)))
+    return Trajectory(
+        session_id, task_id, 0, 1, 1, Status.COMPLETED, "prefix_merging", "shell", 1.0, None, nodes, made, [trace], Stats(calls),
+    )  # fmt: skip
+
+
+async def send(settings: Settings, *sent: Sent) -> None:
+    """Put records on the log, acknowledged."""
+    producer = kafka.producer(settings)
+    await producer.start()
+    try:
+        pending = []
+        for topic, task_id, key, record in sent:
+            name = topic.full_name(settings.namespace)
+            partition = partition_of_task(task_id, topic.embedded_partitions)
+            pending.append(await producer.send(name, encode(record), key=key.encode(), partition=partition))
+        await asyncio.gather(*pending)
+    finally:
+        await kafka.stop(producer, 5)
+
+
+async def on_the_log(settings: Settings, *outputs: str | None) -> Counter[tuple[Any, ...]]:
+    """The rows that the lake must hold: all that the log holds in these trajectories topics, in events and completions."""
+    found: Counter[tuple[Any, ...]] = Counter()
+    topics: list[tuple[Topic, str | None]] = [(events.TOPIC, None), (completions.TOPIC, None)]
+    topics += [(trajectories.topic(output), output) for output in outputs]
+    for topic, output in topics:
+        codec = {"events": events.CODEC, "completions": completions.CODEC}.get(topic.name, trajectories.CODEC)
+        for partition in range(topic.embedded_partitions):
+            async for record in read_back(settings, topic.full_name(settings.namespace), partition):
+                decoded = codec.decode(record.value or b"")  # type: ignore[attr-defined]
+                assert not isinstance(decoded, UnknownRecord)
+                for table, row in rows.of_record(decoded, rows.origin(record), output):
+                    found[named(table, row)] += 1
+    return found
+
+
+def named(table: str, row: rows.Row) -> tuple[Any, ...]:
+    return table, row.get("output"), row["log_partition"], row["log_offset"], row.get(PART.get(table, ""))
+
+
+def in_the_lake(lake: Lake, manifest: Manifest | None = None) -> Counter[tuple[Any, ...]]:
+    """The rows that it holds, as DuckDB reads the files of the newest manifest."""
+    manifest = manifest or lake.newest()
+    found: Counter[tuple[Any, ...]] = Counter()
+    with duckdb.connect() as connection:
+        for table, files in manifest.files.items():
+            paths = [str(lake.path(table, file)) for file in files]
+            assert sum(file.rows for file in files) > 0
+            read = connection.execute("select * from read_parquet(?)", [paths])
+            names = [column[0] for column in read.description]
+            for values in read.fetchall():
+                found[named(table, dict(zip(names, values, strict=True)))] += 1
+    return found
+
+
+async def arrived(settings: Settings, expected: Counter[tuple[Any, ...]], deadline_s: float = 30) -> Lake:
+    """Wait until the lake holds as many rows, and check that they are these; the lake."""
+    lake = Lake(settings.lake_folder)
+    async with asyncio.timeout(deadline_s):
+        while sum(file.rows for made in lake.newest().files.values() for file in made) < expected.total():
+            await asyncio.sleep(0.05)
+    with lake.pin() as manifest:
+        found = await asyncio.to_thread(in_the_lake, lake, manifest)
+    assert found == expected, {"missing": expected - found, "too many": found - expected}
+    return lake
+
+
+def tasks(count: int, seed: int, start: int = 0) -> list[Sent]:
+    """Records of many tasks, shuffled task by task as they would come together."""
+    chance = random.Random(seed)
+    running = [list(task(start + number, chance.randrange(1, 6)))[::-1] for number in range(count)]
+    made: list[Sent] = []
+    while running:
+        one = chance.choice(running[:20])
+        made.append(one.pop())
+        if not one:
+            running.remove(one)
+    return made
