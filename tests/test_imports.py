@@ -14,7 +14,9 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = ("polar", "topics", "proxy", "consumers", "analytics")
 FLOOR = {"types", "settings", "registry", "keys", "blobs", "cache"}
 ACROSS = {"polar.cli", "polar.embedded"}
-TRAINER = {"floor", "topics", "polar.client", "polar.trainer"}
+SDK = {("polar.sessions", "polar.client")}
+"""Of what programs import, the one part that stands on another."""
+TRAINER = {"floor", "topics", "polar.client", "polar.sessions", "polar.trainer"}
 """What a trainer's environment imports: the packages without an extra must do."""
 BASE = {
     "aiokafka",
@@ -47,6 +49,7 @@ def may_import(importer: str, imported: str) -> bool:
         importer == imported
         or importer in ACROSS
         or imported == "floor"
+        or (importer, imported) in SDK
         or (imported == "topics" != importer != "floor")
     )
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from polar.cli import cancel, logs, proxy, show, sql, status, submit, topics, trajectories, up, watch, worker
+from polar.cli import cancel, logs, proxy, session, show, sql, status, submit, topics, trajectories, up, watch, worker
 from polar.cli.exits import Commands
 
 app = typer.Typer(
@@ -47,6 +47,7 @@ app.command("trajectories")(trajectories.trajectories)
 app.command("sql")(sql.sql)
 app.command("worker")(worker.worker)
 app.command("proxy")(proxy.proxy)
+app.add_typer(session.app, name="session")
 app.add_typer(topics.app, name="topics")
 
 

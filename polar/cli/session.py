@@ -1,0 +1,143 @@
+"""`polar session`: URLs and a key for an agent of one's own, and the end of it (protocol 28)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import shlex
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from polar import settings
+from polar.cli import targets
+from polar.cli.exits import Exit, ended
+from polar.cli.options import Data
+from polar.types.errors import InputError, NotReady
+from polar.types.session import Status, task_id_of
+from polar.types.task import RUN_LIMIT_S, SAMPLES_LIMIT
+
+if TYPE_CHECKING:
+    from polar.settings import Settings
+
+TTL = re.compile(r"(\d+(?:\.\d+)?)(s|m|h)")
+UNITS_S = {"s": 1, "m": 60, "h": 3600}
+LEAST_S = 1.0
+
+app = typer.Typer(no_args_is_help=True, help="Bring your own agent: open a session for it, and close it.")
+
+
+class Format(StrEnum):
+    ENV = "env"
+    JSON = "json"
+
+
+class Mode(StrEnum):
+    TRAIN = "train"
+    EVAL = "eval"
+
+
+@app.command("open")
+def open_(
+    task: Annotated[
+        str | None,
+        typer.Option("--task", metavar="T", help="Whose next sample this is; a task of its own where none is said."),
+    ] = None,
+    samples: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", min=1, max=SAMPLES_LIMIT, help="Of a new task: its group has so many sessions. [default: 1]"
+        ),
+    ] = None,
+    ttl: Annotated[
+        str, typer.Option(metavar="TTL", help="90s, 30m or 1h, at most 24h: then it ends by itself.")
+    ] = "1h",
+    mode: Annotated[Mode, typer.Option(help="train: the key imposes the training defaults on sampling.")] = Mode.TRAIN,
+    output: Annotated[Format, typer.Option("--format", help="For a shell's eval, or for programs.")] = Format.ENV,
+    data: Data = None,
+) -> None:
+    """Open a session: base URLs and a key for each provider's client.
+
+    In a shell: eval "$(polar session open)". Every call made with the key is captured; `polar session close` ends the session.
+    """
+    from polar.sessions import open_session
+
+    ttl_s = seconds(ttl)
+    session = open_session(settings=settings.load(data), task_id=task, samples=samples, ttl_s=ttl_s, mode=mode.value)
+    expires_at = session.expires_at.strftime("%Y-%m-%dT%H:%M:%SZ")
+    if output is Format.JSON:
+        told = {
+            "session_id": session.session_id,
+            "key": session.key,
+            "expires_at": expires_at,
+            "env": session.env,
+        }
+        typer.echo(json.dumps(told, indent=2))
+    else:
+        ours = {"POLAR_SESSION_ID": session.session_id, "POLAR_TASK_ID": task_id_of(session.session_id)}
+        for name, value in {**ours, **session.env}.items():
+            typer.echo(f"export {name}={shlex.quote(value)}")
+    typer.echo(
+        f"polar: {session.session_id} is open until {expires_at}; `polar session close {session.session_id}` ends it",
+        err=True,
+    )
+
+
+@app.command("close")
+def close(
+    session: Annotated[
+        str,
+        typer.Argument(
+            metavar="SESSION", envvar="POLAR_SESSION_ID", help="<task>.<sample>; else what the environment names."
+        ),
+    ],
+    reward: Annotated[float | None, typer.Option(metavar="R", help="Where none is said, it has none.")] = None,
+    data: Data = None,
+) -> None:
+    """End an opened session, and wait for its trajectory."""
+    from polar.sessions import Refused, close_session
+
+    found = settings.load(data)
+    target = targets.read(session)
+    if target.sample is None:
+        raise InputError("SESSION", session, "expected <task id>.<sample index>")
+    is_over = False
+    try:
+        close_session(found, session, reward)
+    except Refused as refused:
+        if refused.code != "ended":
+            raise
+        is_over = True
+    asyncio.run(_say(found, session, reward, is_over=is_over))
+
+
+async def _say(found: Settings, session_id: str, reward: float | None, *, is_over: bool) -> None:
+    """What came of it, as the table says. Raises Exit where the close, or its reward, came too late."""
+    from polar.sessions import said, until_ended
+
+    try:
+        row = await until_ended(found, session_id)
+    except NotReady as error:
+        typer.echo(f"{session_id} {'had ended already' if is_over else 'is closed'}")
+        typer.echo(f"polar: its trajectory isn't waited for: {error}", err=True)
+        return
+    if row is None:
+        raise ended(f"{session_id} is closed, and its trajectory not out yet; `polar status {session_id}`", Exit.FAILED)
+    typer.echo(f"{said(row)} (polar show {session_id})")
+    if is_over and reward is not None and (row.status, row.reward) != (Status.COMPLETED, reward):
+        raise ended(f"{session_id} had ended already: the reward {reward:g} came too late", Exit.FAILED)
+    if is_over:
+        typer.echo(f"polar: {session_id} had ended already", err=True)
+
+
+def seconds(ttl: str) -> float:
+    """`90s`, `30m`, `1h` in seconds. Raises InputError."""
+    found = TTL.fullmatch(ttl)
+    if found is None:
+        raise InputError("--ttl", ttl, "expected a number and s, m or h: 90s, 30m, 1h")
+    value = float(found[1]) * UNITS_S[found[2]]
+    if not LEAST_S <= value <= RUN_LIMIT_S:
+        raise InputError("--ttl", ttl, "a session lives from 1s to 24h")
+    return value
