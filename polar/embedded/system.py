@@ -32,6 +32,7 @@ OTHERS_STOP_S = 5.0
 KAFKA_STOP_S = 6.0
 DECIDING = ("fanout", "coordinator", "builder")
 STAGES = ("init", "run", "evaluate")
+LAKE = ("analytics",)
 
 
 @dataclass(frozen=True)
@@ -109,14 +110,15 @@ class System:
         upstream, _ = await asyncio.gather(self._start_engine(), self._start_kafka())
         self.engine = upstream
         deciding = self._launch("deciding", ["polar.cli", "worker", *DECIDING])
+        lake = self._launch("lake", ["polar.cli", "worker", *LAKE])
         await self._start_proxy(upstream)
         stages = self._launch("stages", ["polar.cli", "worker", *STAGES])
         ready_url = self.addresses["POLAR_CONTROL_URL"] + "/readyz"
         await asyncio.gather(
             readiness.http(ready_url, "the proxy", deadline_s=START_S),
-            readiness.heartbeats(self._settings(), [*DECIDING, *STAGES], deadline_s=START_S),
+            readiness.heartbeats(self._settings(), [*DECIDING, *STAGES, *LAKE], deadline_s=START_S),
         )
-        deciding.has_answered = stages.has_answered = True
+        deciding.has_answered = stages.has_answered = lake.has_answered = True
 
     async def _start_kafka(self) -> None:
         if self._given.kafka is None:
