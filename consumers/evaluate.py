@@ -6,13 +6,11 @@ Begins by killing all that earlier claims left in the runtime, and removes it on
 
 from __future__ import annotations
 
-import asyncio
 import math
 import traceback
 from typing import ClassVar
 
-import structlog
-
+from consumers import artifacts
 from consumers.budget import Overrun
 from consumers.claims import MESSAGE_LIMIT, Claim
 from consumers.evaluators.base import Case, EvaluationError, Evaluator, Verdict
@@ -23,8 +21,6 @@ from polar.types.errors import InputError, Kind, NotReady, SessionError
 from polar.types.session import Stage, Status
 from polar.types.task import TaskRequest
 from topics.events import Evaluated, Fact
-
-log = structlog.get_logger()
 
 
 class Evaluate:
@@ -94,26 +90,19 @@ class Evaluate:
             duration_ms=claim.elapsed_ms,
         )
 
-    def _failed(self, code: str, message: str, artifacts: dict[str, str] | None = None) -> Evaluated:
+    def _failed(self, code: str, message: str, kept: dict[str, str] | None = None) -> Evaluated:
         claim, ticket = self._claim, self._claim.ticket
         return Evaluated(
             claim.finished_id,
             ticket.session_id,
             ticket.attempt,
             claim.id,
-            error=SessionError(Stage.EVALUATE.value, Kind.EVALUATION, code, message[:MESSAGE_LIMIT]),
-            artifacts=artifacts,
+            error=SessionError(
+                Stage.EVALUATE.value, Kind.EVALUATION, code, artifacts.redacted(message)[:MESSAGE_LIMIT]
+            ),
+            artifacts=kept,
             duration_ms=claim.elapsed_ms,
         )
 
-    async def _stored(self, artifacts: dict[str, bytes]) -> dict[str, str] | None:
-        """Blob references by artifact name; what can't be stored is left out, and said."""
-        kept: dict[str, str] = {}
-        for name, data in artifacts.items():
-            try:
-                kept[name] = (await asyncio.to_thread(self._site.blobs.put, data)).ref
-            except OSError as error:
-                log.warning(
-                    "artifact not kept", action="artifact.lost", claim=self._claim.id, name=name, why=str(error)
-                )
-        return kept or None
+    async def _stored(self, found: dict[str, bytes]) -> dict[str, str] | None:
+        return await artifacts.stored(self._site.blobs, self._claim.id, found) or None

@@ -1,8 +1,11 @@
 """The stage run: the harness works in the session's runtime, its model calls going to the proxy.
 
-In: a ticket with a runtime. Out: `RunFinished`, sent when no process of the harness lives, however it ended; its log and what else it
-keeps as artifacts in the blob store. The session's key is minted here, at the Grant, and stands in the harness's environment alone:
-never on a command line, in a log line or in an artifact.
+In: a ticket with a runtime. Out: `RunFinished`, sent when no process of the harness lives, however it ended; its log, what else it
+keeps and what it changed (`patch`) as artifacts. The session's key is minted here, at the Grant, and stands in the harness's
+environment alone: never on a command line, in a log line or in an artifact.
+
+A harness that ends with an exit code has worked, and is evaluated. One that can't be started is no work of an agent: that is an error
+of kind `input` or `infra`.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from typing import ClassVar
 
 import structlog
 
+from consumers import artifacts, patch
 from consumers.budget import Budget, Overrun
 from consumers.claims import Claim
 from consumers.harnesses.base import Launch, ModelAccess, harness_of
@@ -27,13 +31,8 @@ from polar.types.task import TaskRequest
 from topics.control import Grant
 from topics.events import Fact, RunFinished
 
-AGENT_LOG = "agent_log"
-"""The artifact that holds what the harness wrote to its stdout and stderr."""
-
 SAID_LIMIT = 1000
 """Characters of its output that an error repeats."""
-KEY_SHOWN = "[the session's key]"
-"""What stands for the key in whatever is kept."""
 
 log = structlog.get_logger()
 
@@ -67,10 +66,10 @@ class Run:
             launch = await budget.within(self._set_up(self._runtime, task, access))
         except Overrun:
             return self._fact(None, {})
+        before = await patch.snapshot(self._runtime)
         result = await self._launch(self._runtime, task, access, launch, budget)
-        artifacts = await self._keep(self._runtime, result.log, launch, access)
-        said = result.said.replace(access.key, KEY_SHOWN)[-SAID_LIMIT:]
-        return self._fact(result.exit_code, artifacts, said)
+        kept = await self._keep(self._runtime, result.log, launch, before)
+        return self._fact(result.exit_code, kept, artifacts.redacted(result.said)[-SAID_LIMIT:])
 
     async def tidy(self, fact: Fact | None) -> None:
         """After a run that won't be evaluated the runtime has no use; one that was taken from us may have."""
@@ -123,28 +122,30 @@ class Run:
             log="agent.log",
         )
         async with budget.alarm() as spent:
-            return await runtime.exec(what, stop=spent)
-
-    async def _keep(self, runtime: Runtime, agent_log: Path, launch: Launch, access: ModelAccess) -> dict[str, str]:
-        """Blob references of the log and of what the harness keeps, by artifact name. What can't be stored is left out, and said."""
-        kept: dict[str, str] = {}
-        for name, path in {AGENT_LOG: None, **launch.keep}.items():
             try:
-                if path is None:
-                    data = await asyncio.to_thread(agent_log.read_bytes)
-                else:
-                    data = await runtime.read_file(path, LOG_LIMIT)
-                clean = data.replace(access.key.encode(), KEY_SHOWN.encode())
-                kept[name] = (await asyncio.to_thread(self._site.blobs.put, clean)).ref
+                return await runtime.exec(what, stop=spent)
+            except InputError as error:  # no folder but the task's own can be wrong
+                raise InputError("agent.custom_shell.cwd", launch.cwd, error.reason) from error
+
+    async def _keep(
+        self, runtime: Runtime, agent_log: Path, launch: Launch, before: patch.Snapshot | None
+    ) -> dict[str, str]:
+        """Blob references of the log, of what the harness keeps and of its changes, by artifact name."""
+        found = {artifacts.AGENT_LOG: await asyncio.to_thread(agent_log.read_bytes)}
+        for name, path in launch.keep.items():
+            try:
+                found[name] = await runtime.read_file(path, LOG_LIMIT)
             except FileNotFoundError:
                 continue  # a harness that ended early
             except (OSError, InputError) as error:
                 log.warning(
                     "artifact not kept", action="artifact.lost", claim=self._claim.id, name=name, why=str(error)
                 )
-        return kept
+        if before and (changed := await patch.changes(runtime, before)):
+            found[artifacts.PATCH] = changed
+        return await artifacts.stored(self._site.blobs, self._claim.id, found)
 
-    def _fact(self, exit_code: int | None, artifacts: dict[str, str], said: str = "") -> RunFinished:
+    def _fact(self, exit_code: int | None, kept: dict[str, str], said: str = "") -> RunFinished:
         """`exit_code` None: we ended it, since its time was up. `said`: the end of its output."""
         claim, ticket = self._claim, self._claim.ticket
         status, error = Status.COMPLETED, None
@@ -152,7 +153,7 @@ class Run:
             message = f"the harness worked longer than timeouts.run = {ticket.budget_s:g} s"
             status, error = Status.TIMED_OUT, SessionError(Stage.RUN.value, Kind.BUDGET, "timeout", message)
         elif exit_code != 0:
-            message = f"the harness ended with exit code {exit_code} (artifact {AGENT_LOG}); {said}"
+            message = f"the harness ended with exit code {exit_code} (artifact {artifacts.AGENT_LOG}); {said}"
             status, error = Status.FAILED, SessionError(Stage.RUN.value, Kind.AGENT, "exit_code", message)
         return RunFinished(
             claim.finished_id,
@@ -162,6 +163,6 @@ class Run:
             status,
             exit_code=exit_code,
             error=error,
-            artifacts=artifacts or None,
+            artifacts=kept or None,
             duration_ms=claim.elapsed_ms,
         )

@@ -123,8 +123,9 @@ class Runtime(Protocol):
         """Run a program to its end.
 
         On timeout, or once `stop` is set (for callers whose clock can pause), it gets SIGTERM and 2 s of grace. Whatever ends
-        it, all its descendants are dead on return; on cancellation they are killed at once. A program that isn't there
-        is exit code 127, as in a shell. RuntimeFault `not_started`, `supervisor_lost`, `unkillable`.
+        it, all its descendants are dead on return; on cancellation they are killed at once. Every exit code is the program's own:
+        one that can't be started at all is a RuntimeFault `not_started`. InputError for a `cwd` that is no folder inside,
+        RuntimeFault `supervisor_lost`, `unkillable`.
         """
 
     async def kill_all(self) -> None:

@@ -136,7 +136,7 @@ def _read(data: bytes, time_is_up: bool) -> Ended:
         raise RuntimeFault("supervisor_lost", "the supervisor of a program was killed; its programs are dead, too")
     report: Report = marshal.loads(data)  # noqa: S302 - from our own supervisor
     if report["error"]:
-        raise RuntimeFault("not_started", f"the supervisor couldn't start the program: {report['error']}")
+        raise RuntimeFault("not_started", f"the program can't be started: {report['error']}")
     if report["left"]:
         raise RuntimeFault("unkillable", f"processes {report['left']} of the program can't be killed")
     status = report["status"]

@@ -26,7 +26,10 @@ async def prepare(runtime: Runtime, actions: Sequence[PrepareAction], *, field: 
 
 async def _execute(runtime: Runtime, action: PrepareAction, where: str, log: str) -> None:
     assert action.command is not None
-    result = await runtime.exec(Exec(action.command, cwd=action.cwd, env=action.env, log=log))
+    try:
+        result = await runtime.exec(Exec(action.command, cwd=action.cwd, env=action.env, log=log))
+    except InputError as error:
+        raise InputError(f"{where}.cwd", action.cwd, error.reason) from error
     if result.exit_code != 0:
         raise RuntimeFault(
             "prepare_failed",

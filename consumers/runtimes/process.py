@@ -90,7 +90,7 @@ class ProcessRuntime:
             {
                 "argv": list(argv),
                 "env": _host_env(self._folder) | self._env | dict(what.env) | self._marks,
-                "cwd": str(self.workdir if what.cwd is None else self._inside(what.cwd, field="cwd")),
+                "cwd": str(self.workdir if what.cwd is None else self._folder_inside(what.cwd)),
                 "stdin": os.devnull if what.stdin is None else str(self._inside(what.stdin, field="stdin")),
                 "log": str(log),
                 "log_limit": what.log_limit,
@@ -126,6 +126,12 @@ class ProcessRuntime:
                 str(path),
                 "leads out of the sandbox; name a path relative to the workspace, or use a runtime with an image",
             )
+        return found
+
+    def _folder_inside(self, cwd: str) -> Path:
+        found = self._inside(cwd, field="cwd")
+        if not found.is_dir():
+            raise InputError("cwd", cwd, "is no folder in the sandbox; runtime.prepare can make it")
         return found
 
     def _log(self, name: str) -> Path:

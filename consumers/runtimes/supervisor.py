@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     class Report(TypedDict):
         """How it ended: `status` as of waitpid, None where we ended it; `tail`: the last of its output; `left`: pids
-        that wouldn't die; `error`: why it was never started, else empty."""
+        that wouldn't die; `error`: why it was never started, else empty. An exit code of 127 is always the program's own."""
 
         status: int | None
         tail: bytes
@@ -121,8 +121,10 @@ class Supervision:
         os.set_blocking(self._output, False)
         self._status: int | None = None
         self._stopped = False
-        self._program = _start(orders, writer)
+        self._unstarted, why = os.pipe()  # closed by a successful exec, as every descriptor of ours
+        self._program = _start(orders, writer, why)
         os.close(writer)
+        os.close(why)
         self._exit = os.pidfd_open(self._program)
 
     def run(self) -> Report:
@@ -136,7 +138,7 @@ class Supervision:
             "status": None if self._stopped else self._status,
             "tail": self._log.last,
             "left": sorted(left),
-            "error": "",
+            "error": "" if left else os.read(self._unstarted, _READ).decode(errors="replace"),
         }
 
     def _watch(self) -> None:
@@ -200,8 +202,8 @@ class Supervision:
         return bool(data)
 
 
-def _start(orders: Orders, output: int) -> int:
-    """Fork the program in a session of its own; what keeps it from starting is told in its log, with exit code 127."""
+def _start(orders: Orders, output: int, why: int) -> int:
+    """Fork the program in a session of its own; what keeps it from starting is written to `why`."""
     supervisor = os.getpid()
     if pid := os.fork():
         return pid
@@ -219,10 +221,11 @@ def _start(orders: Orders, output: int) -> int:
         os.execvpe(orders["argv"][0], orders["argv"], orders["env"])  # noqa: S606 - what we are for
     except OSError as error:
         # Of a program looked up in PATH, execvpe names the last place tried, as bytes.
-        name = error.filename if isinstance(error.filename, str) else orders["argv"][0]
-        os.write(output, f"cannot start: {name}: {error.strerror}\n".encode())
+        looked_up = not isinstance(error.filename, str)
+        name = f"{orders['argv'][0]} (PATH={orders['env'].get('PATH')})" if looked_up else error.filename
+        os.write(why, f"{name}: {error.strerror}".encode())
     except ValueError as error:  # a zero byte in an argument
-        os.write(output, f"cannot start: {error}\n".encode())
+        os.write(why, str(error).encode())
     finally:
         os._exit(127)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import fcntl
-import importlib.util
 import json
 import os
 import secrets
@@ -17,7 +16,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
@@ -41,15 +39,25 @@ LAKE_S = 60.0
 """The lake follows within 5 s; a machine may be busy."""
 STOP_S = 60.0
 """More than `polar up` needs; then it is killed, and its parts end by themselves."""
-QUESTIONS = (
-    """\
-SELECT task_id, count(*) AS samples, avg(reward) AS mean_reward, sum(calls) AS calls, sum(trainable_tokens) AS trainable
-FROM trajectories WHERE task_id LIKE '%-{run}' GROUP BY task_id ORDER BY task_id""",
-    """\
-SELECT s.reward, count(DISTINCT s.session_id) AS samples
-FROM calls AS c JOIN sessions AS s USING (session_id) WHERE s.task_id LIKE '%-{run}' GROUP BY s.reward ORDER BY s.reward DESC""",
-)
-"""What is asked at the end; `run` is what this run's task ids end in."""
+QUESTIONS = {
+    "What has each task come to?": """
+SELECT task_id, count(*) AS samples, avg(reward) AS mean_reward, avg(calls) AS turns, sum(sampled_tokens) AS sampled
+FROM trajectories
+WHERE task_id LIKE '%-{run}'
+GROUP BY ALL ORDER BY ALL""",
+    "What did samples that ended well do otherwise?": """
+SELECT status, reward, count(*) AS samples, avg(turns) AS turns, avg(test_runs) AS test_runs, avg(run_ms / 1000) AS run_s
+FROM sessions
+JOIN stage_times USING (session_id, attempt)
+JOIN (
+  SELECT session_id, attempt, count(*) AS turns, count(*) FILTER (answer LIKE '%pytest%') AS test_runs
+  FROM lake.completions
+  GROUP BY ALL
+) USING (session_id, attempt)
+WHERE stage = 'run' AND sessions.task_id LIKE '%-{run}'
+GROUP BY ALL ORDER BY ALL""",
+}
+"""What the lake is asked at the end; `run` is what this run's task ids end in."""
 
 
 def main() -> int:
@@ -62,7 +70,7 @@ def main() -> int:
         say(f"running on the data folder {data}")
         with _up(data, options) as up:
             # The stages would install pi when they need it; here its progress can be seen.
-            if _beside(up, "consumers.harnesses.pi") != 0:
+            if _beside(up, "consumers.harnesses.npm", "pi") != 0:
                 return NOT_THERE
             _until_ready(up, data)
             _cancel_left(data)
@@ -70,10 +78,12 @@ def main() -> int:
             code = _submit(up, data, tasks)
             say(f"the run took {time.monotonic() - began:.1f} s")
             found = _show(data, tasks)
-            if importlib.util.find_spec("polar.cli.sql"):
-                _ask(data, run, sum(task["num_samples"] for task in tasks))
+            if problem := _problem(tasks, found, is_scripted=is_scripted):
+                say(problem)
+                return 1
+            _ask(data, run, len(found))
         _say_how_to_go_on(data, found)
-    return code or _judge(tasks, found, is_scripted=is_scripted)
+    return code
 
 
 def say(line: str) -> None:
@@ -196,7 +206,7 @@ def _submit(up: subprocess.Popen[bytes], data: Path, tasks: Sequence[dict[str, A
     """Submit the tasks and wait for their trajectories; the exit code."""
     for task in tasks:
         say(
-            f"submitting {task['task_id']}: {task['num_samples']} samples, {task['timeouts']['run']} s for the run of each"
+            f"submitting {task['task_id']}: {task['num_samples']} samples, each with {task['timeouts']['run']} s to run"
         )
     file = data / AT_WORK
     file.write_text("\n".join(map(json.dumps, tasks)))
@@ -216,29 +226,32 @@ def _cancel_left(data: Path) -> None:
 def _show(data: Path, tasks: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Print the trajectories of the tasks as one table; they themselves."""
     of_tasks = [argument for task in tasks for argument in ("--task", task["task_id"])]
+    print(flush=True)
     _polar("trajectories", *of_tasks, "--data", str(data))
     lines = _polar("trajectories", *of_tasks, "--data", str(data), "--format", "jsonl", stdout=subprocess.PIPE)
     return [json.loads(line) for line in lines.splitlines()]
 
 
 def _ask(data: Path, run: str, samples: int) -> None:
-    """Wait until the lake has all samples of this run, then print two questions and their answers."""
+    """Wait until the lake has all samples of this run, then print the questions and their answers."""
     deadline = time.monotonic() + LAKE_S
-    count = f"SELECT count(*) AS there FROM trajectories WHERE task_id LIKE '%-{run}'"  # noqa: S608 - the run is ours
-    while True:
-        answer = _polar("sql", count, "--format", "csv", "--data", str(data), stdout=subprocess.PIPE)
-        if int(answer.split()[-1]) == samples:
-            break
+    while (there := _in_lake(data, run)) < samples:
         if time.monotonic() > deadline:
-            say(
-                f"the lake hasn't all {samples} trajectories after {LAKE_S:.0f} s; the workers' logs are in {data / 'logs'}"
-            )
+            say(f"after {LAKE_S:.0f} s the lake has {there} of {samples} trajectories; {data / 'logs'} may tell why")
             sys.exit(1)
         time.sleep(LOOK_S)
-    for question in QUESTIONS:
-        query = question.format(run=run)
-        print(f'\npolar sql "{query}"', flush=True)
-        _polar("sql", query, "--data", str(data))
+    for question, query in QUESTIONS.items():
+        asked = query.format(run=run)
+        print(f'\n{question}\npolar sql "{asked}"\n', flush=True)
+        _polar("sql", asked, "--data", str(data))
+
+
+def _in_lake(data: Path, run: str) -> int:
+    """How many trajectories of this run the lake has; none before it is there."""
+    query = f"SELECT count(*) FROM trajectories WHERE task_id LIKE '%-{run}'"  # noqa: S608 - the run is ours
+    command = [sys.executable, "-m", "polar.cli", "sql", query, "--format", "csv", "--data", str(data)]
+    answer = subprocess.run(command, capture_output=True, check=False).stdout.split()
+    return int(answer[-1]) if answer else 0
 
 
 def _polar(*arguments: str, stdout: int | None = None) -> bytes:
@@ -249,40 +262,33 @@ def _polar(*arguments: str, stdout: int | None = None) -> bytes:
     return ended.stdout or b""
 
 
-def _judge(tasks: Sequence[dict[str, Any]], found: Sequence[dict[str, Any]], *, is_scripted: bool) -> int:
-    """0 where every sample has its trajectory and, as the scripts were written to make it, rewards differ and one run was stopped."""
-    rewards: defaultdict[str, list[float]] = defaultdict(list)
-    for trajectory in found:
-        rewards[trajectory["task_id"]].append(trajectory["reward"])
-    stopped = [trajectory for trajectory in found if trajectory["status"] == "TIMED_OUT"]
-    wrong = [
-        f"{task['task_id']} has {len(rewards[task['task_id']])} trajectories, not {task['num_samples']}"
-        for task in tasks
-        if len(rewards[task["task_id"]]) != task["num_samples"]
-    ]
-    if is_scripted and all(len(set(of_task)) == 1 for of_task in rewards.values()):
-        wrong.append("the rewards differ within no task, though the scripts have good and bad ends")
-    if is_scripted and [trajectory["stats"]["calls"] > 0 for trajectory in stopped] != [True]:
-        wrong.append(f"{len(stopped)} samples were TIMED_OUT, not one with what it had done")
-    for line in wrong:
-        say(line)
-    return 1 if wrong else 0
+def _problem(tasks: Sequence[dict[str, Any]], found: Sequence[dict[str, Any]], *, is_scripted: bool) -> str | None:
+    """What isn't as it must be, or, with the scripted engine, not as the scripts were written to make it."""
+    samples = sum(task["num_samples"] for task in tasks)
+    if len(found) != samples:
+        return f"{len(found)} trajectories have come out for {samples} samples"
+    rewards = {
+        task["task_id"]: {each["reward"] for each in found if each["task_id"] == task["task_id"]} for task in tasks
+    }
+    if is_scripted and all(len(of_task) == 1 for of_task in rewards.values()):
+        return "rewards differ within no task, though the scripts have good ends and bad ones"
+    stopped = [each["stats"]["calls"] for each in found if each["status"] == "TIMED_OUT"]
+    if is_scripted and (len(stopped) != 1 or stopped[0] == 0):
+        return f"one sample should be TIMED_OUT with the calls that it made; the calls of those that are: {stopped}"
+    return None
 
 
 def _say_how_to_go_on(data: Path, found: Sequence[dict[str, Any]]) -> None:
     """The commands for what has come out; the first starts the system that the others talk to."""
-    here = [
-        Path(sys.executable).with_name("polar"),
-        Path(sys.executable),
-        Path(__file__).parents[1] / "trainer_loop.py",
-    ]
-    polar, python, trainer = (min(str(path), os.path.relpath(path), key=len) for path in here)
+    installed = Path(sys.executable)
+    programs = (installed.with_name("polar"), installed, Path(__file__).parents[1] / "trainer_loop.py")
+    polar, python, trainer = (min(str(path), os.path.relpath(path), key=len) for path in programs)
     shown = max(found, key=lambda trajectory: trajectory["status"] == "TIMED_OUT")["session_id"]
     say(f"everything is stopped; the data stays in {data}. To go on, start it again, then ask from another terminal:")
     for command, why in (
         (f"{polar} up --data {data}", "the whole system, until Ctrl-C"),
         (f"{polar} show {shown} --data {data}", "what this sample said and did"),
-        (f'{polar} sql "FROM calls LIMIT 10" --data {data}', "what is known of a model's call"),
+        (f'{polar} sql "DESCRIBE calls" --data {data}', "what can be asked of a model's calls"),
         (f"{polar} trajectories --format jsonl --data {data}", "token ids, loss masks, logprobs"),
         (f"{python} {trainer} --data {data}", "a trainer's loop: advantages of each group"),
     ):

@@ -72,16 +72,14 @@ async def test_a_harness_finds_the_model_and_its_key_names_the_grant(
         "access",
         "env > $HOME/../workspace/env.txt; cp env.txt seen.txt; echo key: $OPENAI_API_KEY",
         agent={"env": {"MINE": "1"}},
-        evaluator={"strategy": "test_on_output", "config": {"test_command": "cat seen.txt"}},
         sampling={"temperature": 0.5},
     )
     async with working(settings, ALL):
-        fact = await coordinator.evaluated(task)
+        _, ran = await coordinator.run(task)
+        (folder,) = folders(settings)
+        env = (folder / "workspace" / "seen.txt").read_text()
     (claimed,) = (c for c in coordinator.of(Claimed, "access.0") if c.stage is RUN)
-    (ran,) = coordinator.of(RunFinished, "access.0")
-    seen = dict(
-        line.partition("=")[::2] for line in blob(settings, (fact.artifacts or {})["evaluation_output"]).splitlines()
-    )
+    seen = dict(line.partition("=")[::2] for line in env.splitlines())
     key = seen["OPENAI_API_KEY"]
     assert key == seen["ANTHROPIC_API_KEY"] == seen["GEMINI_API_KEY"]
     assert (seen["OPENAI_BASE_URL"], seen["ANTHROPIC_BASE_URL"]) == (f"{PROXY}/v1", PROXY)
@@ -96,7 +94,7 @@ async def test_a_harness_finds_the_model_and_its_key_names_the_grant(
     assert claims.sampling["temperature"] == 0.5
     assert claims.sampling["top_p"] == 1
     assert abs(claims.expires_at - time.time() - 60 - BACKSTOP_S) < 30
-    assert blob(settings, (ran.artifacts or {})["agent_log"]) == "key: [the session's key]\n"
+    assert blob(settings, (ran.artifacts or {})["agent_log"]) == "key: [a session's key]\n"
 
 
 async def test_a_harness_that_fails_is_evaluated_all_the_same(settings: Settings, coordinator: Coordinator) -> None:
@@ -134,6 +132,33 @@ async def test_daemons_are_dead_when_the_run_is_reported(settings: Settings, coo
         _, ran = await coordinator.run(task)
         assert living(mark) == set()
     assert ran.status is Status.COMPLETED
+
+
+# --- artifacts
+
+
+async def test_what_a_run_changed_is_kept_also_of_one_that_overran_and_no_key_is(
+    settings: Settings, coordinator: Coordinator
+) -> None:
+    commit = "git init -q && git -c user.name=a -c user.email=a@a commit -q --allow-empty -m x"
+    task = shell(
+        "patched",
+        "echo key: $OPENAI_API_KEY | tee made.txt; sleep 60",
+        runtime={"prepare": [{"type": "exec", "command": f"echo found >found.txt; {commit}"}]},
+        evaluator={"strategy": "test_on_output", "config": {"test_command": "cat made.txt"}},
+    )
+    async with working(settings, ALL):
+        runtime = await coordinator.initialised(task)
+        await coordinator.granted(ticket(task, RUN, runtime=runtime, budget_s=1.0))
+        ran = await coordinator.fact(RunFinished, "patched.0")
+        await coordinator.granted(ticket(task, EVALUATE, runtime=runtime, status=ran.status, error=ran.error))
+        judged = await coordinator.fact(Evaluated, "patched.0")
+    assert ran.status is Status.TIMED_OUT
+    kept = (ran.artifacts or {}) | (judged.artifacts or {})
+    said = "key: [a session's key]\n"
+    assert blob(settings, kept["agent_log"]) == blob(settings, kept["evaluation_output"]) == said
+    lines = blob(settings, kept["patch"]).splitlines(keepends=True)
+    assert (lines[0], lines[-1]) == ("diff --git a/made.txt b/made.txt\n", f"+{said}")
 
 
 # --- claims
@@ -278,6 +303,25 @@ async def test_what_a_task_gets_wrong_is_an_error_that_names_it(
     assert (fact.error.stage, fact.error.kind, fact.error.code) == (stage.value, kind, code)
     assert said in fact.error.message
     assert fact.error.retryable is (kind is Kind.INFRA)
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "code", "said"),
+    [
+        ({"agent": {"custom_shell": {"command": "true", "cwd": "no"}}}, Kind.INPUT, "bad_input", "custom_shell.cwd"),
+        ({"runtime": {"env": {"PATH": "/nowhere"}}}, Kind.INFRA, "not_started", "bash (PATH=/nowhere): No such file"),
+    ],
+)
+async def test_a_harness_that_cannot_be_started_is_no_work_of_an_agent(
+    settings: Settings, coordinator: Coordinator, changes: dict[str, object], kind: Kind, code: str, said: str
+) -> None:
+    async with working(settings, ALL):
+        _, ran = await coordinator.run(shell("unstarted", "true", **changes))
+        await eventually(lambda: not folders(settings))
+    assert (ran.status, ran.exit_code) == (Status.FAILED, None)
+    assert ran.error is not None
+    assert (ran.error.kind, ran.error.code, ran.error.retryable) == (kind, code, kind is Kind.INFRA)
+    assert said in ran.error.message
 
 
 async def test_an_init_that_overruns_may_be_tried_again(settings: Settings, coordinator: Coordinator) -> None:

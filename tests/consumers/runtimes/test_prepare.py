@@ -63,3 +63,9 @@ async def test_an_upload_that_cannot_be_names_the_action_and_the_field(
     action = PrepareAction.model_validate({"type": kind, "source": source, "target": target})
     with pytest.raises(InputError, match=said):
         await prepare(runtime, [action], field="runtime.eval_prepare")
+
+
+async def test_a_command_whose_folder_is_not_there_names_the_action_and_the_field(runtime: ProcessRuntime) -> None:
+    action = PrepareAction(type="exec", command="true", cwd="nowhere")
+    with pytest.raises(InputError, match=r"runtime\.prepare\[0\]\.cwd: is no folder.*'nowhere'"):
+        await prepare(runtime, [action])

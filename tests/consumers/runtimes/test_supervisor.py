@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from consumers.runtimes.base import Exec, Labels, RuntimeFault
 from consumers.runtimes.process import ProcessBackend, ProcessRuntime
 from consumers.runtimes.supervisor import Log
+from polar.types.errors import InputError
 from polar.types.task import RuntimeSpec
 from tests.consumers.runtimes.conftest import Eventually, Living, command_lines, processes
 
@@ -61,7 +62,7 @@ def daemon(name: str, token: str) -> str:
         ("kill -9 $$", 137),
         ("kill -TERM $$", 143),
         (("true",), 0),
-        (("no-such-program",), 127),
+        ("no-such-program", 127),
     ],
 )
 async def test_a_programs_exit_code_is_told_as_a_shell_tells_it(
@@ -71,9 +72,29 @@ async def test_a_programs_exit_code_is_told_as_a_shell_tells_it(
     assert (result.exit_code, result.timed_out) == (code, False)
 
 
-async def test_a_program_that_is_not_there_says_so_in_its_log(runtime: ProcessRuntime) -> None:
-    result = await runtime.exec(Exec(("no-such-program",)))
-    assert result.tail == "cannot start: no-such-program: No such file or directory\n"
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        (Exec(("no-such-program",)), r"no-such-program \(PATH=/.*\): No such file or directory"),
+        (Exec("true", env={"PATH": "/nowhere"}), r"bash \(PATH=/nowhere\): No such file or directory"),
+        (Exec(("./folder",)), r"\./folder: Permission denied"),
+        (Exec("true", env={"HUGE": "x" * 200_000}), "bash.*: Argument list too long"),
+        (Exec("true", stdin="not-there"), "not-there: No such file or directory"),
+        (Exec(("true", "a\0b")), "null byte"),
+    ],
+)
+async def test_a_program_that_cannot_be_started_is_a_fault_not_an_exit_code(
+    runtime: ProcessRuntime, what: Exec, said: str
+) -> None:
+    Path(runtime.workspace, "folder").mkdir()
+    with pytest.raises(RuntimeFault, match=said) as raised:
+        await runtime.exec(what)
+    assert raised.value.code == "not_started"
+
+
+async def test_a_working_directory_that_is_not_there_is_the_callers_mistake(runtime: ProcessRuntime) -> None:
+    with pytest.raises(InputError, match=r"cwd: is no folder in the sandbox.*\(got 'nowhere'\)"):
+        await runtime.exec(Exec("true", cwd="nowhere"))
 
 
 async def test_an_instruction_comes_through_stdin_and_none_is_an_empty_one(runtime: ProcessRuntime) -> None:
@@ -173,6 +194,7 @@ WORKER = """
 import asyncio, os, pathlib, sys
 from consumers.runtimes.base import Exec, Labels
 from consumers.runtimes.process import ProcessBackend
+from polar.types.errors import InputError
 from polar.types.task import RuntimeSpec
 
 async def main(root: str, claim: str, command: str, forks: bool) -> None:
