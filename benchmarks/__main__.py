@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import argparse
 
-from benchmarks import builder, idle_memory, log_bytes, pipeline, proxy, report
+from benchmarks import builder, idle_memory, lake, log_bytes, pipeline, proxy, report
 
-BENCHMARKS = (proxy, log_bytes, idle_memory, builder, pipeline)
+BENCHMARKS = (proxy, log_bytes, idle_memory, builder, lake, pipeline)
 
 
 def main() -> None:
