@@ -81,6 +81,9 @@ class Follower:
         self._committed = committed
         self._reader: kafka.Consumer | None = None
         self._partitions: list[kafka.TopicPartition] = []
+        self._first: dict[kafka.TopicPartition, int] = {}
+        self._passed: dict[kafka.TopicPartition, int] = {}
+        self._ends_at_start: dict[kafka.TopicPartition, int] = {}
         self._task: asyncio.Task[None] | None = None
         self.skipped: Counter[str] = Counter()
         """Records not handed on: `undecodable`, or `unknown_<type>`."""
@@ -110,11 +113,19 @@ class Follower:
         assert self._task is not None, "start() comes first"
         return self._task
 
+    @property
+    def how_far(self) -> tuple[int, int]:
+        """Offsets passed, of those that lay on the topic when `start` looked; (0, 0) before. For people: markers and gaps count, too."""
+        ends = self._ends_at_start
+        passed = sum(min(self._passed[partition], end) - self._first[partition] for partition, end in ends.items())
+        return passed, sum(end - self._first[partition] for partition, end in ends.items())
+
     async def caught_up(self, deadline_s: float = START_S) -> None:
         """Return when all that lies on the topic now was handed on. Raises TimeoutError, or what ended the follower."""
         assert self._reader is not None, "start() comes first"
         async with asyncio.timeout(deadline_s):
             ends = await self._ends(self._reader)
+            self._ends_at_start = self._ends_at_start or ends
             # Looked at rather than signalled: the marker that ends a transaction moves a position, but is no record.
             while not self.failed.done():
                 if await self._reached(self._reader, ends):
@@ -158,6 +169,8 @@ class Follower:
             positions |= {partition: first.offset for partition, first in found.items() if first is not None}
         for partition, offset in positions.items():
             reader.seek(partition, offset)
+        self._first = positions
+        self._passed = dict(positions)
 
     async def _ends(self, reader: kafka.Consumer) -> dict[kafka.TopicPartition, int]:
         while True:
@@ -185,6 +198,7 @@ class Follower:
                 await asyncio.sleep(RETRY_S)
                 continue
             handed = [(record, self._hand_on(record)) for records in batches.values() for record in records]
+            self._passed |= {partition: records[-1].offset + 1 for partition, records in batches.items()}
             # Only now: with the batch's position passed, nothing of it may wait while others are told that all was handed on.
             await self._bury([(record, error) for record, error in handed if error is not None])
 

@@ -13,12 +13,16 @@ import typer
 from polar import settings
 from polar.cli import targets
 from polar.cli.options import Data, Format, Output
-from polar.cli.tables import show
+from polar.cli.tables import console, show
 from polar.types.errors import InputError
-from polar.types.session import Phase, SessionState
+from polar.types.session import Phase, SessionState, Stage
 
 if TYPE_CHECKING:
+    from analytics.live import Snapshot
     from polar.client import SessionTable
+
+ROOMY = 110
+"""Characters a line from which on a session's durations are shown, too: the error is worth more."""
 
 
 def status(
@@ -28,22 +32,41 @@ def status(
     output: Output = Format.TABLE,
     data: Data = None,
 ) -> None:
-    """Show where tasks, one task's sessions, or one session stand."""
-    rows = asyncio.run(_read(settings.load(data), None if target is None else targets.read(target)))
+    """Show who lives and where tasks stand, or one task's sessions, or one session."""
+    found = settings.load(data)
+    if target is None:
+        rows, head = asyncio.run(_overview(found, with_head=output is Format.TABLE))
+    else:
+        rows, head = asyncio.run(_sessions(found, targets.read(target))), ""
     if output is Format.JSON:
         typer.echo(json.dumps(rows, indent=2))
     elif target is None:
+        typer.echo(head)
         show(["task", ">samples", ">ended", "ended as", "others are", ">mean reward"], map(_task_cells, rows))
     else:
-        show(["session", "phase", ">attempt", "status", ">reward", "error"], map(_session_cells, rows))
+        took = [f">{stage} s" for stage in Stage] if console().width >= ROOMY else []
+        columns = ["session", "phase", ">attempt", "status", ">reward", *took, "error"]
+        show(columns, (_session_cells(row, with_durations=bool(took)) for row in rows))
 
 
-async def _read(found: settings.Settings, target: targets.Target | None) -> list[dict[str, Any]]:
+async def _overview(found: settings.Settings, *, with_head: bool) -> tuple[list[dict[str, Any]], str]:
+    """All tasks, and a line on the system as a whole."""
+    from analytics.following import Live
     from polar.client import SessionTable
 
-    async with SessionTable(found, None if target is None else {target.task_id}) as table:
-        if target is None:
-            return [of_task(name, row.num_samples, table) for name, row in sorted(table.tasks.items())]
+    async with SessionTable(found) as table:
+        rows = [of_task(name, row.num_samples, table) for name, row in sorted(table.tasks.items())]
+        if not with_head:
+            return rows, ""
+        async with Live(found, Live.PROCESSES) as live:
+            await live.caught_up()
+            return rows, _head(live.snapshot(), ready=sum(row["phases"].get(Phase.READY.value, 0) for row in rows))
+
+
+async def _sessions(found: settings.Settings, target: targets.Target) -> list[dict[str, Any]]:
+    from polar.client import SessionTable
+
+    async with SessionTable(found, {target.task_id}) as table:
         if target.task_id not in table.tasks:
             raise InputError(targets.FIELD, target.name, "no coordinator knows such a task")
         target.check(table.tasks[target.task_id])
@@ -76,7 +99,20 @@ def _of_session(row: SessionState) -> dict[str, Any]:
         "reward": row.reward,
         "error": msgspec.to_builtins(row.error),
         "worker_id": row.worker_id,
+        "accounting": msgspec.structs.asdict(row.accounting),
     }
+
+
+def _head(live: Snapshot, *, ready: int) -> str:
+    """Who lives, with what in hand; sessions that wait for a run slot; whether the fleet is paused."""
+    workers = [
+        f"{load.stage.value}{'' if load.pool == 'default' else f' of {load.pool}'} {load.busy}/{load.slots}"
+        for load in live.stages
+        if load.workers
+    ]
+    busy = f"; slots busy: {', '.join(workers)}" if workers else ""
+    paused = "; the fleet is paused" if live.paused else ""
+    return f"alive: {said(live.processes) or 'no process'}{busy}; {ready} sessions READY{paused}\n"
 
 
 def _task_cells(row: dict[str, Any]) -> list[object]:
@@ -90,10 +126,12 @@ def _task_cells(row: dict[str, Any]) -> list[object]:
     ]
 
 
-def _session_cells(row: dict[str, Any]) -> list[object]:
+def _session_cells(row: dict[str, Any], *, with_durations: bool) -> list[object]:
     error = row["error"]
     why = f"{error['stage']} {error['kind']}/{error['code']}: {error['message']}" if error else None
-    return [row["session_id"], row["phase"], row["attempt"], row["status"], row["reward"], why]
+    took = [row["accounting"][f"{stage}_ms"] for stage in Stage] if with_durations else []
+    seconds = [f"{ms / 1000:.1f}" if ms else None for ms in took]
+    return [row["session_id"], row["phase"], row["attempt"], row["status"], row["reward"], *seconds, why]
 
 
 def said(counts: dict[str, int]) -> str | None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from polar import settings
-from polar.cli import running
+from polar.cli import progress, running
 from polar.cli.options import Data, EngineUrl, Model
 from polar.settings import ENV_FILE, Settings, write_env_file
 from polar.types.errors import InputError
@@ -64,7 +64,7 @@ def up(
 async def _run(found: Settings, options: Options, held: int, ready_file: Path | None, stop: asyncio.Event) -> None:
     from polar.embedded.system import System
 
-    system = System(found, options, lock=held, announce=_announce)
+    system = System(found, options, lock=held, announce=_announce, meter=progress.download_bar())
     stopped = asyncio.create_task(stop.wait(), name="stop")
     try:
         if not await _first(system.start(), stopped):

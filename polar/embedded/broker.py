@@ -50,10 +50,11 @@ def new_cluster_id() -> str:
 class Broker:
     """Apache Kafka on `data`/kafka. Its methods block: from asyncio call them in a thread."""
 
-    def __init__(self, data: Path, *, announce: Callable[[str], None]) -> None:
-        """`announce` gets a line for each thing that takes the user's time: the first download, mostly."""
+    def __init__(self, data: Path, *, announce: Callable[[str], None], meter: distribution.Meter | None = None) -> None:
+        """`announce` gets a line for each thing that takes the user's time: the first download, mostly, whose bytes `meter` is told."""
         self._folder = Folder(data)
         self._announce = announce
+        self._meter = meter
         self._supervisor: subprocess.Popen[bytes] | None = None
         self._ports: Ports | None = None
 
@@ -89,7 +90,7 @@ class Broker:
         if self.alive():
             raise BrokerError(f"this broker already runs (process {self.pid}): stop() it first")
         self.kill()  # lets go of what is left of one that died
-        class_path = distribution.class_path(self._announce)
+        class_path = distribution.class_path(self._announce, self._meter)
         lock = self._folder.claim()
         try:
             self._ports = self._folder.ports()

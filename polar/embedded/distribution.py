@@ -11,6 +11,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,10 @@ REQUEST_TIMEOUT_S = 60
 TRIES = 3
 """Downloads of one jar before giving up."""
 RETRY_AFTER_S = 1.0
-ANNOUNCE_EVERY_S = 1.0
+ANNOUNCE_EVERY_S = 3.0
+
+Meter = Callable[[int], AbstractContextManager[Callable[[int], None]]]
+"""Given the bytes of a download, what is told how many have come; entered while they come, told in any thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,15 +64,15 @@ def locked_jars() -> list[Jar]:
     return jars
 
 
-def class_path(announce: Callable[[str], None]) -> str:
-    """Java's class path for Kafka; downloads it into the user's cache at first use.
+def class_path(announce: Callable[[str], None], meter: Meter | None = None) -> str:
+    """Java's class path for Kafka; downloads it into the user's cache at first use, its progress told by `meter`, else in lines.
 
     Raises BrokerError when Maven Central doesn't give the jars, and cache.CacheError.
     """
     jars = locked_jars()
     folder = cache.installed(
         f"kafka-{KAFKA_VERSION}",
-        lambda partial: download(jars, partial, announce),
+        lambda partial: download(jars, partial, announce, meter=meter),
         whole=lambda entry: all(jar.matches(entry / jar.name) for jar in jars),
         announce=announce,
     )
@@ -85,26 +89,33 @@ def java() -> Path:
 
 
 def download(
-    jars: Sequence[Jar], folder: Path, announce: Callable[[str], None], repository: str = MAVEN_CENTRAL
+    jars: Sequence[Jar],
+    folder: Path,
+    announce: Callable[[str], None],
+    repository: str = MAVEN_CENTRAL,
+    meter: Meter | None = None,
 ) -> None:
     """Fetch `jars` into `folder`, each verified against its hash and tried `TRIES` times. Raises BrokerError."""
     try:
         from jgo.maven import MavenContext, PythonResolver
     except ImportError as error:
         raise _missing(error) from error
-    progress = _Progress(jars, announce)
+    total = sum(jar.size for jar in jars)
+    announce(f"downloading Apache Kafka {KAFKA_VERSION} into {cache.root()}: {len(jars)} jars, {_mb(total)}")
     # A repository of our own, not the user's ~/.m2: jgo takes whatever file lies there for whole, half ones too.
     scratch = folder / "repository"
-    maven = MavenContext(
-        resolver=PythonResolver(progress_callback=progress.of_file),
-        repo_cache=scratch,
-        remote_repos={"central": repository},
-        timeout=REQUEST_TIMEOUT_S,
-    )
-    for jar in jars:
-        artifact = maven.project(jar.group, jar.artifact).at_version(jar.version).artifact()
-        _fetch(jar, artifact, repository, announce).rename(folder / jar.name)
-        progress.jar_done(jar)
+    with (meter or _in_lines(announce))(total) as tell:
+        progress = _Progress(tell)
+        maven = MavenContext(
+            resolver=PythonResolver(progress_callback=progress.of_file),
+            repo_cache=scratch,
+            remote_repos={"central": repository},
+            timeout=REQUEST_TIMEOUT_S,
+        )
+        for jar in jars:
+            artifact = maven.project(jar.group, jar.artifact).at_version(jar.version).artifact()
+            _fetch(jar, artifact, repository, announce).rename(folder / jar.name)
+            progress.jar_done(jar)
     shutil.rmtree(scratch)
 
 
@@ -131,42 +142,48 @@ def _fetch(jar: Jar, artifact: Any, repository: str, announce: Callable[[str], N
 
 
 class _Progress:
-    """Counts what has come and says so, at most once a second and at the end."""
+    """Adds up what has come of all files."""
 
-    def __init__(self, jars: Sequence[Jar], announce: Callable[[str], None]) -> None:
-        self._announce = announce
-        self._jars, self._bytes = len(jars), sum(jar.size for jar in jars)
-        self._jars_done, self._bytes_done = 0, 0
-        self._said = time.monotonic()
-        announce(f"downloading Apache Kafka {KAFKA_VERSION} into {cache.root()}: {self._jars} jars, {_mb(self._bytes)}")
+    def __init__(self, tell: Callable[[int], None]) -> None:
+        self._tell = tell
+        self._done = 0
+        """Bytes."""
 
     @contextlib.contextmanager
     def of_file(self, _name: str, _size: int) -> Iterator[Callable[[int], None]]:
         """jgo's progress callback: yields what is called with the size of each chunk of one file."""
-        started_at = self._bytes_done
+        started_at = self._done
         try:
-            yield self._chunk
+            yield self._came
         finally:
             # jar_done() adds the pinned size, so that a file that came twice counts once.
-            self._bytes_done = started_at
+            self._done = started_at
 
     def jar_done(self, jar: Jar) -> None:
-        self._jars_done += 1
-        self._bytes_done += jar.size
-        self._say(at_once=self._jars_done == self._jars)
+        self._came(jar.size)
 
-    def _chunk(self, size: int) -> None:
-        self._bytes_done += size
-        self._say(at_once=False)
+    def _came(self, size: int) -> None:
+        self._done += size
+        self._tell(self._done)
 
-    def _say(self, *, at_once: bool) -> None:
-        now = time.monotonic()
-        if at_once or now - self._said >= ANNOUNCE_EVERY_S:
-            self._said = now
-            self._announce(
-                f"Apache Kafka {KAFKA_VERSION}: {self._jars_done} of {self._jars} jars, "
-                f"{_mb(self._bytes_done)} of {_mb(self._bytes)}"
-            )
+
+def _in_lines(announce: Callable[[str], None]) -> Meter:
+    """A meter for whom no other is given: a line every ANNOUNCE_EVERY_S, and one at the end."""
+
+    @contextlib.contextmanager
+    def meter(total: int) -> Iterator[Callable[[int], None]]:
+        said_at = time.monotonic()
+
+        def tell(done: int) -> None:
+            nonlocal said_at
+            if time.monotonic() - said_at >= ANNOUNCE_EVERY_S:
+                said_at = time.monotonic()
+                announce(f"Apache Kafka {KAFKA_VERSION}: {_mb(done)} of {_mb(total)}")
+
+        yield tell
+        announce(f"Apache Kafka {KAFKA_VERSION} is downloaded: {_mb(total)}")
+
+    return meter
 
 
 def _mb(size: int) -> str:

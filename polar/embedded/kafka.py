@@ -10,6 +10,7 @@ from pathlib import Path
 
 from polar.cache import CacheError
 from polar.embedded.broker import Broker
+from polar.embedded.distribution import Meter
 from polar.embedded.errors import BrokerError
 from polar.embedded.patience import Patience, rest
 from polar.types.errors import NotReady
@@ -20,8 +21,8 @@ LOOK_S = 0.2
 class Kafka:
     """A broker on DATA/kafka."""
 
-    def __init__(self, data: Path, *, announce: Callable[[str], None]) -> None:
-        self._broker = Broker(data, announce=announce)
+    def __init__(self, data: Path, *, announce: Callable[[str], None], meter: Meter | None = None) -> None:
+        self._broker = Broker(data, announce=announce, meter=meter)
         self._announce = announce
         self._starting: asyncio.Future[None] | None = None
         self._stopping = asyncio.Event()

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 from polar import keys
 from polar.embedded import engine, readiness
+from polar.embedded.distribution import Meter
 from polar.embedded.engine import Engine
 from polar.embedded.kafka import Kafka
 from polar.embedded.part import Part
@@ -50,8 +51,19 @@ class Options:
 class System:
     """One data folder's processes. `start`, then `keep` until it is time, then `stop`, whatever came before."""
 
-    def __init__(self, settings: Settings, options: Options, *, lock: int, announce: Callable[[str], None]) -> None:
-        """`settings.kafka` set: that Kafka is used. `lock`: the folder's (`lock.claim`). Needs a running loop."""
+    def __init__(
+        self,
+        settings: Settings,
+        options: Options,
+        *,
+        lock: int,
+        announce: Callable[[str], None],
+        meter: Meter | None = None,
+    ) -> None:
+        """`settings.kafka` set: that Kafka is used. `lock`: the folder's (`lock.claim`). `meter`: told of Kafka's download.
+
+        Needs a running loop.
+        """
         self.addresses: dict[str, str] = {}
         """What DIR/polar.env holds, as far as it is known."""
         self.engine = options.engine
@@ -61,6 +73,7 @@ class System:
         self._options = options
         self._lock = lock
         self._announce = announce
+        self._meter = meter
         self._kafka: Kafka | None = None
         self._parts: list[Part] = []
         self._keepers: list[asyncio.Task[None]] = []
@@ -122,7 +135,7 @@ class System:
 
     async def _start_kafka(self) -> None:
         if self._given.kafka is None:
-            self._kafka = Kafka(self._data, announce=self._announce)
+            self._kafka = Kafka(self._data, announce=self._announce, meter=self._meter)
             await self._kafka.start()
             self._keep(self._kafka.keep(), "keep-kafka")
             self.addresses |= {

@@ -292,7 +292,27 @@ def test_a_download_that_breaks_is_tried_again_and_announced(tmp_path: Path) -> 
     assert jar.matches(tmp_path / "thing-1.jar")
     assert said[0].startswith("downloading Apache Kafka 4.3.1 into ")
     assert len([line for line in said if line.startswith("thing-1.jar did not come whole")]) == TRIES - 1
-    assert said[-1] == "Apache Kafka 4.3.1: 1 of 1 jars, 1.5 MB of 1.5 MB"
+    assert said[-1] == "Apache Kafka 4.3.1 is downloaded: 1.5 MB"
+
+
+def test_a_meter_is_told_of_every_byte_and_a_file_that_came_twice_counts_once(tmp_path: Path) -> None:
+    content = os.urandom(1_500_000)
+    jar = Jar(hashlib.sha256(content).hexdigest(), len(content), "org.example", "thing", "1")
+    told: list[int] = []
+
+    @contextlib.contextmanager
+    def meter(total: int) -> Iterator[Callable[[int], None]]:
+        assert total == len(content)
+        yield told.append
+        told.append(-1)
+
+    said: list[str] = []
+    with repository(content, cut=1) as server:
+        download([jar], tmp_path, said.append, server.url, meter)
+    assert told[-2:] == [len(content), -1]
+    assert len(told) > 3
+    assert max(told) == len(content)
+    assert not any("MB of" in line or "is downloaded" in line for line in said)
 
 
 def test_a_download_that_stays_broken_is_given_up_with_the_way_out(tmp_path: Path) -> None:

@@ -1,0 +1,229 @@
+"""What `polar watch` draws: one page that is never wider or higher than the terminal, and the same in one line where there is none.
+
+The page gives way from below: first the older groups, then the older errors, then stages; the head stays. Nothing is read here, and
+what agents and models wrote goes through `visible` into `Text`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Literal
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.table import Table
+from rich.text import Text
+
+from polar.cli.rewards import bars
+from polar.cli.status import said
+from polar.cli.visible import visible
+from polar.types.session import Phase, Stage
+
+if TYPE_CHECKING:
+    from analytics.live import Snapshot, StageLoad, Trouble
+    from analytics.standings import Group
+
+WAITING = {Stage.INIT: Phase.QUEUED, Stage.RUN: Phase.READY, Stage.EVALUATE: Phase.RAN}
+ROOMY = 76
+"""Characters a line from which on a stage's rates are shown, too."""
+GAUGE = 8
+"""Characters of the bar of busy slots."""
+SECTION = 2
+"""Lines that a table takes besides its rows: an empty one and its header."""
+FEW_ERRORS = 3
+"""Shown before any group is; the others where room is left."""
+
+
+@dataclass(frozen=True)
+class Page:
+    """A snapshot as a renderable, drawn anew for the size that the terminal has at that moment."""
+
+    snapshot: Snapshot
+    title: str
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        width, height = options.max_width, options.height or console.size.height
+        yield from self._lines(width, height)
+
+    def _lines(self, width: int, height: int) -> Iterable[Text | Table]:
+        found = self.snapshot
+        head = [self._first(width), *_notices(found), *(_line(label, words) for label, words in _standing(found))]
+        left = height - len(head)
+        stages, left = _share(len(found.stages), left)
+        few, left = _share(min(FEW_ERRORS, len(found.errors)), left)
+        groups, left = _share(len(found.groups), left)
+        errors = few and min(len(found.errors), few + left)
+        yield from head[:height]
+        if stages:
+            yield from (Text(""), _stage_table(found.stages[:stages], width))
+        if groups:
+            yield from (Text(""), _group_table(found.groups[:groups], width))
+        if errors:
+            yield from (Text(""), _error_table(found.errors[:errors], found.at, width))
+
+    def _first(self, width: int) -> Text:
+        now = clock(self.snapshot.at)
+        name = Text(_one(self.title), style="bold", no_wrap=True)
+        name.truncate(max(0, width - len(now) - 2), overflow="ellipsis", pad=True)
+        return _one_line(Text.assemble(name, "  ", now))
+
+
+def summary(snapshot: Snapshot) -> str:
+    """A snapshot in one line, without its time."""
+    notices = [notice.plain for notice in _notices(snapshot)]
+    loads = [f"{_place(load)} {load.busy}/{load.slots}" for load in snapshot.stages if load.workers]
+    slots = [f"slots {', '.join(loads)}"] if loads else []
+    return "; ".join([*notices, *(f"{label} {words}" for label, words in _standing(snapshot)), *slots])
+
+
+def in_words(trouble: Trouble) -> str:
+    """An error in one line: whose, and what."""
+    return f"{_one(trouble.session_id)} {_what(trouble)}"
+
+
+def clock(at_ms: int) -> str:
+    """Local time of day, of Unix ms."""
+    return datetime.fromtimestamp(at_ms / 1000, tz=UTC).astimezone().strftime("%H:%M:%S")
+
+
+def _notices(snapshot: Snapshot) -> list[Text]:
+    """What makes the rest of it look different than it is."""
+    notices = []
+    if snapshot.away_s is not None:
+        notices.append(f"Kafka hasn't answered since {clock(snapshot.at)}: this is as of then")
+    if snapshot.reading is not None:
+        notices.append(f"reading what lies on Kafka: {100 * snapshot.reading:.0f} %")
+    elif not snapshot.processes:
+        notices.append("no process lives: `polar up`, `polar worker` and `polar proxy` start them")
+    if snapshot.paused:
+        notices.append("the fleet is paused")
+    return [_one_line(Text(notice, style="bold yellow")) for notice in notices]
+
+
+def _standing(snapshot: Snapshot) -> list[tuple[str, str]]:
+    """The head's lines, each with its label."""
+    calls = snapshot.calls
+    counts = [(phase, snapshot.phases.get(phase.value, 0)) for phase in Phase]
+    unended = [f"{count} {phase.value}" for phase, count in counts if count and phase is not Phase.ENDED]
+    ended = snapshot.phases.get(Phase.ENDED.value, 0)
+    statuses = f" ({said(snapshot.statuses)})" if snapshot.statuses else ""
+    version = "" if snapshot.policy_version is None else f"; policy {snapshot.policy_version}"
+    lost = {"failed": calls.failed, "abandoned": calls.abandoned}
+    without = said({name: count for name, count in lost.items() if count})
+    rates = (
+        f"{_short(calls.answered)} calls{f' ({without})' if without else ''}, {_short(calls.sampled_tokens)} tokens sampled; "
+        f"{_short(snapshot.ended)} ended, {_short(snapshot.trainable_tokens)} trainable"
+    )
+    return [
+        ("alive", (said(snapshot.processes) or "nothing") + version),
+        ("tasks", f"{snapshot.tasks}; {', '.join(unended) or 'none waits or runs'}; {ended} ended{statuses}"),
+        ("minute", rates),
+    ]
+
+
+def _stage_table(loads: Sequence[StageLoad], width: int) -> Table:
+    columns = ["stage", ">workers", ">slots", "busy", "waiting"]
+    is_roomy = width >= ROOMY
+    columns[4:4] = [">started/min", ">ended/min"] if is_roomy else []
+    return _table(
+        columns,
+        (
+            [
+                _cut(_place(load), width // 3),
+                str(load.workers),
+                f"{load.busy}/{load.slots}",
+                _gauge(load.busy, load.slots),
+                *([str(load.started), str(load.finished)] if is_roomy else []),
+                f"{load.waiting} {WAITING[load.stage].name}" if load.waiting else "",
+            ]
+            for load in loads
+        ),
+    )
+
+
+def _group_table(groups: Sequence[Group], width: int) -> Table:
+    rows: Iterable[Sequence[str | Text]] = (
+        [
+            _cut(group.task_id, width * 2 // 5),
+            f"{group.ended}/{group.num_samples}",
+            *("–" if figure is None else f"{figure:.3g}" for figure in (group.mean, group.std)),
+            Text(bars(group.rewards), style="green" if group.is_finished else ""),
+        ]
+        for group in groups
+    )
+    return _table(["group", ">ended", ">mean", ">std", "rewards"], rows)
+
+
+def _error_table(errors: Sequence[Trouble], now_ms: int, width: int) -> Table:
+    rows = ([_ago(now_ms - error.at), _cut(error.session_id, width // 3), _what(error)] for error in errors)
+    return _table([">ago", "session", "error"], rows)
+
+
+def _table(columns: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> Table:
+    """A line a row; what is too wide costs the last column."""
+    table = Table(box=None, pad_edge=False, show_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for column in columns:
+        justify: Literal["left", "right"] = "right" if column.startswith(">") else "left"
+        table.add_column(column.removeprefix(">"), justify=justify, no_wrap=column != columns[-1], overflow="ellipsis")
+    for row in rows:
+        table.add_row(*(_one_line(cell if isinstance(cell, Text) else Text(cell)) for cell in row))
+    return table
+
+
+def _share(wanted: int, left: int) -> tuple[int, int]:
+    """How many rows of a table there is room for, and the lines left then."""
+    rows = min(wanted, max(0, left - SECTION))
+    return (rows, left - SECTION - rows) if rows else (0, left)
+
+
+def _line(label: str, words: str) -> Text:
+    return _one_line(Text.assemble((f"{label:7}", "dim"), words))
+
+
+def _one_line(text: Text) -> Text:
+    text.no_wrap, text.overflow = True, "ellipsis"
+    return text
+
+
+def _place(load: StageLoad) -> str:
+    """`run`, `run of gpu`."""
+    return load.stage.value if load.pool == "default" else f"{load.stage.value} of {_one(load.pool)}"
+
+
+def _what(error: Trouble) -> str:
+    return _one(f"{error.stage} {error.kind}/{error.code}: {error.message}")
+
+
+def _one(text: str) -> str:
+    """One line that steers nothing."""
+    return visible(" ".join(text.split()))
+
+
+def _gauge(busy: int, slots: int) -> str:
+    filled = round(GAUGE * busy / slots) if slots else 0
+    return "█" * filled + "░" * (GAUGE - filled if slots else 0)
+
+
+def _cut(name: str, limit: int) -> str:
+    """An id's beginning and end: its end tells siblings apart."""
+    name, limit = _one(name), max(8, limit)
+    if len(name) <= limit:
+        return name
+    tail = limit // 2
+    return f"{name[: limit - tail - 1]}…{name[-tail:]}"
+
+
+def _short(count: int) -> str:
+    """`950`, `35.2k`, `1.2M`."""
+    if count < 10_000:
+        return str(count)
+    return f"{count / 1e3:.1f}k" if count < 1_000_000 else f"{count / 1e6:.1f}M"
+
+
+def _ago(ms: int) -> str:
+    seconds = max(0, ms // 1000)
+    for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds // length} {unit}"
+    return f"{seconds} s"

@@ -1,0 +1,364 @@
+"""`polar watch` as a process, on a pipe and on a terminal, against a real Kafka.
+
+What workers and a coordinator would write is written here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import io
+import json
+import os
+import pty
+import re
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import settings as settings_of_hypothesis
+from hypothesis import strategies as st
+from rich.cells import cell_len
+from rich.console import Console
+from rich.screen import Screen
+
+from analytics.following import Live
+from analytics.live import Calls, Snapshot, StageLoad, Trouble
+from analytics.standings import Group
+from polar.cli.screen import Page, in_words, summary
+from polar.embedded import Broker
+from polar.settings import Settings
+from polar.types.completion import CallOutcome, Completion, MessageDelta, TokenDelta
+from polar.types.errors import Kind, NotReady, SessionError
+from polar.types.session import Phase, Plan, SessionState, Stage, Status, TaskState
+from polar.types.tokens import pack_ids
+from topics import admin, catalogue, completions, fleet, sessions, workers
+from topics.fleet import FleetState
+from topics.producer import LogProducer
+from topics.workers import Heartbeat, StageSlots
+
+DEADLINE_S = 30.0
+EVIL = "\x1b]0;title\x07\x1b[2J[red]gone[/red]\r\n漢字漢字漢字 " + "x" * 200
+Write = tuple[Any, str, msgspec.Struct]
+
+
+# --- the page
+
+
+text = st.text(max_size=30)
+loads = st.builds(
+    StageLoad,
+    st.sampled_from(Stage),
+    text,
+    *(st.integers(0, 10_000) for _ in range(6)),
+)
+groups = st.builds(
+    Group,
+    text,
+    st.integers(0, 1024),
+    st.integers(0, 1024),
+    st.lists(st.none() | st.floats(allow_nan=False, allow_infinity=False), max_size=40),
+    st.none() | st.floats(-1, 1),
+    st.none() | st.floats(0, 1),
+    st.just(0),
+)
+troubles = st.builds(Trouble, text, st.integers(1, 3), text, text, text, text, st.integers(0, 2_000_000_000_000))
+snapshots = st.builds(
+    Snapshot,
+    at=st.integers(0, 2_000_000_000_000),
+    processes=st.dictionaries(st.sampled_from(["worker", "proxy", "builder"]), st.integers(1, 999)),
+    paused=st.booleans(),
+    policy_version=st.none() | st.integers(0, 10**9),
+    stages=st.lists(loads, max_size=4),
+    calls=st.builds(Calls, *(st.integers(0, 10**9) for _ in range(4))),
+    ended=st.integers(0, 10**9),
+    trainable_tokens=st.integers(0, 10**9),
+    tasks=st.integers(0, 10**6),
+    phases=st.dictionaries(st.sampled_from([phase.value for phase in Phase]), st.integers(1, 10**6)),
+    statuses=st.dictionaries(st.sampled_from([status.value for status in Status]), st.integers(1, 10**6)),
+    groups=st.lists(groups, max_size=5),
+    errors=st.lists(troubles, max_size=5),
+    away_s=st.none() | st.floats(0, 1e6),
+    reading=st.none() | st.floats(0, 1),
+)
+
+
+@settings_of_hypothesis(max_examples=60, deadline=None)
+@given(snapshots, st.integers(1, 200), st.integers(1, 60))
+def test_a_page_is_as_wide_and_high_as_the_terminal_and_steers_nothing(
+    snapshot: Snapshot, width: int, height: int
+) -> None:
+    console = Console(width=width, height=height, file=io.StringIO(), color_system=None)
+    page = Page(snapshot, "polar watch")
+    lines = console.render_lines(page, console.options.update(height=height), pad=False)
+    assert len(lines) <= height
+    assert all(sum(cell_len(segment.text) for segment in line) <= width for line in lines)
+    with console.capture() as captured:
+        console.print(Screen(page))
+    shown = captured.get() + summary(snapshot) + "".join(map(in_words, snapshot.errors))
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2028\u2029]", shown)
+    msgspec.json.decode(msgspec.json.encode(snapshot), type=Snapshot)
+
+
+# --- the command
+
+
+@pytest.fixture
+def settings(kafka: str, namespace: str, tmp_path: Path) -> Settings:
+    found = Settings(kafka=kafka, namespace=namespace, replication=1, min_insync=1, data=tmp_path)
+    asyncio.run(admin.apply(found, catalogue.FIXED, embedded=True))
+    return found
+
+
+def write(settings: Settings, *records: Write) -> None:
+    """(topic, key, record), of task `t`."""
+
+    async def send() -> None:
+        producer = LogProducer(settings)
+        await producer.start()
+        for topic, key, record in records:
+            await producer.send(topic, record, key=key, task_id="t")
+        await producer.stop()
+
+    asyncio.run(send())
+
+
+def rows(*found: TaskState | SessionState) -> list[Write]:
+    return [(sessions.TOPIC, sessions.key_of(row), row) for row in found]
+
+
+def beat(worker_id: str = "w", role: str = "worker") -> Write:
+    slots = [StageSlots(Stage.RUN, "default", 8, 5, [0])] if role == "worker" else []
+    return workers.TOPIC, worker_id, Heartbeat(worker_id, role, "host", 1, slots)
+
+
+def a_system() -> list[Write]:
+    """A worker, a proxy, a task with one session running and one that failed with words that no terminal should obey."""
+    plan = Plan("default", 0, 3, 1.0, 1.0, 1.0, "shell", "prefix_merging", b"{}", None, "train", b"{}")
+    error = SessionError("run", Kind.AGENT, "exit_code", EVIL)
+    answered = CallOutcome.ANSWERED
+    delta, messages = TokenDelta(b""), MessageDelta(b"[]")
+    call = Completion("c", "t.0", 1, "k", answered, "openai_chat", "e", 0, 1, delta, messages, pack_ids([1, 2, 3]))
+    return [
+        beat(),
+        beat("p", "proxy"),
+        *rows(
+            TaskState("t", 2, "hash", plan=plan),
+            SessionState("t.0", "t", 0, Phase.READY, 0),
+            SessionState("t.1", "t", 1, Phase.ENDED, 0, status=Status.FAILED, reward=0.25, error=error),
+        ),
+        (completions.TOPIC, "t.0", call),
+    ]
+
+
+def command(*arguments: str) -> list[str]:
+    return [str(Path(sys.executable).with_name("polar")), "watch", *arguments]
+
+
+def environment(settings: Settings) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("POLAR_", "COLUMNS", "LINES"))}
+    named = ("kafka", "namespace", "data")
+    return kept | {"TERM": "xterm"} | {f"POLAR_{name.upper()}": str(getattr(settings, name)) for name in named}
+
+
+@contextmanager
+def watching(settings: Settings, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """On a pipe; ended at the latest with the block."""
+    process = subprocess.Popen(
+        command(*arguments), env=environment(settings), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def next_line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    assert select.select([process.stdout], [], [], DEADLINE_S)[0], "nothing was said in time"
+    line: str = process.stdout.readline()
+    assert line, process.communicate()[1]
+    return line
+
+
+def test_json_tells_all_as_it_stands_and_changes_and_ends_well_on_sigterm(settings: Settings) -> None:
+    write(settings, *a_system())
+    with watching(settings, "--format", "json") as process:
+        while (found := json.loads(next_line(process)))["reading"] is not None:
+            pass
+        assert (found["tasks"], found["phases"], found["statuses"]) == (1, {"ready": 1, "ended": 1}, {"FAILED": 1})
+        run = next(load for load in found["stages"] if load["stage"] == "run")
+        assert (run["waiting"], found["calls"]["answered"], found["calls"]["sampled_tokens"]) == (1, 1, 3)
+        assert [(group["task_id"], group["rewards"]) for group in found["groups"]] == [("t", [None, 0.25])]
+        assert (found["errors"][0]["session_id"], found["errors"][0]["message"]) == ("t.1", EVIL)
+        assert (found["paused"], found["away_s"]) == (False, None)
+        write(settings, beat(), (fleet.TOPIC, "state", FleetState(1, paused=True)))
+        while not (found := json.loads(next_line(process)))["paused"]:
+            pass
+        assert found["processes"]["worker"] == 1
+        run = next(load for load in found["stages"] if load["stage"] == "run")
+        assert (run["workers"], run["slots"], run["busy"]) == (1, 8, 3)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(DEADLINE_S) == 0
+        assert process.communicate()[1] == ""
+
+
+def test_on_a_pipe_a_line_is_said_when_something_has_changed(settings: Settings) -> None:
+    write(settings, *a_system())
+    with watching(settings) as process:
+        said = ""
+        while "1 ready; 1 ended (1 FAILED)" not in said:
+            said = next_line(process)
+        while "run agent/exit_code" not in said:
+            said = next_line(process)
+        assert "t.1 run agent/exit_code: \\x1b]0;title\\x07\\x1b[2J[red]gone[/red] 漢字" in said
+        write(settings, *rows(SessionState("t.0", "t", 0, Phase.RUNNING, 0)))
+        while "1 running; 1 ended (1 FAILED)" not in said:
+            said = next_line(process)
+            assert not re.search(r"[\x00-\x09\x0b-\x1f]", said)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(DEADLINE_S) == 0
+
+
+def test_without_a_kafka_or_its_topics_it_says_so(settings: Settings, namespace: str) -> None:
+    bare = settings.model_copy(update={"namespace": f"{namespace}-bare"})
+    for found, why in ((bare, "has no topic"), (settings.model_copy(update={"kafka": "127.0.0.1:1"}), "answer")):
+        ended = subprocess.run(
+            command(), env=environment(found), capture_output=True, text=True, timeout=DEADLINE_S, check=False
+        )
+        assert (ended.returncode, ended.stdout) == (3, "")
+        assert why in ended.stderr
+        assert "Traceback" not in ended.stderr
+
+
+# --- on a terminal
+
+
+class Terminal:
+    """A process on a terminal of its own, and all that it wrote there."""
+
+    def __init__(self, settings: Settings, columns: int, lines: int) -> None:
+        self._ours, self._its = pty.openpty()
+        self.resize(columns, lines)
+        self.before = termios.tcgetattr(self._its)
+        self.wrote = ""
+        self.process = subprocess.Popen(
+            command(), env=environment(settings), stdin=self._its, stdout=self._its, stderr=self._its
+        )
+
+    def resize(self, columns: int, lines: int) -> None:
+        fcntl.ioctl(self._its, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+
+    def pages(self) -> list[list[str]]:
+        """The lines of each page drawn whole, without colours."""
+        drawn = self.wrote.split("\x1b[H")[1:-1]
+        return [re.sub(r"\x1b\[[0-9;]*m", "", page).replace("\r", "").split("\n") for page in drawn]
+
+    def read_until(self, holds: Any) -> None:
+        deadline = time.monotonic() + DEADLINE_S
+        while not holds():
+            assert time.monotonic() < deadline, self.wrote[-3000:]
+            if select.select([self._ours], [], [], 0.1)[0]:
+                self.wrote += os.read(self._ours, 65536).decode(errors="replace")
+
+    def end(self, number: signal.Signals) -> int:
+        """The exit code; what it wrote at last is read."""
+        self.process.send_signal(number)
+        self.read_until(lambda: self.process.poll() is not None)
+        while select.select([self._ours], [], [], 0)[0]:
+            self.wrote += os.read(self._ours, 65536).decode(errors="replace")
+        return self.process.wait()
+
+    @property
+    def is_as_before(self) -> bool:
+        return termios.tcgetattr(self._its) == self.before
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self._ours)
+        os.close(self._its)
+
+
+@contextmanager
+def terminal(settings: Settings, columns: int, lines: int) -> Iterator[Terminal]:
+    made = Terminal(settings, columns, lines)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def fits(pages: Sequence[Sequence[str]], columns: int, lines: int) -> bool:
+    return all(len(page) <= lines and all(cell_len(line) <= columns for line in page) for page in pages)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_page_fits_follows_the_size_and_gives_the_terminal_back(settings: Settings, number: signal.Signals) -> None:
+    write(settings, *a_system())
+    with terminal(settings, 80, 24) as screen:
+        screen.read_until(lambda: any("exit_code" in line for page in screen.pages() for line in page))
+        assert fits(screen.pages(), 80, 24)
+        shown = "\n".join(screen.pages()[-1])
+        assert "1 READY" in shown
+        assert "t.1" in shown
+        assert "[2J[red]gone" in shown
+        assert EVIL[:9] not in screen.wrote
+        assert "\x1b[2J" not in screen.wrote.split("\x1b[H", 1)[1]
+        screen.resize(60, 15)
+        drawn = len(screen.pages())
+        screen.read_until(lambda: len(screen.pages()) > drawn + 2)
+        assert fits(screen.pages()[-1:], 60, 15)
+        assert screen.end(number) == 0
+        assert screen.wrote.index("\x1b[?1049h") < screen.wrote.index("\x1b[?1049l")
+        assert screen.wrote.rindex("\x1b[?25h") > screen.wrote.rindex("\x1b[?25l")
+        assert screen.is_as_before
+        assert "Traceback" not in screen.wrote
+
+
+# --- while Kafka is away
+
+
+async def test_kafka_going_away_is_told_and_waited_out(tmp_path: Path, namespace: str) -> None:
+    with Broker(tmp_path, announce=print) as broker:
+        settings = Settings(kafka=broker.bootstrap, namespace=namespace, replication=1, min_insync=1, data=tmp_path)
+        await admin.apply(settings, catalogue.FIXED, embedded=True)
+        await asyncio.to_thread(write, settings, *a_system())
+        async with Live(settings) as live, asyncio.timeout(150):
+            await live.caught_up()
+            assert live.snapshot().phases == {"ready": 1, "ended": 1}
+            await asyncio.to_thread(broker.kill)
+            while (found := live.snapshot()).away_s is None:
+                await asyncio.sleep(0.1)
+            frozen_at = found.at
+            assert "Kafka hasn't answered since" in summary(found)
+            await asyncio.sleep(1)
+            assert abs(live.snapshot().at - frozen_at) < 500
+            await asyncio.to_thread(broker.start)
+            while live.snapshot().away_s is not None:
+                await asyncio.sleep(0.1)
+            done = SessionState("t.0", "t", 0, Phase.ENDED, 0, status=Status.COMPLETED, reward=1.0)
+            await asyncio.to_thread(write, settings, beat(), *rows(done))
+            while live.snapshot().statuses != {"FAILED": 1, "COMPLETED": 1}:
+                await asyncio.sleep(0.1)
+            assert live.snapshot().groups[0].rewards == [1.0, 0.25]
+
+
+async def test_what_is_not_there_at_the_start_is_not_ready_and_leaves_nothing_behind(settings: Settings) -> None:
+    bare = settings.model_copy(update={"namespace": "bare"})
+    with pytest.raises(NotReady, match="no topic bare"):
+        async with Live(bare):
+            pass
+    assert asyncio.all_tasks() == {asyncio.current_task()}
