@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
+from polar.scripted.tokenizer import Tokenizer
 from polar.settings import read_env_file
 
 POLAR = str(Path(sys.executable).with_name("polar"))
@@ -37,13 +38,13 @@ END
 class Up:
     """A running `polar up`."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *options: str) -> None:
         self.data = folder / "data"
         self.ready_file = folder / "ready"
         self.output = folder / "up.log"
         with self.output.open("wb") as output:
             self.process = subprocess.Popen(
-                [POLAR, "up", "--data", str(self.data), "--ready-file", str(self.ready_file)],
+                [POLAR, "up", "--data", str(self.data), "--ready-file", str(self.ready_file), *options],
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 cwd=folder,
@@ -169,6 +170,22 @@ def test_a_task_goes_in_and_exact_trajectories_come_out(up: Up) -> None:
 def engine_record(up: Up) -> list[dict[str, Any]]:
     """What the scripted engine says that it sampled."""
     return [json.loads(line) for line in (up.data / "engine-record.jsonl").read_text().splitlines()]
+
+
+def test_show_tells_a_session_in_the_words_that_the_engine_sampled(up: Up) -> None:
+    assert up.submit("shown", CALL, "--wait").returncode == 0
+    shown = up.polar("show", "shown.0", "--tokens")
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert shown.stdout.startswith("shown.0  COMPLETED  reward 1\n")
+    assert "user\n    hello\n" in shown.stdout
+    found = json.loads(up.polar("show", "shown.0", "--tokens", "--format", "json").stdout)
+    (call,), (trace,) = found["calls"], found["traces"]
+    assert call["record"]["sampled"] in [sampled["token_ids"] for sampled in engine_record(up)]
+    (trained,) = [run for run in trace["runs"] if run["trained"]]
+    assert trained["text"] == Tokenizer().decode(call["record"]["sampled"])
+    assert f"⟦{trained['text']}⟧" in shown.stdout
+    answered = json.loads(up.polar("show", "shown.0", "--artifact", "agent_log").stdout)
+    assert answered["id"] == call["call_id"]
 
 
 def test_an_equal_body_is_the_same_task_and_another_is_refused(up: Up) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 import sys
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Annotated
@@ -62,17 +63,18 @@ def show(
     elif output is Format.JSON:
         typer.echo(written(document(story, found, with_texts=tokens)))
     else:
-        _draw(Page(is_full=full), story, found, with_tokens=tokens)
+        again = shlex.join(["polar", "show", session, *([] if data is None else ["--data", str(data)])])
+        _draw(Page(is_full=full), story, found, again, with_tokens=tokens)
 
 
-def _draw(page: Page, story: Story, found: Settings, *, with_tokens: bool) -> None:
+def _draw(page: Page, story: Story, found: Settings, again: str, *, with_tokens: bool) -> None:
     draw_head(page, story)
     draw_calls(page, story)
     draw_transcript(page, story)
     if with_tokens:
         draw_tokens(page, story, found)
     draw_traces(page, story)
-    draw_artifacts(page, story, BlobStore(found.blobs_folder))
+    draw_artifacts(page, story, BlobStore(found.blobs_folder), again)
 
 
 async def _read_rows(found: Settings, name: str) -> tuple[Rows, SessionState]:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 from polar.blobs import BlobStore
-from polar.cli.show.page import Page, duration
+from polar.cli.show.page import ID, Page, duration
 from polar.cli.show.story import CallStory, Story
 from polar.cli.status import said
 from polar.types.session import Accounting, Phase, Status
 from polar.types.tokens import count
-from polar.types.trajectory import Trajectory, path
+from polar.types.trajectory import Trace, Trajectory, path
 
 STATUS_STYLES = {
     Status.COMPLETED: "green",
@@ -21,7 +22,7 @@ STATUS_STYLES = {
 }
 CALLS = [
     "call", "kind", "outcome", "branch", "not trained", ">prompt", ">shared", ">sampled", ">latency", "finish", ">policy",
-    "tools called", "id",
+    "tools called", ID,
 ]  # fmt: skip
 
 
@@ -94,9 +95,14 @@ def _cells(story: Story, told: CallStory, depth: int) -> list[object]:
         duration(call.completed_at - call.received_at),
         call.finish_reason,
         call.policy_version,
-        ", ".join(story.tool_calls(told)) or None,
+        _tallied(story.tool_calls(told)),
         call.call_id,
     ]
+
+
+def _tallied(names: list[str]) -> str | None:
+    """`bash, edit ×3`; None where there are none."""
+    return ", ".join(name if n == 1 else f"{name} ×{n}" for name, n in Counter(names).items()) or None
 
 
 def in_tree_order(calls: list[CallStory]) -> Iterator[tuple[CallStory, int]]:
@@ -130,8 +136,8 @@ def draw_traces(page: Page, story: Story) -> None:
         page.line("not out", indent=2)
         return
     if trajectory.traces:
-        columns = ["trace", "kind", ">tokens", ">trainable", ">calls", ">reward", "finish"]
-        page.table(columns, (_trace_cells(trajectory, index) for index in range(len(trajectory.traces))))
+        columns = ["up to call", "kind", ">tokens", ">trainable", ">calls", ">reward", "finish", ID]
+        page.table(columns, (_trace_cells(story, trajectory, trace) for trace in trajectory.traces))
     else:
         page.line("none", indent=2)
     masked = trajectory.stats.masked_tokens
@@ -143,31 +149,29 @@ def draw_traces(page: Page, story: Story) -> None:
         page.line(f"{trajectory.stats.late_calls} calls came too late", indent=2)
 
 
-def _trace_cells(trajectory: Trajectory, index: int) -> list[object]:
-    trace = trajectory.traces[index]
+def _trace_cells(story: Story, trajectory: Trajectory, trace: Trace) -> list[object]:
     nodes = path(trajectory, trace.leaf)
-    calls = {trajectory.nodes[node].call for node in nodes} - {None}
+    last = trajectory.nodes[trace.leaf].call
     return [
-        trace.trace_id,
+        None if last is None else story.number_of(trajectory.calls[last].call_id),
         trace.kind,
         sum(count(trajectory.nodes[node].tokens) for node in nodes),
         sum(count(trajectory.nodes[node].tokens) for node in trace.trains),
-        len(calls),
+        len({trajectory.nodes[node].call for node in nodes} - {None}),
         trace.reward,
         trace.finish_reason,
+        trace.trace_id,
     ]
 
 
-def draw_artifacts(page: Page, story: Story, blobs: BlobStore) -> None:
-    """What was kept beside the log, and how to get it."""
+def draw_artifacts(page: Page, story: Story, blobs: BlobStore, command: str) -> None:
+    """What was kept beside the log, and how to get it: `command` is the one that shows the session."""
     page.heading("Artifacts")
     if not story.artifacts:
         page.line("none", indent=2)
         return
-    session_id = story.session.session_id
     rows = (
-        [name, _bytes(blobs, ref), f"polar show {session_id} --artifact {name}"]
-        for name, ref in story.artifacts.items()
+        [name, _bytes(blobs, ref), f"{command} --artifact {shlex.quote(name)}"] for name, ref in story.artifacts.items()
     )
     page.table(["artifact", ">size", "print it"], rows)
 

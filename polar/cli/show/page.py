@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 from polar.cli import tables
@@ -19,6 +20,8 @@ Part = str | tuple[str, str]
 LINE = 160
 """Characters that a line of shortened text stands for, where it has no breaks."""
 INDENT = 4
+ID = "id"
+"""The column that a narrow terminal does without: what it names has a number, too."""
 
 
 class Page:
@@ -63,11 +66,19 @@ class Page:
             self.block(tail, indent=indent, style=style)
 
     def table(self, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-        """Rows under their columns, as `tables.table` has them; a column without a value is left out, the first apart."""
+        """Rows under their columns, as `tables.table` has them. The first column stays; others without a value are left out, and
+        `id`, the last, where a terminal is too narrow for it.
+        """
         kept = [list(row) for row in rows]
         shown = [i for i in range(len(columns)) if i == 0 or any(row[i] is not None for row in kept)]
-        cells = [[row[i] for i in shown] for row in kept]
-        self._console.print(tables.table([columns[i] for i in shown], cells))
+        made = _table(columns, kept, shown)
+        if (
+            columns[-1] == ID
+            and self._console.is_terminal
+            and self._console.measure(made).maximum > self._console.width
+        ):
+            made = _table(columns, kept, shown[:-1])
+        self._console.print(made)
 
     def _wrapped(self, line: Text, indent: int) -> None:
         is_terminal = self._console.is_terminal
@@ -77,6 +88,10 @@ class Page:
 
     def _put(self, line: Text) -> None:
         self._console.print(line, soft_wrap=True)
+
+
+def _table(columns: Sequence[str], rows: Iterable[Sequence[object]], shown: Sequence[int]) -> Table:
+    return tables.table([columns[i] for i in shown], ([row[i] for i in shown] for row in rows))
 
 
 def shorten(text: str, lines: int) -> tuple[str, str, str]:

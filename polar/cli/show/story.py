@@ -80,6 +80,10 @@ class Story:
         """Blob reference by name."""
         return self.session.artifacts or (self.trajectory.artifacts if self.trajectory else None) or {}
 
+    def number_of(self, call_id: str) -> int | None:
+        """What people call a call by; None where it isn't here."""
+        return next((call.number for call in self.calls if call.call.call_id == call_id), None)
+
     def path(self, message: int | None) -> list[int]:
         """Indexes of the messages from the conversation's first one to this."""
         found: list[int] = []

@@ -23,10 +23,9 @@ def draw_tokens(page: Page, story: Story, settings: Settings) -> None:
         page.line("no traces" if trajectory else "not out", indent=2)
         return
     page.line(("⟦trained⟧", TRAINED), "  ", ("⟨sampled, not trained⟩", NOT_TRAINED), "  ", ("read", READ), indent=2)
-    numbers = {call.call.call_id: call.number for call in story.calls}
     text_of = _Texts(settings, page)
     for trace in trajectory.traces:
-        _draw_trace(page, trajectory, trace, numbers, text_of)
+        _draw_trace(page, story, trajectory, trace, text_of)
 
 
 class _Texts:
@@ -47,7 +46,7 @@ class _Texts:
         return [" ".join(map(str, run.ids.tolist())) for run in found]
 
 
-def _draw_trace(page: Page, trajectory: Trajectory, trace: Trace, numbers: dict[str, int], texts: _Texts) -> None:
+def _draw_trace(page: Page, story: Story, trajectory: Trajectory, trace: Trace, texts: _Texts) -> None:
     found = runs(trajectory, trace)
     total = sum(len(run.ids) for run in found)
     trained = sum(len(run.ids) for run in found if run.is_trained)
@@ -58,13 +57,13 @@ def _draw_trace(page: Page, trajectory: Trajectory, trace: Trace, numbers: dict[
         page.line(f"its first {repeated:,} tokens stand in a trace above", indent=INDENT)
     new = [run for run in found if not run.is_repeated]
     for run, text in zip(new, texts.of(new), strict=True):
-        _draw_run(page, run, text, numbers)
+        _draw_run(page, story, run, text)
 
 
-def _draw_run(page: Page, run: Run, text: str, numbers: dict[str, int]) -> None:
+def _draw_run(page: Page, story: Story, run: Run, text: str) -> None:
     style = TRAINED if run.is_trained else NOT_TRAINED if run.call_id else READ
     facts = [f"{len(run.ids):,} tokens from {run.start:,}"]
-    facts += [f"sampled by call {numbers[run.call_id]}"] if run.call_id else ["read"]
+    facts += [f"sampled by call {story.number_of(run.call_id)}"] if run.call_id else ["read"]
     facts += [f"not trained: {run.why_not}"] if run.why_not else []
     if run.logprobs is not None and run.call_id:
         facts.append(f"logprob min {np.min(run.logprobs):.3f}, mean {np.mean(run.logprobs):.3f}")

@@ -138,7 +138,7 @@ class _Drawer:
             self._page.line(("reasoning:", "dim italic"), indent=INDENT)
             self._page.shortened(str(body["reasoning"]), lines, indent=2 * INDENT, style="dim italic")
         for text in texts_of(body.get("content")):
-            self._page.shortened(text, lines)
+            self._page.shortened(text.removesuffix("\n"), lines)
         for called in calls_of(message):
             self._called(called["function"]["name"], called["function"]["arguments"], lines)
         for call in () if is_alone else self._failed[index]:

@@ -25,6 +25,7 @@ from polar.settings import Settings
 from polar.types.completion import CallError
 from polar.types.errors import Kind, SessionError
 from polar.types.session import Accounting, Status
+from proxy.chat import Message
 from tests.polar.cli.show.recording import TASK, Recording, a_session, calls_tool, row, says
 from topics.completions import Open
 
@@ -50,7 +51,7 @@ def drawn(told: Story, *, is_full: bool = False, terminal: bool = False, width: 
     draw_transcript(page, told)
     draw_tokens(page, told, NOWHERE)
     draw_traces(page, told)
-    draw_artifacts(page, told, BlobStore(NOWHERE.blobs_folder))
+    draw_artifacts(page, told, BlobStore(NOWHERE.blobs_folder), "polar show t.0")
     for call in told.calls:
         draw_call(page, told, call)
     return out.getvalue()
@@ -170,6 +171,23 @@ def test_a_table_says_nothing_of_what_no_call_has() -> None:
     head = section(drawn(story(recording), width=200), "Calls").splitlines()[0].split()
     assert "policy" in head
     assert " ".join(head).endswith("tools called id")
+
+
+def test_a_narrow_terminal_does_without_ids_and_a_row_stays_a_line() -> None:
+    recording = Recording()
+    asked = [says("user", "go")]
+    recording.call("an-id-of-forty-characters-and-some-more-yet", asked, says("assistant", "done"))
+    for width, has_id in ((80, False), (160, True)):
+        lines = drawn(story(recording), terminal=True, width=width).split("Transcript")[0].splitlines()
+        (line,) = [line for line in lines if "answered" in line and "main" in line]
+        assert ("an-id-of-forty-characters-and-some-more-yet" in line) is has_id
+
+
+def test_tools_called_are_tallied() -> None:
+    recording = Recording()
+    calls = [*calls_tool("bash", "{}").tool_calls, *calls_tool("edit", "{}").tool_calls * 3]
+    recording.call("a", [says("user", "go")], Message("assistant", None, tool_calls=calls))
+    assert "bash, edit ×3" in section(drawn(story(recording), width=200), "Calls")
 
 
 def test_tokens_are_marked_as_trained_or_why_not_and_shared_ones_told_once() -> None:

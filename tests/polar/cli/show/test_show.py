@@ -57,41 +57,36 @@ class World:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
 
-    def write(self, topic: Topic, *records: tuple[str, msgspec.Struct]) -> list[int]:
-        """Their offsets."""
+    def write(self, *records: tuple[Topic, str, msgspec.Struct]) -> list[int]:
+        """Records with their keys; their offsets."""
 
         async def send() -> list[int]:
             producer = LogProducer(self._settings)
             await producer.start()
-            acks = [await producer.send(topic, record, key=key, task_id="t") for key, record in records]
+            acks = [await producer.send(topic, record, key=key, task_id="t") for topic, key, record in records]
             await producer.stop()
             return [ack.offset for ack in acks]
 
         return asyncio.run(send())
 
     def rows(self, *found: sessions.Row) -> None:
-        self.write(sessions.TOPIC, *((sessions.key_of(each), each) for each in found))
-
-    def log(self, *records: msgspec.Struct) -> list[int]:
-        return self.write(completions.TOPIC, *(("t.0", record) for record in records))
+        self.write(*((sessions.TOPIC, sessions.key_of(each), each) for each in found))
 
     def session(self, recording: Recording, trajectory: Trajectory | None, state: SessionState | None = None) -> None:
-        """All of session `t.0`, with others of its task before, between and after."""
-        self.write(completions.TOPIC, ("t.1", Open("t.1", 1, "claim")), ("t.0", Open("t.0", 1, "claim-before")))
-        self.log(*recording.calls[:1])  # of a claim that was lost
-        (offset,) = self.log(Open("t.0", 1, "claim"))
-        self.log(*recording.calls)
-        self.write(completions.TOPIC, *(("t.1", msgspec.structs.replace(c, session_id="t.1")) for c in recording.calls))
-        other = recording.build(session_id="t.1")
-        output = trajectories.topic(TASK.plan.output if TASK.plan else None)
+        """All of session `t.0`, with a claim that was lost before it, and its sibling's records between."""
+        others = [msgspec.structs.replace(call, session_id="t.1") for call in recording.calls]
+        before = [("t.1", Open("t.1", 1, "claim")), ("t.0", Open("t.0", 1, "lost")), ("t.0", recording.calls[0])]
+        log = [*before, ("t.0", Open("t.0", 1, "claim")), *(("t.0", call) for call in recording.calls)]
+        log += [("t.1", call) for call in others]
         if trajectory is not None:
-            self.log(build_record())
-            self.write(output, ("t.1", other), ("t.0", trajectory))
-            self.log(Emitted("t", "t.0"), recording.calls[0])
-        state = state or row()
-        self.rows(
-            TASK, msgspec.structs.replace(state, log_offset=offset), SessionState("t.1", "t", 1, Phase.RUNNING, 0)
+            log += [("t.0", build_record()), ("t.0", Emitted("t", "t.0")), ("t.0", recording.calls[0])]
+        out = [] if trajectory is None else [("t.1", recording.build(session_id="t.1")), ("t.0", trajectory)]
+        offsets = self.write(
+            *((completions.TOPIC, key, record) for key, record in log),
+            *((trajectories.TOPIC, key, record) for key, record in out),
         )
+        state = msgspec.structs.replace(state or row(), log_offset=offsets[len(before)])
+        self.rows(TASK, state, SessionState("t.1", "t", 1, Phase.RUNNING, 0))
 
 
 @pytest.fixture
@@ -137,7 +132,7 @@ def test_one_call_is_told_alone_by_number_or_id(world: World) -> None:
     assert "mend it" in out
     assert "file 50" in out
     assert "mended again" not in out
-    assert polar("t.0", "--call", "c-done")[1] == out == polar("t.0", "--call", "-done")[1]
+    assert polar("t.0", "--call", "-done")[1] == out
     one = json.loads(polar("t.0", "--call", "3", "--format", "json")[1])
     assert [message["role"] for message in one["messages"]] == ["system", "user", "assistant", "tool"]
     assert one["answer"] == {"role": "assistant", "content": "mended"}
@@ -187,7 +182,7 @@ def test_a_session_that_waits_has_nothing_yet(world: World) -> None:
 def test_a_session_that_never_ran_is_told_from_its_trajectory(world: World) -> None:
     """No run was granted, so that the row tells no offset: the trajectory is found by when the row was written."""
     none: Trajectory = Recording().build(status=Status.FAILED)
-    world.write(trajectories.TOPIC, ("t.0", none))
+    world.write((trajectories.TOPIC, "t.0", none))
     world.rows(TASK, row(run_claim_id=None, status=Status.FAILED, reward=None))
     out = polar("t.0")[1]
     assert out.startswith("t.0  FAILED  no reward\n")
@@ -229,13 +224,13 @@ def test_an_output_topic_of_the_tasks_own_is_where_its_trajectory_is_looked_for(
 ) -> None:
     recording = a_session()
     plan = msgspec.structs.replace(PLAN, output="mine")
-    (offset,) = world.log(Open("t.0", 1, "claim"))
-    world.log(*recording.calls, build_record(), Emitted("t", "t.0"))
+    log = (Open("t.0", 1, "claim"), *recording.calls, build_record(), Emitted("t", "t.0"))
+    offset, *_ = world.write(*((completions.TOPIC, "t.0", record) for record in log))
     world.rows(msgspec.structs.replace(TASK, plan=plan), row(log_offset=offset))
     assert "its trajectory has left Kafka" in polar("t.0")[1]
     mine = trajectories.topic("mine")
     asyncio.run(admin.apply(settings, [mine], embedded=True))
-    world.write(mine, ("t.0", recording.build()))
+    world.write((mine, "t.0", recording.build()))
     assert "6 of them trainable in 2 traces" in polar("t.0")[1]
 
 
