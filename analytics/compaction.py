@@ -9,7 +9,6 @@ neither lost nor doubled, and no file goes that a pinned, a recent or a coming m
 from __future__ import annotations
 
 import itertools
-import math
 import os
 import threading
 import time
@@ -29,6 +28,8 @@ from topics.contract import MIB
 
 TARGET_BYTES = 128 * MIB
 FAN_IN = 8
+TIER_BITS = 3
+"""A tier's files are up to eight times as large as those of the one below."""
 GROUP_BYTES = 64 * MIB
 """In memory, of a merged file's row group."""
 GRACE_S = 600.0
@@ -54,7 +55,7 @@ def choose(there: Sequence[File]) -> list[File]:
     """Which files of a table to merge into one, smallest first; none where they are few enough."""
     small = sorted((file for file in there if file.bytes < TARGET_BYTES), key=lambda file: file.bytes)
     upto = 0
-    for _, tier in itertools.groupby(small, lambda file: int(math.log(max(file.bytes, 1), FAN_IN))):
+    for _, tier in itertools.groupby(small, lambda file: file.bytes.bit_length() // TIER_BITS):
         members = len(list(tier))
         upto += members
         if members >= FAN_IN:

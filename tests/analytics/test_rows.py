@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from analytics import files, rows
@@ -77,6 +77,7 @@ def test_what_steers_the_builder_has_no_row(record: type[msgspec.Struct]) -> Non
     assert list(rows.of_record(full(record), ORIGIN)) == []
 
 
+@settings(deadline=None, max_examples=50)
 @given(st.one_of(*(any_of(record) for record in events.RECORDS)))
 def test_a_fact_is_in_its_row_whole(tmp_path_factory: pytest.TempPathFactory, fact: Any) -> None:
     (row,) = stored(fact, tmp_path_factory.getbasetemp())["events"]
@@ -98,6 +99,7 @@ def test_a_fact_is_in_its_row_whole(tmp_path_factory: pytest.TempPathFactory, fa
     assert (row["error_code"], row["error_kind"]) == ((error.code, error.kind) if error else (None, None))
 
 
+@settings(deadline=None, max_examples=50)
 @given(any_of(Completion), WORDS, WORDS, LOGPROBS, st.integers(0, 2**40), st.text())
 def test_a_call_can_be_made_again_from_its_row(
     tmp_path_factory: pytest.TempPathFactory, drawn: Completion, rest: bytes, sampled: bytes, logprobs: bytes, shared: int, said: str,
@@ -230,6 +232,7 @@ def trajectory_of(whole: Row, read: dict[str, list[Row]]) -> Trajectory:
     return made
 
 
+@settings(deadline=None, max_examples=50)
 @given(any_of(GroupFinished), any_of(Disowned))
 def test_a_group_and_a_disowned_call_are_in_their_rows(
     tmp_path_factory: pytest.TempPathFactory, group: Any, call: Any
