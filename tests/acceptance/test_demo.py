@@ -10,6 +10,7 @@ import asyncio
 import os
 import re
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -93,7 +94,7 @@ class Whole:
 
 def run_of(said: str) -> str:
     """What the task ids of a demo end in."""
-    (run,) = set(re.findall(r"demo: submitting \w+-(\w{6}):", said))
+    (run,) = set(re.findall(r"^demo: submitting \w+-(\w{6}):", said, re.MULTILINE))
     return str(run)
 
 
@@ -245,3 +246,21 @@ def test_the_table_at_the_end_has_every_sample_of_this_run_and_no_other(whole: l
     for each in whole:
         table = re.findall(rf"^(\w+-\w{{6}}\.\d) +({'|'.join(Status)}) +(\S+)", each.said, re.MULTILINE)
         assert table == [(one.session_id, one.status.value, f"{one.reward:g}") for one in each.came_out]
+
+
+def test_the_answers_of_sql_are_those_of_the_trajectories(whole: list[Whole]) -> None:
+    for each in whole:
+        answers = re.findall(rf"^(\w+)-{each.run} +(\d+) +(\S+) +\S+ +(\d+)$", each.said, re.MULTILINE)
+        assert answers == [
+            (
+                task,
+                str(len(of_task)),
+                f"{statistics.mean(rewards):g}",
+                str(sum(one.stats.sampled_tokens for one in of_task)),
+            )
+            for task in INTENDED
+            for of_task in [[one for one in each.came_out if one.task_id == f"{task}-{each.run}"]]
+            for rewards in [[one.reward for one in of_task if one.reward is not None]]
+        ]
+        kinds = re.findall(rf"^({'|'.join(Status)}) +([01]) +(\d+) ", each.said, re.MULTILINE)
+        assert kinds == [("COMPLETED", "0", "5"), ("COMPLETED", "1", "6"), ("TIMED_OUT", "0", "1")]
