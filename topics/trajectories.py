@@ -30,5 +30,10 @@ def topic(output: str | None = None) -> Topic:
     )
 
 
+def output_named(name: str | None, namespace: str) -> str | None:
+    """The output that someone means by its name, by its topic's, or by the topic's full name; None: the default."""
+    return (name or "").removeprefix(f"{namespace}.").removeprefix("trajectories").removeprefix(".") or None
+
+
 TOPIC = topic()
 EVAL = topic("eval")

@@ -6,6 +6,8 @@ tokens are trainable *in this trace*: every sampled token is trainable in exactl
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
@@ -106,6 +108,15 @@ class Trajectory(msgspec.Struct, frozen=True, tag="trajectory", omit_defaults=Tr
     metadata: bytes = b"{}"
     """JSON object: the task's."""
     mode: str = "train"
+
+    def expanded(self) -> list[ExpandedTrace]:
+        """Its traces written out, in order; made anew at each call."""
+        return [expand(self, trace) for trace in self.traces]
+
+    def task_metadata(self) -> dict[str, Any]:
+        """The task's `metadata`, decoded."""
+        decoded: dict[str, Any] = msgspec.json.decode(self.metadata)
+        return decoded
 
 
 class GroupFinished(msgspec.Struct, frozen=True, tag="group_finished", omit_defaults=True):

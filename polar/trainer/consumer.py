@@ -1,0 +1,234 @@
+"""`TrajectoryConsumer`: trajectories or whole groups, by `for` or `async for`, and a state to go on from after a crash.
+
+Invariant: between two items `state_dict()` says exactly what was handed out. It is the trainer's to keep, beside its weights, since
+only the two together are a checkpoint: no consumer group stores a position. What was handed out is `progress.py`'s, reading `reader.py`'s.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
+
+import structlog
+
+from polar.settings import Settings, load
+from polar.trainer.loop_thread import LoopThread
+from polar.trainer.progress import Fold, Group, Groups, Items, Mark, State, Trajectories
+from polar.trainer.reader import Reader, Start
+from polar.types.errors import InputError
+from polar.types.trajectory import Trajectory
+from topics import trajectories
+from topics.codec import DecodeError, UnknownRecord
+from topics.kafka import Record
+
+OUTAGE_S = 300.0
+FOLDS: Mapping[Items, Callable[[Mapping[int, Mark], Counter[str]], Fold[Any]]] = {
+    "trajectories": Trajectories,
+    "groups": Groups,
+}
+
+log = structlog.get_logger()
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Stream(Generic[T]):
+    """Items as they come; every loop over it goes on where the last one ended."""
+
+    _take: Callable[[], T | None]
+    _fill: Callable[[], Awaitable[bool]]
+    _fill_from_outside: Callable[[], bool]
+
+    def __iter__(self) -> Iterator[T]:
+        while (item := self._take()) is not None or self._fill_from_outside():
+            if item is not None:
+                yield item
+
+    async def __aiter__(self) -> AsyncIterator[T]:
+        while (item := self._take()) is not None or await self._fill():
+            if item is not None:
+                yield item
+
+
+class TrajectoryConsumer:
+    """Reads a trajectories topic. A context manager, `with` or `async with`; one thread or task uses it at a time.
+
+    Iterating it gives trajectories, iterating `groups()` whole groups; one consumer does one of the two.
+    """
+
+    def __init__(
+        self,
+        data: str | Path | None = None,
+        *,
+        settings: Settings | None = None,
+        topic: str | None = None,
+        start: Start = "earliest",
+        timeout_s: float | None = None,
+        outage_s: float = OUTAGE_S,
+        allow_gap: bool = False,
+    ) -> None:
+        """Of the system whose data folder is `data`, or of `settings`; neither: as the `polar` command finds it.
+
+        `topic`: None for what is trained, `eval`, or a task's `output_topic`. `start`: where to begin without a state.
+        `timeout_s`: iteration ends when it has waited that long and Kafka says that there is no more; None waits for ever.
+        `outage_s`: how long Kafka may be away before iteration raises NotReady. `allow_gap`: records that have left the log unread
+        are passed over, else they raise NotReady. Raises InputError for a bad setting or name.
+        """
+        if start not in ("earliest", "latest"):
+            raise InputError("start", start, "must be earliest or latest")
+        self._settings = settings or load(None if data is None else Path(data))
+        output = trajectories.output_named(topic, self._settings.namespace)
+        self._topic = trajectories.topic(output).name
+        self._start: Start = start
+        self._timeout_s = timeout_s
+        self._reader = Reader(self._settings, output, outage_s=outage_s, allow_gap=allow_gap)
+        self._thread: LoopThread | None = None
+        self._is_open = self._is_placed = False
+        self._items: Items | None = None
+        self._marks: dict[int, Mark] | None = None
+        """What was handed out before the fold; None where that is nothing, and unknown where it begins."""
+        self._fold: Fold[Any] | None = None
+        self.skipped: Counter[str] = Counter()
+        """Records passed over: `undecodable`, `unknown_<type>`; `incomplete_group`: a group that began before reading did."""
+
+    def __iter__(self) -> Iterator[Trajectory]:
+        return iter(self._stream("trajectories"))
+
+    def __aiter__(self) -> AsyncIterator[Trajectory]:
+        return aiter(self._stream("trajectories"))
+
+    def groups(self) -> Stream[Group]:
+        """Whole groups, each when its last trajectory is out; for `for` and `async for`.
+
+        Holds the trajectories of the groups that aren't whole: of the tasks in flight.
+        """
+        return self._stream("groups")
+
+    def state_dict(self) -> dict[str, Any]:
+        """What was handed out so far, as JSON can hold it. Raises RuntimeError before the consumer was opened, or loaded."""
+        marks = self._marks if self._fold is None else self._fold.marks()
+        if marks is None:
+            raise RuntimeError("where reading begins is known once the consumer is open: inside `with`")
+        return State(self._settings.namespace, self._topic, self._items, dict(sorted(marks.items()))).to_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there: what comes next is what wasn't handed out when it was taken, and nothing else. At any time.
+
+        Raises InputError where it is no state, of another topic, or of the other kind of items; iterating then raises what
+        `Reader.place` does.
+        """
+        loaded = State.from_dict(state)
+        name, own = f"{loaded.namespace}.{loaded.topic}", f"{self._settings.namespace}.{self._topic}"
+        if name != own:
+            raise InputError("state.topic", name, f"this consumer reads {own}")
+        self._items, self._marks = loaded.items, loaded.partitions
+        self._fold = None
+        self._is_placed = False
+
+    def __enter__(self) -> Self:
+        thread = LoopThread(f"read-{self._topic}")
+        try:
+            thread.call(self._open())
+        except BaseException:
+            thread.call(self._close())
+            thread.stop()
+            raise
+        self._thread = thread
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        thread, self._thread = self._thread, None
+        assert thread is not None, "entered by `with`"
+        thread.call(self._close())
+        thread.stop()
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self._open()
+        except BaseException:
+            await self._close()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._close()
+
+    async def _open(self) -> None:
+        await self._reader.open()
+        await self._place()
+        self._is_open = True
+
+    async def _close(self) -> None:
+        self._is_open = self._is_placed = False
+        if self._fold is not None:
+            self._marks, self._fold = self._fold.marks(), None
+        await self._reader.close()
+
+    async def _place(self) -> None:
+        if self._marks is None:
+            await self._reader.place(self._start)
+            self._marks = {number: Mark(offset, offset) for number, offset in self._reader.positions.items()}
+        else:
+            await self._reader.place({number: mark.start for number, mark in self._marks.items()})
+        self._is_placed = True
+
+    def _stream(self, items: Items) -> Stream[Any]:
+        return Stream(partial(self._take, items), self._fill, self._fill_from_outside)
+
+    def _take(self, items: Items) -> Any | None:
+        """The next item of what is read already; it counts as handed out."""
+        if not self._is_open:
+            raise RuntimeError("a consumer is used inside `with TrajectoryConsumer(...) as consumer:`, or `async with`")
+        if self._items not in (items, None):
+            raise InputError("items", items, f"this consumer hands out {self._items}; make one more")
+        if not self._is_placed:
+            return None
+        self._items = items
+        if self._fold is None:
+            assert self._marks is not None, "placed"
+            self._fold = FOLDS[items](self._marks, self.skipped)
+        ready = self._reader.ready
+        while ready:
+            record = ready.popleft()
+            item = self._fold.take(record.partition, record.offset, self._decoded(record))
+            if item is not None:
+                return item
+        return None
+
+    async def _fill(self) -> bool:
+        """Read on, all that was read being taken; False where iteration is to end."""
+        if not self._is_placed:
+            await self._place()
+        elif self._fold is not None:
+            for number, offset in self._reader.positions.items():
+                self._fold.reached(number, offset)
+        return await self._reader.fill(self._timeout_s)
+
+    def _fill_from_outside(self) -> bool:
+        """`_fill`, for code that doesn't await."""
+        if self._thread is None:
+            raise RuntimeError("opened by `async with`, a consumer is iterated by `async for`")
+        return self._thread.call(self._fill())
+
+    def _decoded(self, record: Record) -> trajectories.Output | None:
+        try:
+            decoded = trajectories.CODEC.decode(record.value or b"")
+        except DecodeError as error:
+            self.skipped["undecodable"] += 1
+            at = f"{record.topic}[{record.partition}]@{record.offset}"
+            log.warning("undecodable record", action="trainer.undecodable", at=at, reason=str(error))
+            return None
+        if isinstance(decoded, UnknownRecord):
+            self.skipped[f"unknown_{decoded.type}"] += 1
+            return None
+        return decoded

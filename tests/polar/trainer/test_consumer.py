@@ -1,0 +1,310 @@
+"""The consumer against a real Kafka: sync and async, whole groups, checkpoints, waits that end, and what it refuses."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from polar.settings import Settings
+from polar.trainer import Group, TrajectoryConsumer, reader
+from polar.types.errors import InputError, NotReady
+from polar.types.trajectory import ExpandedTrace, Trajectory
+from tests.polar.trainer.writing import PARTITIONS, Writer, group, trajectory
+from topics import kafka, trajectories
+from topics.codec import encode
+from topics.owner import FencedProducer, Write
+
+TASKS = [f"task-{number}" for number in range(12)]
+"""Enough that no partition is without one."""
+QUIET_S = 0.3
+
+
+def consumer(settings: Settings, **options: Any) -> TrajectoryConsumer:
+    """One that ends when nothing new comes."""
+    return TrajectoryConsumer(settings=settings, **{"timeout_s": QUIET_S, **options})
+
+
+async def read(settings: Settings, **options: Any) -> list[Trajectory]:
+    async with consumer(settings, **options) as opened:
+        return [one async for one in opened]
+
+
+def arrays(trace: ExpandedTrace) -> list[NDArray[Any]]:
+    return [trace.token_ids, trace.loss_mask, trace.logprobs]
+
+
+def names(found: list[Trajectory]) -> list[str]:
+    return sorted(one.session_id for one in found)
+
+
+@pytest.fixture
+async def filled(writer: Writer) -> Writer:
+    """Twelve groups of two."""
+    await writer.write(record for task in TASKS for record in group(task, [0.0, 1.0]))
+    return writer
+
+
+async def test_for_and_async_for_give_the_same(settings: Settings, filled: Writer) -> None:
+    """The plain loop runs inside a running loop here, as it does in a notebook."""
+    with consumer(settings) as opened:
+        plain = list(opened)
+    assert (
+        names(plain) == names(await read(settings)) == sorted(f"{task}.{index}" for task in TASKS for index in (0, 1))
+    )
+
+
+async def test_groups_come_whole_and_by_sample_index(settings: Settings, filled: Writer) -> None:
+    await filled.write([trajectory("half", 0, 2)])
+    with consumer(settings) as opened:
+        plain: list[Group] = list(opened.groups())
+    async with consumer(settings) as opened:
+        found = [one async for one in opened.groups()]
+    assert sorted(one.task_id for one in plain) == sorted(one.task_id for one in found) == sorted(TASKS)
+    assert all([one.sample_index for one in each.trajectories] == [0, 1] for each in plain)
+    assert all(each.rewards == [0.0, 1.0] for each in plain)
+
+
+async def test_a_trajectory_is_arrays_for_a_trainer(settings: Settings, writer: Writer) -> None:
+    await writer.write([trajectory("t", 5, 8, 0.5)])
+    (found,) = await read(settings)
+    (trace,) = found.expanded()
+    assert [array.dtype for array in arrays(trace)] == [np.dtype(kind) for kind in ("int32", "uint8", "float32")]
+    assert trace.token_ids.tolist() == [1, 2, 3, 10, 5]
+    assert trace.loss_mask.tolist() == [0, 0, 0, 1, 1]
+    assert trace.logprobs.tolist() == [0, 0, 0, -0.5, -0.25]
+    assert all(array.flags.writeable for array in arrays(trace)), "torch.from_numpy takes no other"
+    assert [(span.call.policy_version, span.start, span.end) for span in trace.spans] == [(7, 3, 5)]
+    assert (found.reward, found.task_metadata()) == (0.5, {"set": "train"})
+
+
+@pytest.mark.parametrize("items", ["trajectories", "groups"])
+async def test_a_state_goes_on_where_it_was_taken(settings: Settings, filled: Writer, items: str) -> None:
+    def ids(opened: TrajectoryConsumer) -> Iterator[str]:
+        return (one.task_id for one in opened.groups()) if items == "groups" else (one.session_id for one in opened)
+
+    with consumer(settings) as opened:
+        whole = sorted(ids(opened))
+    with consumer(settings) as opened:
+        found = []
+        for one in ids(opened):
+            found.append(one)
+            if len(found) == 5:
+                break
+        state = json.loads(json.dumps(opened.state_dict()))
+        found += ids(opened)
+        assert sorted(found) == whole, "a second loop goes on where the first ended"
+        opened.load_state_dict(state)
+        assert sorted(found[:5] + list(ids(opened))) == whole, "so does one that was set back"
+    with consumer(settings) as opened:
+        opened.load_state_dict(state)
+        assert sorted(found[:5] + list(ids(opened))) == whole, "so does another process"
+
+
+async def test_a_consumer_that_is_opened_again_goes_on(settings: Settings, filled: Writer) -> None:
+    again = consumer(settings)
+    with again:
+        first = next(iter(again))
+    with again:
+        rest = list(again)
+    assert names([first, *rest]) == names(await read(settings))
+
+
+async def test_latest_begins_when_the_consumer_is_opened(settings: Settings, filled: Writer) -> None:
+    async with consumer(settings, start="latest") as opened:
+        await filled.write(group("new", [1.0]))
+        found = [one async for one in opened.groups()]
+    assert [one.task_id for one in found] == ["new"]
+
+
+async def test_without_a_timeout_it_waits_for_what_comes(settings: Settings, writer: Writer) -> None:
+    async with TrajectoryConsumer(settings=settings) as opened:
+        waiting = asyncio.ensure_future(anext(aiter(opened)))
+        await asyncio.wait({waiting}, timeout=3 * reader.POLL_MS / 1000)
+        assert not waiting.done()
+        await writer.write([trajectory("t")])
+        assert (await asyncio.wait_for(waiting, 10)).session_id == "t.0"
+
+
+async def test_an_interrupted_wait_loses_nothing(settings: Settings, writer: Writer) -> None:
+    """Ctrl-C in a notebook, and the loop run again."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with consumer(settings, timeout_s=None) as opened:
+            threading.Timer(QUIET_S, os.kill, (os.getpid(), signal.SIGINT)).start()
+            with pytest.raises(KeyboardInterrupt):
+                next(iter(opened))
+            await writer.write([trajectory("t")])
+            assert next(iter(opened)).session_id == "t.0"
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+async def test_what_is_not_committed_is_not_read(settings: Settings, filled: Writer) -> None:
+    """And a consumer that has read up to an open transaction has read all that there is."""
+    name = trajectories.TOPIC.full_name(settings.namespace)
+    other = FencedProducer(settings, "other")
+    await other.start()
+    try:
+        await other.begin()
+        await other.write([Write(name, number, b"x", encode(trajectory("open"))) for number in range(PARTITIONS)])
+        assert len(await read(settings)) == 2 * len(TASKS)
+    finally:
+        await other.stop()
+
+
+async def test_records_that_say_nothing_are_counted_and_passed_over(settings: Settings, writer: Writer) -> None:
+    unknown = msgspec.msgpack.encode({"type": "of_next_year"})
+    await writer.write([b"\xff", unknown], task_id="t")
+    await writer.write([trajectory("t")])
+    async with consumer(settings) as opened:
+        assert [one.session_id async for one in opened] == ["t.0"]
+    assert opened.skipped == {"undecodable": 1, "unknown_of_next_year": 1}
+
+
+async def test_an_output_is_read_by_any_of_its_names(settings: Settings) -> None:
+    async with Writer(settings, "eval") as evaluated:
+        await evaluated.write([trajectory("e")])
+    for name in ("eval", "trajectories.eval", trajectories.EVAL.full_name(settings.namespace)):
+        assert names(await read(settings, topic=name)) == ["e.0"]
+
+
+async def test_an_output_that_is_not_there_is_said_with_those_that_are(settings: Settings, writer: Writer) -> None:
+    async with Writer(settings, "eval"):
+        with pytest.raises(NotReady, match=r"no output topic .*\.trajectories\.evil: .* there are: eval$"):
+            await read(settings, topic="evil")
+
+
+async def removed(settings: Settings, before: int) -> None:
+    """What retention does: the first records of every partition leave the log."""
+    name = trajectories.TOPIC.full_name(settings.namespace)
+    client: Any = kafka.admin(settings)
+    await client.start()
+    try:
+        partitions = {kafka.TopicPartition(name, number): before for number in range(PARTITIONS)}
+        await client.delete_records({at: Before(offset) for at, offset in partitions.items()})
+    finally:
+        await client.close()
+
+
+class Before(msgspec.Struct, frozen=True):
+    """aiokafka's RecordsToDelete."""
+
+    before_offset: int
+
+
+async def test_records_that_left_the_log_unread_are_an_error_unless_they_may(
+    settings: Settings, filled: Writer
+) -> None:
+    async with consumer(settings) as opened:
+        state = opened.state_dict()
+    await removed(settings, before=4)
+    async with consumer(settings) as opened:
+        opened.load_state_dict(state)
+        with pytest.raises(NotReady, match=r"the records from 0 to 3 have left the log unread; allow_gap=True goes on"):
+            await anext(aiter(opened))
+    left = Counter(one.task_id for one in await read(settings))
+    async with consumer(settings, allow_gap=True) as opened:
+        opened.load_state_dict(state)
+        groups = [one.task_id async for one in opened.groups()]
+    assert sorted(groups) == sorted(task for task, samples in left.items() if samples == 2)
+    assert opened.skipped["incomplete_group"] == sum(samples == 1 for samples in left.values()) > 0
+
+
+@pytest.mark.parametrize("allow_gap", [False, True])
+async def test_records_may_leave_the_log_under_a_slow_reader(
+    settings: Settings, writer: Writer, monkeypatch: pytest.MonkeyPatch, allow_gap: bool
+) -> None:
+    """One record a fetch, so that nothing of what is removed was read ahead."""
+    monkeypatch.setattr(reader, "FETCH_BYTES", 1)
+    monkeypatch.setattr(reader, "PARTITION_FETCH_BYTES", 1)
+    for task in TASKS:
+        for number in range(3):
+            await writer.write([trajectory(task, number, 3)])
+    async with consumer(settings, allow_gap=allow_gap) as opened:
+        first = await anext(aiter(opened))
+        await removed(settings, before=4)
+        if allow_gap:
+            left = [one async for one in opened]
+            later = await read(settings)
+            assert {*names(later)} <= {first.session_id, *names(left)}
+        else:
+            with pytest.raises(NotReady, match="have left the log unread"):
+                async for _ in opened:
+                    pass
+
+
+async def first_from(opened: TrajectoryConsumer, state: dict[str, Any]) -> Trajectory:
+    opened.load_state_dict(state)
+    return await anext(aiter(opened))
+
+
+Change = Callable[[dict[str, Any]], object]
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        (lambda state: state.update(topic="trajectories.eval"), "state.topic"),
+        (lambda state: state.update(namespace="other"), "state.topic"),
+        (lambda state: state["partitions"].pop("0"), "state.partitions"),
+        (lambda state: state["partitions"].update({"0": {"start": 999, "next": 999}}), "state.partitions.0"),
+        (lambda state: state.update(items="groups"), "items"),
+    ],
+)
+async def test_a_state_of_something_else_is_refused(
+    settings: Settings, filled: Writer, change: Change, field: str
+) -> None:
+    async with consumer(settings) as opened:
+        state = opened.state_dict()
+        change(state)
+        with pytest.raises(InputError) as raised:
+            await first_from(opened, state)
+    assert raised.value.field == field
+
+
+async def test_one_consumer_hands_out_one_kind_of_items(settings: Settings, filled: Writer) -> None:
+    with consumer(settings) as opened:
+        next(iter(opened))
+        with pytest.raises(InputError, match="this consumer hands out trajectories; make one more"):
+            next(iter(opened.groups()))
+
+
+async def test_a_consumer_is_used_while_it_is_open(settings: Settings, writer: Writer) -> None:
+    closed = consumer(settings)
+    with pytest.raises(RuntimeError, match="inside `with"):
+        next(iter(closed))
+    with pytest.raises(RuntimeError, match="inside `with"):
+        closed.state_dict()
+    async with closed:
+        with pytest.raises(RuntimeError, match="iterated by `async for`"):
+            next(iter(closed))
+
+
+def test_a_bad_start_is_refused(settings: Settings) -> None:
+    with pytest.raises(InputError, match="must be earliest or latest"):
+        consumer(settings, start="now")
+
+
+def test_without_a_system_it_says_how_to_get_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    monkeypatch.delenv("POLAR_KAFKA", raising=False)
+    with pytest.raises(NotReady, match="start one with `polar up`"), TrajectoryConsumer(tmp_path):
+        pass
+
+
+def test_importing_it_costs_no_kafka_client() -> None:
+    code = "import polar.trainer, sys; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"aiokafka", "numpy", "pydantic"} & set(loaded)

@@ -1,0 +1,86 @@
+"""Trajectories and groups as a builder writes them: transactions, each in its task's partition."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
+
+from polar.settings import Settings
+from polar.types.session import Status
+from polar.types.tokens import pack_ids, pack_logprobs
+from polar.types.trajectory import ROOT, Call, GroupFinished, Node, Trace, Trajectory
+from topics import admin, trajectories
+from topics.codec import encode
+from topics.owner import FencedProducer, Write
+from topics.partition import partition_of_task
+
+T = TypeVar("T")
+
+PARTITIONS = trajectories.TOPIC.embedded_partitions
+
+
+def trajectory(task_id: str, index: int = 0, samples: int = 1, reward: float | None = 1.0) -> Trajectory:
+    """Three tokens read, two sampled, and trained in one trace."""
+    call = Call(f"{task_id}.{index}.c0", "main", "answered", "openai_chat", 0, 1, 3, 2, policy_version=7)
+    nodes = [Node(ROOT, pack_ids([1, 2, 3])), Node(0, pack_ids([10, index]), pack_logprobs([-0.5, -0.25]), call=0)]
+    return Trajectory(
+        f"{task_id}.{index}",
+        task_id,
+        index,
+        samples,
+        1,
+        Status.COMPLETED if reward is not None else Status.FAILED,
+        "prefix_merging",
+        "shell",
+        reward=reward,
+        nodes=nodes,
+        calls=[call],
+        traces=[Trace(f"{task_id}.{index}/c0", leaf=1, trains=[1], reward=reward)],
+        metadata=b'{"set": "train"}',
+    )
+
+
+def group(task_id: str, rewards: Sequence[float | None]) -> list[trajectories.Output]:
+    """A task's records: its last sample ended first."""
+    samples = [trajectory(task_id, index, len(rewards), reward) for index, reward in enumerate(rewards)]
+    return [*samples[::-1], finished(task_id, rewards)]
+
+
+def finished(task_id: str, rewards: Sequence[float | None]) -> GroupFinished:
+    ids = [f"{task_id}.{index}" for index in range(len(rewards))]
+    return GroupFinished(task_id, len(rewards), ids, list(rewards), [Status.COMPLETED] * len(rewards))
+
+
+class Writer:
+    """The builder's place: one fenced producer a partition. `topic` is made as an embedded system has it."""
+
+    def __init__(self, settings: Settings, topic: str | None = None) -> None:
+        self._settings = settings
+        self._topic = trajectories.topic(topic)
+        self._producers = [FencedProducer(settings, f"builder.{number}") for number in range(PARTITIONS)]
+
+    async def __aenter__(self) -> Writer:
+        await admin.apply(self._settings, [self._topic], embedded=True)
+        for producer in self._producers:
+            await producer.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for producer in self._producers:
+            await producer.stop()
+
+    async def write(self, records: Iterable[trajectories.Output | bytes], task_id: str | None = None) -> None:
+        """A transaction a partition; bytes go to the partition of `task_id`."""
+        by_partition: dict[int, list[Write]] = defaultdict(list)
+        for record in records:
+            owner = task_id if isinstance(record, bytes) else record.task_id
+            assert owner is not None
+            number = partition_of_task(owner, PARTITIONS)
+            value = record if isinstance(record, bytes) else encode(record)
+            name = self._topic.full_name(self._settings.namespace)
+            by_partition[number].append(Write(name, number, owner.encode(), value))
+        for number, writes in by_partition.items():
+            await self._producers[number].begin()
+            await self._producers[number].write(writes)
+            await self._producers[number].commit()
