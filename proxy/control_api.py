@@ -52,8 +52,8 @@ WORDS = {
 }
 """What reasons of a Revoke mean for whoever asked."""
 CLOSING_WORDS = WORDS | {"submitted": "{named} is run by workers; `polar cancel {named}` ends it"}
-STATUS = {"unknown": 404}
-"""Of a reason; 409 for all others."""
+FIELDS = {"samples": "num_samples", "mode": "mode"}
+"""Of an open, what a reason is about; `task_id` for all others."""
 
 log = structlog.get_logger(__name__)
 
@@ -142,7 +142,9 @@ class ControlApi:
         try:
             grant = await self._openings.open(wish)
         except Declined as declined:
-            raise _declined(declined, WORDS, task=body.task_id or "the task", named="the session") from None
+            field = FIELDS.get(declined.reason, "task_id")
+            words = _words(WORDS, declined, task=body.task_id or "the task", named="the session")
+            raise Refused(409, declined.reason, words, field=field) from None
         except Unanswered as unanswered:
             raise Refused(503, "unanswered", str(unanswered)) from None
         log.info("session opened", action="session_opened", session=grant.session_id, ttl_s=body.ttl_s)
@@ -165,7 +167,9 @@ class ControlApi:
         try:
             await self._openings.close(session_id, body.reward)
         except Declined as declined:
-            raise _declined(declined, CLOSING_WORDS, task=task_id_of(session_id), named=session_id) from None
+            status = 404 if declined.reason == "unknown" else 409
+            words = _words(CLOSING_WORDS, declined, task=task_id_of(session_id), named=session_id)
+            raise Refused(status, declined.reason, words, field="session_id") from None
         except Unanswered as unanswered:
             raise Refused(503, "unanswered", str(unanswered)) from None
         log.info("session closed", action="session_closed", session=session_id)
@@ -233,10 +237,9 @@ def _claims(grant: Grant, body: OpenBody, now: int) -> KeyClaims:
     )
 
 
-def _declined(declined: Declined, words: dict[str, str], *, task: str, named: str) -> Refused:
+def _words(words: dict[str, str], declined: Declined, *, task: str, named: str) -> str:
     said = words.get(declined.reason, "it came to nothing ({reason})")
-    message = said.format(task=task, named=named, reason=declined.reason)
-    return Refused(STATUS.get(declined.reason, 409), declined.reason, message)
+    return said.format(task=task, named=named, reason=declined.reason)
 
 
 async def _read(request: web.Request) -> bytes:

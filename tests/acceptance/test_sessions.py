@@ -1,0 +1,204 @@
+"""Opened sessions as their users have them: `polar up`, the commands as processes, the official openai client, the page of the docs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import openai
+import pytest
+from openai import OpenAI
+from openai.types.chat import ChatCompletionMessage, ChatCompletionMessageParam, ChatCompletionToolParam
+
+from polar import sessions, settings
+from polar.types.errors import InputError
+from polar.types.session import Status
+from polar.types.trajectory import Trajectory, expand
+from tests.acceptance.console import differs, steps
+from tests.acceptance.test_cli import COMMAND_S, Up, engine_record, environment
+from topics import trajectories
+from topics.owner import read_back
+from topics.partition import partition_of_session
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "sessions.md"
+MARK = "END-OF-COMMAND"
+SCRIPT = """\
+name: list
+match: list the files
+variants:
+  - turns:
+      - text: I look.
+        calls: [{name: bash, arguments: {command: ls}}]
+      - text: There is one file, a.py.
+"""
+BASH: ChatCompletionToolParam = {
+    "type": "function",
+    "function": {"name": "bash", "parameters": {"type": "object", "properties": {"command": {"type": "string"}}}},
+}
+
+
+@pytest.fixture(scope="module")
+def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    folder = tmp_path_factory.mktemp("sessions")
+    (folder / "list.yaml").write_text(SCRIPT)
+    running = Up(folder, "--scripts", str(folder / "list.yaml"))
+    try:
+        yield running
+    finally:
+        running.process.terminate()
+        running.process.wait()
+
+
+def trajectory(up: Up, session_id: str) -> Trajectory:
+    """The session's, which is out."""
+
+    async def read() -> list[object]:
+        found = settings.load(up.data)
+        topic = trajectories.TOPIC.full_name(found.namespace)
+        partition = partition_of_session(session_id, trajectories.TOPIC.embedded_partitions)
+        return [trajectories.CODEC.decode(record.value or b"") async for record in read_back(found, topic, partition)]
+
+    (found,) = [one for one in asyncio.run(read()) if isinstance(one, Trajectory) and one.session_id == session_id]
+    return found
+
+
+def trained(found: Trajectory) -> list[int]:
+    """All tokens with mask 1, in the order of the traces."""
+    traces = [expand(found, trace) for trace in found.traces]
+    return [token for trace in traces for token in trace.token_ids[trace.loss_mask == 1].tolist()]
+
+
+def sampled(up: Up, session_id: str) -> list[int]:
+    """By the engine's own record."""
+    return [token for call in engine_record(up) if call["session_id"] == session_id for token in call["token_ids"]]
+
+
+def work(env: dict[str, str], *, stream: bool) -> None:
+    """Two turns with a tool call between them, by the official client."""
+    said: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Please list the files."}]
+    with OpenAI(base_url=env["OPENAI_BASE_URL"], api_key=env["OPENAI_API_KEY"], max_retries=0) as client:
+        first = asked(client, said, stream=stream)
+        assert first.tool_calls is not None
+        (call,) = first.tool_calls
+        assert call.type == "function"
+        assert (call.function.name, call.function.arguments) == ("bash", '{"command":"ls"}')
+        said.append(
+            {
+                "role": "assistant",
+                "content": first.content,
+                "tool_calls": [
+                    {
+                        "id": call.id,
+                        "type": "function",
+                        "function": {"name": call.function.name, "arguments": call.function.arguments},
+                    }
+                ],
+            }
+        )
+        said.append({"role": "tool", "tool_call_id": call.id, "content": "a.py"})
+        assert asked(client, said, stream=stream).content == "There is one file, a.py."
+
+
+def asked(client: OpenAI, said: list[ChatCompletionMessageParam], *, stream: bool) -> ChatCompletionMessage:
+    if not stream:
+        return client.chat.completions.create(model="any", messages=said, tools=[BASH]).choices[0].message
+    with client.chat.completions.stream(model="any", messages=said, tools=[BASH]) as events:
+        return events.get_final_completion().choices[0].message
+
+
+def test_commands_give_a_session_whose_calls_are_exactly_its_trajectory(up: Up) -> None:
+    opened = up.polar("session", "open", "--format", "json")
+    assert opened.returncode == 0, opened.stderr
+    told = json.loads(opened.stdout)
+    assert told.keys() == {"session_id", "key", "expires_at", "env"}
+    session_id = told["session_id"]
+    work(told["env"], stream=False)
+    done = up.polar("session", "close", session_id, "--reward", "-0.5")
+    assert done.returncode == 0, done.stderr
+    with pytest.raises(openai.ConflictError, match="this session is over"):
+        work(told["env"], stream=False)
+    tokens = sampled(up, session_id)
+    words = f"{session_id} COMPLETED, reward -0.5: 2 calls, {len(tokens)} trainable tokens (polar show {session_id})\n"
+    assert done.stdout == words
+    found = trajectory(up, session_id)
+    assert (found.status, found.reward, found.error, found.harness) == (Status.COMPLETED, -0.5, None, "external")
+    assert (len(found.traces), trained(found)) == (1, tokens)
+    again = up.polar("session", "close", session_id, "--reward", "1")
+    assert (again.returncode, again.stdout) == (1, words)
+    assert "had ended already: the reward 1 came too late" in again.stderr
+    assert told["key"] not in "".join(log.read_text() for log in (up.data / "logs").iterdir())
+
+
+def test_a_with_block_is_a_session_and_streams_are_captured_alike(up: Up) -> None:
+    with sessions.open_session(up.data, ttl_s=60) as session:
+        work(session.env, stream=True)
+        session.reward = 1.0
+    assert session.ended is not None
+    assert (session.ended.status, session.ended.reward, session.ended.calls) == (Status.COMPLETED, 1.0, 2)
+    assert trained(trajectory(up, session.session_id)) == sampled(up, session.session_id)
+
+
+def test_a_block_that_raises_closes_its_session_and_says_what_it_raised(up: Up) -> None:
+    with pytest.raises(ZeroDivisionError), sessions.open_session(up.data) as session:
+        _ = 1 / 0
+    row = asyncio.run(sessions.until_ended(session.settings, session.session_id))
+    assert row is not None
+    assert (row.status, row.reward, row.calls) == (Status.COMPLETED, None, 0)
+
+
+def test_a_session_left_alone_ends_at_its_ttl_with_its_calls(up: Up) -> None:
+    session = sessions.open_session(up.data, ttl_s=1)
+    work(session.env, stream=False)
+    row = asyncio.run(sessions.until_ended(session.settings, session.session_id))
+    assert row is not None
+    assert row.error is not None
+    assert (row.status, row.reward, row.error.code, row.calls) == (Status.TIMED_OUT, None, "timeout", 2)
+    assert trained(trajectory(up, session.session_id)) == sampled(up, session.session_id)
+    with pytest.raises(sessions.Refused, match="has ended already"):
+        session.close()
+
+
+def test_what_can_not_be_says_field_and_reason(up: Up) -> None:
+    found = settings.load(up.data)
+    with pytest.raises(InputError, match=r"session_id: there is no session nosuch\.0"):
+        sessions.close_session(found, "nosuch.0")
+    with pytest.raises(InputError, match="reward: a reward is a finite number"):
+        sessions.close_session(found, "nosuch.0", float("nan"))
+    with pytest.raises(InputError, match=r"task_id: .* \(got 'a b'\)"):
+        sessions.open_session(up.data, task_id="a b")
+    with pytest.raises(InputError, match="ttl_s: Input should be less than or equal to 86400"):
+        sessions.open_session(up.data, ttl_s=90_000)
+    refused = up.polar("session", "close", "nosuch.0")
+    assert (refused.returncode, refused.stdout, refused.stderr) == (
+        2,
+        "",
+        "polar: session_id: there is no session nosuch.0\n",
+    )
+
+
+def test_the_page_of_the_docs_is_so(up: Up) -> None:
+    """In one shell, since an `eval` is for the commands after it."""
+    page = steps(PAGE, ROOT)
+    (program,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    commands = [*(step.command for step in page), f"python - <<'END'\n{program}END"]
+    done = subprocess.run(
+        ["bash"],
+        input="".join(f"{command}\necho; echo {MARK}\n" for command in commands),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=COMMAND_S,
+        env=environment()
+        | {"PATH": f"{Path(sys.executable).parent}:{environment()['PATH']}", "POLAR_DATA": str(up.data)},
+    )
+    *printed, by_program, _ = done.stdout.split(f"{MARK}\n")
+    for step, output in zip(page, printed, strict=True):
+        difference = differs(step.printed, output)
+        assert difference is None, f"{step.place}: {difference}"
+    assert by_program.split() == ["COMPLETED", "0.0", "1"]
