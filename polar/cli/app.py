@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from polar.cli import cancel, logs, proxy, session, show, sql, status, submit, topics, trajectories, up, watch, worker
+from polar.cli import cancel, doctor, logs, proxy, session, show, sql, status, submit, topics, trajectories, up, watch, worker
 from polar.cli.exits import Commands
 
 app = typer.Typer(
@@ -38,6 +38,7 @@ def before(
 
 
 app.command("up")(up.up)
+app.command("doctor")(doctor.doctor)
 app.command("submit")(submit.submit)
 app.command("watch")(watch.watch)
 app.command("status")(status.status)

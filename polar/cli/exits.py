@@ -11,6 +11,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
+from polar.cli.visible import visible
 from polar.types.errors import InputError, NotReady
 
 EXTRA_OF = {
@@ -57,5 +58,5 @@ class Commands(TyperGroup):
 
 def ended(message: str, code: Exit) -> typer.Exit:
     """Say why on stderr; the caller raises what comes back."""
-    typer.echo(f"polar: {message}", err=True)
+    typer.echo(f"polar: {visible(message)}", err=True)
     return typer.Exit(code)

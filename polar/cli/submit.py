@@ -14,6 +14,7 @@ from polar.cli import documents, progress
 from polar.cli.exits import Exit
 from polar.cli.options import Data, Format, Output
 from polar.cli.status import of_task
+from polar.cli.visible import visible
 from polar.settings import Settings
 from polar.types.errors import InputError, Kind
 from polar.types.session import Status
@@ -95,6 +96,6 @@ def _judged(table: SessionTable, ids: Sequence[str]) -> int:
     errors = [(row.session_id, row.error) for row in failed if row.error is not None]
     for session_id, error in errors:
         # An agent's own words may run over lines.
-        message = " ".join(error.message.split())
+        message = visible(" ".join(error.message.split()))
         typer.echo(f"polar: {session_id} FAILED: {error.stage} {error.kind}/{error.code}: {message}", err=True)
     return Exit.FAILED if any(error.kind in (Kind.INFRA, Kind.INPUT) for _, error in errors) else 0

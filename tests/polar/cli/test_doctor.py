@@ -1,0 +1,88 @@
+"""`polar doctor` on this machine as it is, on one that lacks things, and on a running system."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from polar.cli.app import app
+from polar.embedded import checkup, disk
+from polar.embedded.checkup import State
+from polar.scripted.app import running
+from polar.scripted.engine import Engine
+from polar.scripted.faults import Garbage
+from polar.settings import Settings
+
+
+@pytest.fixture(autouse=True)
+def _no_system(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("POLAR_KAFKA", raising=False)
+    monkeypatch.setenv("POLAR_DATA", str(tmp_path / "data"))
+
+
+def states(*arguments: str) -> tuple[int, dict[str, str]]:
+    """Exit code, and state by what was looked at."""
+    result = CliRunner().invoke(app, ["doctor", "--format", "json", *arguments])
+    return result.exit_code, {one["what"]: one["state"] for one in json.loads(result.stdout)}
+
+
+def test_a_machine_that_runs_the_tests_is_well_and_nothing_is_made_on_it(tmp_path: Path) -> None:
+    code, found = states()
+    assert code == 0
+    assert {"python", "kernel", "memory", "disk", "data folder", "git", "packages", "java", "Kafka", "pi"} < set(found)
+    assert found["system"] == "later"
+    assert not (tmp_path / "data").exists()
+
+
+def test_people_get_a_table_and_what_to_do() -> None:
+    result = CliRunner().invoke(app, ["doctor"])
+    assert "✓ kernel" in " ".join(result.stdout.split())
+    assert result.stdout.splitlines()[-1] == "– system: start it: polar up"
+
+
+def test_what_is_missing_ends_with_3_and_a_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk, "NEEDED", 2**62)
+    monkeypatch.setenv("PATH", "")
+    code, found = states()
+    assert code == 3
+    assert (found["disk"], found["git"]) == ("bad", "bad")
+    assert all(one.todo for one in checkup.machine(Path()) if one.state is State.BAD)
+
+
+def test_downloads_that_cannot_come_are_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("POLAR_CACHE", str(tmp_path / "empty"))
+    for name in ("https_proxy", "HTTPS_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    monkeypatch.setenv("npm_config_registry", "http://127.0.0.1:9/")
+    found = {one.what: one for one in checkup.installed()}
+    assert found["Kafka"].state is State.BAD
+    assert "can't be reached" in found["Kafka"].said
+    assert found["pi"].state is State.BAD
+
+
+def test_a_kafka_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POLAR_KAFKA", "127.0.0.1:9")
+    code, found = states()
+    assert code == 3
+    assert found["broker"] == "bad"
+
+
+async def test_a_broker_without_topics_is_told(kafka: str, namespace: str) -> None:
+    found = {one.what: one for one in await checkup.system(Settings(kafka=kafka, namespace=namespace))}
+    assert found["broker"].state is State.GOOD
+    assert found["topics"].state is State.BAD
+    assert found["topics"].todo == "make them: polar topics apply"
+
+
+async def test_an_engine_is_asked_for_a_token() -> None:
+    scripted = Engine()
+    async with running(scripted) as url:
+        assert (await checkup.inference(url, None)).state is State.GOOD
+        scripted.faults.add(Garbage(form="no_token_ids"))
+        lacking = await checkup.inference(f"{url}/v1", None)
+    assert lacking.state is State.BAD
+    assert "returns no token ids" in lacking.said
+    assert (await checkup.inference("http://127.0.0.1:9", None)).state is State.BAD
