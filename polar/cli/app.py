@@ -7,7 +7,22 @@ from typing import Annotated
 
 import typer
 
-from polar.cli import cancel, doctor, logs, proxy, session, show, sql, status, submit, topics, trajectories, up, watch, worker
+from polar.cli import (
+    cancel,
+    doctor,
+    logs,
+    proxy,
+    session,
+    show,
+    sql,
+    status,
+    submit,
+    topics,
+    trajectories,
+    up,
+    watch,
+    worker,
+)
 from polar.cli.exits import Commands
 
 app = typer.Typer(
