@@ -45,7 +45,7 @@ async def _watch(found: settings.Settings, output: Format, stop: asyncio.Event) 
         if output is Format.JSON:
             await _print_json(live, stop)
         elif console.is_terminal and not console.is_dumb_terminal:
-            await _draw(live, console, f"polar watch  {found.namespace} at {found.bootstrap}", stop)
+            await _draw(live, console, f"polar watch: {found.namespace} at {found.bootstrap}", stop)
         else:
             await _print_lines(live, stop)
 

@@ -16,15 +16,17 @@ from polar.cli.app import app
 from polar.settings import Settings
 from polar.types.completion import Sampling
 from polar.types.errors import Kind, SessionError
-from polar.types.session import Phase, SessionState, Status, TaskState
+from polar.types.session import Accounting, Phase, SessionState, Stage, Status, TaskState
 from polar.types.task import body_hash, parse
 from polar.types.tokens import pack_ids, pack_logprobs
 from polar.types.trajectory import Call, GroupFinished, Node, Stats, Trace, Trajectory
-from topics import admin, catalogue, events, sessions, tasks, trajectories
+from topics import admin, catalogue, events, fleet, sessions, tasks, trajectories, workers
 from topics import kafka as clients
 from topics.contract import Topic
 from topics.events import CancelRequested
+from topics.fleet import FleetState
 from topics.producer import LogProducer
+from topics.workers import Heartbeat, StageSlots
 
 BODY: dict[str, Any] = {
     "task_id": "t",
@@ -243,6 +245,41 @@ def test_status_shows_tasks_and_sessions_and_knows_tombstones(settings: Settings
         code, _, stderr = polar("status", target)
         assert code == 2
         assert f"no coordinator knows such a task (got '{target}')" in stderr
+
+
+def test_status_tells_who_lives_what_is_ready_and_that_the_fleet_is_paused(settings: Settings) -> None:
+    assert polar("status")[1].splitlines()[0] == "alive: no process; 0 sessions READY"
+    write_rows(settings, task_row(), session_row(0, Phase.READY), session_row(1, Phase.READY))
+    write(settings, fleet.TOPIC, [("state", FleetState(1, paused=True))])
+    slots = [StageSlots(Stage.INIT, "default", 4, 4, [0]), StageSlots(Stage.RUN, "gpu", 8, 5, [0])]
+    beats = [Heartbeat("w", "worker", "host", 1, slots), Heartbeat("p", "proxy", "host", 2)]
+    write(settings, workers.TOPIC, [(beat.worker_id, beat) for beat in beats])
+    code, stdout, _ = polar("status")
+    assert code == 0
+    alive = "alive: 1 proxy, 1 worker; slots busy: init 0/4, run of gpu 3/8; 2 sessions READY; the fleet is paused"
+    assert stdout.splitlines()[0] == alive
+    assert [row["task_id"] for row in json.loads(polar("status", "--format", "json")[1])] == ["t"]
+
+
+def test_status_of_a_task_tells_how_long_each_stage_took_where_there_is_room(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    took = Accounting(init_ms=1500, run_ms=61_000)
+    write_rows(settings, task_row(), session_row(0, status=Status.COMPLETED, accounting=took))
+    header, _, row = polar("status", "t")[1].splitlines()
+    assert "init s  run s  evaluate s" in header
+    assert row.split()[-4:] == ["1.5", "61.0", "–", "–"]
+    (shown,) = json.loads(polar("status", "t", "--format", "json")[1])
+    assert (shown["accounting"]["run_ms"], shown["accounting"]["evaluate_ms"]) == (61_000, 0)
+    monkeypatch.setattr("polar.cli.tables.PIPE_WIDTH", 80)
+    assert "init s" not in polar("status", "t")[1]
+
+
+def test_waiting_tells_each_groups_rewards_when_it_has_ended(settings: Settings) -> None:
+    write_rows(
+        settings, task_row(), session_row(0, status=Status.COMPLETED, reward=1.0), session_row(1, status=Status.FAILED)
+    )
+    assert "t: rewards 1 –, mean 1  █·\n" in polar("submit", "--wait", "-", stdin=json.dumps(BODY))[2]
 
 
 def a_trajectory(index: int) -> Trajectory:

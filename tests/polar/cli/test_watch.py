@@ -6,19 +6,14 @@ What workers and a coordinator would write is written here.
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import io
 import json
 import os
-import pty
 import re
 import select
 import signal
-import struct
 import subprocess
 import sys
-import termios
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -43,6 +38,7 @@ from polar.types.completion import CallOutcome, Completion, MessageDelta, TokenD
 from polar.types.errors import Kind, NotReady, SessionError
 from polar.types.session import Phase, Plan, SessionState, Stage, Status, TaskState
 from polar.types.tokens import pack_ids
+from tests.polar.cli.terminal import Terminal
 from topics import admin, catalogue, completions, fleet, sessions, workers
 from topics.fleet import FleetState
 from topics.producer import LogProducer
@@ -246,81 +242,41 @@ def test_without_a_kafka_or_its_topics_it_says_so(settings: Settings, namespace:
 # --- on a terminal
 
 
-class Terminal:
-    """A process on a terminal of its own, and all that it wrote there."""
-
-    def __init__(self, settings: Settings, columns: int, lines: int) -> None:
-        self._ours, self._its = pty.openpty()
-        self.resize(columns, lines)
-        self.before = termios.tcgetattr(self._its)
-        self.wrote = ""
-        self.process = subprocess.Popen(
-            command(), env=environment(settings), stdin=self._its, stdout=self._its, stderr=self._its
-        )
-
-    def resize(self, columns: int, lines: int) -> None:
-        fcntl.ioctl(self._its, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
-
-    def pages(self) -> list[list[str]]:
-        """The lines of each page drawn whole, without colours."""
-        drawn = self.wrote.split("\x1b[H")[1:-1]
-        return [re.sub(r"\x1b\[[0-9;]*m", "", page).replace("\r", "").split("\n") for page in drawn]
-
-    def read_until(self, holds: Any) -> None:
-        deadline = time.monotonic() + DEADLINE_S
-        while not holds():
-            assert time.monotonic() < deadline, self.wrote[-3000:]
-            if select.select([self._ours], [], [], 0.1)[0]:
-                self.wrote += os.read(self._ours, 65536).decode(errors="replace")
-
-    def end(self, number: signal.Signals) -> int:
-        """The exit code; what it wrote at last is read."""
-        self.process.send_signal(number)
-        self.read_until(lambda: self.process.poll() is not None)
-        while select.select([self._ours], [], [], 0)[0]:
-            self.wrote += os.read(self._ours, 65536).decode(errors="replace")
-        return self.process.wait()
-
-    @property
-    def is_as_before(self) -> bool:
-        return termios.tcgetattr(self._its) == self.before
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        os.close(self._ours)
-        os.close(self._its)
-
-
 @contextmanager
 def terminal(settings: Settings, columns: int, lines: int) -> Iterator[Terminal]:
-    made = Terminal(settings, columns, lines)
+    made = Terminal(command(), environment(settings), columns, lines)
     try:
         yield made
     finally:
         made.close()
 
 
-def fits(pages: Sequence[Sequence[str]], columns: int, lines: int) -> bool:
-    return all(len(page) <= lines and all(cell_len(line) <= columns for line in page) for page in pages)
+def pages(screen: Terminal) -> list[list[str]]:
+    """The lines of each page that was drawn whole, without colours."""
+    drawn = screen.wrote.split("\x1b[H")[1:-1]
+    return [re.sub(r"\x1b\[[0-9;]*m", "", page).replace("\r", "").split("\n") for page in drawn]
+
+
+def fits(drawn: Sequence[Sequence[str]], columns: int, lines: int) -> bool:
+    return all(len(page) <= lines and all(cell_len(line) <= columns for line in page) for page in drawn)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_page_fits_follows_the_size_and_gives_the_terminal_back(settings: Settings, number: signal.Signals) -> None:
     write(settings, *a_system())
     with terminal(settings, 80, 24) as screen:
-        screen.read_until(lambda: any("exit_code" in line for page in screen.pages() for line in page))
-        assert fits(screen.pages(), 80, 24)
-        shown = "\n".join(screen.pages()[-1])
+        screen.read_until(lambda: any("exit_code" in line for page in pages(screen) for line in page))
+        assert fits(pages(screen), 80, 24)
+        shown = "\n".join(pages(screen)[-1])
         assert "1 READY" in shown
         assert "t.1" in shown
         assert "[2J[red]gone" in shown
         assert EVIL[:9] not in screen.wrote
         assert "\x1b[2J" not in screen.wrote.split("\x1b[H", 1)[1]
         screen.resize(60, 15)
-        drawn = len(screen.pages())
-        screen.read_until(lambda: len(screen.pages()) > drawn + 2)
-        assert fits(screen.pages()[-1:], 60, 15)
+        drawn = len(pages(screen))
+        screen.read_until(lambda: len(pages(screen)) > drawn + 2)
+        assert fits(pages(screen)[-1:], 60, 15)
         assert screen.end(number) == 0
         assert screen.wrote.index("\x1b[?1049h") < screen.wrote.index("\x1b[?1049l")
         assert screen.wrote.rindex("\x1b[?25h") > screen.wrote.rindex("\x1b[?25l")

@@ -1,0 +1,126 @@
+"""What long work says of itself on stderr: bars on a terminal, lines elsewhere, and nothing where it is quick."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+
+import pytest
+
+from polar.cli import progress
+from polar.cli.rewards import bars
+from tests.polar.cli.terminal import Terminal
+
+DOWNLOAD = """
+import asyncio, time, typer
+from polar.cli import progress
+meter = progress.download_bar()
+assert meter is not None
+with meter(50_000_000) as tell:
+    for done in range(0, 50_000_001, 5_000_000):
+        tell(done)
+        time.sleep(0.05)
+        if done == 25_000_000:
+            typer.echo("polar: one jar did not come whole", err=True)
+typer.echo("polar: after", err=True)
+"""
+READING = """
+import asyncio
+from polar.cli import progress
+done = 0
+async def work():
+    global done
+    for done in range(0, 3001, 100):
+        await asyncio.sleep(0.08)
+asyncio.run(progress.reading(work(), lambda: (done, 3000), "the table"))
+print("read")
+"""
+
+
+def on_terminal(program: str) -> str:
+    """All that a program wrote to a terminal of 80 characters; it ended well."""
+    terminal = Terminal([sys.executable, "-c", program], os.environ | {"TERM": "xterm", "COLUMNS": "80"}, 80, 24)
+    try:
+        assert terminal.end() == 0, terminal.wrote
+        return terminal.wrote
+    finally:
+        terminal.close()
+
+
+def test_a_download_is_a_bar_on_a_terminal_which_leaves_other_lines_whole() -> None:
+    wrote = on_terminal(DOWNLOAD)
+    assert "50.0/50.0 MB" in wrote
+    assert "polar: one jar did not come whole" in wrote
+    assert wrote.rstrip().endswith("polar: after")
+    assert wrote.rindex("\x1b[?25h") > wrote.rindex("\x1b[?25l")
+
+
+def test_reading_is_a_bar_on_a_terminal_and_gone_afterwards() -> None:
+    wrote = on_terminal(READING)
+    assert "reading the table" in wrote
+    assert "/3000" in wrote
+    assert wrote.rstrip().endswith("read")
+    assert wrote.rindex("\x1b[2K") > wrote.rindex("reading the table")
+
+
+async def test_reading_elsewhere_is_a_line_now_and_then(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "QUICK_S", 0.0)
+    monkeypatch.setattr(progress, "STEP_S", 0.01)
+    done = asyncio.Event()
+    far = [0]
+
+    async def work() -> None:
+        await done.wait()
+
+    def how_far() -> tuple[int, int]:
+        far[0] += 1
+        if far[0] == 20:
+            done.set()
+        return far[0], 20
+
+    await progress.reading(work(), how_far, "the table")
+    assert capsys.readouterr().err == "polar: reading the table: 1 of 20\n"
+
+
+async def test_quick_reading_says_nothing_and_what_it_raises_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    async def fail() -> None:
+        raise ValueError("its own")
+
+    with pytest.raises(ValueError, match="its own"):
+        await progress.reading(fail(), lambda: (0, 0), "the table")
+    assert capsys.readouterr().err == ""
+
+
+async def test_reading_that_is_cancelled_ends_the_work() -> None:
+    ended = asyncio.Event()
+
+    async def work() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    reading = asyncio.create_task(progress.reading(work(), lambda: (0, 0), "the table"))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    reading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reading
+    assert ended.is_set()
+
+
+@pytest.mark.parametrize(
+    ("rewards", "shown"),
+    [
+        ([0.0, 0.5, 1.0, None], "▁▅█·"),
+        ([], ""),
+        ([-1.0, 0.0, 1.0], "▁▅█"),
+        ([5.0, 10.0], "▅█"),
+        ([0.3, 0.3], "▃▃"),
+    ],
+)
+def test_rewards_stand_between_0_and_1_or_as_far_as_they_reach(rewards: list[float | None], shown: str) -> None:
+    assert bars(rewards) == shown
