@@ -6,18 +6,16 @@ against others' commits is no failure; finding our own partitions moved is. Bloc
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from types import MappingProxyType
 
 import structlog
 
 from analytics import files
-from analytics.manifest import Conflict, File, Lake, Manifest, Writing, sync
+from analytics.manifest import Conflict, File, Lake, Manifest, Partition, Writing, sync
 from analytics.rows import Row
 from analytics.schema import TABLES
-
-Partition = tuple[str, int]
-"""Topic without the namespace, number."""
 
 log = structlog.get_logger()
 
@@ -32,8 +30,9 @@ def flush(
     rows: Mapping[str, Sequence[Row]],
     base: Mapping[Partition, int | None],
     offsets: Mapping[Partition, int],
+    times: Mapping[Partition, int] = MappingProxyType({}),
 ) -> int:
-    """Commit rows, read from `base` to `offsets`; how many didn't fit their columns and were left out.
+    """Commit rows, read from `base` to `offsets`, the newest record of `times`; how many fitted no column and were left out.
 
     Raises Superseded; OSError, and then nothing of it is in the lake, or, where the disk failed after the very last step, all of it,
     which the next try finds out as Superseded.
@@ -52,23 +51,21 @@ def flush(
                 added[name] = [File(file, len(made), files.write(lake.folder / name / file, made))]
         for name in added:
             sync(lake.folder / name)
-        _commit(lake, base, offsets, added)
+        _commit(lake, base, lambda newest: newest.advanced(offsets, added, times))
     except OSError:
         _clean_up(lake, added)
         raise
     return unfit
 
 
-def _commit(
-    lake: Lake, base: Mapping[Partition, int | None], offsets: Mapping[Partition, int], added: Mapping[str, list[File]]
-) -> Manifest:
+def _commit(lake: Lake, base: Mapping[Partition, int | None], advanced: Callable[[Manifest], Manifest]) -> Manifest:
     while True:
         newest = lake.newest()
-        for (topic, number), known in base.items():
-            if newest.offset(topic, number) != known:
-                raise Superseded(f"{topic}[{number}] is at {newest.offset(topic, number)}, not at {known}")
+        for partition, known in base.items():
+            if newest.offset(partition) != known:
+                raise Superseded(f"{partition[0]}[{partition[1]}] is at {newest.offset(partition)}, not at {known}")
         with suppress(Conflict):
-            return lake.commit(newest, newest.advanced(offsets, added))
+            return lake.commit(newest, advanced(newest))
 
 
 def _clean_up(lake: Lake, added: Mapping[str, list[File]]) -> None:

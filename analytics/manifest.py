@@ -12,8 +12,9 @@ import os
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import MappingProxyType
 
 import msgspec
 
@@ -21,8 +22,10 @@ from analytics import locks
 from analytics.schema import TABLES
 from polar.types.errors import NotReady
 
-Offsets = dict[str, dict[int, int]]
-"""By topic, without the namespace, and partition: the offset to read next."""
+Partition = tuple[str, int]
+"""Topic without the namespace, number."""
+ByPartition = dict[str, dict[int, int]]
+"""Values by topic and number."""
 
 
 class Conflict(Exception):  # noqa: N818 - named for what happened
@@ -44,23 +47,35 @@ class Manifest(msgspec.Struct, frozen=True):
     """Counts up from 1; 0: nothing was ever committed."""
     committed_at: int = 0
     """Unix ms on the writer's clock."""
-    offsets: Offsets = {}
+    offsets: ByPartition = {}
+    """What to read next."""
+    times: ByPartition = {}
+    """Kafka's time, Unix ms, of the newest record read: a log that begins after it isn't the one that was read."""
     files: dict[str, list[File]] = {}
     """By table; one without rows may be missing."""
 
-    def offset(self, topic: str, partition: int) -> int | None:
+    def offset(self, partition: Partition) -> int | None:
         """The next offset to read; None: never read."""
-        return self.offsets.get(topic, {}).get(partition)
+        return self.offsets.get(partition[0], {}).get(partition[1])
 
-    def advanced(self, offsets: Mapping[tuple[str, int], int], added: Mapping[str, Sequence[File]]) -> Manifest:
+    def time(self, partition: Partition) -> int | None:
+        """Of the newest record read; None: none was."""
+        return self.times.get(partition[0], {}).get(partition[1])
+
+    def advanced(
+        self,
+        offsets: Mapping[Partition, int],
+        added: Mapping[str, Sequence[File]],
+        times: Mapping[Partition, int] = MappingProxyType({}),
+    ) -> Manifest:
         """This one with partitions read further, and more files."""
-        merged = {topic: dict(partitions) for topic, partitions in self.offsets.items()}
-        for (topic, partition), offset in offsets.items():
-            merged.setdefault(topic, {})[partition] = offset
         files = dict(self.files)
         for table, more in added.items():
             files[table] = [*files.get(table, ()), *more]
-        return msgspec.structs.replace(self, offsets=merged, files=files)
+        newer = {partition: max(time, self.time(partition) or time) for partition, time in times.items()}
+        return msgspec.structs.replace(
+            self, offsets=_merged(self.offsets, offsets), times=_merged(self.times, newer), files=files
+        )
 
     def replaced(self, table: str, old: Sequence[File], new: Sequence[File]) -> Manifest:
         """This one with files of a table in the place of others, which must all be there."""
@@ -84,6 +99,13 @@ class Writing:
 _decoder = msgspec.json.Decoder(Manifest)
 EMPTY = Manifest()
 DRAFT = ".draft"
+
+
+def _merged(old: ByPartition, new: Mapping[Partition, int]) -> ByPartition:
+    merged = {topic: dict(numbers) for topic, numbers in old.items()}
+    for (topic, number), value in new.items():
+        merged.setdefault(topic, {})[number] = value
+    return merged
 
 
 class Lake:
@@ -178,7 +200,9 @@ class Lake:
         # A mark without a version keeps everything, so that nothing is removed between reading and saying which.
         with locks.held(self.readers) as mark:
             manifest = self.newest()
-            mark.write(str(manifest.version))
+            # On a full disk it stays without, and keeps more than it needs to.
+            with suppress(OSError):
+                mark.write(str(manifest.version))
             yield manifest
 
     def _path(self, version: int) -> Path:

@@ -6,11 +6,11 @@ removed before it was read, and a log that was cut or made anew, are said and go
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import structlog
 
-from analytics.manifest import Manifest
+from analytics.manifest import Manifest, Partition
 from polar.settings import Settings
 from topics import kafka
 from topics.contract import MIB
@@ -19,7 +19,6 @@ BATCH = 100
 """Records between two looks at the bytes held, and two breaths of the loop."""
 FETCH_BYTES = MIB
 """Of one partition, compressed; a larger record still comes."""
-ANEW_MS = 600_000
 STOP_S = 2.0
 
 log = structlog.get_logger()
@@ -34,16 +33,17 @@ class LogReader:
         # A position that is out of range is for `_position` to judge, not for the client.
         self._consumer = kafka.consumer(settings, auto_offset_reset="none", max_partition_fetch_bytes=FETCH_BYTES)
 
-    async def start(self, manifest: Manifest) -> dict[kafka.TopicPartition, int]:
-        """Where reading begins, by partition. Raises KafkaError."""
+    async def start(self, manifest: Manifest) -> None:
+        """Go to where the manifest says. Raises KafkaError."""
         await self._consumer.start()
         first = await self._consumer.beginning_offsets(self._partitions)
         end = await self._consumer.end_offsets(self._partitions)
-        begins = {each: await self._position(each, manifest, first[each], end[each]) for each in self._partitions}
+        anew = await self._anew(manifest, first)
         self._consumer.assign(self._partitions)
-        for partition, offset in begins.items():
-            self._consumer.seek(partition, offset)
-        return begins
+        for source in self._partitions:
+            wanted = manifest.offset(self.name(source))
+            begin = first[source] if source in anew else _begin(wanted, first[source], end[source], source)
+            self._consumer.seek(source, begin)
 
     async def read(self, timeout_ms: int) -> list[kafka.Record]:
         """The next records, none after `timeout_ms`. Raises KafkaError."""
@@ -58,28 +58,41 @@ class LogReader:
         """End reading; never hangs."""
         await kafka.stop(self._consumer, STOP_S)
 
-    async def _position(self, source: kafka.TopicPartition, manifest: Manifest, first: int, end: int) -> int:
-        """Where to begin in a partition that holds `[first, end)`."""
-        wanted = manifest.offset(short_name(self._settings, source.topic), source.partition)
-        if wanted is None:
-            return first
-        at = f"{source.topic}[{source.partition}]@{wanted}"
-        if wanted < first:
-            log.warning(
-                "retention removed records that the lake hasn't", action="analytics.gap", at=at, lost=first - wanted
-            )
-            return first
-        if wanted <= end:
-            return wanted
-        # Made anew, all of it is new; cut, as where a machine lost what wasn't on its disk, all that is left was read.
-        found = (await self._consumer.offsets_for_times({source: max(manifest.committed_at - ANEW_MS, 0)}))[source]
-        begin = first if found is not None and found.offset == first else end
-        log.warning(
-            "the log ends before what the lake has of it", action="analytics.log_cut", at=at, end=end, begin=begin
+    def name(self, source: kafka.TopicPartition) -> Partition:
+        """A partition as manifests have it, without the namespace."""
+        return source.topic.removeprefix(f"{self._settings.namespace}."), source.partition
+
+    async def _anew(self, manifest: Manifest, first: Mapping[kafka.TopicPartition, int]) -> set[kafka.TopicPartition]:
+        """Partitions that aren't the ones that were read, though they are called so: all that they hold is newer."""
+        read = {source: time for source in self._partitions if (time := manifest.time(self.name(source))) is not None}
+        newer = (
+            await self._consumer.offsets_for_times({source: time + 1 for source, time in read.items()}) if read else {}
         )
-        return begin
+        found = {source for source, at in newer.items() if at is not None and at.offset == first[source]}
+        anew = {source for source in found if first[source] < (manifest.offset(self.name(source)) or 0)}
+        for source in anew:
+            log.warning(
+                "a log was made anew; it is read from its beginning", action="analytics.log_anew", at=_at(source, 0)
+            )
+        return anew
 
 
-def short_name(settings: Settings, topic: str) -> str:
-    """A topic's name without the namespace, as manifests have it."""
-    return topic.removeprefix(f"{settings.namespace}.")
+def _begin(wanted: int | None, first: int, end: int, source: kafka.TopicPartition) -> int:
+    """Where to begin in a partition that holds `[first, end)`, and is the one that was read."""
+    if wanted is None:
+        return first
+    if wanted < first:
+        lost = first - wanted
+        log.warning("retention removed records unread", action="analytics.gap", at=_at(source, wanted), lost=lost)
+        return first
+    if wanted > end:
+        # As where a machine lost what wasn't on its disk yet; all that is left was read.
+        log.warning(
+            "a log lost its end, which the lake has", action="analytics.log_cut", at=_at(source, wanted), end=end
+        )
+        return end
+    return wanted
+
+
+def _at(source: kafka.TopicPartition, offset: int) -> str:
+    return f"{source.topic}[{source.partition}]@{offset}"

@@ -17,9 +17,9 @@ import structlog
 
 from analytics import rows, upkeep
 from analytics.flush import Superseded, flush
-from analytics.manifest import Lake, Writing
+from analytics.manifest import Lake, Partition, Writing
 from analytics.membership import Membership
-from analytics.reader import LogReader, short_name
+from analytics.reader import LogReader
 from analytics.rows import Row
 from analytics.trouble import Trouble
 from polar.settings import Settings
@@ -31,7 +31,7 @@ from topics.heartbeat import Heart, new_worker_id
 ROLE = "analytics"
 FLUSH_S = 2.0
 """From reading a row to writing it; 5 s is what readers are promised."""
-FLUSH_BYTES = 32 * MIB
+FLUSH_BYTES = 16 * MIB
 """Of records that gave rows; once held, nothing is read until they are written."""
 OFFSETS_S = 60.0
 """How seldom offsets alone are committed, where records have no rows."""
@@ -85,6 +85,8 @@ class Buffer:
 
     def __init__(self) -> None:
         self.rows: dict[str, list[Row]] = {}
+        self.times: dict[Partition, int] = {}
+        """Of the newest record of each, one without rows included."""
         self._bytes = 0
         self._since: float | None = None
         """When the first was read."""
@@ -119,7 +121,7 @@ class Writer:
         self._trouble = Trouble(f"writing the lake in {lake.folder}")
         self._partitions: frozenset[kafka.TopicPartition] = frozenset()
         self._reader: LogReader | None = None
-        self._base: dict[kafka.TopicPartition, int | None] = {}
+        self._base: dict[Partition, int | None] = {}
         """Offsets as the newest manifest has them, as far as we know."""
         self._buffer = Buffer()
         self._flushed_at = time.monotonic()
@@ -161,7 +163,7 @@ class Writer:
         reader = self._reader or await self._start_over()
         if not self._buffer.is_full:
             for record in await reader.read(POLL_MS):
-                self._take(record)
+                self._take(reader, record)
         if self._buffer.is_due or time.monotonic() - self._flushed_at >= OFFSETS_S:
             await self._flush()
 
@@ -174,7 +176,7 @@ class Writer:
         except BaseException:
             await reader.stop()
             raise
-        self._base = {each: newest.offset(self._short(each), each.partition) for each in self._partitions}
+        self._base = {reader.name(each): newest.offset(reader.name(each)) for each in self._partitions}
         self._reader = reader
         return reader
 
@@ -185,9 +187,10 @@ class Writer:
         if reader is not None:
             await reader.stop()
 
-    def _take(self, record: kafka.Record) -> None:
-        topic = short_name(self._settings, record.topic)
-        at = f"{record.topic}[{record.partition}]@{record.offset}"
+    def _take(self, reader: LogReader, record: kafka.Record) -> None:
+        source = reader.name(kafka.TopicPartition(record.topic, record.partition))
+        self._buffer.times[source] = max(record.timestamp, self._buffer.times.get(source, 0))
+        topic, at = source[0], f"{record.topic}[{record.partition}]@{record.offset}"
         try:
             decoded = CODECS.get(topic, trajectories.CODEC).decode(record.value or b"")
             output = topic.removeprefix(OUTPUTS) if topic.startswith(OUTPUTS) else None
@@ -210,15 +213,12 @@ class Writer:
         if self._reader is None:
             return
         positions = await self._reader.positions()
-        if positions != self._base:
-            base = {(self._short(each), each.partition): offset for each, offset in self._base.items()}
-            offsets = {(self._short(each), each.partition): offset for each, offset in positions.items()}
-            unfit = await asyncio.to_thread(flush, self._lake, self._writing, self._buffer.rows, base, offsets)
-            self.skipped["unfit"] += unfit
-            self._buffer, self._base = Buffer(), dict(positions)
+        offsets = {self._reader.name(source): offset for source, offset in positions.items()}
+        if offsets != self._base:
+            buffer = self._buffer
+            given = (self._lake, self._writing, buffer.rows, self._base, offsets, buffer.times)
+            self.skipped["unfit"] += await asyncio.to_thread(flush, *given)
+            self._buffer, self._base = Buffer(), dict(offsets)
             self._trouble.over()
             await self._membership.commit(positions)
         self._flushed_at = time.monotonic()
-
-    def _short(self, partition: kafka.TopicPartition) -> str:
-        return short_name(self._settings, partition.topic)

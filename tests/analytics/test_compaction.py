@@ -56,7 +56,7 @@ def add(lake: Lake, writing: Writing, *call_ids: str, table: Any = None) -> Mani
     made = some(call_ids) if table is None else table
     size = files.write(lake.folder / TABLE / name, made)
     newest = lake.newest()
-    offsets = {("events", 0): (newest.offset("events", 0) or 0) + 1}
+    offsets = {("events", 0): (newest.offset(("events", 0)) or 0) + 1}
     return lake.commit(newest, newest.advanced(offsets, {TABLE: [File(name, len(made), size)]}))
 
 

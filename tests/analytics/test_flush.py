@@ -46,10 +46,10 @@ def test_rows_and_offsets_are_one_commit(lake: Lake) -> None:
         unfit = flush.flush(lake, writing, {TABLE: [row(0, 7), row(0, 8)]}, {PARTITION: None}, {PARTITION: 9})
         assert unfit == 0
         newest = lake.newest()
-        assert (newest.version, newest.offset(*PARTITION), newest.files[TABLE][0].rows) == (1, 9, 2)
+        assert (newest.version, newest.offset(PARTITION), newest.files[TABLE][0].rows) == (1, 9, 2)
         flush.flush(lake, writing, {}, {PARTITION: 9}, {PARTITION: 12})
         assert lake.newest().files == newest.files
-        assert lake.newest().offset(*PARTITION) == 12
+        assert lake.newest().offset(PARTITION) == 12
 
 
 def test_a_row_that_fits_no_column_is_counted_and_the_others_are_kept(lake: Lake) -> None:
@@ -58,7 +58,7 @@ def test_a_row_that_fits_no_column_is_counted_and_the_others_are_kept(lake: Lake
         assert flush.flush(lake, writing, {TABLE: rows}, {PARTITION: None}, {PARTITION: 4}) == 1
         assert [key[3] for key in in_the_lake(lake)] == [1, 3]
         assert flush.flush(lake, writing, {TABLE: [row(0, 4, call_id=7)]}, {PARTITION: 4}, {PARTITION: 5}) == 1
-        assert lake.newest().offset(*PARTITION) == 5
+        assert lake.newest().offset(PARTITION) == 5
 
 
 def test_a_zombie_finds_its_partitions_moved_and_commits_nothing(lake: Lake) -> None:
@@ -107,10 +107,10 @@ def test_writers_that_fight_over_partitions_write_each_row_once(lake: Lake, seed
     def write(number: int) -> None:
         chance = random.Random(seed * 10 + number)
         with lake.writing() as writing:
-            while any((lake.newest().offset(*each) or 0) < end for each, end in ends.items()):
+            while any((lake.newest().offset(each) or 0) < end for each, end in ends.items()):
                 newest = lake.newest()
                 mine = chance.sample(sorted(ends), chance.randint(1, 2))
-                base = {each: newest.offset(*each) for each in mine}
+                base = {each: newest.offset(each) for each in mine}
                 reached = {each: min((base[each] or 0) + chance.randint(0, 5), ends[each]) for each in mine}
                 rows = [row(each[1], offset) for each in mine for offset in range(base[each] or 0, reached[each])]
                 try:

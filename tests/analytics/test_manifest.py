@@ -38,7 +38,7 @@ def test_an_empty_lake_is_version_0(lake: Lake) -> None:
 def test_a_commit_is_the_newest_until_the_next(lake: Lake) -> None:
     file = File("a.parquet", 3, 100)
     first = lake.commit(lake.newest(), Manifest().advanced({("events", 2): 7}, {"events": [file]}))
-    assert (first.version, first.offset("events", 2), first.offset("events", 1)) == (1, 7, None)
+    assert (first.version, first.offset(("events", 2)), first.offset(("events", 1))) == (1, 7, None)
     assert lake.newest() == first
     second = lake.commit(first, first.replaced("events", [file], [File("b.parquet", 3, 90)]))
     assert lake.newest() == second
@@ -79,7 +79,7 @@ def count_up(folder: Path) -> None:
         while True:
             base = lake.newest()
             try:
-                read_on(lake, base, (base.offset("events", 0) or 0) + 1)
+                read_on(lake, base, (base.offset(("events", 0)) or 0) + 1)
             except Conflict:
                 continue
             break
@@ -94,7 +94,7 @@ def test_racing_processes_lose_no_commit(lake: Lake) -> None:
         writer.join(60)
         assert writer.exitcode == 0
     assert lake.newest().version == WRITERS * COMMITS
-    assert lake.newest().offset("events", 0) == WRITERS * COMMITS
+    assert lake.newest().offset(("events", 0)) == WRITERS * COMMITS
     assert lake.versions() == list(range(1, WRITERS * COMMITS + 1))
 
 

@@ -3,18 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import os
+import subprocess
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
+from aiokafka.admin import RecordsToDelete
+from structlog.testing import capture_logs
 
+from analytics import trouble, writer
+from analytics.manifest import Lake
 from analytics.writer import run_analytics
 from polar.settings import Settings
-from tests.analytics.loading import arrived, on_the_log, send, task, tasks
-from topics import admin, catalogue, events, kafka
+from polar.types.session import Status
+from polar.types.trajectory import Node, Trace, Trajectory
+from tests.analytics.loading import arrived, in_the_lake, on_the_log, send, task, tasks
+from topics import admin, catalogue, completions, events, kafka, trajectories
+from topics.codec import encode
+from topics.completions import Disowned
+from topics.contract import Topic
+from topics.partition import partition_of_task
 
 DEADLINE_S = 30.0
+PARTITION = partition_of_task("t1", completions.TOPIC.embedded_partitions)
 
 
 @pytest.fixture
@@ -22,6 +37,11 @@ async def settings(kafka: str, namespace: str, tmp_path: Path) -> Settings:
     made = Settings(kafka=kafka, namespace=namespace, data=tmp_path, replication=1, min_insync=1)
     await admin.apply(made, catalogue.FIXED, embedded=True)
     return made
+
+
+@pytest.fixture(autouse=True)
+def flush_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer, "FLUSH_S", 0.3)
 
 
 @asynccontextmanager
@@ -48,8 +68,211 @@ async def test_what_is_on_the_log_is_in_the_lake_once_a_restart_included(setting
         await asker.start()
         source = kafka.TopicPartition(events.TOPIC.full_name(settings.namespace), 0)
         async with asyncio.timeout(DEADLINE_S):
-            while await asker.committed(source) != lake.newest().offset("events", 0):
+            while await asker.committed(source) != lake.newest().offset(("events", 0)):
                 await asyncio.sleep(0.1)
         await kafka.stop(asker, 5)
     assert lake.newest().version == version, "idle, it writes nothing"
     assert settings.lake_folder.with_name(f"{settings.namespace}.duckdb").exists()
+
+
+async def test_two_writers_share_a_lake_through_rebalances(settings: Settings) -> None:
+    """The first leaves while records come, a third joins."""
+    load = tasks(60, seed=3)
+
+    async def come() -> None:
+        for start in range(0, len(load), 20):
+            await send(settings, *load[start : start + 20])
+
+    async with writing(settings) as first, writing(settings):
+        coming = asyncio.create_task(come())
+        await until(lambda: bool(Lake(settings.lake_folder).versions()))
+        first.set()
+        async with writing(settings):
+            await coming
+            await arrived(settings, await on_the_log(settings, None))
+
+
+async def test_a_named_output_topic_that_is_made_meanwhile_is_followed(settings: Settings) -> None:
+    async with writing(settings):
+        await send(settings, *task(1))
+        await arrived(settings, await on_the_log(settings, None))
+        await admin.apply(settings, [trajectories.topic("mine")], embedded=True)
+        await send(settings, *task(2, output="mine"))
+        lake = await arrived(settings, await on_the_log(settings, None, "mine"))
+    assert {output for _, output, *_ in in_the_lake(lake)} == {None, "mine"}
+
+
+async def test_no_record_stops_the_writer(settings: Settings) -> None:
+    good, *_ = task(1)
+    orphan = Trajectory(
+        "t1.0", "t1", 0, 1, 1, Status.COMPLETED, "b", "shell", nodes=[Node(7, b"\0\0\0\0")], traces=[Trace("t", 0, [0])]
+    )
+    torn = Disowned("half", "t1.0", "claim", "hung_up")
+    await send_raw(settings, completions.TOPIC, b"\xff no record", encode(torn), b"", b"\x81\xa4type\xa5later")
+    await send_raw(settings, trajectories.TOPIC, encode(orphan))
+    await send(settings, good)
+    with capture_logs() as said:
+        async with writing(settings):
+            await until(lambda: rows(settings) == 2)
+            lake = Lake(settings.lake_folder)
+            await until(lambda: lake.newest().offset(("completions", PARTITION)) == 4)
+    actions = Counter(line["action"] for line in said)
+    assert (actions["analytics.undecodable"], actions["analytics.unfit"]) == (2, 1)
+    assert {table for table, *_ in in_the_lake(lake)} == {"events", "disowned"}
+
+
+async def test_what_retention_removed_unread_is_said_and_gone_on_from(settings: Settings) -> None:
+    await send(settings, *task(1))
+    async with writing(settings):
+        await arrived(settings, before := await on_the_log(settings, None))
+    await send(settings, *task(2))
+    source = kafka.TopicPartition(events.TOPIC.full_name(settings.namespace), partition_of_task("t2", 4))
+    lost = await remove_records(settings, source)
+    await send(settings, *task(3))
+    with capture_logs() as said:
+        async with writing(settings):
+            lake = await arrived(settings, before | await on_the_log(settings, None))
+    (gap,) = [line for line in said if line["action"] == "analytics.gap"]
+    assert (gap["log_level"], gap["lost"]) == ("warning", lost)
+    assert lake.newest().offset(("events", source.partition)) is not None
+
+
+async def test_an_output_topic_that_was_made_anew_is_read_from_its_beginning(settings: Settings) -> None:
+    lake = Lake(settings.lake_folder)
+    await admin.apply(settings, [trajectories.topic("mine")], embedded=True)
+    await send(settings, *[one for number in range(4) for one in task(number, output="mine")])
+    async with writing(settings):
+        await arrived(settings, await on_the_log(settings, None, "mine"))
+        before = rows(settings)
+    await delete_topic(settings, trajectories.topic("mine"))
+    await admin.apply(settings, [trajectories.topic("mine")], embedded=True)
+    added = [sent for sent in task(0, output="mine") if sent.topic.name == "trajectories.mine"]
+    await send(settings, *added)
+    with capture_logs() as said:
+        async with writing(settings):
+            await until(lambda: rows(settings) > before)
+    assert "analytics.log_anew" in {line["action"] for line in said}
+    assert in_the_lake(lake)[("groups", "mine", partition_of_task("t0", 4), 1, None)] == 2
+
+
+async def test_a_log_that_lost_its_end_is_not_written_twice(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The manifest is ahead of the log, as after a machine's loss."""
+    await send(settings, *task(1))
+    lake = Lake(settings.lake_folder)
+    async with writing(settings):
+        await arrived(settings, await on_the_log(settings, None))
+        before = in_the_lake(lake)
+    newest, source = lake.newest(), ("events", partition_of_task("t1", 4))
+    lake.commit(newest, newest.advanced({source: 1000}, {}))
+    with capture_logs() as said:
+        async with writing(settings):
+            await until(lambda: "analytics.log_cut" in {line["action"] for line in said})
+            await send(settings, *tasks(10, seed=4, start=2))
+            await until(lambda: lake.newest().offset(source) not in (1000, None))
+    assert all(in_the_lake(lake)[row] == 1 for row in before)
+
+
+async def test_a_folder_that_cant_be_written_is_said_once_and_waited_for(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trouble, "LONGEST_S", 0.2)
+    monkeypatch.setattr(trouble, "FIRST_S", 0.1)
+    lake = settings.lake_folder
+    lake.parent.mkdir()
+    lake.touch()
+    await send(settings, *task(1))
+    with capture_logs() as said:
+        async with writing(settings):
+            await until(lambda: bool(said))
+            lake.unlink()
+            await arrived(settings, await on_the_log(settings, None))
+    failing = [line for line in said if line["action"] == "analytics.failing"]
+    assert len(failing) == 1
+    assert str(lake) in failing[0]["event"]
+    assert "NotADirectoryError" in failing[0]["why"] or "FileExistsError" in failing[0]["why"]
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 1 MiB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip(f"no tmpfs can be mounted: {mounted.stderr.decode().strip()}")
+    yield disk
+    subprocess.run(["umount", "--lazy", str(disk)], check=True)
+
+
+async def test_a_full_disk_costs_time_only_and_readers_go_on(
+    settings: Settings, small_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trouble, "LONGEST_S", 0.2)
+    monkeypatch.setattr(trouble, "FIRST_S", 0.1)
+    full = settings.model_copy(update={"lake": small_disk})
+    lake = Lake(full.lake_folder)
+    ballast = small_disk / "ballast"
+    await send(full, *task(1))
+    with capture_logs() as said:
+        async with writing(full):
+            await arrived(full, before := await on_the_log(full, None))
+            ballast.write_bytes(bytes(free(small_disk)))
+            await send(full, *tasks(30, seed=5, start=2))
+            await until(lambda: "analytics.failing" in {line["action"] for line in said})
+            with lake.pin() as pinned:
+                assert in_the_lake(lake, pinned) == before
+            ballast.unlink()
+            await arrived(full, await on_the_log(full, None))
+            await until(lambda: "analytics.recovered" in {line["action"] for line in said})
+    ours = [line for line in said if line["action"] == "analytics.failing" and "writing the lake in" in line["event"]]
+    assert len(ours) == 1
+    assert "No space left" in ours[0]["why"]
+
+
+def free(disk: Path) -> int:
+    found = os.statvfs(disk)
+    return found.f_bavail * found.f_frsize
+
+
+def rows(settings: Settings) -> int:
+    return sum(file.rows for made in Lake(settings.lake_folder).newest().files.values() for file in made)
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        while not holds():
+            await asyncio.sleep(0.05)
+
+
+async def send_raw(settings: Settings, topic: Topic, *values: bytes) -> None:
+    producer = kafka.producer(settings)
+    await producer.start()
+    for value in values:
+        await (await producer.send(topic.full_name(settings.namespace), value, key=b"t1.0", partition=PARTITION))
+    await kafka.stop(producer, 5)
+
+
+async def remove_records(settings: Settings, source: kafka.TopicPartition) -> int:
+    """Remove all records of a partition as retention does; how many the lake hadn't."""
+    asker = kafka.consumer(settings)
+    client: Any = kafka.admin(settings)
+    await asker.start()
+    await client.start()
+    end = (await asker.end_offsets([source]))[source]
+    await client.delete_records({source: RecordsToDelete(before_offset=end)})
+    await client.close()
+    await kafka.stop(asker, 5)
+    return end - (Lake(settings.lake_folder).newest().offset(("events", source.partition)) or 0)
+
+
+async def delete_topic(settings: Settings, topic: Topic) -> None:
+    client: Any = kafka.admin(settings)
+    await client.start()
+    name = topic.full_name(settings.namespace)
+    await client.delete_topics([name])
+    async with asyncio.timeout(DEADLINE_S):
+        while name in await client.list_topics():
+            await asyncio.sleep(0.1)
+    await client.close()
