@@ -8,17 +8,14 @@ sessions are a fold over the log, so that a crash costs reading them again, and 
 from __future__ import annotations
 
 import asyncio
-import json
-import threading
 import uuid
 from collections.abc import Sequence
-from contextlib import suppress
 
 import structlog
 
-from consumers.builders.base import Builder, BuiltFrom
+from consumers.builders.base import BuiltFrom
 from consumers.builders.open_sessions import OpenSession, Sessions
-from polar import registry
+from consumers.builders.running import Builds, off_loop
 from polar.settings import Settings
 from polar.types.completion import Completion
 from polar.types.errors import InputError, Kind, SessionError
@@ -38,8 +35,6 @@ FETCH_MS = 500
 FETCH_RECORDS = 500
 BUILD_S = 60.0
 """A build's budget (protocol 26)."""
-BUILDS = 8
-"""At once, a partition."""
 TRANSACTION_BYTES = 8 * MIB
 """Protocol 3; the trajectory that passes it goes along."""
 HELD_BYTES = 64 * MIB
@@ -74,7 +69,7 @@ class Keeper:
         self._topic = completions.TOPIC.full_name(settings.namespace)
         self._source = kafka.TopicPartition(self._topic, partition)
         self._sessions = Sessions(HELD_BYTES)
-        self._building: dict[str, asyncio.Task[Trajectory]] = {}
+        self._builds = Builds(self._build)
         self._committed = 0
         self._outputs: set[str | None] = {None, "eval"}
         """Whose topics are known to be there; a transaction that failed asks anew."""
@@ -88,20 +83,21 @@ class Keeper:
             consumer.assign([self._source])
             consumer.seek(self._source, self._sessions.position)
             while True:
-                self._start_builds()
+                self._builds.keep(self._sessions.due())
                 fetch = fetch or asyncio.create_task(
                     consumer.getmany(timeout_ms=FETCH_MS, max_records=FETCH_RECORDS),
                     name=f"builder.fetch.{self._partition}",
                 )
-                await asyncio.wait({fetch, *self._building.values()}, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait({fetch, *self._builds.tasks}, return_when=asyncio.FIRST_COMPLETED)
                 if fetch.done():
                     for record in fetch.result().get(self._source, ()):
                         await self._take(record)
                     fetch = None
                 await self._emit()
         finally:
-            for task in (*([fetch] if fetch else []), *self._building.values()):
-                task.cancel()
+            if fetch is not None:
+                fetch.cancel()
+            self._builds.cancel()
             await kafka.stop(consumer, STOP_DEADLINE_S)
 
     async def _recover(self) -> None:
@@ -138,14 +134,6 @@ class Keeper:
             self._sessions.ignored[f"unknown_{decoded.type}"] += 1
             return
         self._sessions.take(decoded, record.offset, len(record.value or b""))
-
-    def _start_builds(self) -> None:
-        for session in self._sessions.due():
-            if len(self._building) >= BUILDS:
-                return
-            session_id = session.opened.session_id
-            if session_id not in self._building:
-                self._building[session_id] = asyncio.create_task(self._build(session), name=f"build.{session_id}")
 
     async def _build(self, session: OpenSession) -> Trajectory:
         assert session.build is not None, "only what is due is built"
@@ -184,33 +172,29 @@ class Keeper:
 
     async def _emit(self) -> None:
         """1. Trajectories, ends of groups, and what says so. 2. Offset of the oldest open session. 3. Commit, or all is void."""
-        built = [session for session in self._sessions.due() if self._is_built(session)]
+        self._builds.keep(self._sessions.due())  # what was read last may have voided some
+        built = self._builds.finished()
         groups = self._sessions.due_groups()
         if not built and not groups and self._sessions.oldest() < self._committed + FETCH_RECORDS:
             return
-        outputs = {session.build.output for session in built if session.build is not None}
+        outputs = {session.build.output for session, _ in built if session.build is not None}
         await self._ensure_outputs(outputs | {group.output for group in groups})
         writes = [write for group in groups for write in self._group_writes(group)]
         emitted: list[str] = []
-        for session in built:
+        for session, trajectory in built:
             if sum(len(write.value or b"") for write in writes) > TRANSACTION_BYTES:
                 break  # the rest goes with the next one, at once
-            writes += self._session_writes(session)
+            writes += self._session_writes(session, trajectory)
             emitted.append(session.opened.session_id)
         await self._fenced.begin()
         await self._fenced.write(writes)
         for session_id in emitted:
-            del self._building[session_id]
             self._sessions.emitted(session_id, "")
         for group in groups:
             self._sessions.emitted(None, group.task_id)
         self._committed = self._sessions.oldest()
         await self._fenced.commit_offset(f"{self._settings.namespace}.{GROUP}", self._source, self._committed)
         await self._fenced.commit()
-
-    def _is_built(self, session: OpenSession) -> bool:
-        building = self._building.get(session.opened.session_id)
-        return building is not None and building.done()
 
     async def _ensure_outputs(self, outputs: set[str | None]) -> None:
         """Make named topics that someone has deleted since their task came: one must not hold up its whole partition."""
@@ -219,10 +203,9 @@ class Keeper:
             await admin.apply(self._settings, missing, embedded=self._settings.replication == 1)
             self._outputs |= outputs
 
-    def _session_writes(self, session: OpenSession) -> list[Write]:
+    def _session_writes(self, session: OpenSession, trajectory: Trajectory) -> list[Write]:
         session_id, build = session.opened.session_id, session.build
         assert build is not None, "only what is due was built"
-        trajectory = self._building[session_id].result()
         topic = trajectories.topic(build.output)
         value = encode(trajectory)
         if len(value) + RECORD_OVERHEAD > topic.max_bytes:
@@ -261,35 +244,6 @@ class Keeper:
 
     def _write(self, topic: str, key: str, value: bytes) -> Write:
         return Write(topic, self._partition, key.encode(), value)
-
-
-async def off_loop(source: BuiltFrom) -> Trajectory:
-    """Build in a thread of its own: one that hangs is left behind, a daemon, and takes no place of others. Raises what it raised."""
-    loop = asyncio.get_running_loop()
-    outcome: asyncio.Future[Trajectory] = loop.create_future()
-
-    def settle(trajectory: Trajectory | None, error: BaseException | None) -> None:
-        if outcome.done():
-            return
-        if error is not None:
-            outcome.set_exception(error)
-        elif trajectory is not None:
-            outcome.set_result(trajectory)
-
-    def work() -> None:
-        trajectory, error = None, None
-        try:
-            config = json.loads(source.build.builder_config)
-            made: Builder = registry.load(registry.Kind.BUILDER, source.build.builder)(**config)
-            trajectory = made.build(source)
-        except BaseException as raised:
-            error = raised
-        # The loop may be gone by the time a build that was given up ends.
-        with suppress(RuntimeError):
-            loop.call_soon_threadsafe(settle, trajectory, error)
-
-    threading.Thread(target=work, name=f"build.{source.build.session_id}", daemon=True).start()
-    return await outcome
 
 
 def failed(build: Build, code: str, message: str, calls: int, kind: Kind = Kind.INFRA) -> Trajectory:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from consumers.builder import off_loop
+from consumers.builder import failed
 from consumers.builders.base import BuiltFrom
 from consumers.builders.open_sessions import OpenSession, Sessions
+from consumers.builders.running import AT_ONCE, Builds, off_loop
 from polar.types.completion import CallOutcome, Completion, MessageDelta, TokenDelta
 from polar.types.session import Status
+from polar.types.trajectory import Trajectory
 from topics.completions import Build, CallRecord, CloseGroup, Disowned, Emitted, Open
 
 
@@ -112,3 +116,59 @@ def test_an_open_session_without_calls_is_due() -> None:
     (session,) = folded([Open("t.0", 1, ""), build("t.0", "")]).due()
     assert isinstance(session, OpenSession)
     assert session.calls == []
+
+
+def built(session: OpenSession) -> Trajectory:
+    assert session.build is not None
+    return failed(session.build, session.opened.claim_id, "", 0)
+
+
+async def at_once(session: OpenSession) -> Trajectory:
+    return built(session)
+
+
+@pytest.mark.parametrize(
+    "later", [[Open("t.0", 2, "b")], [Emitted("t", "t.0")]], ids=["opened anew", "emitted by another"]
+)
+async def test_a_build_whose_session_is_no_longer_due_is_not_waited_for(later: list[CallRecord]) -> None:
+    log: list[CallRecord] = [Open("t.0", 1, "a"), build("t.0", "a")]
+    builds = Builds(at_once)
+    builds.keep(folded(log).due())
+    await asyncio.wait(builds.tasks)
+    builds.keep(folded([*log, *later]).due())
+    assert (builds.tasks, builds.finished()) == ([], [])
+
+
+async def test_a_build_is_never_taken_for_that_of_the_session_opened_anew() -> None:
+    sessions = folded([Open("t.0", 1, "a"), build("t.0", "a")])
+    builds = Builds(at_once)
+    builds.keep(sessions.due())
+    await asyncio.wait(builds.tasks)
+    sessions.take(Open("t.0", 2, "b"), 2, 100)
+    sessions.take(build("t.0", "b"), 3, 100)
+    builds.keep(sessions.due())
+    await asyncio.wait(builds.tasks)
+    ((session, trajectory),) = builds.finished()
+    assert (session.opened.claim_id, trajectory.error) == ("b", built(session).error)
+
+
+async def test_no_more_builds_run_than_may() -> None:
+    started: list[str] = []
+
+    async def for_ever(session: OpenSession) -> Trajectory:
+        started.append(session.opened.session_id)
+        await asyncio.Event().wait()
+        return built(session)
+
+    log: list[CallRecord] = []
+    for index in range(AT_ONCE + 3):
+        log += [Open(f"t.{index}", 1, "a"), build(f"t.{index}", "a")]
+    due = folded(log).due()
+    builds = Builds(for_ever)
+    builds.keep(due)
+    await asyncio.sleep(0)
+    builds.keep(due)
+    await asyncio.sleep(0)
+    assert started == [f"t.{index}" for index in range(AT_ONCE)]
+    builds.cancel()
+    await asyncio.wait(builds.tasks)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -140,6 +141,34 @@ async def test_a_trajectory_at_its_topics_limit_is_said_to_be_too_large(settings
         (trajectory,) = await emitted(settings)
     assert trajectory.error is not None
     assert (trajectory.status, trajectory.error.code) == (Status.FAILED, "too_large")
+
+
+class Held:
+    """A builder plug-in whose builds wait until the test lets them go."""
+
+    begun, let_go = threading.Event(), threading.Event()
+
+    def build(self, source: BuiltFrom) -> Trajectory:
+        self.begun.set()
+        assert self.let_go.wait(DEADLINE_S)
+        return PerRequest().build(source)
+
+
+async def test_a_build_whose_session_was_opened_anew_is_void_however_it_ends(
+    settings: Settings, log: LogProducer
+) -> None:
+    held = msgspec.structs.replace(build(), builder=f"{__name__}:Held")
+    await write(log, Open("t.0", 1, "a"), call(), held)
+    async with building(settings):
+        assert await asyncio.to_thread(Held.begun.wait, DEADLINE_S)
+        await write(log, Open("t.0", 2, "b"))
+        await garbage(settings)
+        await told(settings)  # so that what lies before it was read
+        Held.let_go.set()
+        again = msgspec.structs.replace(call(7), call_id="d", attempt=2, claim_id="b")
+        await write(log, again, msgspec.structs.replace(build(), attempt=2, claim_id="b"))
+        (trajectory,) = await emitted(settings)
+    assert (trajectory.attempt, [one.call_id for one in trajectory.calls]) == (2, ["d"])
 
 
 async def test_an_output_topic_that_was_deleted_is_made_again(settings: Settings, log: LogProducer) -> None:
