@@ -36,7 +36,10 @@ HowFar = Callable[[], tuple[int, int]]
 
 
 async def reading(work: Coroutine[Any, Any, None], how_far: HowFar, what: str) -> None:
-    """Await `work`, which reads `what` from Kafka; after a second, show how far it is. A follower's `how_far` tells in offsets."""
+    """Await `work`, which reads `what` from Kafka; after a second, show how far it is. A follower's `how_far` tells in offsets.
+
+    Not for work that prints to the same terminal: its lines and the bar would mix.
+    """
     task = asyncio.create_task(work, name="read")
     try:
         await asyncio.wait({task}, timeout=QUICK_S)
@@ -49,7 +52,7 @@ async def reading(work: Coroutine[Any, Any, None], how_far: HowFar, what: str) -
 
 
 async def _watched(task: asyncio.Task[None], how_far: HowFar, what: str) -> None:
-    with _bar(f"reading {what}", MofNCompleteColumn()) as show:
+    with _bar(f"reading {what}") as show:
         while not task.done():
             show(*how_far())
             await asyncio.wait({task}, timeout=STEP_S)
@@ -63,19 +66,21 @@ def download_bar() -> Meter | None:
 @contextmanager
 def _downloading(total: int) -> Iterator[Callable[[int], None]]:
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bar:
+    with Progress(*columns, console=Console(stderr=True), redirect_stdout=False) as bar:
         row = bar.add_task("downloading", total=total)
         yield lambda done: bar.update(row, completed=done)
 
 
 @contextmanager
-def _bar(what: str, *columns: Any) -> Iterator[Callable[[int, int], None]]:
+def _bar(what: str) -> Iterator[Callable[[int, int], None]]:
     """Shows what is done of a total; gone from the terminal at its end."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield _Lines(what)
         return
-    with Progress(TextColumn("{task.description}"), BarColumn(), *columns, console=console, transient=True) as bar:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    # stdout may be a file that results go to; rich would turn it to the terminal.
+    with Progress(*columns, console=console, transient=True, redirect_stdout=False) as bar:
         row = bar.add_task(what, total=None)
         yield lambda done, total: bar.update(row, completed=done, total=total or None)
 
@@ -108,7 +113,7 @@ async def until_finished(table: SessionTable, samples: Mapping[str, int]) -> Non
             typer.echo(f"{ended} of {total} sessions have ended: {words}", err=True)
         return
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=console) as bar:
+    with Progress(*columns, console=console, redirect_stdout=False) as bar:
         sessions = bar.add_task("", total=total)
         async for ended, words in _standings(table, samples):
             for line in groups.finished():

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections.abc import Callable
 from enum import StrEnum
 from typing import Annotated, Any
@@ -15,7 +16,7 @@ import msgspec
 import typer
 
 from polar import settings
-from polar.cli import running
+from polar.cli import progress, running
 from polar.cli.options import Data
 from polar.cli.tables import show
 from polar.settings import Settings
@@ -58,16 +59,22 @@ def trajectories(
         else:
             kept.append(trajectory)
 
-    running.serve(lambda stop: _read(found, topic, take, stop if follow else None))
+    prints = follow or layout is Layout.JSONL
+    running.serve(lambda stop: _read(found, topic, take, stop if follow else None, prints=prints))
     if layout is Layout.TABLE and not follow:
         kept.sort(key=lambda one: (one.task_id, one.sample_index))
         show(COLUMNS, map(_row, kept))
 
 
 async def _read(
-    found: Settings, topic: str | None, take: Callable[[Trajectory], None], stop: asyncio.Event | None
+    found: Settings,
+    topic: str | None,
+    take: Callable[[Trajectory], None],
+    stop: asyncio.Event | None,
+    *,
+    prints: bool,
 ) -> None:
-    """Give `take` every trajectory up to the topic's present end, then those that come until `stop`."""
+    """Give `take` every trajectory up to the topic's present end, then those that come until `stop`. `prints`: at once, to stdout."""
     from polar.client import require
     from topics import trajectories
     from topics.follow import Follower, Since
@@ -82,7 +89,9 @@ async def _read(
             take(record)
 
     follower = Follower(found, trajectories.topic(name or None), on_record, since=Since.BEGINNING, committed=True)
-    await follower.start(READ_S)
+    start = follower.start(READ_S)
+    is_shown = prints and sys.stdout.isatty()
+    await (start if is_shown else progress.reading(start, lambda: follower.how_far, "trajectories"))
     try:
         if stop is not None:
             stopped = asyncio.create_task(stop.wait(), name="stop")

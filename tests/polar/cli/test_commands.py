@@ -347,6 +347,16 @@ def test_trajectories_are_written_out_as_programs_expect(settings: Settings) -> 
     }
 
 
+def test_reading_trajectories_that_takes_long_shows_how_far_it_is_and_not_in_the_results(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("polar.cli.progress.QUICK_S", 0.0)
+    write(settings, trajectories.TOPIC, [("t.0", a_trajectory(0))])
+    code, stdout, stderr = polar("trajectories", "--format", "jsonl")
+    assert (code, json.loads(stdout)["session_id"]) == (0, "t.0")
+    assert stderr.startswith("polar: reading trajectories: 0 of ")
+
+
 def test_trajectories_as_a_table_are_in_order_and_of_the_task_asked_for(settings: Settings) -> None:
     write(settings, trajectories.EVAL, [("t.1", a_trajectory(1)), ("t.0", a_trajectory(0))])
     for topic in ("eval", "trajectories.eval", f"{settings.namespace}.trajectories.eval"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -54,6 +55,15 @@ def test_a_download_is_a_bar_on_a_terminal_which_leaves_other_lines_whole() -> N
     assert "polar: one jar did not come whole" in wrote
     assert wrote.rstrip().endswith("polar: after")
     assert wrote.rindex("\x1b[?25h") > wrote.rindex("\x1b[?25l")
+
+
+def test_results_that_go_to_a_file_stay_there_while_a_bar_is_shown(tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    wrote = on_terminal(
+        f"import sys; sys.stdout = open({str(results)!r}, 'w')\n" + READING.replace("global", "print(1); global")
+    )
+    assert "reading the table" in wrote
+    assert results.read_text() == "1\nread\n"
 
 
 def test_reading_is_a_bar_on_a_terminal_and_gone_afterwards() -> None:
