@@ -11,13 +11,16 @@ import json
 import math
 import urllib.error
 import urllib.request
+from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
+from http.client import HTTPException
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar
+from urllib.parse import quote
 
 from polar import client, settings
 from polar.settings import Settings
@@ -31,6 +34,7 @@ ENDED_S = 120.0
 """From a close to its trajectory: 2 s for calls in flight, then a build, of at most a minute."""
 
 Mode = Literal["train", "eval"]
+T = TypeVar("T")
 
 
 class Refused(InputError):  # noqa: N818 - named for what the caller sees
@@ -59,15 +63,22 @@ def open_session(
     found = settings if settings is not None else _load(data)
     asked = {"task_id": task_id, "num_samples": samples, "ttl_s": ttl_s, "mode": mode}
     told = _post(found, "/v1/sessions", {name: value for name, value in asked.items() if value is not None})
-    expires_at = datetime.fromisoformat(told["expires_at"])
-    return OpenedSession(found, told["session_id"], told["key"], told["env"], expires_at)
+    try:
+        expires_at = datetime.fromisoformat(told["expires_at"])
+        return OpenedSession(found, told["session_id"], told["key"], told["env"], expires_at)
+    except (KeyError, TypeError, ValueError):
+        raise NotReady(f"{found.control_url} is no control API of Polar's") from None
 
 
 def close_session(settings: Settings, session_id: str, reward: float | None = None) -> None:
     """Ask for an opened session's end. Raises Refused where it isn't open, NotReady."""
     if reward is not None and not math.isfinite(reward):
         raise InputError("reward", reward, "a reward is a finite number")
-    _post(settings, f"/v1/sessions/{session_id}/close", {} if reward is None else {"reward": reward})
+    _post(
+        settings,
+        f"/v1/sessions/{quote(session_id, safe='')}/close",
+        {} if reward is None else {"reward": float(reward)},
+    )
 
 
 async def until_ended(settings: Settings, session_id: str) -> SessionState | None:
@@ -108,9 +119,8 @@ class OpenedSession:
             close_session(self.settings, self.session_id, self.reward)
             self.is_closed = True
         if wait and self.ended is None and self.settings.kafka is not None:
-            # In a thread: the caller may be in a loop of its own.
-            with suppress(NotReady), ThreadPoolExecutor(1) as pool:
-                self.ended = pool.submit(asyncio.run, until_ended(self.settings, self.session_id)).result()
+            with suppress(NotReady):
+                self.ended = _run(until_ended(self.settings, self.session_id))
         return self.ended
 
     def __enter__(self) -> Self:
@@ -135,6 +145,16 @@ def said(row: SessionState) -> str:
     return f"{row.session_id} {status}, {reward}: {calls}, {row.trainable_tokens} trainable tokens"
 
 
+def _run(waiting: Coroutine[Any, Any, T]) -> T:
+    """Await it, in a thread of its own where the caller stands in a loop already."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(waiting)
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(asyncio.run, waiting).result()
+
+
 def _load(data: str | Path | None) -> Settings:
     return settings.load(None if data is None else Path(data))
 
@@ -149,20 +169,18 @@ def _post(found: Settings, path: str, body: dict[str, Any]) -> dict[str, Any]:
         token = found.control_token_file.read_text().strip()
     except OSError as error:
         raise NotReady(f"the control token can't be read: {error}") from None
-    request = urllib.request.Request(  # noqa: S310 - the URL is our own setting
-        found.control_url.rstrip("/") + path,
-        json.dumps(body).encode(),
-        {"Authorization": f"Bearer {token}", "Content-Type": "application/json"},
-    )
     # No proxy of the environment lies between us and the control port.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+    url = found.control_url.rstrip("/") + path
     try:
+        request = urllib.request.Request(url, json.dumps(body).encode(), headers)  # noqa: S310 - a setting of ours
         with opener.open(request, timeout=ANSWER_S) as answer:
             told: dict[str, Any] = json.load(answer)
             return told
     except urllib.error.HTTPError as error:
         raise _refusal(error, found.control_url) from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, HTTPException) as error:
         why = getattr(error, "reason", error)
         raise NotReady(f"the control API at {found.control_url} doesn't answer: {why}; is the proxy running?") from None
 

@@ -22,7 +22,7 @@ from polar.types.task import RUN_LIMIT_S, SAMPLES_LIMIT
 if TYPE_CHECKING:
     from polar.settings import Settings
 
-TTL = re.compile(r"(\d+(?:\.\d+)?)(s|m|h)")
+TTL = re.compile(r"([0-9]+(?:\.[0-9]+)?)(s|m|h)")
 UNITS_S = {"s": 1, "m": 60, "h": 3600}
 LEAST_S = 1.0
 

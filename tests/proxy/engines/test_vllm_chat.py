@@ -9,11 +9,13 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from polar.types.completion import Sampling
 from polar.types.tokens import unpack_ids, unpack_logprobs
 from proxy.chat import Answer, ChatRequest, Message, Tool
-from proxy.engines.vllm_chat import from_wire, to_wire
+from proxy.engines.vllm_chat import VllmChat, from_wire, to_wire
 from proxy.errors import EngineFault
 
 GOOD: dict[str, Any] = {
@@ -148,3 +150,21 @@ def test_the_request_asks_for_ids_and_logprobs_and_carries_the_sampling() -> Non
         "logprobs": True,
         "top_logprobs": 0,
     }
+
+
+@pytest.mark.parametrize("body", [b"", b"{}", b'{"prompt": 7}', b"\xff"])
+async def test_what_is_no_text_of_tokens_is_malformed(body: bytes) -> None:
+    app = web.Application()
+    app.router.add_post("/detokenize", lambda _: _answered(body))
+    async with TestServer(app) as server:
+        engine = VllmChat(str(server.make_url("/v1")), "m")
+        await engine.start()
+        try:
+            with pytest.raises(EngineFault, match="the answer is no text of tokens"):
+                await engine.detokenize([1, 2])
+        finally:
+            await engine.stop()
+
+
+async def _answered(body: bytes) -> web.Response:
+    return web.Response(body=body)

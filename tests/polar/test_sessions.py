@@ -1,0 +1,120 @@
+"""What `polar.sessions` makes of a control API's answers; that API is played by the test, on a port of its own."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from polar import sessions
+from polar.settings import Settings
+from polar.types.errors import InputError, NotReady
+
+OPENED = {"session_id": "t.0", "key": "sk", "expires_at": "2026-11-21T17:50:15Z", "env": {"OPENAI_API_KEY": "sk"}}
+
+
+class Api(BaseHTTPRequestHandler):
+    """Answers as it is told to, and keeps what it was asked."""
+
+    status: ClassVar[int] = 201
+    body: ClassVar[bytes] = b""
+    asked: ClassVar[list[tuple[str, str | None, object]]] = []
+
+    def do_POST(self) -> None:
+        given = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.asked.append((self.path, self.headers["Authorization"], given))
+        self.send_response(self.status)
+        self.end_headers()
+        self.wfile.write(self.body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def found(tmp_path: Path) -> Iterator[Settings]:
+    (tmp_path / "token").write_text("secret\n")
+    Api.asked.clear()
+    with ThreadingHTTPServer(("127.0.0.1", 0), Api) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        url = f"http://127.0.0.1:{server.server_port}/"
+        yield Settings(data=tmp_path, control_url=url, control_token_file=tmp_path / "token")
+        server.shutdown()
+        thread.join()
+
+
+def answer(status: int, body: object) -> None:
+    Api.status, Api.body = status, body if isinstance(body, bytes) else json.dumps(body).encode()
+
+
+def test_an_open_says_only_what_was_asked_for_and_a_block_closes_it_with_its_reward(found: Settings) -> None:
+    answer(201, OPENED)
+    with sessions.open_session(settings=found, task_id="t", ttl_s=60) as session:
+        answer(202, {"session_id": "t.0"})
+        session.reward = 0.25
+    assert Api.asked == [
+        ("/v1/sessions", "Bearer secret", {"task_id": "t", "ttl_s": 60, "mode": "train"}),
+        ("/v1/sessions/t.0/close", "Bearer secret", {"reward": 0.25}),
+    ]
+    assert session.ended is None, "no Kafka is known here"
+    session.close()
+    assert len(Api.asked) == 2, "a closed session isn't closed again"
+    assert "sk" not in repr(session)
+
+
+def test_what_a_block_raises_comes_before_what_its_close_raises(found: Settings) -> None:
+    answer(201, OPENED)
+    session = sessions.open_session(settings=found)
+    answer(409, {"error": {"code": "ended", "field": "session_id", "message": "t.0 has ended already"}})
+    with pytest.raises(ZeroDivisionError), session:
+        _ = 1 / 0
+
+
+def test_a_refusal_tells_code_field_and_reason(found: Settings) -> None:
+    answer(409, {"error": {"code": "taken", "field": "task_id", "message": "all are taken"}})
+    with pytest.raises(sessions.Refused, match="task_id: all are taken") as refused:
+        sessions.open_session(settings=found, task_id="t")
+    assert (refused.value.code, refused.value.field, refused.value.reason) == ("taken", "task_id", "all are taken")
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "words"),
+    [
+        (503, {"error": {"code": "unanswered", "message": "no coordinator answers"}}, "no coordinator answers"),
+        (401, {"error": {"code": "unauthenticated", "message": "x"}}, "doesn't take this control token"),
+        (404, b"<html>", "is no control API of Polar's: it answered 404"),
+        (200, b"<html>", "doesn't answer: "),
+        (200, {"hello": "there"}, "is no control API of Polar's"),
+        (200, [], "is no control API of Polar's"),
+    ],
+)
+def test_an_api_that_can_not_serve_or_is_none_is_not_ready(
+    found: Settings, status: int, body: object, words: str
+) -> None:
+    answer(status, body)
+    with pytest.raises(NotReady, match=words):
+        sessions.open_session(settings=found)
+
+
+def test_nothing_there_is_not_ready(found: Settings, tmp_path: Path) -> None:
+    for changed, words in (
+        ({"control_url": None}, "no control API"),
+        ({"control_url": "http://127.0.0.1:9"}, "doesn't answer"),
+        ({"control_url": "nowhere"}, "doesn't answer"),
+        ({"control_token_file": tmp_path / "none"}, "the control token can't be read"),
+    ):
+        with pytest.raises(NotReady, match=words):
+            sessions.open_session(settings=found.model_copy(update=changed))
+
+
+def test_a_reward_that_is_no_number_is_not_sent(found: Settings) -> None:
+    for reward in (float("nan"), float("inf")):
+        with pytest.raises(InputError, match="reward: a reward is a finite number"):
+            sessions.close_session(found, "t.0", reward)
+    assert not Api.asked
