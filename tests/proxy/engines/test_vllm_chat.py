@@ -154,8 +154,11 @@ def test_the_request_asks_for_ids_and_logprobs_and_carries_the_sampling() -> Non
 
 @pytest.mark.parametrize("body", [b"", b"{}", b'{"prompt": 7}', b"\xff"])
 async def test_what_is_no_text_of_tokens_is_malformed(body: bytes) -> None:
+    async def answer(_: web.Request) -> web.Response:
+        return web.Response(body=body)
+
     app = web.Application()
-    app.router.add_post("/detokenize", lambda _: _answered(body))
+    app.router.add_post("/detokenize", answer)
     async with TestServer(app) as server:
         engine = VllmChat(str(server.make_url("/v1")), "m")
         await engine.start()
@@ -164,7 +167,3 @@ async def test_what_is_no_text_of_tokens_is_malformed(body: bytes) -> None:
                 await engine.detokenize([1, 2])
         finally:
             await engine.stop()
-
-
-async def _answered(body: bytes) -> web.Response:
-    return web.Response(body=body)
