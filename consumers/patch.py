@@ -128,9 +128,12 @@ async def snapshot(runtime: Runtime) -> Snapshot | None:
     said = await _git(runtime, _BEFORE, {"STORE": str(store)})
     if said is None:
         return None
-    found = re.search(r"^([0-9a-f]{40,64}) (.+)$", said, re.MULTILINE)
-    assert found is not None, "the script's last line"
-    return Snapshot(found[1], found[2], await runtime.read_file(store / "config", LOG_LIMIT))
+    tree, _, top = said.rstrip("\n").rpartition("\n")[2].partition(" ")
+    try:
+        return Snapshot(tree, top, await runtime.read_file(store / "config", LOG_LIMIT))
+    except OSError as error:
+        _complain(runtime, str(error))
+        return None
 
 
 async def changes(runtime: Runtime, before: Snapshot) -> bytes | None:
@@ -143,7 +146,7 @@ async def changes(runtime: Runtime, before: Snapshot) -> bytes | None:
             return None
         return await _made(runtime, store / "made")
     except (OSError, InputError) as error:
-        _complain(str(error))
+        _complain(runtime, str(error))
         return None
 
 
@@ -166,13 +169,13 @@ async def _git(runtime: Runtime, script: str, env: dict[str, str], cwd: str | No
     try:
         ended = await runtime.exec(Exec(script, cwd=cwd, env=_ENV | ceiling | env, log="patch.log", timeout_s=STEP_S))
     except (RuntimeFault, InputError, OSError) as error:
-        _complain(str(error))
+        _complain(runtime, str(error))
         return None
     if ended.exit_code == NOTHING:
         return None
     if ended.exit_code != 0:
         why = f"took longer than {STEP_S:g} s" if ended.timed_out else f"exit code {ended.exit_code}"
-        _complain(f"{why}; {ended.said}")
+        _complain(runtime, f"{why}; {ended.said}")
         return None
     return ended.tail
 
@@ -181,5 +184,5 @@ def _store(runtime: Runtime) -> PurePosixPath:
     return runtime.home / ".polar" / "patch"
 
 
-def _complain(why: str) -> None:
-    log.warning("no patch of this run", action="patch.lost", why=why[-LOGGED:])
+def _complain(runtime: Runtime, why: str) -> None:
+    log.warning("no patch of this run", action="patch.lost", runtime=dict(runtime.handle), why=why[-LOGGED:])

@@ -124,7 +124,9 @@ class Run:
         async with budget.alarm() as spent:
             try:
                 return await runtime.exec(what, stop=spent)
-            except InputError as error:  # no folder but the task's own can be wrong
+            except InputError as error:
+                if task.agent.custom_shell is None:
+                    raise
                 raise InputError("agent.custom_shell.cwd", launch.cwd, error.reason) from error
 
     async def _keep(

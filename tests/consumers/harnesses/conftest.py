@@ -44,19 +44,28 @@ async def model(folder: Path, turns: list[dict[str, Any]], *faults: Fault) -> As
         for fault in faults:
             engine.faults.add(fault)
         async with running(engine) as url:
-            yield ModelAccess(url, KEY, MODEL), folder / "sampled.jsonl"
+            yield access_to(url), folder / "sampled.jsonl"
+
+
+def access_to(url: str) -> ModelAccess:
+    return ModelAccess(url, KEY, MODEL)
+
+
+async def set_up(runtime: ProcessRuntime, access: ModelAccess, instruction: str, agent: AgentSpec) -> Launch:
+    """As a run worker does it."""
+    harness = harness_of(agent)
+    await harness.install()
+    file = runtime.home / "instruction.txt"
+    await runtime.write_file(file, instruction.encode())
+    return await harness.prepare(runtime, access, file)
 
 
 async def worked(
     runtime: ProcessRuntime, access: ModelAccess, instruction: str, harness: str, **agent: Any
 ) -> tuple[Launch, ExecResult]:
-    """Set a harness up as a run worker does, and let it work."""
+    """Set a harness up, and let it work."""
     spec = AgentSpec(harness=harness, model_name=access.model_name, **agent)
-    made = harness_of(spec)
-    await made.install()
-    file = runtime.home / "instruction.txt"
-    await runtime.write_file(file, instruction.encode())
-    launch = await made.prepare(runtime, access, file)
+    launch = await set_up(runtime, access, instruction, spec)
     what = Exec(
         launch.command,
         cwd=launch.cwd,

@@ -186,6 +186,7 @@ def test_without_node_or_with_one_that_does_not_run_it_is_said_what_to_install(
         ),
         ("npm error code ETIMEDOUT\nnpm error network", "can't be reached (ETIMEDOUT)"),
         ("npm error code ERR_SOCKET_TIMEOUT", "can't be reached (ERR_SOCKET_TIMEOUT)"),
+        ("npm error code FETCH_ERROR\nnpm error network timeout at: http://…", "can't be reached (FETCH_ERROR)"),
         (
             "npm error code ETARGET\nnpm error notarget No matching version",
             "npm said: code ETARGET notarget No matching",

@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import pytest
 
-from consumers.harnesses.base import ModelAccess, harness_of
+from consumers.harnesses.base import harness_of
 from consumers.runtimes.base import Exec
 from consumers.runtimes.process import ProcessRuntime
 from polar.types.errors import InputError
 from polar.types.task import AgentSpec, ExecInput
+from tests.consumers.harnesses.conftest import access_to, set_up
 
-ACCESS = ModelAccess("http://proxy", "sk-polar-x", "m")
+ACCESS = access_to("http://proxy")
 
 
 async def test_a_command_gets_the_instruction_on_stdin_and_its_own_folder_and_environment(
     runtime: ProcessRuntime,
 ) -> None:
     shell = ExecInput(command="cat; pwd; echo $MINE", cwd="sub", env={"MINE": "yes"})
-    harness = harness_of(AgentSpec(harness="shell", custom_shell=shell))
-    await harness.install()
-    file = runtime.home / "instruction.txt"
-    await runtime.write_file(file, "Wörk.\n".encode())
     await runtime.write_file("sub/there", b"")
-    launch = await harness.prepare(runtime, ACCESS, file)
+    launch = await set_up(runtime, ACCESS, "Wörk.\n", AgentSpec(harness="shell", custom_shell=shell))
     result = await runtime.exec(Exec(launch.command, cwd=launch.cwd, env=launch.env, stdin=str(launch.stdin)))
     assert result.log.read_text() == f"Wörk.\n{runtime.workspace}/sub\nyes\n"
 
