@@ -6,8 +6,11 @@ view is there in an empty lake too, with the types that it will have, and all of
 
 from __future__ import annotations
 
+import glob
+import time
 import uuid
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,6 +36,9 @@ TYPES = {
     pa.list_(pa.float64()): "DOUBLE[]",
 }
 """What DuckDB calls the types of `analytics.schema`."""
+
+LEFT_S = 3600.0
+"""A draft of a database that is older was left by a process that was killed."""
 
 
 @dataclass(frozen=True)
@@ -302,6 +308,10 @@ def write_database(path: Path, folder: Path, manifest: Manifest) -> None:
 
     Who has the old one open keeps it. Raises OSError.
     """
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*"):
+        with suppress(FileNotFoundError):
+            if time.time() - left.stat().st_mtime > LEFT_S:
+                left.unlink()
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
         with duckdb.connect(temporary) as connection:

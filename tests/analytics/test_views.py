@@ -1,0 +1,215 @@
+"""The views over real files: what they tell of a story that is known, and of nothing at all."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow.parquet as pq
+import pytest
+
+from analytics import schema, views
+from analytics.manifest import EMPTY, File, Lake
+from tests.analytics.story import NOON, story, submitted, write
+
+DESIGN = {
+    "calls": "call_id, session_id, task_id, attempt, parent_id, dialect, engine, model_requested, model_served, kind, outcome, "
+    "prompt_tokens, shared_tokens, sampled_tokens, finish_reason, policy_version, received_at, completed_at, latency_ms",
+    "sessions": "session_id, task_id, sample_index, attempt, harness, status, error_code, reward, submitted_at, ended_at",
+    "stage_times": "session_id, attempt, stage, queued_ms, run_ms",
+    "traces": "trace_id, session_id, task_id, tokens, trainable_tokens, calls, kind, reward",
+    "trajectories": "session_id, task_id, sample_index, status, reward, traces, calls, trainable_tokens",
+    "groups": "task_id, num_samples, ended, mean_reward, std_reward",
+}
+
+
+def opened(lake: Lake) -> duckdb.DuckDBPyConnection:
+    connection = duckdb.connect()
+    connection.execute("SET TimeZone = 'UTC'")
+    views.create(connection, lake.folder, lake.newest())
+    return connection
+
+
+@pytest.fixture(scope="module")
+def lake(tmp_path_factory: pytest.TempPathFactory) -> Lake:
+    return write(tmp_path_factory.mktemp("lake") / "it's a lake", story())
+
+
+@pytest.fixture(scope="module")
+def told(lake: Lake) -> Iterator[duckdb.DuckDBPyConnection]:
+    with opened(lake) as connection:
+        yield connection
+
+
+def rows(connection: duckdb.DuckDBPyConnection, sql: str) -> list[tuple[Any, ...]]:
+    return connection.execute(sql).fetchall()
+
+
+def columns(connection: duckdb.DuckDBPyConnection, name: str) -> list[tuple[str, str]]:
+    return [(column, kind) for column, kind, *_ in rows(connection, f"DESCRIBE {name}")]
+
+
+@pytest.mark.parametrize("view", DESIGN)
+def test_the_designs_columns_are_there_and_answer(told: duckdb.DuckDBPyConnection, view: str) -> None:
+    assert rows(told, f"SELECT {DESIGN[view]} FROM {view}")
+
+
+@pytest.mark.parametrize("view", views.VIEWS)
+def test_every_column_is_described_once_in_order(told: duckdb.DuckDBPyConnection, view: str) -> None:
+    assert [name for name, _ in columns(told, view)] == list(views.VIEWS[view].columns)
+
+
+def test_an_empty_lake_has_all_views_with_the_types_that_they_will_have(
+    told: duckdb.DuckDBPyConnection, tmp_path: Path
+) -> None:
+    with opened(Lake(tmp_path)) as empty:
+        for name in [*views.VIEWS, *(f"lake.{table}" for table in schema.TABLES)]:
+            assert columns(empty, name) == columns(told, name)
+            assert rows(empty, f"FROM {name}") == []
+
+
+def test_a_call_is_told_once_with_its_harness_its_parent_and_how_it_ended(told: duckdb.DuckDBPyConnection) -> None:
+    found = rows(
+        told,
+        "SELECT call_id, harness, parent_id, branch, outcome, kind, prompt_tokens, shared_tokens, sampled_tokens, error_code, latency_ms "
+        "FROM calls WHERE session_id = 'mend.1' ORDER BY received_at",
+    )
+    assert found == [
+        ("mend.1-1-0", "pi", None, "root", "answered", "main", 20, 0, 10, None, 500),
+        ("mend.1-1-1", "pi", "mend.1-1-0", None, "answered", "main", 50, 30, 10, None, 500),
+        ("mend.1-1-2", "pi", None, None, "answered", "title", 20, 0, 10, None, 500),
+        # Without a place in a trajectory the parent is the base of its prompt.
+        ("mend.1-1-3", "pi", "mend.1-1-1", None, "disowned", "main", 110, 90, 10, None, 500),
+        ("mend.1-1-4", "pi", None, None, "failed", "main", 20, 0, 0, "overloaded", 500),
+    ]
+
+
+def test_a_record_that_came_twice_and_a_lost_attempt_are_one_call_each(told: duckdb.DuckDBPyConnection) -> None:
+    found = rows(told, "SELECT attempt, count(*) FROM calls WHERE session_id = 'mend.0' GROUP BY 1 ORDER BY 1")
+    assert found == [(1, 1), (2, 3)]
+
+
+def test_instants_are_utc(told: duckdb.DuckDBPyConnection) -> None:
+    [(at,)] = rows(told, "SELECT submitted_at FROM tasks WHERE task_id = 'mend'")
+    assert at == datetime.fromtimestamp(NOON / 1000, UTC)
+    assert at.utcoffset().total_seconds() == 0
+
+
+def test_sessions_are_there_from_when_their_task_is_known(told: duckdb.DuckDBPyConnection) -> None:
+    found = rows(
+        told,
+        "SELECT session_id, attempt, harness, status, error_code, reward, epoch_ms(ended_at) - epoch_ms(submitted_at) "
+        "FROM sessions ORDER BY session_id",
+    )
+    assert found == [
+        ("mend.0", 2, "pi", "COMPLETED", None, 1.0, 38_000),
+        ("mend.1", 1, "pi", "FAILED", "exit_code", 0.0, 18_000),
+        ("mend.2", 1, "pi", "TIMED_OUT", "timeout", None, 19_000),
+        ("mend.3", 1, "pi", None, None, None, None),
+        ("own.0", 1, "external", "COMPLETED", None, 0.5, 10_000),
+        ("own.1", 1, "external", None, None, None, None),
+        ("parse.0", 1, "shell", "COMPLETED", None, 1.0, 20_000),
+        ("parse.1", 1, "shell", "COMPLETED", None, 1.0, 21_000),
+    ]
+
+
+def test_stage_times_tell_of_every_attempt_how_long_it_waited_and_worked(told: duckdb.DuckDBPyConnection) -> None:
+    found = rows(
+        told,
+        "SELECT session_id, attempt, stage, queued_ms, run_ms FROM stage_times WHERE session_id IN ('mend.0', 'mend.3') "
+        "ORDER BY session_id, attempt, list_position(['init', 'run', 'evaluate'], stage)",
+    )
+    assert found == [
+        ("mend.0", 1, "init", 1000, 2000),
+        ("mend.0", 1, "run", 1000, None),
+        ("mend.0", 2, "init", None, 2000),
+        ("mend.0", 2, "run", 1000, 10_000),
+        ("mend.0", 2, "evaluate", 1000, 3000),
+        ("mend.3", 1, "init", 30_000, 3000),
+        ("mend.3", 1, "run", 2000, None),
+    ]
+
+
+def test_groups_are_told_while_they_run_and_their_deviation_is_the_populations(told: duckdb.DuckDBPyConnection) -> None:
+    found = rows(told, "SELECT task_id, num_samples, ended, mean_reward, std_reward FROM groups ORDER BY task_id")
+    assert found == [("mend", 4, 3, 0.5, 0.5), ("own", 2, 1, 0.5, 0.0), ("parse", 2, 2, 1.0, 0.0)]
+
+
+def test_traces_and_trajectories_are_those_of_the_log(told: duckdb.DuckDBPyConnection) -> None:
+    traces = rows(told, "SELECT session_id, tokens, trainable_tokens, calls, reward FROM traces ORDER BY session_id")
+    assert traces[0] == ("mend.0", 90, 30, 3, 1.0)
+    assert len(traces) == 6
+    found = rows(told, "SELECT session_id, calls, trainable_tokens FROM trajectories ORDER BY session_id")
+    assert found[:3] == [("mend.0", 3, 30), ("mend.1", 2, 20), ("mend.2", 4, 40)]
+
+
+def test_what_a_duplicate_of_a_task_says_does_not_count(tmp_path: Path) -> None:
+    lake = write(tmp_path, [(0, submitted("t", 2, "pi")), (1, submitted("t", 9, "shell"))])
+    with opened(lake) as connection:
+        assert rows(connection, "SELECT task_id, num_samples, harness FROM tasks") == [("t", 2, "pi")]
+        assert rows(connection, "SELECT count(*) FROM sessions") == [(2,)]
+
+
+def test_a_task_whose_submission_has_left_the_log_is_known_by_its_trajectories(tmp_path: Path) -> None:
+    lake = write(tmp_path, [one for one in story() if one[1] != submitted("parse", 2, "shell")])
+    with opened(lake) as connection:
+        found = rows(
+            connection,
+            "SELECT session_id, harness, submitted_at, reward FROM sessions WHERE task_id = 'parse' ORDER BY 1",
+        )
+        assert found == [("parse.0", "shell", None, 1.0), ("parse.1", "shell", None, 1.0)]
+        assert rows(connection, "SELECT DISTINCT harness FROM calls WHERE task_id = 'parse'") == [("shell",)]
+
+
+def test_files_of_an_older_writer_lack_columns_and_are_read_all_the_same(tmp_path: Path) -> None:
+    lake = write(tmp_path, story())
+    with lake.writing() as writing:
+        newest = lake.newest()
+        [old] = newest.files["trajectories"]
+        older = writing.new_name()
+        table = pq.read_table(lake.path("trajectories", old)).drop_columns(["mode", "artifacts"])
+        pq.write_table(table, lake.folder / "trajectories" / older)
+        lake.commit(newest, newest.replaced("trajectories", [old], [File(older, table.num_rows, 0)]))
+    with opened(lake) as connection:
+        assert rows(connection, "SELECT DISTINCT mode, artifacts FROM trajectories") == [(None, None)]
+        assert len(rows(connection, "FROM sessions WHERE status IS NOT NULL")) == 6
+
+
+def test_a_database_holds_the_views_for_anyones_duckdb_and_is_replaced_whole(tmp_path: Path) -> None:
+    path = tmp_path / "it's.duckdb"
+    lake = write(tmp_path / "lake", story())
+    views.write_database(path, lake.folder, EMPTY)
+    with duckdb.connect(path, read_only=True) as before:
+        assert before.execute("SELECT count(*) FROM calls").fetchall() == [(0,)]
+        views.write_database(path, lake.folder, lake.newest())
+        assert before.execute("SELECT count(*) FROM calls").fetchall() == [(0,)]
+    with duckdb.connect(path) as after:
+        after.execute("CREATE TABLE mine AS SELECT 1; PRAGMA disable_checkpoint_on_shutdown")
+        assert after.execute("SELECT count(DISTINCT call_id), count(*) FROM calls").fetchall() == [(19, 19)]
+    assert path.with_name(f"{path.name}.wal").exists()
+    views.write_database(path, lake.folder, lake.newest())
+    with duckdb.connect(path, read_only=True) as again:
+        assert [name for (name,) in again.execute("SHOW TABLES").fetchall()] == sorted(views.VIEWS)
+    assert {file.name for file in tmp_path.iterdir()} == {"it's.duckdb", "lake"}
+
+
+def test_what_a_killed_writer_left_of_a_database_goes_when_it_is_old(tmp_path: Path) -> None:
+    path = tmp_path / "polar.duckdb"
+    old, young = tmp_path / ".polar.duckdb.old", tmp_path / ".polar.duckdb.young"
+    for file in (old, young):
+        file.touch()
+    os.utime(old, (0, 0))
+    views.write_database(path, tmp_path / "lake", EMPTY)
+    assert {file.name for file in tmp_path.iterdir()} == {path.name, young.name}
+
+
+def test_the_documentation_names_every_view_and_column() -> None:
+    page = views.document()
+    for name, view in views.VIEWS.items():
+        assert f"### {name}\n" in page
+        for column in view.columns:
+            assert f"| `{column}` |" in page
