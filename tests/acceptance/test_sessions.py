@@ -136,9 +136,14 @@ def test_commands_give_a_session_whose_calls_are_exactly_its_trajectory(up: Up) 
 
 
 def test_a_with_block_is_a_session_and_streams_are_captured_alike(up: Up) -> None:
-    with sessions.open_session(up.data, ttl_s=60) as session:
-        work(session.env, stream=True)
-        session.reward = 1.0
+    async def agent() -> sessions.OpenedSession:
+        """Where a loop runs, as in a notebook."""
+        with sessions.open_session(up.data, ttl_s=60) as session:
+            work(session.env, stream=True)
+            session.reward = 1.0
+        return session
+
+    session = asyncio.run(agent())
     assert session.ended is not None
     assert (session.ended.status, session.ended.reward, session.ended.calls) == (Status.COMPLETED, 1.0, 2)
     assert trained(trajectory(up, session.session_id)) == sampled(up, session.session_id)

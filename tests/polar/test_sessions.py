@@ -1,56 +1,22 @@
-"""What `polar.sessions` makes of a control API's answers; that API is played by the test, on a port of its own."""
+"""What `polar.sessions` makes of a control API's answers, which the test gives."""
 
 from __future__ import annotations
 
-import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
 
 from polar import sessions
 from polar.settings import Settings
 from polar.types.errors import InputError, NotReady
-
-OPENED = {"session_id": "t.0", "key": "sk", "expires_at": "2026-11-21T17:50:15Z", "env": {"OPENAI_API_KEY": "sk"}}
-
-
-class Api(BaseHTTPRequestHandler):
-    """Answers as it is told to, and keeps what it was asked."""
-
-    status: ClassVar[int] = 201
-    body: ClassVar[bytes] = b""
-    asked: ClassVar[list[tuple[str, str | None, object]]] = []
-
-    def do_POST(self) -> None:
-        given = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.asked.append((self.path, self.headers["Authorization"], given))
-        self.send_response(self.status)
-        self.end_headers()
-        self.wfile.write(self.body)
-
-    def log_message(self, *_: object) -> None:
-        pass
+from tests.polar.control_api import OPENED, Api, answer, played
 
 
 @pytest.fixture
 def found(tmp_path: Path) -> Iterator[Settings]:
-    (tmp_path / "token").write_text("secret\n")
-    Api.asked.clear()
-    with ThreadingHTTPServer(("127.0.0.1", 0), Api) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        url = f"http://127.0.0.1:{server.server_port}/"
-        yield Settings(data=tmp_path, control_url=url, control_token_file=tmp_path / "token")
-        server.shutdown()
-        thread.join()
-
-
-def answer(status: int, body: object) -> None:
-    Api.status, Api.body = status, body if isinstance(body, bytes) else json.dumps(body).encode()
+    with played(tmp_path) as settings:
+        yield settings
 
 
 def test_an_open_says_only_what_was_asked_for_and_a_block_closes_it_with_its_reward(found: Settings) -> None:

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from polar.cli.app import app
 from polar.cli.session import seconds
 from polar.types.errors import InputError
+from tests.polar.control_api import OPENED, Api, answer, played
 
 
 @pytest.mark.parametrize(
@@ -51,3 +52,29 @@ def test_bad_input_is_a_sentence_on_stderr(
     result = CliRunner().invoke(app, ["session", *arguments, "--data", str(tmp_path)])
     assert (result.exit_code, result.stdout) == (code, "")
     assert words in result.stderr
+
+
+def test_without_kafka_a_close_is_said_and_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POLAR_SESSION_ID", "t.0")
+    with played(tmp_path) as found:
+        answer(202, {"session_id": "t.0"})
+        for name in ("control_url", "control_token_file"):
+            monkeypatch.setenv(f"POLAR_{name.upper()}", str(getattr(found, name)))
+        result = CliRunner().invoke(app, ["session", "close", "--reward", "-1", "--data", str(tmp_path)])
+        assert Api.asked == [("/v1/sessions/t.0/close", "Bearer secret", {"reward": -1})]
+    assert (result.exit_code, result.stdout) == (0, "t.0 is closed\n")
+    assert "its trajectory isn't waited for: no Kafka" in result.stderr
+
+
+def test_an_open_session_is_variables_for_a_shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with played(tmp_path) as found:
+        answer(201, OPENED)
+        for name in ("control_url", "control_token_file"):
+            monkeypatch.setenv(f"POLAR_{name.upper()}", str(getattr(found, name)))
+        result = CliRunner().invoke(app, ["session", "open", "--data", str(tmp_path)])
+    assert result.stdout.splitlines() == [
+        "export POLAR_SESSION_ID=t.0",
+        "export POLAR_TASK_ID=t",
+        "export OPENAI_API_KEY=sk",
+    ]
+    assert "t.0 is open until 2026-11-21T17:50:15Z; `polar session close t.0` ends it" in result.stderr
