@@ -196,7 +196,7 @@ class Lake:
     def pin(self) -> Iterator[Manifest]:
         """The newest manifest, whose files stay while this context, and this process, live. Raises NotReady where there is no lake."""
         if not self.readers.is_dir():
-            raise NotReady(f"no lake in {self.folder}: `polar up`, or `polar worker analytics`, makes it")
+            raise NotReady(f"no lake in {self.folder}: `polar up` makes one (alone: `polar worker analytics`); --data names another folder")
         # A mark without a version keeps everything, so that nothing is removed between reading and saying which.
         with locks.held(self.readers) as mark:
             manifest = self.newest()

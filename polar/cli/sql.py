@@ -10,8 +10,9 @@ import itertools
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
+from contextlib import contextmanager
 from datetime import datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
@@ -72,9 +73,19 @@ def sql(
         )
     if layout is Layout.PARQUET and sys.stdout.isatty():
         raise InputError("--format", layout.value, "a terminal can't show that; write it to a file: … > answer.parquet")
-    with lake.connect(settings.load(data)) as reader:
+    with _sigterm_as_ctrl_c(), lake.connect(settings.load(data)) as reader:
         asked = sys.stdin.read() if query == "-" else query
         _interruptible(reader, lambda: WRITERS[layout](reader, asked))
+
+
+@contextmanager
+def _sigterm_as_ctrl_c() -> Iterator[None]:
+    """Both end the query, and take its temporary files and its hold on the lake with them."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _interruptible(reader: Reader, work: Callable[[], None]) -> None:
@@ -88,7 +99,6 @@ def _interruptible(reader: Reader, work: Callable[[], None]) -> None:
         except BaseException as error:
             done.set_exception(error)
 
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     threading.Thread(target=run, name="query", daemon=True).start()
     try:
         done.result()
@@ -123,7 +133,7 @@ def _cell(value: object) -> str | None:
         case float():
             return f"{value:.4f}".rstrip("0").rstrip(".") if 1e-3 <= abs(value) < 1e15 else f"{value:.4g}"
         case datetime():
-            return f"{value.isoformat(' ', 'milliseconds').removesuffix('+00:00')}"
+            return value.isoformat(" ", "milliseconds").removesuffix("+00:00")
         case list() if len(value) > ITEMS:
             return f"{_text(value[:ITEMS])[:-1]}, … {len(value) - ITEMS} more]"
         case _:
