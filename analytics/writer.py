@@ -29,8 +29,8 @@ from topics.contract import MIB
 from topics.heartbeat import Heart, new_worker_id
 
 ROLE = "analytics"
-FLUSH_S = 2.0
-"""From reading a row to writing it; 5 s is what readers are promised."""
+FLUSH_S = 1.0
+"""From reading a row to writing it; 5 s is what readers are promised, also where cores are scarce."""
 FLUSH_BYTES = 16 * MIB
 """Of records that gave rows; once held, nothing is read until they are written."""
 OFFSETS_S = 60.0

@@ -1,0 +1,193 @@
+"""The lake under kills, rebalances and readers: writers and readers are processes, as their commands start them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import operator
+import os
+import random
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from analytics.manifest import Lake
+from polar.settings import Settings, write_env_file
+from tests.analytics.loading import Sent, arrived, on_the_log, send, tasks
+from topics import admin, catalogue
+
+SEEDS = int(os.environ.get("POLAR_LAKE_SEEDS", "2"))
+AT_ONCE = 4
+KILLS = 3
+READERS = 8
+READER = Path(__file__).with_name("lake_reader.py")
+FRESH_S = 5.0
+DEADLINE_S = 90.0
+Process = asyncio.subprocess.Process
+
+
+async def system(kafka: str, namespace: str, data: Path) -> Settings:
+    """Topics on the suite's broker, and a data folder that names it."""
+    data.mkdir()
+    settings = Settings(kafka=kafka, namespace=namespace, data=data, replication=1, min_insync=1)
+    await admin.apply(settings, catalogue.FIXED, embedded=True)
+    write_env_file(data / "polar.env", {"POLAR_KAFKA": kafka, "POLAR_NAMESPACE": namespace})
+    return settings
+
+
+async def started(settings: Settings, *arguments: str, stdout: str = "output") -> Process:
+    """A Python process; what it says goes to files of the data folder."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("POLAR_")}
+    with (settings.data / "output").open("ab") as errors, (settings.data / stdout).open("ab") as said:
+        return await asyncio.create_subprocess_exec(
+            sys.executable, *arguments, env=environment, stdout=said, stderr=errors
+        )
+
+
+async def writer(settings: Settings) -> Process:
+    return await started(settings, "-m", "polar.cli", "worker", "analytics", "--data", str(settings.data))
+
+
+@asynccontextmanager
+async def writers(settings: Settings, count: int) -> AsyncIterator[list[Process]]:
+    """So many writers; who is in the list at the end is stopped, and has to end well."""
+    running = [await writer(settings) for _ in range(count)]
+    try:
+        yield running
+    finally:
+        for process in running:
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(signal.SIGCONT)
+                process.terminate()
+        codes = await asyncio.gather(*(asyncio.wait_for(process.wait(), DEADLINE_S) for process in running))
+    assert codes == [0] * len(running), (settings.data / "output").read_text()
+
+
+async def until(holds: Callable[[], object]) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        while not holds():
+            await asyncio.sleep(0.005)
+
+
+async def come(settings: Settings, load: Sequence[Sent], over: asyncio.Event) -> None:
+    """A load in small portions, slower and slower, until `over`; then the rest at once."""
+    at = 0
+    while at < len(load) and not over.is_set():
+        await send(settings, *load[at : at + 20])
+        at += 20
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(over.wait(), 0.2)
+    await send(settings, *load[at:])
+
+
+def uncommitted(lake: Lake, version: int) -> bool:
+    """Whether a table has a file that no manifest names, so that a flush is between its two steps; or one has ended since."""
+    newest = lake.newest()
+    named = {file.name for made in newest.files.values() for file in made}
+    return newest.version > version or any(path.name not in named for path in lake.folder.glob("*/*.parquet"))
+
+
+async def killed_at_random(settings: Settings, seed: int) -> None:
+    chance = random.Random(seed)
+    lake = Lake(settings.lake_folder)
+    over = asyncio.Event()
+    coming = asyncio.create_task(come(settings, tasks(300, seed), over))
+    async with writers(settings, 1) as running:
+        for _ in range(KILLS):
+            is_flushing = partial(uncommitted, lake, lake.newest().version)
+            await until(is_flushing)
+            await asyncio.sleep(chance.random() * chance.choice([0.05, 2]))
+            running[0].kill()
+            await running[0].wait()
+            running[0] = await writer(settings)
+        over.set()
+        await coming
+        await arrived(settings, await on_the_log(settings, None), DEADLINE_S)
+
+
+@pytest.mark.timeout(600)
+async def test_a_writer_that_is_killed_at_any_moment_loses_and_doubles_no_row(
+    kafka: str, namespace: str, tmp_path: Path
+) -> None:
+    places = asyncio.Semaphore(AT_ONCE)
+
+    async def one(seed: int) -> None:
+        async with places:
+            name = f"{namespace}-{seed}"
+            await killed_at_random(await system(kafka, name, tmp_path / name), seed)
+
+    async with asyncio.TaskGroup() as running:
+        for seed in range(SEEDS):
+            running.create_task(one(seed))
+
+
+async def test_two_writers_share_the_log_and_one_that_slept_writes_nothing_twice(
+    kafka: str, namespace: str, tmp_path: Path
+) -> None:
+    """The sleeper wakes when its partitions are another's, with rows of them in its memory."""
+    settings = await system(kafka, namespace, tmp_path / "data")
+    lake = Lake(settings.lake_folder)
+    over = asyncio.Event()
+    coming = asyncio.create_task(come(settings, tasks(300, 0), over))
+    async with writers(settings, 2) as running:
+        await until(lambda: writers_of(lake) == 2)
+        running[0].send_signal(signal.SIGSTOP)
+        seen = dict(lake.newest().offsets["completions"])
+        await until(lambda: all(lake.newest().offsets["completions"][each] > seen[each] for each in seen))
+        running[0].send_signal(signal.SIGCONT)
+        over.set()
+        await coming
+        await arrived(settings, await on_the_log(settings, None), DEADLINE_S)
+
+
+def writers_of(lake: Lake) -> int:
+    """How many writers have files in the lake."""
+    return len({file.name.partition("-")[0] for made in lake.newest().files.values() for file in made})
+
+
+async def test_readers_ask_while_a_writer_writes_and_see_what_is_5_s_old(
+    kafka: str, namespace: str, tmp_path: Path
+) -> None:
+    settings = await system(kafka, namespace, tmp_path / "data")
+    lake, stop = Lake(settings.lake_folder), tmp_path / "stop"
+    load = tasks(80, 0)
+    written: list[tuple[float, list[int]]] = []
+    """When so many events, calls and trajectories were on the log."""
+    async with writers(settings, 1):
+        # How long processes take to start isn't what is timed.
+        await send(settings, *load[:20])
+        await until(lambda: lake.newest().version)
+        said = [settings.data / f"reader-{number}" for number in range(READERS)]
+        readers = [
+            await started(settings, str(READER), str(settings.data), str(stop), stdout=each.name) for each in said
+        ]
+        await until(lambda: all(each.stat().st_size for each in said))
+        for at in range(20, len(load), 20):
+            await send(settings, *load[at : at + 20])
+            written.append((time.time(), counts(load[: at + 20])))
+            await asyncio.sleep(0.25)
+        await arrived(settings, await on_the_log(settings, None), DEADLINE_S)
+        stop.touch()
+        codes = [await asyncio.wait_for(process.wait(), DEADLINE_S) for process in readers]
+    assert codes == [0] * READERS, (settings.data / "output").read_text()
+    for rounds in ([json.loads(line) for line in each.read_text().splitlines()] for each in said):
+        for earlier, later in pairwise([[0, 0, 0], *(each["counts"] for each in rounds), counts(load)]):
+            assert all(map(operator.le, earlier, later)), "what was seen stays, and nothing is seen that isn't there"
+        for each in rounds:
+            old = [known for at, known in written if at < each["asked_at"] - FRESH_S]
+            assert not old or all(map(operator.le, old[-1], each["counts"])), "5 s later it is seen"
+
+
+def counts(load: Sequence[Sent]) -> list[int]:
+    """Events, calls and trajectories."""
+    kinds = Counter(type(sent.record).__name__ for sent in load)
+    return [sum(sent.topic.name == "events" for sent in load), kinds["Completion"], kinds["Trajectory"]]
