@@ -25,7 +25,6 @@ from polar import settings
 from polar.cli.exits import Exit, ended
 from polar.cli.options import Data
 from polar.cli.tables import console, table
-from polar.types.errors import InputError
 
 if TYPE_CHECKING:
     from analytics.query import Reader
@@ -71,8 +70,6 @@ def sql(
             f"what is the question? `polar sql 'FROM sessions'` asks a view; there are: {', '.join(VIEWS)}",
             Exit.BAD_INPUT,
         )
-    if layout is Layout.PARQUET and sys.stdout.isatty():
-        raise InputError("--format", layout.value, "a terminal can't show that; write it to a file: … > answer.parquet")
     with _sigterm_as_ctrl_c(), lake.connect(settings.load(data)) as reader:
         asked = sys.stdin.read() if query == "-" else query
         _interruptible(reader, lambda: WRITERS[layout](reader, asked))
@@ -162,8 +159,11 @@ def _json(reader: Reader, asked: str) -> None:
 def _parquet(reader: Reader, asked: str) -> None:
     import pyarrow.parquet as pq
 
+    from polar.cli.parquet import stdout
+
+    out = stdout()
     schema, batches = reader.batches(asked)
-    with pq.ParquetWriter(sys.stdout.buffer, schema, compression="zstd") as writer:
+    with pq.ParquetWriter(out, schema, compression="zstd") as writer:
         for batch in batches:
             writer.write_batch(batch)
 

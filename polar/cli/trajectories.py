@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -29,6 +30,7 @@ class Layout(StrEnum):
 
     TABLE = "table"
     JSONL = "jsonl"
+    PARQUET = "parquet"
 
 
 READ_S = 3600.0
@@ -42,26 +44,38 @@ def trajectories(
         str | None, typer.Option(metavar="T", help="`eval`, or a task's output_topic; else the trained ones.")
     ] = None,
     task: Annotated[list[str] | None, typer.Option(metavar="TASK", help="Of this task alone; may be repeated.")] = None,
-    layout: Annotated[Layout, typer.Option("--format", help="jsonl: a line each, traces written out.")] = Layout.TABLE,
+    layout: Annotated[
+        Layout, typer.Option("--format", help="jsonl, parquet: traces written out, a line or row each.")
+    ] = Layout.TABLE,
     data: Data = None,
 ) -> None:
     """Show what came out: one trajectory for each sample."""
     found = settings.load(data)
-    kept: list[Trajectory] = []
+    with _taking(layout, follow) as take:
 
-    def take(trajectory: Trajectory) -> None:
-        if task and trajectory.task_id not in task:
-            return
-        if layout is Layout.JSONL:
-            typer.echo(msgspec.json.encode(line(trajectory)))
-        elif follow:
-            typer.echo(_words(trajectory))
-        else:
-            kept.append(trajectory)
+        def take_asked(trajectory: Trajectory) -> None:
+            if not task or trajectory.task_id in task:
+                take(trajectory)
 
-    prints = follow or layout is Layout.JSONL
-    running.serve(lambda stop: _read(found, topic, take, stop if follow else None, prints=prints))
-    if layout is Layout.TABLE and not follow:
+        prints = follow or layout is not Layout.TABLE
+        running.serve(lambda stop: _read(found, topic, take_asked, stop if follow else None, prints=prints))
+
+
+@contextmanager
+def _taking(layout: Layout, follow: bool) -> Iterator[Callable[[Trajectory], None]]:
+    """What becomes of each trajectory; a table that isn't followed, and a Parquet file, are whole at the end."""
+    if layout is Layout.JSONL:
+        yield lambda trajectory: typer.echo(msgspec.json.encode(line(trajectory)))
+    elif layout is Layout.PARQUET:
+        from polar.cli import parquet
+
+        with parquet.TrajectoryFile(parquet.stdout()) as file:
+            yield file.add
+    elif follow:
+        yield lambda trajectory: typer.echo(_words(trajectory))
+    else:
+        kept: list[Trajectory] = []
+        yield kept.append
         kept.sort(key=lambda one: (one.task_id, one.sample_index))
         show(COLUMNS, map(_row, kept))
 

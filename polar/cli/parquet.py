@@ -1,0 +1,143 @@
+"""Parquet on standard output: trajectories as a file, row by row as they come.
+
+A row holds what a line of `trajectories --format jsonl` holds, under the same names, with types; all defaults are written out. Its
+columns may only grow.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, BinaryIO
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from polar.types.errors import InputError
+from polar.types.trajectory import ExpandedTrace, Trajectory, expand
+
+TEXT, INT, REAL = pa.string(), pa.int64(), pa.float64()
+COUNTS = pa.map_(TEXT, INT)
+GROUP_TOKENS = 4_000_000
+"""Of a row group: some 40 MB in memory."""
+GROUP_ROWS = 1000
+
+
+def stdout() -> BinaryIO:
+    """Where the file goes. Raises InputError where that is a terminal."""
+    if sys.stdout.isatty():
+        raise InputError("--format", "parquet", "a terminal can't show that; write it to a file: … > answer.parquet")
+    return sys.stdout.buffer
+
+
+def _struct(**fields: Any) -> Any:
+    return pa.struct(list(fields.items()))
+
+
+SAMPLING = _struct(
+    temperature=REAL, top_p=REAL, top_k=INT, min_p=REAL, presence_penalty=REAL, frequency_penalty=REAL, repetition_penalty=REAL,
+    seed=INT, max_tokens=INT, truncated=pa.bool_(), grammar=pa.bool_(),
+)  # fmt: skip
+TRACE = _struct(
+    trace_id=TEXT,
+    token_ids=pa.list_(pa.int32()),
+    loss_mask=pa.list_(pa.uint8()),
+    logprobs=pa.list_(pa.float32()),
+    policy_versions=pa.list_(INT),
+    calls=pa.list_(_struct(call_id=TEXT, start=INT, end=INT, sampling=SAMPLING)),
+    kind=TEXT,
+    reward=REAL,
+    finish_reason=TEXT,
+)
+STATS = _struct(
+    calls=INT, answered=INT, traces=INT, tokens=INT, sampled_tokens=INT, trainable_tokens=INT,
+    masked_tokens=COUNTS, branches=COUNTS, drift=COUNTS, late_calls=INT,
+)  # fmt: skip
+SCHEMA = pa.schema(
+    {
+        "session_id": TEXT,
+        "task_id": TEXT,
+        "sample_index": INT,
+        "num_samples": INT,
+        "attempt": INT,
+        "status": TEXT,
+        "reward": REAL,
+        "error": _struct(stage=TEXT, kind=TEXT, code=TEXT, message=TEXT, retryable=pa.bool_()),
+        "builder": TEXT,
+        "harness": TEXT,
+        "traces": pa.list_(TRACE),
+        "stats": STATS,
+        "metadata": TEXT,
+    }
+)
+"""`metadata` is JSON."""
+
+
+class TrajectoryFile:
+    """Takes trajectories; can be read once its context has ended."""
+
+    def __init__(self, out: BinaryIO) -> None:
+        self._writer = pq.ParquetWriter(out, SCHEMA, compression="zstd")
+        self._rows: list[dict[str, Any]] = []
+        self._tokens = 0
+
+    def add(self, trajectory: Trajectory) -> None:
+        """Raises OSError where it can't be written."""
+        row = _row(trajectory)
+        self._rows.append(row)
+        self._tokens += sum(len(trace["token_ids"]) for trace in row["traces"])
+        if self._tokens >= GROUP_TOKENS or len(self._rows) >= GROUP_ROWS:
+            self._write()
+
+    def __enter__(self) -> TrajectoryFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._write()
+        self._writer.close()
+
+    def _write(self) -> None:
+        if self._rows:
+            self._writer.write_table(pa.Table.from_pylist(self._rows, schema=SCHEMA))
+        self._rows, self._tokens = [], 0
+
+
+def _row(trajectory: Trajectory) -> dict[str, Any]:
+    stats = msgspec.structs.asdict(trajectory.stats)
+    return {
+        **{
+            name: getattr(trajectory, name)
+            for name in ("session_id", "task_id", "sample_index", "num_samples", "attempt")
+        },
+        "status": trajectory.status.value,
+        "reward": trajectory.reward,
+        "error": None if trajectory.error is None else msgspec.structs.asdict(trajectory.error),
+        "builder": trajectory.builder,
+        "harness": trajectory.harness,
+        "traces": [_trace(expand(trajectory, trace)) for trace in trajectory.traces],
+        "stats": {name: list(value.items()) if isinstance(value, dict) else value for name, value in stats.items()},
+        "metadata": trajectory.metadata.decode(),
+    }
+
+
+def _trace(expanded: ExpandedTrace) -> dict[str, Any]:
+    versions = dict.fromkeys(span.call.policy_version for span in expanded.spans)
+    return {
+        "trace_id": expanded.trace.trace_id,
+        "token_ids": expanded.token_ids,
+        "loss_mask": expanded.loss_mask,
+        "logprobs": expanded.logprobs,
+        "policy_versions": list(versions),
+        "calls": [
+            {
+                "call_id": span.call.call_id,
+                "start": span.start,
+                "end": span.end,
+                "sampling": msgspec.structs.asdict(span.call.sampling),
+            }
+            for span in expanded.spans
+        ],
+        "kind": expanded.trace.kind,
+        "reward": expanded.trace.reward,
+        "finish_reason": expanded.trace.finish_reason,
+    }

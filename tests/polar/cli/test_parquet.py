@@ -1,0 +1,64 @@
+"""Trajectories as Parquet: a row says what the line of JSON says, with types."""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from polar.cli import parquet
+from polar.cli.trajectories import line
+from polar.types.trajectory import Stats, Trajectory
+from tests.analytics.story import story
+
+TRAJECTORIES = [record for _, record in story() if isinstance(record, Trajectory)]
+
+
+def written(*trajectories: Trajectory) -> Any:
+    out = io.BytesIO()
+    with parquet.TrajectoryFile(out) as file:
+        for trajectory in trajectories:
+            file.add(trajectory)
+    return pq.read_table(io.BytesIO(out.getvalue()))
+
+
+def test_a_row_holds_what_the_line_of_json_holds() -> None:
+    many = msgspec.structs.replace(
+        TRAJECTORIES[0], stats=Stats(calls=3, masked_tokens={"fork": 4}, branches={"fork": 1})
+    )
+    for trajectory in (*TRAJECTORIES, many):
+        [row] = written(trajectory).to_pylist(maps_as_pydicts="strict")
+        said = json.loads(msgspec.json.encode(line(trajectory)))
+        row["metadata"] = json.loads(row["metadata"])
+        # JSON leaves out what has its default, also where that is a number or a map.
+        row["stats"] = {name: value for name, value in row["stats"].items() if value}
+        for trace in row["traces"]:
+            for call in trace["calls"]:
+                call["sampling"] = {name: value for name, value in call["sampling"].items() if value}
+        if row["error"] and not row["error"]["retryable"]:
+            del row["error"]["retryable"]
+        assert row == said
+
+
+def test_tokens_have_the_types_of_the_log() -> None:
+    trace: Any = written(*TRAJECTORIES).schema.field("traces").type.value_type
+    assert trace.field("token_ids").type == pa.list_(pa.int32())
+    assert trace.field("loss_mask").type == pa.list_(pa.uint8())
+    assert trace.field("logprobs").type == pa.list_(pa.float32())
+
+
+def test_no_trajectories_are_a_file_with_columns() -> None:
+    empty = written()
+    assert empty.num_rows == 0
+    assert empty.schema.equals(written(*TRAJECTORIES).schema)
+
+
+def test_many_are_written_in_groups_and_all_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parquet, "GROUP_ROWS", 2)
+    found = written(*TRAJECTORIES)
+    assert found["session_id"].to_pylist() == [one.session_id for one in TRAJECTORIES]
