@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
@@ -345,6 +347,17 @@ def test_trajectories_are_written_out_as_programs_expect(settings: Settings) -> 
         "stats": {"calls": 2, "answered": 2, "traces": 1, "tokens": 6, "sampled_tokens": 3, "trainable_tokens": 2},
         "metadata": {"who": "me"},
     }
+
+
+def test_trajectories_as_parquet_are_one_file(settings: Settings) -> None:
+    write(settings, trajectories.TOPIC, [("t.1", a_trajectory(1)), ("t.0", a_trajectory(0))])
+    result = CliRunner().invoke(app, ["trajectories", "--format", "parquet"])
+    assert result.exit_code == 0
+    table: Any = pq.read_table(io.BytesIO(result.stdout_bytes))
+    lines = [json.loads(said) for said in polar("trajectories", "--format", "jsonl")[1].splitlines()]
+    assert table["session_id"].to_pylist() == [line["session_id"] for line in lines]
+    tokens = [[trace["token_ids"] for trace in row] for row in table["traces"].to_pylist()]
+    assert tokens == [[trace["token_ids"] for trace in line["traces"]] for line in lines]
 
 
 def test_reading_trajectories_that_takes_long_shows_how_far_it_is_and_not_in_the_results(
