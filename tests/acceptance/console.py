@@ -7,6 +7,8 @@ don't count. A line `…` stands for any lines, `…` within a line for any text
 from __future__ import annotations
 
 import re
+import subprocess
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +17,7 @@ NUMBER = re.compile(r"-?\b([0-9a-f]{6}\b|[A-Za-z_]*\d\w*)(\.\d+)?")
 """Or an id: of six hex digits one in 350 has none that is a digit."""
 RULES = re.compile(r"[─━│┃┏┓┗┛┡┩╇╷╵└┘├┤┬┴┼╞╡╪═]+")
 ANYTHING = "…"
+MARK = "END-OF-COMMAND"
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,23 @@ def steps(page: Path, root: Path) -> list[Step]:
             else:
                 found[-1].printed.append(words)
     return found
+
+
+def walk(page: Sequence[Step], *, folder: Path, environment: Mapping[str, str], deadline_s: float) -> list[str]:
+    """Run a page's commands in one shell, since an `eval` is for the commands after it; what isn't as the page says, by place."""
+    done = subprocess.run(
+        ["bash"],
+        input="".join(f"{step.command}\necho; echo {MARK}\n" for step in page),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=deadline_s,
+        cwd=folder,
+        env=environment,
+    )
+    *printed, _ = done.stdout.split(f"{MARK}\n")
+    differences = ((step.place, differs(step.printed, output)) for step, output in zip(page, printed, strict=True))
+    return [f"{place}: {difference}" for place, difference in differences if difference is not None]
 
 
 def differs(said: list[str], printed: str) -> str | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +18,7 @@ from polar import sessions, settings
 from polar.types.errors import InputError
 from polar.types.session import Status
 from polar.types.trajectory import Trajectory, expand
-from tests.acceptance.console import differs, steps
+from tests.acceptance.console import Step, steps, walk
 from tests.acceptance.test_cli import COMMAND_S, Up, engine_record, environment
 from topics import trajectories
 from topics.owner import read_back
@@ -27,7 +26,6 @@ from topics.partition import partition_of_session
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "sessions.md"
-MARK = "END-OF-COMMAND"
 SCRIPT = """\
 name: list
 match: list the files
@@ -188,22 +186,10 @@ def test_what_can_not_be_says_field_and_reason(up: Up) -> None:
 
 
 def test_the_page_of_the_docs_is_so(up: Up) -> None:
-    """In one shell, since an `eval` is for the commands after it."""
-    page = steps(PAGE, ROOT)
+    """Its program as the last of its commands."""
     (program,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    commands = [*(step.command for step in page), f"python - <<'END'\n{program}END"]
-    done = subprocess.run(
-        ["bash"],
-        input="".join(f"{command}\necho; echo {MARK}\n" for command in commands),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=COMMAND_S,
-        env=environment()
-        | {"PATH": f"{Path(sys.executable).parent}:{environment()['PATH']}", "POLAR_DATA": str(up.data)},
-    )
-    *printed, by_program, _ = done.stdout.split(f"{MARK}\n")
-    for step, output in zip(page, printed, strict=True):
-        difference = differs(step.printed, output)
-        assert difference is None, f"{step.place}: {difference}"
-    assert by_program.split() == ["COMPLETED", "0.0", "1"]
+    by_program = Step("the program", f"python - <<'END'\n{program}END", ["COMPLETED 0.0 1"])
+    path = f"{Path(sys.executable).parent}:{environment()['PATH']}"
+    settings = environment() | {"PATH": path, "POLAR_DATA": str(up.data)}
+    differences = walk([*steps(PAGE, ROOT), by_program], folder=ROOT, environment=settings, deadline_s=COMMAND_S)
+    assert not differences, "\n\n".join(differences)

@@ -1,0 +1,96 @@
+"""Every command of the README and of docs/, run on a demo's data as the pages say, and what it prints compared by shape.
+
+The engine is the scripted one; that is what the pages say, too. `make demo` and `make test` are what CI itself runs; docs/sessions.md has
+a test of its own, which needs another script.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.acceptance.console import Step, differs, steps, walk
+from tests.acceptance.test_cli import Up, environment
+
+ROOT = Path(__file__).parents[2]
+README = ROOT / "README.md"
+DOCS = sorted((ROOT / "docs").glob("*.md"))
+PAGES = [page for page in (README, *DOCS) if page.name != "sessions.md"]
+DEMO_S = 200.0
+PAGE_S = 150.0
+DEMO = re.compile(r"<!-- demo -->\n```\n(.*?)```", re.DOTALL)
+STARTED_HERE = {"make install", ". .venv/bin/activate", "polar up"}
+"""What the pages say before the rest, in blocks of `sh`: the fixture's work."""
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A finished demo: its data folder, and what it printed."""
+    folder = tmp_path_factory.mktemp("docs")
+    command = [sys.executable, str(ROOT / "examples" / "demo" / "run.py"), "--data", str(folder / "data")]
+    done = subprocess.run(
+        command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=DEMO_S, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder, done.stdout
+
+
+@pytest.fixture(scope="module")
+def up(demo: tuple[Path, str]) -> Iterator[Up]:
+    """`polar up` on the demo's data."""
+    running = Up(demo[0])
+    try:
+        yield running
+    finally:
+        running.process.terminate()
+        running.process.wait()
+
+
+def test_the_demo_prints_what_the_readme_shows(demo: tuple[Path, str]) -> None:
+    (shown,) = DEMO.findall(README.read_text())
+    difference = differs(["…", *shown.splitlines(), "…"], demo[1])
+    assert difference is None, difference
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_commands_of_a_page_do_what_it_says(page: Path, up: Up, tmp_path: Path) -> None:
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    found = [step for step in steps(page, ROOT) if not step.command.startswith("make ")]
+    path = os.pathsep.join([str(Path(sys.executable).parent), environment()["PATH"]])
+    settings = environment() | {"PATH": path, "POLAR_DATA": str(up.data)}
+    differences = walk(found, folder=tmp_path, environment=settings, deadline_s=PAGE_S)
+    assert not differences, "\n\n".join(differences)
+
+
+def test_the_readme_and_the_quickstart_are_walked() -> None:
+    assert all(len(commands_of(name)) >= 8 for name in ("README.md", "docs/quickstart.md"))
+
+
+def commands_of(name: str) -> list[Step]:
+    return steps(ROOT / name, ROOT)
+
+
+@pytest.mark.parametrize("page", [README, ROOT / "docs" / "quickstart.md"], ids=lambda page: page.name)
+def test_what_stands_outside_of_consoles_is_what_this_test_does_itself(page: Path) -> None:
+    blocks = re.findall(r"^```sh\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+    said = {line.partition("#")[0].strip() for block in blocks for line in block.splitlines()}
+    assert said <= STARTED_HERE
+
+
+def test_the_task_of_the_readme_is_the_example() -> None:
+    (shown,) = re.findall(r"```yaml\n(.*?)```", README.read_text(), re.DOTALL)
+    assert shown == (ROOT / "examples" / "hello" / "task.yaml").read_text()
+
+
+@pytest.mark.parametrize("page", [README, *DOCS], ids=lambda page: page.name)
+def test_pages_name_what_exists(page: Path) -> None:
+    named = set(
+        re.findall(r"`((?:docs|examples|polar|tests|topics|consumers|analytics|proxy)/[\w./-]+)`", page.read_text())
+    )
+    assert not [path for path in sorted(named) if not (ROOT / path).exists()]
