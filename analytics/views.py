@@ -53,7 +53,7 @@ class View:
 TASKS = View(
     "A task that the log knows of, submitted or opened; what a duplicate says doesn't count.",
     {
-        "task_id": "",
+        "task_id": "as it was submitted",
         "num_samples": "how many sessions it has",
         "harness": "by name, or `module:Class`; `external` for sessions that were opened for an agent of one's own",
         "submitted_at": "when the log took it; null where that has left the log before the lake began",
@@ -82,7 +82,7 @@ CALLS = View(
     {
         "call_id": "part of the `id` of the answer that the harness got",
         "session_id": "`<task_id>.<sample_index>`",
-        "task_id": "",
+        "task_id": "the session's task",
         "sample_index": "of the session within its task, from 0",
         "attempt": "of the session, from 1; the last one's calls are its trajectory's",
         "parent_id": "the call whose tokens its prompt extends furthest; until the trajectory is out, the one that shares most "
@@ -135,7 +135,7 @@ SESSIONS = View(
     "A session, from when its task is known.",
     {
         "session_id": "`<task_id>.<sample_index>`",
-        "task_id": "",
+        "task_id": "the session's task",
         "sample_index": "within its task, from 0",
         "attempt": "the newest, from 1",
         "harness": "by name, or `module:Class`; `external` for one that was opened for an agent of one's own",
@@ -167,8 +167,8 @@ SESSIONS = View(
 STAGE_TIMES = View(
     "A stage of an attempt that a worker took. Opened sessions have none.",
     {
-        "session_id": "",
-        "task_id": "",
+        "session_id": "`<task_id>.<sample_index>`",
+        "task_id": "the session's task",
         "attempt": "from 1",
         "stage": "`init`, `run` or `evaluate`",
         "queued_ms": "from when the stage before had ended, or the task was submitted, until a worker claimed it; null: a later "
@@ -202,9 +202,9 @@ STAGE_TIMES = View(
 TRACES = View(
     "A trainable token sequence of a session: a path through the tree of its tokens.",
     {
-        "trace_id": "",
-        "session_id": "",
-        "task_id": "",
+        "trace_id": "`<session_id>/<call_id>` of the call that it ends with",
+        "session_id": "`<task_id>.<sample_index>`",
+        "task_id": "the session's task",
         "tokens": "along the path",
         "trainable_tokens": "of them: sampled by the model, and trained in this trace",
         "calls": "that sampled tokens of the path",
@@ -217,10 +217,10 @@ TRACES = View(
 TRAJECTORIES = View(
     "What a session yielded, once it is out.",
     {
-        "session_id": "",
-        "task_id": "",
+        "session_id": "`<task_id>.<sample_index>`",
+        "task_id": "the session's task",
         "sample_index": "within its task, from 0",
-        "harness": "",
+        "harness": "by name, or `module:Class`; `external` where an agent of one's own ran",
         "status": "`COMPLETED`, `FAILED`, `TIMED_OUT` or `CANCELLED`",
         "reward": "null: no evaluator gave one",
         "traces": "how many",
@@ -244,7 +244,7 @@ TRAJECTORIES = View(
 GROUPS = View(
     "A task's sessions together: what GRPO normalises rewards over.",
     {
-        "task_id": "",
+        "task_id": "the task",
         "num_samples": "sessions of the task",
         "harness": "the task's",
         "ended": "of them, how many have their trajectory",

@@ -1,6 +1,6 @@
 """A small lake with a story in it, made of records as the writer makes it, without a broker: what the views must tell is known.
 
-`mend` (pi, 4 samples): 0 solved, its run lost once before; 1 failed to, with a side call, a call given up and one that branched;
+`mend` (pi, 4 samples): 0 solved, its run lost once before; 1 failed to, with a side call, a call given up and one unanswered;
 2 ran out of time; 3 still runs. `parse` (shell, 2 samples): both solved. `own` (opened, 2 samples): one done, one never asked for.
 """
 
@@ -145,20 +145,17 @@ def yielded(
         nodes.append(Node(len(nodes) - 1, one.sampled, one.logprobs, index))
     trace = Trace(f"{session_id}/{made[-1].call_id}", len(nodes) - 1, list(range(1, len(nodes), 2)), reward=reward)
     task_id, _, sample = session_id.rpartition(".")
+    count = len(made)
     fields: dict[str, Any] = {
         "harness": "pi",
         "attempt": 1,
+        "stats": Stats(count, count, 1, 30 * count, 10 * count, 10 * count),
         "metadata": b'{"repository": "demo"}',
         "artifacts": {"agent_log": "blob:sha256/00"},
     }
     return Trajectory(
         session_id=session_id, task_id=task_id, sample_index=int(sample), num_samples=samples, status=status, reward=reward,
-        builder="prefix_merging", nodes=nodes, calls=made, traces=[trace],
-        stats=Stats(
-            calls=len(made), answered=len(made), traces=1, tokens=30 * len(made), sampled_tokens=10 * len(made),
-            trainable_tokens=10 * len(made),
-        ),
-        **fields | more,
+        builder="prefix_merging", nodes=nodes, calls=made, traces=[trace], **fields | more,
     )  # fmt: skip
 
 
@@ -187,7 +184,8 @@ def _mend() -> Iterator[Told]:
         error=CallError("overloaded", "the engine is busy", 503),
     )  # fmt: skip
     error = SessionError("run", Kind.AGENT, "exit_code", "the harness exited with 1")
-    yield 18, yielded("mend.1", 4, failed, Status.FAILED, 0.0, error=error)
+    stats = Stats(5, 4, 1, 60, 40, 20, {"side_call": 10, "undelivered": 10})
+    yield 18, yielded("mend.1", 4, failed, Status.FAILED, 0.0, error=error, stats=stats)
     # 2
     yield from stages("mend.2", 0.5)
     slow = conversation("mend.2", 6, 4)
