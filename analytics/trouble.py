@@ -21,7 +21,7 @@ class Trouble:
         """It failed; seconds to wait before the next try."""
         if not self._wait_s:
             log.error(
-                f"{self._what} fails and is tried again; nothing is lost while Kafka keeps the records",
+                f"{self._what} fails, and is tried again: make room, or give the rights; nothing is lost while Kafka keeps its records",
                 action="analytics.failing",
                 why=f"{type(error).__name__}: {error}",
             )

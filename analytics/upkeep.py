@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 from analytics import compaction, views
 from analytics.manifest import Lake, Writing
@@ -18,7 +19,7 @@ TIDY_S = 10.0
 
 
 async def run(lake: Lake, writing: Writing, stop: asyncio.Event) -> None:
-    """Until `stop`; a merge that is under way then is given up."""
+    """Until `stop`, which is to come after the last commit; a merge that is under way then is given up."""
     halt = threading.Event()
     shown: list[int] = []
 
@@ -34,20 +35,23 @@ async def run(lake: Lake, writing: Writing, stop: asyncio.Event) -> None:
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(_repeat(publish, PUBLISH_S, stop, Trouble("writing the lake's DuckDB file")), name="publish")
         tasks.create_task(_repeat(tidy, TIDY_S, stop, Trouble("merging the lake's files")), name="tidy")
-        await stop.wait()
-        halt.set()
+        try:
+            await stop.wait()
+        finally:
+            halt.set()
 
 
 async def _repeat(work: Callable[[], None], seconds: float, stop: asyncio.Event, trouble: Trouble) -> None:
-    while not stop.is_set():
-        wait_s = seconds
+    """A last time after `stop`: the newest manifest is then the last."""
+    while True:
+        is_last, wait_s = stop.is_set(), seconds
         try:
             await asyncio.to_thread(work)
             trouble.over()
         except Exception as error:
             # Whatever it is, a damaged file included: readers and the writer don't need this to go on.
             wait_s = max(seconds, trouble.met(error))
-        try:
+        if is_last:
+            return
+        with suppress(TimeoutError):
             await asyncio.wait_for(stop.wait(), wait_s)
-        except TimeoutError:
-            pass

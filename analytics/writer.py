@@ -44,7 +44,11 @@ log = structlog.get_logger()
 
 
 async def run_analytics(settings: Settings, stop: asyncio.Event) -> None:
-    """Write until `stop`, then what is in hand. Any number of these share the partitions, and a lake."""
+    """Write until `stop`, then what is in hand. Any number of these share the partitions, and a lake.
+
+    Raises NotReady where no Kafka is known; one that doesn't answer is waited for, as is a folder that can't be written.
+    """
+    kafka.connection(settings)  # which raises here, not within a task group
     worker_id = new_worker_id(ROLE)
     heart = Heart(settings, lambda: Heart.describe(worker_id, ROLE))
     heart.start()
@@ -59,7 +63,7 @@ async def run_analytics(settings: Settings, stop: asyncio.Event) -> None:
                 return
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(membership.run(left), name="membership")
-                tasks.create_task(upkeep.run(lake, writing, stop), name="upkeep")
+                tasks.create_task(upkeep.run(lake, writing, left), name="upkeep")
                 try:
                     await Writer(settings, lake, writing, membership).run(stop)
                 finally:

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pytest
 from aiokafka.admin import RecordsToDelete
 from structlog.testing import capture_logs
@@ -19,6 +20,7 @@ from analytics import trouble, writer
 from analytics.manifest import Lake
 from analytics.writer import run_analytics
 from polar.settings import Settings
+from polar.types.errors import NotReady
 from polar.types.session import Status
 from polar.types.trajectory import Node, Trace, Trajectory
 from tests.analytics.loading import arrived, in_the_lake, on_the_log, send, task, tasks
@@ -72,7 +74,34 @@ async def test_what_is_on_the_log_is_in_the_lake_once_a_restart_included(setting
                 await asyncio.sleep(0.1)
         await kafka.stop(asker, 5)
     assert lake.newest().version == version, "idle, it writes nothing"
-    assert settings.lake_folder.with_name(f"{settings.namespace}.duckdb").exists()
+
+
+async def test_what_was_read_is_written_and_shown_before_the_writer_ends(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "FLUSH_S", 3600)
+    await send(settings, *task(1))
+    async with writing(settings):
+        taken = asyncio.Event()
+        take = writer.Writer._take
+
+        def and_tell(*given: Any) -> None:
+            take(*given)
+            taken.set()
+
+        monkeypatch.setattr(writer.Writer, "_take", and_tell)
+        await asyncio.wait_for(taken.wait(), DEADLINE_S)
+    written = in_the_lake(Lake(settings.lake_folder))
+    assert written
+    with duckdb.connect(settings.lake_folder.with_name(f"{settings.namespace}.duckdb"), read_only=True) as shown:
+        for table in {table for table, *_ in written}:
+            counted = shown.execute(f"select count(*) from lake.{table}").fetchall()
+            assert counted == [(sum(1 for name, *_ in written if name == table),)]
+
+
+async def test_without_a_kafka_to_read_it_says_so(tmp_path: Path) -> None:
+    with pytest.raises(NotReady, match="no Kafka"):
+        await run_analytics(Settings(data=tmp_path), asyncio.Event())
 
 
 async def test_two_writers_share_a_lake_through_rebalances(settings: Settings) -> None:
