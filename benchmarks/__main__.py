@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import argparse
 
-from benchmarks import builder, idle_memory, lake, log_bytes, pipeline, proxy, report
+from benchmarks import builder, idle_memory, lake, log_bytes, pipeline, proxy, report, trainer
 
-BENCHMARKS = (proxy, log_bytes, idle_memory, builder, lake, pipeline)
+BENCHMARKS = (proxy, log_bytes, idle_memory, builder, lake, trainer, pipeline)
 
 
 def main() -> None:

@@ -58,7 +58,7 @@ class Writer:
     def __init__(self, settings: Settings, topic: str | None = None) -> None:
         self._settings = settings
         self._topic = trajectories.topic(topic)
-        self._producers = [FencedProducer(settings, f"builder.{number}") for number in range(PARTITIONS)]
+        self._producers = [FencedProducer(settings, f"{self._topic.name}.{number}") for number in range(PARTITIONS)]
 
     async def __aenter__(self) -> Writer:
         await admin.apply(self._settings, [self._topic], embedded=True)
