@@ -78,7 +78,7 @@ def merge(lake: Lake, writing: Writing, table: str, chosen: Sequence[File], halt
             is_part = _replace(lake, table, chosen, file)
     finally:
         if not is_part:
-            path.unlink(missing_ok=True)
+            lake.discard(table, [path.name])
     if is_part:
         log.info("files merged", action="analytics.merged", table=table, files=len(chosen), rows=file.rows)
     return is_part
@@ -129,7 +129,8 @@ def prune(lake: Lake, grace_s: float) -> None:
     # In this order: who pins after the marks were looked at pins the last of these versions, or a newer one.
     versions = lake.versions()
     pinned = min((int(text or 0) for text in locks.living(lake.readers).values()), default=None)
-    doomed = list(itertools.takewhile(lambda version: _is_past(lake, version, grace_s, pinned), versions[:-1]))
+    past = itertools.takewhile(lambda pair: _is_past(lake, *pair, grace_s, pinned), itertools.pairwise(versions))
+    doomed = [version for version, _ in past]
     if doomed:
         # A file is in manifests without a gap: what this one doesn't name no later one does.
         kept = _named(lake, [versions[len(doomed)]])
@@ -144,9 +145,9 @@ def prune(lake: Lake, grace_s: float) -> None:
                 draft.unlink()
 
 
-def _is_past(lake: Lake, version: int, grace_s: float, pinned: int | None) -> bool:
+def _is_past(lake: Lake, version: int, successor: int, grace_s: float, pinned: int | None) -> bool:
     """Whether no reader has this version, or may have it without saying so."""
-    return (pinned is None or version < pinned) and time.time() - lake.read(version + 1).committed_at / 1000 > grace_s
+    return (pinned is None or version < pinned) and time.time() - lake.read(successor).committed_at / 1000 > grace_s
 
 
 def _named(lake: Lake, versions: Sequence[int]) -> set[Path]:

@@ -52,27 +52,19 @@ def flush(
         for name in added:
             sync(lake.folder / name)
         _commit(lake, base, lambda newest: newest.advanced(offsets, added, times))
-    except OSError:
-        _clean_up(lake, added)
+    except (OSError, Superseded):
+        for name, made in added.items():
+            lake.discard(name, (file.name for file in made))
         raise
     return unfit
 
 
-def _commit(lake: Lake, base: Mapping[Partition, int | None], advanced: Callable[[Manifest], Manifest]) -> Manifest:
+def _commit(lake: Lake, base: Mapping[Partition, int | None], advanced: Callable[[Manifest], Manifest]) -> None:
     while True:
         newest = lake.newest()
         for partition, known in base.items():
             if newest.offset(partition) != known:
                 raise Superseded(f"{partition[0]}[{partition[1]}] is at {newest.offset(partition)}, not at {known}")
         with suppress(Conflict):
-            return lake.commit(newest, advanced(newest))
-
-
-def _clean_up(lake: Lake, added: Mapping[str, list[File]]) -> None:
-    """Files of a failed try would fill a full disk further; those that the lake names after all stay."""
-    with suppress(OSError):
-        newest = lake.newest()
-        for table, made in added.items():
-            for file in made:
-                if file not in newest.files.get(table, ()):
-                    lake.path(table, file).unlink(missing_ok=True)
+            lake.commit(newest, advanced(newest))
+            return

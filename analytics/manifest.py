@@ -11,7 +11,7 @@ import itertools
 import os
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
@@ -177,6 +177,13 @@ class Lake:
             raise Conflict
         return made
 
+    def discard(self, table: str, names: Iterable[str]) -> None:
+        """Remove files that didn't get into the lake, so that a full disk isn't filled further; those that it names after all stay."""
+        with suppress(OSError):
+            named = {file.name for file in self.newest().files.get(table, ())}
+            for name in set(names) - named:
+                (self.folder / table / name).unlink(missing_ok=True)
+
     def remove(self, version: int) -> None:
         """Remove a manifest; only ever the oldest."""
         self._path(version).unlink(missing_ok=True)
@@ -196,7 +203,9 @@ class Lake:
     def pin(self) -> Iterator[Manifest]:
         """The newest manifest, whose files stay while this context, and this process, live. Raises NotReady where there is no lake."""
         if not self.readers.is_dir():
-            raise NotReady(f"no lake in {self.folder}: `polar up` makes one (alone: `polar worker analytics`); --data names another folder")
+            raise NotReady(
+                f"no lake in {self.folder}: `polar up` makes one (alone: `polar worker analytics`); --data names another folder"
+            )
         # A mark without a version keeps everything, so that nothing is removed between reading and saying which.
         with locks.held(self.readers) as mark:
             manifest = self.newest()

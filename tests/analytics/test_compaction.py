@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analytics import compaction, files, locks
+from analytics import compaction, files, locks, manifest
 from analytics.compaction import FAN_IN, TARGET_BYTES, choose, merge, prune, tidy
 from analytics.manifest import Conflict, File, Lake, Manifest, Writing
 from analytics.schema import TABLES
@@ -185,6 +185,32 @@ def test_a_merge_whose_files_are_gone_or_that_is_halted_leaves_nothing(lake: Lak
     assert not merge(lake, writing, TABLE, chosen, HALT)
     assert on_disk(lake) == 2
     assert held(lake) == Counter(["1"])
+
+
+def test_a_merge_whose_commit_fails_at_its_very_last_step_keeps_its_file(
+    lake: Lake, writing: Writing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = [add(lake, writing, str(number)) for number in range(3)][-1].files[TABLE]
+
+    def broken(_: Path) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(manifest, "sync", broken)
+    with pytest.raises(OSError, match="Input/output"):
+        merge(lake, writing, TABLE, chosen, HALT)
+    assert len(lake.newest().files[TABLE]) == 1
+    assert held(lake) == Counter(["0", "1", "2"])
+
+
+def test_a_number_that_a_sleeper_used_again_stops_no_removal(lake: Lake, writing: Writing) -> None:
+    for number in range(4):
+        add(lake, writing, str(number))
+    (lake.folder / "manifest" / f"{1:020}.json").rename(lake.folder / "kept")
+    lake.remove(2)
+    (lake.folder / "kept").rename(lake.folder / "manifest" / f"{1:020}.json")
+    prune(lake, 0)
+    assert lake.versions() == [4]
+    assert held(lake).total() == on_disk(lake) == 4
 
 
 def test_a_pinned_manifests_files_stay_until_the_pin_is_gone(lake: Lake, writing: Writing) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from analytics import files, flush
+from analytics import files, flush, manifest
 from analytics.flush import Superseded
 from analytics.manifest import Lake
 from analytics.rows import Row
@@ -67,6 +67,7 @@ def test_a_zombie_finds_its_partitions_moved_and_commits_nothing(lake: Lake) -> 
         with pytest.raises(Superseded, match=r"completions\[0\] is at 1, not at None"):
             flush.flush(lake, zombie, {TABLE: [row(0, 0)]}, {PARTITION: None, OTHER: None}, {PARTITION: 1, OTHER: 1})
     assert in_the_lake(lake).total() == 1
+    assert count(lake) == 1
 
 
 def test_others_commits_in_between_are_no_reason_to_give_up(lake: Lake) -> None:
@@ -97,6 +98,26 @@ def test_a_full_disk_leaves_no_file_and_the_next_try_goes_well(lake: Lake, monke
         monkeypatch.setattr(lake, "commit", commit)
         flush.flush(lake, writing, rows, {PARTITION: None}, {PARTITION: 1})
         assert (count(lake), lake.versions()) == (2, [1])
+
+
+def test_a_commit_that_fails_at_its_very_last_step_is_in_the_lake_all_the_same(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next try finds its own commit, and the rows are not written again."""
+
+    def broken(_: Path) -> None:
+        raise OSError(5, "Input/output error")
+
+    given = ({TABLE: [row(0, 0)]}, {PARTITION: None}, {PARTITION: 1})
+    with lake.writing() as writing:
+        with monkeypatch.context() as patched:
+            patched.setattr(manifest, "sync", broken)
+            with pytest.raises(OSError, match="Input/output"):
+                flush.flush(lake, writing, *given)
+        with pytest.raises(Superseded):
+            flush.flush(lake, writing, *given)
+    assert in_the_lake(lake).total() == 1
+    assert count(lake) == 1
 
 
 @pytest.mark.parametrize("seed", range(3))
