@@ -78,33 +78,25 @@ async def until(holds: Callable[[], object]) -> None:
             await asyncio.sleep(0.005)
 
 
-async def come(settings: Settings, load: Sequence[Sent], over: asyncio.Event) -> None:
-    """A load in small portions, slower and slower, until `over`; then the rest at once."""
-    at = 0
-    while at < len(load) and not over.is_set():
-        await send(settings, *load[at : at + 20])
-        at += 20
+async def come(settings: Settings, seed: int, over: asyncio.Event) -> None:
+    """Ten tasks every half second, until `over`."""
+    number = 0
+    while not over.is_set():
+        await send(settings, *tasks(10, seed + number, start=number))
+        number += 10
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(over.wait(), 0.2)
-    await send(settings, *load[at:])
-
-
-def uncommitted(lake: Lake, version: int) -> bool:
-    """Whether a table has a file that no manifest names, so that a flush is between its two steps; or one has ended since."""
-    newest = lake.newest()
-    named = {file.name for made in newest.files.values() for file in made}
-    return newest.version > version or any(path.name not in named for path in lake.folder.glob("*/*.parquet"))
+            await asyncio.wait_for(over.wait(), 0.5)
 
 
 async def killed_at_random(settings: Settings, seed: int) -> None:
+    """Half of the kills come while a flush is on the way, half between flushes."""
     chance = random.Random(seed)
     lake = Lake(settings.lake_folder)
     over = asyncio.Event()
-    coming = asyncio.create_task(come(settings, tasks(300, seed), over))
+    coming = asyncio.create_task(come(settings, seed, over))
     async with writers(settings, 1) as running:
         for _ in range(KILLS):
-            is_flushing = partial(uncommitted, lake, lake.newest().version)
-            await until(is_flushing)
+            await until(partial(has_more, lake, files_of(lake)))
             await asyncio.sleep(chance.random() * chance.choice([0.05, 2]))
             running[0].kill()
             await running[0].wait()
@@ -112,6 +104,15 @@ async def killed_at_random(settings: Settings, seed: int) -> None:
         over.set()
         await coming
         await arrived(settings, await on_the_log(settings, None), DEADLINE_S)
+
+
+def files_of(lake: Lake) -> set[str]:
+    """All data files, those that no manifest names included."""
+    return {path.name for path in lake.folder.glob("*/*.parquet")}
+
+
+def has_more(lake: Lake, than: set[str]) -> bool:
+    return not files_of(lake) <= than
 
 
 @pytest.mark.timeout(600)
@@ -137,7 +138,7 @@ async def test_two_writers_share_the_log_and_one_that_slept_writes_nothing_twice
     settings = await system(kafka, namespace, tmp_path / "data")
     lake = Lake(settings.lake_folder)
     over = asyncio.Event()
-    coming = asyncio.create_task(come(settings, tasks(300, 0), over))
+    coming = asyncio.create_task(come(settings, 0, over))
     async with writers(settings, 2) as running:
         await until(lambda: writers_of(lake) == 2)
         running[0].send_signal(signal.SIGSTOP)
