@@ -6,7 +6,7 @@ A log of 5,000 sessions of 20 turns, each turn a call of 70 tokens read and 30 s
 10 million tokens. Tokens and words are those of Python's own source, logprobs are drawn; calls are deltas, as the proxy writes them, and
 each session has its facts and its trajectory. The writer, `polar worker analytics`, starts on the full log and has one core for itself;
 broker and benchmark have the others. Then 200 calls a second come, and each row's way is timed: from Kafka's time of the record to the
-moment when the manifest that holds it can be read.
+moment when the manifest that holds it can be read. At last the lake is asked, the writer gone: each time anew, as a reader that comes.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import duckdb
 import numpy as np
 import psutil
 
+from analytics import query
 from analytics.manifest import Lake, Manifest
 from benchmarks import report
 from benchmarks.log_bytes import segments
@@ -189,6 +190,7 @@ async def ingest(settings: Settings, core: int) -> list[Figure]:
             used, memory = cpu(process), process.memory_info().rss
             fresh = await freshness(producer, settings, load, lake)
             newest = lake.newest()
+        asked = asking(settings)
         log = segments(settings.data, completions.TOPIC.full_name(settings.namespace))
     finally:
         await kafka.stop(producer, 5)
@@ -210,7 +212,39 @@ async def ingest(settings: Settings, core: int) -> list[Figure]:
         Figure("files", sum(map(len, newest.files.values())), ""),
         Figure("freshness at 200 calls/s, median", float(np.median(fresh)), "s"),
         Figure("freshness at 200 calls/s, worst", max(fresh), "s", "≤ 5"),
+        *asked,
     ]
+
+
+QUESTIONS = {
+    "all calls by harness": "SELECT harness, count(*), sum(sampled_tokens), avg(latency_ms) FROM calls GROUP BY harness",
+    "one session's calls": f"FROM calls WHERE session_id = 'task-{SESSIONS // 2:06}.0' ORDER BY received_at",
+    "all groups": "SELECT count(*), avg(mean_reward) FROM groups",
+}
+TIMES = 5
+
+
+def asking(settings: Settings) -> list[Figure]:
+    """Seconds from nothing to the answer, views included; the median of several."""
+    found: list[Figure] = []
+    for name, sql in QUESTIONS.items():
+        took = []
+        for _ in range(TIMES):
+            began = time.perf_counter()
+            with query.connect(settings) as reader:
+                assert list(reader.ask(sql).rows())
+            took.append(time.perf_counter() - began)
+        wanted = "< 0.5" if not found else ""
+        found.append(Figure(f"asking: {name}", float(np.median(took)), "s", wanted))
+    took = []
+    for _ in range(TIMES):
+        began = time.perf_counter()
+        with child(
+            "-m", "polar.cli", "sql", QUESTIONS["all calls by harness"], "--data", str(settings.data)
+        ) as process:
+            assert process.wait() == 0
+        took.append(time.perf_counter() - began)
+    return [*found, Figure("asking: `polar sql`, the whole process", float(np.median(took)), "s")]
 
 
 def columns(lake: Lake, manifest: Manifest) -> dict[str, float]:
