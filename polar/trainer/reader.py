@@ -25,6 +25,7 @@ FETCH_BYTES = 32 * MIB
 PARTITION_FETCH_BYTES = 4 * MIB
 """aiokafka's own 1 MiB is two long trajectories a request."""
 POLL_MS = 200
+"""Also of a fetch at the broker, which a question about offsets waits behind."""
 ANSWER_S = 10.0
 """For a broker's answer to a question about offsets."""
 ASK_S = 15.0
@@ -60,6 +61,7 @@ class Reader:
         self._client = kafka.consumer(
             self._settings,
             auto_offset_reset="none",
+            fetch_max_wait_ms=POLL_MS,
             fetch_max_bytes=FETCH_BYTES,
             max_partition_fetch_bytes=PARTITION_FETCH_BYTES,
         )
@@ -191,8 +193,10 @@ class Reader:
         """First offset and committed end of each partition; None where no broker answers."""
         try:
             async with asyncio.timeout(ANSWER_S):
-                first = await self._consumer.beginning_offsets(self._partitions.values())
-                end = await self._consumer.end_offsets(self._partitions.values())
+                first, end = await asyncio.gather(
+                    self._consumer.beginning_offsets(self._partitions.values()),
+                    self._consumer.end_offsets(self._partitions.values()),
+                )
         except (kafka.KafkaError, TimeoutError) as error:
             log.warning("Kafka doesn't answer", action="trainer.waits", topic=self._topic, reason=repr(error))
             return None
