@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from pathlib import Path
 from typing import ClassVar
 
 import structlog
@@ -68,7 +67,7 @@ class Run:
             return self._fact(None, {})
         before = await patch.snapshot(self._runtime)
         result = await self._launch(self._runtime, task, access, launch, budget)
-        kept = await self._keep(self._runtime, result.log, launch, before)
+        kept = await self._keep(self._runtime, result, launch, before)
         return self._fact(result.exit_code, kept, artifacts.redacted(result.said)[-SAID_LIMIT:])
 
     async def tidy(self, fact: Fact | None) -> None:
@@ -130,10 +129,10 @@ class Run:
                 raise InputError("agent.custom_shell.cwd", launch.cwd, error.reason) from error
 
     async def _keep(
-        self, runtime: Runtime, agent_log: Path, launch: Launch, before: patch.Snapshot | None
+        self, runtime: Runtime, result: ExecResult, launch: Launch, before: patch.Snapshot | None
     ) -> dict[str, str]:
         """Blob references of the log, of what the harness keeps and of its changes, by artifact name."""
-        found = {artifacts.AGENT_LOG: await asyncio.to_thread(agent_log.read_bytes)}
+        found = {artifacts.AGENT_LOG: await asyncio.to_thread(result.output)}
         for name, path in launch.keep.items():
             try:
                 found[name] = await runtime.read_file(path, LOG_LIMIT)

@@ -54,7 +54,7 @@ class TestOnOutput:
 
     async def evaluate(self, case: Case) -> Verdict:
         result = await case.runtime.exec(Exec(self._command, env=case.env, log="evaluation.log"))
-        output = await asyncio.to_thread(result.log.read_bytes)
+        output = await asyncio.to_thread(result.output)
         kept = {OUTPUT: output}
         found = await asyncio.to_thread(statuses, output.decode(errors="replace"))
         if result.exit_code in _CANNOT_RUN and not found:

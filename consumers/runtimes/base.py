@@ -15,6 +15,8 @@ won't help) and `RuntimeFault` (the sandbox failed; another attempt may go bette
 from __future__ import annotations
 
 import asyncio
+import os
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -27,12 +29,15 @@ Handle = Mapping[str, str]
 
 LOG_LIMIT = 16 * 1024 * 1024
 """Bytes kept of one program's output; with more, the middle is left out and the log says how much."""
+NOTE_LIMIT = 100
+"""Bytes of what a log says of that, on top."""
 
 
 class RuntimeFault(Exception):  # noqa: N818 - a fault of the sandbox, named so in facts too
     """The sandbox failed, not what ran in it.
 
-    `code` is stable: `runtime_gone`, `runtime_exists`, `prepare_failed`, `not_started`, `supervisor_lost`, `unkillable`.
+    `code` is stable: `runtime_gone`, `runtime_exists`, `prepare_failed`, `not_started`, `supervisor_lost`, `unkillable`,
+    `not_removed`.
     """
 
     def __init__(self, code: str, message: str) -> None:
@@ -93,6 +98,17 @@ class ExecResult:
     def said(self) -> str:
         """The end of its output, as the end of a sentence for people."""
         return f"its output ends with:\n{self.tail}" if self.tail.strip() else "it wrote no output"
+
+    def output(self) -> bytes:
+        """The log, or its tail alone where the program has put something else in the log's place. Never waits for it."""
+        try:
+            # O_NONBLOCK: opening a named pipe would wait for a writer, and hold up a thread of the worker for good.
+            with os.fdopen(os.open(self.log, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+                if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                    return file.read(LOG_LIMIT + NOTE_LIMIT)
+        except OSError:
+            pass
+        return self.tail.encode()
 
 
 class Runtime(Protocol):

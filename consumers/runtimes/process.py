@@ -12,15 +12,17 @@ signal what that user can. A task that isn't trusted belongs into a container.
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import pwd
 import re
 import shutil
 import socket
+import subprocess
 import sys
 import time
 from pathlib import Path, PurePosixPath
+
+import msgspec
 
 from consumers.runtimes import proctree
 from consumers.runtimes.base import Exec, ExecResult, Handle, Labelled, Labels, RuntimeFault
@@ -35,8 +37,17 @@ CLAIM_MARK = "POLAR_CLAIM"
 _CLAIM_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 _FOLDERS = ("workspace", "home", "tmp", "logs")
 _META = "meta.json"
+_META_BYTES = 4096
 _SWEEP_S = 10.0
 """For all that bears a mark to be dead; see `supervisor.KILL_S`."""
+
+
+class _Meta(msgspec.Struct):
+    """What a runtime's folder says of it."""
+
+    namespace: str = ""
+    session_id: str = ""
+    attempt: int = 0
 
 
 class ProcessRuntime:
@@ -158,8 +169,8 @@ class ProcessBackend:
             folder.mkdir(mode=0o700)
         except FileExistsError as error:
             raise RuntimeFault("runtime_exists", f"claim {labels.claim_id} has made a runtime before") from error
-        meta = {"namespace": labels.namespace, "session_id": labels.session_id, "attempt": labels.attempt}
-        (folder / _META).write_text(json.dumps(meta))
+        meta = _Meta(labels.namespace, labels.session_id, labels.attempt)
+        (folder / _META).write_bytes(msgspec.json.encode(meta))
         for name in _FOLDERS:
             (folder / name).mkdir()
         runtime.workdir.mkdir(parents=True, exist_ok=True)
@@ -203,12 +214,13 @@ def _check_claim_id(claim_id: str) -> None:
 
 
 def _labels(folder: Path) -> Labels:
-    """A folder whose maker died before its labels were written is known by its claim alone, which is enough to reap it."""
+    """A folder whose maker died before its labels were written is known by its claim alone, which is enough to reap it; so is one
+    whose labels a program inside has overwritten, with whatever it liked."""
     try:
-        meta = json.loads((folder / _META).read_text())
-        return Labels(meta["namespace"], meta["session_id"], meta["attempt"], folder.name)
-    except (OSError, ValueError, KeyError, TypeError):
-        return Labels("", "", 0, folder.name)
+        meta = msgspec.json.decode(_read(folder / _META, _META_BYTES), type=_Meta)
+    except (OSError, msgspec.DecodeError):
+        meta = _Meta()
+    return Labels(meta.namespace, meta.session_id, meta.attempt, folder.name)
 
 
 def _host_env(folder: Path) -> dict[str, str]:
@@ -236,7 +248,7 @@ def _write(path: Path, data: bytes, mode: int) -> None:
 
 def _read(path: Path, limit: int) -> bytes:
     with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
-        return file.read(limit)
+        return file.read(limit) or b""  # None from a pipe that a program holds open and has written nothing to
 
 
 def _copy_folder(source: Path, target: Path) -> None:
@@ -260,11 +272,9 @@ def _delete(folder: Path) -> None:
     except FileNotFoundError:
         if folder.exists():  # another worker removes it, too, and we met
             _delete(folder)
-    except PermissionError:
-        # Folders made read-only inside, as Go's module cache does. Each is opened before the walk descends into it.
-        for parent, names, _ in os.walk(folder):
-            for name in names:
-                child = Path(parent, name)
-                if not child.is_symlink():
-                    child.chmod(0o700)
-        shutil.rmtree(folder)
+    except (PermissionError, RecursionError):
+        # Read-only folders, as Go's module cache has them, or nested deeper than Python's calls may be.
+        for command in (["chmod", "-Rf", "u+rwX"], ["rm", "-rf"]):
+            ended = subprocess.run([*command, "--", str(folder)], stderr=subprocess.PIPE, check=False)
+        if ended.returncode != 0:
+            raise RuntimeFault("not_removed", ended.stderr.decode(errors="replace")) from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import subprocess
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from consumers.runtimes.base import Exec, Labels, RuntimeFault
+from consumers.runtimes.base import LOG_LIMIT, Exec, Labels, RuntimeFault
 from consumers.runtimes.process import ProcessBackend, ProcessRuntime
 from polar.types.errors import InputError
 from polar.types.task import RuntimeSpec
@@ -144,6 +145,44 @@ async def test_runtimes_are_found_by_label_half_made_ones_by_their_claim(
     assert await backend.labelled() == []
     with pytest.raises(RuntimeFault, match=f"no runtime {CLAIM}"):
         await backend.attach(whole.handle, "claim-b", RuntimeSpec())
+
+
+@pytest.mark.parametrize(
+    "overwrite",
+    ["mkfifo meta.json", "mkdir meta.json", "ln -s /dev/zero meta.json", "echo '{\"session_id\": [[]]}' >meta.json"],
+    ids=["pipe", "folder", "link", "json"],
+)
+async def test_labels_that_a_program_has_overwritten_are_none_and_hold_nobody_up(
+    backend: ProcessBackend, overwrite: str
+) -> None:
+    made = await backend.create(LABELS, RuntimeSpec())
+    await made.exec(Exec(f"cd .. && rm meta.json && {overwrite}"))
+    (found,) = await backend.labelled()
+    assert found.labels == Labels("", "", 0, CLAIM)
+    await backend.remove(found.handle)
+    assert await backend.labelled() == []
+
+
+@pytest.mark.parametrize(
+    "instead",
+    ["mkfifo {}", "ln -s /dev/zero {}", "mkdir {}", "true", "truncate -s 1T {}"],
+    ids=lambda it: it.split()[0],
+)
+async def test_whatever_a_program_puts_in_its_logs_place_costs_the_log_alone(
+    runtime: ProcessRuntime, instead: str
+) -> None:
+    log = runtime.logs / "mine.log"
+    result = await runtime.exec(Exec(f"echo said; rm {log}; {instead.format(log)}", log="mine.log"))
+    output = await asyncio.wait_for(asyncio.to_thread(result.output), 5)
+    assert output == b"said\n" or (instead.startswith("truncate") and len(output) < 2 * LOG_LIMIT)
+
+
+async def test_a_runtime_with_folders_nested_without_end_is_removed(backend: ProcessBackend) -> None:
+    made = await backend.create(LABELS, RuntimeSpec())
+    nest = "import os\nfor _ in range(3000): os.mkdir('d'); os.chdir('d')"
+    assert (await made.exec(Exec((sys.executable, "-c", nest)))).exit_code == 0
+    await made.remove()
+    assert await backend.labelled() == []
 
 
 async def test_one_claim_makes_one_runtime(backend: ProcessBackend) -> None:
