@@ -86,7 +86,8 @@ _AFTER = (
     + r"""
 set -e
 export GIT_DIR=$STORE GIT_COMMON_DIR=$STORE GIT_WORK_TREE=$TOP
-cd "$TOP"
+cd -P "$TOP"
+[ "$PWD" = "$TOP" ] || { echo "the work tree was replaced by a link to $PWD"; exit 1; }
 rm -rf "$STORE/made"
 mkdir "$STORE/made"
 after=$(record)

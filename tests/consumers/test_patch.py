@@ -261,6 +261,23 @@ async def test_a_repository_of_ours_that_was_tampered_with_costs_the_patch_alone
         assert "no patch of this run" in capsys.readouterr().out
 
 
+async def test_what_lies_outside_the_work_tree_is_never_read(
+    runtime: ProcessRuntime, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "a.txt").write_text("not the agent's\n")
+    await does(runtime, f"mkdir repo && cd repo\n{REPOSITORY}")
+    before = await begun(runtime)
+    await does(runtime, f"cd repo && rm -r a.txt other && ln -s {outside}/a.txt a.txt && ln -s {outside} other")
+    linked = await changes(runtime, before)
+    assert linked is not None
+    assert b"not the agent's" not in linked
+    await does(runtime, f"rm -r repo && ln -s {outside} repo")
+    assert await changes(runtime, before) is None
+    assert "was replaced by a link" in capfd.readouterr().out
+
+
 async def test_a_git_that_hangs_is_ended(
     runtime: ProcessRuntime, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
