@@ -68,6 +68,22 @@ def test_the_commands_of_a_page_do_what_it_says(page: Path, up: Up, tmp_path: Pa
     assert not differences, "\n\n".join(differences)
 
 
+def test_the_readme_s_program_reads_the_demo(up: Up) -> None:
+    (program,) = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=environment() | {"POLAR_DATA": str(up.data)},
+        capture_output=True,
+        text=True,
+        timeout=PAGE_S,
+        check=True,
+    )
+    read = [line.split() for line in done.stdout.splitlines()]
+    of_demo = [row for row in read if row[0].startswith(("cache-", "calc-", "intervals-"))]
+    assert len(of_demo) == 12
+    assert all(int(tokens) > int(trained) > 0 for _, _, tokens, trained, _ in of_demo)
+
+
 def test_the_readme_and_the_quickstart_are_walked() -> None:
     assert all(len(commands_of(name)) >= 8 for name in ("README.md", "docs/quickstart.md"))
 

@@ -17,5 +17,7 @@ def test_room_is_told_of_folders_that_are_not_there_yet(tmp_path: Path) -> None:
 
 def test_a_full_disk_is_a_sentence_with_a_way_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk, "NEEDED", 2**62)
-    with pytest.raises(NotReady, match=r"only \d+ MB are free on the disk of .*; make room, or choose another data folder"):
+    with pytest.raises(
+        NotReady, match=r"only \d+ MB are free on the disk of .*; make room, or choose another data folder"
+    ):
         disk.require(tmp_path)
