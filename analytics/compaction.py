@@ -30,7 +30,7 @@ TARGET_BYTES = 128 * MIB
 FAN_IN = 8
 TIER_BITS = 3
 """A tier's files are up to eight times as large as those of the one below."""
-GROUP_BYTES = 64 * MIB
+GROUP_BYTES = 32 * MIB
 """In memory, of a merged file's row group."""
 GRACE_S = 600.0
 """For readers of the DuckDB file, which pin nothing: a query may go on that long."""
@@ -47,7 +47,10 @@ def tidy(lake: Lake, writing: Writing, halt: threading.Event, grace_s: float = G
         prune(lake, grace_s)
         for table in TABLES:
             while not halt.is_set() and (chosen := choose(lake.newest().files.get(table, []))):
-                if not merge(lake, writing, table, chosen, halt):
+                is_merged = merge(lake, writing, table, chosen, halt)
+                # Arrow keeps what it freed, a hundred megabytes after a merge, in a process that is small otherwise.
+                pa.default_memory_pool().release_unused()
+                if not is_merged:
                     break
 
 

@@ -17,7 +17,7 @@ from polar import settings
 
 COUNTS = "SELECT (SELECT count(*) FROM lake.events), (SELECT count(*) FROM calls), (SELECT count(*) FROM trajectories)"
 ANSWERS = "SELECT harness, status, count(*), avg(reward) FROM sessions GROUP BY ALL ORDER BY ALL"
-PAUSE_S = 0.3
+PAUSE_S = 1.0
 
 found = settings.load(Path(sys.argv[1]))
 while not Path(sys.argv[2]).exists():
