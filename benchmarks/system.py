@@ -31,6 +31,7 @@ PARTS = {
     "proxy": "proxy",
     "coordinator": "fanout, coordinator, builder",
     "evaluate": "init, run, evaluate",
+    "analytics": "analytics",
 }
 """What `polar up` starts, by a word of its command line."""
 
