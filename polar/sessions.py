@@ -81,6 +81,17 @@ def close_session(settings: Settings, session_id: str, reward: float | None = No
     )
 
 
+def control_token(file: Path) -> str:
+    """The control API's token. Raises NotReady where the file holds none that a header can carry; it is never repeated."""
+    try:
+        token = file.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise NotReady(f"the control token can't be read: {error}") from None
+    if not token or not token.isascii() or not token.isprintable():
+        raise NotReady(f"the control token can't be read: {file} must hold one, of printable ASCII characters")
+    return token
+
+
 async def until_ended(settings: Settings, session_id: str) -> SessionState | None:
     """The session's row once its trajectory is out; None where that takes over two minutes. Raises NotReady without Kafka."""
     task_id = task_id_of(session_id)
@@ -165,13 +176,9 @@ def _post(found: Settings, path: str, body: dict[str, Any]) -> dict[str, Any]:
             f"no control API: {found.data / settings.ENV_FILE} doesn't exist and POLAR_CONTROL_URL and POLAR_CONTROL_TOKEN_FILE "
             "aren't set; start a system with `polar up`, or name a proxy's"
         )
-    try:
-        token = found.control_token_file.read_text().strip()
-    except OSError as error:
-        raise NotReady(f"the control token can't be read: {error}") from None
     # No proxy of the environment lies between us and the control port.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+    headers = {"Authorization": f"Bearer {control_token(found.control_token_file)}", "Content-Type": "application/json"}
     url = found.control_url.rstrip("/") + path
     try:
         request = urllib.request.Request(url, json.dumps(body).encode(), headers)  # noqa: S310 - a setting of ours

@@ -66,7 +66,7 @@ class Proxy:
     def __init__(
         self, settings: Settings, engine: Engine, dialects: Sequence[Dialect], calls: Binding, controls: Binding
     ) -> None:
-        """Raises FileNotFoundError for a keys file or token file that isn't there."""
+        """Raises FileNotFoundError for a keys file or token file that isn't there, InputError for an empty token file."""
         self._settings = settings
         self._engine = engine
         self._bindings = calls, controls

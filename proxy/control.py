@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 from aiohttp import web
 
+from polar.types.errors import InputError
 from proxy.control_api import BODY_BYTES, ControlApi, is_shown, json_errors
 from proxy.metrics import Metrics
 
@@ -21,8 +22,17 @@ Obstacle = Callable[[], str | None]
 
 
 def token_in(file: Path | None) -> str | None:
-    """The control token; None where none is set. Raises FileNotFoundError."""
-    return file.read_text().strip() if file is not None else None
+    """The control token; None where none is set. Raises FileNotFoundError; InputError for a file that holds none."""
+    if file is None:
+        return None
+    try:
+        token = file.read_text().strip()
+    except UnicodeDecodeError:
+        token = ""
+    if not token:
+        # Every request without a token would show this one.
+        raise InputError("POLAR_CONTROL_TOKEN_FILE", str(file), "must hold a token, as text")
+    return token
 
 
 def application(metrics: Metrics, obstacle: Obstacle, api: ControlApi, token: str | None) -> web.Application:

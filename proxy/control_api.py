@@ -21,7 +21,7 @@ from typing import Annotated, Literal, TypeVar
 import msgspec
 import structlog
 from aiohttp import web
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
 
 from polar.keys import BACKSTOP_S, KeyClaims, Signer, environment
 from polar.types.session import task_id_of
@@ -34,9 +34,13 @@ from topics.control import Grant
 
 BODY_BYTES = 8 * 1024 * 1024
 """Of any request on the control port: a million token ids."""
+ASKED_BYTES = 64 * 1024
+"""Of one about a session."""
 BODY_S = 60.0
 DETOKENIZING = 8
 """Texts that one request asks for at a time."""
+TEXTS = 65_536
+"""Of one request."""
 TTL_S = 3600.0
 """Where none is said."""
 SESSION_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}\.(0|[1-9][0-9]{0,3})")
@@ -87,7 +91,12 @@ class CloseBody(Body):
 
 
 class DetokenizeBody(Body):
-    token_ids: list[list[Annotated[int, Field(ge=0, lt=2**31)]]]
+    # A body of millions of wrong things must end at the first: to tell them all took 16 s and 3 GB.
+    model_config = ConfigDict(extra="ignore")
+
+    token_ids: Annotated[
+        list[Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], FailFast()]], FailFast(), Field(max_length=TEXTS)
+    ]
 
 
 B = TypeVar("B", bound=Body)
@@ -137,7 +146,7 @@ class ControlApi:
         return handler
 
     async def _open(self, request: web.Request) -> web.Response:
-        body = _parsed(OpenBody, await _read(request) or b"{}")
+        body = _parsed(OpenBody, await _read(request, ASKED_BYTES) or b"{}")
         wish = Wish(body.task_id, body.ttl_s, body.num_samples, body.mode)
         try:
             grant = await self._openings.open(wish)
@@ -163,7 +172,7 @@ class ControlApi:
         if not SESSION_ID.fullmatch(session_id):
             shown = repr(session_id[:200])
             raise Refused(400, "bad_input", f"expected <task id>.<sample index> (got {shown})", field="session_id")
-        body = _parsed(CloseBody, await _read(request) or b"{}")
+        body = _parsed(CloseBody, await _read(request, ASKED_BYTES) or b"{}")
         try:
             await self._openings.close(session_id, body.reward)
         except Declined as declined:
@@ -176,7 +185,7 @@ class ControlApi:
         return _json(202, {"session_id": session_id})
 
     async def _detokenize(self, request: web.Request) -> web.Response:
-        body = _parsed(DetokenizeBody, await _read(request))
+        body = _parsed(DetokenizeBody, await _read(request, BODY_BYTES))
         at_once = asyncio.Semaphore(DETOKENIZING)
 
         async def text(token_ids: list[int]) -> str:
@@ -242,16 +251,16 @@ def _words(words: dict[str, str], declined: Declined, *, task: str, named: str) 
     return said.format(task=task, named=named, reason=declined.reason)
 
 
-async def _read(request: web.Request) -> bytes:
+async def _read(request: web.Request, limit: int) -> bytes:
     try:
         async with asyncio.timeout(BODY_S):
-            return await request.read()
+            return await request.clone(client_max_size=limit).read()
     except TimeoutError:
         raise Refused(408, "slow", f"the request's body did not come whole within {BODY_S:g} s") from None
     except web.RequestPayloadError as error:
         raise Refused(400, "bad_input", f"the request's body can't be read: {error}") from None
     except web.HTTPRequestEntityTooLarge:
-        raise Refused(413, "too_large", f"the request's body is over {BODY_BYTES} bytes") from None
+        raise Refused(413, "too_large", f"the request's body is over {limit} bytes") from None
 
 
 def _parsed(kind: type[B], body: bytes) -> B:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import structlog
 
 from topics import events
-from topics.control import CloseKey, Control, Grant, Revoke
+from topics.control import Control, Grant, Revoke
 from topics.events import CancelRequested, Fact, SessionCloseRequested, SessionOpenRequested, SessionOpenWithdrawn
 from topics.producer import LogProducer, Unacknowledged
 
@@ -30,7 +30,7 @@ WITHDRAW_S = 60.0
 ASKING = 1024
 """Questions open at a time."""
 
-Answer = Grant | Revoke | CloseKey
+Answer = Grant | Revoke
 
 log = structlog.get_logger(__name__)
 
@@ -70,9 +70,11 @@ class Openings:
         """Takes in a record of `polar.control`; most answer nobody here."""
         match record:
             case Grant() | Revoke():
-                self._answered(record.claim_id, record)
-            case CloseKey():
-                self._answered(record.session_id, record)
+                waiting = self._waiting.get(record.claim_id)
+                if waiting is not None and not waiting.done():
+                    waiting.set_result(record)
+            case _:
+                pass
 
     async def open(self, wish: Wish) -> Grant:
         """A session's Grant. Raises Declined, Unanswered."""
@@ -93,12 +95,12 @@ class Openings:
             raise
         if isinstance(told, Grant):
             return told
-        raise Declined(told.reason if isinstance(told, Revoke) else "ended")
+        raise Declined(told.reason)
 
     async def close(self, session_id: str, reward: float | None) -> None:
         """Returns when the close is on the log and isn't refused. Raises Declined, Unanswered."""
         fact = SessionCloseRequested(f"c-{secrets.token_hex(8)}", session_id, reward)
-        with self._asking(fact.fact_id, session_id) as answer:
+        with self._asking(fact.fact_id) as answer:
             try:
                 await self._send(fact, ANSWER_S)
             except Unacknowledged:
@@ -116,23 +118,16 @@ class Openings:
                 task.cancel()
 
     @contextmanager
-    def _asking(self, *names: str) -> Iterator[asyncio.Future[Answer]]:
-        """The answer to come: the first record that bears one of the names."""
+    def _asking(self, claim_id: str) -> Iterator[asyncio.Future[Answer]]:
+        """The answer to come: the first record of this claim id."""
         if len(self._waiting) >= ASKING:
             raise Unanswered("too many sessions are being opened at this moment; try again")
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        self._waiting |= dict.fromkeys(names, answer)
+        self._waiting[claim_id] = answer
         try:
             yield answer
         finally:
-            for name in names:
-                if self._waiting.get(name) is answer:
-                    del self._waiting[name]
-
-    def _answered(self, name: str, record: Answer) -> None:
-        waiting = self._waiting.get(name)
-        if waiting is not None and not waiting.done():
-            waiting.set_result(record)
+            del self._waiting[claim_id]
 
     async def _ask(self, fact: SessionOpenRequested, answer: asyncio.Future[Answer]) -> Answer:
         ends = time.monotonic() + ANSWER_S

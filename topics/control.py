@@ -12,7 +12,7 @@ from topics.contract import DAY_MS, Topic
 
 
 class Grant(msgspec.Struct, frozen=True, tag="grant", omit_defaults=True):
-    """The claim counts: start."""
+    """The claim counts: start. Of a close of an opened session: it counts, with its reward; `claim_id` is the fact's id then."""
 
     session_id: str
     attempt: int

@@ -5,8 +5,8 @@
        │ └─24 h, cancel─┼────────────────────────────────────────────┘
        └───withdrawn────┘
 
-No worker has a part in them: no ticket, no lease, no second attempt. What is asked is always answered: an open with a Grant or a Revoke
-of its claim id, alike each time; a close with the end of the session's key, or a Revoke of its fact id.
+No worker has a part in them: no ticket, no lease, no second attempt. What is asked is always answered, with a Grant or a Revoke: an open
+of its claim id, alike each time; a close of its fact id, as the end of the session's key would not say whose close it was.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from consumers.coordinator.state import Table
 from polar.types.errors import Kind, SessionError
 from polar.types.session import Phase, Plan, SessionState, Stage, Status, TaskState
 from topics.completions import Open
-from topics.control import Revoke
+from topics.control import Grant, Revoke
 from topics.events import SessionCloseRequested, SessionOpenRequested, SessionOpenWithdrawn
 
 HARNESS = "external"
@@ -71,7 +71,9 @@ def close_requested(table: Table, fact: SessionCloseRequested, now: int) -> Deci
         case Phase.UNOPENED:
             return _refused(fact.session_id, fact.fact_id, "unopened")
         case Phase.RUNNING:
-            return close(replace(session, reward=fact.reward), now, Status.COMPLETED, None, reason="ended")
+            ended = close(replace(session, reward=fact.reward), now, Status.COMPLETED, None, reason="ended")
+            accepted = Grant(session.session_id, session.attempt, fact.fact_id)
+            return Decision(sessions=ended.sessions, commands=(*ended.commands, accepted))
         case _:
             return _refused(fact.session_id, fact.fact_id, "ended")
 

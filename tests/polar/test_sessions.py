@@ -79,6 +79,14 @@ def test_nothing_there_is_not_ready(found: Settings, tmp_path: Path) -> None:
             sessions.open_session(settings=found.model_copy(update=changed))
 
 
+def test_a_token_that_no_header_can_hold_is_not_ready_and_not_repeated(found: Settings, tmp_path: Path) -> None:
+    for written in (b"\xff\xfe", b"a-secret\nanother", "a-secret-\u2603".encode()):
+        (tmp_path / "odd").write_bytes(written)
+        with pytest.raises(NotReady) as raised:
+            sessions.open_session(settings=found.model_copy(update={"control_token_file": tmp_path / "odd"}))
+        assert "a-secret" not in str(raised.value)
+
+
 def test_a_reward_that_is_no_number_is_not_sent(found: Settings) -> None:
     for reward in (float("nan"), float("inf")):
         with pytest.raises(InputError, match="reward: a reward is a finite number"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import logging
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -18,8 +19,10 @@ import pytest
 
 from polar.scripted.engine import Engine as ScriptedEngine
 from polar.settings import Settings
+from polar.types.errors import InputError
 from proxy import opening
 from proxy.app import Proxy
+from proxy.control import token_in
 from tests.proxy.conftest import Bench, eventually, proxied
 from topics import control, events
 from topics.control import CloseKey, Control, Grant, Revoke
@@ -187,14 +190,16 @@ async def test_of_a_client_that_hangs_up_the_task_made_for_it_is_cancelled(
     assert (cancelled.task_id, cancelled.session_id) == (fact.task_id, None)
 
 
-async def test_a_close_is_a_fact_and_is_accepted_when_the_key_is_closed(
-    client: Client, coordinator: Coordinator
-) -> None:
-    asking = client.later("/v1/sessions/t.0/close", {"reward": 0.5})
-    fact = await coordinator.fact(SessionCloseRequested)
-    assert (fact.session_id, fact.reward) == ("t.0", 0.5)
-    await coordinator.say(CloseKey("t.0", "o-1"))
-    assert await asking == (202, {"session_id": "t.0"})
+async def test_of_closes_at_once_each_gets_the_answer_of_its_own(client: Client, coordinator: Coordinator) -> None:
+    """The key's end alone would tell both, and one's reward was lost."""
+    asking = [client.later("/v1/sessions/t.0/close", {"reward": reward}) for reward in (0.5, 0.75)]
+    first, second = await coordinator.fact(SessionCloseRequested), await coordinator.fact(SessionCloseRequested, 1)
+    assert (first.session_id, {first.reward, second.reward}) == ("t.0", {0.5, 0.75})
+    await coordinator.say(
+        CloseKey("t.0", "o-1"), Revoke("t.0", first.fact_id, "ended"), Grant("t.0", 1, second.fact_id)
+    )
+    answers = {(await one)[0] for one in asking}
+    assert answers == {202, 409}
 
 
 async def test_a_close_that_is_on_the_log_is_accepted_though_nobody_answers(
@@ -226,7 +231,7 @@ async def test_tokens_become_text_by_the_engines_own_tokenizer(client: Client, s
 BAD: list[tuple[str, object, str | None]] = [
     ("/v1/sessions", b"{", None),
     ("/v1/sessions", b"\xff", None),
-    ("/v1/sessions", b"[" * 100_000, None),
+    ("/v1/sessions", b"[" * 60_000, None),
     ("/v1/sessions", [], None),
     ("/v1/sessions", {"task_id": "a b"}, "task_id"),
     ("/v1/sessions", {"task_id": 7}, "task_id"),
@@ -264,6 +269,20 @@ async def test_what_is_no_request_is_told_with_its_field_and_stops_nothing(clien
         assert answer.status == 200
 
 
+async def test_a_body_of_millions_of_wrong_things_ends_at_the_first(client: Client) -> None:
+    began = time.process_time()
+    for path, body, status, at in (
+        ("/v1/detokenize", b'{"token_ids": [[' + b"-1," * 2_500_000 + b"1]]}", 400, "token_ids.0.0"),
+        ("/v1/detokenize", b'{"token_ids": [' + b"1," * 3_500_000 + b"1]}", 400, "token_ids.0"),
+        ("/v1/detokenize", b'{"token_ids": [' + b"[]," * 70_000 + b"[]]}", 400, "token_ids"),
+        ("/v1/sessions", b'{"x": ' + b"1" * 70_000 + b"}", 413, None),
+        ("/v1/sessions/t.0/close", b" " * 70_000, 413, None),
+    ):
+        answered, told = await client.post(path, body)
+        assert (answered, told["error"].get("field")) == (status, at), path
+    assert time.process_time() - began < 5, "no other request is served meanwhile"
+
+
 async def test_the_api_is_behind_the_token(client: Client) -> None:
     for path in ("/v1/sessions", "/v1/sessions/t.0/close", "/v1/detokenize"):
         for token in (None, "", "wrong", "naïve"):
@@ -277,3 +296,10 @@ async def test_a_proxy_without_a_token_opens_nothing(
     async with proxied(bench, engine_url) as proxy:
         status, told = await Client(http, proxy.control_url).post("/v1/sessions")
     assert (status, told["error"]["code"]) == (503, "no_token")
+
+
+@pytest.mark.parametrize("written", [b"", b" \n", b"\xff"], ids=["empty", "blank", "no text"])
+def test_a_file_without_a_token_lets_nobody_in(tmp_path: Path, written: bytes) -> None:
+    (tmp_path / "token").write_bytes(written)
+    with pytest.raises(InputError, match="POLAR_CONTROL_TOKEN_FILE: must hold a token"):
+        token_in(tmp_path / "token")

@@ -14,6 +14,7 @@ from http.client import HTTPException
 import msgspec
 
 from polar.settings import Settings
+from polar.types.errors import NotReady
 from polar.types.tokens import Ids
 
 BATCH = 32_768
@@ -55,10 +56,12 @@ def detokenize(settings: Settings, sequences: Sequence[Ids]) -> list[str]:
 def _authorization(settings: Settings) -> dict[str, str]:
     if settings.control_token_file is None:
         return {}
+    from polar.sessions import control_token
+
     try:
-        return {"Authorization": f"Bearer {settings.control_token_file.read_text().strip()}"}
-    except OSError as error:
-        raise NoText(f"POLAR_CONTROL_TOKEN_FILE can't be read: {error}") from None
+        return {"Authorization": f"Bearer {control_token(settings.control_token_file)}"}
+    except NotReady as error:
+        raise NoText(str(error)) from None
 
 
 def _batches(sequences: Sequence[Ids]) -> Iterator[list[Ids]]:

@@ -48,7 +48,8 @@ def test_an_open_is_granted_at_once_and_a_close_ends_it_with_its_reward() -> Non
     assert opened.commands == (Grant("t.0", 1, "a", log_partition=0),)
     assert (bench.session().phase, bench.table.in_hand(), bench.table.wants()) == (Phase.RUNNING, {}, {})
     bench.now += 5_000
-    assert bench.give(closed()).commands == (Revoke("t.0", "a", "ended"), CloseKey("t.0", "a"))
+    ended = Revoke("t.0", "a", "ended"), CloseKey("t.0", "a"), Grant("t.0", 1, "c")
+    assert bench.give(closed()).commands == ended
     assert "t.0" not in bench.builds, "the agent may be in the middle of a call"
     after(bench, CLOSING_MS)
     build = bench.builds["t.0"]
