@@ -23,9 +23,10 @@ $(STAMP): pyproject.toml constraints.txt
 demo: install ## a real agent, real Kafka, exact trajectories
 	$(BIN)/python examples/demo/run.py
 
-# Most tests wait for processes rather than compute: three at a time keep two cores busy. A file's tests stay together.
+# Most tests wait for processes rather than compute: three at a time keep two cores busy. A file's tests stay together, in the
+# order of their names: the long ones of tests/acceptance come first.
 test: install ## all tests, on real Kafka
-	$(BIN)/pytest -n 3 --dist loadfile
+	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 lint: install ## style
 	$(BIN)/ruff check
