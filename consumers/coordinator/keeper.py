@@ -54,6 +54,8 @@ REPEAT_S = 300.0
 """How often the ends of keys are said again: half of what a starting proxy reads of `polar.control` (protocol 2, 18)."""
 POSITION_S = 5.0
 """How often position and clock are written where facts changed nothing."""
+CLOCK_MS = 60_000
+"""The same where no facts came: so much longer may a session live whose coordinator starts again."""
 ENDS_OF_CLAIMS = InitFinished, RunFinished, Evaluated, Stopped, HandedBack
 """Facts after which a claim has no slot."""
 
@@ -87,6 +89,7 @@ class Keeper:
         self._position = 0
         self._clock_base = 0
         self._written_at = 0.0
+        self._written_clock = 0
         self._written_position = 0
         self._caught_up = False
         self._judged_at = 0.0
@@ -169,6 +172,7 @@ class Keeper:
                 case _:
                     self.table.load(row)
         self.table.index_all()
+        self._written_clock = self._now()
         self._written_position = self._position
         log.info(
             "partition owned",
@@ -268,6 +272,8 @@ class Keeper:
 
     def _position_due(self) -> bool:
         moved = self._position - self._written_position
+        if self.table.awaited and self._now() - self._written_clock >= CLOCK_MS:
+            return True
         return moved >= FACTS or (moved > 0 and time.monotonic() - self._written_at > POSITION_S)
 
     async def _commit(self, batch: Batch) -> None:
@@ -278,13 +284,15 @@ class Keeper:
             if isinstance(record, Open):
                 self._opened(record, offset, batch)
         rows: list[sessions.Row] = [*batch.tasks.values(), *batch.sessions.values()]
-        rows.append(Position(self._position, self._now()))
+        clock_ms = self._now()
+        rows.append(Position(self._position, clock_ms))
         topic = sessions.TOPIC.full_name(self._settings.namespace)
         writes = [Write(topic, self._partition, key.encode(), None) for key in batch.forgotten]
         writes += [Write(topic, self._partition, sessions.key_of(row).encode(), encode(row)) for row in rows]
         await self._fenced.write(writes)
         await self._fenced.commit()
         self._written_position = self._position
+        self._written_clock = clock_ms
         self._written_at = time.monotonic()
 
     def _opened(self, opened: Open, offset: int, batch: Batch) -> None:

@@ -147,8 +147,8 @@ class Table:
 
     @property
     def awaited(self) -> int:
-        """Deadlines remembered, those that their rows' changes have voided included."""
-        return len(self._deadlines)
+        """Instants at which time alone may change something, those that their rows' changes have voided included."""
+        return len(self._deadlines) + len(self._closings)
 
     def due(self, now: int) -> list[str]:
         """Takes out the sessions whose deadline has passed at clock `now`."""

@@ -19,9 +19,11 @@ from polar.types.session import Phase, Plan, SessionState, TaskState
 from topics import admin, catalogue, dead_letters, events, sessions
 from topics import kafka as clients
 from topics.events import CancelRequested, InitFinished, TaskSubmitted
+from topics.follow import Follower, Since
 from topics.owner import FencedProducer, read_back
 from topics.partition import partition_of_task
 from topics.producer import LogProducer
+from topics.sessions import Position
 
 DEADLINE_S = 30.0
 PARTITION = partition_of_task("t", sessions.TOPIC.embedded_partitions)
@@ -71,6 +73,41 @@ async def test_no_lease_is_judged_while_a_fact_of_its_claim_may_be_unread(
     await asyncio.wait({running})
     await fenced.stop()
     assert (session.phase, session.attempt) == (Phase.READY, 1)
+
+
+class Hourly(Leases):
+    """Each look at the clock finds it an hour on."""
+
+    def now(self, monotonic_s: float) -> int:
+        self.clock += 3_600_000
+        return self.clock
+
+
+async def test_time_that_passes_without_facts_outlives_a_coordinator(settings: Settings, producer: LogProducer) -> None:
+    """Else a session that is left alone would begin its TTL anew with each start."""
+    opened = SessionState("t.0", "t", 0, Phase.RUNNING, 0, claim_id="c", run_claim_id="c", ttl_ms=2**50)
+    for row in (TaskState("t", 1, "", plan=PLAN, opened_at=0), opened):
+        await producer.send(sessions.TOPIC, row, key=sessions.key_of(row), task_id="t")
+    fenced = FencedProducer(settings, f"coordinator.{PARTITION}")
+    await fenced.start()
+    keeper = Keeper(settings, PARTITION, fenced, producer, Hourly(), Ledger(), asyncio.Event())
+    running = asyncio.create_task(keeper.run())
+    written: list[int] = []
+
+    def on_row(record: sessions.Row, _: object) -> None:
+        if isinstance(record, Position):
+            written.append(record.clock_ms)
+
+    follower = Follower(settings, sessions.TOPIC, on_row, since=Since.BEGINNING, committed=True)
+    await follower.start()
+    async with asyncio.timeout(DEADLINE_S):
+        while len(written) < 2:
+            await asyncio.sleep(0.01)
+    running.cancel()
+    await asyncio.wait({running})
+    await follower.stop()
+    await fenced.stop()
+    assert written == sorted(set(written))
 
 
 async def test_rows_that_are_none_are_passed_over_whatever_their_key(settings: Settings, producer: LogProducer) -> None:

@@ -87,6 +87,7 @@ def test_an_open_that_contradicts_its_task_is_refused(wish: SessionOpenRequested
     bench.give(asked(samples=3))
     refused = bench.give(wish)
     assert (refused.commands, refused.sessions) == ((Revoke("t", "b", reason),), ())
+    assert refused.skipped == f"refused_{reason}"
 
 
 def test_an_open_of_a_submitted_task_is_refused_and_so_is_submitting_an_opened_one() -> None:
@@ -144,7 +145,10 @@ def test_samples_that_nobody_opens_within_a_day_are_cancelled_so_that_the_group_
     bench.now = UNOPENED_MS - 1_000
     bench.give(asked("b"))
     after(bench, 1_000)
+    error = bench.builds["t.2"].error
     assert bench.builds["t.2"].status is Status.CANCELLED
+    assert error is not None
+    assert (error.kind, error.code) == (Kind.INPUT, "unopened")
     assert (bench.session("t.1").phase, bench.give(asked("c")).commands) == (
         Phase.RUNNING,
         (Revoke("t", "c", "taken"),),
@@ -177,6 +181,7 @@ def test_a_withdrawn_open_leaves_its_sample_to_the_next_who_asks() -> None:
     bench.now += 30_000
     bench.give(SessionOpenWithdrawn("w", "t", "a"))
     assert bench.give(asked()).commands == (Revoke("t.0", "a", "ended"),), "the same asking, delivered late"
+    assert bench.give(SessionOpenWithdrawn("w", "t", "a")).skipped == "nothing_to_withdraw"
     assert bench.give(asked("b")).commands == (Grant("t.0", 1, "b", log_partition=0),)
     bench.give(SessionOpenWithdrawn("w", "t", "a"))
     assert (bench.session().run_claim_id, bench.opened["t.0"]) == ("b", Open("t.0", 1, "b"))
