@@ -19,7 +19,7 @@ from consumers.coordinator.state import UNOPENED_MS
 from polar.types.errors import Kind, SessionError
 from polar.types.session import Phase, SessionState, Stage, Status
 from tests.consumers.coordinator.bench import PLAN, Bench, submitted
-from topics.control import CloseKey, Grant, Revoke
+from topics.control import Grant, Revoke
 from topics.events import (
     CancelRequested,
     Claimed,
@@ -58,6 +58,8 @@ class World(Bench):
         self.granted: set[str] = set()
         self.opens: dict[str, SessionOpenRequested] = {}
         """By claim id."""
+        self.closes: set[str] = set()
+        """Facts that ask for a session's end, by id."""
         self.say(submitted(samples))
 
     def say(self, fact: Input) -> None:
@@ -66,7 +68,7 @@ class World(Bench):
 
     def _collect(self, decision: Decision) -> None:
         for command in decision.commands:
-            if isinstance(command, Grant):
+            if isinstance(command, Grant) and command.claim_id not in self.closes:
                 self.granted.add(command.claim_id)
                 assert self.asked[command.claim_id] == self.session(command.session_id).attempt, (
                     "a claim of this attempt"
@@ -145,11 +147,13 @@ class World(Bench):
 
     def close(self) -> None:
         session_id = self.random.choice(["p.0", "p.1", "p.2", "o.0", "t.0", "q.0"])
-        fact = SessionCloseRequested("f", session_id, self.random.random())
+        fact = SessionCloseRequested(f"close{len(self.closes)}", session_id, self.random.random())
+        self.closes.add(fact.fact_id)
         is_open = self.expect(fact)
         self.say(fact)
         answer = self.commands[-1]
-        assert isinstance(answer, CloseKey if is_open else Revoke), "who closes is answered"
+        assert isinstance(answer, Grant if is_open else Revoke), "who closes is answered"
+        assert answer.claim_id == fact.fact_id
 
     def expect(self, fact: SessionCloseRequested) -> bool:
         """Whether a close will count; its reward is then the session's."""

@@ -120,6 +120,7 @@ def test_a_session_left_alone_is_timed_out_at_its_ttl_and_a_later_close_is_told(
     assert (build.status, build.reward, build.accounting.run_ms) == (Status.TIMED_OUT, None, TTL_MS)
     assert build.error is not None
     assert (build.error.kind, build.error.code) == (Kind.BUDGET, "timeout")
+    assert "TTL of 60 s" in build.error.message
 
 
 def test_the_first_close_counts() -> None:
@@ -185,6 +186,9 @@ def test_a_withdrawn_open_leaves_its_sample_to_the_next_who_asks() -> None:
     assert bench.give(asked("b")).commands == (Grant("t.0", 1, "b", log_partition=0),)
     bench.give(SessionOpenWithdrawn("w", "t", "a"))
     assert (bench.session().run_claim_id, bench.opened["t.0"]) == ("b", Open("t.0", 1, "b"))
+    bench.give(SessionOpenWithdrawn("v", "t", "b"))
+    for claim_id in ("a", "b"):
+        assert bench.give(asked(claim_id)).commands == (Revoke("t.0", claim_id, "ended"),)
 
 
 def test_a_withdrawn_sample_still_ends_a_day_after_the_first_open() -> None:
