@@ -136,7 +136,7 @@ class SessionOpenWithdrawn(msgspec.Struct, frozen=True, tag="session_open_withdr
 
 
 class SessionCloseRequested(msgspec.Struct, frozen=True, tag="session_close_requested", omit_defaults=True):
-    """The agent of an opened session is done. The first one counts; one that doesn't is answered by a Revoke of its fact id."""
+    """The agent of an opened session is done. Answered by the fact's id: with a Grant for the first, which counts, else a Revoke."""
 
     fact_id: str
     session_id: str
