@@ -203,7 +203,8 @@ def _jars() -> Finding:
 def _fetchable(what: str, said: str, url: str) -> Finding:
     """What will be downloaded: whether it can be."""
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=REACH_S):  # noqa: S310 - https, ours
+        # Not urlopen: that keeps the proxies of its first use in a process.
+        with urllib.request.build_opener().open(urllib.request.Request(url, method="HEAD"), timeout=REACH_S):  # noqa: S310 - ours
             return Finding(what, State.LATER, said)
     except urllib.error.HTTPError:
         return Finding(what, State.LATER, said)

