@@ -131,9 +131,10 @@ class Lake:
     def versions(self) -> list[int]:
         """Of the manifests that are kept, ascending."""
         try:
-            return sorted(int(path.stem) for path in self._manifests.iterdir() if path.suffix == ".json")
+            there = [path for path in self._manifests.iterdir() if path.suffix == ".json"]
         except FileNotFoundError:
             return []
+        return sorted(int(path.stem) for path in there if path.stem.isdecimal())
 
     def newest(self) -> Manifest:
         """The lake now; the empty manifest where nothing was committed. Raises OSError."""
@@ -147,8 +148,12 @@ class Lake:
                 continue  # so many commits since then that it was removed
 
     def read(self, version: int) -> Manifest:
-        """Raises FileNotFoundError for one that was never made, or was removed."""
-        return _decoder.decode(self._path(version).read_bytes())
+        """Raises FileNotFoundError for one that was never made, or was removed; OSError for one that is damaged."""
+        path = self._path(version)
+        try:
+            return _decoder.decode(path.read_bytes())
+        except msgspec.DecodeError as error:
+            raise OSError(f"{path} is damaged ({error}); without it the lake goes on from the one before") from None
 
     def commit(self, base: Manifest, new: Manifest) -> Manifest:
         """Make `new` the successor of `base`, durably, and return it as committed. Its files lie in their folders, synced.

@@ -155,6 +155,9 @@ class Writer:
         except OSError as error:
             with suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), self._trouble.met(error))
+            # Someone may have removed the folders: without a manifest all is read again.
+            with suppress(OSError):
+                await asyncio.to_thread(self._lake.prepare)
 
     async def _turn(self) -> None:
         assigned = self._membership.assigned

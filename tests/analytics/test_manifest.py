@@ -111,6 +111,27 @@ def test_a_lake_that_isnt_there_cant_be_pinned(tmp_path: Path) -> None:
         pass
 
 
+def test_a_damaged_manifest_is_said_and_once_removed_the_one_before_is_the_lake(lake: Lake) -> None:
+    first = read_on(lake, lake.newest(), 1)
+    second = read_on(lake, first, 2)
+    [newest] = [path for path in (lake.folder / "manifest").iterdir() if int(path.stem) == second.version]
+    whole = newest.read_bytes()
+    for damaged in (b"", whole[:-9], b"\xff" + whole, b'{"version": "x"}'):
+        newest.write_bytes(damaged)
+        with pytest.raises(OSError, match=rf"{newest} is damaged .* the one before"):
+            lake.newest()
+    newest.unlink()
+    assert lake.newest() == first
+    assert read_on(lake, first, 3) == lake.newest()
+
+
+def test_what_others_put_beside_the_manifests_is_none(lake: Lake) -> None:
+    made = read_on(lake, lake.newest(), 1)
+    for name in ("copy.json", "00000000000000000009 (copy).json", "0009.json~"):
+        (lake.folder / "manifest" / name).write_text("mine")
+    assert lake.newest() == made
+
+
 FILES = st.lists(st.builds(File, st.uuids().map(str), st.integers(0), st.integers(0)), max_size=4, unique=True)
 
 

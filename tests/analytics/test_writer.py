@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import subprocess
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -221,6 +222,36 @@ async def test_a_folder_that_cant_be_written_is_said_once_and_waited_for(
     assert len(failing) == 1
     assert str(lake) in failing[0]["event"]
     assert "NotADirectoryError" in failing[0]["why"] or "FileExistsError" in failing[0]["why"]
+
+
+async def test_a_lake_that_was_removed_under_its_writer_is_written_again(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trouble, "FIRST_S", 0.1)
+    await send(settings, *task(1))
+    async with writing(settings):
+        await arrived(settings, await on_the_log(settings, None))
+        shutil.rmtree(settings.lake_folder)
+        await send(settings, *task(2))
+        await arrived(settings, await on_the_log(settings, None))
+
+
+async def test_a_damaged_manifest_stops_the_writer_until_it_is_removed(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trouble, "LONGEST_S", 0.2)
+    monkeypatch.setattr(trouble, "FIRST_S", 0.1)
+    await send(settings, *task(1))
+    with capture_logs() as said:
+        async with writing(settings):
+            lake = await arrived(settings, await on_the_log(settings, None))
+            newest = max((lake.folder / "manifest").iterdir())
+            newest.write_bytes(newest.read_bytes()[:50])
+            await send(settings, *task(2))
+            await until(lambda: any("is damaged" in line.get("why", "") for line in said))
+            newest.unlink()
+            await arrived(settings, await on_the_log(settings, None))
+    assert all("damaged" in line["why"] for line in said if line["action"] == "analytics.failing")
 
 
 @pytest.fixture
