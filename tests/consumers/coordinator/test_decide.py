@@ -9,9 +9,9 @@ from consumers.coordinator.commands import (
     RejectTask,
     TaskForgotten,
 )
-from consumers.coordinator.state import BUILDING_MS, FORGET_MS, QUEUE_MS, TICKET_MS
+from consumers.coordinator.state import BUILDING_MS, CLOSING_MS, FORGET_MS, QUEUE_MS, TICKET_MS
 from polar.types.errors import Kind, SessionError
-from polar.types.session import Phase, Stage, Status
+from polar.types.session import Accounting, Phase, Stage, Status
 from tests.consumers.coordinator.bench import Bench, submitted
 from topics.completions import CloseGroup, Open
 from topics.control import CloseKey, Grant, Revoke
@@ -20,6 +20,7 @@ from topics.events import (
     Evaluated,
     GroupEmitted,
     HandedBack,
+    InitFinished,
     RunFinished,
     Stopped,
     TrajectoryEmitted,
@@ -68,6 +69,39 @@ def test_the_first_claim_is_granted_and_others_are_revoked() -> None:
     assert bench.claim(Stage.INIT, "a").commands == (Grant("t.0", 1, "a"),)
     assert bench.claim(Stage.INIT, "b").commands == (Revoke("t.0", "b", "taken"),)
     assert bench.claim(Stage.INIT, "a").commands == (Grant("t.0", 1, "a"),)
+
+
+def test_a_session_tells_how_long_it_waited_and_worked_and_who_has_it_in_hand() -> None:
+    bench = Bench()
+    bench.give(submitted())
+    bench.lend(Stage.INIT)
+    bench.now = 1_000
+    bench.claim(Stage.INIT, "i1")
+    bench.now = 3_000
+    bench.give(InitFinished("f", "t.0", 1, "i1", runtime={"dir": "x"}, duration_ms=1_500))
+    assert bench.table.in_hand() == {}
+    bench.now = 7_000
+    assert bench.claim(Stage.RUN, "early").commands == (Revoke("t.0", "early", "taken"),), "no ticket is out"
+    bench.lend(Stage.RUN)
+    assert bench.claim(Stage.RUN, "r1").commands == (Grant("t.0", 1, "r1", log_partition=0),)
+    assert bench.table.in_hand() == {"w": [bench.session()]}
+    assert bench.session().accounting == Accounting(init_queued_ms=1_000, init_ms=1_500, run_queued_ms=4_000)
+    bench.now = 10_000
+    bench.give(ClaimLost("t.0", "r1"))
+    assert bench.session().accounting == Accounting(attempts_lost=1), "each attempt stands alone"
+
+
+def test_a_run_that_is_closed_has_two_seconds_from_then_on() -> None:
+    bench = Bench()
+    bench.give(submitted())
+    bench.run()
+    bench.now = 10_000
+    bench.give(CancelRequested("f", "t"))
+    bench.now += CLOSING_MS - 1
+    assert bench.give(DeadlinePassed("t.0")).skipped == "early_deadline"
+    bench.now += 1
+    bench.give(DeadlinePassed("t.0"))
+    assert (bench.builds["t.0"].status, bench.builds["t.0"].accounting.run_ms) == (Status.CANCELLED, 10_000)
 
 
 def test_a_claim_without_a_ticket_or_of_an_unknown_session_is_revoked() -> None:
