@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -87,6 +87,10 @@ class Reader:
 
     def _check(self, sql: str) -> None:
         """Raises InputError for all but one statement that only reads."""
+        try:
+            sql.encode()
+        except UnicodeEncodeError:
+            raise InputError(FIELD, sql, "this isn't text in UTF-8") from None
         statements = self._connection.extract_statements(sql)
         if len(statements) != 1:
             raise InputError(FIELD, sql, f"expected one statement, found {len(statements)}")
@@ -106,7 +110,10 @@ class Reader:
 
     def _check_tree(self, sql: str) -> None:
         [(serialized,)] = self._connection.execute("SELECT json_serialize_sql($1)", [sql]).fetchall()
-        tree = json.loads(serialized)
+        try:
+            tree = json.loads(serialized)
+        except RecursionError:
+            raise InputError(FIELD, sql, "queries within queries, too deep to be looked at") from None
         if tree["error"]:
             raise InputError(FIELD, sql, f"{ONLY_READS}; {tree['error_message']}")
         for node in _nodes(tree):
@@ -125,13 +132,20 @@ def connect(settings: Settings) -> Iterator[Reader]:
         try:
             manifest = held.enter_context(lake.pin())
             spill = held.enter_context(TemporaryDirectory(prefix="polar-sql-"))
-            connection = held.enter_context(duckdb.connect())
+            connection = duckdb.connect()
+            held.callback(_close, connection)
             connection.execute("SET TimeZone = 'UTC'")
             views.create(connection, lake.folder, manifest)
             _lock(connection, views.files(lake.folder, manifest, *TABLES), spill)
-        except (OSError, duckdb.IOException) as error:
+        except (OSError, duckdb.Error) as error:
             raise NotReady(f"the lake in {lake.folder} can't be read: {error}") from error
         yield Reader(connection, manifest)
+
+
+def _close(connection: duckdb.DuckDBPyConnection) -> None:
+    # Within one call of a function nothing interrupts a query; its thread has the connection then, and ends with the process.
+    with suppress(duckdb.ResourceInUseException):
+        connection.close()
 
 
 def _lock(connection: duckdb.DuckDBPyConnection, paths: list[str], spill: str) -> None:

@@ -5,6 +5,7 @@ What can be expected to go wrong ends in a sentence on stderr, never in a traceb
 
 from __future__ import annotations
 
+import errno
 from enum import IntEnum
 from typing import Any
 
@@ -54,6 +55,10 @@ class Commands(TyperGroup):
             extra = EXTRA_OF[package]
             said = f"this needs the package {package}: pip install 'polar-rollouts[{extra}]'"
             raise ended(said, Exit.NOT_READY) from None
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            raise ended(f"{error}: what was written is not whole; make room, and ask again", Exit.FAILED) from None
 
 
 def ended(message: str, code: Exit) -> typer.Exit:

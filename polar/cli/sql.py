@@ -5,8 +5,10 @@ An answer is written as it comes, so that it may be longer than memory; only a t
 
 from __future__ import annotations
 
+import atexit
 import csv
 import itertools
+import os
 import signal
 import sys
 import threading
@@ -50,6 +52,7 @@ FAR = 100_000
 """Columns of a screen that any table fits on."""
 STOP_S = 5.0
 """For a query to end that was interrupted."""
+STOPPED = 128 + signal.SIGINT
 NUMBERS = ("BIGINT", "INTEGER", "SMALLINT", "TINYINT", "HUGEINT", "DOUBLE", "FLOAT", "DECIMAL")
 
 
@@ -101,7 +104,9 @@ def _interruptible(reader: Reader, work: Callable[[], None]) -> None:
         done.result()
     except KeyboardInterrupt:
         reader.interrupt()
-        wait([done], STOP_S)
+        if wait([done], STOP_S).not_done:
+            # A single call of a function isn't interrupted; Python's own end would wait for it, or complain of what it holds.
+            atexit.register(os._exit, STOPPED)
         raise
 
 

@@ -239,6 +239,8 @@ def test_a_file_of_the_lake_cant_be_written_anew_beside_it(settings: Settings, r
         ("SELECT nosuch(1)", "Scalar Function with name nosuch does not exist"),
         ("SELECT $1", "Values were not provided"),
         ("SELECT CAST('x' AS INTEGER)", "Conversion Error"),
+        ("SELECT '\udcff'", "this isn't text in UTF-8"),
+        ("FROM (" * 900 + "SELECT 1" + ")" * 900, "too deep to be looked at"),
     ],
 )
 def test_wrong_sql_is_told_with_duckdbs_words_and_the_place(reader: Reader, sql: str, said: str) -> None:
@@ -349,6 +351,15 @@ def test_a_file_that_is_gone_is_not_the_askers_fault(tmp_path: Path) -> None:
     for file in lake.newest().files["events"]:
         lake.path("events", file).unlink()
     with pytest.raises(NotReady, match=r"the lake in .* can't be read: .*No files found"), query.connect(settings):
+        pass
+
+
+def test_a_file_that_is_damaged_is_not_the_askers_fault(tmp_path: Path) -> None:
+    settings = Settings(data=tmp_path)
+    lake = write(settings.lake_folder, story())
+    path = lake.path("events", lake.newest().files["events"][0])
+    path.write_bytes(path.read_bytes()[:500])
+    with pytest.raises(NotReady, match=rf"the lake in .* can't be read: .*{path.name}"), query.connect(settings):
         pass
 
 

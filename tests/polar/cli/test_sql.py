@@ -228,6 +228,17 @@ def test_who_reads_no_further_than_a_line_breaks_nothing() -> None:
         assert b"Traceback" not in running.stderr.read()
 
 
+@pytest.mark.parametrize("layout", ["table", "csv", "json", "parquet"])
+def test_a_full_disk_is_said(layout: str) -> None:
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [*COMMAND, "FROM range(100000)", "--format", layout], stdout=full, stderr=subprocess.PIPE, check=False
+        )
+    assert done.returncode == 1
+    assert done.stderr.decode().startswith("polar: [Errno 28] No space left on device: what was written is not whole")
+    assert b"Traceback" not in done.stderr
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_long_query_ends_at_once_when_it_is_told_to(data: Path, tmp_path: Path, number: signal.Signals) -> None:
     spill = tmp_path / "spill"
