@@ -56,7 +56,7 @@ def _requests(files: Sequence[str]) -> list[TaskRequest]:
                 problems.append(f"{document.place}: {error}")
     if problems:
         for problem in problems:
-            typer.echo(f"polar: {problem}", err=True)
+            typer.echo(f"polar: {visible(problem)}", err=True)
         typer.echo("polar: nothing was submitted", err=True)
         raise typer.Exit(Exit.BAD_INPUT)
     return list(found.values())

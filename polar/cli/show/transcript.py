@@ -40,7 +40,8 @@ def draw_transcript(page: Page, story: Story) -> None:
     for call in main:
         if call.asked == ROOT and not call.is_answered:
             drawer.unanswered(call)
-    aside = [call for call in story.calls if call not in main]
+    drawn = {call.number for call in main}
+    aside = [call for call in story.calls if call.number not in drawn]
     if aside:
         named = ", ".join(f"{call.number} ({call.call.kind})" for call in aside)
         page.line((f"side calls aren't shown here: {named}; --call N shows one", "dim"))

@@ -77,6 +77,12 @@ def test_all_that_is_wrong_in_all_files_is_told_at_once(tmp_path: Path) -> None:
     assert "can't be read: No such file or directory (got 'c.yaml')" in stderr
 
 
+def test_names_in_a_task_file_steer_no_terminal() -> None:
+    code, _, stderr = polar("submit", "-", stdin=json.dumps(GOOD | {"\u202e\x07field": 1}))
+    assert code == 2
+    assert "\\u202e\\x07field: no such field" in stderr
+
+
 def test_one_id_with_two_bodies_is_refused() -> None:
     stdin = json.dumps(GOOD) + "\n" + json.dumps(GOOD | {"instruction": "another"})
     code, _, stderr = polar("submit", "-", stdin=stdin)
