@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from consumers.coordinator.commands import (
     ClaimLost,
     DeadlinePassed,
@@ -12,7 +14,7 @@ from consumers.coordinator.commands import (
 from consumers.coordinator.state import BUILDING_MS, CLOSING_MS, FORGET_MS, QUEUE_MS, TICKET_MS
 from polar.types.errors import Kind, SessionError
 from polar.types.session import Accounting, Phase, Stage, Status
-from tests.consumers.coordinator.bench import Bench, submitted
+from tests.consumers.coordinator.bench import PLAN, Bench, submitted
 from topics.completions import CloseGroup, Open
 from topics.control import CloseKey, Grant, Revoke
 from topics.events import (
@@ -89,6 +91,25 @@ def test_a_session_tells_how_long_it_waited_and_worked_and_who_has_it_in_hand() 
     bench.now = 10_000
     bench.give(ClaimLost("t.0", "r1"))
     assert bench.session().accounting == Accounting(attempts_lost=1), "each attempt stands alone"
+
+
+def test_a_build_is_told_all_that_run_and_evaluation_left_and_is_asked_for_again_a_minute_later() -> None:
+    bench = Bench()
+    plan = replace(PLAN, metadata=b'{"a": 1}')
+    bench.give(replace(submitted(), plan=plan))
+    bench.run()
+    bench.give(RunFinished("f", "t.0", 1, "r1", Status.COMPLETED, 0, artifacts={"patch": "p", "both": "run"}))
+    bench.lend(Stage.EVALUATE)
+    bench.claim(Stage.EVALUATE, "e1")
+    bench.now = 5_000
+    bench.give(Evaluated("f", "t.0", 1, "e1", 0.5, {"c": 1.0}, artifacts={"both": "evaluation"}))
+    build = bench.builds["t.0"]
+    assert (build.reward, build.call_rewards, build.metadata) == (0.5, {"c": 1.0}, b'{"a": 1}')
+    assert build.artifacts == {"patch": "p", "both": "evaluation"}
+    bench.now += BUILDING_MS - 1
+    assert bench.give(DeadlinePassed("t.0")).skipped == "early_deadline"
+    bench.now += 1
+    assert bench.give(DeadlinePassed("t.0")).records == (build,)
 
 
 def test_a_run_that_is_closed_has_two_seconds_from_then_on() -> None:
