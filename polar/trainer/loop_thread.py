@@ -19,7 +19,13 @@ class LoopThread:
         self._thread.start()
 
     def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Await it there. Interrupted here (Ctrl-C), it is cancelled there."""
+        """Await it there. Interrupted here (Ctrl-C), it is cancelled there.
+
+        Raises RuntimeError in a process that was forked since: it has no such thread.
+        """
+        if not self._thread.is_alive():
+            coroutine.close()
+            raise RuntimeError("this was opened in another process, of which this one is a fork: open one here")
         future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         try:
             return future.result()

@@ -164,6 +164,7 @@ class Reader:
         log.warning("can't read", action="trainer.retry", topic=self._topic, reason=repr(error))
         is_out_of_range = getattr(error, "errno", None) == OUT_OF_RANGE
         if not error.retriable and not is_out_of_range:
+            self._seek(self.positions)
             raise NotReady(f"{self._topic} can't be read: {error!r}") from None
         await asyncio.sleep(RETRY_S)
         bounds = await self._bounds() if is_out_of_range else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -16,6 +17,8 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from aiokafka import AIOKafkaConsumer
+from aiokafka.errors import UnsupportedCodecError
 from numpy.typing import NDArray
 
 from polar.settings import Settings
@@ -244,6 +247,48 @@ async def test_records_may_leave_the_log_under_a_slow_reader(
             with pytest.raises(NotReady, match="have left the log unread"):
                 async for _ in opened:
                     pass
+
+
+async def test_who_reads_on_after_an_error_misses_nothing(
+    settings: Settings, filled: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with a batch that can't be unpacked: aiokafka has moved on in the other partitions when it raises."""
+    whole, broken = AIOKafkaConsumer.getmany, asyncio.Event()
+
+    async def getmany(client: AIOKafkaConsumer, **options: Any) -> Any:
+        found = await whole(client, **options)
+        if found and not broken.is_set():
+            broken.set()
+            raise UnsupportedCodecError
+        return found
+
+    monkeypatch.setattr(AIOKafkaConsumer, "getmany", getmany)
+    async with consumer(settings) as opened:
+        with pytest.raises(NotReady, match="can't be read: UnsupportedCodecError"):
+            await anext(aiter(opened))
+        found = [one async for one in opened]
+    assert names(found) == sorted(f"{task}.{index}" for task in TASKS for index in (0, 1))
+
+
+async def test_a_forked_process_is_told_to_open_its_own(settings: Settings, filled: Writer) -> None:
+    def asked_in_a_child() -> str:
+        with consumer(settings) as opened:
+            ours, theirs = os.pipe()
+            if (child := os.fork()) == 0:
+                try:
+                    next(iter(opened))
+                except BaseException as error:
+                    os.write(theirs, repr(error).encode())
+                finally:
+                    os._exit(0)
+            os.close(theirs)
+            said = os.read(ours, 1000) if select.select([ours], [], [], 10)[0] else b"nothing"
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            os.close(ours)
+            return said.decode()
+
+    assert "opened in another process" in await asyncio.to_thread(asked_in_a_child)
 
 
 async def first_from(opened: TrajectoryConsumer, state: dict[str, Any]) -> Trajectory:
