@@ -112,6 +112,30 @@ def test_a_build_is_told_all_that_run_and_evaluation_left_and_is_asked_for_again
     assert bench.give(DeadlinePassed("t.0")).records == (build,)
 
 
+def test_what_failed_is_told_at_once_and_an_evaluation_that_failed_gives_no_reward() -> None:
+    bench = Bench()
+    bench.give(submitted(), submitted(task_id="u"))
+    bench.evaluate()
+    unjudged = SessionError("evaluate", Kind.EVALUATION, "raised", "no")
+    bench.give(Evaluated("f", "t.0", 1, "e1", 1.0, {"c": 1.0}, error=unjudged))
+    build = bench.builds["t.0"]
+    assert (build.status, build.error, build.reward, build.call_rewards) == (Status.FAILED, unjudged, None, None)
+    bench.run("u.0")
+    unfit = SessionError("run", Kind.INPUT, "bad_input", "no such folder")
+    bench.give(RunFinished("f", "u.0", 1, "r1", Status.FAILED, None, unfit))
+    assert (bench.builds["u.0"].status, bench.builds["u.0"].error) == (Status.FAILED, unfit)
+
+
+def test_every_earlier_attempts_claim_is_remembered_since_its_key_stays_closed() -> None:
+    bench = Bench()
+    bench.give(submitted())
+    for attempt in (1, 2):
+        bench.run(attempt=attempt)
+        bench.give(ClaimLost("t.0", f"r{attempt}"))
+    assert (bench.session().attempt, bench.session().past_claims) == (3, ["r1", "r2"])
+    assert bench.session().accounting.attempts_lost == 2
+
+
 def test_a_run_that_is_closed_has_two_seconds_from_then_on() -> None:
     bench = Bench()
     bench.give(submitted())
