@@ -12,6 +12,7 @@ import fcntl
 import json
 import os
 import secrets
+import shlex
 import signal
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import IO, Any, NoReturn
 
 import yaml
 
@@ -104,8 +105,7 @@ def _folder(asked: Path | None) -> Iterator[Path]:
     """The data folder, held against other demos. One that was asked for is taken as it is: `polar up` says where it is in use."""
     named = asked or (Path(os.environ["POLAR_DATA"]) if os.environ.get("POLAR_DATA") else None)
     for data in (named,) if named else (Path(".polar" if n == 1 else f".polar-{n}") for n in count(1)):
-        data.mkdir(parents=True, exist_ok=True)
-        with (data / "demo.lock").open("w") as held:
+        with _lock_file(data) as held:
             try:
                 # Between this look and the start of `polar up` another demo could come.
                 fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -116,6 +116,15 @@ def _folder(asked: Path | None) -> Iterator[Path]:
             if named or lock.is_free(data):
                 yield data
                 return
+
+
+def _lock_file(data: Path) -> IO[str]:
+    try:
+        data.mkdir(parents=True, exist_ok=True)
+        return (data / "demo.lock").open("w")
+    except OSError as error:
+        say(f"{data.absolute()} can't be a data folder: {error}; choose another with --data")
+        sys.exit(NOT_THERE)
 
 
 @contextmanager
@@ -209,7 +218,9 @@ def _submit(up: subprocess.Popen[bytes], data: Path, tasks: Sequence[dict[str, A
             f"submitting {task['task_id']}: {task['num_samples']} samples, each with {task['timeouts']['run']} s to run"
         )
     file = data / AT_WORK
-    file.write_text("\n".join(map(json.dumps, tasks)))
+    draft = file.with_suffix(".draft")
+    draft.write_text("\n".join(map(json.dumps, tasks)))
+    draft.replace(file)  # whole, or not there: the next demo reads it
     code = _beside(up, "polar.cli", "submit", str(file), "--wait", "--data", str(data))
     file.unlink()
     return code
@@ -282,15 +293,16 @@ def _say_how_to_go_on(data: Path, found: Sequence[dict[str, Any]]) -> None:
     """The commands for what has come out; the first starts the system that the others talk to."""
     installed = Path(sys.executable)
     programs = (installed.with_name("polar"), installed, Path(__file__).parents[1] / "trainer_loop.py")
-    polar, python, trainer = (min(str(path), os.path.relpath(path), key=len) for path in programs)
+    polar, python, trainer = (shlex.quote(min(str(path), os.path.relpath(path), key=len)) for path in programs)
+    named = shlex.quote(str(data))
     shown = max(found, key=lambda trajectory: trajectory["status"] == "TIMED_OUT")["session_id"]
     say(f"everything is stopped; the data stays in {data}. To go on, start it again, then ask from another terminal:")
     for command, why in (
-        (f"{polar} up --data {data}", "the whole system, until Ctrl-C"),
-        (f"{polar} show {shown} --data {data}", "what this sample said and did"),
-        (f'{polar} sql "DESCRIBE calls" --data {data}', "what can be asked of a model's calls"),
-        (f"{polar} trajectories --format jsonl --data {data}", "token ids, loss masks, logprobs"),
-        (f"{python} {trainer} --data {data}", "a trainer's loop: advantages of each group"),
+        (f"{polar} up --data {named}", "the whole system, until Ctrl-C"),
+        (f"{polar} show {shown} --data {named}", "what this sample said and did"),
+        (f'{polar} sql "DESCRIBE calls" --data {named}', "what can be asked of a model's calls"),
+        (f"{polar} trajectories --format jsonl --data {named}", "token ids, loss masks, logprobs"),
+        (f"{python} {trainer} --data {named}", "a trainer's loop: advantages of each group"),
     ):
         print(f"  {command:66}  # {why}")
 

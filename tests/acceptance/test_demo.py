@@ -264,3 +264,17 @@ def test_the_answers_of_sql_are_those_of_the_trajectories(whole: list[Whole]) ->
         ]
         kinds = re.findall(rf"^({'|'.join(Status)}) +([01]) +(\d+) ", each.said, re.MULTILINE)
         assert kinds == [("COMPLETED", "0", "5"), ("COMPLETED", "1", "6"), ("TIMED_OUT", "0", "1")]
+
+
+def test_a_folder_that_cant_hold_data_is_said(tmp_path: Path) -> None:
+    """Costs no demo: it ends before it starts anything."""
+    taken = tmp_path / "taken"
+    taken.touch()
+    command = [sys.executable, str(DEMO), "--data", str(taken)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 3
+    assert (
+        done.stdout
+        == f"demo: {taken} can't be a data folder: [Errno 17] File exists: '{taken}'; choose another with --data\n"
+    )
+    assert done.stderr == ""
