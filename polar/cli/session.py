@@ -88,17 +88,19 @@ def open_(
 @app.command("close")
 def close(
     session: Annotated[
-        str,
+        str | None,
         typer.Argument(
             metavar="SESSION", envvar="POLAR_SESSION_ID", help="<task>.<sample>; else what the environment names."
         ),
-    ],
+    ] = None,
     reward: Annotated[float | None, typer.Option(metavar="R", help="Where none is said, it has none.")] = None,
     data: Data = None,
 ) -> None:
     """End an opened session, and wait for its trajectory."""
     from polar.sessions import Refused, close_session
 
+    if session is None:
+        raise ended("which session? Name it, or set POLAR_SESSION_ID as `polar session open` prints it", Exit.BAD_INPUT)
     found = settings.load(data)
     target = targets.read(session)
     if target.sample is None:

@@ -51,14 +51,18 @@ def trajectories(
 ) -> None:
     """Show what came out: one trajectory for each sample."""
     found = settings.load(data)
+    missing = dict.fromkeys(task or ())
     with _taking(layout, follow) as take:
 
         def take_asked(trajectory: Trajectory) -> None:
             if not task or trajectory.task_id in task:
+                missing.pop(trajectory.task_id, None)
                 take(trajectory)
 
         prints = follow or layout is not Layout.TABLE
         running.serve(lambda stop: _read(found, topic, take_asked, stop if follow else None, prints=prints))
+    if missing and not follow:
+        typer.echo(f"polar: nothing has come out of {', '.join(missing)}; `polar status` knows the tasks", err=True)
 
 
 @contextmanager

@@ -158,7 +158,9 @@ def _write_artifact(found: Settings, row: SessionState, name: str) -> None:
         ) from None
     except ValueError as error:
         raise NotReady(str(error)) from None
-    if sys.stdout.isatty():
+    if not data:
+        typer.echo(f"polar: {name} is empty", err=True)
+    elif sys.stdout.isatty():
         typer.echo(visible(data.decode(errors="replace")))
     else:
         sys.stdout.buffer.write(data)

@@ -43,7 +43,7 @@ def draw_head(page: Page, story: Story) -> None:
         page.line(f"the harness ended with exit code {session.exit_code}", indent=2)
     error = (story.trajectory.error if story.trajectory else None) or session.error
     if error is not None:
-        page.line((f"{error.stage} {error.kind.value}/{error.code}: ", "red"), indent=2)
+        page.line((f"{error.stage} {error.kind.value}/{error.code}:", "red"), indent=2)
         page.shortened(error.message, 6)
     page.line(_times(session.accounting), indent=2)
     page.line(_counts(story), indent=2)
@@ -68,7 +68,8 @@ def _counts(story: Story) -> str:
     if story.trajectory is None:
         return words
     stats = story.trajectory.stats
-    return f"{words}, {stats.trainable_tokens:,} of them trainable in {stats.traces} traces"
+    noun = "trace" if stats.traces == 1 else "traces"
+    return f"{words}, {stats.trainable_tokens:,} of them trainable in {stats.traces} {noun}"
 
 
 def draw_calls(page: Page, story: Story) -> None:

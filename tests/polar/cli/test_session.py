@@ -41,7 +41,7 @@ def test_what_is_no_ttl_is_refused_with_the_way_out(ttl: str) -> None:
         (["close", "t.x"], 2, "expected a task id, or <task id>.<sample index>"),
         (["close", "t.0", "--reward", "x"], 2, "--reward"),
         (["close", "t.0", "--reward", "inf"], 2, "reward: a reward is a finite number"),
-        (["close"], 2, "SESSION"),
+        (["close"], 2, "which session? Name it, or set POLAR_SESSION_ID"),
     ],
 )
 def test_bad_input_is_a_sentence_on_stderr(

@@ -207,7 +207,7 @@ def test_the_head_tells_how_it_ended_and_where_time_went() -> None:
     assert out.startswith(
         "t.0  FAILED  no reward\n  task t, sample 0 of 2, harness shell, builder prefix_merging, mode train, attempt 1\n"
     )
-    assert "run agent/exit_code: \n    ended with 3\n" in out
+    assert "run agent/exit_code:\n    ended with 3\n" in out
     assert "time: init 1.5 s (queued 120 ms), run 4 min 12 s (queued 0 ms), evaluate 1 h 04 min (queued 0 ms)\n" in out
     assert "calls: 4 answered, 1 failed; 7 tokens sampled, 6 of them trainable in 2 traces\n" in out
 

@@ -142,16 +142,18 @@ def test_one_call_is_told_alone_by_number_or_id(world: World) -> None:
 
 
 def test_an_artifact_comes_byte_for_byte_or_it_is_said_where_it_may_be(world: World, settings: Settings) -> None:
-    artifacts = {"agent_log": BlobStore(settings.blobs_folder).put(LOG).ref, "patch": f"blob:sha256/{'0' * 64}"}
+    blobs = BlobStore(settings.blobs_folder)
+    artifacts = {"agent_log": blobs.put(LOG).ref, "patch": f"blob:sha256/{'0' * 64}", "quiet": blobs.put(b"").ref}
     world.session(a_session(), None, row(Phase.EVALUATING, artifacts=artifacts))
     result = CliRunner().invoke(app, ["show", "t.0", "--artifact", "agent_log"])
     assert (result.exit_code, result.stdout_bytes) == (0, LOG)
+    assert polar("t.0", "--artifact", "quiet") == (0, "", "polar: quiet is empty\n")
     code, out, err = polar("t.0", "--artifact", "patch")
     assert (code, out) == (3, "")
     assert f"isn't in {settings.blobs_folder}; set POLAR_BLOBS" in err
     code, _, err = polar("t.0", "--artifact", "nosuch")
     assert code == 2
-    assert "--artifact: no such artifact; there are: agent_log, patch (got 'nosuch')" in err
+    assert "--artifact: no such artifact; there are: agent_log, patch, quiet (got 'nosuch')" in err
 
 
 def test_a_session_that_runs_is_told_as_far_as_it_has_come(world: World) -> None:
