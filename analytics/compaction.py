@@ -150,7 +150,10 @@ def prune(lake: Lake, grace_s: float) -> None:
 
 def _is_past(lake: Lake, version: int, successor: int, grace_s: float, pinned: int | None) -> bool:
     """Whether no reader has this version, or may have it without saying so."""
-    return (pinned is None or version < pinned) and time.time() - lake.read(successor).committed_at / 1000 > grace_s
+    if pinned is not None and version >= pinned:
+        return False
+    # Either way: a clock that ran ahead and was set right must not keep everything until it is there again.
+    return abs(time.time() - lake.read(successor).committed_at / 1000) > grace_s
 
 
 def _named(lake: Lake, versions: Sequence[int]) -> set[Path]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -250,6 +251,21 @@ def test_what_was_the_newest_within_the_grace_period_stays(lake: Lake, writing: 
     assert on_disk(lake) == FAN_IN + 1
     tidy(lake, writing, HALT, 0)
     assert (len(lake.versions()), on_disk(lake)) == (1, 1)
+
+
+def test_a_clock_that_ran_a_year_ahead_keeps_nothing_for_a_year(
+    lake: Lake, writing: Writing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as ahead:
+        now = time.time()
+        ahead.setattr(time, "time", lambda: now + 365 * 86_400)
+        for number in range(FAN_IN):
+            add(lake, writing, str(number))
+    tidy(lake, writing, HALT)
+    add(lake, writing, "right")
+    tidy(lake, writing, HALT)
+    assert len(lake.versions()) == 3
+    assert held(lake) == Counter(["right", *map(str, range(FAN_IN))])
 
 
 def test_only_a_dead_writers_uncommitted_files_are_orphans(lake: Lake, writing: Writing) -> None:
