@@ -13,6 +13,7 @@ import json
 import os
 import secrets
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -64,6 +65,9 @@ GROUP BY ALL ORDER BY ALL""",
 def main() -> int:
     """Run the demo; the exit code."""
     options = _options()
+    if shutil.which("git") is None:
+        say("the tasks start from git repositories, and there is no git on the PATH: install it")
+        return NOT_THERE
     is_scripted = options.engine is None
     run = secrets.token_hex(3)
     tasks = _tasks(run, is_scripted=is_scripted)
@@ -278,6 +282,9 @@ def _problem(tasks: Sequence[dict[str, Any]], found: Sequence[dict[str, Any]], *
     samples = sum(task["num_samples"] for task in tasks)
     if len(found) != samples:
         return f"{len(found)} trajectories have come out for {samples} samples"
+    failed = sum(each["status"] == "FAILED" for each in found)
+    if is_scripted and failed:
+        return f"{failed} of {samples} samples FAILED, as no script means them to; why stands above"
     rewards = {
         task["task_id"]: {each["reward"] for each in found if each["task_id"] == task["task_id"]} for task in tasks
     }
