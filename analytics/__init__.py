@@ -1,1 +1,1 @@
-"""The lake: what the log said, as Parquet files that DuckDB reads, and the views over them. Reads Kafka, writes nothing to it."""
+"""What happened and what goes on: `writing` fills the `lake`, `asking` is SQL over it, `live` watches. It writes nothing to Kafka."""

@@ -21,8 +21,8 @@ from polar.cli.visible import visible
 from polar.types.session import Phase, Stage
 
 if TYPE_CHECKING:
-    from analytics.live import Snapshot, StageLoad, Trouble
-    from analytics.standings import Group
+    from analytics.live.fold import Snapshot, StageLoad, Trouble
+    from analytics.live.standings import Group
 
 WAITING = {Stage.INIT: Phase.QUEUED, Stage.RUN: Phase.READY, Stage.EVALUATE: Phase.RAN}
 ROOMY = 76

@@ -29,7 +29,7 @@ from polar.cli.options import Data
 from polar.cli.tables import console, table
 
 if TYPE_CHECKING:
-    from analytics.query import Reader
+    from analytics.asking.query import Reader
 
 
 class Layout(StrEnum):
@@ -64,10 +64,10 @@ def sql(
     data: Data = None,
 ) -> None:
     """Ask the lake: calls, sessions, stage_times, traces, trajectories, groups, tasks; the tables are in the schema lake."""
-    from analytics import query as lake
+    from analytics.asking import query as lake
 
     if query is None:
-        from analytics.views import VIEWS
+        from analytics.asking.views import VIEWS
 
         raise ended(
             f"what is the question? `polar sql 'FROM sessions'` asks a view; there are: {', '.join(VIEWS)}",

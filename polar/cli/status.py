@@ -18,7 +18,7 @@ from polar.types.errors import InputError
 from polar.types.session import Phase, SessionState, Stage
 
 if TYPE_CHECKING:
-    from analytics.live import Snapshot
+    from analytics.live.fold import Snapshot
     from polar.client import SessionTable
 
 ROOMY = 110
@@ -51,7 +51,7 @@ def status(
 
 async def _overview(found: settings.Settings, *, with_head: bool) -> tuple[list[dict[str, Any]], str]:
     """All tasks, and a line on the system as a whole."""
-    from analytics.following import Live
+    from analytics.live.following import Live
     from polar.client import SessionTable
 
     async with SessionTable(found) as table:

@@ -1,6 +1,6 @@
 """`polar watch`: what goes on, until Ctrl-C: a page on a terminal, else a line when something has changed, or JSON for programs.
 
-Shows only what `analytics/live.py` folds. The terminal comes back as it was, however the command is told to end; Kafka going away is
+Shows only what `analytics/live/fold.py` folds. The terminal comes back as it was, however the command is told to end; Kafka going away is
 shown and waited out.
 """
 
@@ -21,8 +21,8 @@ from polar.cli.options import Data, Format, Output
 from polar.cli.screen import Page, clock, in_words, summary
 
 if TYPE_CHECKING:
-    from analytics.following import Live
-    from analytics.live import Trouble
+    from analytics.live.fold import Trouble
+    from analytics.live.following import Live
 
 REFRESH_S = 0.5
 LINE_S = 2.0
@@ -38,7 +38,7 @@ def watch(output: Output = Format.TABLE, data: Data = None) -> None:
 
 
 async def _watch(found: settings.Settings, output: Format, stop: asyncio.Event) -> None:
-    from analytics.following import Live
+    from analytics.live.following import Live
 
     console = Console()
     async with Live(found) as live:

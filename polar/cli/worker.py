@@ -74,7 +74,7 @@ def _start(
 
         started["builder"] = run_builder(found, stop)
     if Role.ANALYTICS in roles:
-        from analytics.writer import run_analytics
+        from analytics.writing.writer import run_analytics
 
         started["analytics"] = run_analytics(found, stop)
     stages = [stage for stage in Stage if Role(stage.value) in roles]

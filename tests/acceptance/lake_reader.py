@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-from analytics import query
+from analytics.asking import query
 from polar import settings
 
 COUNTS = "SELECT (SELECT count(*) FROM lake.events), (SELECT count(*) FROM calls), (SELECT count(*) FROM trajectories)"

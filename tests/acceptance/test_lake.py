@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from analytics.manifest import Lake
+from analytics.lake.manifest import Lake
 from polar.settings import Settings, write_env_file
 from tests.analytics.loading import Sent, arrived, on_the_log, send, tasks
 from topics import admin, catalogue

@@ -12,8 +12,8 @@ import duckdb
 import msgspec
 import numpy as np
 
-from analytics import rows
-from analytics.manifest import Lake, Manifest
+from analytics.lake import rows
+from analytics.lake.manifest import Lake, Manifest
 from polar.settings import Settings
 from polar.types.completion import CallOutcome, Completion, MessageDelta, TokenDelta
 from polar.types.session import Plan, Status

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from analytics import rows
-from analytics.flush import flush
-from analytics.manifest import Lake
-from analytics.rows import Row
+from analytics.lake import rows
+from analytics.lake.manifest import Lake
+from analytics.lake.rows import Row
+from analytics.writing.flush import flush
 from polar.types.completion import CallError, CallOutcome, Completion, MessageDelta, Sampling, TokenDelta
 from polar.types.errors import Kind, SessionError
 from polar.types.session import Plan, Stage, Status

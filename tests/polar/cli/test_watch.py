@@ -28,9 +28,9 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.screen import Screen
 
-from analytics.following import Live
-from analytics.live import Calls, Snapshot, StageLoad, Trouble
-from analytics.standings import Group
+from analytics.live.fold import Calls, Snapshot, StageLoad, Trouble
+from analytics.live.following import Live
+from analytics.live.standings import Group
 from polar.cli.screen import Page, in_words, summary
 from polar.embedded import Broker
 from polar.settings import Settings

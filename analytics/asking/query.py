@@ -16,9 +16,9 @@ from typing import Any
 
 import duckdb
 
-from analytics import views
-from analytics.manifest import Lake, Manifest
-from analytics.schema import TABLES
+from analytics.asking import views
+from analytics.lake.manifest import Lake, Manifest
+from analytics.lake.schema import TABLES
 from polar.settings import Settings
 from polar.types.errors import InputError, NotReady
 

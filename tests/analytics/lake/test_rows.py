@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analytics import files, rows
-from analytics.rows import Row
-from analytics.schema import TABLES
+from analytics.lake import files, rows
+from analytics.lake.rows import Row
+from analytics.lake.schema import TABLES
 from polar.types.completion import CallError, CallOutcome, Completion, MessageDelta, Sampling, TokenDelta
 from polar.types.errors import Kind, SessionError
 from polar.types.session import Accounting, Status

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from analytics import query, schema, views
-from analytics.query import Reader
+from analytics.asking import query, views
+from analytics.asking.query import Reader
+from analytics.lake import schema
 from polar.settings import Settings
 from tests.analytics.story import story, write
 
-PAGE = (Path(__file__).parents[2] / "docs" / "sql.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "sql.md").read_text()
 BLOCK = re.compile(r"^(?P<title>[^\n]*):?\n\n```(?P<language>sql|python)\n(?P<text>.*?)^```", re.DOTALL | re.MULTILINE)
 BLOCKS = list(BLOCK.finditer(PAGE))
 QUESTIONS = [pytest.param(block["text"], id=block["title"][:40]) for block in BLOCKS if block["language"] == "sql"]

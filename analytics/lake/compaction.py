@@ -21,9 +21,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import structlog
 
-from analytics import files, locks
-from analytics.manifest import Conflict, File, Lake, Writing, sync
-from analytics.schema import TABLES
+from analytics.lake import files, locks
+from analytics.lake.manifest import Conflict, File, Lake, Writing, sync
+from analytics.lake.schema import TABLES
 from topics.contract import MIB
 
 TARGET_BYTES = 128 * MIB

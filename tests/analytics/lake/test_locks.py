@@ -7,12 +7,12 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from analytics import locks
+from analytics.lake import locks
 
 HOLD = """
 import sys
 from pathlib import Path
-from analytics import locks
+from analytics.lake import locks
 with locks.held(Path(sys.argv[1])) as mark:
     mark.write("7")
     print(mark.name, flush=True)

@@ -1,7 +1,7 @@
 """What goes on right now: a pure fold over what lies on the log, and the snapshot that `polar watch` and a live page show of it.
 
 Invariant: a snapshot's counts are those of the newest row of each session; what a minute holds is judged by the records' own times; what
-is kept besides the sessions' standings is bounded. Reading the topics is `analytics/following.py`'s, drawing is others'. Trajectories
+is kept besides the sessions' standings is bounded. Reading the topics is `analytics/live/following.py`'s, drawing is others'. Trajectories
 aren't read: `TrajectoryEmitted` lies in the same transaction and tells what is counted here without the tokens.
 """
 
@@ -11,8 +11,8 @@ from collections import Counter, defaultdict
 
 import msgspec
 
-from analytics.rates import Minute
-from analytics.standings import Group, Standings
+from analytics.live.rates import Minute
+from analytics.live.standings import Group, Standings
 from polar.types.completion import CallOutcome, Completion
 from polar.types.errors import SessionError
 from polar.types.session import Phase, SessionState, Stage, TaskState

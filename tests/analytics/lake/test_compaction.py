@@ -18,10 +18,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analytics import compaction, files, locks, manifest
-from analytics.compaction import FAN_IN, TARGET_BYTES, choose, merge, prune, tidy
-from analytics.manifest import Conflict, File, Lake, Manifest, Writing
-from analytics.schema import TABLES
+from analytics.lake import compaction, files, locks, manifest
+from analytics.lake.compaction import FAN_IN, TARGET_BYTES, choose, merge, prune, tidy
+from analytics.lake.manifest import Conflict, File, Lake, Manifest, Writing
+from analytics.lake.schema import TABLES
 
 HALT = threading.Event()
 TABLE = "disowned"

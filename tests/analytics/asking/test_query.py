@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analytics import query
-from analytics.manifest import EMPTY, Lake
-from analytics.query import Reader, WrongSql
+from analytics.asking import query
+from analytics.asking.query import Reader, WrongSql
+from analytics.lake.manifest import EMPTY, Lake
 from polar.settings import Settings
 from polar.types.errors import InputError, NotReady
 from tests.analytics.story import story, submitted, write

@@ -1,4 +1,4 @@
-"""Follows what `analytics/live.py` folds: the table from its beginning, heartbeats from 10 s ago, calls and facts from a minute ago.
+"""Follows what `analytics/live/fold.py` folds: the table from its beginning, heartbeats from 10 s ago, calls and facts from a minute ago.
 
 Invariant: a snapshot can be had at any time. While Kafka is away it stands still, as of the last answer, and says so; when it is back it
 goes on. Time is the broker's: this host's clock, less what the newest heartbeats show it to be off.
@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Self
 
 import msgspec
 
-from analytics.live import Fold, Snapshot
+from analytics.live.fold import Fold, Snapshot
 from polar.settings import Settings
 from polar.types.errors import NotReady
 from topics import admin, completions, events, fleet, sessions, workers

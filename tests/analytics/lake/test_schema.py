@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from analytics.schema import TABLES, Table, document
+from analytics.lake.schema import TABLES, Table, document
 
 
 @pytest.mark.parametrize("table", TABLES.values(), ids=list(TABLES))

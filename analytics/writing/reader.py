@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 
 import structlog
 
-from analytics.manifest import Manifest, Partition
+from analytics.lake.manifest import Manifest, Partition
 from polar.settings import Settings
 from topics import kafka
 from topics.contract import MIB

@@ -12,10 +12,10 @@ from types import MappingProxyType
 
 import structlog
 
-from analytics import files
-from analytics.manifest import Conflict, File, Lake, Manifest, Partition, Writing, sync
-from analytics.rows import Row
-from analytics.schema import TABLES
+from analytics.lake import files
+from analytics.lake.manifest import Conflict, File, Lake, Manifest, Partition, Writing, sync
+from analytics.lake.rows import Row
+from analytics.lake.schema import TABLES
 
 log = structlog.get_logger()
 

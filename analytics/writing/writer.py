@@ -15,13 +15,14 @@ from contextlib import ExitStack, suppress
 
 import structlog
 
-from analytics import rows, upkeep
-from analytics.flush import Superseded, flush
-from analytics.manifest import Lake, Partition, Writing
-from analytics.membership import Membership
-from analytics.reader import LogReader
-from analytics.rows import Row
-from analytics.trouble import Trouble
+from analytics.lake import rows
+from analytics.lake.manifest import Lake, Partition, Writing
+from analytics.lake.rows import Row
+from analytics.writing import upkeep
+from analytics.writing.flush import Superseded, flush
+from analytics.writing.membership import Membership
+from analytics.writing.reader import LogReader
+from analytics.writing.trouble import Trouble
 from polar.settings import Settings
 from topics import completions, events, kafka, trajectories
 from topics.codec import Codec, DecodeError, UnknownRecord

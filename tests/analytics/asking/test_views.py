@@ -12,8 +12,9 @@ import duckdb
 import pyarrow.parquet as pq
 import pytest
 
-from analytics import schema, views
-from analytics.manifest import EMPTY, File, Lake
+from analytics.asking import views
+from analytics.lake import schema
+from analytics.lake.manifest import EMPTY, File, Lake
 from tests.analytics.story import NOON, story, submitted, write
 
 DESIGN = {

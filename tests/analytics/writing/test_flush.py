@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from analytics import files, flush, manifest
-from analytics.flush import Superseded
-from analytics.manifest import Lake
-from analytics.rows import Row
-from analytics.schema import TABLES
+from analytics.lake import files, manifest
+from analytics.lake.manifest import Lake
+from analytics.lake.rows import Row
+from analytics.lake.schema import TABLES
+from analytics.writing import flush
+from analytics.writing.flush import Superseded
 from tests.analytics.loading import in_the_lake
 
 TABLE = "disowned"

@@ -15,8 +15,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from analytics.rows import Row
-from analytics.schema import IDS, INSTANT, LOGPROBS, PACKED, TEXT, Column, Table
+from analytics.lake.rows import Row
+from analytics.lake.schema import IDS, INSTANT, LOGPROBS, PACKED, TEXT, Column, Table
 from polar.types import tokens
 
 LAST_MS = 253_402_300_799_999

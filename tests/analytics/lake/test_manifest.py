@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analytics import locks
-from analytics.manifest import Conflict, File, Lake, Manifest
+from analytics.lake import locks
+from analytics.lake.manifest import Conflict, File, Lake, Manifest
 from polar.types.errors import NotReady
 
 WRITERS = 4

@@ -17,9 +17,9 @@ import pytest
 from aiokafka.admin import RecordsToDelete
 from structlog.testing import capture_logs
 
-from analytics import trouble, writer
-from analytics.manifest import Lake
-from analytics.writer import run_analytics
+from analytics.lake.manifest import Lake
+from analytics.writing import trouble, writer
+from analytics.writing.writer import run_analytics
 from polar.settings import Settings
 from polar.types.errors import NotReady
 from polar.types.session import Status

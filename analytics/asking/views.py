@@ -17,8 +17,8 @@ from pathlib import Path
 import duckdb
 import pyarrow as pa
 
-from analytics import schema
-from analytics.manifest import Lake, Manifest
+from analytics.lake import schema
+from analytics.lake.manifest import Lake, Manifest
 
 TYPES = {
     schema.TEXT: "VARCHAR",
@@ -35,7 +35,7 @@ TYPES = {
     pa.list_(pa.string()): "VARCHAR[]",
     pa.list_(pa.float64()): "DOUBLE[]",
 }
-"""What DuckDB calls the types of `analytics.schema`."""
+"""What DuckDB calls the types of `analytics.lake.schema`."""
 
 LEFT_S = 3600.0
 """A draft of a database that is older was left by a process that was killed."""

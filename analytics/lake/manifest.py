@@ -2,7 +2,7 @@
 
 The newest is the lake; a file that none names isn't part of it. A commit creates the next number exclusively, so of two writers that
 read the same manifest one gets `Conflict`: offsets and rows move together, or not at all. A pinned manifest's files stay as long as the
-process that pinned it lives. Which files are removed, and when, is `analytics/compaction.py`'s.
+process that pinned it lives. Which files are removed, and when, is `analytics/lake/compaction.py`'s.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from types import MappingProxyType
 
 import msgspec
 
-from analytics import locks
-from analytics.schema import TABLES
+from analytics.lake import locks
+from analytics.lake.schema import TABLES
 from polar.types.errors import NotReady
 
 Partition = tuple[str, int]

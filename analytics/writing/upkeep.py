@@ -10,9 +10,10 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 
-from analytics import compaction, views
-from analytics.manifest import Lake, Writing
-from analytics.trouble import Trouble
+from analytics.asking import views
+from analytics.lake import compaction
+from analytics.lake.manifest import Lake, Writing
+from analytics.writing.trouble import Trouble
 
 PUBLISH_S = 3.0
 TIDY_S = 10.0

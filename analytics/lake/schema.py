@@ -2,7 +2,7 @@
 
 Every row says where on the log its record lies; a record may give several rows (a trajectory's nodes). Invariant: with `log_partition`,
 `log_offset` and what else names the row, each is there exactly once. Columns are only ever added, at a table's end, and are null in older
-files. Integers are 64 bits wide, so that no value a record can hold is too large. How records become rows is `analytics/rows.py`'s.
+files. Integers are 64 bits wide, so that no value a record can hold is too large. How records become rows is `analytics/lake/rows.py`'s.
 """
 
 from __future__ import annotations

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analytics.live import ALIVE_MS, ERRORS, MESSAGE_LIMIT, REMEMBER_MS, Fold, Snapshot
-from analytics.rates import Minute
-from analytics.standings import RECENT
+from analytics.live.fold import ALIVE_MS, ERRORS, MESSAGE_LIMIT, REMEMBER_MS, Fold, Snapshot
+from analytics.live.rates import Minute
+from analytics.live.standings import RECENT
 from polar.types.completion import CallError, CallOutcome, Completion, MessageDelta, TokenDelta
 from polar.types.errors import Kind, SessionError
 from polar.types.session import Phase, Plan, SessionState, Stage, Status, TaskState
