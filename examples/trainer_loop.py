@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
@@ -96,4 +97,5 @@ if __name__ == "__main__":
     try:
         main()
     except (InputError, NotReady) as error:
-        raise SystemExit(f"trainer_loop: {error}") from None
+        print(f"trainer_loop: {error}", file=sys.stderr)
+        sys.exit(2 if isinstance(error, InputError) else 3)

@@ -66,7 +66,8 @@ class Settings(BaseSettings):
         """Raises NotReady where no Kafka is known."""
         if self.kafka is None:
             raise NotReady(
-                f"no Kafka: {self.data / ENV_FILE} doesn't exist and POLAR_KAFKA isn't set; start one with `polar up`, or name yours"
+                f"no Kafka: {self.data / ENV_FILE} doesn't exist and POLAR_KAFKA isn't set; "
+                "start one with `polar up`, name the folder of one that runs (--data), or name your Kafka"
             )
         return self.kafka
 

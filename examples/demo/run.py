@@ -80,7 +80,11 @@ def main() -> int:
             _until_ready(up, data)
             _cancel_left(data)
             began = time.monotonic()
-            code = _submit(up, data, tasks)
+            try:
+                code = _submit(up, data, tasks)
+            except KeyboardInterrupt:
+                _cancel_left(data)  # a later `polar up`, which has no scripts, would go on with them
+                raise
             say(f"the run took {time.monotonic() - began:.1f} s")
             found = _show(data, tasks)
             if problem := _problem(tasks, found, is_scripted=is_scripted):
@@ -233,9 +237,12 @@ def _submit(up: subprocess.Popen[bytes], data: Path, tasks: Sequence[dict[str, A
 def _cancel_left(data: Path) -> None:
     """End what a demo that was stopped half-way has left to do on this data: it would go on beside ours."""
     file = data / AT_WORK
-    if file.exists():
-        for line in file.read_text().splitlines():
-            _polar("cancel", json.loads(line)["task_id"], "--data", str(data))
+    tasks = [json.loads(line)["task_id"] for line in file.read_text().splitlines()] if file.exists() else []
+    command = [sys.executable, "-m", "polar.cli", "cancel"]
+    cancels = [subprocess.Popen([*command, task_id, "--data", str(data)]) for task_id in tasks]
+    ended = [cancel.wait() for cancel in cancels]
+    if any(ended):
+        sys.exit(1)
 
 
 def _show(data: Path, tasks: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

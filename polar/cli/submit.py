@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -50,6 +51,7 @@ def _requests(files: Sequence[str]) -> list[TaskRequest]:
         for document in read:
             try:
                 request = documents.anchored(parse(document.body), file)
+                _warn_of_missing(document.place, request)
                 if found.setdefault(request.task_id, request) != request:
                     raise InputError("task_id", request.task_id, "another body of this submission has it, too")
             except InputError as error:
@@ -60,6 +62,14 @@ def _requests(files: Sequence[str]) -> list[TaskRequest]:
         typer.echo("polar: nothing was submitted", err=True)
         raise typer.Exit(Exit.BAD_INPUT)
     return list(found.values())
+
+
+def _warn_of_missing(place: str, request: TaskRequest) -> None:
+    """What isn't on this machine may be on the workers': said, not refused."""
+    for index, action in enumerate(request.runtime.prepare):
+        if action.source is not None and not Path(action.source).exists():
+            said = f"{place}: runtime.prepare.{index}.source: there is no {action.source} on this machine; the workers need it there"
+            typer.echo(f"polar: {visible(said)}", err=True)
 
 
 async def _submit(found: Settings, requests: list[TaskRequest], wait: bool, output: Format) -> int:

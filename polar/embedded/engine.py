@@ -68,6 +68,8 @@ def _models(base: str) -> list[str]:
         with urllib.request.urlopen(request, timeout=ANSWER_S) as response:  # noqa: S310
             listed = json.load(response)
         return [str(model["id"]) for model in listed["data"]]
+    except urllib.error.HTTPError as error:
+        raise NotReady(f"what answers at {base} is no inference server: /v1/models gives {error.code}") from None
     except (OSError, ValueError) as error:
         raise NotReady(f"the engine at {base} doesn't answer: {getattr(error, 'reason', error)}") from None
     except (KeyError, TypeError):

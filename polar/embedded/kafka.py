@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from polar.cache import CacheError
+from polar.embedded import disk
 from polar.embedded.broker import Broker
 from polar.embedded.distribution import Meter
 from polar.embedded.errors import BrokerError
@@ -22,6 +23,7 @@ class Kafka:
     """A broker on DATA/kafka."""
 
     def __init__(self, data: Path, *, announce: Callable[[str], None], meter: Meter | None = None) -> None:
+        self._data = data
         self._broker = Broker(data, announce=announce, meter=meter)
         self._announce = announce
         self._starting: asyncio.Future[None] | None = None
@@ -48,6 +50,15 @@ class Kafka:
             if self._broker.alive():
                 await rest(LOOK_S, self._stopping)
                 continue
+            if disk.is_full(self._data):
+                self._announce(
+                    f"Kafka has died: the disk of {self._data} is full. Make room, and it is started again; "
+                    "until then calls wait, and then get errors"
+                )
+                while disk.is_full(self._data) and not self._stopping.is_set():
+                    await rest(LOOK_S, self._stopping)
+                patience = Patience()
+                patience.began()
             pause = patience.pause()
             if pause is None:
                 raise NotReady("Kafka dies again and again; its logs are in kafka/logs of the data folder")

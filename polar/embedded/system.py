@@ -29,7 +29,7 @@ START_S = 90.0
 """For one part to answer; a second or two where the machine is idle."""
 STAGES_STOP_S = 8.0
 """The stage workers kill their harnesses and hand their sessions back."""
-OTHERS_STOP_S = 5.0
+OTHERS_STOP_S = 10.0
 KAFKA_STOP_S = 6.0
 DECIDING = ("fanout", "coordinator", "builder")
 STAGES = ("init", "run", "evaluate")

@@ -90,6 +90,14 @@ def test_one_id_with_two_bodies_is_refused() -> None:
     assert "standard input, line 2: task_id: another body of this submission has it, too (got 'good')" in stderr
 
 
+def test_a_source_that_is_not_here_is_said_and_may_be_elsewhere(tmp_path: Path) -> None:
+    upload = {"type": "upload_file", "source": "agent.py", "target": "agent.py"}
+    (tmp_path / "a.json").write_text(json.dumps(GOOD | {"runtime": {"prepare": [upload]}}))
+    code, _, stderr = polar("submit", "a.json")
+    assert f"a.json: runtime.prepare.0.source: there is no {tmp_path / 'agent.py'} on this machine" in stderr
+    assert code == 3, "it went on, as far as to Kafka"
+
+
 def test_a_good_task_without_kafka_ends_with_what_is_missing() -> None:
     code, _, stderr = polar("submit", "-", stdin=json.dumps(GOOD))
     assert code == 3

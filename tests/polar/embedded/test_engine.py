@@ -63,7 +63,7 @@ def test_of_several_models_one_must_be_named() -> None:
         ("[]", 200, "no inference server"),
         ('{"data": [1]}', 200, "no inference server"),
         ("<html>", 200, "doesn't answer"),
-        ("", 503, "doesn't answer"),
+        ("", 503, "is no inference server: /v1/models gives 503"),
     ],
 )
 def test_what_is_no_engine_is_told(body: str, status: int, said: str) -> None:

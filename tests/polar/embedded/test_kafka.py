@@ -1,0 +1,62 @@
+"""The keeper of the embedded Kafka, on a disk that fills: a real one, of 700 MB in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from polar.embedded import disk
+from polar.embedded.kafka import Kafka
+
+SAID_S = 60.0
+LOOK_S = 0.1
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Path]:
+    """A disk of its own."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    if os.geteuid() != 0:
+        pytest.skip("only root mounts a disk of its own")
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=700m", "tmpfs", str(folder)], check=False)
+    if mounted.returncode != 0:
+        pytest.skip("this machine lets nobody mount a disk of its own")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+async def said(words: str, lines: list[str]) -> None:
+    async with asyncio.timeout(SAID_S):
+        while not any(words in line for line in lines):
+            await asyncio.sleep(LOOK_S)
+
+
+async def test_a_full_disk_is_named_and_with_room_kafka_is_back(small: Path) -> None:
+    lines: list[str] = []
+    kafka = Kafka(small, announce=lines.append)
+    await kafka.start()
+    keeper = asyncio.create_task(kafka.keep(), name="keep")
+    try:
+        filler = small / "filler"
+        with contextlib.suppress(OSError), filler.open("wb") as file:
+            while True:
+                file.write(bytes(disk.MIB))
+        kafka._broker.kill()  # what Kafka does itself at its next write
+        await said(f"the disk of {small} is full. Make room", lines)
+        filler.unlink()
+        await said("Kafka has died; starting it again", lines)
+        async with asyncio.timeout(SAID_S):
+            while not kafka._broker.alive():
+                await asyncio.sleep(LOOK_S)
+    finally:
+        await kafka.stop(10.0)
+        await keeper
