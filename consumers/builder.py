@@ -146,7 +146,8 @@ class Keeper:
             calls = await self._reread(session)
         source = BuiltFrom(session.build, calls, frozenset(session.disowned), session.late)
         try:
-            return await asyncio.wait_for(off_loop(source), BUILD_S)
+            async with asyncio.timeout(BUILD_S):
+                return await off_loop(source)
         except TimeoutError:
             return failed(session.build, "builder_timeout", f"the builder took longer than {BUILD_S:.0f} s", len(calls))
         except InputError as error:

@@ -63,7 +63,8 @@ async def _consume(settings: Settings, fanout: Fanout, stop: asyncio.Event) -> N
                 return
             if batch:
                 ends = {partition: records[-1].offset + 1 for partition, records in batch.items()}
-                await asyncio.wait_for(consumer.commit(ends), COMMIT_S)
+                async with asyncio.timeout(COMMIT_S):
+                    await consumer.commit(ends)
     except (kafka.KafkaError, TimeoutError) as error:
         log.warning("membership lost", action="fanout.lost", why=repr(error))
         await asyncio.sleep(RETRY_S)

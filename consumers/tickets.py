@@ -120,7 +120,8 @@ class TicketQueue:
             # Came with a rebalance between the two lines above: put back.
             consumer.seek(partition, records[0].offset)
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._moved.wait(), FULL_S)
+            async with asyncio.timeout(FULL_S):
+                await self._moved.wait()
 
     async def _take(self, consumer: kafka.Consumer, record: kafka.Record) -> None:
         try:
@@ -154,7 +155,8 @@ class TicketQueue:
         """A failed commit means that another worker reads the ticket too; its claim is then refused."""
         partition = kafka.TopicPartition(record.topic, record.partition)
         try:
-            await asyncio.wait_for(consumer.commit({partition: record.offset + 1}), COMMIT_S)
+            async with asyncio.timeout(COMMIT_S):
+                await consumer.commit({partition: record.offset + 1})
         except (kafka.KafkaError, TimeoutError) as error:
             log.info("ticket not committed", action="ticket.uncommitted", at=_at(record), why=repr(error))
 

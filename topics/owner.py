@@ -94,7 +94,8 @@ class FencedProducer:
 
     async def _guarded(self, step: Awaitable[object]) -> None:
         try:
-            await asyncio.wait_for(step, COMMIT_DEADLINE_S)
+            async with asyncio.timeout(COMMIT_DEADLINE_S):
+                await step
         except Exception as error:
             raise OwnershipLost(f"{type(error).__name__}: {error}") from error
 

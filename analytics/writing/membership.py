@@ -50,7 +50,8 @@ class Membership:
         if member is None or not held:
             return
         try:
-            await asyncio.wait_for(member.commit(held), COMMIT_S)
+            async with asyncio.timeout(COMMIT_S):
+                await member.commit(held)
         except (kafka.KafkaError, TimeoutError) as error:
             log.info("lag not told", action="analytics.lag_not_told", why=repr(error))
 

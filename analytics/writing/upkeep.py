@@ -55,4 +55,5 @@ async def _repeat(work: Callable[[], None], seconds: float, stop: asyncio.Event,
         if is_last:
             return
         with suppress(TimeoutError):
-            await asyncio.wait_for(stop.wait(), wait_s)
+            async with asyncio.timeout(wait_s):
+                await stop.wait()

@@ -81,7 +81,8 @@ async def _enter(lake: Lake, marks: ExitStack, stop: asyncio.Event) -> Writing |
             return marks.enter_context(lake.writing())
         except OSError as error:
             with suppress(TimeoutError):
-                await asyncio.wait_for(stop.wait(), trouble.met(error))
+                async with asyncio.timeout(trouble.met(error)):
+                    await stop.wait()
     return None
 
 
@@ -155,7 +156,8 @@ class Writer:
             await asyncio.sleep(RESTART_S)
         except OSError as error:
             with suppress(TimeoutError):
-                await asyncio.wait_for(stop.wait(), self._trouble.met(error))
+                async with asyncio.timeout(self._trouble.met(error)):
+                    await stop.wait()
             # Someone may have removed the folders: without a manifest all is read again.
             with suppress(OSError):
                 await asyncio.to_thread(self._lake.prepare)

@@ -109,7 +109,8 @@ class Coordinator:
     async def _lend(self) -> None:
         while True:
             try:
-                await asyncio.wait_for(self._lend_soon.wait(), LEND_S)
+                async with asyncio.timeout(LEND_S):
+                    await self._lend_soon.wait()
             except TimeoutError:
                 pass
             self._lend_soon.clear()

@@ -229,7 +229,8 @@ def _runs(what: str, command: list[str]) -> Finding:
 
 async def _kafka(settings: Settings) -> Finding:
     try:
-        topics = await asyncio.wait_for(admin.listing(settings), RUN_S)
+        async with asyncio.timeout(RUN_S):
+            topics = await admin.listing(settings)
     except (NotReady, TimeoutError) as error:
         return Finding(
             "broker", State.BAD, str(error) or "no answer", "is it up? POLAR_KAFKA names it; `polar up` starts one"

@@ -99,3 +99,16 @@ async def test_reading_back_an_empty_partition_doesnt_cancel_its_caller(settings
     topic = sessions.TOPIC.full_name(settings.namespace)
     for _ in range(5):
         assert [record async for record in read_back(settings, topic, 3, 0)] == []
+
+
+async def test_a_cancel_that_comes_as_a_step_ends_is_heard(settings: Settings) -> None:
+    """Or an owner that is told to let go of its partition would go on with it, and the next one would never begin."""
+    step: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    producer = FencedProducer(settings, "x")
+    guarded = asyncio.create_task(producer._guarded(step))
+    await asyncio.sleep(0)
+    step.set_result(None)
+    guarded.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await guarded
+    await producer.stop()
