@@ -177,7 +177,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def stopped(folder: Path) -> list[tuple[int, str]]:
     """How two demos ended that were stopped half-way, by Ctrl-C and by kill -9."""
-    first, second = (folder / name for name in FOLDERS)
+    second, first = (folder / name for name in FOLDERS)
     with demo(folder, "--data", str(first)) as interrupted, demo(folder, "--data", str(second)) as killed:
         interrupted.until_halfway(first)
         interrupted.interrupt()
@@ -187,46 +187,42 @@ def stopped(folder: Path) -> list[tuple[int, str]]:
 
 
 @pytest.fixture(scope="module")
-def whole(folder: Path, stopped: list[tuple[int, str]]) -> list[Whole]:
-    """Two demos that ran at once, on the data of those that were stopped."""
-    with demo(folder) as first, demo(folder) as second:
-        ends = [each.ended() for each in (first, second)]
-    found = []
-    for name in FOLDERS:
-        ((code, said),) = [end for end in ends if f"running on the data folder {name}\n" in end[1]]
-        mine = [each for each in asyncio.run(came_out(folder / name)) if each.task_id.endswith(f"-{run_of(said)}")]
-        found.append(Whole(folder / name, code, said, sorted(mine, key=lambda each: each.session_id)))
-    return found
+def whole(folder: Path, stopped: list[tuple[int, str]]) -> Whole:
+    """A demo on the data of the one that was killed, to its end."""
+    with demo(folder) as running:
+        code, said = running.ended()
+    data = folder / FOLDERS[0]
+    mine = [each for each in asyncio.run(came_out(data)) if each.task_id.endswith(f"-{run_of(said)}")]
+    return Whole(data, code, said, sorted(mine, key=lambda each: each.session_id))
 
 
 def test_a_demo_that_is_stopped_half_way_leaves_no_process(folder: Path, stopped: list[tuple[int, str]]) -> None:
     assert left_at_last(folder) == []
     (interrupted, said), (killed, _) = stopped
     assert (interrupted, "Traceback" in said) == (128 + signal.SIGINT, False)
+    assert said.count("asked for the end of ") == 3, "a later `polar up` would go on with its tasks"
     assert killed == -signal.SIGKILL
 
 
-def test_two_demos_at_once_end_well_on_what_others_left_and_leave_no_process(folder: Path, whole: list[Whole]) -> None:
-    assert [each.code for each in whole] == [0, 0]
+def test_a_demo_ends_well_on_what_another_left_and_leaves_no_process(folder: Path, whole: Whole) -> None:
+    assert whole.code == 0
     assert left_at_last(folder) == []
 
 
-def test_samples_end_as_their_scripts_mean_them_to(whole: list[Whole]) -> None:
-    for each in whole:
-        ends = {trajectory.session_id: (trajectory.status, trajectory.reward) for trajectory in each.came_out}
-        assert ends == {
-            f"{task}-{each.run}.{index}": end for task, samples in INTENDED.items() for index, end in enumerate(samples)
-        }
+def test_samples_end_as_their_scripts_mean_them_to(whole: Whole) -> None:
+    ends = {trajectory.session_id: (trajectory.status, trajectory.reward) for trajectory in whole.came_out}
+    assert ends == {
+        f"{task}-{whole.run}.{index}": end for task, samples in INTENDED.items() for index, end in enumerate(samples)
+    }
 
 
-def test_each_session_is_one_trace_of_exactly_what_the_engine_sampled(whole: list[Whole]) -> None:
+def test_each_session_is_one_trace_of_exactly_what_the_engine_sampled(whole: Whole) -> None:
     """The one that was stopped at its budget's end, too: what it had done until then is all there."""
-    for each in whole:
-        lines = (each.data / "engine-record.jsonl").read_bytes().splitlines()
-        sampled = [msgspec.json.decode(line, type=Sampled) for line in lines]
-        for trajectory in each.came_out:
-            assert trajectory.harness == "pi"
-            check(trajectory, [call for call in sampled if call.session_id == trajectory.session_id])
+    lines = (whole.data / "engine-record.jsonl").read_bytes().splitlines()
+    sampled = [msgspec.json.decode(line, type=Sampled) for line in lines]
+    for trajectory in whole.came_out:
+        assert trajectory.harness == "pi"
+        check(trajectory, [call for call in sampled if call.session_id == trajectory.session_id])
 
 
 def check(trajectory: Trajectory, calls: list[Sampled]) -> None:
@@ -242,28 +238,26 @@ def check(trajectory: Trajectory, calls: list[Sampled]) -> None:
     assert written.token_ids.tolist() == [*calls[-1].prompt_token_ids, *calls[-1].token_ids]
 
 
-def test_the_table_at_the_end_has_every_sample_of_this_run_and_no_other(whole: list[Whole]) -> None:
-    for each in whole:
-        table = re.findall(rf"^(\w+-\w{{6}}\.\d) +({'|'.join(Status)}) +(\S+)", each.said, re.MULTILINE)
-        assert table == [(one.session_id, one.status.value, f"{one.reward:g}") for one in each.came_out]
+def test_the_table_at_the_end_has_every_sample_of_this_run_and_no_other(whole: Whole) -> None:
+    table = re.findall(rf"^(\w+-\w{{6}}\.\d) +({'|'.join(Status)}) +(\S+)", whole.said, re.MULTILINE)
+    assert table == [(one.session_id, one.status.value, f"{one.reward:g}") for one in whole.came_out]
 
 
-def test_the_answers_of_sql_are_those_of_the_trajectories(whole: list[Whole]) -> None:
-    for each in whole:
-        answers = re.findall(rf"^(\w+)-{each.run} +(\d+) +(\S+) +\S+ +(\d+)$", each.said, re.MULTILINE)
-        assert answers == [
-            (
-                task,
-                str(len(of_task)),
-                f"{statistics.mean(rewards):g}",
-                str(sum(one.stats.sampled_tokens for one in of_task)),
-            )
-            for task in INTENDED
-            for of_task in [[one for one in each.came_out if one.task_id == f"{task}-{each.run}"]]
-            for rewards in [[one.reward for one in of_task if one.reward is not None]]
-        ]
-        kinds = re.findall(rf"^({'|'.join(Status)}) +([01]) +(\d+) ", each.said, re.MULTILINE)
-        assert kinds == [("COMPLETED", "0", "5"), ("COMPLETED", "1", "6"), ("TIMED_OUT", "0", "1")]
+def test_the_answers_of_sql_are_those_of_the_trajectories(whole: Whole) -> None:
+    answers = re.findall(rf"^(\w+)-{whole.run} +(\d+) +(\S+) +\S+ +(\d+)$", whole.said, re.MULTILINE)
+    assert answers == [
+        (
+            task,
+            str(len(of_task)),
+            f"{statistics.mean(rewards):g}",
+            str(sum(one.stats.sampled_tokens for one in of_task)),
+        )
+        for task in INTENDED
+        for of_task in [[one for one in whole.came_out if one.task_id == f"{task}-{whole.run}"]]
+        for rewards in [[one.reward for one in of_task if one.reward is not None]]
+    ]
+    kinds = re.findall(rf"^({'|'.join(Status)}) +([01]) +(\d+) ", whole.said, re.MULTILINE)
+    assert kinds == [("COMPLETED", "0", "5"), ("COMPLETED", "1", "6"), ("TIMED_OUT", "0", "1")]
 
 
 def test_a_folder_that_cant_hold_data_is_said(tmp_path: Path) -> None:
