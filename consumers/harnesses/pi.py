@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 from pathlib import PurePosixPath
 
+from consumers.artifacts import TRANSCRIPT
 from consumers.harnesses.base import Launch, ModelAccess, checked_settings
 from consumers.harnesses.npm import Cli, NodeHarness
 from consumers.runtimes.base import Runtime
@@ -44,9 +45,7 @@ class Pi(NodeHarness):
             *("--print", "--mode", "text", "--session", str(transcript)),
             *("--provider", "polar", "--model", model.model_name),
         )
-        return Launch(
-            self.cli.command() + arguments, env=QUIET, stdin=instruction, keep={"agent_transcript": transcript}
-        )
+        return Launch(self.cli.command() + arguments, env=QUIET, stdin=instruction, keep={TRANSCRIPT: transcript})
 
     def _models(self, model: ModelAccess) -> dict[str, object]:
         """pi's models.json."""

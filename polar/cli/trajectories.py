@@ -97,7 +97,7 @@ async def _read(
     from topics import trajectories
     from topics.follow import Follower, Since
 
-    name = (topic or "").removeprefix(f"{found.namespace}.").removeprefix("trajectories").removeprefix(".")
+    name = trajectories.output_named(topic, found.namespace)
     await require(found, trajectories.TOPIC)
     if name:
         await _require_output(found, name)
@@ -106,7 +106,7 @@ async def _read(
         if isinstance(record, Trajectory):
             take(record)
 
-    follower = Follower(found, trajectories.topic(name or None), on_record, since=Since.BEGINNING, committed=True)
+    follower = Follower(found, trajectories.topic(name), on_record, since=Since.BEGINNING, committed=True)
     start = follower.start(READ_S)
     is_shown = prints and sys.stdout.isatty()
     await (start if is_shown else progress.reading(start, lambda: follower.how_far, "trajectories"))
