@@ -146,11 +146,11 @@ class Proxy:
         self._serving = False
         self._front.draining = True
         self._heart.changed()
-        under_way = [call.answer for call in self._front.calls]
+        under_way = [reply.done for reply in self._front.replies]
         if under_way:
             await asyncio.wait(under_way, timeout=drain_s)
-        for call in self._front.calls:
-            call.end("stopped")
+        for reply in self._front.replies:
+            reply.end("stopped")
         for runner in reversed(self._runners):
             await runner.cleanup()
         if self._door is not None:

@@ -21,6 +21,7 @@ from polar.types.session import task_id_of
 from proxy.chat import Answer, ChatRequest
 from proxy.errors import Refusal, Refused
 from proxy.history import Written
+from proxy.kinds import MAIN, Kind
 from proxy.metrics import Metrics
 from proxy.session import Claim
 from topics import completions
@@ -50,6 +51,11 @@ class Asked:
     request: ChatRequest
     received_at: float
     """Unix seconds."""
+    choice: int = 0
+    """Which of the request's choices."""
+    lineage: dict[str, str] | None = None
+    kind: Kind = MAIN
+    """What the call is for."""
 
 
 class Capture:
@@ -175,5 +181,9 @@ def _completion(asked: Asked, written: Written, outcome: CallOutcome, prompt: To
         tools=written.tools,
         model_requested=request.model,
         sampling=request.sampling,
+        kind=asked.kind.name,
+        kind_rule=asked.kind.rule,
+        lineage=asked.lineage,
         stream=request.stream,
+        choice=asked.choice,
     )

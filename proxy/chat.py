@@ -114,9 +114,18 @@ class ChatRequest(msgspec.Struct, frozen=True):
     response_format: msgspec.Raw = NOT_GIVEN
     """OpenAI's structured-output object, where the answer is held to a grammar."""
     reasoning_effort: str | None = None
+    """`none`, `low`, `medium` or `high`; what providers name beyond these is the nearest."""
+    choices: int = 1
+    """Answers wanted to the same prompt; each is a call of its own on the log."""
+    continues: str | None = None
+    """The call whose messages and answer come before `messages` (OpenAI's previous_response_id)."""
+    store: bool = False
+    """Another request may continue this one."""
     stream: bool = False
     stream_usage: bool = False
     """The stream tells usage at its end; dialects that always do so set it."""
+    wire: object = None
+    """The dialect's own: what its answer repeats of the request. Nobody else looks at it."""
 
     @property
     def is_grammar_bound(self) -> bool:
@@ -135,6 +144,8 @@ class Usage(msgspec.Struct, frozen=True):
     sampled: int
     cached: int | None = None
     """Prompt tokens that the engine had in its cache; None where it doesn't tell."""
+    reasoning: int | None = None
+    """Sampled tokens that were reasoning; None where it doesn't tell."""
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -154,3 +165,5 @@ class Answer(msgspec.Struct, frozen=True):
     logprobs_mode: str = "processed"
     policy_version: int | None = None
     """Where the engine itself tells it."""
+    stop_sequence: str | None = None
+    """The stop string that ended it, where one did."""

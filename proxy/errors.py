@@ -19,10 +19,14 @@ class Refusal(Enum):
     INVALID = (400, "invalid")
     CONTEXT_LENGTH = (400, "context_length")
     UNAUTHENTICATED = (401, "unauthenticated")
+    SPENT = (403, "spent")
+    """The session has had all the calls or tokens that its key allows."""
     NOT_FOUND = (404, "not_found")
     SLOW = (408, "slow")
     CLOSED = (409, "closed")
     TOO_LARGE = (413, "too_large")
+    UPGRADE = (426, "upgrade")
+    """A WebSocket was asked for; plain HTTP is served."""
     OVERLOADED = (429, "overloaded")
     BAD_ENGINE = (502, "bad_engine")
     UNAVAILABLE = (503, "unavailable")
@@ -42,7 +46,13 @@ class Refused(Exception):  # noqa: N818 - named for what the harness sees
     """A call ends without an answer."""
 
     def __init__(
-        self, refusal: Refusal, message: str, *, field: str | None = None, retry_after_s: int | None = None
+        self,
+        refusal: Refusal,
+        message: str,
+        *,
+        field: str | None = None,
+        retry_after_s: int | None = None,
+        context: tuple[int, int] | None = None,
     ) -> None:
         super().__init__(message)
         self.refusal = refusal
@@ -51,6 +61,8 @@ class Refused(Exception):  # noqa: N818 - named for what the harness sees
         """The request's field that is to blame, as a path."""
         self.retry_after_s = retry_after_s
         """When to try again; sent as `Retry-After`."""
+        self.context = context
+        """Of CONTEXT_LENGTH, where the engine tells them: the prompt's tokens, and the most that fit."""
 
 
 class EngineFault(Exception):  # noqa: N818 - a value of the engine's, not a bug of ours

@@ -1,30 +1,27 @@
-"""The port that harnesses speak to: routes from the dialects, and each request's way to a call.
+"""The port that harnesses speak to: routes from the dialects, and each request's way to a reply.
 
-detect (the path says the dialect) → authenticate → normalise → call engine → capture → answer. Whatever goes wrong is told in the dialect's
-own shape, and nothing of ours ever comes out as a bare 500.
+detect (path, and where that doesn't tell, headers) → authenticate → normalise → call engine → capture → answer. Whatever goes wrong is
+told in the dialect's own shape, and nothing of ours ever comes out as a bare 500.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 import traceback
 from collections.abc import Awaitable, Callable, Sequence
 
-import msgspec
 import structlog
 from aiohttp import web
 
-from polar.keys import KeyClaims
-from polar.types.completion import Sampling
 from proxy.auth import Authenticator
-from proxy.call import Call, Pipeline
-from proxy.capture import Asked
-from proxy.chat import ChatRequest
-from proxy.dialects.base import Dialect
-from proxy.errors import Refusal, Refused
+from proxy.call import Pipeline
+from proxy.dialects.base import Dialect, Serves, Wire
+from proxy.errors import EngineFault, Refusal, Refused, refusal_of
+from proxy.identity import PATH_PREFIX, key_of, path_of
+from proxy.intake import Intake
 from proxy.metrics import Metrics
+from proxy.reply import Reply
 from proxy.session import Claims
 from proxy.streaming import JSON, respond
 
@@ -32,15 +29,15 @@ BODY_BYTES = 64 * 1024 * 1024
 BODY_S = 60.0
 """From a request's headers to the end of its body."""
 CALLS = 4096
-"""Calls in flight; the next one is told to come again."""
+"""Requests in flight; the next one is told to come again."""
 RETRY_AFTER_S = 5
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Handle = Callable[[web.Request, Dialect], Awaitable[web.StreamResponse]]
 
 log = structlog.get_logger(__name__)
 
 
 class Front:
-    """Turns requests into calls."""
+    """Turns requests into replies."""
 
     def __init__(
         self,
@@ -54,31 +51,43 @@ class Front:
         self._authenticator = authenticator
         self._claims = claims
         self._pipeline = pipeline
+        self._intake = Intake(pipeline)
         self._metrics = metrics
-        self._calls: set[Call] = set()
+        self._replies: set[Reply] = set()
         self.draining = False
         """Calls under way go on; new ones are told to come again."""
+        self._handles: dict[Serves, Handle] = {
+            Serves.CALL: self._call,
+            Serves.COUNT: self._count,
+            Serves.MODELS: self._models,
+            Serves.GREETING: self._greeting,
+            Serves.UPGRADE: self._upgrade,
+        }
 
     @property
-    def calls(self) -> frozenset[Call]:
+    def replies(self) -> frozenset[Reply]:
         """In flight."""
-        return frozenset(self._calls)
+        return frozenset(self._replies)
 
     def application(self) -> web.Application:
-        """The routes of all dialects; what no dialect knows is told in the first one's shape."""
+        """The routes of all dialects, with and without a key before them."""
         app = web.Application(client_max_size=BODY_BYTES)
+        shared: dict[tuple[str, str], list[tuple[Dialect, Handle]]] = {}
         for dialect in self._dialects:
-            for path in dialect.calls:
-                app.router.add_post(path, self._handler(dialect, self._call))
-            for path in dialect.models:
-                app.router.add_get(path, self._handler(dialect, self._models))
-        app.router.add_route("*", "/{path:.*}", self._handler(self._dialects[0], self._unknown))
+            for route in dialect.routes:
+                served = (dialect, self._handles[route.serves])
+                shared.setdefault((route.method, route.path), []).append(served)
+        for (method, path), candidates in shared.items():
+            for prefix in ("", PATH_PREFIX):
+                app.router.add_route(method, prefix + path, self._handler(candidates))
+        app.router.add_route("*", "/{path:.*}", self._handler([(dialect, self._unknown) for dialect in self._dialects]))
         return app
 
     def _handler(
-        self, dialect: Dialect, handle: Callable[[web.Request, Dialect], Awaitable[web.StreamResponse]]
-    ) -> Handler:
+        self, candidates: Sequence[tuple[Dialect, Handle]]
+    ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
         async def handler(request: web.Request) -> web.StreamResponse:
+            dialect, handle = _detected(candidates, request)
             try:
                 return await handle(request, dialect)
             except Refused as refused:
@@ -94,33 +103,60 @@ class Front:
 
     async def _call(self, request: web.Request, dialect: Dialect) -> web.StreamResponse:
         received_at = time.time()
-        key = self._authenticator.claims_of(dialect.key_of(request.headers))
-        if self.draining or len(self._calls) >= CALLS:
+        key = self._authenticator.claims_of(key_of(request))
+        if self.draining or len(self._replies) >= CALLS:
             raise Refused(Refusal.OVERLOADED, "the proxy is busy; try again", retry_after_s=RETRY_AFTER_S)
-        body = await _body_of(request)
-        asked_for = imposed(dialect.parse(body), key)
+        wire = await _wire_of(request)
+        asked_for = dialect.parse(wire)
         claim = await self._claims.of(key)
-        # From here to the call nothing is awaited, so that a key that closes finds its call.
-        call_id = dialect.id_prefix + os.urandom(16).hex()
-        asked = Asked(call_id, claim, dialect.name, self._pipeline.engine.name, asked_for, received_at)
-        call = Call(self._pipeline, asked, len(body))
-        self._calls.add(call)
+        # From here to the reply nothing is awaited, so that a key that closes finds its calls.
+        reply = self._intake.reply_to(
+            dialect, claim, asked_for, request.headers, size=len(wire.body), received_at=received_at
+        )
+        self._replies.add(reply)
         try:
-            return await respond(request, dialect, self._pipeline, call)
+            return await respond(request, dialect, reply)
         finally:
-            self._calls.discard(call)
+            self._replies.discard(reply)
+
+    async def _count(self, request: web.Request, dialect: Dialect) -> web.StreamResponse:
+        self._authenticator.claims_of(key_of(request))
+        asked_for = dialect.parse(await _wire_of(request))
+        try:
+            tokens = await self._pipeline.engine.count_tokens(asked_for)
+        except EngineFault as fault:
+            raise refusal_of(fault) from None
+        return web.Response(body=dialect.count(tokens), headers=JSON)
 
     async def _models(self, request: web.Request, dialect: Dialect) -> web.StreamResponse:
-        self._authenticator.claims_of(dialect.key_of(request.headers))
-        return web.Response(body=dialect.model_list(self._pipeline.engine.models), headers=JSON)
+        self._authenticator.claims_of(key_of(request))
+        listed = dialect.models(self._pipeline.engine.models, request.match_info.get("model"))
+        return web.Response(body=listed, headers=JSON)
+
+    async def _greeting(self, _: web.Request, __: Dialect) -> web.StreamResponse:
+        return web.Response()
+
+    async def _upgrade(self, _: web.Request, __: Dialect) -> web.StreamResponse:
+        raise Refused(Refusal.UPGRADE, "WebSockets are not served here; use plain HTTP")
 
     async def _unknown(self, request: web.Request, _: Dialect) -> web.StreamResponse:
-        raise Refused(Refusal.NOT_FOUND, f"nothing is served at {request.method} {request.path[:200]}")
+        raise Refused(Refusal.NOT_FOUND, f"nothing is served at {request.method} {path_of(request)[:200]}")
 
     def _refusal(self, dialect: Dialect, refused: Refused) -> web.Response:
         self._metrics.refusals.labels(refused.refusal.code).inc()
         wait = {} if refused.retry_after_s is None else {"Retry-After": str(refused.retry_after_s)}
         return web.Response(status=refused.refusal.status, body=dialect.error(refused), headers=JSON | wait)
+
+
+def _detected(candidates: Sequence[tuple[Dialect, Handle]], request: web.Request) -> tuple[Dialect, Handle]:
+    """The dialect whose signs the request bears, else the first."""
+    if len(candidates) == 1:
+        return candidates[0]
+    return next((c for c in candidates if any(sign in request.headers for sign in c[0].signs)), candidates[0])
+
+
+async def _wire_of(request: web.Request) -> Wire:
+    return Wire(await _body_of(request), request.match_info, request.query, request.headers)
 
 
 async def _body_of(request: web.Request) -> bytes:
@@ -133,21 +169,3 @@ async def _body_of(request: web.Request) -> bytes:
         raise Refused(Refusal.INVALID, f"the request's body can't be read: {error}") from None
     except web.HTTPRequestEntityTooLarge:
         raise Refused(Refusal.TOO_LARGE, f"the request's body is over {BODY_BYTES} bytes") from None
-
-
-def imposed(request: ChatRequest, key: KeyClaims) -> ChatRequest:
-    """The request with the key's sampling in place of the harness's, and the record's flags set."""
-    asked = request.sampling
-    values = {name: key.sampling.get(name, getattr(asked, name)) for name in SAMPLING}
-    return msgspec.structs.replace(
-        request,
-        sampling=Sampling(**values, truncated=_truncates(values), grammar=request.is_grammar_bound),
-    )
-
-
-SAMPLING = tuple(name for name in Sampling.__struct_fields__ if name not in ("truncated", "grammar"))
-
-
-def _truncates(values: dict[str, float | int | None]) -> bool:
-    top_p, top_k, min_p = values["top_p"], values["top_k"], values["min_p"]
-    return (top_p is not None and top_p < 1) or (top_k is not None and top_k > 0) or (min_p is not None and min_p > 0)

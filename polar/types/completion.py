@@ -108,3 +108,5 @@ class Completion(msgspec.Struct, frozen=True, tag="completion", omit_defaults=Tr
     """The harness's own session, thread, agent, parent and retry headers, by canonical name."""
     stream: bool = False
     error: CallError | None = None
+    choice: int = 0
+    """Which of the answers that one request asked for (OpenAI's `n`); they are siblings, and none supersedes another."""

@@ -3,12 +3,12 @@
 Honoured: messages (text and images), tools, tool_choice, parallel_tool_calls, sampling parameters, stop, response_format,
 reasoning_effort, stream, stream_options; both spellings of reasoning in an assistant turn, `reasoning_content` and `reasoning`.
 Ignored: fields that change no answer (store, metadata, user, service_tier, …), logprobs, which are the log's and never leave, logit_bias,
-and every field that we don't know. Refused: n above 1, audio and file parts, custom tools, the deprecated functions.
+and every field that we don't know. Refused: n above 128, audio and file parts, custom tools, the deprecated functions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -29,18 +29,21 @@ from proxy.chat import (
     Tool,
     ToolCall,
     ToolChoice,
-    Usage,
 )
+from proxy.dialects.base import Route, Serves, Wire
+from proxy.dialects.reading import decoded, event, invalid_field
 from proxy.errors import Refusal, Refused
 
 SHAPES: dict[Refusal, tuple[str, str | None]] = {
     Refusal.INVALID: ("invalid_request_error", None),
     Refusal.CONTEXT_LENGTH: ("invalid_request_error", "context_length_exceeded"),
     Refusal.UNAUTHENTICATED: ("invalid_request_error", "invalid_api_key"),
+    Refusal.SPENT: ("insufficient_quota", "session_limit_exceeded"),
     Refusal.NOT_FOUND: ("invalid_request_error", "unknown_url"),
     Refusal.SLOW: ("invalid_request_error", "request_timeout"),
     Refusal.CLOSED: ("invalid_request_error", "session_closed"),
     Refusal.TOO_LARGE: ("invalid_request_error", "request_too_large"),
+    Refusal.UPGRADE: ("invalid_request_error", "upgrade_required"),
     Refusal.OVERLOADED: ("requests", "rate_limit_exceeded"),
     Refusal.BAD_ENGINE: ("server_error", "bad_gateway"),
     Refusal.UNAVAILABLE: ("server_error", "service_unavailable"),
@@ -138,94 +141,71 @@ _tool_types = msgspec.json.Decoder(ToolType)
 _formats = msgspec.json.Decoder(WireFormat)
 _encode = msgspec.json.Encoder().encode
 NOTHING = (b"", b"null")
+MAX_CHOICES = 128
+"""Of one request, as with OpenAI."""
 
 
 class OpenAIChat:
     """The dialect `openai_chat`."""
 
     name = "openai_chat"
-    calls: tuple[str, ...] = ("/v1/chat/completions",)
-    models: tuple[str, ...] = ("/v1/models",)
+    routes: tuple[Route, ...] = (
+        Route("POST", "/v1/chat/completions", Serves.CALL),
+        Route("GET", "/v1/models", Serves.MODELS),
+        Route("GET", "/v1/models/{model:.+}", Serves.MODELS),
+    )
+    signs: frozenset[str] = frozenset()
     id_prefix = "chatcmpl-"
     keep_alive = b": keep-alive\n\n"
+    request_type = WireRequest
 
-    def key_of(self, headers: Mapping[str, str]) -> str | None:
-        """The Bearer token."""
-        scheme, _, key = headers.get("Authorization", "").partition(" ")
-        return key.strip() if scheme.lower() == "bearer" and key else None
-
-    def parse(self, body: bytes) -> ChatRequest:
+    def parse(self, wire: Wire) -> ChatRequest:
         """The canonical request. Raises Refused, naming the field."""
-        try:
-            body.decode()  # msgspec passes over text that stays raw
-            wire = _requests.decode(body)
-        except msgspec.ValidationError as error:
-            raise _invalid_field(str(error)) from None
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise Refused(Refusal.INVALID, f"the request's body is not JSON: {error}") from None
-        except RecursionError:
-            raise Refused(Refusal.INVALID, "the request's body is nested too deeply") from None
-        _refuse(wire)
-        return ChatRequest(
-            model=wire.model,
-            messages=[_message(message, f"messages[{at}]") for at, message in enumerate(wire.messages)],
-            tools=[_tool(tool, f"tools[{at}]") for at, tool in enumerate(wire.tools or ())],
-            tool_choice=wire.tool_choice,
-            parallel_tool_calls=wire.parallel_tool_calls,
-            sampling=Sampling(
-                temperature=wire.temperature,
-                top_p=wire.top_p,
-                top_k=wire.top_k,
-                min_p=wire.min_p,
-                presence_penalty=wire.presence_penalty,
-                frequency_penalty=wire.frequency_penalty,
-                repetition_penalty=wire.repetition_penalty,
-                seed=wire.seed,
-                max_tokens=wire.max_completion_tokens if wire.max_completion_tokens is not None else wire.max_tokens,
-            ),
-            stop=[wire.stop] if isinstance(wire.stop, str) else wire.stop or [],
-            response_format=_response_format(wire.response_format),
-            reasoning_effort=wire.reasoning_effort,
-            stream=bool(wire.stream),
-            stream_usage=wire.stream_options is not None and bool(wire.stream_options.include_usage),
-        )
+        return _canonical(decoded(wire.body, _requests))
 
-    def body(self, call_id: str, created: int, request: ChatRequest, answer: Answer) -> bytes:
+    def body(self, call_id: str, created: int, request: ChatRequest, answers: Sequence[Answer]) -> bytes:
         """`chat.completion`."""
-        message: dict[str, Any] = {"role": "assistant", "content": _text(answer.message), "refusal": None}
-        if answer.message.reasoning:
-            message["reasoning_content"] = answer.message.reasoning
-        if answer.message.tool_calls:
-            message["tool_calls"] = answer.message.tool_calls
-        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": answer.finish_reason}
         return _encode(
             {
                 "id": call_id,
                 "object": "chat.completion",
                 "created": created,
-                "model": request.model or answer.model,
-                "choices": [choice],
-                "usage": _usage(answer.usage),
+                "model": request.model or answers[0].model,
+                "choices": [_choice(index, answer) for index, answer in enumerate(answers)],
+                "usage": _usage(answers),
             }
         )
 
-    def stream(self, call_id: str, created: int, request: ChatRequest, answer: Answer) -> bytes:
-        """Role, reasoning, content, tool calls, finish reason, usage if asked for, `[DONE]`."""
+    def stream(self, call_id: str, created: int, request: ChatRequest, answers: Sequence[Answer]) -> bytes:
+        """Of each choice role, reasoning, content, tool calls, finish reason; then usage if asked for, `[DONE]`."""
         head = {
             "id": call_id,
             "object": "chat.completion.chunk",
             "created": created,
-            "model": request.model or answer.model,
+            "model": request.model or answers[0].model,
         }
         # With include_usage every other chunk says `usage: null`, as OpenAI's do.
         tail: dict[str, Any] = {"usage": None} if request.stream_usage else {}
         events = [
-            _event(head | {"choices": [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}]} | tail)
+            event(
+                head | {"choices": [{"index": index, "delta": delta, "logprobs": None, "finish_reason": reason}]} | tail
+            )
+            for index, answer in enumerate(answers)
             for delta, reason in _deltas(answer)
         ]
         if request.stream_usage:
-            events.append(_event(head | {"choices": [], "usage": _usage(answer.usage)}))
+            events.append(event(head | {"choices": [], "usage": _usage(answers)}))
         return b"".join([*events, b"data: [DONE]\n\n"])
+
+    def count(self, tokens: int) -> bytes:
+        """OpenAI counts no chat: no route of this dialect leads here."""
+        raise NotImplementedError(tokens)
+
+    def models(self, served: Sequence[str], only: str | None) -> bytes:
+        """`list` of `model` objects, or one."""
+        names = served if only is None else [only]
+        data = [{"id": model, "object": "model", "created": 0, "owned_by": "polar"} for model in names]
+        return _encode({"object": "list", "data": data} if only is None else data[0])
 
     def error(self, refused: Refused) -> bytes:
         """`{error: {message, type, param, code}}`."""
@@ -236,27 +216,43 @@ class OpenAIChat:
         """The same object as an event; the stream ends without `[DONE]`."""
         return b"data: " + self.error(refused) + b"\n\n"
 
-    def model_list(self, served: list[str]) -> bytes:
-        """`list` of `model` objects."""
-        data = [{"id": model, "object": "model", "created": 0, "owned_by": "polar"} for model in served]
-        return _encode({"object": "list", "data": data})
-
 
 # --- request to canonical
 
 
-def _invalid_field(error: str) -> Refused:
-    """msgspec says "Expected `str`, got `int` - at `$.messages[0].content`"; OpenAI's `param` is that path."""
-    what, _, path = error.partition(" - at ")
-    field = path.strip("`").removeprefix("$").removeprefix(".") or None
-    return Refused(Refusal.INVALID, f"{field or 'the request'}: {what}", field=field)
+def _canonical(wire: WireRequest) -> ChatRequest:
+    _refuse(wire)
+    return ChatRequest(
+        model=wire.model,
+        messages=[_message(message, f"messages[{at}]") for at, message in enumerate(wire.messages)],
+        tools=[_tool(tool, f"tools[{at}]") for at, tool in enumerate(wire.tools or ())],
+        tool_choice=wire.tool_choice,
+        parallel_tool_calls=wire.parallel_tool_calls,
+        sampling=Sampling(
+            temperature=wire.temperature,
+            top_p=wire.top_p,
+            top_k=wire.top_k,
+            min_p=wire.min_p,
+            presence_penalty=wire.presence_penalty,
+            frequency_penalty=wire.frequency_penalty,
+            repetition_penalty=wire.repetition_penalty,
+            seed=wire.seed,
+            max_tokens=wire.max_completion_tokens if wire.max_completion_tokens is not None else wire.max_tokens,
+        ),
+        stop=[wire.stop] if isinstance(wire.stop, str) else wire.stop or [],
+        response_format=_response_format(wire.response_format),
+        reasoning_effort=wire.reasoning_effort,
+        choices=wire.n or 1,
+        stream=bool(wire.stream),
+        stream_usage=wire.stream_options is not None and bool(wire.stream_options.include_usage),
+    )
 
 
 def _refuse(wire: WireRequest) -> None:
     if not wire.messages:
         raise Refused(Refusal.INVALID, "messages: expected at least one", field="messages")
-    if wire.n is not None and wire.n != 1:
-        raise Refused(Refusal.INVALID, f"n: only 1 is served, got {wire.n}", field="n")
+    if wire.n is not None and not 1 <= wire.n <= MAX_CHOICES:
+        raise Refused(Refusal.INVALID, f"n: expected 1 to {MAX_CHOICES}, got {wire.n}", field="n")
     if bytes(wire.functions) not in NOTHING:
         raise Refused(Refusal.INVALID, "functions: deprecated and not served; use tools", field="functions")
 
@@ -306,9 +302,7 @@ def _tool(raw: msgspec.Raw, field: str) -> Tool:
             )
         return _tools.decode(raw)
     except msgspec.ValidationError as error:
-        refused = _invalid_field(str(error))
-        path = f"{field}.{refused.field}" if refused.field else field
-        raise Refused(Refusal.INVALID, f"{path}: {str(error).partition(' - at ')[0]}", field=path) from None
+        raise invalid_field(str(error), field) from None
 
 
 def _response_format(raw: msgspec.Raw) -> msgspec.Raw:
@@ -336,14 +330,26 @@ def _text(message: Message) -> str | None:
     return message.content
 
 
-def _usage(usage: Usage) -> dict[str, Any]:
+def _choice(index: int, answer: Answer) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": _text(answer.message), "refusal": None}
+    if answer.message.reasoning:
+        message["reasoning_content"] = answer.message.reasoning
+    if answer.message.tool_calls:
+        message["tool_calls"] = answer.message.tool_calls
+    return {"index": index, "message": message, "logprobs": None, "finish_reason": answer.finish_reason}
+
+
+def _usage(answers: Sequence[Answer]) -> dict[str, Any]:
+    """The prompt's tokens once, the sampled ones of all choices."""
+    prompt = answers[0].usage.prompt
+    sampled = sum(answer.usage.sampled for answer in answers)
     told: dict[str, Any] = {
-        "prompt_tokens": usage.prompt,
-        "completion_tokens": usage.sampled,
-        "total_tokens": usage.prompt + usage.sampled,
+        "prompt_tokens": prompt,
+        "completion_tokens": sampled,
+        "total_tokens": prompt + sampled,
     }
-    if usage.cached is not None:
-        told["prompt_tokens_details"] = {"cached_tokens": usage.cached}
+    if answers[0].usage.cached is not None:
+        told["prompt_tokens_details"] = {"cached_tokens": answers[0].usage.cached}
     return told
 
 
@@ -365,7 +371,3 @@ def _deltas(answer: Answer) -> Iterator[Delta]:
         if call.function.arguments:
             yield {"tool_calls": [{"index": at, "function": {"arguments": call.function.arguments}}]}, None
     yield {}, answer.finish_reason
-
-
-def _event(chunk: dict[str, Any]) -> bytes:
-    return b"data: " + _encode(chunk) + b"\n\n"

@@ -30,6 +30,10 @@ class Engine(Protocol):
         """
         ...
 
+    async def count_tokens(self, request: ChatRequest) -> int:
+        """Tokens of the prompt that the server makes of a request; nothing is sampled. Raises EngineFault."""
+        ...
+
     async def detokenize(self, token_ids: list[int]) -> str:
         """The text of tokens, special ones by their names, as the server's own tokenizer tells it. Raises EngineFault."""
         ...

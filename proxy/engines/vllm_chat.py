@@ -80,12 +80,17 @@ class _Body(msgspec.Struct):
     usage: _Usage | None = None
 
 
+class _Count(msgspec.Struct):
+    count: int
+
+
 class _Text(msgspec.Struct):
     prompt: str
 
 
 _bodies = msgspec.json.Decoder(_Body)
 _texts = msgspec.json.Decoder(_Text)
+_counts = msgspec.json.Decoder(_Count)
 _encode = msgspec.json.Encoder().encode
 
 
@@ -122,6 +127,15 @@ class VllmChat:
             unlimited = msgspec.structs.replace(request.sampling, max_tokens=None)
             body = await self._post(msgspec.structs.replace(request, sampling=unlimited), session_id)
         return from_wire(body, self._model, self._logprobs_mode)
+
+    async def count_tokens(self, request: ChatRequest) -> int:
+        """By `/tokenize`, which renders the chat template. Raises EngineFault."""
+        asked = {"model": self._model, "messages": request.messages, "tools": request.tools or None}
+        body = await self._http.post("/tokenize", _encode(asked))
+        try:
+            return _counts.decode(body).count
+        except UNREADABLE as error:
+            raise EngineFault("malformed", f"the answer is no count of tokens: {error}") from None
 
     async def detokenize(self, token_ids: list[int]) -> str:
         """The text of tokens. Raises EngineFault."""

@@ -14,6 +14,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from polar.types.completion import Sampling
 from proxy.chat import Answer, ChatRequest, FunctionCall, Message, TextPart, ToolCall, Usage
+from proxy.dialects.base import Wire
 from proxy.dialects.openai_chat import SHAPES, OpenAIChat
 from proxy.errors import Refusal, Refused
 
@@ -22,7 +23,7 @@ USER = {"role": "user", "content": "hi"}
 
 
 def parse(**fields: Any) -> ChatRequest:
-    return DIALECT.parse(json.dumps({"model": "m", "messages": [USER], **fields}).encode())
+    return DIALECT.parse(Wire(json.dumps({"model": "m", "messages": [USER], **fields}).encode()))
 
 
 def test_a_developer_message_in_the_middle_stays_where_it_is() -> None:
@@ -52,7 +53,7 @@ def test_both_spellings_of_reasoning_are_one(field: str) -> None:
 
 def test_a_tools_schema_keeps_its_bytes() -> None:
     body = b'{"messages":[{"role":"user","content":"x"}],"tools":[{"function":{"parameters":{"z": 1,"a":2.0},"name":"f"}}]}'
-    tool = DIALECT.parse(body).tools[0]
+    tool = DIALECT.parse(Wire(body)).tools[0]
     assert bytes(tool.function.parameters) == b'{"z": 1,"a":2.0}'
 
 
@@ -81,7 +82,7 @@ def test_nulls_are_as_good_as_missing() -> None:
 @pytest.mark.parametrize(
     ("body", "field"),
     [
-        ({"messages": [USER], "n": 2}, "n"),
+        ({"messages": [USER], "n": 200}, "n"),
         ({"messages": []}, "messages"),
         ({"model": "m"}, None),
         ({"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role"),
@@ -102,7 +103,7 @@ def test_nulls_are_as_good_as_missing() -> None:
 )
 def test_what_cannot_be_carried_is_refused_with_its_field(body: dict[str, Any], field: str | None) -> None:
     with pytest.raises(Refused) as refused:
-        DIALECT.parse(json.dumps(body).encode())
+        DIALECT.parse(Wire(json.dumps(body).encode()))
     assert (refused.value.refusal, refused.value.field) == (Refusal.INVALID, field)
     told = json.loads(DIALECT.error(refused.value))["error"]
     assert (told["type"], told["param"]) == ("invalid_request_error", field)
@@ -111,7 +112,7 @@ def test_what_cannot_be_carried_is_refused_with_its_field(body: dict[str, Any], 
 @given(st.binary(max_size=200) | st.text(max_size=50).map(lambda text: json.dumps({"messages": text}).encode()))
 def test_any_other_bytes_are_refused_and_never_raise_otherwise(body: bytes) -> None:
     with pytest.raises(Refused):
-        DIALECT.parse(body)
+        DIALECT.parse(Wire(body))
 
 
 @pytest.mark.parametrize(
@@ -126,7 +127,7 @@ def test_any_other_bytes_are_refused_and_never_raise_otherwise(body: bytes) -> N
 )
 def test_what_no_json_holds_is_refused_in_raw_parts_too(field: bytes) -> None:
     with pytest.raises(Refused) as refused:
-        DIALECT.parse(b'{"messages":[{"role":"user","content":"hi"}],' + field + b"}")
+        DIALECT.parse(Wire(b'{"messages":[{"role":"user","content":"hi"}],' + field + b"}"))
     assert refused.value.refusal is Refusal.INVALID
 
 
@@ -168,8 +169,8 @@ answers = st.builds(
 @given(answers, st.booleans())
 def test_body_and_stream_of_one_answer_say_the_same(answer: Answer, with_usage: bool) -> None:
     request = ChatRequest([Message("user", "x")], model="asked", stream_usage=with_usage)
-    body = ChatCompletion.model_validate_json(DIALECT.body("chatcmpl-1", 17, request, answer))
-    events = DIALECT.stream("chatcmpl-1", 17, request, answer).decode().split("\n\n")
+    body = ChatCompletion.model_validate_json(DIALECT.body("chatcmpl-1", 17, request, [answer]))
+    events = DIALECT.stream("chatcmpl-1", 17, request, [answer]).decode().split("\n\n")
     assert events[-2:] == ["data: [DONE]", ""]
     chunks = [ChatCompletionChunk.model_validate_json(event.removeprefix("data: ")) for event in events[:-2]]
 
@@ -211,7 +212,7 @@ def test_no_training_field_leaves() -> None:
         Message("assistant", "x"), "stop", Usage(1, 1), b"\1\0\0\0", b"\2\0\0\0", b"\0\0\0\0", "m", policy_version=3
     )
     request = ChatRequest([Message("user", "x")])
-    told = msgspec.json.decode(DIALECT.body("chatcmpl-1", 1, request, answer))
+    told = msgspec.json.decode(DIALECT.body("chatcmpl-1", 1, request, [answer]))
     assert set(told) == {"id", "object", "created", "model", "choices", "usage"}
     assert set(told["choices"][0]) == {"index", "message", "logprobs", "finish_reason"}
     assert told["choices"][0]["logprobs"] is None
@@ -224,11 +225,3 @@ def test_every_refusal_has_openais_shape_as_body_and_as_event(refusal: Refusal) 
     told = {"error": {"message": "why", "type": kind, "param": "f", "code": code}}
     assert json.loads(DIALECT.error(refused)) == told
     assert json.loads(DIALECT.error_event(refused).removeprefix(b"data: ")) == told
-
-
-@pytest.mark.parametrize(
-    ("header", "key"),
-    [("Bearer abc", "abc"), ("bearer  abc", "abc"), ("Basic abc", None), ("Bearer", None), ("", None)],
-)
-def test_the_key_is_the_bearer_token(header: str, key: str | None) -> None:
-    assert DIALECT.key_of({"Authorization": header}) == key

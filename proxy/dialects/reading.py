@@ -1,0 +1,39 @@
+"""What all dialects do to read a body and to write events: JSON to structs with errors that name the field, and server-sent events."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import msgspec
+
+from proxy.errors import Refusal, Refused
+
+T = TypeVar("T")
+_encode = msgspec.json.Encoder().encode
+
+
+def decoded(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
+    """A body as the decoder's type. Raises Refused (400) with the path of the field at fault."""
+    try:
+        body.decode()  # msgspec passes over text that stays raw
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        raise invalid_field(str(error)) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Refused(Refusal.INVALID, f"the request's body is not JSON: {error}") from None
+    except RecursionError:
+        raise Refused(Refusal.INVALID, "the request's body is nested too deeply") from None
+
+
+def invalid_field(error: str, below: str = "") -> Refused:
+    """msgspec says "Expected `str`, got `int` - at `$.messages[0].content`": the field is that path, under `below` where that is said."""
+    what, _, path = error.partition(" - at ")
+    inner = path.strip("`").removeprefix("$").removeprefix(".")
+    field = f"{below}.{inner}" if below and inner and not inner.startswith("[") else below + inner
+    return Refused(Refusal.INVALID, f"{field or 'the request'}: {what}", field=field or None)
+
+
+def event(payload: Any, name: str | None = None) -> bytes:
+    """One server-sent event, with its `event:` line where the provider's clients go by that."""
+    head = b"" if name is None else b"event: " + name.encode() + b"\n"
+    return head + b"data: " + _encode(payload) + b"\n\n"
