@@ -107,6 +107,8 @@ class ChatRequest(msgspec.Struct, frozen=True):
     messages: list[Message]
     model: str | None = None
     tools: list[Tool] = []
+    hosted_tools: list[str] = []
+    """Types of the tools that the harness expects its provider to run, such as a web search: nobody runs them here."""
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     sampling: Sampling = Sampling()

@@ -1,15 +1,17 @@
-"""What a call is for: the harness's main work, a sub-agent's, or a side call (a title, a router, a summary) that is not trained.
+"""What a call is for: the harness's main work, a sub-agent's, a compaction, or a side call (a title, a router, …) that is not trained.
 
 One table of rules, each named on the log beside the kind that it gave, so that its evidence can be questioned. The first that fits
-counts; a call that none fits is main work.
+counts; a call that none fits is main work. Evidence is a header, or the harness's own words in its prompt where that declares no tool: what
+a user writes to an agent that has tools never makes a call a side call.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from proxy.chat import ChatRequest
+from proxy.chat import ChatRequest, Message, TextPart
 
 
 class Kind(NamedTuple):
@@ -19,15 +21,83 @@ class Kind(NamedTuple):
     rule: str | None = None
 
 
+class Rule(NamedTuple):
+    """Kind and name of a rule, and when it holds."""
+
+    kind: Kind
+    holds: Callable[[ChatRequest, Mapping[str, str]], bool]
+
+
 MAIN = Kind("main")
-Lineage = Mapping[str, str]
-RULES: list[tuple[Kind, Callable[[ChatRequest, Lineage], bool]]] = [
-    (Kind("subagent", "lineage_agent"), lambda _, lineage: "agent" in lineage or "subagent" in lineage),
-    (Kind("subagent", "lineage_parent_session"), lambda _, lineage: "parent_session" in lineage),
+LOOKED_AT = 8_000
+"""Characters of a prompt's system text, and of its last user message, that rules look at: harnesses begin with what they want."""
+
+
+def kind_of(request: ChatRequest, lineage: Mapping[str, str] | None) -> Kind:
+    """By the first rule that holds."""
+    told = lineage or {}
+    return next((rule.kind for rule in RULES if rule.holds(request, told)), MAIN)
+
+
+def _lineage(name: str, value: str | None = None) -> Callable[[ChatRequest, Mapping[str, str]], bool]:
+    return lambda _, told: name in told and value in (None, told[name])
+
+
+def _asks(words: str) -> Callable[[ChatRequest, Mapping[str, str]], bool]:
+    """No tools, and the harness's words in the system text or the last user message."""
+    pattern = re.compile(words, re.IGNORECASE)
+    return lambda request, _: not request.tools and any(pattern.search(text) for text in _said(request))
+
+
+def _is_quota_probe(request: ChatRequest, _: Mapping[str, str]) -> bool:
+    if request.sampling.max_tokens != 1 or len(request.messages) != 1:
+        return False
+    return _text(request.messages[0]) == "quota"
+
+
+def _has_hosted_tools_alone(request: ChatRequest, _: Mapping[str, str]) -> bool:
+    return bool(request.hosted_tools) and not request.tools
+
+
+def _ends_in_compaction(request: ChatRequest, _: Mapping[str, str]) -> bool:
+    """Claude Code asks with its tools declared, at the end of the conversation."""
+    return bool(request.messages) and bool(CLAUDE_COMPACTION.search(_text(request.messages[-1])))
+
+
+CLAUDE_COMPACTION = re.compile(r"CRITICAL: Respond with TEXT ONLY.*create a detailed summary", re.DOTALL)
+RULES = [
+    Rule(Kind("compaction", "codex_request_kind"), _lineage("request", "compaction")),
+    Rule(Kind("prewarm", "codex_request_kind"), _lineage("request", "prewarm")),
+    Rule(Kind("compaction", "claude_code_compact_prompt"), _ends_in_compaction),
+    Rule(
+        Kind("compaction", "no_tools_summarise_prompt"),
+        _asks(
+            r"CONTEXT CHECKPOINT COMPACTION|<state_snapshot>|summariz\w+ (assistant|conversations)|context summarization"
+        ),
+    ),
+    Rule(
+        Kind("title", "no_tools_title_prompt"),
+        _asks(r"title generator|generate a (\w+ )?title|sentence-case title|session title"),
+    ),
+    Rule(Kind("router", "no_tools_routing_prompt"), _asks(r"task routing|classify its complexity|complexity rubric")),
+    Rule(Kind("next_speaker", "no_tools_next_speaker_prompt"), _asks(r"who should logically speak next")),
+    Rule(Kind("commit_message", "no_tools_commit_prompt"), _asks(r"git commit messages?")),
+    Rule(Kind("web_search", "hosted_tools_alone"), _has_hosted_tools_alone),
+    Rule(Kind("quota", "one_token_of_quota"), _is_quota_probe),
+    Rule(Kind("subagent", "agent_header"), _lineage("agent")),
+    Rule(Kind("subagent", "codex_subagent_header"), _lineage("subagent")),
+    Rule(Kind("subagent", "parent_session_header"), _lineage("parent_session")),
 ]
 
 
-def kind_of(request: ChatRequest, lineage: Lineage | None) -> Kind:
-    """By the first rule that fits."""
-    told = lineage or {}
-    return next((kind for kind, fits in RULES if fits(request, told)), MAIN)
+def _said(request: ChatRequest) -> list[str]:
+    system = next((message for message in request.messages if message.role in ("system", "developer")), None)
+    user = next((message for message in reversed(request.messages) if message.role == "user"), None)
+    return [_text(message) for message in (system, user) if message is not None]
+
+
+def _text(message: Message) -> str:
+    """The beginning of a message's text."""
+    if isinstance(message.content, list):
+        return "\n".join(part.text[:LOOKED_AT] for part in message.content if isinstance(part, TextPart))
+    return (message.content or "")[:LOOKED_AT]

@@ -1,12 +1,14 @@
-"""What a harness's own headers tell of whose call it is: session, thread, agent, parent, retry.
+"""What a harness's own headers tell of whose call it is: session, thread, agent, parent, compaction, retry.
 
 Names on the left are ours, and stand on the log; one table says which header of which harness each is read from (seen by running them:
-docs/harnesses.md). What a header doesn't say is never guessed here.
+docs/harnesses.md). Codex also says some of it as JSON in one header. What no header says is never guessed here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+
+import msgspec
 
 HEADERS: dict[str, tuple[str, ...]] = {
     "session": ("x-claude-code-session-id", "session-id", "x-session-id", "session_id"),
@@ -19,15 +21,37 @@ HEADERS: dict[str, tuple[str, ...]] = {
     "window": ("x-codex-window-id",),
     "retry": ("x-stainless-retry-count",),
 }
+"""In the order in which they are looked for: Claude Code, Codex, opencode, pi; `retry` is that of the providers' own clients."""
+TURN_METADATA = "x-codex-turn-metadata"
 VALUE_LIMIT = 200
 """Characters of a value that the log keeps."""
 
 
+class _TurnMetadata(msgspec.Struct):
+    """Codex's, as far as it tells more than its other headers."""
+
+    request_kind: str | None = None
+    parent_thread_id: str | None = None
+
+
+_turns = msgspec.json.Decoder(_TurnMetadata)
+
+
 def lineage_of(headers: Mapping[str, str]) -> dict[str, str] | None:
     """Lineage by our names; None where the headers tell nothing."""
-    found = {}
+    found: dict[str, str | None] = {}
     for name, places in HEADERS.items():
-        value = next((headers[place] for place in places if place in headers), None)
-        if value:
-            found[name] = value[:VALUE_LIMIT]
-    return found or None
+        found[name] = next((headers[place] for place in places if place in headers), None)
+    if TURN_METADATA in headers:
+        turn = _turn(headers[TURN_METADATA])
+        found["request"] = turn.request_kind
+        found["parent_thread"] = found["parent_thread"] or turn.parent_thread_id
+    told = {name: value[:VALUE_LIMIT] for name, value in found.items() if value}
+    return told or None
+
+
+def _turn(metadata: str) -> _TurnMetadata:
+    try:
+        return _turns.decode(metadata)
+    except (msgspec.DecodeError, UnicodeEncodeError):
+        return _TurnMetadata()
