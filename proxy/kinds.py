@@ -1,8 +1,8 @@
 """What a call is for: the harness's main work, a sub-agent's, a compaction, or a side call (a title, a router, …) that is not trained.
 
 One table of rules, each named on the log beside the kind that it gave, so that its evidence can be questioned. The first that fits
-counts; a call that none fits is main work. Evidence is a header, or the harness's own words in its prompt where that declares no tool: what
-a user writes to an agent that has tools never makes a call a side call.
+counts; a call that none fits is main work. Evidence is a header, or the harness's own words in a system prompt without tools: what a user
+writes to an agent never makes its calls side calls.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Rule(NamedTuple):
 
 MAIN = Kind("main")
 LOOKED_AT = 8_000
-"""Characters of a prompt's system text, and of its last user message, that rules look at: harnesses begin with what they want."""
+"""Characters of a text that rules look at: harnesses begin with what they want."""
 
 
 def kind_of(request: ChatRequest, lineage: Mapping[str, str] | None) -> Kind:
@@ -43,10 +43,10 @@ def _lineage(name: str, value: str | None = None) -> Callable[[ChatRequest, Mapp
     return lambda _, told: name in told and value in (None, told[name])
 
 
-def _asks(words: str) -> Callable[[ChatRequest, Mapping[str, str]], bool]:
-    """No tools, and the harness's words in the system text or the last user message."""
+def _is_told(words: str) -> Callable[[ChatRequest, Mapping[str, str]], bool]:
+    """No tools, and the harness's words in the system prompt."""
     pattern = re.compile(words, re.IGNORECASE)
-    return lambda request, _: not request.tools and any(pattern.search(text) for text in _said(request))
+    return lambda request, _: not request.tools and bool(pattern.search(_system(request)))
 
 
 def _is_quota_probe(request: ChatRequest, _: Mapping[str, str]) -> bool:
@@ -64,6 +64,11 @@ def _ends_in_compaction(request: ChatRequest, _: Mapping[str, str]) -> bool:
     return bool(request.messages) and bool(CLAUDE_COMPACTION.search(_text(request.messages[-1])))
 
 
+def _is_next_speaker_check(request: ChatRequest, _: Mapping[str, str]) -> bool:
+    """Gemini CLI's, whose words stand in a user message: its schema has to be there, too."""
+    return not request.tools and b"next_speaker" in bytes(request.response_format)
+
+
 CLAUDE_COMPACTION = re.compile(r"CRITICAL: Respond with TEXT ONLY.*create a detailed summary", re.DOTALL)
 RULES = [
     Rule(Kind("compaction", "codex_request_kind"), _lineage("request", "compaction")),
@@ -71,17 +76,19 @@ RULES = [
     Rule(Kind("compaction", "claude_code_compact_prompt"), _ends_in_compaction),
     Rule(
         Kind("compaction", "no_tools_summarise_prompt"),
-        _asks(
+        _is_told(
             r"CONTEXT CHECKPOINT COMPACTION|<state_snapshot>|summariz\w+ (assistant|conversations)|context summarization"
         ),
     ),
     Rule(
         Kind("title", "no_tools_title_prompt"),
-        _asks(r"title generator|generate a (\w+ )?title|sentence-case title|session title"),
+        _is_told(r"title generator|generate a (\w+ )?title|sentence-case title|session title"),
     ),
-    Rule(Kind("router", "no_tools_routing_prompt"), _asks(r"task routing|classify its complexity|complexity rubric")),
-    Rule(Kind("next_speaker", "no_tools_next_speaker_prompt"), _asks(r"who should logically speak next")),
-    Rule(Kind("commit_message", "no_tools_commit_prompt"), _asks(r"git commit messages?")),
+    Rule(
+        Kind("router", "no_tools_routing_prompt"), _is_told(r"task routing|classify its complexity|complexity rubric")
+    ),
+    Rule(Kind("next_speaker", "schema_for_next_speaker"), _is_next_speaker_check),
+    Rule(Kind("commit_message", "no_tools_commit_prompt"), _is_told(r"git commit messages?")),
     Rule(Kind("web_search", "hosted_tools_alone"), _has_hosted_tools_alone),
     Rule(Kind("quota", "one_token_of_quota"), _is_quota_probe),
     Rule(Kind("subagent", "agent_header"), _lineage("agent")),
@@ -90,10 +97,9 @@ RULES = [
 ]
 
 
-def _said(request: ChatRequest) -> list[str]:
-    system = next((message for message in request.messages if message.role in ("system", "developer")), None)
-    user = next((message for message in reversed(request.messages) if message.role == "user"), None)
-    return [_text(message) for message in (system, user) if message is not None]
+def _system(request: ChatRequest) -> str:
+    first = next((message for message in request.messages if message.role in ("system", "developer")), None)
+    return "" if first is None else _text(first)
 
 
 def _text(message: Message) -> str:

@@ -1,0 +1,102 @@
+"""Which rule fires on what harnesses send, and that no words of a user's do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from polar.types.completion import Sampling
+from proxy.chat import ChatRequest, Function, Message, TextPart, Tool
+from proxy.kinds import MAIN, RULES, Kind, kind_of
+from proxy.lineage import VALUE_LIMIT, lineage_of
+
+TOOL = Tool(Function("bash"))
+COMPACT = "CRITICAL: Respond with TEXT ONLY. Do NOT call any tools.\n\nYour task is to create a detailed summary of it."
+
+
+def prompt(system: str, user: str = "mend it", **fields: Any) -> ChatRequest:
+    return ChatRequest([Message("system", content=system), Message("user", content=user)], **fields)
+
+
+CASES: list[tuple[ChatRequest, dict[str, str], Kind]] = [
+    (prompt("You are an agent.", tools=[TOOL]), {}, MAIN),
+    (prompt("You are an agent."), {"x-session-id": "ses_1"}, MAIN),
+    (prompt("x"), {"x-codex-turn-metadata": '{"request_kind":"compaction"}'}, Kind("compaction", "codex_request_kind")),
+    (prompt("x"), {"x-codex-turn-metadata": '{"request_kind":"prewarm"}'}, Kind("prewarm", "codex_request_kind")),
+    (prompt("x"), {"x-codex-turn-metadata": '{"request_kind":"turn"}'}, MAIN),
+    (prompt("x", COMPACT, tools=[TOOL]), {}, Kind("compaction", "claude_code_compact_prompt")),
+    (
+        prompt("You are a specialized component that distills chat history into a structured <state_snapshot>."),
+        {},
+        Kind("compaction", "no_tools_summarise_prompt"),
+    ),
+    (prompt("You are a title generator."), {}, Kind("title", "no_tools_title_prompt")),
+    (prompt("You are a specialized Task Routing AI."), {}, Kind("router", "no_tools_routing_prompt")),
+    (prompt("You generate one-line Git commit messages."), {}, Kind("commit_message", "no_tools_commit_prompt")),
+    (
+        prompt("x", response_format=msgspec.Raw(b'{"type":"json_schema","json_schema":{"next_speaker":{}}}')),
+        {},
+        Kind("next_speaker", "schema_for_next_speaker"),
+    ),
+    (prompt("x", hosted_tools=["web_search_20250305"]), {}, Kind("web_search", "hosted_tools_alone")),
+    (prompt("x", hosted_tools=["web_search"], tools=[TOOL]), {}, MAIN),
+    (
+        ChatRequest([Message("user", content="quota")], sampling=Sampling(max_tokens=1)),
+        {},
+        Kind("quota", "one_token_of_quota"),
+    ),
+    (prompt("x", tools=[TOOL]), {"x-claude-code-agent-id": "a1"}, Kind("subagent", "agent_header")),
+    (prompt("x", tools=[TOOL]), {"x-openai-subagent": "collab_spawn"}, Kind("subagent", "codex_subagent_header")),
+    (prompt("x", tools=[TOOL]), {"x-parent-session-id": "ses_0"}, Kind("subagent", "parent_session_header")),
+]
+
+
+@pytest.mark.parametrize(("request_", "headers", "kind"), CASES)
+def test_a_call_is_of_the_first_kind_that_its_evidence_gives(
+    request_: ChatRequest, headers: dict[str, str], kind: Kind
+) -> None:
+    assert kind_of(request_, lineage_of(headers)) == kind
+
+
+def test_every_rule_has_a_case() -> None:
+    assert {rule.kind for rule in RULES} == {kind for *_, kind in CASES} - {MAIN}
+
+
+@pytest.mark.parametrize("words", [str(case[0].messages[0].content) for case in CASES])
+def test_what_a_user_writes_makes_no_side_call(words: str) -> None:
+    asked = ChatRequest([Message("system", content="You are an agent."), Message("user", content=[TextPart(words)])])
+    assert kind_of(asked, None) == MAIN
+
+
+def test_lineage_is_told_by_our_names() -> None:
+    codex = {
+        "session-id": "s",
+        "thread-id": "t2",
+        "x-codex-window-id": "t2:1",
+        "x-openai-subagent": "collab_spawn",
+        "x-codex-turn-metadata": '{"request_kind":"turn","parent_thread_id":"t1","session_id":"s"}',
+        "x-stainless-retry-count": "1",
+    }
+    assert lineage_of(codex) == {
+        "session": "s",
+        "thread": "t2",
+        "window": "t2:1",
+        "subagent": "collab_spawn",
+        "request": "turn",
+        "parent_thread": "t1",
+        "retry": "1",
+    }
+    claude = {"x-claude-code-session-id": "s", "x-claude-code-agent-id": "a", "x-claude-code-parent-agent-id": "b"}
+    assert lineage_of(claude) == {"session": "s", "agent": "a", "parent_agent": "b"}
+    assert lineage_of({"x-session-id": "c", "x-parent-session-id": "p"}) == {"session": "c", "parent_session": "p"}
+
+
+@pytest.mark.parametrize("metadata", ["", "{", "[]", '{"request_kind": 1}', "\udc80"])
+def test_headers_that_tell_nothing_are_no_lineage(metadata: str) -> None:
+    assert lineage_of({"x-codex-turn-metadata": metadata, "session-id": ""}) is None
+
+
+def test_a_value_is_cut_to_what_the_log_keeps() -> None:
+    assert lineage_of({"session-id": "s" * 1000}) == {"session": "s" * VALUE_LIMIT}
