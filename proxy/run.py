@@ -9,7 +9,7 @@ from collections.abc import Callable
 from polar import registry
 from polar.settings import Settings
 from proxy.app import Binding, Proxy
-from proxy.dialects.base import Dialect
+from proxy.registered import dialects
 
 ENGINE = "vllm_chat"
 
@@ -30,12 +30,7 @@ async def serve(
     Raises NotReady, InputError, OSError for a port that is taken, FileNotFoundError for a keys file that isn't there.
     """
     engine = registry.load(registry.Kind.ENGINE, ENGINE)(engine_url, model)
-    dialects: list[Dialect] = [
-        registry.load(registry.Kind.DIALECT, name)() for name in registry.names(registry.Kind.DIALECT)
-    ]
-    # What no header tells apart is taken for OpenAI's, whose clients send none of their own.
-    dialects.sort(key=lambda dialect: (bool(dialect.signs), dialect.name))
-    proxy = Proxy(settings, engine, dialects, Binding(host, port), Binding(control_host, control_port))
+    proxy = Proxy(settings, engine, dialects(), Binding(host, port), Binding(control_host, control_port))
     told = asyncio.Event()
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGTERM, signal.SIGINT):
