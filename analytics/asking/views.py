@@ -94,7 +94,9 @@ CALLS = View(
         "engine": "the inference server",
         "model_requested": "as the harness asked for it; null: it named none",
         "model_served": "as the engine named it; null: it named none",
-        "kind": "`main`, or the side call that it is (`title`, `summary`, …), which isn't trained",
+        "kind": "`main`, `subagent` or `compaction`, which are trained, or the side call that it is (`title`, `router`, …), which isn't",
+        "kind_rule": "the rule that said so; null: main",
+        "lineage": "the harness's own session, thread, agent, parent and retry headers, by canonical name; null: it sent none",
         "outcome": "`answered`, `failed`, `abandoned` (the harness hung up), or `disowned`: captured, and never answered",
         "prompt_tokens": "in the whole prompt",
         "shared_tokens": "how many of them are an earlier call's prompt and answer; they are kept once",
@@ -121,7 +123,7 @@ CALLS = View(
     SELECT
         call_id, session_id, task_id, sample_index, attempt,
         CASE WHEN is_placed THEN placed.parent_id ELSE base END AS parent_id,
-        branch, harness, dialect, engine, model_requested, model_served, kind,
+        branch, harness, dialect, engine, model_requested, model_served, kind, kind_rule, lineage,
         CASE WHEN is_disowned THEN 'disowned' ELSE outcome END AS outcome,
         prompt_tokens, shared_tokens, sampled_tokens, finish_reason, policy_version, error_code, received_at, completed_at,
         epoch_ms(completed_at) - epoch_ms(received_at) AS latency_ms

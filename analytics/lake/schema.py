@@ -108,7 +108,7 @@ COMPLETIONS = Table(
         Column("engine", TEXT, "which inference server"),
         Column("model_requested", TEXT, "the model that the harness asked for; null: none named"),
         Column("model_served", TEXT, "the model that answered; null: it told none"),
-        Column("kind", TEXT, "`main`, or the side call that a rule recognised"),
+        Column("kind", TEXT, "`main`, or what a rule recognised: a sub-agent's, a compaction, a side call"),
         Column("kind_rule", TEXT, "that rule; null: main"),
         Column("received_at", INSTANT, "on the proxy's clock; null: outside the years 1970 to 9999"),
         Column("completed_at", INSTANT, "on the proxy's clock, as received_at"),
@@ -144,6 +144,7 @@ COMPLETIONS = Table(
         Column("error_code", TEXT, "why there is no answer; null: there is one"),
         Column("error_message", TEXT, "for people"),
         Column("error_status", INT, "the engine's HTTP status, where there was one"),
+        Column("choice", INT, "which of the answers that one request asked for (OpenAI's n), from 0; null: written by an older Polar"),
     ),
 )
 DISOWNED = Table(
