@@ -61,7 +61,8 @@ def _has_hosted_tools_alone(request: ChatRequest, _: Mapping[str, str]) -> bool:
 
 def _ends_in_compaction(request: ChatRequest, _: Mapping[str, str]) -> bool:
     """Claude Code asks with its tools declared, at the end of the conversation."""
-    return bool(request.messages) and bool(CLAUDE_COMPACTION.search(_text(request.messages[-1])))
+    text = _text(request.messages[-1], None) if request.messages else ""
+    return all(words in text for words in CLAUDE_COMPACTION)
 
 
 def _is_next_speaker_check(request: ChatRequest, _: Mapping[str, str]) -> bool:
@@ -69,7 +70,7 @@ def _is_next_speaker_check(request: ChatRequest, _: Mapping[str, str]) -> bool:
     return not request.tools and b"next_speaker" in bytes(request.response_format)
 
 
-CLAUDE_COMPACTION = re.compile(r"CRITICAL: Respond with TEXT ONLY.*create a detailed summary", re.DOTALL)
+CLAUDE_COMPACTION = ("CRITICAL: Respond with TEXT ONLY", "create a detailed summary of")
 RULES = [
     Rule(Kind("compaction", "codex_request_kind"), _lineage("request", "compaction")),
     Rule(Kind("prewarm", "codex_request_kind"), _lineage("request", "prewarm")),
@@ -77,7 +78,7 @@ RULES = [
     Rule(
         Kind("compaction", "no_tools_summarise_prompt"),
         _is_told(
-            r"CONTEXT CHECKPOINT COMPACTION|<state_snapshot>|summariz\w+ (assistant|conversations)|context summarization"
+            r"CONTEXT CHECKPOINT COMPACTION|<state_snapshot>|tasked with summarizing conversations|only output the structured summary"
         ),
     ),
     Rule(
@@ -102,8 +103,8 @@ def _system(request: ChatRequest) -> str:
     return "" if first is None else _text(first)
 
 
-def _text(message: Message) -> str:
-    """The beginning of a message's text."""
+def _text(message: Message, limit: int | None = LOOKED_AT) -> str:
+    """The first `limit` characters of each part of a message's text."""
     if isinstance(message.content, list):
-        return "\n".join(part.text[:LOOKED_AT] for part in message.content if isinstance(part, TextPart))
-    return (message.content or "")[:LOOKED_AT]
+        return "\n".join(part.text[:limit] for part in message.content if isinstance(part, TextPart))
+    return (message.content or "")[:limit]

@@ -13,7 +13,7 @@ from proxy.kinds import MAIN, RULES, Kind, kind_of
 from proxy.lineage import VALUE_LIMIT, lineage_of
 
 TOOL = Tool(Function("bash"))
-COMPACT = "CRITICAL: Respond with TEXT ONLY. Do NOT call any tools.\n\nYour task is to create a detailed summary of it."
+COMPACT = "CRITICAL: Respond with TEXT ONLY. Do NOT call any tools.\n\nYour task is to create a detailed summary of the conversation."
 
 
 def prompt(system: str, user: str = "mend it", **fields: Any) -> ChatRequest:
@@ -33,6 +33,11 @@ CASES: list[tuple[ChatRequest, dict[str, str], Kind]] = [
         Kind("compaction", "no_tools_summarise_prompt"),
     ),
     (prompt("You are a title generator."), {}, Kind("title", "no_tools_title_prompt")),
+    (
+        prompt("Summarize what was done in this conversation. Write like a pull request description."),
+        {},
+        Kind("summary", "no_tools_summary_prompt"),
+    ),
     (prompt("You are a specialized Task Routing AI."), {}, Kind("router", "no_tools_routing_prompt")),
     (prompt("You generate one-line Git commit messages."), {}, Kind("commit_message", "no_tools_commit_prompt")),
     (
