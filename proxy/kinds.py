@@ -83,13 +83,17 @@ RULES = [
     ),
     Rule(
         Kind("title", "no_tools_title_prompt"),
-        _is_told(r"title generator|generate a (\w+ )?title|sentence-case title|session title"),
+        _is_told(r"title generator|generate a (concise|brief|short) title|sentence-case title"),
+    ),
+    Rule(
+        Kind("summary", "no_tools_summary_prompt"),
+        _is_told(r"^summarize what was done in this conversation"),
     ),
     Rule(
         Kind("router", "no_tools_routing_prompt"), _is_told(r"task routing|classify its complexity|complexity rubric")
     ),
     Rule(Kind("next_speaker", "schema_for_next_speaker"), _is_next_speaker_check),
-    Rule(Kind("commit_message", "no_tools_commit_prompt"), _is_told(r"git commit messages?")),
+    Rule(Kind("commit_message", "no_tools_commit_prompt"), _is_told(r"generates [\w, -]*git commit messages")),
     Rule(Kind("web_search", "hosted_tools_alone"), _has_hosted_tools_alone),
     Rule(Kind("quota", "one_token_of_quota"), _is_quota_probe),
     Rule(Kind("subagent", "agent_header"), _lineage("agent")),

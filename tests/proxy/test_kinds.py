@@ -39,7 +39,11 @@ CASES: list[tuple[ChatRequest, dict[str, str], Kind]] = [
         Kind("summary", "no_tools_summary_prompt"),
     ),
     (prompt("You are a specialized Task Routing AI."), {}, Kind("router", "no_tools_routing_prompt")),
-    (prompt("You generate one-line Git commit messages."), {}, Kind("commit_message", "no_tools_commit_prompt")),
+    (
+        prompt("You are an engineer that generates concise, one-line Git commit messages."),
+        {},
+        Kind("commit_message", "no_tools_commit_prompt"),
+    ),
     (
         prompt("x", response_format=msgspec.Raw(b'{"type":"json_schema","json_schema":{"next_speaker":{}}}')),
         {},
