@@ -1,0 +1,1 @@
+"""What requests look like, a module for each dialect that needs one."""
