@@ -74,7 +74,7 @@ class Proxy:
         self._fleet = Fleet()
         self._producer = LogProducer(settings)
         self._capture = Capture(self._producer, self._metrics)
-        self._claims = Claims(Recovery(settings).is_over)
+        self._claims = Claims(Recovery(settings).read_back, lambda _: 0.0)
         pipeline = Pipeline(engine, self._producer, self._capture, self._fleet, self._metrics)
         signer = Signer.from_file(settings.keys_path)
         self._front = Front(dialects, Authenticator(signer), self._claims, pipeline, self._metrics)

@@ -1,27 +1,72 @@
-"""Reading a claim's log back: whether its session is over, for keys older than what this proxy has seen of `polar.control`.
+"""Reading claims' logs back: their calls, and whether they are over, for claims that another proxy may have served (protocol 18, 20).
 
-Read uncommitted, from the claim's `Open` to the high watermark (protocol 18, 20): a `Build` of the claim, or a newer `Open` of its
-session, ends it. Its calls' prompts are not restored: the next one is written in full.
+Read uncommitted, from the claim's `Open` to the high watermark: a `Build` of the claim, or a newer `Open` of its session, ends it. All that
+ask about a partition before its end is looked up share one pass over it, so that a lost proxy's sessions cost one reading a partition.
+What a claim makes of its calls is `proxy/session.py`'s.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
 from polar.keys import KeyClaims
 from polar.settings import Settings
+from polar.types.completion import Completion
 from proxy.errors import Refusal, Refused
 from topics import completions, kafka
-from topics.codec import Codec, DecodeError
-from topics.completions import Build, Open
+from topics.codec import DecodeError, UnknownRecord
+from topics.completions import Build, CallRecord, Disowned, Open
 
 DEADLINE_S = 60.0
 STOP_S = 2.0
 AT_ONCE = 4
-"""Readers at a time; others wait."""
+"""Passes at a time; others wait, and gather who asks meanwhile."""
+BATCH = 500
+"""Records between two breaths of the loop."""
 RETRY_AFTER_S = 5
-ENDS: Codec[Build | Open] = Codec(Build, Open)
-"""Of a session's log, what is read here; calls are passed over by their tag."""
+
+
+@dataclass(frozen=True)
+class ClaimLog:
+    """What the log has of a claim from one offset to another."""
+
+    calls: Sequence[Completion]
+    """In log order, whatever their outcome; of one id the first counts."""
+    disowned: frozenset[str]
+    """Calls of the claim that were given up, among these or before."""
+    next_offset: int
+    """Where reading goes on."""
+    is_over: bool
+    """No call of this claim counts any more; the rest may not have been read."""
+
+
+@dataclass
+class _Reading:
+    """What one asker is to be told."""
+
+    key: KeyClaims
+    start: int
+    calls: list[Completion] = field(default_factory=list)
+    disowned: set[str] = field(default_factory=set)
+    is_over: bool = False
+
+    def take(self, record: CallRecord) -> None:
+        """One record of the session, at `start` or later."""
+        key = self.key
+        match record:
+            case Completion() if record.claim_id == key.claim_id:
+                self.calls.append(record)
+            case Disowned() if record.claim_id == key.claim_id:
+                self.disowned.add(record.call_id)
+            case Build() if record.attempt >= key.attempt:
+                self.is_over = True
+            case Open() if record.attempt > key.attempt:
+                self.is_over = True
+            case _:
+                pass
 
 
 class Recovery:
@@ -30,48 +75,74 @@ class Recovery:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._readers = asyncio.Semaphore(AT_ONCE)
+        self._gathering: dict[int, tuple[list[_Reading], asyncio.Task[int]]] = {}
+        """By partition: the next pass, which takes in who asks until it looks for the end."""
 
-    async def is_over(self, key: KeyClaims) -> bool:
-        """Whether no call of this claim counts any more. Raises Refused where the log can't be read."""
+    async def read_back(self, key: KeyClaims, start: int) -> ClaimLog:
+        """The claim's log from an offset to the high watermark as of now or later. Raises Refused where it can't be read."""
+        reading = _Reading(key, start)
+        readings, reads = self._pass_over(key.log_partition)
+        readings.append(reading)
+        try:
+            # Shared: whoever goes away leaves the others their pass.
+            end = await asyncio.shield(reads)
+        except (kafka.KafkaError, TimeoutError):
+            raise Refused(
+                Refusal.UNAVAILABLE, "the session can't be looked up now; try again", retry_after_s=RETRY_AFTER_S
+            ) from None
+        return ClaimLog(reading.calls, frozenset(reading.disowned), max(start, end), reading.is_over)
+
+    def _pass_over(self, partition: int) -> tuple[list[_Reading], asyncio.Task[int]]:
+        found = self._gathering.get(partition)
+        if found is None:
+            readings: list[_Reading] = []
+            reads = asyncio.get_running_loop().create_task(self._read(partition, readings), name="read back")
+            reads.add_done_callback(
+                lambda done: None if done.cancelled() else done.exception()
+            )  # told to who still asks
+            found = self._gathering[partition] = readings, reads
+        return found
+
+    async def _read(self, partition: int, readings: list[_Reading]) -> int:
+        """Fills the readings; the offset up to which they were read."""
         consumer = None
         try:
             async with asyncio.timeout(DEADLINE_S), self._readers:
                 consumer = kafka.consumer(self._settings, committed=False)
                 await consumer.start()
-                return await self._ends(consumer, key)
-        except (kafka.KafkaError, TimeoutError):
-            raise Refused(
-                Refusal.UNAVAILABLE, "the session can't be looked up now; try again", retry_after_s=RETRY_AFTER_S
-            ) from None
+                del self._gathering[partition]
+                return await self._whole(consumer, partition, readings)
         finally:
+            if self._gathering.get(partition, (None,))[0] is readings:
+                del self._gathering[partition]
             if consumer is not None:
                 await kafka.stop(consumer, STOP_S)
 
-    async def _ends(self, consumer: kafka.Consumer, key: KeyClaims) -> bool:
-        partition = kafka.TopicPartition(completions.TOPIC.full_name(self._settings.namespace), key.log_partition)
-        consumer.assign([partition])
-        end = (await consumer.end_offsets([partition]))[partition]
-        # Where retention has passed the claim's `Open`, `getmany` goes on from the earliest that is there.
-        consumer.seek(partition, key.log_offset)
-        while await consumer.position(partition) < end:
-            for records in (await consumer.getmany(timeout_ms=1000)).values():
-                if any(ends_claim(record.value, key) for record in records):
-                    return True
-        return False
+    async def _whole(self, consumer: kafka.Consumer, partition: int, readings: list[_Reading]) -> int:
+        source = kafka.TopicPartition(completions.TOPIC.full_name(self._settings.namespace), partition)
+        consumer.assign([source])
+        end = (await consumer.end_offsets([source]))[source]
+        by_session: defaultdict[bytes, list[_Reading]] = defaultdict(list)
+        for reading in readings:
+            by_session[reading.key.session_id.encode()].append(reading)
+        # Where retention has passed a claim's `Open`, `getmany` goes on from the earliest that is there.
+        consumer.seek(source, min(reading.start for reading in readings))
+        while await consumer.position(source) < end and not all(reading.is_over for reading in readings):
+            for records in (await consumer.getmany(timeout_ms=1000, max_records=BATCH)).values():
+                for record in records:
+                    _tell(by_session.get(record.key or b"", ()), record)
+        return end
 
 
-def ends_claim(value: bytes | None, key: KeyClaims) -> bool:
-    """Whether a record of `polar.completions` ends a claim."""
-    if value is None:
-        return False
+def _tell(readings: Iterable[_Reading], record: kafka.Record) -> None:
+    asking = [reading for reading in readings if record.offset >= reading.start]
+    if not asking or record.value is None:
+        return
     try:
-        record = ENDS.decode(value)
+        decoded = completions.CODEC.decode(record.value)
     except DecodeError:
-        return False
-    match record:
-        case Build():
-            return record.session_id == key.session_id and record.attempt >= key.attempt
-        case Open():
-            return record.session_id == key.session_id and record.attempt > key.attempt
-        case _:
-            return False
+        return
+    if isinstance(decoded, UnknownRecord):
+        return
+    for reading in asking:
+        reading.take(decoded)

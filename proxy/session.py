@@ -1,8 +1,8 @@
 """What the proxy remembers of each claim: its calls in flight, what its acknowledged calls were, and whether its key is closed.
 
-Invariant: a key is honoured only where every `CloseKey` that could name it was seen, or its log was read back (protocol 18). All of it is
-bounded: the least recently used claims are forgotten (their next prompt is written in full), and of closed keys the newest are remembered;
-a key older than the newest forgotten one is looked up on the log.
+Invariant: a claim is served from memory only where this proxy has owned its session ever since the key was minted, and every `CloseKey`
+that could name it was seen; all others are read back from the log first (protocol 18, 20). All of it is bounded: the least recently used
+claims are forgotten, and of closed keys the newest are remembered; a key older than the newest forgotten one is read back.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Literal, Protocol
 from polar.keys import KeyClaims
 from proxy.errors import Refusal, Refused
 from proxy.history import History
+from proxy.recovery import ClaimLog
 
 CLAIMS = 4096
 """Claims remembered; one in use is never forgotten."""
@@ -42,17 +43,37 @@ class Claim:
         self.key = key
         self.history = History()
         self.in_flight: set[InFlight] = set()
+        self.is_stale = False
+        """The session went to another owner while calls were in flight here: what that one did must be read back."""
+        self.read_to: int | None = None
+        """Up to which offset its log was read back; None: it never was, all of it was served here."""
+        self.read_at = 0.0
+        """When it was taken over: `time.monotonic()`."""
+
+    def recall(self, log: ClaimLog) -> None:
+        """Takes in calls that were read back from the log, those that it knows among them."""
+        self.read_to = log.next_offset
+
+
+class Moved(Exception):  # noqa: N818 - what is so, not a fault
+    """The session has another owner now."""
 
 
 class Claims:
     """All claims that this proxy serves."""
 
-    def __init__(self, is_over: Callable[[KeyClaims], Awaitable[bool]]) -> None:
-        """`is_over` reads a claim's log back."""
-        self._is_over = is_over
+    def __init__(
+        self,
+        read_back: Callable[[KeyClaims, int], Awaitable[ClaimLog]],
+        owned_since: Callable[[str], float],
+    ) -> None:
+        """`read_back` reads a claim's log from an offset; `owned_since` tells since when this proxy has surely been a session's only
+        owner, in Unix seconds, infinity where it isn't."""
+        self._read_back = read_back
+        self._owned_since = owned_since
         self._claims: OrderedDict[str, Claim] = OrderedDict()
         self._closed: OrderedDict[str, float] = OrderedDict()
-        self._looking: dict[str, asyncio.Task[bool]] = {}
+        self._looking: dict[str, asyncio.Task[None]] = {}
         self._known_since = float("inf")
 
     def __len__(self) -> int:
@@ -62,20 +83,36 @@ class Claims:
         """From this moment on every `CloseKey` is seen."""
         self._known_since = unix_s
 
-    async def of(self, key: KeyClaims) -> Claim:
-        """The state of a key's claim. Raises Refused where it is closed, or whether it is can't be learnt."""
+    def at_hand(self, key: KeyClaims) -> Claim | None:
+        """The state of a key's claim; None where it must be read back first. Raises Refused where the key is closed."""
         claim_id = key.claim_id
-        is_new = claim_id not in self._claims and claim_id not in self._closed
-        if is_new and key.issued_at < self._known_since:
-            await self._look_up(key)
         if claim_id in self._closed:
             raise closed()
         claim = self._claims.get(claim_id)
         if claim is None:
-            self._make_room()
-            claim = self._claims[claim_id] = Claim(key)
+            if key.issued_at < max(self._known_since, self._owned_since(key.session_id)):
+                return None
+            claim = self._add(key)
+        elif claim.is_stale:
+            return None
         self._claims.move_to_end(claim_id)
         return claim
+
+    async def of(self, key: KeyClaims) -> Claim:
+        """The same, read back where it must be. Raises Refused where it can't be, too, and Moved where the session isn't ours."""
+        while (claim := self.at_hand(key)) is None:
+            await self._look_up(key)
+        return claim
+
+    def released(self, is_ours: Callable[[str], bool]) -> None:
+        """Forgets the claims of sessions that others own now; their calls in flight go on."""
+        for claim_id, claim in list(self._claims.items()):
+            if is_ours(claim.key.session_id):
+                continue
+            if claim.in_flight:
+                claim.is_stale = True
+            else:
+                del self._claims[claim_id]
 
     def close(self, claim_id: str) -> None:
         """The key is closed: its calls in flight end, its next ones are refused."""
@@ -92,18 +129,43 @@ class Claims:
         """Reads the claim's log back, once for all that ask at the same time."""
         task = self._looking.get(key.claim_id)
         if task is None:
-            task = asyncio.ensure_future(self._is_over(key))
+            task = asyncio.get_running_loop().create_task(self._take_over(key), name="take over")
             self._looking[key.claim_id] = task
-            task.add_done_callback(lambda _: self._looking.pop(key.claim_id, None))
-        if await asyncio.shield(task):
+            task.add_done_callback(lambda done: self._looked_up(key.claim_id, done))
+        await asyncio.shield(task)
+
+    def _looked_up(self, claim_id: str, done: asyncio.Task[None]) -> None:
+        del self._looking[claim_id]
+        if not done.cancelled():
+            done.exception()  # told to those who still wait
+
+    async def _take_over(self, key: KeyClaims) -> None:
+        """Puts the claim at hand, or closes it; neither where the session came or went meanwhile."""
+        since = self._owned_since(key.session_id)
+        if since == float("inf"):
+            raise Moved
+        log = await self._read_back(key, key.log_offset)
+        if log.is_over:
             self.close(key.claim_id)
+        if key.claim_id in self._closed or self._owned_since(key.session_id) != since:
+            return
+        claim = self._claims.get(key.claim_id) or self._add(key)
+        claim.recall(log)
+        claim.is_stale = False
+        claim.read_at = time.monotonic()
+
+    def _add(self, key: KeyClaims) -> Claim:
+        self._make_room()
+        claim = self._claims[key.claim_id] = Claim(key)
+        return claim
 
     def _make_room(self) -> None:
         """Forgets the least recently used claim that has no call in flight, if there are too many."""
         if len(self._claims) >= CLAIMS:
-            idle = next((claim_id for claim_id, claim in self._claims.items() if not claim.in_flight), None)
+            idle = next((claim for claim in self._claims.values() if not claim.in_flight), None)
             if idle is not None:
-                del self._claims[idle]
+                del self._claims[idle.key.claim_id]
+                self._known_since = max(self._known_since, idle.key.issued_at + 1)
 
 
 def closed() -> Refused:

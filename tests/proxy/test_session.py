@@ -9,7 +9,8 @@ import pytest
 from polar.keys import KeyClaims
 from proxy import session
 from proxy.errors import Refusal, Refused
-from proxy.session import Claims, Ending
+from proxy.recovery import ClaimLog
+from proxy.session import Claims, Ending, Moved
 
 
 def key(claim_id: str, issued_at: int = 100) -> KeyClaims:
@@ -23,10 +24,10 @@ class Log:
         self.over = over
         self.asked: list[str] = []
 
-    async def is_over(self, key: KeyClaims) -> bool:
+    async def read_back(self, key: KeyClaims, start: int) -> ClaimLog:
         self.asked.append(key.claim_id)
         await asyncio.sleep(0)
-        return key.claim_id in self.over
+        return ClaimLog([], frozenset(), start, key.claim_id in self.over)
 
 
 class Ended:
@@ -39,8 +40,8 @@ class Ended:
         self.reasons.append(reason)
 
 
-def claims(log: Log, known_from: float = 50.0) -> Claims:
-    made = Claims(log.is_over)
+def claims(log: Log, known_from: float = 50.0, owned_since: float = 0.0) -> Claims:
+    made = Claims(log.read_back, lambda _: owned_since)
     made.known_from(known_from)
     return made
 
@@ -72,7 +73,7 @@ async def test_an_older_key_is_looked_up_once_for_all_that_ask_together() -> Non
 
 async def test_before_the_start_every_key_is_old() -> None:
     log = Log()
-    await Claims(log.is_over).of(key("a"))
+    await Claims(log.read_back, lambda _: 0.0).of(key("a"))
     assert log.asked == ["a"]
 
 
@@ -94,15 +95,17 @@ async def test_a_close_during_the_look_up_counts() -> None:
     assert await asking
 
 
-async def test_idle_claims_are_forgotten_and_busy_ones_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_idle_claims_are_forgotten_and_read_back_and_busy_ones_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "CLAIMS", 2)
-    known = claims(Log())
+    log = Log()
+    known = claims(log)
     busy, idle = await known.of(key("busy")), await known.of(key("idle"))
     busy.in_flight.add(Ended())
     await known.of(key("third"))
     assert len(known) == 2
     assert await known.of(key("busy")) is busy
     assert await known.of(key("idle")) is not idle
+    assert log.asked == ["idle"]
 
 
 async def test_a_key_older_than_the_newest_forgotten_close_is_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,3 +117,42 @@ async def test_a_key_older_than_the_newest_forgotten_close_is_looked_up(monkeypa
     assert await refuses(known, key("b"))
     assert await refuses(known, key("a"))
     assert log.asked == ["a"]
+
+
+async def test_a_key_that_another_proxy_may_have_served_is_read_back_once() -> None:
+    log = Log()
+    known = claims(log, owned_since=150.0)
+    assert await known.of(key("a", 100)) is await known.of(key("a", 100))
+    await known.of(key("b", 200))
+    assert log.asked == ["a"]
+
+
+async def test_a_session_that_went_and_came_back_is_read_back_and_its_calls_in_flight_are_kept() -> None:
+    log = Log()
+    known = claims(log)
+    busy, idle = await known.of(key("busy")), await known.of(key("idle"))
+    call = Ended()
+    busy.in_flight.add(call)
+    known.released(lambda _: False)
+    assert known.at_hand(key("busy")) is None
+    assert await known.of(key("busy")) is busy
+    assert await known.of(key("busy")) is busy
+    assert log.asked == ["busy"]
+    assert len(known) == 1
+    assert idle is not await known.of(key("idle"))
+    known.close("busy")
+    assert call.reasons == ["closed"]
+
+
+async def test_a_session_of_another_owner_is_not_served() -> None:
+    with pytest.raises(Moved):
+        await claims(Log(), owned_since=float("inf")).of(key("a"))
+
+
+async def test_a_session_that_moves_while_it_is_read_back_is_not_served() -> None:
+    log = Log()
+    known = Claims(log.read_back, lambda _: float("inf") if log.asked else 150.0)
+    known.known_from(50.0)
+    with pytest.raises(Moved):
+        await known.of(key("a", 100))
+    assert len(known) == 0
