@@ -5,20 +5,50 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, StringConstraints, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
+    SettingsError,
     TomlConfigSettingsSource,
 )
 
 from polar.types.errors import InputError, NotReady
 
 ENV_FILE = "polar.env"
+
+
+def _base(url: str) -> str:
+    return url.rstrip("/").removesuffix("/v1")
+
+
+ServerUrl = Annotated[str, StringConstraints(pattern=r"^https?://[^/]"), AfterValidator(_base)]
+"""Of an inference server; said with or without `/v1`, kept without."""
+EngineName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$")]
+
+
+class EngineSettings(BaseModel):
+    """One engine that the proxy asks: `[engines.<name>]` in polar.toml."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    urls: Annotated[tuple[ServerUrl, ...], Field(min_length=1)]
+    """Its servers, all of the same model and weights."""
+    model: str | None = None
+    """What the servers are asked for; None: the only one that they serve."""
+    models: tuple[str, ...] = ("*",)
+    """What harnesses may ask for; `*`: anything."""
+    mode: str = "chat"
+    """`chat`, or the name of an engine plug-in."""
+    concurrency: int = Field(default=256, ge=1)
+    """Calls under way at most, of one proxy process; more wait their turn."""
+    logprobs_mode: Literal["raw", "processed"] = "raw"
+    """As the servers were started; vLLM's default is raw."""
 
 
 class Settings(BaseSettings):
@@ -49,6 +79,8 @@ class Settings(BaseSettings):
     """The lake's folder, one subfolder a namespace; DATA/lake where none is said."""
     keys_file: Path | None = None
     """The fleet's signing secrets; DATA/keys.json where none is said."""
+    engines: dict[EngineName, EngineSettings] = {}
+    """By name; the first is for what no other is named for."""
 
     @classmethod
     def settings_customise_sources(
@@ -101,10 +133,16 @@ def load(data: Path | None = None, **flags: Any) -> Settings:
             }
         found = {name.removeprefix("POLAR_").lower(): value for name, value in recorded.items()}
         return Settings(**{**found, **given, "data": settings.data})
+    except SettingsError as error:
+        raise InputError(
+            "POLAR_ENGINES", os.environ.get("POLAR_ENGINES"), f"expected JSON: {error.__cause__}"
+        ) from None
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"])
-        raise InputError(f"POLAR_{field.upper()}", first["input"], first["msg"]) from None
+        raise InputError(
+            field if len(first["loc"]) > 1 else f"POLAR_{field.upper()}", first["input"], first["msg"]
+        ) from None
 
 
 def read_env_file(path: Path) -> dict[str, str]:

@@ -24,7 +24,7 @@ from proxy.call import Pipeline
 from proxy.capture import Capture
 from proxy.control_api import ControlApi
 from proxy.dialects.base import Dialect
-from proxy.engines.base import Engine
+from proxy.engines.pool import Engines
 from proxy.fleet import Fleet
 from proxy.front import Front
 from proxy.metrics import Metrics
@@ -64,25 +64,25 @@ class Proxy:
     """A proxy in this event loop. `start`, then `failed` or your own reason, then `stop`."""
 
     def __init__(
-        self, settings: Settings, engine: Engine, dialects: Sequence[Dialect], calls: Binding, controls: Binding
+        self, settings: Settings, engines: Engines, dialects: Sequence[Dialect], calls: Binding, controls: Binding
     ) -> None:
         """Raises FileNotFoundError for a keys file or token file that isn't there, InputError for an empty token file."""
         self._settings = settings
-        self._engine = engine
+        self._engines = engines
         self._bindings = calls, controls
         self._metrics = Metrics()
         self._fleet = Fleet()
         self._producer = LogProducer(settings)
         self._capture = Capture(self._producer, self._metrics)
         self._claims = Claims(Recovery(settings).read_back, lambda _: 0.0)
-        pipeline = Pipeline(engine, self._producer, self._capture, self._fleet, self._metrics)
+        pipeline = Pipeline(engines, self._producer, self._capture, self._fleet, self._metrics)
         signer = Signer.from_file(settings.keys_path)
         self._front = Front(dialects, Authenticator(signer), self._claims, pipeline, self._metrics)
         self._openings = Openings(self._producer)
         token = control.token_in(settings.control_token_file)
         api = ControlApi(
             self._openings,
-            engine,
+            engines,
             signer,
             token=token,
             proxy_url=lambda: (settings.proxy_url or self.url).rstrip("/"),
@@ -103,6 +103,7 @@ class Proxy:
         )
         self._runners: list[web.AppRunner] = []
         self._door: socket.socket | None = None
+        self._metrics.watch_engines(engines)
         self._metrics.watch("polar_proxy_claims", "Claims remembered", lambda: len(self._claims))
         self._serving = False
         self._leaving = asyncio.Event()
@@ -116,7 +117,7 @@ class Proxy:
         self.control_url = await self._listen(self._controls, _bound(controls))
         self._door = _bound(calls)
         self.url = _url(self._door)
-        await self._engine.start()
+        await self._engines.start()
         await self._producer.start()
         self._heart.start()
         await self._first_heartbeat()
@@ -157,7 +158,7 @@ class Proxy:
             self._door.close()  # where start() ended before it listened
         await asyncio.gather(self._capture.settle(SETTLE_S), self._openings.settle(SETTLE_S))
         await asyncio.gather(*(follower.stop() for follower in self._followers), self._producer.stop(STOP_S))
-        await self._engine.stop()
+        await self._engines.stop()
         self._heart.stop()  # last: it holds the loop up until its last beat is out
         log.info("proxy stopped", action="proxy_stopped", worker_id=self._worker_id)
 

@@ -14,8 +14,7 @@ import structlog
 from polar.types.completion import CallError, CallOutcome
 from proxy.capture import ACK_S, RETRY_AFTER_S, Asked, Capture
 from proxy.chat import Answer
-from proxy.engines.base import Engine
-from proxy.engines.retry import with_retries
+from proxy.engines.pool import Engines
 from proxy.errors import EngineFault, Refusal, Refused, refusal_of
 from proxy.fleet import Fleet
 from proxy.metrics import Metrics
@@ -56,8 +55,10 @@ class Call:
 class Pipeline:
     """What every call passes through."""
 
-    def __init__(self, engine: Engine, producer: LogProducer, capture: Capture, fleet: Fleet, metrics: Metrics) -> None:
-        self.engine = engine
+    def __init__(
+        self, engines: Engines, producer: LogProducer, capture: Capture, fleet: Fleet, metrics: Metrics
+    ) -> None:
+        self.engines = engines
         self._producer = producer
         self._capture = capture
         self._fleet = fleet
@@ -105,7 +106,8 @@ class Pipeline:
             await self._ready(size)
             weights = self._fleet.weights
             began = time.perf_counter()
-            answer = await with_retries(lambda: self.engine.complete(asked.request, asked.claim.key.session_id))
+            engine = self.engines.for_model(asked.request.model)
+            answer = await engine.complete(asked.request, asked.claim.key.session_id)
         except EngineFault as fault:
             log.warning(
                 "call failed", action="call_failed", call_id=asked.call_id, code=fault.code, status=fault.status

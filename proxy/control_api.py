@@ -26,8 +26,7 @@ from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
 from polar.keys import BACKSTOP_S, KeyClaims, Signer, environment
 from polar.types.session import task_id_of
 from polar.types.task import RUN_LIMIT_S, SAMPLES_LIMIT, TRAINING_DEFAULTS, TaskId
-from proxy.engines.base import Engine
-from proxy.engines.retry import with_retries
+from proxy.engines.pool import Engines
 from proxy.errors import EngineFault
 from proxy.opening import Declined, Openings, Unanswered, Wish
 from topics.control import Grant
@@ -109,7 +108,7 @@ class ControlApi:
     def __init__(
         self,
         openings: Openings,
-        engine: Engine,
+        engines: Engines,
         signer: Signer,
         *,
         token: str | None,
@@ -117,7 +116,7 @@ class ControlApi:
         is_serving: Callable[[], bool],
     ) -> None:
         self._openings = openings
-        self._engine = engine
+        self._engines = engines
         self._signer = signer
         self._token = token
         self._proxy_url = proxy_url
@@ -192,7 +191,7 @@ class ControlApi:
             if not token_ids:
                 return ""
             async with at_once:
-                return await with_retries(lambda: self._engine.detokenize(token_ids))
+                return await self._engines.default.detokenize(token_ids)
 
         asking = [asyncio.ensure_future(text(token_ids)) for token_ids in body.token_ids]
         try:

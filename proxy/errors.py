@@ -76,6 +76,7 @@ class EngineFault(Exception):  # noqa: N818 - a value of the engine's, not a bug
         status: int | None = None,
         retryable: bool = False,
         retry_after_s: int | None = None,
+        context: tuple[int, int] | None = None,
     ) -> None:
         super().__init__(message)
         self.code = code
@@ -85,6 +86,8 @@ class EngineFault(Exception):  # noqa: N818 - a value of the engine's, not a bug
         self.retryable = retryable
         """Asking the same again at once may go well: overload, a server error, a connection."""
         self.retry_after_s = retry_after_s
+        self.context = context
+        """Of `context_length`, where the engine tells them: the prompt's tokens, and the most that fit."""
 
     def as_call_error(self) -> CallError:
         """As the log keeps it."""
@@ -93,20 +96,22 @@ class EngineFault(Exception):  # noqa: N818 - a value of the engine's, not a bug
 
 ENGINE_RETRY_AFTER_S = 2
 """Told to harnesses where the engine doesn't say: Codex dies of a 429 without Retry-After."""
+LONGEST_RETRY_AFTER_S = 30
+"""Most harnesses obey whatever they are told, at their run's cost; an engine that asks for an hour may be back in a minute."""
 OVERLOAD = frozenset({429, 503})
 
 
 def refusal_of(fault: EngineFault) -> Refused:
     """What a harness is told of an engine's fault: a status that it tries again, except where its own request is at fault."""
     if fault.code == "context_length":
-        return Refused(Refusal.CONTEXT_LENGTH, fault.message, field="messages")
+        return Refused(Refusal.CONTEXT_LENGTH, fault.message, field="messages", context=fault.context)
     if fault.code == "refused":
         return Refused(Refusal.INVALID, fault.message)
-    if fault.status in OVERLOAD:
+    if fault.code in ("overloaded", "busy"):
         return Refused(
             Refusal.OVERLOADED,
             "the model is overloaded; try again",
-            retry_after_s=fault.retry_after_s or ENGINE_RETRY_AFTER_S,
+            retry_after_s=min(fault.retry_after_s or ENGINE_RETRY_AFTER_S, LONGEST_RETRY_AFTER_S),
         )
     if fault.code == "unreachable":
         return Refused(Refusal.UNAVAILABLE, "the model can't be reached; try again", retry_after_s=ENGINE_RETRY_AFTER_S)

@@ -123,14 +123,14 @@ class Front:
         self._authenticator.claims_of(key_of(request))
         asked_for = dialect.parse(await _wire_of(request))
         try:
-            tokens = await self._pipeline.engine.count_tokens(asked_for)
+            tokens = await self._pipeline.engines.for_model(asked_for.model).count_tokens(asked_for)
         except EngineFault as fault:
             raise refusal_of(fault) from None
         return web.Response(body=dialect.count(tokens), headers=JSON)
 
     async def _models(self, request: web.Request, dialect: Dialect) -> web.StreamResponse:
         self._authenticator.claims_of(key_of(request))
-        listed = dialect.models(self._pipeline.engine.models, request.match_info.get("model"))
+        listed = dialect.models(self._pipeline.engines.models, request.match_info.get("model"))
         return web.Response(body=listed, headers=JSON)
 
     async def _greeting(self, _: web.Request, __: Dialect) -> web.StreamResponse:

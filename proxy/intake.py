@@ -50,7 +50,7 @@ class Intake:
                 call_id=first if choice == 0 else f"{first}.{choice}",
                 claim=claim,
                 dialect=dialect.name,
-                engine=self._pipeline.engine.name,
+                engine=self._pipeline.engines.for_model(request.model).name,
                 request=_of_choice(asked_for, choice),
                 received_at=received_at,
                 choice=choice,

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from proxy.engines.pool import Engines
 
 BUCKETS_S = (0.01, 0.05, 0.1, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600)
 ACK_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1, 5, 30, 120)
@@ -31,6 +34,17 @@ class Metrics:
     def watch(self, name: str, what: str, value: Callable[[], float]) -> None:
         """A gauge that is read when asked for."""
         Gauge(name, what, registry=self.registry).set_function(value)
+
+    def watch_engines(self, engines: Engines) -> None:
+        """Gauges of each engine, by the names that the fleet's owner gave them."""
+        to, label = self.registry, ["engine"]
+        calls = Gauge("polar_proxy_engine_calls", "Calls that an engine is asked", label, registry=to)
+        waiting = Gauge("polar_proxy_engine_waiting", "Calls that wait their turn at an engine", label, registry=to)
+        healthy = Gauge("polar_proxy_engine_servers_up", "An engine's servers that are up", label, registry=to)
+        for engine in engines:
+            calls.labels(engine.name).set_function(partial(getattr, engine.admission, "under_way"))
+            waiting.labels(engine.name).set_function(partial(getattr, engine.admission, "waiting"))
+            healthy.labels(engine.name).set_function(partial(getattr, engine, "healthy"))
 
     def text(self) -> bytes:
         """Prometheus' text format."""

@@ -6,12 +6,10 @@ import asyncio
 import signal
 from collections.abc import Callable
 
-from polar import registry
 from polar.settings import Settings
 from proxy.app import Binding, Proxy
+from proxy.engines.pool import Engines
 from proxy.registered import dialects
-
-ENGINE = "vllm_chat"
 
 
 async def serve(
@@ -21,16 +19,15 @@ async def serve(
     port: int,
     control_host: str,
     control_port: int,
-    engine_url: str,
-    model: str,
     ready: Callable[[str, str], None],
 ) -> None:
-    """Serves until told to stop, then drains. `ready` is called once calls are served, with the URLs of both ports.
+    """Serves `settings.engines` until told to stop, then drains. `ready` is called once calls are served, with the URLs of both ports.
 
     Raises NotReady, InputError, OSError for a port that is taken, FileNotFoundError for a keys file that isn't there.
     """
-    engine = registry.load(registry.Kind.ENGINE, ENGINE)(engine_url, model)
-    proxy = Proxy(settings, engine, dialects(), Binding(host, port), Binding(control_host, control_port))
+    proxy = Proxy(
+        settings, Engines.of(settings.engines), dialects(), Binding(host, port), Binding(control_host, control_port)
+    )
     told = asyncio.Event()
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGTERM, signal.SIGINT):

@@ -1,4 +1,4 @@
-"""`polar proxy`: one model proxy, in front of one engine."""
+"""`polar proxy`: one model proxy, in front of its engines."""
 
 from __future__ import annotations
 
@@ -12,14 +12,23 @@ import typer
 from polar import settings
 from polar.cli import logs
 from polar.cli.options import Data, Model
-from polar.types.errors import NotReady
+from polar.types.errors import InputError, NotReady
 
 PORT = 8400
 CONTROL_PORT = 8401
+FLAGGED = "default"
+"""Name of the engine that --engine names."""
 
 
 def proxy(
-    engine_url: Annotated[str, typer.Option("--engine", metavar="URL", help="Inference server, with or without /v1.")],
+    engine_urls: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--engine",
+            metavar="URL",
+            help="Inference server, with or without /v1; several of the same model may be named. Else polar.toml's [engines].",
+        ),
+    ] = None,
     model: Model = None,
     host: Annotated[str, typer.Option(help="Address that harnesses reach.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free one.")] = PORT,
@@ -36,15 +45,14 @@ def proxy(
     """
     import uvloop
 
-    from polar.embedded import engine
     from proxy.run import serve
 
     logs.for_service()
-    found = settings.load(data)
-    upstream = engine.find(engine_url, model)
+    found = _settings(data, engine_urls or [], model)
 
     def ready(url: str, control_url: str) -> None:
-        typer.echo(f"polar: the proxy serves {url}, in front of {upstream.url} ({upstream.model})", err=True)
+        behind = ", ".join(f"{' '.join(told.urls)} ({told.model})" for told in found.engines.values())
+        typer.echo(f"polar: the proxy serves {url}, in front of {behind}", err=True)
         if ready_file is not None:
             _write(ready_file, {"url": url, "control_url": control_url})
 
@@ -56,13 +64,24 @@ def proxy(
                 port=port,
                 control_host=control_host,
                 control_port=control_port,
-                engine_url=upstream.url,
-                model=upstream.model,
                 ready=ready,
             )
         )
     except OSError as error:
         raise NotReady(f"the proxy can't start on {host}:{port} and {control_host}:{control_port}: {error}") from None
+
+
+def _settings(data: Path | None, engine_urls: list[str], model: str | None) -> settings.Settings:
+    """With the engines that flags name, else those of polar.toml, each with its model."""
+    from polar.embedded import engine
+
+    if model is not None and not engine_urls:
+        raise InputError("--model", model, "goes with --engine")
+    found = settings.load(data)
+    if engine_urls:
+        told = settings.EngineSettings(urls=tuple(engine_urls), model=engine.model_at(engine_urls, model))
+        return found.model_copy(update={"engines": {FLAGGED: told}})
+    return found.model_copy(update={"engines": engine.with_models(found.engines)})
 
 
 def _write(ready_file: Path, urls: dict[str, str]) -> None:

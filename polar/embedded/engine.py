@@ -1,12 +1,16 @@
-"""`--engine URL [--model NAME]`: what it means, and whether it can serve training, asked of the server itself."""
+"""Engines as settings name them: what is served there, and whether it can serve training, asked of the servers themselves."""
 
 from __future__ import annotations
 
 import json
 import urllib.error
 import urllib.request
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import structlog
+
+from polar.settings import EngineSettings
 from polar.types.completion import Sampling
 from polar.types.errors import InputError, NotReady
 from proxy.chat import ChatRequest, Message
@@ -23,6 +27,8 @@ NO_LOGPROBS = "it returns no logprob for each sampled token; vLLM does unless --
 LACKS = {"no_token_ids": NO_IDS, "length_mismatch": NO_LOGPROBS, "bad_logprobs": NO_LOGPROBS}
 """By EngineFault's code, what the server can't do."""
 
+log = structlog.get_logger(__name__)
+
 
 @dataclass(frozen=True)
 class Engine:
@@ -32,7 +38,7 @@ class Engine:
     model: str
 
 
-def find(url: str, model: str | None) -> Engine:
+def find(url: str, model: str | None, *, field: str = "--model") -> Engine:
     """The engine behind a URL with or without `/v1`, and its only model where none is named.
 
     Raises InputError for a bad URL and for a model that it lacks, NotReady where it doesn't answer as an OpenAI-like server does.
@@ -42,10 +48,44 @@ def find(url: str, model: str | None) -> Engine:
         raise InputError("--engine", url, "expected http://host:port, with or without /v1")
     served = _models(base)
     if model is None and len(served) != 1:
-        raise InputError("--model", None, f"{base} serves {', '.join(served) or 'no model'}; name one")
+        raise InputError(field, None, f"{base} serves {', '.join(served) or 'no model'}; name one")
     if model is not None and model not in served:
-        raise InputError("--model", model, f"{base} serves {', '.join(served) or 'no model'}")
+        raise InputError(field, model, f"{base} serves {', '.join(served) or 'no model'}")
     return Engine(base, model or served[0])
+
+
+def with_models(engines: Mapping[str, EngineSettings]) -> dict[str, EngineSettings]:
+    """The engines, each with the model to ask for; one that is named needs no server that is up yet.
+
+    Raises InputError for a model that a server lacks, NotReady where none is named and no server tells.
+    """
+    return {name: told.model_copy(update={"model": _model(name, told)}) for name, told in engines.items()}
+
+
+def _model(name: str, told: EngineSettings) -> str:
+    try:
+        return model_at(told.urls, told.model, field=f"engines.{name}.model")
+    except NotReady as missing:
+        if told.model is None:
+            raise
+        log.warning("an engine is not there yet", action="engine_missing", engine=name, why=str(missing))
+        return told.model
+
+
+def model_at(urls: Sequence[str], model: str | None, *, field: str = "--model") -> str:
+    """The model of servers that are to be one engine: the only one of the first that answers, where none is named.
+
+    Raises InputError, naming `field`, for a model that a server lacks, NotReady where no server answers.
+    """
+    missing: list[NotReady] = []
+    for url in urls:
+        try:
+            model = find(url, model, field=field).model
+        except NotReady as error:
+            missing.append(error)
+    if model is None or len(missing) == len(urls):
+        raise missing[0]
+    return model
 
 
 async def probe(engine: Engine) -> None:

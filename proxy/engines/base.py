@@ -8,12 +8,7 @@ from proxy.chat import Answer, ChatRequest
 
 
 class Engine(Protocol):
-    """One inference server, asked in one way."""
-
-    name: str
-    """On the log."""
-    models: list[str]
-    """What it serves, for model lists."""
+    """One inference server, asked in one way. A plug-in is made with its URL, its model and `logprobs_mode`."""
 
     async def start(self) -> None:
         """Opens what calls need; doesn't ask whether the server is there."""
@@ -36,4 +31,8 @@ class Engine(Protocol):
 
     async def detokenize(self, token_ids: list[int]) -> str:
         """The text of tokens, special ones by their names, as the server's own tokenizer tells it. Raises EngineFault."""
+        ...
+
+    async def is_healthy(self) -> bool:
+        """Whether the server would take a call now; known within seconds."""
         ...

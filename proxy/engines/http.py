@@ -71,6 +71,16 @@ class EngineHttp:
             # A kept connection that the server dropped as we wrote to it: nothing was sampled.
             return await self._told(path, body)
 
+    async def answers(self, path: str, deadline_s: float) -> bool:
+        """Whether a GET is answered in time, and not by an error of the server's. One that has no such path is there all the same."""
+        assert self._session is not None, "started"
+        deadline = aiohttp.ClientTimeout(total=deadline_s)
+        try:
+            async with self._session.get(self._base + path, timeout=deadline, allow_redirects=False) as response:
+                return response.status < 500
+        except (aiohttp.ClientError, TimeoutError):
+            return False
+
     async def _told(self, path: str, body: bytes) -> bytes:
         try:
             return await self._post(path, body)
@@ -89,6 +99,8 @@ class EngineHttp:
                 raise fault_of(response.status, response.headers.get("Retry-After"), told)
         except aiohttp.ClientConnectorError as error:
             raise EngineFault("unreachable", f"no connection to the engine: {error.os_error}", retryable=True) from None
+        except aiohttp.ConnectionTimeoutError:
+            raise EngineFault("unreachable", f"no connection within {CONNECT_S:g} s", retryable=True) from None
         except TimeoutError:
             raise EngineFault("timeout", f"no whole answer within {self._timeout.total:g} s") from None
         except aiohttp.ServerDisconnectedError:

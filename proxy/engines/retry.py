@@ -16,16 +16,28 @@ BUDGET_S = 30.0
 T = TypeVar("T")
 
 
-async def with_retries(attempt: Callable[[], Awaitable[T]]) -> T:
-    """The first answer of up to three tries. Raises the last one's EngineFault."""
+async def with_retries(attempt: Callable[[], Awaitable[T]], *, has_other: Callable[[], bool] = lambda: False) -> T:
+    """The first answer of up to three tries. Raises the last one's EngineFault.
+
+    `has_other`: whether the next try meets another server. It need not wait as long as the last one asked, and a server that isn't there
+    costs no try.
+    """
     clock = asyncio.get_running_loop().time
     ends = clock() + BUDGET_S
-    for pause in PAUSES_S:
+    pauses = iter(PAUSES_S)
+    while True:
+        wait = 0.0
         try:
             return await attempt()
         except EngineFault as fault:
-            wait = pause if fault.retry_after_s is None else float(fault.retry_after_s)
-            if not fault.retryable or clock() + wait > ends:
+            if not fault.retryable:
+                raise
+            other = has_other()
+            if fault.code != "unreachable" or not other:
+                pause = next(pauses, None)
+                if pause is None:
+                    raise
+                wait = pause if fault.retry_after_s is None or other else float(fault.retry_after_s)
+            if clock() + wait > ends:
                 raise
         await asyncio.sleep(wait)
-    return await attempt()

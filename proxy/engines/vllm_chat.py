@@ -22,6 +22,8 @@ from proxy.errors import EngineFault
 
 DEADLINE_S = 600.0
 """For one answer: what OpenAI's own clients wait."""
+HEALTH_S = 3.0
+"""For `/health`: it is answered at once, by the process that also parses and renders."""
 NO_LOGPROB = -9999.0
 """vLLM's default, and what it writes for -inf: a token that was sampled has neither."""
 ABOVE_ZERO = 1e-4
@@ -97,13 +99,10 @@ _encode = msgspec.json.Encoder().encode
 class VllmChat:
     """The engine `vllm_chat`."""
 
-    name = "vllm_chat"
-
     def __init__(
         self, base_url: str, model: str, *, logprobs_mode: str = "raw", deadline_s: float = DEADLINE_S
     ) -> None:
         """`base_url` with or without `/v1`; `logprobs_mode` as the server was started (vLLM's default is raw)."""
-        self.models = [model]
         self._model = model
         self._logprobs_mode = logprobs_mode
         self._http = EngineHttp(base_url, deadline_s=deadline_s)
@@ -144,6 +143,10 @@ class VllmChat:
             return _texts.decode(body).prompt
         except UNREADABLE as error:
             raise EngineFault("malformed", f"the answer is no text of tokens: {error}") from None
+
+    async def is_healthy(self) -> bool:
+        """By `/health`."""
+        return await self._http.answers("/health", HEALTH_S)
 
     async def _post(self, request: ChatRequest, session_id: str) -> bytes:
         return await self._http.post("/v1/chat/completions", to_wire(request, self._model, session_id))

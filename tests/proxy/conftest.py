@@ -16,12 +16,12 @@ from openai import AsyncOpenAI
 from polar.keys import KeyClaims, Signer, ensure_keys_file
 from polar.scripted.app import running
 from polar.scripted.engine import Engine as ScriptedEngine
-from polar.settings import Settings
+from polar.settings import EngineSettings, Settings
 from polar.types.completion import Completion
 from polar.types.session import task_id_of
 from proxy.app import Binding, Proxy
 from proxy.dialects.openai_chat import OpenAIChat
-from proxy.engines.vllm_chat import VllmChat
+from proxy.engines.pool import Engines
 from topics import admin, completions, control, events, fleet, kafka, workers
 from topics.completions import CallRecord
 from topics.control import CloseKey
@@ -120,11 +120,16 @@ async def benched(kafka_address: str, namespace: str, folder: Path) -> AsyncIter
         await bench.stop()
 
 
+def engines_at(*urls: str) -> Engines:
+    """One engine, `default`: the scripted one's model at these URLs."""
+    return Engines.of({"default": EngineSettings(urls=urls, model="polar-scripted")}, deadline_s=ENGINE_DEADLINE_S)
+
+
 @asynccontextmanager
 async def proxied(bench: Bench, engine_url: str) -> AsyncIterator[Proxy]:
-    engine = VllmChat(engine_url, "polar-scripted", deadline_s=ENGINE_DEADLINE_S)
+    engines = engines_at(engine_url)
     local = Binding("127.0.0.1", 0)
-    proxy = Proxy(bench.settings, engine, [OpenAIChat()], local, local)
+    proxy = Proxy(bench.settings, engines, [OpenAIChat()], local, local)
     try:
         await proxy.start()
         yield proxy

@@ -26,6 +26,8 @@ from polar.types.tokens import unpack_ids, unpack_logprobs
 from proxy.app import Binding, Proxy
 from proxy.chat import Answer, ChatRequest, Message, Usage
 from proxy.dialects.openai_chat import OpenAIChat
+from proxy.engines.pool import Engines
+from proxy.engines.replicas import Replicas
 from proxy.engines.vllm_chat import VllmChat
 from tests.proxy.conftest import Bench, eventually, proxied
 from topics.completions import Build
@@ -72,7 +74,7 @@ async def test_an_answer_is_on_the_log_with_the_engines_very_tokens(
         answer.id,
         CallOutcome.ANSWERED,
         "openai_chat",
-        "vllm_chat",
+        "default",
     )
     assert (call.session_id, call.attempt, call.claim_id) == ("t.0", 1, "c1")
     assert unpack_ids(call.prompt.rest).tolist() == sampled.prompt_token_ids
@@ -415,8 +417,9 @@ class PlugIn(VllmChat):
 async def test_a_call_that_the_proxy_fails_is_a_failed_call_too(
     bench: Bench, http: aiohttp.ClientSession, outcome: Answer | Exception, content: int, status: int, code: str
 ) -> None:
+    engines = Engines([Replicas("default", {"http://127.0.0.1:9": PlugIn(outcome)}, model="m", concurrency=1)])
     local = Binding("127.0.0.1", 0)
-    proxy = Proxy(bench.settings, PlugIn(outcome), [OpenAIChat()], local, local)
+    proxy = Proxy(bench.settings, engines, [OpenAIChat()], local, local)
     await proxy.start()
     try:
         headers = {"Authorization": f"Bearer {bench.key()}"}

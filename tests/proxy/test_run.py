@@ -18,8 +18,9 @@ from pathlib import Path
 from polar.settings import Settings
 from proxy.run import serve
 data, kafka, namespace, engine = sys.argv[1:]
-uvloop.run(serve(Settings(data=Path(data), kafka=kafka, namespace=namespace), host="127.0.0.1", port=0,
-    control_host="127.0.0.1", control_port=0, engine_url=engine, model="polar-scripted",
+engines = {"default": {"urls": [engine], "model": "polar-scripted"}}
+uvloop.run(serve(Settings(data=Path(data), kafka=kafka, namespace=namespace, engines=engines), host="127.0.0.1",
+    port=0, control_host="127.0.0.1", control_port=0,
     ready=lambda url, _: print("ready", url, flush=True)))
 """
 

@@ -1,0 +1,51 @@
+"""Who may ask an engine now: so many calls at once, so many that wait their turn, in order, and none for long."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from proxy.errors import EngineFault
+
+QUEUED = 1024
+"""Calls that wait at most; harnesses hold still for the answer, so they are the sessions that one proxy can serve."""
+WAIT_S = 60.0
+"""For one call's turn, its stream's keep-alives flowing."""
+RETRY_AFTER_S = 5
+
+
+class Admission:
+    """Turns at one engine."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._free = asyncio.Semaphore(limit)
+        self.under_way = 0
+        self.waiting = 0
+
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        """Waits for a turn and holds it. Raises EngineFault `busy` where too many wait already, or it takes too long."""
+        await self._admitted()
+        self.under_way += 1
+        try:
+            yield
+        finally:
+            self.under_way -= 1
+            self._free.release()
+
+    async def _admitted(self) -> None:
+        if self._free.locked() and self.waiting >= QUEUED:
+            raise self._busy(f"{self.waiting} wait")
+        self.waiting += 1
+        try:
+            async with asyncio.timeout(WAIT_S):
+                await self._free.acquire()
+        except TimeoutError:
+            raise self._busy(f"one waited {WAIT_S:g} s") from None
+        finally:
+            self.waiting -= 1
+
+    def _busy(self, why: str) -> EngineFault:
+        return EngineFault("busy", f"{self._limit} calls are under way and {why}", retry_after_s=RETRY_AFTER_S)

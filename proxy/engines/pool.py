@@ -1,0 +1,64 @@
+"""The engines of a proxy, by name, and which of them a call is for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from polar import registry
+from polar.settings import EngineSettings
+from polar.types.errors import InputError
+from proxy.engines.replicas import Replicas
+
+MODES = {"chat": "vllm_chat"}
+"""Plug-ins by `mode`; any other mode is a plug-in's own name."""
+
+
+class Engines:
+    """A proxy's engines; the first is the default."""
+
+    def __init__(self, engines: Sequence[Replicas]) -> None:
+        """Raises InputError where there is none."""
+        if not engines:
+            raise InputError("engines", [], "name one: --engine URL, or [engines.<name>] with its urls in polar.toml")
+        self._engines = engines
+
+    @classmethod
+    def of(cls, named: Mapping[str, EngineSettings], **options: object) -> Engines:
+        """The engines of the settings, each with its `model`; `options` go to the plug-ins. Raises InputError."""
+        return cls([_replicas(name, told, options) for name, told in named.items()])
+
+    def __iter__(self) -> Iterator[Replicas]:
+        return iter(self._engines)
+
+    @property
+    def default(self) -> Replicas:
+        """For what names no model."""
+        return self._engines[0]
+
+    @property
+    def models(self) -> list[str]:
+        """What harnesses may ask for by name, each once, for model lists."""
+        return list(dict.fromkeys(model for engine in self._engines for model in engine.models))
+
+    def for_model(self, model: str | None) -> Replicas:
+        """The first engine that has this model by name, else the first that takes any, else the default: harnesses ask for theirs."""
+        named = (engine for engine in self._engines if model in engine.models)
+        takers = (engine for engine in self._engines if engine.takes_any)
+        return next(named, None) or next(takers, self.default)
+
+    async def start(self) -> None:
+        """Opens connections; doesn't ask whether a server is there."""
+        for engine in self._engines:
+            await engine.start()
+
+    async def stop(self) -> None:
+        """Closes them; calls in flight fail."""
+        for engine in self._engines:
+            await engine.stop()
+
+
+def _replicas(name: str, told: EngineSettings, options: Mapping[str, object]) -> Replicas:
+    assert told.model is not None, "it was asked for where none was said"
+    plug_in = registry.load(registry.Kind.ENGINE, MODES.get(told.mode, told.mode))
+    servers = {url: plug_in(url, told.model, logprobs_mode=told.logprobs_mode, **options) for url in told.urls}
+    return Replicas(name, servers, model=told.model, models=told.models, concurrency=told.concurrency)
