@@ -20,7 +20,7 @@ from polar.types.completion import CallError, CallOutcome, Completion, MessageDe
 from polar.types.session import task_id_of
 from proxy.chat import Answer, ChatRequest
 from proxy.errors import Refusal, Refused
-from proxy.history import Written
+from proxy.history import Transcript, Written
 from proxy.kinds import MAIN, Kind
 from proxy.metrics import Metrics
 from proxy.session import Claim
@@ -42,13 +42,16 @@ _encode = msgspec.json.Encoder().encode
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A call as it was asked for, sampling already imposed."""
+    """A call on its way."""
 
     call_id: str
     claim: Claim
     dialect: str
     engine: str
     request: ChatRequest
+    """As the engine is asked: turns restored, sampling imposed."""
+    told: Transcript
+    """The same messages and tools, as the log spells them."""
     received_at: float
     """Unix seconds."""
     choice: int = 0
@@ -72,7 +75,7 @@ class Capture:
         Cancelled, it leaves disowning to the caller, who knows why.
         """
         began = time.perf_counter()
-        written = asked.claim.history.write(asked.request)
+        written = asked.claim.history.write(asked.told)
         record = _answered(asked, written, answer, policy_version)
         try:
             await self._send(record, ACK_S)
@@ -83,7 +86,7 @@ class Capture:
                 Refusal.UNAVAILABLE, "the call could not be recorded; try again", retry_after_s=RETRY_AFTER_S
             ) from None
         self._metrics.ack_s.observe(time.perf_counter() - began)
-        asked.claim.history.add(asked.call_id, written, answer)
+        asked.claim.acknowledged(asked.call_id, asked.told, answer)
 
     def unanswered(self, asked: Asked, outcome: CallOutcome, error: CallError) -> None:
         """Records a failed or abandoned call, beside the way."""
@@ -92,6 +95,7 @@ class Capture:
     def disown(self, asked: Asked, reason: str) -> None:
         """Says on the log that a call was never answered, beside the way; `reason` as in `Disowned`."""
         self._metrics.disowned.labels(reason).inc()
+        asked.claim.undelivered(asked.call_id)
         key = asked.claim.key
         self._later(self._disown(Disowned(asked.call_id, key.session_id, key.claim_id, reason)), "disowned")
 
@@ -160,7 +164,7 @@ def _answered(asked: Asked, written: Written, answer: Answer, policy_version: in
 
 
 def _unanswered(asked: Asked, outcome: CallOutcome, error: CallError) -> Completion:
-    written = asked.claim.history.write(asked.request)
+    written = asked.claim.history.write(asked.told)
     return msgspec.structs.replace(_completion(asked, written, outcome, TokenDelta(b"")), error=error)
 
 

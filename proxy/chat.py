@@ -123,6 +123,8 @@ class ChatRequest(msgspec.Struct, frozen=True):
     """The call whose messages and answer come before `messages` (OpenAI's previous_response_id)."""
     store: bool = False
     """Another request may continue this one."""
+    instructions: bool = False
+    """`messages[0]` is this request's own instructions, which one that continues it doesn't inherit."""
     stream: bool = False
     stream_usage: bool = False
     """The stream tells usage at its end; dialects that always do so set it."""

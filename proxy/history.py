@@ -5,6 +5,7 @@ Prompt, messages and tools each find what the log has already. Bounded; what was
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
@@ -12,25 +13,44 @@ import msgspec
 
 from polar.types.completion import MessageDelta, TokenDelta
 from polar.types.tokens import unpack_ids
-from proxy.chat import Answer, ChatRequest
-from topics.delta import MessageIndex, PromptIndex
+from proxy.chat import Answer, Message, Tool
+from topics.delta import MessageIndex, PromptIndex, Spelled
 
 CALLS = 4096
 """Calls whose tools are known."""
-NO_TOOLS = blake2b(b"[]", digest_size=16).digest()
 _encode = msgspec.json.Encoder().encode
 
 
 @dataclass(frozen=True, slots=True)
+class Transcript:
+    """What a request tells the model, spelled and hashed once for all that need it."""
+
+    messages: Spelled
+    tools: bytes
+    """JSON array."""
+    tools_digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Written:
-    """A request as the log takes it, and what `History.add` then needs of it."""
+    """A transcript as the log takes it."""
 
     messages: MessageDelta
     tools: bytes | None
     """None: those of the messages' base; without a base, none."""
-    links: list[bytes]
-    digest: bytes
-    """Of the tools."""
+
+
+def transcript(messages: Spelled, tools: Sequence[Tool]) -> Transcript:
+    """Of messages that are spelled already."""
+    return transcript_of(messages, _encode(tools))
+
+
+def transcript_of(messages: Spelled, tools: bytes) -> Transcript:
+    """The same where the tools are, too."""
+    return Transcript(messages, tools, blake2b(tools, digest_size=16).digest())
+
+
+NO_TOOLS = transcript(Spelled(), []).tools_digest
 
 
 class History:
@@ -41,22 +61,20 @@ class History:
         self._messages = MessageIndex()
         self._tools: dict[str, bytes] = {}
 
-    def write(self, request: ChatRequest) -> Written:
+    def write(self, told: Transcript) -> Written:
         """A request's messages and tools, as deltas."""
-        messages, links = self._messages.encode(request.messages)
-        tools = _encode(request.tools)
-        digest = blake2b(tools, digest_size=16).digest()
+        messages = self._messages.encode(told.messages)
         known = NO_TOOLS if messages.base is None else self._tools.get(messages.base)
-        return Written(messages, None if digest == known else tools, links, digest)
+        return Written(messages, None if told.tools_digest == known else told.tools)
 
     def prompt(self, answer: Answer) -> TokenDelta:
         """An answer's prompt, as a delta."""
         return self._prompts.encode(unpack_ids(answer.prompt_ids))
 
-    def add(self, call_id: str, written: Written, answer: Answer) -> None:
-        """Notes a call that is on the log."""
-        self._prompts.add(call_id, unpack_ids(answer.prompt_ids), unpack_ids(answer.sampled_ids))
-        self._messages.add(call_id, written.links, answer.message)
+    def add(self, call_id: str, told: Transcript, prompt: bytes, sampled: bytes, answer: Message) -> None:
+        """Notes a call that is on the log; `prompt`, whole, and `sampled` are int32 LE."""
+        self._prompts.add(call_id, unpack_ids(prompt), unpack_ids(sampled))
+        self._messages.add(call_id, told.messages, answer)
         if len(self._tools) >= CALLS:
             self._tools = {}
-        self._tools[call_id] = written.digest
+        self._tools[call_id] = told.tools_digest

@@ -17,6 +17,7 @@ from proxy.call import Call, Pipeline
 from proxy.capture import Asked
 from proxy.chat import ChatRequest
 from proxy.dialects.base import Dialect
+from proxy.history import transcript
 from proxy.kinds import kind_of
 from proxy.lineage import lineage_of
 from proxy.reply import Reply
@@ -40,7 +41,9 @@ class Intake:
         received_at: float,
     ) -> Reply:
         """The calls of a request of `size` bytes, under way. Raises Refused for what the claim may not have."""
-        asked_for = imposed(request, claim.key)
+        messages, spelled = claim.turns.restore(request.messages)
+        asked_for = imposed(msgspec.structs.replace(request, messages=messages), claim.key)
+        told = transcript(spelled, request.tools)
         lineage = lineage_of(headers)
         kind = kind_of(request, lineage)
         first = dialect.id_prefix + os.urandom(16).hex()
@@ -52,6 +55,7 @@ class Intake:
                 dialect=dialect.name,
                 engine=self._pipeline.engines.for_model(request.model).name,
                 request=_of_choice(asked_for, choice),
+                told=told,
                 received_at=received_at,
                 choice=choice,
                 lineage=lineage,

@@ -1,4 +1,4 @@
-"""What the proxy remembers of each claim: its calls in flight, what its acknowledged calls were, and whether its key is closed.
+"""What the proxy remembers of each claim: its calls in flight, what its acknowledged calls were and said, and whether its key is closed.
 
 Invariant: a claim is served from memory only where this proxy has owned its session ever since the key was minted, and every `CloseKey`
 that could name it was seen; all others are read back from the log first (protocol 18, 20). All of it is bounded: the least recently used
@@ -14,9 +14,12 @@ from collections.abc import Awaitable, Callable
 from typing import Literal, Protocol
 
 from polar.keys import KeyClaims
+from proxy.chat import Answer, Message
 from proxy.errors import Refusal, Refused
-from proxy.history import History
+from proxy.history import History, Transcript
+from proxy.recalled import recalled
 from proxy.recovery import ClaimLog
+from proxy.turns import Turns
 
 CLAIMS = 4096
 """Claims remembered; one in use is never forgotten."""
@@ -42,7 +45,10 @@ class Claim:
     def __init__(self, key: KeyClaims) -> None:
         self.key = key
         self.history = History()
+        self.turns = Turns()
         self.in_flight: set[InFlight] = set()
+        self._known: set[str] = set()
+        """Acknowledged calls, by id."""
         self.is_stale = False
         """The session went to another owner while calls were in flight here: what that one did must be read back."""
         self.read_to: int | None = None
@@ -50,9 +56,29 @@ class Claim:
         self.read_at = 0.0
         """When it was taken over: `time.monotonic()`."""
 
+    def acknowledged(self, call_id: str, told: Transcript, answer: Answer) -> None:
+        """An answer is on the log, and about to leave."""
+        self._remember(call_id, told, answer.prompt_ids, answer.sampled_ids, answer.message)
+        self.turns.add(call_id, told.messages.link, answer.message)
+
+    def undelivered(self, call_id: str) -> None:
+        """That answer was seen by nobody."""
+        self.turns.forget(call_id)
+
     def recall(self, log: ClaimLog) -> None:
-        """Takes in calls that were read back from the log, those that it knows among them."""
+        """Takes in calls that were read back from the log, from the claim's first on, those that it knows among them."""
         self.read_to = log.next_offset
+        for one in recalled(log.calls):
+            call_id = one.call.call_id
+            if call_id in self._known:
+                continue
+            self._remember(call_id, one.told, one.prompt, one.call.sampled, one.answer)
+            if call_id not in log.disowned:
+                self.turns.add(call_id, one.told.messages.link, one.answer)
+
+    def _remember(self, call_id: str, told: Transcript, prompt: bytes, sampled: bytes, answer: Message) -> None:
+        self._known.add(call_id)
+        self.history.add(call_id, told, prompt, sampled, answer)
 
 
 class Moved(Exception):  # noqa: N818 - what is so, not a fault

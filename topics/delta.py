@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 import msgspec
 import numpy as np
@@ -139,6 +139,40 @@ class PromptIndex:
             strand = fork
 
 
+class Spelled:
+    """Messages in one spelling, so that equal values have equal bytes, and the chain's link after each of them."""
+
+    __slots__ = ("links", "messages")
+
+    def __init__(self, messages: Iterable[object] = ()) -> None:
+        """Of anything that msgspec writes as JSON."""
+        self.messages: list[bytes] = []
+        self.links: list[bytes] = []
+        for message in messages:
+            self.append(spell(message))
+
+    @property
+    def link(self) -> bytes:
+        """After the last message."""
+        return self.links[-1] if self.links else b""
+
+    def upto(self, count: int) -> Spelled:
+        """The first `count` messages."""
+        cut = Spelled()
+        cut.messages, cut.links = self.messages[:count], self.links[:count]
+        return cut
+
+    def append(self, spelled: bytes) -> None:
+        """One more message, as `spell` writes it."""
+        self.links.append(_link(self.link, spelled))
+        self.messages.append(spelled)
+
+
+def spell(message: object) -> bytes:
+    """A message in one spelling."""
+    return msgspec.json.encode(message, order="sorted")
+
+
 class MessageIndex:
     """A claim's acknowledged calls by their messages; keeps 16 bytes a message, not the messages."""
 
@@ -147,30 +181,23 @@ class MessageIndex:
         self._calls: dict[bytes, str] = {}
         """A call that begins with the messages which the link stands for."""
 
-    def encode(self, messages: Sequence[object]) -> tuple[MessageDelta, list[bytes]]:
-        """Messages, anything that msgspec writes as JSON, as a delta against what was added; and their links, for `add`."""
-        encoded = [_canonical(message) for message in messages]
-        made: list[bytes] = []
-        for message in encoded:
-            made.append(_message_link(made[-1] if made else b"", message))
-        shared = next((at for at, link in enumerate(made) if link not in self._calls), len(made))
-        base = self._calls[made[shared - 1]] if shared else None
-        return MessageDelta(rest=b"[" + b",".join(encoded[shared:]) + b"]", shared=shared, base=base), made
+    def encode(self, spelled: Spelled) -> MessageDelta:
+        """Messages as a delta against what was added."""
+        links = spelled.links
+        shared = next((at for at, link in enumerate(links) if link not in self._calls), len(links))
+        base = self._calls[links[shared - 1]] if shared else None
+        return MessageDelta(rest=b"[" + b",".join(spelled.messages[shared:]) + b"]", shared=shared, base=base)
 
-    def add(self, call_id: str, made: list[bytes], answer: object | None) -> None:
-        """Note an acknowledged call by its links; `answer` None where it has none."""
+    def add(self, call_id: str, spelled: Spelled, answer: object | None) -> None:
+        """Note an acknowledged call; `answer` None where it has none."""
+        links = spelled.links
         if answer is not None:
-            made = [*made, _message_link(made[-1] if made else b"", _canonical(answer))]
-        if len(self._calls) + len(made) > self._max_messages:
+            links = [*links, _link(spelled.link, spell(answer))]
+        if len(self._calls) + len(links) > self._max_messages:
             self._calls = {}
-        for link in made:
+        for link in links:
             self._calls.setdefault(link, call_id)
 
 
-def _canonical(message: object) -> bytes:
-    """One spelling of a message, so that equal values have equal bytes."""
-    return msgspec.json.encode(message, order="sorted")
-
-
-def _message_link(last: bytes, message: bytes) -> bytes:
+def _link(last: bytes, message: bytes) -> bytes:
     return hashlib.blake2b(last + message, digest_size=LINK_BYTES).digest()

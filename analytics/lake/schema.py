@@ -144,7 +144,12 @@ COMPLETIONS = Table(
         Column("error_code", TEXT, "why there is no answer; null: there is one"),
         Column("error_message", TEXT, "for people"),
         Column("error_status", INT, "the engine's HTTP status, where there was one"),
-        Column("choice", INT, "which of the answers that one request asked for (OpenAI's n), from 0; null: written by an older Polar"),
+        Column(
+            "choice",
+            INT,
+            "which of the answers that one request asked for (OpenAI's n), from 0; null: written by an older Polar",
+        ),
+        Column("stored_from", INT, "the first message that a call which continues this one inherits; null: none may"),
     ),
 )
 DISOWNED = Table(

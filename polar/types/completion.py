@@ -110,3 +110,6 @@ class Completion(msgspec.Struct, frozen=True, tag="completion", omit_defaults=Tr
     error: CallError | None = None
     choice: int = 0
     """Which of the answers that one request asked for (OpenAI's `n`); they are siblings, and none supersedes another."""
+    stored_from: int | None = None
+    """Another call may continue this one (OpenAI's `store`): the first message that it inherits, which are not this one's own
+    instructions. None: this one isn't stored."""

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from polar.types.completion import CallOutcome, Completion, MessageDelta, TokenDelta
 from polar.types.tokens import Ids, common_prefix, count, pack_ids, unpack_ids
-from topics.delta import BLOCK, MessageIndex, PromptIndex, links
+from topics.delta import BLOCK, MessageIndex, PromptIndex, Spelled, links
 from topics.resolver import BaseMissing, DeltaError, Resolver
 
 NO_PROMPT = TokenDelta(b"")
@@ -181,13 +181,13 @@ def test_messages_come_back_with_equal_values(
     for at, (after, drop, new, answer, acknowledged) in enumerate(talks):
         before = said[-1 - after % len(said)] if said else []
         messages = [*before[: max(0, len(before) - drop)], *new]
-        delta, made = index.encode(messages)
-        resolver.add(call(f"c{at}", messages=delta, answer=answer))
+        spelled = Spelled(messages)
+        resolver.add(call(f"c{at}", messages=index.encode(spelled), answer=answer))
         # As JSON text, since True == 1 == 1.0 in Python.
         assert _text(resolver.messages(f"c{at}")) == _text(messages)
         said.append(messages if answer is None else [*messages, answer])
         if acknowledged:
-            index.add(f"c{at}", made, answer)
+            index.add(f"c{at}", spelled, answer)
 
 
 def _text(messages: list[Any]) -> bytes:
@@ -196,14 +196,15 @@ def _text(messages: list[Any]) -> bytes:
 
 def test_messages_are_compared_by_value_and_not_by_spelling() -> None:
     index = MessageIndex()
-    _, made = index.encode([{"role": "user", "content": "hi"}])
-    index.add("a", made, {"role": "assistant", "content": "hello"})
-    delta, _ = index.encode(
-        [
-            {"content": "hi", "role": "user"},
-            {"content": "hello", "role": "assistant"},
-            {"role": "user", "content": "bye"},
-        ]
+    index.add("a", Spelled([{"role": "user", "content": "hi"}]), {"role": "assistant", "content": "hello"})
+    delta = index.encode(
+        Spelled(
+            [
+                {"content": "hi", "role": "user"},
+                {"content": "hello", "role": "assistant"},
+                {"role": "user", "content": "bye"},
+            ]
+        )
     )
     assert delta == MessageDelta(b'[{"content":"bye","role":"user"}]', shared=2, base="a")
 

@@ -1,0 +1,225 @@
+"""The turns that a session's model said, put back where a harness repeats them in its own spelling.
+
+Harnesses parse tool arguments and write them anew (`{"n" : 1.0}` becomes `{"n":1}`), trim text and reasoning, drop or invent the ids of
+tool calls. An assistant turn that says what an answer of this claim said is replaced by the very message that was sampled, and the tool
+messages that follow get the ids of its calls, so that the next prompt repeats the tokens that the engine sampled. Invariant: only what
+these rewrites can explain is put back; a turn that was edited stays as the harness wrote it, and reasoning that a harness leaves out
+stays out, as its provider wouldn't see it either. Bounded: the oldest turns are forgotten.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import OrderedDict, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+
+import msgspec
+
+from proxy.chat import Message, TextPart
+from topics.delta import Spelled, spell
+
+TURNS = 4096
+BYTES = 8 * 1024 * 1024
+"""Of a claim's turns, as JSON."""
+SPELLINGS = 16_384
+"""Spellings of turns that are known for what they say: some 2 MB."""
+ALIKE = 16
+"""Turns of equal words that are looked at, the newest, where nothing else tells which is meant."""
+UNPARSED = "__unparsedToolInput"
+"""Claude Code's wrapper around arguments that it can't parse: `{"__unparsedToolInput": {"raw": …, "len": …}}`."""
+UNLIKE = b""
+"""The digest of a turn that no answer can equal."""
+_encode = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Turn:
+    """An answer that a harness may have seen."""
+
+    call_id: str
+    follows: bytes
+    """The link of its request's messages."""
+    words: bytes
+    """Digest of what every spelling of it has in common."""
+    message: Message
+    spelled: bytes
+
+
+class Turns:
+    """What one claim's model said."""
+
+    def __init__(self) -> None:
+        self._turns: OrderedDict[str, _Turn] = OrderedDict()
+        self._bytes = 0
+        self._in_place: defaultdict[tuple[bytes, bytes], list[_Turn]] = defaultdict(list)
+        """By what they follow and their words."""
+        self._alike: defaultdict[bytes, list[_Turn]] = defaultdict(list)
+        """By their words, oldest first."""
+        self._by_tool_call: dict[str, _Turn] = {}
+        """By the id of their first tool call, the newest."""
+        self._words: dict[bytes, bytes] = {}
+        """By the digest of a spelling, so that a long history isn't parsed at each call."""
+
+    def add(self, call_id: str, follows: bytes, message: Message) -> None:
+        """Notes an answer to the messages whose chain ends with the link `follows`."""
+        turn = _Turn(call_id, follows, _words(message), message, spell(message))
+        self._turns[call_id] = turn
+        self._bytes += len(turn.spelled)
+        self._in_place[follows, turn.words].append(turn)
+        self._alike[turn.words].append(turn)
+        if message.tool_calls:
+            self._by_tool_call[message.tool_calls[0].id] = turn
+        while len(self._turns) > TURNS or self._bytes > BYTES:
+            self.forget(next(iter(self._turns)))
+
+    def forget(self, call_id: str) -> None:
+        """No harness has seen this answer."""
+        turn = self._turns.pop(call_id, None)
+        if turn is None:
+            return
+        self._bytes -= len(turn.spelled)
+        for place, turns in (((turn.follows, turn.words), self._in_place), (turn.words, self._alike)):
+            turns[place].remove(turn)  # type: ignore[index] # each key goes with its own index
+            if not turns[place]:  # type: ignore[index]
+                del turns[place]  # type: ignore[arg-type]
+        for call in turn.message.tool_calls[:1]:
+            if self._by_tool_call.get(call.id) is turn:
+                del self._by_tool_call[call.id]
+
+    def restore(self, messages: Sequence[Message]) -> tuple[list[Message], Spelled]:
+        """The messages as the model said and read them, and how the log spells them."""
+        restored: list[Message] = []
+        spelled = Spelled()
+        ids: dict[str, list[str]] = {}
+        """Ids of tool calls as sampled, by the harness's; several where it gives several calls one."""
+        for message in messages:
+            told = message
+            if message.role == "assistant":
+                written = spell(message)
+                found = self._find(message, written, spelled.link) if self._turns else None
+                if found is not None and found.spelled != written:
+                    told = _as_sampled(found.message, message)
+                    written = found.spelled if told is found.message else spell(told)
+                _note(ids, message, told)
+            else:
+                if message.role == "tool" and message.tool_call_id in ids:
+                    told = _answering(message, ids[message.tool_call_id])
+                written = spell(told)
+            restored.append(told)
+            spelled.append(written)
+        return restored, spelled
+
+    def strangers(self, messages: Sequence[Message]) -> frozenset[bytes]:
+        """What tells those assistant turns apart that this claim's model, as far as is known here, hasn't said."""
+        asked = ((message, spell(message)) for message in messages if message.role == "assistant")
+        return frozenset(_digest(written) for message, written in asked if self._find(message, written, b"") is None)
+
+    def _find(self, message: Message, written: bytes, follows: bytes) -> _Turn | None:
+        """The answer that a message repeats: to this very history, else the one whose id it has, else the newest alike."""
+        spelling = _digest(written)
+        words = self._words.get(spelling)
+        if words is None:
+            if len(self._words) >= SPELLINGS:
+                self._words = {}
+            words = self._words[spelling] = _words(message)
+        alike = self._alike.get(words)
+        if alike is None:
+            return None
+        by_id = self._by_tool_call.get(message.tool_calls[0].id) if message.tool_calls else None
+        return (
+            _nearest(self._in_place.get((follows, words), ()), message)
+            or _nearest([by_id] if by_id is not None and by_id.words == words else (), message)
+            or _nearest(alike[-ALIKE:], message)
+        )
+
+
+def _nearest(turns: Sequence[_Turn], message: Message) -> _Turn | None:
+    """Of turns with the same words, oldest first, the one that a message repeats; None where its whitespace or reasoning is none's."""
+    text = _text(message) or ""
+    best: tuple[bool, bool, bool] | None = None
+    found = None
+    for turn in turns:
+        said = turn.message
+        if not _is_cut_from(text, _text(said) or "") or (
+            message.reasoning and not _is_trimmed(message.reasoning, said.reasoning or "")
+        ):
+            continue
+        ids = [call.id for call in said.tool_calls] == [call.id for call in message.tool_calls]
+        rank = ids, text == said.content, message.reasoning == said.reasoning
+        if best is None or rank >= best:
+            best, found = rank, turn
+    return found
+
+
+def _is_trimmed(text: str, said: str) -> bool:
+    """Whether a text is what was said, but for whitespace cut off at its ends."""
+    return text == said or (text.strip() == said.strip() and _is_cut_from(text, said))
+
+
+def _is_cut_from(text: str, said: str) -> bool:
+    return text in said
+
+
+def _as_sampled(said: Message, message: Message) -> Message:
+    """What was sampled, in the place of a message that repeats it; without its reasoning where the message has none."""
+    if said.reasoning and not message.reasoning:
+        return msgspec.structs.replace(said, reasoning=None)
+    return said
+
+
+def _note(ids: dict[str, list[str]], message: Message, told: Message) -> None:
+    """From here on these ids are those of this turn's calls."""
+    noted: dict[str, list[str]] = {}
+    for call, sampled in zip(message.tool_calls, told.tool_calls, strict=True):
+        noted.setdefault(call.id, []).append(sampled.id)
+    ids |= noted
+
+
+def _answering(message: Message, sampled: list[str]) -> Message:
+    """A tool's message with the id that was sampled; where calls share an id they are answered in their order."""
+    own = sampled.pop(0) if len(sampled) > 1 else sampled[0]
+    return message if message.tool_call_id == own else msgspec.structs.replace(message, tool_call_id=own)
+
+
+def _words(message: Message) -> bytes:
+    """Digest of what the rewrites leave alone: trimmed text, tools' names, arguments by value. Reasoning is compared apart."""
+    text = _text(message)
+    if text is None or message.name is not None:
+        return UNLIKE
+    calls = [(call.function.name, _value(call.function.arguments)) for call in message.tool_calls]
+    return _digest(_encode((text.strip(), calls)))
+
+
+def _text(message: Message) -> str | None:
+    """The text of a turn, however it is parted; None where it is not text alone."""
+    if not isinstance(message.content, list):
+        return message.content or ""
+    texts = [part.text for part in message.content if isinstance(part, TextPart)]
+    return "".join(texts) if len(texts) == len(message.content) else None
+
+
+def _value(arguments: str) -> str:
+    """Arguments in one spelling of their JSON value, numbers as JavaScript has them; as they are where they are no JSON."""
+    try:
+        value = json.loads(
+            arguments.strip() or "{}", parse_int=_number, parse_float=_number, parse_constant=lambda _: None
+        )
+        if isinstance(value, dict) and value.keys() == {UNPARSED} and isinstance(value[UNPARSED], dict):
+            raw = value[UNPARSED].get("raw")
+            if isinstance(raw, str):
+                return raw
+        return json.dumps(value, sort_keys=True)
+    except (ValueError, RecursionError):
+        return arguments
+
+
+def _number(digits: str) -> float | None:
+    value = float(digits)
+    return value + 0.0 if math.isfinite(value) else None  # -0 is 0 there, and infinity null
+
+
+def _digest(data: bytes) -> bytes:
+    return blake2b(data, digest_size=16).digest()
