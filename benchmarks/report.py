@@ -26,13 +26,22 @@ class Figure:
 
 def main(title: str | None, measure: Callable[[], list[Figure]]) -> None:
     """Run a benchmark from the command line; `title` is its module's docstring, whose first line heads the table."""
-    assert title is not None
-    heading = title.partition("\n")[0]
-    parser = argparse.ArgumentParser(description=heading)
-    parser.add_argument("--format", choices=["table", "json"], default="table")
-    layout = parser.parse_args().format
+    layout = parser(title).parse_args().format
     before = machine()
-    show(before, {heading: measure()}, layout)
+    show(before, {heading(title): measure()}, layout)
+
+
+def heading(title: str | None) -> str:
+    """The first line of a module's docstring."""
+    assert title is not None
+    return title.partition("\n")[0]
+
+
+def parser(title: str | None) -> argparse.ArgumentParser:
+    """What every benchmark takes on the command line."""
+    made = argparse.ArgumentParser(description=heading(title))
+    made.add_argument("--format", choices=["table", "json"], default="table")
+    return made
 
 
 def show(machine: dict[str, str], measured: dict[str, list[Figure]], layout: str) -> None:
@@ -44,9 +53,10 @@ def show(machine: dict[str, str], measured: dict[str, list[Figure]], layout: str
     print(", ".join(f"{name} {value}" for name, value in machine.items()))
     for heading, figures in measured.items():
         print(f"\n{heading}")
+        width = max(len(figure.name) for figure in figures)
         for figure in figures:
             wanted = f"   wanted {figure.wanted}" if figure.wanted else ""
-            print(f"  {figure.name:44} {number(figure.value):>12} {figure.unit}{wanted}")
+            print(f"  {figure.name:{width}} {number(figure.value):>12} {figure.unit}{wanted}")
 
 
 def number(value: float) -> str:

@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -85,11 +85,15 @@ async def up(*options: str) -> AsyncIterator[System]:
 
 
 @contextmanager
-def child(*arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+def child(
+    *arguments: str, python: str = sys.executable, environment: Mapping[str, str] | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
     """A Python process with nothing of the user's settings, ended by SIGTERM; its words go to standard error."""
     kept = {"POLAR_CACHE"}
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("POLAR_") or name in kept}
-    process = subprocess.Popen([sys.executable, *arguments], env=environment, stdout=sys.stderr, stderr=sys.stderr)
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("POLAR_") or name in kept}
+    process = subprocess.Popen(
+        [python, *arguments], env=inherited | dict(environment or {}), stdout=sys.stderr, stderr=sys.stderr
+    )
     try:
         yield process
     finally:
