@@ -11,15 +11,13 @@ import re
 import aiohttp
 import msgspec
 
+from proxy.engines.overflow import is_overflow, numbers_of
 from proxy.errors import OVERLOAD, EngineFault
 
 # Servers drop idle connections after some seconds; to let go of them sooner costs a handshake and spares a retry.
 KEEPALIVE_S = 2.0
 CONNECT_S = 5.0
 MAX_ANSWER_BYTES = 128 * 1024 * 1024
-CONTEXT_WORDS = re.compile(
-    r"maximum context length|context_length_exceeded|longer than the maximum model length", re.IGNORECASE
-)
 SHOWN_CHARS = 500
 SECONDS = re.compile(r"[0-9]{1,6}")
 """Of a Retry-After; its other form, a date, no inference server sends."""
@@ -132,7 +130,9 @@ def fault_of(status: int, retry_after: str | None, body: bytes) -> EngineFault:
     if status >= 500:
         return EngineFault("server_error", said, status=status, retryable=True, retry_after_s=wait)
     if status in (400, 413, 422):
-        return EngineFault("context_length" if CONTEXT_WORDS.search(said) else "refused", said, status=status)
+        if is_overflow(said):
+            return EngineFault("context_length", said, status=status, context=numbers_of(said))
+        return EngineFault("refused", said, status=status)
     return EngineFault("misconfigured", said, status=status)
 
 

@@ -28,8 +28,6 @@ NO_LOGPROB = -9999.0
 """vLLM's default, and what it writes for -inf: a token that was sampled has neither."""
 ABOVE_ZERO = 1e-4
 """Rounding that a logprob may have above 0."""
-LIMIT_WORDS = "is too large"
-"""vLLM of a max_completion_tokens that prompt and context leave no room for."""
 FINISHED: frozenset[str] = frozenset(get_args(FinishReason))
 EFFORTS = frozenset({"none", "low", "medium", "high"})
 """Values of reasoning_effort that vLLM takes; with any other it refuses the call."""
@@ -63,16 +61,19 @@ class _Logprobs(msgspec.Struct):
 class _Choice(msgspec.Struct):
     message: _Message
     finish_reason: str | None = None
+    stop_reason: str | int | None = None
     token_ids: list[int] | None = None
     logprobs: _Logprobs | None = None
 
 
-class _PromptDetails(msgspec.Struct):
+class _Details(msgspec.Struct):
     cached_tokens: int | None = None
+    reasoning_tokens: int | None = None
 
 
 class _Usage(msgspec.Struct):
-    prompt_tokens_details: _PromptDetails | None = None
+    prompt_tokens_details: _Details | None = None
+    completion_tokens_details: _Details | None = None
 
 
 class _Body(msgspec.Struct):
@@ -120,9 +121,10 @@ class VllmChat:
         try:
             body = await self._post(request, session_id)
         except EngineFault as fault:
-            if fault.code != "context_length" or LIMIT_WORDS not in fault.message:
+            if fault.code != "context_length" or request.sampling.max_tokens is None:
                 raise
-            # Harnesses ask for 32,000 tokens of any model. Without a limit vLLM samples what the context has left, which is less.
+            # Harnesses ask for 32,000 tokens of any model. Without a limit vLLM samples what the context has left, which is less, or
+            # says that it is the prompt that doesn't fit: with a limit its newer words leave open which it is.
             unlimited = msgspec.structs.replace(request.sampling, max_tokens=None)
             body = await self._post(msgspec.structs.replace(request, sampling=unlimited), session_id)
         return from_wire(body, self._model, self._logprobs_mode)
@@ -197,19 +199,24 @@ def from_wire(body: bytes, model: str, logprobs_mode: str) -> Answer:
     if entries is None or len(entries) != len(choice.token_ids):
         found = "no" if entries is None else len(entries)
         raise EngineFault("length_mismatch", f"{len(choice.token_ids)} token ids, {found} logprobs")
-    cached = told.usage.prompt_tokens_details if told.usage is not None else None
     return Answer(
         message=_message(choice.message),
         finish_reason=choice.finish_reason,  # type: ignore[arg-type] # it is one of FINISHED
-        usage=Usage(
-            len(told.prompt_token_ids), len(choice.token_ids), cached.cached_tokens if cached is not None else None
-        ),
+        usage=_usage(told.usage or _Usage(), len(told.prompt_token_ids), len(choice.token_ids)),
         prompt_ids=_ids(told.prompt_token_ids, "prompt_token_ids"),
         sampled_ids=_ids(choice.token_ids, "token_ids"),
         logprobs=_logprobs([entry.logprob for entry in entries]),
         model=told.model or model,
         logprobs_mode=logprobs_mode,
+        # A number is a token that ends turns, of the model's own.
+        stop_sequence=choice.stop_reason if isinstance(choice.stop_reason, str) else None,
     )
+
+
+def _usage(told: _Usage, prompt: int, sampled: int) -> Usage:
+    """Counted from the ids; of what those don't show, what the engine says."""
+    of_prompt, of_sampled = told.prompt_tokens_details or _Details(), told.completion_tokens_details or _Details()
+    return Usage(prompt, sampled, of_prompt.cached_tokens, of_sampled.reasoning_tokens)
 
 
 def _decode(body: bytes) -> _Body:

@@ -60,6 +60,27 @@ def test_a_whole_answer_keeps_its_ids_and_logprobs() -> None:
     assert (answer.model, answer.logprobs_mode, answer.policy_version) == ("served", "raw", None)
 
 
+@pytest.mark.parametrize(("reason", "sequence"), [("</done>", "</done>"), (151645, None), (None, None)])
+def test_a_stop_string_that_ended_the_answer_is_told(reason: str | int | None, sequence: str | None) -> None:
+    choice = GOOD["choices"][0] | {"stop_reason": reason}
+    assert told(choices=[choice]).stop_sequence == sequence
+
+
+@pytest.mark.parametrize(
+    ("usage", "cached", "reasoning"),
+    [
+        ({"completion_tokens_details": {"reasoning_tokens": 1}}, None, 1),
+        ({"prompt_tokens_details": {"cached_tokens": 0}, "completion_tokens_details": None}, 0, None),
+        (None, None, None),
+    ],
+)
+def test_what_the_ids_do_not_count_is_the_engines_word(
+    usage: dict[str, Any] | None, cached: int | None, reasoning: int | None
+) -> None:
+    read = told(usage=usage).usage
+    assert (read.prompt, read.sampled, read.cached, read.reasoning) == (3, 2, cached, reasoning)
+
+
 def test_a_logprob_may_be_above_zero_by_rounding_alone() -> None:
     assert unpack_logprobs(told(logprobs=entries(1e-6, -1.0)).logprobs)[0] == np.float32(1e-6)
 
