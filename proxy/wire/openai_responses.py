@@ -1,0 +1,257 @@
+"""What a request to OpenAI's Responses API looks like, as far as it is read here; fields that aren't here are skipped.
+
+Types are as wide as the API's own: which values are carried, ignored or refused is told by `proxy/dialects/openai_responses.py`. Input
+items and tools are read one by one, each by its type, so that one of a type that nobody here knows breaks no call.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from proxy.chat import NOT_GIVEN
+
+Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+"""What the log can hold; JSON knows no bound."""
+
+
+# --- input items
+
+
+class Item(msgspec.Struct):
+    """What tells an input item's type; without `type` it is a message, or a reference that has only an id."""
+
+    type: str | None = None
+    role: str | None = None
+    id: str | None = None
+
+
+class WirePart(msgspec.Struct):
+    """A content part of a message or of a tool's output; `type` says which of the others is set."""
+
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+    image_url: str | None = None
+    detail: str | None = None
+    file_id: str | None = None
+    file_data: str | None = None
+    """A data URL, or base64."""
+    file_url: str | None = None
+    filename: str | None = None
+    encrypted_content: str | None = None
+
+
+class MessageItem(msgspec.Struct):
+    """`message`, and a message without a type."""
+
+    role: Literal["user", "assistant", "system", "developer"]
+    content: str | list[WirePart] | None = None
+    id: str | None = None
+
+
+class AgentMessageItem(msgspec.Struct):
+    """`agent_message`: what one of Codex's agents tells another."""
+
+    content: list[WirePart]
+
+
+class Thought(msgspec.Struct):
+    """`summary_text` or `reasoning_text`."""
+
+    text: str = ""
+
+
+class ReasoningItem(msgspec.Struct):
+    """`reasoning`."""
+
+    summary: list[Thought] | None = None
+    content: list[Thought] | None = None
+    encrypted_content: str | None = None
+    id: str | None = None
+
+
+class FunctionCallItem(msgspec.Struct):
+    """`function_call`."""
+
+    call_id: str
+    name: str
+    arguments: str
+    namespace: str | None = None
+    id: str | None = None
+
+
+class CustomCallItem(msgspec.Struct):
+    """`custom_tool_call`."""
+
+    call_id: str
+    name: str
+    input: str
+    namespace: str | None = None
+    id: str | None = None
+
+
+class SearchCallItem(msgspec.Struct):
+    """`tool_search_call`; a hosted search has no call id."""
+
+    arguments: msgspec.Raw
+    call_id: str | None = None
+    execution: str | None = None
+    id: str | None = None
+
+
+class BuiltInCallItem(msgspec.Struct):
+    """`local_shell_call`, `shell_call` or `apply_patch_call`: the first two have an action, the last an operation."""
+
+    call_id: str
+    action: msgspec.Raw = NOT_GIVEN
+    operation: msgspec.Raw = NOT_GIVEN
+    id: str | None = None
+
+
+class OutputItem(msgspec.Struct):
+    """`function_call_output`, `custom_tool_call_output`, `local_shell_call_output` (of which `id` may be all there is)."""
+
+    call_id: str | None = None
+    id: str | None = None
+    output: str | list[WirePart] | None = None
+
+
+class ShellOutputItem(msgspec.Struct):
+    """`shell_call_output`."""
+
+    call_id: str
+    output: msgspec.Raw
+
+
+class ApplyPatchOutputItem(msgspec.Struct):
+    """`apply_patch_call_output`."""
+
+    call_id: str
+    status: str
+    output: str | None = None
+
+
+class SearchOutputItem(msgspec.Struct):
+    """`tool_search_output`; a hosted search has no call id."""
+
+    tools: list[msgspec.Raw]
+    call_id: str | None = None
+
+
+class AdditionalToolsItem(msgspec.Struct):
+    """`additional_tools`."""
+
+    tools: list[msgspec.Raw]
+
+
+# --- tools
+
+
+class CustomFormat(msgspec.Struct):
+    """`format` of a custom tool: `text`, or a `grammar`."""
+
+    type: str
+    syntax: str | None = None
+    definition: str | None = None
+
+
+class Environment(msgspec.Struct):
+    """Where a `shell` tool runs."""
+
+    type: str
+
+
+class ToolSpec(msgspec.Struct):
+    """A tool of any type; `type` says which of the others count."""
+
+    type: str
+    name: str | None = None
+    description: str | None = None
+    parameters: msgspec.Raw = NOT_GIVEN
+    strict: bool | None = None
+    defer_loading: bool | None = None
+    """Not shown to the model before a tool search finds it."""
+    format: CustomFormat | None = None
+    tools: list[msgspec.Raw] | None = None
+    """Of a namespace."""
+    execution: str | None = None
+    """Of a tool search: `client`, or on the provider's server."""
+    environment: Environment | None = None
+
+
+class Choice(msgspec.Struct):
+    """`tool_choice` as an object, and each of the tools that `allowed_tools` names."""
+
+    type: str
+    name: str | None = None
+    namespace: str | None = None
+    mode: Literal["auto", "required"] | None = None
+    tools: list[Choice] | None = None
+
+
+# --- the request
+
+
+class Reasoning(msgspec.Struct):
+    """`reasoning`."""
+
+    effort: str | None = None
+    summary: str | None = None
+
+
+class Format(msgspec.Struct):
+    """`text.format`."""
+
+    type: str
+    name: str | None = None
+    schema: msgspec.Raw = NOT_GIVEN
+    strict: bool | None = None
+    description: str | None = None
+
+
+class Text(msgspec.Struct):
+    """`text`."""
+
+    format: Format | None = None
+    verbosity: str | None = None
+
+
+class PromptCacheOptions(msgspec.Struct):
+    """`prompt_cache_options`."""
+
+    prewarm: bool | None = None
+
+
+class ResponsesRequest(msgspec.Struct):
+    """A request's fields: those that are honoured, those that the answer repeats, and those that are refused."""
+
+    model: str | None = None
+    input: str | list[msgspec.Raw] | None = None
+    instructions: str | None = None
+    tools: list[msgspec.Raw] | None = None
+    tool_choice: msgspec.Raw = NOT_GIVEN
+    parallel_tool_calls: bool | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    max_output_tokens: Int64 | None = None
+    reasoning: Reasoning | None = None
+    text: Text | None = None
+    include: list[str] | None = None
+    previous_response_id: str | None = None
+    store: bool | None = None
+    stream: bool | None = None
+
+    metadata: dict[str, str] | None = None
+    max_tool_calls: int | None = None
+    prompt_cache_key: str | None = None
+    safety_identifier: str | None = None
+    truncation: str | None = None
+    user: str | None = None
+
+    background: bool | None = None
+    conversation: msgspec.Raw = NOT_GIVEN
+    prompt: msgspec.Raw = NOT_GIVEN
+    generate: bool | None = None
+    prompt_cache_options: PromptCacheOptions | None = None
