@@ -16,8 +16,8 @@ from consumers.builders.prefixes import Run, root
 from polar.types.completion import CallOutcome, Completion, TokenDelta
 from polar.types.tokens import unpack_ids
 
-RETRY = "retry"
-"""The lineage key that counts tries of one request, and so tells no thread from another."""
+COUNTERS = frozenset({"retry", "window"})
+"""Lineage keys that count tries of one request, or compactions, and so tell no thread from another."""
 
 Thread = frozenset[tuple[str, str]]
 
@@ -76,10 +76,9 @@ class Place:
 
 
 def thread_of(call: Completion) -> Thread | None:
-    """What the harness's headers say of whose call it is; None where it sent none."""
-    if call.lineage is None:
-        return None
-    return frozenset(item for item in call.lineage.items() if item[0] != RETRY)
+    """What the harness's headers say of whose call it is; None where they say nothing."""
+    told = frozenset(item for item in (call.lineage or {}).items() if item[0] not in COUNTERS)
+    return told or None
 
 
 def places(calls: Iterable[Completion], disowned: Set[str]) -> list[Place | None]:

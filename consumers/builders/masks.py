@@ -1,7 +1,7 @@
 """Which calls' sampled tokens are trained, and why the others are not.
 
 Owns the reason codes. Invariant: a call without a reason was sampled by the engine in that very position under that very prefix,
-with as many finite logprobs, for the harness's main work, and nothing on the log says that its answer went unused.
+with as many finite logprobs, for the harness's work, and nothing on the log says that its answer went unused.
 
 Known limit (protocol 22): the last answer of a session, acknowledged but lost in a proxy's crash and never asked for again, looks
 like any other last answer, and is trained.
@@ -19,8 +19,8 @@ from consumers.builders.history import Place, thread_of
 from polar.types.completion import Completion
 from polar.types.tokens import unpack_logprobs
 
-MAIN = "main"
-"""The kind of call that is trained; the others are side calls."""
+TRAINED = frozenset({"main", "subagent"})
+"""Kinds of call that are trained: the harness's main work and its sub-agents'. The others are side calls."""
 
 
 class Masked(StrEnum):
@@ -51,7 +51,7 @@ def masks(calls: Sequence[Completion], placed: Sequence[Place | None], disowned:
             return Masked.INVALID_LOGPROBS
         if call.call_id in disowned:
             return Masked.DISOWNED
-        if call.kind != MAIN:
+        if call.kind not in TRAINED:
             return Masked.SIDE_CALL
         return Masked.UNDELIVERED if place in undelivered else None
 
@@ -67,12 +67,12 @@ def _undelivered(answers: Iterable[Place], placed: Iterable[Place | None]) -> se
     """Answers superseded by one to the same prompt.
 
     Those that a later prompt repeats were delivered; where there is none, the last in log order was. Threads are told apart, so that
-    sub-agents that start alike don't supersede one another.
+    sub-agents that start alike don't supersede one another; so are the choices of one request, which were delivered together.
     """
     repeated = {place.parent for place in placed if place is not None}
     alike: defaultdict[object, list[Place]] = defaultdict(list)
     for place in answers:
-        alike[place.prompt, thread_of(place.call), place.call.kind].append(place)
+        alike[place.prompt, thread_of(place.call), place.call.kind, place.call.choice].append(place)
     superseded: set[Place] = set()
     for group in alike.values():
         delivered = [place for place in group if place in repeated] or group[-1:]

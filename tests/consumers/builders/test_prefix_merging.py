@@ -21,6 +21,7 @@ from tests.consumers.builders.transcripts import (
     build_record,
     completion,
     ids_of,
+    line,
     lines,
     logprobs_for,
     parents,
@@ -87,12 +88,19 @@ def test_compaction_starts_a_root_told_by_its_thread() -> None:
     main = {"thread": "m"}
     log.call("a", "sys hi", "hello", lineage=main)
     log.call("s", "sub job", "doing", lineage={"thread": "s"})
-    log.call("c", "sys summary", "going on", lineage=main | {"retry": "1"})
+    log.call("c", "sys summary", "going on", lineage=main | {"retry": "1", "window": "m:1"})
     built = log.build()
     assert branches(built) == {"a": "root", "s": "root", "c": "compaction"}
     assert lines(built) == ["sys summary [going on]", "sys hi [hello]", "sub job [doing]"]
     assert built.stats.branches == {"compaction": 1, "root": 2}
     assert built.stats.tokens == 2 + 1 + 3 + 3, "`sys` is held once"
+
+
+def test_headers_that_only_count_tell_of_no_thread() -> None:
+    log = Log()
+    log.call("a", "sys hi", "hello", lineage={"retry": "0"})
+    log.call("b", "other job", "doing", lineage={"retry": "0"})
+    assert branches(log.build()) == {"a": "root", "b": "root"}
 
 
 def test_of_answers_to_one_prompt_the_one_gone_on_from_is_trained() -> None:
@@ -147,6 +155,22 @@ def test_sub_agents_that_start_alike_do_not_supersede_one_another() -> None:
     assert sorted(lines(built)) == ["sys job [left]", "sys job [right]"]
 
 
+def test_choices_of_one_request_do_not_supersede_one_another_and_a_retrys_do() -> None:
+    log = Log()
+    for call_id, sampled, choice in [("a", "one", 0), ("b", "two", 1)]:
+        log.call(call_id, "sys hi", sampled, choice=choice, lineage={"retry": "0"})
+    built = log.build()
+    assert sorted(lines(built)) == ["sys hi [one]", "sys hi [two]"]
+    assert branches(built) == {"a": "root", "b": "sibling"}
+    for call_id, sampled, choice in [("c", "three", 0), ("d", "four", 1)]:
+        log.call(call_id, "sys hi", sampled, choice=choice, lineage={"retry": "1"})
+    log.call("e", "sys hi four tool", "ok")
+    built = log.build()
+    assert sorted(lines(built)) == ["sys hi [four] tool [ok]", "sys hi [three]"]
+    assert built.stats.masked_tokens == {"undelivered": 2}
+    assert branches(built) == {"a": "root", "b": "sibling", "c": "sibling", "d": "sibling", "e": None}
+
+
 def test_an_answer_cut_short_and_continued_stays_one_trace() -> None:
     log = Log()
     log.call("a", "sys hi", "a long", finish_reason="length")
@@ -191,6 +215,18 @@ def test_side_calls_stay_in_the_tree_and_out_of_training() -> None:
     assert built.stats.masked_tokens == {"side_call": 3}
     assert {node.masked for node in built.nodes if node.call in (0, 2)} == {"side_call"}
     assert built.stats.tokens == 4 + 3 + 2
+
+
+def test_a_sub_agents_work_is_trained_and_its_trace_says_whose_it_is() -> None:
+    log = Log()
+    log.call("a", "sys hi", "hello")
+    log.call("b", "sub job", "doing", kind="subagent", kind_rule="lineage_agent", lineage={"agent": "1"})
+    built = log.build()
+    assert {line(built, trace): trace.kind for trace in built.traces} == {
+        "sys hi [hello]": "main",
+        "sub job [doing]": "subagent",
+    }
+    assert built.stats.masked_tokens == {}
 
 
 def test_a_disowned_call_is_masked_and_nothing_follows_from_it() -> None:

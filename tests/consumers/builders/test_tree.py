@@ -71,7 +71,7 @@ def conversations(draw: st.DrawFn) -> list[Said]:
                 f"c{index}",
                 prompt,
                 draw(tokens),
-                kind=draw(st.sampled_from(["main", "main", "main", "title"])),
+                kind=draw(st.sampled_from(["main", "main", "subagent", "title"])),
                 thread=draw(st.sampled_from([None, None, "x", "y"])),
                 disowned=draw(st.integers(0, 7)) == 0,
                 broken=draw(st.integers(0, 7)) == 0,
