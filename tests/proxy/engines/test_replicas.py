@@ -1,0 +1,208 @@
+"""Several servers as one engine: sessions keep to theirs, what dies is passed over, and what comes back is asked again.
+
+The servers are scripted engines behind real sockets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import pytest
+
+from polar.scripted.app import running
+from polar.scripted.engine import Engine as ScriptedEngine
+from polar.scripted.faults import Cut, Hang, Status
+from polar.settings import EngineSettings
+from proxy.chat import ChatRequest, Message
+from proxy.engines import health, retry
+from proxy.engines.pool import Engines
+from proxy.engines.replicas import Replicas
+from proxy.errors import EngineFault, Refusal, refusal_of
+from proxy.rendezvous import ranked
+
+ASKED = ChatRequest([Message("user", "hi")])
+MODEL = "polar-scripted"
+SERVERS = 3
+
+
+class Servers:
+    """Scripted engines on ports of their own; each can be killed and started again there."""
+
+    def __init__(self, count: int) -> None:
+        self.ports = [_free_port() for _ in range(count)]
+        self.urls = [f"http://127.0.0.1:{port}" for port in self.ports]
+        self.engines = {url: ScriptedEngine() for url in self.urls}
+        self._running: dict[str, AsyncExitStack] = {}
+
+    async def start(self, url: str) -> None:
+        stack = self._running[url] = AsyncExitStack()
+        await stack.enter_async_context(running(self.engines[url], port=int(url.rpartition(":")[2])))
+
+    async def kill(self, url: str) -> None:
+        if url in self._running:
+            await self._running.pop(url).aclose()
+
+    def asked(self, session_id: str) -> dict[str, int]:
+        """Calls of a session by server."""
+        counts = {url: len(engine.record.calls(session_id)) for url, engine in self.engines.items()}
+        return {url: count for url, count in counts.items() if count}
+
+
+def _free_port() -> int:
+    with socket.socket() as door:
+        door.bind(("127.0.0.1", 0))
+        port: int = door.getsockname()[1]
+        return port
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "CHECK_S", 0.05)
+    monkeypatch.setattr(retry, "PAUSES_S", (0.01, 0.01))
+
+
+@pytest.fixture
+async def servers() -> AsyncIterator[Servers]:
+    servers = Servers(SERVERS)
+    for url in servers.urls:
+        await servers.start(url)
+    try:
+        yield servers
+    finally:
+        for url in servers.urls:
+            await servers.kill(url)
+
+
+@pytest.fixture
+async def engine(servers: Servers) -> AsyncIterator[Replicas]:
+    async with opened(servers.urls) as engine:
+        yield engine
+
+
+@asynccontextmanager
+async def opened(urls: list[str]) -> AsyncIterator[Replicas]:
+    engines = Engines.of({"e": EngineSettings(urls=tuple(urls), model=MODEL)}, deadline_s=5.0)
+    await engines.start()
+    try:
+        yield engines.default
+    finally:
+        await engines.stop()
+
+
+async def until_healthy(engine: Replicas, count: int) -> None:
+    async with asyncio.timeout(5):
+        while engine.healthy != count:
+            await asyncio.sleep(0.01)
+
+
+async def test_a_session_keeps_to_its_server_and_sessions_are_spread(engine: Replicas, servers: Servers) -> None:
+    sessions = [f"t{number}.0" for number in range(20)]
+    for _ in range(2):
+        for session in sessions:
+            await engine.complete(ASKED, session)
+    for session in sessions:
+        assert servers.asked(session) == {ranked(session, servers.urls)[0]: 2}
+    assert len({url for session in sessions for url in servers.asked(session)}) == SERVERS
+
+
+async def test_a_killed_server_costs_no_call_and_has_its_sessions_back_when_it_is_back(
+    engine: Replicas, servers: Servers
+) -> None:
+    first, second, _ = ranked("t.0", servers.urls)
+    await engine.complete(ASKED, "t.0")
+    await servers.kill(first)
+    for _ in range(3):
+        await engine.complete(ASKED, "t.0")
+    assert engine.healthy == 2
+    assert servers.asked("t.0") == {first: 1, second: 3}
+    await servers.start(first)
+    await until_healthy(engine, 3)
+    await engine.complete(ASKED, "t.0")
+    assert servers.asked("t.0") == {first: 2, second: 3}
+
+
+async def test_a_server_that_dies_unasked_is_down_before_a_call_finds_out(engine: Replicas, servers: Servers) -> None:
+    await servers.kill(servers.urls[0])
+    await until_healthy(engine, 2)
+
+
+async def test_with_every_server_down_they_are_asked_all_the_same(engine: Replicas, servers: Servers) -> None:
+    for url in servers.urls:
+        await servers.kill(url)
+    await until_healthy(engine, 0)
+    with pytest.raises(EngineFault) as fault:
+        await engine.complete(ASKED, "t.0")
+    assert (fault.value.code, refusal_of(fault.value).refusal) == ("unreachable", Refusal.UNAVAILABLE)
+    await servers.start(ranked("t.0", servers.urls)[0])
+    await engine.complete(ASKED, "t.0")
+    assert engine.healthy >= 1
+
+
+async def test_a_failed_try_is_made_again_at_another_server_without_the_wait_that_the_first_asks_for(
+    engine: Replicas, servers: Servers
+) -> None:
+    first, second, _ = ranked("t.0", servers.urls)
+    for fault in (Status(status=503, retry_after_s=20), Status(status=500), Cut(times=2), Cut(after_bytes=9)):
+        servers.engines[first].faults.add(fault)
+        async with asyncio.timeout(2):
+            await engine.complete(ASKED, "t.0")
+    assert servers.asked("t.0") == {first: 1, second: 4}, "the last one was cut as it was told"
+    assert engine.healthy == SERVERS, "they all take connections"
+
+
+async def test_what_one_server_refuses_no_other_is_asked(engine: Replicas, servers: Servers) -> None:
+    servers.engines[ranked("t.0", servers.urls)[0]].faults.add(Status(status=400))
+    with pytest.raises(EngineFault, match="status 400"):
+        await engine.complete(ASKED, "t.0")
+    assert servers.asked("t.0") == {}
+
+
+async def test_a_server_that_says_nothing_of_its_health_is_passed_over(
+    engine: Replicas, servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hung process: connections are taken, by the kernel, and never answered."""
+    monkeypatch.setattr("proxy.engines.vllm_chat.HEALTH_S", 0.05)
+    first, second, _ = ranked("t.0", servers.urls)
+    await servers.kill(first)
+    with socket.create_server(("127.0.0.1", int(first.rpartition(":")[2]))):
+        await until_healthy(engine, 2)
+        await engine.complete(ASKED, "t.0")
+    assert servers.asked("t.0") == {second: 1}
+
+
+async def test_tokens_are_counted_and_told_by_any_server_that_is_up(engine: Replicas, servers: Servers) -> None:
+    for url in servers.urls[:2]:
+        await servers.kill(url)
+    for _ in range(5):
+        assert await engine.count_tokens(ASKED) > 0
+        assert await engine.detokenize([1, 2])
+
+
+async def test_a_call_that_is_given_up_leaves_its_turn(engine: Replicas, servers: Servers) -> None:
+    for url in servers.urls:
+        servers.engines[url].faults.add(Hang())
+    call = asyncio.create_task(engine.complete(ASKED, "t.0"))
+    async with asyncio.timeout(5):
+        while sum(len(each.faults.pending()) for each in servers.engines.values()) == SERVERS:
+            await asyncio.sleep(0.01)
+    assert engine.admission.under_way == 1
+    call.cancel()
+    await asyncio.wait([call])
+    assert engine.admission.under_way == 0
+
+
+async def test_a_host_that_answers_no_packet_is_unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full backlog stands for it: the kernel drops what comes."""
+    monkeypatch.setattr("proxy.engines.http.CONNECT_S", 0.1)
+    with socket.socket() as door:
+        door.bind(("127.0.0.1", 0))
+        door.listen(0)
+        url = f"http://127.0.0.1:{door.getsockname()[1]}"
+        with socket.create_connection(door.getsockname()):
+            async with opened([url]) as engine:
+                with pytest.raises(EngineFault, match=r"no connection within 0\.1 s") as fault:
+                    await engine.complete(ASKED, "t.0")
+        assert fault.value.code == "unreachable"
