@@ -81,3 +81,55 @@ def test_an_env_file_comes_back_whole(clean: Path) -> None:
     assert read_env_file(clean / "none.env") == {}
     (clean / "x.env").write_text("# a comment\n\nPOLAR_KAFKA=h:1\n")
     assert read_env_file(clean / "x.env") == {"POLAR_KAFKA": "h:1"}
+
+
+def test_engines_are_named_in_the_file_in_their_order(clean: Path) -> None:
+    (clean / "polar.toml").write_text(
+        """
+        [engines.large]
+        urls = ["http://a:8000/v1", "http://b:8000/"]
+        model = "qwen"
+        models = ["gpt-5", "*"]
+
+        [engines.a-small_1]
+        urls = ["https://c"]
+        concurrency = 4
+        logprobs_mode = "processed"
+        """
+    )
+    engines = settings.load().engines
+    assert list(engines) == ["large", "a-small_1"]
+    assert engines["large"].urls == ("http://a:8000", "http://b:8000")
+    assert (engines["large"].models, engines["a-small_1"].models) == (("gpt-5", "*"), ("*",))
+    assert (engines["a-small_1"].model, engines["a-small_1"].concurrency) == (None, 4)
+
+
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        ("urls = []", "engines.e.urls: "),
+        ('urls = ["localhost:8000"]', "engines.e.urls.0: .* (got 'localhost:8000')"),
+        ('model = "m"', "engines.e.urls: Field required"),
+        ('urls = ["http://a"]\nurl = "http://b"', "engines.e.url: Extra inputs are not permitted"),
+        ('urls = ["http://a"]\nconcurrency = 0', "engines.e.concurrency: .* (got 0)"),
+        ('urls = ["http://a"]\nlogprobs_mode = "some"', "engines.e.logprobs_mode: .* 'raw' or 'processed'"),
+    ],
+)
+def test_an_engine_that_cannot_be_is_refused_with_its_field(clean: Path, told: str, said: str) -> None:
+    (clean / "polar.toml").write_text(f"[engines.e]\n{told}\n")
+    with pytest.raises(InputError, match=said.replace("(", r"\(").replace(")", r"\)")):
+        settings.load()
+
+
+def test_an_engine_has_a_name_that_a_label_can_be(clean: Path) -> None:
+    (clean / "polar.toml").write_text('[engines."A b"]\nurls = ["http://a"]\n')
+    with pytest.raises(InputError, match=r"engines\.A b"):
+        settings.load()
+
+
+def test_engines_in_the_environment_are_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POLAR_ENGINES", '{"e": {"urls": ["http://a"]}}')
+    assert settings.load().engines["e"].urls == ("http://a",)
+    monkeypatch.setenv("POLAR_ENGINES", "http://a")
+    with pytest.raises(InputError, match="POLAR_ENGINES: expected JSON"):
+        settings.load()

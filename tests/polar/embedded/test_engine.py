@@ -16,6 +16,7 @@ from polar.embedded import engine
 from polar.scripted.app import running
 from polar.scripted.engine import Engine as ScriptedEngine
 from polar.scripted.faults import Garbage, Status
+from polar.settings import EngineSettings
 from polar.types.errors import InputError, NotReady
 
 
@@ -69,6 +70,31 @@ def test_of_several_models_one_must_be_named() -> None:
 def test_what_is_no_engine_is_told(body: str, status: int, said: str) -> None:
     with serving(body, status) as url, pytest.raises(NotReady, match=said):
         engine.find(url, None)
+
+
+def test_servers_of_one_engine_have_its_model_as_far_as_they_answer() -> None:
+    gone = "http://127.0.0.1:9"
+    with serving('{"data": [{"id": "a"}]}') as a, serving('{"data": [{"id": "b"}]}') as b:
+        assert engine.model_at([gone, a], None) == "a"
+        assert engine.model_at([a, gone], "a") == "a"
+        with pytest.raises(InputError, match=f"--model: {b} serves b .*'a'"):
+            engine.model_at([a, b], None)
+    with pytest.raises(NotReady, match=f"the engine at {gone} doesn't answer"):
+        engine.model_at([gone], "a")
+
+
+def test_an_engine_of_the_file_needs_a_server_only_where_its_model_is_not_named() -> None:
+    gone = EngineSettings(urls=("http://127.0.0.1:9",), model="m")
+    with serving('{"data": [{"id": "a"}]}') as url:
+        there = EngineSettings(urls=(url,))
+        assert {name: told.model for name, told in engine.with_models({"x": there, "y": gone}).items()} == {
+            "x": "a",
+            "y": "m",
+        }
+        with pytest.raises(InputError, match=r"engines\.x\.model: .* serves a \(got 'b'\)"):
+            engine.with_models({"x": there.model_copy(update={"model": "b"})})
+    with pytest.raises(NotReady, match="doesn't answer"):
+        engine.with_models({"y": gone.model_copy(update={"model": None})})
 
 
 async def test_an_engine_that_returns_token_ids_passes() -> None:
