@@ -16,8 +16,8 @@ from consumers.builders.prefixes import Run, root
 from polar.types.completion import CallOutcome, Completion, TokenDelta
 from polar.types.tokens import unpack_ids
 
-COUNTERS = frozenset({"retry", "window"})
-"""Lineage keys that count tries of one request, or compactions, and so tell no thread from another."""
+PER_CALL = frozenset({"retry", "window", "request"})
+"""Lineage keys that tell one call from the next, and no thread from another: its try, how often its history was compacted, its sort."""
 
 Thread = frozenset[tuple[str, str]]
 
@@ -77,7 +77,7 @@ class Place:
 
 def thread_of(call: Completion) -> Thread | None:
     """What the harness's headers say of whose call it is; None where they say nothing."""
-    told = frozenset(item for item in (call.lineage or {}).items() if item[0] not in COUNTERS)
+    told = frozenset(item for item in (call.lineage or {}).items() if item[0] not in PER_CALL)
     return told or None
 
 

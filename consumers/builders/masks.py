@@ -19,8 +19,8 @@ from consumers.builders.history import Place, thread_of
 from polar.types.completion import Completion
 from polar.types.tokens import unpack_logprobs
 
-TRAINED = frozenset({"main", "subagent"})
-"""Kinds of call that are trained: the harness's main work and its sub-agents'. The others are side calls."""
+TRAINED = frozenset({"main", "subagent", "compaction"})
+"""Kinds of call that are trained: main work, a sub-agent's, and the summaries that work goes on from. The others are side calls."""
 
 
 class Masked(StrEnum):

@@ -88,7 +88,7 @@ def test_compaction_starts_a_root_told_by_its_thread() -> None:
     main = {"thread": "m"}
     log.call("a", "sys hi", "hello", lineage=main)
     log.call("s", "sub job", "doing", lineage={"thread": "s"})
-    log.call("c", "sys summary", "going on", lineage=main | {"retry": "1", "window": "m:1"})
+    log.call("c", "sys summary", "going on", lineage=main | {"retry": "1", "window": "m:1", "request": "turn"})
     built = log.build()
     assert branches(built) == {"a": "root", "s": "root", "c": "compaction"}
     assert lines(built) == ["sys summary [going on]", "sys hi [hello]", "sub job [doing]"]
@@ -217,13 +217,14 @@ def test_side_calls_stay_in_the_tree_and_out_of_training() -> None:
     assert built.stats.tokens == 4 + 3 + 2
 
 
-def test_a_sub_agents_work_is_trained_and_its_trace_says_whose_it_is() -> None:
+def test_a_sub_agents_work_and_a_compaction_are_trained_and_their_traces_say_so() -> None:
     log = Log()
     log.call("a", "sys hi", "hello")
-    log.call("b", "sub job", "doing", kind="subagent", kind_rule="lineage_agent", lineage={"agent": "1"})
+    log.call("b", "sub job", "doing", kind="subagent", kind_rule="agent_header", lineage={"agent": "1"})
+    log.call("c", "sys hi hello summarise", "short", kind="compaction")
     built = log.build()
     assert {line(built, trace): trace.kind for trace in built.traces} == {
-        "sys hi [hello]": "main",
+        "sys hi [hello] summarise [short]": "compaction",
         "sub job [doing]": "subagent",
     }
     assert built.stats.masked_tokens == {}
