@@ -1,0 +1,227 @@
+"""Requests of Google's generateContent, streamGenerateContent and countTokens, as clients write them.
+
+Google reads each name in camelCase and in snake_case, a single value where a list belongs, numbers in quotes, and null for missing; so
+does this. Unknown fields are skipped. What clients write freely (a call's args, a function's response, schemas) is left as it came.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, TypeVar, get_args, get_origin
+
+import msgspec
+
+from proxy.dialects.reading import decoded, invalid_field
+from proxy.errors import Refusal, Refused
+
+Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+"""What the log can hold; JSON knows no bound."""
+
+
+class Blob(msgspec.Struct, rename="camel"):
+    """`inlineData`."""
+
+    mime_type: str | None = None
+    data: str | None = None
+    """Base64, standard (JavaScript) or URL-safe (Python)."""
+
+
+class FileData(msgspec.Struct, rename="camel"):
+    """`fileData`."""
+
+    mime_type: str | None = None
+    file_uri: str | None = None
+
+
+class FunctionCall(msgspec.Struct, rename="camel"):
+    """A call as a harness repeats it, with or without the id that it had."""
+
+    id: str | None = None
+    name: str | None = None
+    args: dict[str, Any] | None = None
+
+
+class FunctionResponse(msgspec.Struct, rename="camel"):
+    """What a function answered."""
+
+    id: str | None = None
+    name: str | None = None
+    response: Any = None
+    """An object by Google's schema; text is taken, too."""
+    parts: list[Part] | None = None
+    """Files that belong to it."""
+
+
+class ExecutableCode(msgspec.Struct, rename="camel"):
+    """Code that a model of Google's had run."""
+
+    code: str = ""
+    language: str | None = None
+
+
+class CodeExecutionResult(msgspec.Struct, rename="camel"):
+    """What that code printed."""
+
+    output: str = ""
+
+
+class Part(msgspec.Struct, rename="camel"):
+    """A part of any kind; one that holds nothing we know says nothing."""
+
+    text: str | None = None
+    thought: bool | None = None
+    thought_signature: str | None = None
+    inline_data: Blob | None = None
+    file_data: FileData | None = None
+    function_call: FunctionCall | None = None
+    function_response: FunctionResponse | None = None
+    executable_code: ExecutableCode | None = None
+    code_execution_result: CodeExecutionResult | None = None
+
+
+class Content(msgspec.Struct, rename="camel"):
+    """One turn, or a piece of one."""
+
+    role: str | None = None
+    parts: list[Part | str] | None = None
+
+
+class FunctionDeclaration(msgspec.Struct, rename="camel"):
+    """A function that the model may call."""
+
+    name: str
+    description: str | None = None
+    parameters: Any = None
+    """Google's Schema, types in upper case."""
+    parameters_json_schema: Any = None
+
+
+class Tool(msgspec.Struct, rename="camel"):
+    """Of all kinds of tools the one that harnesses run themselves."""
+
+    function_declarations: list[FunctionDeclaration] | None = None
+
+
+class FunctionCallingConfig(msgspec.Struct, rename="camel"):
+    """Whether functions must, may or mustn't be called, and which."""
+
+    mode: str | None = None
+    allowed_function_names: list[str] | None = None
+
+
+class ToolConfig(msgspec.Struct, rename="camel"):
+    """`toolConfig`."""
+
+    function_calling_config: FunctionCallingConfig | None = None
+
+
+class ThinkingConfig(msgspec.Struct, rename="camel"):
+    """`thinkingConfig`."""
+
+    include_thoughts: bool | None = None
+    thinking_budget: Int64 | None = None
+    """Tokens; 0: none, -1: as the model likes."""
+    thinking_level: str | None = None
+
+
+class TextFormat(msgspec.Struct, rename="camel"):
+    """The text of `responseFormat`."""
+
+    mime_type: str | None = None
+    json_schema: Any = None
+
+
+class ResponseFormat(msgspec.Struct, rename="camel"):
+    """One of `responseFormat`, the newer spelling of `responseMimeType` and `responseJsonSchema`."""
+
+    text: TextFormat | None = None
+
+
+class GenerationConfig(msgspec.Struct, rename="camel"):
+    """`generationConfig`."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: Int64 | None = None
+    candidate_count: Int64 | None = None
+    max_output_tokens: Int64 | None = None
+    stop_sequences: list[str] | None = None
+    seed: Int64 | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    response_mime_type: str | None = None
+    response_schema: Any = None
+    response_json_schema: Any = None
+    response_format: list[ResponseFormat] | None = None
+    response_modalities: list[str] | None = None
+    thinking_config: ThinkingConfig | None = None
+
+
+class GenerateContentRequest(msgspec.Struct, rename="camel"):
+    """A request's body."""
+
+    contents: list[Content | str] | None = None
+    system_instruction: Content | str | None = None
+    tools: list[Tool] | None = None
+    tool_config: ToolConfig | None = None
+    generation_config: GenerationConfig | None = None
+    cached_content: str | None = None
+
+
+class CountTokensRequest(GenerateContentRequest, rename="camel"):
+    """A countTokens body: a request, or one inside."""
+
+    generate_content_request: GenerateContentRequest | None = None
+
+
+STRUCTS = (
+    Blob,
+    FileData,
+    FunctionCall,
+    FunctionResponse,
+    ExecutableCode,
+    CodeExecutionResult,
+    Part,
+    Content,
+    FunctionDeclaration,
+    Tool,
+    FunctionCallingConfig,
+    ToolConfig,
+    ThinkingConfig,
+    TextFormat,
+    ResponseFormat,
+    GenerationConfig,
+    CountTokensRequest,
+)
+FIELDS = [field for struct in STRUCTS for field in msgspec.structs.fields(struct)]
+CAMEL = {field.name: field.encode_name for field in FIELDS}
+FREE = frozenset(field.encode_name for field in FIELDS if field.type is Any) | {"args"}
+"""What no name is changed in."""
+LISTS = frozenset(f.encode_name for f in FIELDS if any(get_origin(kind) is list for kind in get_args(f.type)))
+Request = TypeVar("Request", bound=GenerateContentRequest)
+_anything = msgspec.json.Decoder()
+
+
+def read(body: bytes, kind: type[Request]) -> Request:
+    """A body as one of the two requests. Raises Refused with the path of the field at fault."""
+    try:
+        return msgspec.convert(_spelled(decoded(body, _anything)), kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise invalid_field(str(error)) from None
+    except RecursionError:
+        raise Refused(Refusal.INVALID, "the request's body is nested too deeply") from None
+
+
+def _spelled(told: Any) -> Any:
+    """With the names that we know in camelCase, and lists where they belong."""
+    if isinstance(told, list):
+        return [_spelled(inner) for inner in told]
+    return _fields(told) if isinstance(told, dict) else told
+
+
+def _fields(told: dict[str, Any]) -> dict[str, Any]:
+    named = {CAMEL.get(name, name): inner for name, inner in told.items()}
+    return {name: inner if name in FREE else _listed(name, _spelled(inner)) for name, inner in named.items()}
+
+
+def _listed(name: str, told: Any) -> Any:
+    return [told] if name in LISTS and told is not None and not isinstance(told, list) else told

@@ -1,0 +1,723 @@
+"""Google's generateContent in and out of the canonical form; the official client's own models judge what leaves."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+import pytest
+from google.genai.types import Candidate, FinishReason, GenerateContentResponse
+from hypothesis import given
+from hypothesis import strategies as st
+
+from polar.types.completion import Sampling
+from proxy.chat import (
+    NOT_GIVEN,
+    Answer,
+    ChatRequest,
+    ForcedTool,
+    FunctionCall,
+    ImagePart,
+    ImageUrl,
+    Message,
+    NamedFunction,
+    TextPart,
+    ToolCall,
+    Usage,
+)
+from proxy.dialects.base import Wire
+from proxy.dialects.google_generate_content import STATUSES, GoogleGenerateContent
+from proxy.errors import Refusal, Refused
+
+DIALECT = GoogleGenerateContent()
+USER = {"role": "user", "parts": [{"text": "hi"}]}
+
+
+def parse(method: str = "generateContent", query: dict[str, str] | None = None, **fields: Any) -> ChatRequest:
+    body = json.dumps({"contents": [USER], **fields}).encode()
+    return DIALECT.parse(Wire(body, {"model": "m", "method": method}, query or {}))
+
+
+def messages(*contents: Any) -> list[Message]:
+    return parse(contents=contents).messages
+
+
+def call(name: str = "f", args: Any = None, **fields: Any) -> dict[str, Any]:
+    return {"functionCall": {"name": name, "args": args or {}, **fields}}
+
+
+def response(name: str, told: Any, **fields: Any) -> dict[str, Any]:
+    return {"functionResponse": {"name": name, "response": told, **fields}}
+
+
+def model(*parts: Any) -> dict[str, Any]:
+    return {"role": "model", "parts": parts}
+
+
+def user(*parts: Any) -> dict[str, Any]:
+    return {"role": "user", "parts": parts}
+
+
+def configured(**config: Any) -> ChatRequest:
+    return parse(generationConfig=config)
+
+
+# --- contents
+
+
+def test_text_and_calls_of_a_turn_are_one_message() -> None:
+    told = model({"text": "I "}, {"text": "look."}, call("f", {"b": 1.5, "a": "é"}, id="c1"), call("g", id="c2"))
+    assert messages(USER, told)[1] == Message(
+        "assistant",
+        content="I look.",
+        tool_calls=[
+            ToolCall("c1", FunctionCall("f", '{"b":1.5,"a":"é"}')),
+            ToolCall("c2", FunctionCall("g", "{}")),
+        ],
+    )
+
+
+def test_a_streams_chunks_kept_apart_are_one_turn() -> None:
+    thought, text, calls = model({"text": "Hm.", "thought": True}), model({"text": "So."}), model(call("f", id="c"))
+    assert messages(USER, thought, text, calls) == messages(
+        USER, model(*thought["parts"], *text["parts"], call("f", id="c"))
+    )
+
+
+def test_a_system_content_stays_where_it_stands() -> None:
+    told = parse(
+        systemInstruction={"role": "user", "parts": [{"text": "be"}]},
+        contents=[USER, {"role": "system", "parts": "now"}, USER],
+    )
+    assert [(message.role, message.content) for message in told.messages] == [
+        ("system", "be"),
+        ("user", "hi"),
+        ("system", "now"),
+        ("user", "hi"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "contents",
+    [
+        "hi",
+        ["hi"],
+        {"parts": {"text": "hi"}},
+        [{"parts": "hi"}],
+        [{"role": "user", "parts": ["hi"]}],
+        [{"role": "", "parts": [{"text": "hi", "thought": None, "partMetadata": {"x": 1}}, {"videoMetadata": {}}]}],
+    ],
+    ids=str,
+)
+def test_contents_are_taken_in_all_their_forms(contents: Any) -> None:
+    assert parse(contents=contents).messages == [Message("user", content="hi")]
+
+
+def test_texts_in_a_row_are_a_list() -> None:
+    assert messages(user({"text": "a"}, {"text": "b"})) == [Message("user", content=[TextPart("a"), TextPart("b")])]
+
+
+def test_a_call_without_a_role_is_the_models() -> None:
+    assert messages(USER, {"parts": [call("f", id="c")]})[1].tool_calls == [ToolCall("c", FunctionCall("f", "{}"))]
+
+
+IDS = [
+    ([{"id": "x"}, {"id": "y"}], [{"id": "y"}, {"id": "x"}], ["y", "x"]),
+    ([{}, {}], [{}, {}], ["polar_call_1", "polar_call_2"]),
+    ([{}, {}], [{"id": "cli_1"}, {"id": "cli_2"}], ["polar_call_1", "polar_call_2"]),
+    ([{"id": "x"}, {"id": "y"}], [{}, {}], ["x", "y"]),
+    ([{"id": "x"}, {"id": "y"}], [{"id": "z"}, {"id": "y"}], ["z", "y"]),
+]
+
+
+@pytest.mark.parametrize(("calls", "responses", "ids"), IDS)
+def test_responses_find_their_calls_by_id_and_else_in_order(
+    calls: list[dict[str, str]], responses: list[dict[str, str]], ids: list[str]
+) -> None:
+    told = messages(USER, model(*(call("f", **c) for c in calls)), user(*(response("f", {}, **r) for r in responses)))
+    assert [message.tool_call_id for message in told[2:]] == ids
+    assert all(message.name == "f" for message in told[2:])
+
+
+def test_responses_without_ids_find_their_calls_by_name() -> None:
+    told = messages(USER, model(call("f"), call("g")), user(response("g", {}), response("f", {})))
+    assert [message.tool_call_id for message in told[2:]] == ["polar_call_2", "polar_call_1"]
+
+
+def test_ids_that_are_made_stay_as_a_conversation_grows() -> None:
+    turns = [USER, model(call("f")), user(response("f", {})), model(call("f")), user(response("f", {}))]
+    assert messages(*turns)[: len(messages(*turns[:3]))] == messages(*turns[:3])
+    assert [message.tool_call_id for message in messages(*turns) if message.role == "tool"] == [
+        "polar_call_1",
+        "polar_call_2",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("told", "content"),
+    [
+        ({"output": "a\nb"}, "a\nb"),
+        ({"result": [1, "é"]}, '[1,"é"]'),
+        ({"name": "f", "content": "a"}, "a"),
+        ({"error": "no"}, '{"error":"no"}'),
+        ({"output": "a", "code": 0}, '{"output":"a","code":0}'),
+        ({"output": None}, ""),
+        ({}, "{}"),
+        ("a", "a"),
+        (None, ""),
+    ],
+)
+def test_what_a_function_answered_is_text_by_rule(told: Any, content: str) -> None:
+    assert messages(USER, model(call("f")), user(response("f", told)))[2].content == content
+
+
+def test_responses_and_what_stands_among_them_keep_their_order() -> None:
+    told = user({"text": "a"}, response("f", {"output": "1"}), {"text": "b"}, response("f", {"output": "2"}))
+    assert [(message.role, message.content) for message in messages(USER, model(call(), call()), told)[2:]] == [
+        ("user", "a"),
+        ("tool", "1"),
+        ("user", "b"),
+        ("tool", "2"),
+    ]
+
+
+PIXEL = base64.urlsafe_b64encode(b"\xfb\xff\xfe").decode()
+IMAGE = ImagePart(ImageUrl("data:image/png;base64,+//+"))
+PNG = {"inlineData": {"mimeType": "image/png", "data": PIXEL}}
+PDF = {"inline_data": {"mime_type": "application/pdf", "data": "AAAA"}}
+
+
+def test_images_are_carried_by_value_and_by_address() -> None:
+    linked = {"file_data": {"mime_type": "image/png", "file_uri": "https://x/y"}}
+    assert messages(user(PNG, {"text": "?"}))[0].content == [IMAGE, TextPart("?")]
+    assert messages(user(linked))[0].content == [ImagePart(ImageUrl("https://x/y"))]
+
+
+def test_a_responses_image_is_in_its_message_and_one_beside_it_follows() -> None:
+    told = messages(USER, model(call()), user(response("f", {"output": "look"}, parts=[PNG]), PNG))
+    assert told[2].content == [TextPart("look"), IMAGE]
+    assert told[3] == Message("user", content=[IMAGE])
+
+
+def test_a_text_file_is_text() -> None:
+    blob = {"inlineData": {"mimeType": "text/csv", "data": base64.b64encode("a,é".encode()).decode()}}
+    assert messages(user(blob))[0].content == "a,é"
+
+
+def test_a_file_that_the_model_asked_for_ends_no_session() -> None:
+    told = messages(USER, model(call()), user(response("f", {"output": "read"}), PDF))
+    assert told[3].content == "[a file that can't be shown: application/pdf]"
+
+
+def test_code_that_google_ran_is_text() -> None:
+    code = {"executableCode": {"language": "PYTHON", "code": "1+1"}}
+    result = {"codeExecutionResult": {"outcome": "OUTCOME_OK", "output": "2"}}
+    assert messages(USER, model(code, result))[1].content == "```python\n1+1\n```\n```\n2\n```\n"
+
+
+# --- both spellings
+
+
+def test_snake_case_is_read_as_camel_case_is_and_free_values_keep_their_names() -> None:
+    args = {"function_call": {"some_thing": 1}}
+    snake: dict[str, Any] = {
+        "contents": [
+            USER,
+            {"role": "model", "parts": [{"function_call": {"name": "f", "args": args}, "thoughtSignature": "x"}]},
+            {"parts": [{"function_response": {"name": "f", "response": args, "will_continue": False}}]},
+        ],
+        "system_instruction": {"parts": [{"text": "be"}]},
+        "tools": [
+            {"function_declarations": [{"name": "f", "parameters": {"properties": {"mime_type": {"type": "STRING"}}}}]}
+        ],
+        "tool_config": {"function_calling_config": {"mode": "any", "allowed_function_names": ["f"]}},
+        "generation_config": {
+            "max_output_tokens": 5,
+            "stop_sequences": ["x"],
+            "thinking_config": {"thinking_budget": 0},
+        },
+    }
+    told = parse(**snake)
+    assert [message.role for message in told.messages] == ["system", "user", "assistant", "tool"]
+    assert told.messages[2].tool_calls[0].function.arguments == '{"function_call":{"some_thing":1}}'
+    assert told.messages[3].content == '{"function_call":{"some_thing":1}}'
+    assert bytes(told.tools[0].function.parameters) == b'{"properties":{"mime_type":{"type":"string"}}}'
+    assert told.tool_choice == ForcedTool(NamedFunction("f"))
+    assert (told.sampling.max_tokens, told.stop, told.reasoning_effort) == (5, ["x"], "none")
+
+
+# --- reasoning
+
+
+def test_a_thought_is_the_turns_reasoning() -> None:
+    told = messages(USER, model({"text": "Hm.", "thought": True, "thoughtSignature": "c2tpcA=="}, {"text": "So."}))
+    assert told[1] == Message("assistant", content="So.", reasoning="Hm.")
+
+
+@pytest.mark.parametrize("mark", ["skip_thought_signature_validator", "c2tpcA==", "cG9sYXI6eA==", "é", ""])
+def test_a_signature_that_is_not_ours_tells_nothing(mark: str) -> None:
+    told = messages(USER, model(call("f", id="c") | {"thoughtSignature": mark}))
+    assert told[1] == Message("assistant", tool_calls=[ToolCall("c", FunctionCall("f", "{}"))])
+
+
+# --- tools and configuration
+
+
+def test_googles_schema_becomes_json_schema() -> None:
+    schema = {
+        "type": "OBJECT",
+        "required": ["a"],
+        "properties": {
+            "type": {"type": "STRING", "enum": ["STRING"], "nullable": True, "description": "STRING"},
+            "a": {"type": "ARRAY", "min_items": "1", "items": {"any_of": [{"type": "INTEGER"}, {"type": "NUMBER"}]}},
+            "b": {"anyOf": [{"type": "BOOLEAN"}], "nullable": True, "default": {"type": "STRING"}},
+            "c": {"type": "TYPE_UNSPECIFIED"},
+        },
+    }
+    told = parse(tools=[{"functionDeclarations": [{"name": "f", "description": "d", "parameters": schema}]}])
+    assert json.loads(bytes(told.tools[0].function.parameters)) == {
+        "type": "object",
+        "required": ["a"],
+        "properties": {
+            "type": {"type": ["string", "null"], "enum": ["STRING", None], "description": "STRING"},
+            "a": {"type": "array", "minItems": 1, "items": {"anyOf": [{"type": "integer"}, {"type": "number"}]}},
+            "b": {"anyOf": [{"type": "boolean"}, {"type": "null"}], "default": {"type": "STRING"}},
+            "c": {},
+        },
+    }
+
+
+def test_a_json_schema_keeps_its_order_and_the_tools_google_runs_are_not_shown() -> None:
+    declared = {"name": "f", "parametersJsonSchema": {"z": 1, "type": "object", "a": 2.0}, "behavior": "BLOCKING"}
+    told = parse(
+        tools=[{"googleSearch": {}}, {"functionDeclarations": [declared, {"name": "g"}]}, {"codeExecution": {}}]
+    )
+    assert [tool.function.name for tool in told.tools] == ["f", "g"]
+    assert bytes(told.tools[0].function.parameters) == b'{"z":1,"type":"object","a":2.0}'
+    assert bytes(told.tools[1].function.parameters) == bytes(NOT_GIVEN)
+
+
+@pytest.mark.parametrize(
+    ("config", "choice", "shown"),
+    [
+        ({}, None, ["f", "g", "h"]),
+        ({"mode": "MODE_UNSPECIFIED"}, None, ["f", "g", "h"]),
+        ({"mode": "AUTO"}, "auto", ["f", "g", "h"]),
+        ({"mode": "NONE"}, "none", ["f", "g", "h"]),
+        ({"mode": "VALIDATED", "allowedFunctionNames": ["g"]}, "auto", ["g"]),
+        ({"mode": "ANY"}, "required", ["f", "g", "h"]),
+        ({"mode": "ANY", "allowedFunctionNames": ["g", "h"]}, "required", ["g", "h"]),
+        ({"mode": "ANY", "allowedFunctionNames": ["g"]}, ForcedTool(NamedFunction("g")), ["f", "g", "h"]),
+    ],
+)
+def test_a_function_calling_mode_is_a_tool_choice(config: dict[str, Any], choice: Any, shown: list[str]) -> None:
+    tools = [{"functionDeclarations": [{"name": name} for name in "fgh"]}]
+    told = parse(tools=tools, toolConfig={"functionCallingConfig": config})
+    assert (told.tool_choice, [tool.function.name for tool in told.tools]) == (choice, shown)
+
+
+def test_a_mode_without_functions_chooses_nothing() -> None:
+    assert parse(toolConfig={"functionCallingConfig": {"mode": "ANY"}}) == parse()
+
+
+def test_sampling_is_read_and_what_changes_nothing_is_skipped() -> None:
+    told = configured(
+        temperature=0.3,
+        topP=0.9,
+        topK=64.0,
+        seed=7,
+        maxOutputTokens="5",
+        presencePenalty=0.1,
+        frequencyPenalty=0.2,
+        candidateCount=3,
+        stopSequences="x",
+        responseLogprobs=True,
+        logprobs=3,
+        mediaResolution="MEDIA_RESOLUTION_LOW",
+        frobnicate=[1],
+    )
+    assert told.sampling == Sampling(
+        temperature=0.3, top_p=0.9, top_k=64, seed=7, max_tokens=5, presence_penalty=0.1, frequency_penalty=0.2
+    )
+    assert (told.choices, told.stop, told.model) == (3, ["x"], "m")
+
+
+def test_nulls_are_as_good_as_missing() -> None:
+    nulls: dict[str, Any] = dict.fromkeys(
+        ["tools", "toolConfig", "systemInstruction", "generationConfig", "cachedContent", "safetySettings"]
+    )
+    assert parse(**nulls) == parse()
+    assert (
+        configured(**dict.fromkeys(["thinkingConfig", "stopSequences", "candidateCount", "responseSchema"])) == parse()
+    )
+
+
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        ({}, None),
+        ({"responseMimeType": "text/plain"}, None),
+        ({"responseMimeType": "application/json"}, {"type": "json_object"}),
+        ({"responseMimeType": "application/json", "responseSchema": {"type": "STRING"}}, {"type": "string"}),
+        ({"responseMimeType": "application/json", "responseJsonSchema": {"type": "STRING"}}, {"type": "string"}),
+        ({"responseFormat": {"text": {"mimeType": "application/json", "jsonSchema": {}}}}, {}),
+    ],
+)
+def test_a_response_schema_is_structured_output(config: dict[str, Any], told: Any) -> None:
+    found = bytes(configured(**config).response_format)
+    if told is None:
+        assert not found
+    elif "json_object" in told.values():
+        assert json.loads(found) == told
+    else:
+        assert json.loads(found) == {
+            "type": "json_schema",
+            "json_schema": {"name": "response", "schema": told, "strict": True},
+        }
+
+
+@pytest.mark.parametrize(
+    ("config", "effort"),
+    [
+        ({}, None),
+        ({"thinkingBudget": -1}, None),
+        ({"thinkingBudget": 0}, "none"),
+        ({"thinkingBudget": 1024}, "low"),
+        ({"thinkingBudget": 8192}, "medium"),
+        ({"thinkingBudget": 24576}, "high"),
+        ({"thinkingLevel": "MINIMAL"}, "low"),
+        ({"thinkingLevel": "medium"}, "medium"),
+        ({"thinkingLevel": "XHIGH"}, "high"),
+        ({"thinkingLevel": "THINKING_LEVEL_UNSPECIFIED"}, None),
+    ],
+)
+def test_thinking_is_a_reasoning_effort(config: dict[str, Any], effort: str | None) -> None:
+    assert configured(thinkingConfig=config).reasoning_effort == effort
+
+
+@pytest.mark.parametrize(
+    ("method", "query", "streams"),
+    [
+        ("generateContent", {"alt": "sse"}, False),
+        ("streamGenerateContent", {}, False),
+        ("streamGenerateContent", {"alt": "sse"}, True),
+        ("streamGenerateContent", {"$alt": "sse"}, True),
+    ],
+)
+def test_a_stream_of_events_is_one_with_alt_sse(method: str, query: dict[str, str], streams: bool) -> None:
+    assert parse(method, query).stream is streams
+
+
+def test_a_count_takes_contents_or_a_whole_request() -> None:
+    inner = {"model": "models/m", "contents": [USER], "systemInstruction": "be"}
+    assert DIALECT.parse(counting({"contents": [USER]})).messages == [Message("user", content="hi")]
+    assert len(DIALECT.parse(counting({"generateContentRequest": inner})).messages) == 2
+    assert json.loads(DIALECT.count(7)) == {"totalTokens": 7}
+
+
+def counting(body: Any) -> Wire:
+    return Wire(json.dumps(body).encode(), {"model": "m", "method": "countTokens"})
+
+
+# --- refusals
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"contents": []}, "contents"),
+        ({"contents": None}, "contents"),
+        ({"contents": [{"role": "user", "parts": []}]}, "contents"),
+        ({"contents": 5}, "contents[0]"),
+        ({"contents": [{"role": "wizard", "parts": [{"text": "x"}]}]}, "contents[0].role"),
+        ({"contents": [{"parts": [{"text": 5}]}]}, "contents[0].parts[0].text"),
+        ({"contents": [user(PDF)]}, "contents[0].parts[0]"),
+        ({"contents": [user({"fileData": {"fileUri": "gs://x/y.png"}})]}, "contents[0].parts[0]"),
+        ({"contents": [model({"functionCall": {}})]}, "contents[0].parts[0].functionCall.name"),
+        (
+            {"contents": [model({"functionCall": {"name": "f", "args": "{}"}})]},
+            "contents[0].parts[0].functionCall.args",
+        ),
+        ({"cachedContent": "cachedContents/x"}, "cachedContent"),
+        ({"tools": [{"functionDeclarations": [{}]}]}, "tools[0].functionDeclarations[0]"),
+        ({"toolConfig": {"functionCallingConfig": {"mode": "SOME"}}}, "toolConfig.functionCallingConfig.mode"),
+        (
+            {"toolConfig": {"functionCallingConfig": {"allowedFunctionNames": ["x"]}}},
+            "toolConfig.functionCallingConfig.allowedFunctionNames",
+        ),
+        ({"generationConfig": {"temperature": "hot"}}, "generationConfig.temperature"),
+        ({"generationConfig": {"candidateCount": 9}}, "generationConfig.candidateCount"),
+        ({"generationConfig": {"seed": 2**63}}, "generationConfig.seed"),
+        ({"generationConfig": {"responseMimeType": "text/x.enum"}}, "generationConfig.responseMimeType"),
+        ({"generationConfig": {"responseModalities": ["AUDIO"]}}, "generationConfig.responseModalities"),
+    ],
+)
+def test_what_cannot_be_carried_is_refused_with_its_field(fields: dict[str, Any], field: str) -> None:
+    with pytest.raises(Refused) as refused:
+        parse(**fields)
+    assert (refused.value.refusal, refused.value.field) == (Refusal.INVALID, field)
+    told = json.loads(DIALECT.error(refused.value))["error"]
+    assert (told["code"], told["status"]) == (400, "INVALID_ARGUMENT")
+    assert told["details"][0]["fieldViolations"][0]["field"] == field
+
+
+@given(st.binary(max_size=200))
+def test_any_other_bytes_are_refused_and_never_raise_otherwise(body: bytes) -> None:
+    with pytest.raises(Refused):
+        DIALECT.parse(Wire(body, {"model": "m", "method": "generateContent"}))
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        b'"labels":' + b"[" * 100_000 + b"]" * 100_000,
+        b'"x":' + b"[" * 900 + b"]" * 900,
+        b'"tools":[{"functionDeclarations":[{"name":"f","parameters":'
+        + b'{"items":' * 900
+        + b"1"
+        + b"}" * 900
+        + b"}]}]",
+        b'"labels":"\xff"',
+    ],
+    ids=["too deep for JSON", "deep", "a deep schema", "no UTF-8"],
+)
+def test_what_is_too_deep_or_no_text_is_read_or_refused(field: bytes) -> None:
+    body = b'{"contents":"hi",' + field + b"}"
+    with suppress(Refused):
+        DIALECT.parse(Wire(body, {"model": "m", "method": "generateContent"}))
+
+
+names = st.sampled_from(
+    [
+        *("contents", "parts", "role", "text", "functionCall", "function_call", "functionResponse", "args", "response"),
+        *("name", "id", "inlineData", "mimeType", "data", "fileData", "fileUri", "thought", "thoughtSignature"),
+        *("tools", "functionDeclarations", "parameters", "type", "properties", "items", "toolConfig", "mode"),
+        *("functionCallingConfig", "generationConfig", "responseSchema", "responseMimeType", "thinkingConfig"),
+        *("generateContentRequest", "systemInstruction", "nullable", "minItems", "anyOf"),
+    ]
+)
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names | st.text(max_size=8), inner, max_size=3),
+    max_leaves=12,
+)
+PARTS = st.sampled_from([{"text": "x"}, PNG, PDF, call(), call(id="c"), response("f", {}), response("g", {}, id="c")])
+CONTENTS = st.fixed_dictionaries(
+    {
+        "role": st.sampled_from(["user", "model", "function", "", "system"]),
+        "parts": st.lists(PARTS | json_values, max_size=4),
+    }
+)
+
+
+@given(
+    st.dictionaries(names, json_values, max_size=4)
+    | st.fixed_dictionaries({"contents": st.lists(CONTENTS, max_size=4)}),
+    st.sampled_from(["generateContent", "countTokens", "streamGenerateContent"]),
+)
+def test_a_well_formed_body_of_any_shape_is_read_or_refused(fields: dict[str, Any], method: str) -> None:
+    with suppress(Refused):
+        parse(method, **fields)
+
+
+# --- answers
+
+texts = st.text(max_size=30)
+objects = st.dictionaries(texts, json_values, max_size=3)
+arguments = objects.map(lambda told: json.dumps(told, ensure_ascii=False, separators=(",", ":"))).filter(
+    lambda told: "Infinity" not in told
+)
+tool_calls = st.builds(
+    ToolCall, st.text(min_size=1, max_size=8), st.builds(FunctionCall, texts.filter(bool), arguments)
+)
+
+
+def answered(calls: st.SearchStrategy[ToolCall]) -> st.SearchStrategy[Answer]:
+    return st.builds(
+        Answer,
+        message=st.builds(
+            Message,
+            role=st.just("assistant"),
+            content=st.none() | texts,
+            reasoning=st.none() | texts,
+            tool_calls=st.lists(calls, max_size=3, unique_by=lambda one: one.id),
+        ),
+        finish_reason=st.sampled_from(["stop", "length", "tool_calls", "content_filter"]),
+        usage=st.builds(Usage, st.integers(1, 10**6), st.integers(100, 10**6), *[st.none() | st.integers(0, 100)] * 2),
+        prompt_ids=st.just(b""),
+        sampled_ids=st.just(b""),
+        logprobs=st.just(b""),
+        model=st.just("served"),
+    )
+
+
+wild_calls = st.builds(ToolCall, texts, st.builds(FunctionCall, texts.filter(bool), texts | arguments))
+
+
+@given(st.lists(answered(wild_calls), min_size=1, max_size=2), st.booleans())
+def test_body_stream_and_array_of_one_answer_say_the_same(answers: list[Answer], thoughts: bool) -> None:
+    config: dict[str, Any] = {"generationConfig": {"thinkingConfig": {"includeThoughts": thoughts}}}
+    body = GenerateContentResponse.model_validate_json(DIALECT.body("gen-1", 17, parse(**config), answers))
+    events = DIALECT.stream("gen-1", 17, parse("streamGenerateContent", {"alt": "sse"}, **config), answers).decode()
+    assert not {"\x85", "\u2028", "\u2029"} & set(events)
+    *told, last = events.split("\n\n")
+    assert not last
+    streamed = [GenerateContentResponse.model_validate_json(one.removeprefix("data: ")) for one in told]
+    array = json.loads(DIALECT.body("gen-1", 17, parse("streamGenerateContent", **config), answers))
+
+    assert streamed == [GenerateContentResponse.model_validate(one) for one in array]
+    assert [chunk.usage_metadata is not None for chunk in streamed] == [False] * (len(streamed) - 1) + [True]
+    assert streamed[-1].usage_metadata == body.usage_metadata
+    assert {(chunk.response_id, chunk.model_version, chunk.create_time) for chunk in streamed} == {
+        (body.response_id, body.model_version, body.create_time)
+    }
+    assert joined(streamed, len(answers)) == body.candidates
+
+
+def joined(chunks: Sequence[GenerateContentResponse], count: int) -> list[Candidate]:
+    """The candidates of a stream, as a client puts them together; nothing may follow a finish reason."""
+    whole: list[Candidate | None] = [None] * count
+    for candidate in (candidate for chunk in chunks for candidate in chunk.candidates or []):
+        at = candidate.index or 0
+        before = whole[at]
+        if before is None:
+            whole[at] = candidate
+            continue
+        assert before.finish_reason is None
+        assert before.content is not None
+        assert before.content.parts is not None
+        assert candidate.content is not None
+        parts = before.content.parts + (candidate.content.parts or [])
+        whole[at] = candidate.model_copy(update={"content": candidate.content.model_copy(update={"parts": parts})})
+    return [candidate for candidate in whole if candidate is not None]
+
+
+@given(
+    answered(tool_calls), st.sampled_from(["verbatim", "thoughts dropped", "ids dropped"]), st.booleans(), st.booleans()
+)
+def test_what_is_echoed_is_the_message_that_was_sampled(
+    answer: Answer, how: str, thoughts: bool, through_python: bool
+) -> None:
+    request = parse(generationConfig={"thinkingConfig": {"includeThoughts": thoughts}})
+    body = DIALECT.body("gen-1", 17, request, [answer])
+    if through_python:
+        read = GenerateContentResponse.model_validate_json(body)
+        assert read.candidates is not None
+        assert read.candidates[0].content is not None
+        parts = read.candidates[0].content.model_dump(mode="json", by_alias=True, exclude_none=True)["parts"]
+    else:
+        parts = json.loads(body)["candidates"][0]["content"]["parts"]
+    if how == "thoughts dropped":
+        parts = [part for part in parts if not part.get("thought")]
+    if how == "ids dropped":
+        for part in parts:
+            part.get("functionCall", {}).pop("id", None)
+    [_, echoed] = messages(USER, model(*parts))
+    expected = normal(answer.message)
+    if how == "ids dropped":
+        expected, echoed = without_ids(expected), without_ids(echoed)
+    assert echoed == expected
+
+
+def normal(message: Message) -> Message:
+    """No text is none, and arguments as the log keeps what a client parsed."""
+    calls = [
+        ToolCall(one.id, FunctionCall(one.function.name, spelt(one.function.arguments))) for one in message.tool_calls
+    ]
+    return Message("assistant", message.content or None, message.reasoning or None, calls)
+
+
+def spelt(told: str) -> str:
+    return json.dumps(json.loads(told), ensure_ascii=False, separators=(",", ":"))
+
+
+def without_ids(message: Message) -> Message:
+    return msgspec.structs.replace(
+        message, tool_calls=[msgspec.structs.replace(one, id="") for one in message.tool_calls]
+    )
+
+
+def answer_of(message: Message, usage: Usage | None = None, finish_reason: Any = "stop") -> Answer:
+    return Answer(message, finish_reason, usage or Usage(1, 1), b"", b"", b"", "served", policy_version=3)
+
+
+def body_of(answer: Answer, request: ChatRequest | None = None) -> dict[str, Any]:
+    told: dict[str, Any] = json.loads(DIALECT.body("gen-1", 17, request or parse(), [answer]))
+    return told
+
+
+def test_the_signature_stands_on_the_first_call_and_arguments_leave_as_sampled() -> None:
+    calls = [ToolCall("c1", FunctionCall("f", '{"a" : 1.50}')), ToolCall("c2", FunctionCall("g", ""))]
+    answer = answer_of(Message("assistant", "So.", "Hm.", calls), finish_reason="tool_calls")
+    assert b'"args":{"a" : 1.50}' in DIALECT.body("gen-1", 17, parse(), [answer])
+    text, first, second = body_of(answer)["candidates"][0]["content"]["parts"]
+    assert text == {"text": "So."}
+    assert set(first) == {"functionCall", "thoughtSignature"}
+    assert second == {"functionCall": {"id": "c2", "name": "g", "args": {}}}
+
+
+def test_without_calls_it_stands_on_the_text_be_it_empty() -> None:
+    [part] = body_of(answer_of(Message("assistant", None, "Hm."), finish_reason="length"))["candidates"][0]["content"][
+        "parts"
+    ]
+    assert (set(part), part["text"]) == ({"text", "thoughtSignature"}, "")
+    assert messages(USER, model(part))[1] == Message("assistant", reasoning="Hm.")
+
+
+@pytest.mark.parametrize("spelling", ['{"a": ', "[1]", '"x"', "null", '{"a": NaN}', '{"a": "\\ud800"}', "\u00a0{}"])
+def test_arguments_that_are_no_object_end_the_candidate_as_at_google(spelling: str) -> None:
+    good, bad = ToolCall("c1", FunctionCall("f", "{}")), ToolCall("c2", FunctionCall("g", spelling))
+    [candidate] = body_of(answer_of(Message("assistant", "So.", "Hm.", [good, bad])))["candidates"]
+    assert candidate == {
+        "content": {},
+        "finishReason": "MALFORMED_FUNCTION_CALL",
+        "finishMessage": f"Malformed function call: g({spelling})",
+        "index": 0,
+    }
+    assert Candidate.model_validate(candidate).finish_reason is FinishReason.MALFORMED_FUNCTION_CALL
+
+
+def test_usage_tells_thoughts_beside_the_answer_and_no_training_field_leaves() -> None:
+    told = body_of(answer_of(Message("assistant", "x"), Usage(10, 5, 4, 2)))
+    assert told["usageMetadata"] == {
+        "promptTokenCount": 10,
+        "candidatesTokenCount": 3,
+        "totalTokenCount": 15,
+        "cachedContentTokenCount": 4,
+        "thoughtsTokenCount": 2,
+    }
+    assert set(told) == {"candidates", "usageMetadata", "modelVersion", "createTime", "responseId"}
+    assert set(told["candidates"][0]) == {"content", "finishReason", "index"}
+
+
+def test_models_are_listed_and_told_one_by_one() -> None:
+    assert [model["name"] for model in json.loads(DIALECT.models(["a/b", "c"], None))["models"]] == [
+        "models/a/b",
+        "models/c",
+    ]
+    assert json.loads(DIALECT.models(["a"], "c"))["name"] == "models/c"
+
+
+@pytest.mark.parametrize("refusal", Refusal)
+def test_every_refusal_has_googles_shape_as_body_and_as_event(refusal: Refusal) -> None:
+    refused = Refused(refusal, "why", retry_after_s=3)
+    told = json.loads(DIALECT.error(refused))["error"]
+    assert (told["code"], told["status"]) == (refusal.status, STATUSES[refusal])
+    assert told["details"] == [{"@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay": "3s"}]
+    assert json.loads(DIALECT.error_event(refused)) == {"error": told}
+
+
+@pytest.mark.parametrize(
+    ("context", "words"),
+    [
+        ((201, 200), "The input token count (201) exceeds the maximum number of tokens allowed (200)."),
+        (None, "The input token count exceeds the maximum number of tokens allowed."),
+    ],
+)
+def test_an_overflow_is_told_in_googles_words(context: tuple[int, int] | None, words: str) -> None:
+    refused = Refused(Refusal.CONTEXT_LENGTH, "too long", field="messages", context=context)
+    assert json.loads(DIALECT.error(refused))["error"] == {"code": 400, "message": words, "status": "INVALID_ARGUMENT"}
