@@ -1,7 +1,8 @@
 """One proxy process, put together: what it opens, in which order, and how it ends.
 
-Invariant (protocol 18): the port listens only after this process's heartbeat was acknowledged and `polar.fleet` and `polar.control` were
-read to their ends. Stopping lets calls under way finish within a deadline, tells the others to come again, and never waits for Kafka.
+Invariant (protocol 18): the port listens only after this process's heartbeat was acknowledged and `polar.fleet`, `polar.control` and
+`polar.workers` were read to their ends; only then is it among the owners of sessions. Stopping lets calls under way finish within a
+deadline, gives its sessions to the other proxies, and never waits for Kafka.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import asyncio
 import socket
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import structlog
 from aiohttp import web
@@ -24,15 +24,20 @@ from proxy.call import Pipeline
 from proxy.capture import Capture
 from proxy.control_api import ControlApi
 from proxy.dialects.base import Dialect
+from proxy.doors import Binding, bound, require_address, url
 from proxy.engines.pool import Engines
 from proxy.fleet import Fleet
+from proxy.forwarding import Forwarder
 from proxy.front import Front
 from proxy.metrics import Metrics
 from proxy.opening import Openings
+from proxy.ownership import Ownership
 from proxy.recovery import Recovery
+from proxy.routing import Routes
 from proxy.session import Claims
 from topics import control as control_topic
 from topics import fleet as fleet_topic
+from topics import workers as workers_topic
 from topics.control import CloseKey, Control
 from topics.follow import Follower, Since
 from topics.heartbeat import Heart, new_worker_id
@@ -41,6 +46,8 @@ from topics.workers import Heartbeat
 
 CONTROL_SINCE_S = 600.0
 """How far back `polar.control` is read at start (protocol 18)."""
+WORKERS_SINCE_S = 10.0
+"""And `polar.workers` (protocol 30)."""
 HEARTBEAT_S = 60.0
 """For the first heartbeat's acknowledgement: Kafka may still be starting."""
 DRAIN_S = 10.0
@@ -52,32 +59,43 @@ STOP_S = 3.0
 log = structlog.get_logger(__name__)
 
 
-@dataclass(frozen=True)
-class Binding:
-    """Where a port listens; port 0 takes a free one."""
-
-    host: str
-    port: int
-
-
 class Proxy:
     """A proxy in this event loop. `start`, then `failed` or your own reason, then `stop`."""
 
     def __init__(
-        self, settings: Settings, engines: Engines, dialects: Sequence[Dialect], calls: Binding, controls: Binding
+        self,
+        settings: Settings,
+        engines: Engines,
+        dialects: Sequence[Dialect],
+        calls: Binding,
+        controls: Binding,
+        *,
+        peers: Binding | None = None,
+        advertise: str | None = None,
     ) -> None:
-        """Raises FileNotFoundError for a keys file or token file that isn't there, InputError for an empty token file."""
+        """`peers`: a door for other proxies, where that of `calls` is shared. `advertise`: the URL at which they reach it.
+
+        Raises FileNotFoundError for a keys file or token file that isn't there, InputError for an empty token file or no such URL.
+        """
+        require_address((peers or calls).host, advertise)
         self._settings = settings
+        self._peers = peers
+        self._advertise = advertise
         self._engines = engines
         self._bindings = calls, controls
         self._metrics = Metrics()
         self._fleet = Fleet()
         self._producer = LogProducer(settings)
         self._capture = Capture(self._producer, self._metrics)
-        self._claims = Claims(Recovery(settings).read_back, lambda _: 0.0)
+        self._worker_id = new_worker_id("proxy")
+        self._ownership = Ownership(self._worker_id)
+        self._forwarder = Forwarder(self._worker_id, self._ownership)
+        self._claims = Claims(Recovery(settings, self._metrics).read_back, self._ownership.since)
+        self._ownership.on_change(lambda: self._claims.released(self._ownership.is_mine))
+        routes = Routes(self._ownership, self._claims, self._metrics)
         pipeline = Pipeline(engines, self._producer, self._capture, self._fleet, self._metrics)
         signer = Signer.from_file(settings.keys_path)
-        self._front = Front(dialects, Authenticator(signer), self._claims, pipeline, self._metrics)
+        self._front = Front(dialects, Authenticator(signer), routes, self._forwarder, pipeline, self._metrics)
         self._openings = Openings(self._producer)
         token = control.token_in(settings.control_token_file)
         api = ControlApi(
@@ -89,7 +107,6 @@ class Proxy:
             is_serving=lambda: self._serving,
         )
         self._controls = control.application(self._metrics, self.obstacle, api, token)
-        self._worker_id = new_worker_id("proxy")
         self._heart = Heart(settings, self._beat)
         self._followers = (
             Follower(settings, fleet_topic.TOPIC, self._on_fleet, since=Since.BEGINNING, letters=self._producer),
@@ -100,31 +117,39 @@ class Proxy:
                 since=Since.ago(CONTROL_SINCE_S),
                 letters=self._producer,
             ),
+            # Its dead letters are the coordinators' to write: they read the same.
+            Follower(settings, workers_topic.TOPIC, self._ownership.on_sign, since=Since.ago(WORKERS_SINCE_S)),
         )
         self._runners: list[web.AppRunner] = []
-        self._door: socket.socket | None = None
+        self._doors: list[socket.socket] = []
         self._metrics.watch_engines(engines)
         self._metrics.watch("polar_proxy_claims", "Claims remembered", lambda: len(self._claims))
+        self._metrics.watch("polar_proxy_live", "Live proxies", lambda: len(self._ownership.peers))
         self._serving = False
         self._leaving = asyncio.Event()
         self.url = ""
         """Base of the model API, without `/v1`; known once started."""
         self.control_url = ""
+        self._address: str | None = None
+        """Where other proxies reach this one; None until it serves them."""
 
     async def start(self) -> None:
         """Returns when calls are served. Raises NotReady, OSError for a port that is taken."""
         calls, controls = self._bindings
-        self.control_url = await self._listen(self._controls, _bound(controls))
-        self._door = _bound(calls)
-        self.url = _url(self._door)
+        self.control_url = url(await self._listen(self._controls, [bound(controls)]))
+        self._doors = [bound(binding) for binding in (calls, self._peers) if binding is not None]
+        self.url = url(self._doors[0])
         await self._engines.start()
+        await self._forwarder.start()
         await self._producer.start()
         self._heart.start()
         await self._first_heartbeat()
         for follower in self._followers:
             await follower.start()
         self._claims.known_from(time.time())
-        await self._listen(self._front.application(), self._door)
+        await self._listen(self._front.application(), self._doors)
+        self._address = self._advertise or url(self._doors[-1])
+        await self._first_ownership()
         self._serving = True
         log.info(
             "proxy serves", action="proxy_serves", url=self.url, control_url=self.control_url, worker_id=self._worker_id
@@ -146,19 +171,18 @@ class Proxy:
         """Ends within the drain and some seconds, with Kafka or without."""
         self._serving = False
         self._front.draining = True
+        self._ownership.leave()
         self._heart.changed()
-        under_way = [reply.done for reply in self._front.replies]
-        if under_way:
-            await asyncio.wait(under_way, timeout=drain_s)
+        await self._drained(drain_s)
         for reply in self._front.replies:
             reply.end("stopped")
         for runner in reversed(self._runners):
             await runner.cleanup()
-        if self._door is not None:
-            self._door.close()  # where start() ended before it listened
+        for door in self._doors:
+            door.close()  # where start() ended before it listened
         await asyncio.gather(self._capture.settle(SETTLE_S), self._openings.settle(SETTLE_S))
         await asyncio.gather(*(follower.stop() for follower in self._followers), self._producer.stop(STOP_S))
-        await self._engines.stop()
+        await asyncio.gather(self._forwarder.stop(), self._engines.stop())
         self._heart.stop()  # last: it holds the loop up until its last beat is out
         log.info("proxy stopped", action="proxy_stopped", worker_id=self._worker_id)
 
@@ -168,6 +192,8 @@ class Proxy:
             return "stopping" if self._front.draining else "starting"
         if not self._heart.connected:
             return "Kafka doesn't acknowledge heartbeats; calls wait"
+        if not self._ownership.lives:
+            return "the other proxies don't count this one in; does another advertise its address?"
         if self._fleet.paused:
             return "the fleet is paused; calls wait"
         return None
@@ -180,20 +206,41 @@ class Proxy:
                 f"Kafka acknowledged no heartbeat within {HEARTBEAT_S:.0f} s; are the topics there?"
             ) from None
 
-    async def _listen(self, app: web.Application, door: socket.socket) -> str:
+    async def _first_ownership(self) -> None:
+        """Returns when the log tells of this proxy, as it tells all others."""
+        try:
+            async with asyncio.timeout(HEARTBEAT_S):
+                while not self._ownership.lives:
+                    change = self._ownership.next_change()
+                    self._heart.changed()
+                    await change.wait()
+        except TimeoutError:
+            raise NotReady(f"this proxy's heartbeat could not be read back within {HEARTBEAT_S:.0f} s") from None
+
+    async def _drained(self, deadline_s: float) -> None:
+        """Returns when no call is under way, whoever serves it."""
+        try:
+            async with asyncio.timeout(deadline_s):
+                while under_way := [reply.done for reply in self._front.replies if not reply.done.done()]:
+                    await asyncio.wait(under_way)
+        except TimeoutError:
+            pass
+
+    async def _listen(self, app: web.Application, doors: Sequence[socket.socket]) -> socket.socket:
         runner = web.AppRunner(
             app, access_log=None, logger=wire_log.LOGGER, handler_cancellation=True, shutdown_timeout=STOP_S
         )
         self._runners.append(runner)
         await runner.setup()
-        await web.SockSite(runner, door, backlog=1024).start()
-        return _url(door)
+        for door in doors:
+            await web.SockSite(runner, door, backlog=1024).start()
+        return doors[0]
 
     def _beat(self) -> Heartbeat:
         return Heart.describe(
             self._worker_id,
             "proxy",
-            address=self.url,
+            address=self._address,
             fleet_generation=self._fleet.generation,
             leaving=self._front.draining,
         )
@@ -212,21 +259,3 @@ class Proxy:
                 self._leaving.set()
             case _:
                 pass
-
-
-def _bound(binding: Binding) -> socket.socket:
-    """A socket that has its port and doesn't listen yet, so that the first heartbeat can name it."""
-    family, kind, _, _, address = socket.getaddrinfo(binding.host, binding.port, type=socket.SOCK_STREAM)[0]
-    door = socket.socket(family, kind)
-    try:
-        door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        door.bind(address)
-    except OSError:
-        door.close()
-        raise
-    return door
-
-
-def _url(door: socket.socket) -> str:
-    host, port = door.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -14,15 +14,19 @@ from collections.abc import Awaitable, Callable, Sequence
 import structlog
 from aiohttp import web
 
+from proxy import forwarding
 from proxy.auth import Authenticator
 from proxy.call import Pipeline
 from proxy.dialects.base import Dialect, Serves, Wire
 from proxy.errors import EngineFault, Refusal, Refused, refusal_of
+from proxy.forwarding import Forwarder
 from proxy.identity import PATH_PREFIX, key_of, path_of
 from proxy.intake import Intake
 from proxy.metrics import Metrics
+from proxy.ownership import Peer
 from proxy.reply import Reply
-from proxy.session import Claims
+from proxy.routing import Misdirected, Routed, Routes
+from proxy.session import Claim
 from proxy.streaming import JSON, respond
 
 BODY_BYTES = 64 * 1024 * 1024
@@ -43,19 +47,21 @@ class Front:
         self,
         dialects: Sequence[Dialect],
         authenticator: Authenticator,
-        claims: Claims,
+        routes: Routes,
+        forwarder: Forwarder,
         pipeline: Pipeline,
         metrics: Metrics,
     ) -> None:
         self._dialects = dialects
         self._authenticator = authenticator
-        self._claims = claims
+        self._routes = routes
+        self._forwarder = forwarder
         self._pipeline = pipeline
         self._intake = Intake(pipeline)
         self._metrics = metrics
-        self._replies: set[Reply] = set()
+        self._replies: set[Reply | Routed] = set()
         self.draining = False
-        """Calls under way go on; new ones are told to come again."""
+        """Calls under way go on; new ones are other proxies', or told to come again."""
         self._handles: dict[Serves, Handle] = {
             Serves.CALL: self._call,
             Serves.COUNT: self._count,
@@ -65,7 +71,7 @@ class Front:
         }
 
     @property
-    def replies(self) -> frozenset[Reply]:
+    def replies(self) -> frozenset[Reply | Routed]:
         """In flight."""
         return frozenset(self._replies)
 
@@ -90,32 +96,49 @@ class Front:
             dialect, handle = _detected(candidates, request)
             try:
                 return await handle(request, dialect)
+            except Misdirected:
+                return forwarding.not_owner()
             except Refused as refused:
-                return self._refusal(dialect, refused)
+                return self._refusal(request, dialect, refused)
             except ConnectionError:
                 raise
             except Exception:
                 # Never log.exception: renderers show locals, and these hold keys and prompts.
                 log.error("request failed", action="request_failed", dialect=dialect.name, trace=traceback.format_exc())
-                return self._refusal(dialect, Refused(Refusal.UNAVAILABLE, "the proxy failed; try again"))
+                failed = Refused(Refusal.UNAVAILABLE, "the proxy failed; try again")
+                return self._refusal(request, dialect, failed)
 
         return handler
 
     async def _call(self, request: web.Request, dialect: Dialect) -> web.StreamResponse:
         received_at = time.time()
         key = self._authenticator.claims_of(key_of(request))
-        if self.draining or len(self._replies) >= CALLS:
+        ownership = self._routes.ownership
+        is_alone = self.draining and ownership.owner_of(key.session_id) is None
+        if is_alone or len(self._replies) >= CALLS:
             raise Refused(Refusal.OVERLOADED, "the proxy is busy; try again", retry_after_s=RETRY_AFTER_S)
         wire = await _wire_of(request)
         asked_for = dialect.parse(wire)
-        claim = await self._claims.of(key)
+
+        def serve(claim: Claim) -> Reply:
+            return self._intake.reply_to(
+                dialect, claim, asked_for, request.headers, size=len(wire.body), received_at=received_at
+            )
+
+        def send(peer: Peer) -> Awaitable[bytes]:
+            return self._forwarder.send(peer, request, wire.body)
+
+        is_forwarded = forwarding.is_forwarded(request)
         # From here to the reply nothing is awaited, so that a key that closes finds its calls.
-        reply = self._intake.reply_to(
-            dialect, claim, asked_for, request.headers, size=len(wire.body), received_at=received_at
+        claim = self._routes.claims.at_hand(key) if ownership.is_mine(key.session_id) else None
+        reply: Reply | Routed = (
+            Routed(self._routes, key, serve, None if is_forwarded else send, is_stream=asked_for.stream)
+            if claim is None
+            else serve(claim)
         )
         self._replies.add(reply)
         try:
-            return await respond(request, dialect, reply)
+            return await respond(request, dialect, reply, whole=is_forwarded)
         finally:
             self._replies.discard(reply)
 
@@ -142,7 +165,10 @@ class Front:
     async def _unknown(self, request: web.Request, _: Dialect) -> web.StreamResponse:
         raise Refused(Refusal.NOT_FOUND, f"nothing is served at {request.method} {path_of(request)[:200]}")
 
-    def _refusal(self, dialect: Dialect, refused: Refused) -> web.Response:
+    def _refusal(self, request: web.Request, dialect: Dialect, refused: Refused) -> web.Response:
+        if forwarding.is_forwarded(request):
+            # What is refused because this proxy ends is the next owner's to answer.
+            return forwarding.not_owner() if self.draining else forwarding.refusal(refused)
         self._metrics.refusals.labels(refused.refusal.code).inc()
         wait = {} if refused.retry_after_s is None else {"Retry-After": str(refused.retry_after_s)}
         return web.Response(status=refused.refusal.status, body=dialect.error(refused), headers=JSON | wait)

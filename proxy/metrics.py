@@ -27,6 +27,14 @@ class Metrics:
         )
         self.ack_s = Histogram("polar_proxy_ack_seconds", "Wait for Kafka", buckets=ACK_BUCKETS_S, registry=to)
         self.disowned = Counter("polar_proxy_disowned", "Calls given up after capture began", ["reason"], registry=to)
+        self.forwarded = Counter(
+            "polar_proxy_forwarded", "Requests sent to the proxy that owns their session", ["outcome"], registry=to
+        )
+        self.held = Counter("polar_proxy_held", "Requests that waited for their session's owner", registry=to)
+        self.misdirected = Counter(
+            "polar_proxy_misdirected", "Forwarded requests refused because their session isn't ours", registry=to
+        )
+        self.read_back = Counter("polar_proxy_read_back", "Claims read back from the log", registry=to)
         self.unrecorded = Counter(
             "polar_proxy_unrecorded", "Records that didn't reach the log", ["record"], registry=to
         )

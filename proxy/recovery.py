@@ -16,6 +16,7 @@ from polar.keys import KeyClaims
 from polar.settings import Settings
 from polar.types.completion import Completion
 from proxy.errors import Refusal, Refused
+from proxy.metrics import Metrics
 from topics import completions, kafka
 from topics.codec import DecodeError, UnknownRecord
 from topics.completions import Build, CallRecord, Disowned, Open
@@ -72,14 +73,16 @@ class _Reading:
 class Recovery:
     """Reads claims' logs."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, metrics: Metrics) -> None:
         self._settings = settings
+        self._metrics = metrics
         self._readers = asyncio.Semaphore(AT_ONCE)
         self._gathering: dict[int, tuple[list[_Reading], asyncio.Task[int]]] = {}
         """By partition: the next pass, which takes in who asks until it looks for the end."""
 
     async def read_back(self, key: KeyClaims, start: int) -> ClaimLog:
         """The claim's log from an offset to the high watermark as of now or later. Raises Refused where it can't be read."""
+        self._metrics.read_back.inc()
         reading = _Reading(key, start)
         readings, reads = self._pass_over(key.log_partition)
         readings.append(reading)

@@ -12,6 +12,7 @@ from typing import Any
 
 from proxy.call import Call, Pipeline, refusal_of_ending
 from proxy.chat import Answer, ChatRequest
+from proxy.dialects.base import Dialect
 from proxy.errors import Refused
 from proxy.session import Ending
 
@@ -29,6 +30,11 @@ class Reply:
             if len(calls) == 1
             else asyncio.gather(*(call.answer for call in calls), return_exceptions=True)
         )
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether the answer is to leave as a stream."""
+        return self.request.stream
 
     @property
     def call_id(self) -> str:
@@ -65,6 +71,12 @@ class Reply:
         for call in self._calls:
             if not call.answer.done():
                 call.end(reason)
+
+    def told(self, dialect: Dialect) -> bytes:
+        """The answer as it leaves, once done. Raises as `result` does."""
+        answers = self.result()
+        form = dialect.stream if self.request.stream else dialect.body
+        return form(self.call_id, self.created, self.request, answers)
 
     def result(self) -> list[Answer]:
         """The answers, once done. Raises Refused, for the first choice that has none; what went wrong in us as it is."""

@@ -7,7 +7,8 @@ import signal
 from collections.abc import Callable
 
 from polar.settings import Settings
-from proxy.app import Binding, Proxy
+from proxy.app import Proxy
+from proxy.doors import Binding
 from proxy.engines.pool import Engines
 from proxy.registered import dialects
 

@@ -7,13 +7,12 @@ it is there. Until headers are out an error is an HTTP status, after that the di
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, Protocol
 
 from aiohttp import web
 
 from proxy.dialects.base import Dialect
 from proxy.errors import Refused
-from proxy.reply import Reply
 
 QUIET_S = 3.0
 """Longest silence of a stream that waits, its headers included: harnesses give up after 5 s without headers at the earliest."""
@@ -25,32 +24,60 @@ EVENT_STREAM = {
 JSON = {"Content-Type": "application/json"}
 
 
-async def respond(request: web.Request, dialect: Dialect, reply: Reply) -> web.StreamResponse:
-    """Answers one request, and leaves its reply when the harness hangs up. Raises Refused while no header is out."""
+class Pending(Protocol):
+    """What a request waits for: a reply of this proxy (`proxy/reply.py`), or the way to another's (`proxy/routing.py`)."""
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether the answer is to leave as a stream."""
+        ...
+
+    @property
+    def done(self) -> asyncio.Future[Any]:
+        """When there is an answer, or the reason why there is none."""
+        ...
+
+    def join(self) -> None:
+        """One more request waits."""
+        ...
+
+    def leave(self, *, delivered: bool) -> None:
+        """A request ended: with the whole answer, or because its harness hung up."""
+        ...
+
+    def told(self, dialect: Dialect) -> bytes:
+        """The answer as it leaves, once done. Raises Refused."""
+        ...
+
+
+async def respond(request: web.Request, dialect: Dialect, reply: Pending, *, whole: bool = False) -> web.StreamResponse:
+    """Answers one request, and leaves its reply when the harness hangs up. Raises Refused while no header is out.
+
+    `whole`: no header leaves before the answer, however long that takes.
+    """
     reply.join()
     delivered = False
     try:
-        opened = await _wait(request, dialect, reply)
+        opened = await _wait(request, dialect, reply, QUIET_S if reply.is_stream and not whole else None)
         try:
-            answers = reply.result()
+            body = reply.told(dialect)
         except Refused as refused:
             if opened is None:
                 raise
             await opened.write(dialect.error_event(refused))
             return opened
-        form = dialect.stream if reply.request.stream else dialect.body
-        body = form(reply.call_id, reply.created, reply.request, answers)
-        response = await _deliver(request, opened, body, EVENT_STREAM if reply.request.stream else JSON)
+        response = await _deliver(request, opened, body, EVENT_STREAM if reply.is_stream else JSON)
         delivered = True
         return response
     finally:
         reply.leave(delivered=delivered)
 
 
-async def _wait(request: web.Request, dialect: Dialect, reply: Reply) -> web.StreamResponse | None:
+async def _wait(
+    request: web.Request, dialect: Dialect, reply: Pending, quiet_s: float | None
+) -> web.StreamResponse | None:
     """Returns when the reply is done: a stream's response, if it had to be opened before."""
     opened: web.StreamResponse | None = None
-    quiet_s = QUIET_S if reply.request.stream else None
     while not (await asyncio.wait([reply.done], timeout=quiet_s))[0]:
         if opened is None:
             opened = web.StreamResponse(headers=EVENT_STREAM)

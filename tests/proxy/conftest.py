@@ -19,9 +19,10 @@ from polar.scripted.engine import Engine as ScriptedEngine
 from polar.settings import EngineSettings, Settings
 from polar.types.completion import Completion
 from polar.types.session import task_id_of
-from proxy.app import Binding, Proxy
-from proxy.dialects.openai_chat import OpenAIChat
+from proxy.app import Proxy
+from proxy.doors import Binding
 from proxy.engines.pool import Engines
+from proxy.registered import dialects
 from topics import admin, completions, control, events, fleet, kafka, workers
 from topics.completions import CallRecord
 from topics.control import CloseKey
@@ -129,7 +130,7 @@ def engines_at(*urls: str) -> Engines:
 async def proxied(bench: Bench, engine_url: str) -> AsyncIterator[Proxy]:
     engines = engines_at(engine_url)
     local = Binding("127.0.0.1", 0)
-    proxy = Proxy(bench.settings, engines, [OpenAIChat()], local, local)
+    proxy = Proxy(bench.settings, engines, dialects(), local, local)
     try:
         await proxy.start()
         yield proxy

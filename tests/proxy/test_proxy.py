@@ -23,9 +23,10 @@ from polar.scripted.scripts import Script, ScriptCall, ScriptTurn, Variant
 from polar.types.completion import CallOutcome
 from polar.types.session import Status as SessionStatus
 from polar.types.tokens import unpack_ids, unpack_logprobs
-from proxy.app import Binding, Proxy
+from proxy.app import Proxy
 from proxy.chat import Answer, ChatRequest, Message, Usage
 from proxy.dialects.openai_chat import OpenAIChat
+from proxy.doors import Binding
 from proxy.engines.pool import Engines
 from proxy.engines.replicas import Replicas
 from proxy.engines.vllm_chat import VllmChat

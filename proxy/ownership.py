@@ -1,0 +1,197 @@
+"""Which proxy owns a session: the live proxies as `polar.workers` tells them, and the rendezvous among them (protocol 20).
+
+The live set is a fold over that log, in the broker's time: all proxies come to the same one, each as soon as it has read as far, and an
+outage of Kafka, in which nothing is read, changes nothing. Invariant: this process is an owner only where the log says that it lives, like
+any other. What owning a session means is `proxy/session.py`'s, how requests find the owner `proxy/routing.py`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from types import MappingProxyType
+
+import structlog
+
+from proxy.rendezvous import ranked
+from topics import kafka
+from topics.workers import Heartbeat, Sign
+
+LEASE_MS = 6_000
+"""Of log time without a heartbeat, after which a proxy is lost."""
+GAP_MS = 3_000
+"""A wider gap between any two records was an outage or a pause of all: leases start anew after it, as coordinators' do."""
+LAG_S = 5.0
+"""Within which every proxy has read of a change; until then another may still act on the set before it."""
+EPOCHS = 64
+"""Live sets remembered; a session that was ours in all of them is ours since the oldest."""
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A proxy that lives."""
+
+    worker_id: str
+    address: str
+    """Its base URL, as it advertises it."""
+
+
+class LiveSet:
+    """The proxies that live and take sessions: fed with what `polar.workers` holds, in log order."""
+
+    def __init__(self) -> None:
+        self._clock = 0
+        """Log time since the first record, ms; stands still while nothing is read."""
+        self._newest: int | None = None
+        self._heard: dict[str, int] = {}
+        self._addresses: dict[str, str] = {}
+        self._leaving: set[str] = set()
+        self._superseded: set[str] = set()
+
+    def hear(self, sign: Sign, append_ms: int) -> None:
+        """Takes in one record; `append_ms` is the broker's time."""
+        self._tick(append_ms)
+        if isinstance(sign, Heartbeat) and sign.role == "proxy" and sign.address is not None:
+            self._beat(sign.worker_id, sign.address, leaving=sign.leaving)
+
+    @property
+    def leased(self) -> frozenset[str]:
+        """Worker ids with a lease, of those that leave, too."""
+        return frozenset(self._heard)
+
+    @property
+    def owners(self) -> dict[str, Peer]:
+        """Those that sessions are shared out among, by worker id."""
+        return {
+            worker_id: Peer(worker_id, address)
+            for worker_id, address in self._addresses.items()
+            if worker_id not in self._leaving
+        }
+
+    def _tick(self, append_ms: int) -> None:
+        gap = 0 if self._newest is None else append_ms - self._newest
+        self._newest = append_ms if self._newest is None else max(self._newest, append_ms)
+        self._clock += min(max(gap, 0), GAP_MS)
+        if gap > GAP_MS:
+            self._heard = dict.fromkeys(self._heard, self._clock)
+        for worker_id in [each for each, at in self._heard.items() if self._clock - at > LEASE_MS]:
+            self._forget(worker_id)
+
+    def _beat(self, worker_id: str, address: str, *, leaving: bool) -> None:
+        if worker_id in self._superseded:
+            return
+        if worker_id not in self._heard:
+            self._supersede(worker_id, address)
+        self._heard[worker_id] = self._clock
+        self._addresses[worker_id] = address
+        if leaving:
+            self._leaving.add(worker_id)
+
+    def _supersede(self, by: str, address: str) -> None:
+        """Who newly has an address is the only one there: what was started again on its port needn't wait for its own lease to end."""
+        for worker_id in [each for each, held in self._addresses.items() if held == address]:
+            log.info("proxy superseded", action="proxy_superseded", worker_id=worker_id, by=by, address=address)
+            self._forget(worker_id)
+            self._superseded.add(worker_id)
+
+    def _forget(self, worker_id: str) -> None:
+        del self._heard[worker_id]
+        del self._addresses[worker_id]
+        self._leaving.discard(worker_id)
+
+
+@dataclass(frozen=True)
+class _Epoch:
+    """One live set, and from when on it held: Unix seconds, the broker's."""
+
+    since: float
+    owners: Mapping[str, Peer]
+
+
+class Ownership:
+    """This proxy's view of who owns what."""
+
+    def __init__(self, worker_id: str) -> None:
+        self._worker_id = worker_id
+        self._live = LiveSet()
+        self._leaves = False
+        self._epochs = deque([_Epoch(0.0, MappingProxyType({}))], maxlen=EPOCHS)
+        self._leased: frozenset[str] = frozenset()
+        self._change = asyncio.Event()
+        self._listeners: list[Callable[[], None]] = []
+
+    @property
+    def lives(self) -> bool:
+        """Whether the others count this proxy in."""
+        return self._worker_id in self.peers
+
+    @property
+    def peers(self) -> Mapping[str, Peer]:
+        """The live proxies, this one among them."""
+        return self._epochs[-1].owners
+
+    def on_change(self, listener: Callable[[], None]) -> None:
+        """`listener` is called at each change of the live set."""
+        self._listeners.append(listener)
+
+    def on_sign(self, sign: Sign, record: kafka.Record) -> None:
+        """Takes in a record of `polar.workers`."""
+        self._live.hear(sign, record.timestamp)
+        self._look(record.timestamp / 1000)
+
+    def leave(self) -> None:
+        """This proxy takes no more sessions, from this moment on."""
+        self._leaves = True
+        self._look(self._epochs[-1].since)
+
+    def owner_of(self, session_id: str) -> Peer | None:
+        """None where no proxy lives that takes sessions."""
+        owners = self.peers
+        return owners[ranked(session_id, owners)[0]] if owners else None
+
+    def is_mine(self, session_id: str) -> bool:
+        """Whether this proxy owns the session."""
+        return self._is_ours(session_id, self.peers)
+
+    def since(self, session_id: str) -> float:
+        """Since when this proxy has surely been the only owner, in Unix seconds; infinity where it isn't."""
+        if not self.is_mine(session_id):
+            return float("inf")
+        for before, after in reversed(list(pairwise(self._epochs))):
+            if not self._is_ours(session_id, before.owners):
+                return after.since + (LAG_S if before.owners else 0.0)
+        return self._epochs[0].since + LAG_S
+
+    def is_lost(self, peer: Peer) -> bool:
+        """Whether nothing more may be hoped of a proxy that was sent a request."""
+        return peer.worker_id not in self._leased
+
+    def next_change(self) -> asyncio.Event:
+        """Set at the next change of who owns, or of who is lost."""
+        return self._change
+
+    def _is_ours(self, session_id: str, owners: Mapping[str, Peer]) -> bool:
+        if self._worker_id not in owners:
+            return False
+        return len(owners) == 1 or ranked(session_id, owners)[0] == self._worker_id
+
+    def _look(self, now: float) -> None:
+        owners, leased = self._live.owners, self._live.leased
+        if self._leaves:
+            owners.pop(self._worker_id, None)
+        moved = owners != self._epochs[-1].owners
+        if not moved and leased == self._leased:
+            return
+        self._leased = leased
+        if moved:
+            log.info("live proxies", action="live_proxies", workers=sorted(owners))
+            self._epochs.append(_Epoch(now, MappingProxyType(owners)))
+            for listener in self._listeners:
+                listener()
+        self._change.set()
+        self._change = asyncio.Event()
