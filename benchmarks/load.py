@@ -32,7 +32,8 @@ class Caller(asyncio.Protocol):
     async def connect(cls, url: str) -> Caller:
         """Opens the connection."""
         parts = urlsplit(url)
-        assert parts.hostname is not None and parts.port is not None, "a base URL with its port"
+        assert parts.hostname, "a base URL"
+        assert parts.port, "with its port"
         _, caller = await asyncio.get_running_loop().create_connection(cls, parts.hostname, parts.port)
         return caller
 
