@@ -1,0 +1,703 @@
+"""OpenAI Responses in and out of the canonical form; the official client's own models judge what leaves."""
+
+from __future__ import annotations
+
+import base64
+import json
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from openai.types.responses import Response, ResponseStreamEvent
+from openai.types.responses.input_token_count_response import InputTokenCountResponse
+from pydantic import TypeAdapter
+
+from polar.types.completion import Sampling
+from proxy.chat import (
+    Answer,
+    ChatRequest,
+    ForcedTool,
+    FunctionCall,
+    ImagePart,
+    ImageUrl,
+    Message,
+    NamedFunction,
+    TextPart,
+    ToolCall,
+    Usage,
+)
+from proxy.dialects import signature
+from proxy.dialects.base import Serves, Wire
+from proxy.dialects.openai_responses import FAILURES, OpenAIResponses
+from proxy.errors import Refusal, Refused
+
+DIALECT = OpenAIResponses()
+EVENTS: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
+CALL_ID = "resp_" + "0123456789abcdef" * 2
+USER = {"role": "user", "content": "hi"}
+
+
+def parse(**fields: Any) -> ChatRequest:
+    return DIALECT.parse(Wire(json.dumps({"model": "m", "input": [USER], **fields}).encode()))
+
+
+def read(*items: Any) -> list[Message]:
+    return parse(input=list(items)).messages
+
+
+def answered(message: Message, finish_reason: Any = "stop") -> Answer:
+    return Answer(message, finish_reason, Usage(10, 5, 4, 2), b"", b"", b"", "served")
+
+
+def output(request: ChatRequest, answer: Answer) -> list[dict[str, Any]]:
+    items: list[dict[str, Any]] = json.loads(DIALECT.body(CALL_ID, 17, request, [answer]))["output"]
+    return items
+
+
+def calls(*named: tuple[str, str]) -> Message:
+    return Message("assistant", tool_calls=[ToolCall(f"c{n}", FunctionCall(*call)) for n, call in enumerate(named)])
+
+
+# --- messages
+
+
+def test_a_string_is_the_users_and_instructions_come_first() -> None:
+    request = parse(input="hello", instructions="Be brief.")
+    assert request.messages == [Message("system", "Be brief."), Message("user", "hello")]
+    assert request.instructions
+    assert not parse().instructions
+
+
+def test_messages_keep_their_roles_places_and_part_lists() -> None:
+    typed = {"type": "message", "id": "msg_1", "role": "developer", "content": [{"type": "input_text", "text": "a"}]}
+    messages = read(USER, typed, {"role": "system", "content": "b"}, {"type": "message", "role": "user", "content": []})
+    assert messages == [
+        Message("user", "hi"),
+        Message("developer", [TextPart("a")]),
+        Message("system", "b"),
+        Message("user", []),
+    ]
+
+
+def test_images_and_files_are_carried_or_told() -> None:
+    data = "data:text/plain;base64," + base64.b64encode(b"a,b").decode()
+    [message] = read(
+        {
+            "role": "user",
+            "content": [
+                {"type": "input_image", "image_url": "data:image/png;base64,xx", "detail": "original"},
+                {"type": "input_image", "image_url": "https://x/y.png"},
+                {"type": "input_file", "filename": "a.csv", "file_data": data},
+                {"type": "input_file", "filename": "a.pdf", "file_data": "data:application/pdf;base64,AAAA"},
+                {"type": "input_file", "file_url": "https://x/y.pdf"},
+            ],
+        }
+    )
+    assert message.content == [
+        ImagePart(ImageUrl("data:image/png;base64,xx", "high")),
+        ImagePart(ImageUrl("https://x/y.png")),
+        TextPart("a.csv\na,b"),
+        TextPart("[a.pdf: not shown]"),
+        TextPart("[https://x/y.pdf: not shown]"),
+    ]
+
+
+def test_reasoning_text_and_calls_of_one_turn_are_one_message() -> None:
+    spelt = '{"a" : 1.50,\t"b":"\\u00e9", broken'
+    turn = read(
+        {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "hm "}], "content": None},
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "I look."}]},
+        {"type": "function_call", "call_id": "c1", "name": "f", "arguments": spelt, "status": "completed"},
+        {"type": "function_call", "call_id": "c2", "name": "g", "arguments": "", "namespace": "n"},
+        {"type": "function_call_output", "call_id": "c1", "output": "ok"},
+        {
+            "type": "function_call_output",
+            "call_id": "c2",
+            "output": [{"type": "input_image", "image_url": "https://i"}],
+        },
+    )
+    assert turn == [
+        Message(
+            "assistant",
+            "I look.",
+            "hm ",
+            [ToolCall("c1", FunctionCall("f", spelt)), ToolCall("c2", FunctionCall("n__g", ""))],
+        ),
+        Message("tool", "ok", tool_call_id="c1"),
+        Message("tool", [ImagePart(ImageUrl("https://i"))], tool_call_id="c2"),
+    ]
+
+
+def test_an_item_that_cannot_follow_begins_a_new_turn() -> None:
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+    said = {"role": "assistant", "content": "a"}
+    thought = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "r"}]}
+    turns = read(said, said, call, said, call, thought, thought, said, {"type": "web_search_call", "id": "ws"}, call)
+    assert [(turn.reasoning, turn.content, len(turn.tool_calls)) for turn in turns] == [
+        (None, "a", 0),
+        (None, "a", 1),
+        (None, "a", 1),
+        ("r\n\nr", "a", 1),
+    ]
+
+
+def test_our_ids_tell_turns_apart_and_bring_a_turn_together() -> None:
+    one, other = "a" * 32, "b" * 32
+    thought = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "r"}]}
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+    turns = read(
+        thought | {"id": f"rs_{one}"},
+        thought | {"id": f"rs_{other}"},
+        call | {"id": f"fc_{other}_0"},
+        {"type": "function_call_output", "call_id": "c", "output": "aborted"},
+        call | {"id": f"fc_{other}_1"},
+    )
+    assert [(turn.role, turn.reasoning, len(turn.tool_calls)) for turn in turns] == [
+        ("assistant", "r", 0),
+        ("assistant", "r", 2),
+        ("tool", None, 0),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("item", "reasoning"),
+    [
+        ({"encrypted_content": signature.seal("whole"), "summary": [{"text": "short"}]}, "whole"),
+        ({"encrypted_content": "gAAAA", "summary": [{"type": "summary_text", "text": "short"}]}, "short"),
+        ({"content": [{"type": "reasoning_text", "text": "raw"}], "summary": [{"text": "short"}]}, "raw"),
+    ],
+)
+def test_reasoning_is_what_its_signature_holds_else_its_text(item: dict[str, Any], reasoning: str) -> None:
+    assert read({"type": "reasoning", "id": "rs_1", **item})[0].reasoning == reasoning
+
+
+def test_a_message_to_an_agent_is_the_users_in_plain_text() -> None:
+    parts = [{"type": "input_text", "text": "Payload:\n"}, {"type": "encrypted_content", "encrypted_content": "say hi"}]
+    item = {"type": "agent_message", "author": "/root", "recipient": "/root/helper", "content": parts}
+    assert read(item) == [Message("user", [TextPart("Payload:\n"), TextPart("say hi")])]
+
+
+def test_items_of_built_in_tools_are_calls_and_results() -> None:
+    action = {"type": "exec", "command": ["ls"], "env": {}, "timeout_ms": None, "working_directory": "/x", "user": None}
+    patch = {"type": "update_file", "path": "a", "diff": "@@"}
+    messages = read(
+        {"type": "local_shell_call", "id": "l", "call_id": "c1", "action": action, "status": "completed"},
+        {"type": "shell_call", "call_id": "c2", "action": {"commands": ["a", "b"], "max_output_length": None}},
+        {"type": "apply_patch_call", "call_id": "c3", "operation": patch, "status": "completed"},
+        {"type": "tool_search_call", "call_id": "c4", "execution": "client", "arguments": {"query": "x", "limit": 1.0}},
+        {"type": "local_shell_call_output", "id": "c1", "output": "out"},
+        {"type": "shell_call_output", "call_id": "c2", "output": [{"stdout": "x", "stderr": ""}]},
+        {"type": "apply_patch_call_output", "call_id": "c3", "status": "failed", "output": "no such file"},
+        {"type": "tool_search_output", "call_id": "c4", "tools": []},
+    )
+    assert [(call.id, call.function.name, call.function.arguments) for call in messages[0].tool_calls] == [
+        ("c1", "local_shell", '{"command":["ls"],"working_directory":"/x"}'),
+        ("c2", "shell", '{"commands":["a","b"]}'),
+        ("c3", "apply_patch", '{"type":"update_file","path":"a","diff":"@@"}'),
+        ("c4", "tool_search", '{"query":"x","limit":1.0}'),
+    ]
+    assert [(message.tool_call_id, message.content) for message in messages[1:]] == [
+        ("c1", "out"),
+        ("c2", '[{"stdout":"x","stderr":""}]'),
+        ("c3", "failed: no such file"),
+        ("c4", "No tools."),
+    ]
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"type": "search", "query": "x"}},
+        {"type": "tool_search_call", "execution": "server", "call_id": None, "arguments": {}},
+        {"type": "tool_search_output", "execution": "server", "call_id": None, "tools": []},
+        {"type": "configuration_update", "id": "cu", "reasoning": {"effort": "low"}},
+        {"type": "mcp_list_tools", "id": "m", "tools": []},
+        {"type": "invented_in_2027", "payload": [1]},
+    ],
+)
+def test_items_that_no_model_here_made_are_passed_over(item: dict[str, Any]) -> None:
+    assert read(item, USER) == [Message("user", "hi")]
+
+
+# --- tools
+
+EXEC = {"type": "function", "name": "exec", "parameters": {"z": 1, "a": 2.0}, "strict": False, "description": "Runs."}
+PATCH = {"type": "custom", "name": "patch", "description": "Edits.", "format": {"type": "grammar", "syntax": "lark"}}
+PATCH["format"]["definition"] = "start: hunk"  # type: ignore[index] # it's the dictionary above
+SEARCH = {"type": "tool_search", "execution": "client", "description": "Finds.", "parameters": {"type": "object"}}
+CLOCK = {"type": "namespace", "name": "clock", "description": "", "tools": [EXEC | {"name": "sleep"}, PATCH]}
+
+
+def test_every_tool_that_the_harness_runs_is_a_function_to_the_model() -> None:
+    built_in = [{"type": "local_shell"}, {"type": "shell"}, {"type": "apply_patch"}]
+    hosted = [{"type": "web_search"}, {"type": "mcp", "server_label": "x"}, {"type": "invented_in_2027"}]
+    container = {"type": "shell", "environment": {"type": "container_auto"}}
+    request = parse(tools=[EXEC, PATCH, SEARCH, CLOCK, *hosted, container, *built_in])
+    assert [tool.function.name for tool in request.tools] == [
+        "exec",
+        "patch",
+        "tool_search",
+        "clock__sleep",
+        "clock__patch",
+        "local_shell",
+        "shell",
+        "apply_patch",
+    ]
+    assert bytes(request.tools[0].function.parameters) == b'{"z": 1, "a": 2.0}'
+    assert request.tools[0].function.strict is False
+    assert request.tools[1].function.description == "Edits.\n\n`input` must match this lark grammar:\nstart: hunk"
+    assert json.loads(bytes(request.tools[1].function.parameters))["required"] == ["input"]
+
+
+def test_tools_in_the_input_are_tools_before_all_messages_and_text_after() -> None:
+    request = parse(
+        input=[
+            {"type": "additional_tools", "role": "developer", "tools": [CLOCK]},
+            USER,
+            {"type": "additional_tools", "role": "developer", "tools": [EXEC]},
+            {"type": "tool_search_call", "call_id": "c", "execution": "client", "arguments": {"query": "x"}},
+            {"type": "tool_search_output", "call_id": "c", "tools": [EXEC | {"name": "found"}, CLOCK]},
+        ]
+    )
+    assert [tool.function.name for tool in request.tools] == ["clock__sleep", "clock__patch"]
+    _, later, _, found = request.messages
+    assert (later.role, "<function>" in str(later.content), '"exec"' in str(later.content)) == ("developer", True, True)
+    assert [json.loads(line[10:-11])["name"] for line in str(found.content).splitlines()] == [
+        "found",
+        "clock__sleep",
+        "clock__patch",
+    ]
+    [item] = output(request, answered(calls(("found", "{}"))))
+    assert (item["type"], item["name"]) == ("function_call", "found")
+
+
+def test_deferred_tools_wait_for_the_harnesss_search_and_only_for_it() -> None:
+    deferred = EXEC | {"name": "rare", "defer_loading": True}
+    shown = [tool.function.name for tool in parse(tools=[deferred, EXEC, SEARCH]).tools]
+    assert shown == ["exec", "tool_search"]
+    for others in ([EXEC], [EXEC, {"type": "tool_search"}]):
+        assert [tool.function.name for tool in parse(tools=[deferred, *others]).tools] == ["rare", "exec"]
+
+
+@pytest.mark.parametrize(
+    ("choice", "expected", "shown"),
+    [
+        ("none", "none", 4),
+        ("required", "required", 4),
+        ({"type": "function", "name": "exec"}, ForcedTool(NamedFunction("exec")), 4),
+        ({"type": "custom", "name": "patch"}, ForcedTool(NamedFunction("patch")), 4),
+        ({"type": "function", "name": "sleep", "namespace": "clock"}, ForcedTool(NamedFunction("clock__sleep")), 4),
+        ({"type": "allowed_tools", "mode": "required", "tools": [{"type": "custom", "name": "patch"}]}, "required", 1),
+        ({"type": "allowed_tools", "mode": "auto", "tools": [{"type": "web_search"}]}, None, 0),
+        (None, None, 4),
+    ],
+)
+def test_tool_choice_in_all_its_forms(choice: Any, expected: Any, shown: int) -> None:
+    request = parse(tools=[EXEC, PATCH, CLOCK], tool_choice=choice)
+    assert (request.tool_choice, len(request.tools)) == (expected, shown)
+
+
+def test_a_built_in_tool_may_be_chosen() -> None:
+    request = parse(tools=[{"type": "shell"}, EXEC], tool_choice={"type": "shell"})
+    assert request.tool_choice == ForcedTool(NamedFunction("shell"))
+
+
+def test_calls_leave_as_their_tools_items() -> None:
+    request = parse(tools=[EXEC, PATCH, SEARCH, CLOCK, {"type": "local_shell"}, {"type": "apply_patch"}])
+    message = calls(
+        ("exec", '{"a" :1'),
+        ("clock__sleep", "{}"),
+        ("patch", '{"input" : "é\\n"}'),
+        ("clock__patch", "not JSON"),
+        ("tool_search", '{"limit" : 1.0}'),
+        ("tool_search", "[]"),
+        ("local_shell", '{"command":["ls"],"timeout_ms":5}'),
+        ("local_shell", '{"command":"ls"}'),
+        ("apply_patch", '{"type":"delete_file","path":"a"}'),
+        ("apply_patch", '{"type":"create_file","path":"a"}'),
+        ("unheard_of", "{}"),
+    )
+    told = [{k: v for k, v in item.items() if k not in ("id", "status")} for item in output(request, answered(message))]
+    assert [item.pop("call_id") for item in told] == [f"c{n}" for n in range(11)]
+    assert told == [
+        {"type": "function_call", "name": "exec", "arguments": '{"a" :1'},
+        {"type": "function_call", "name": "sleep", "namespace": "clock", "arguments": "{}"},
+        {"type": "custom_tool_call", "name": "patch", "input": "é\n"},
+        {"type": "custom_tool_call", "name": "patch", "namespace": "clock", "input": "not JSON"},
+        {"type": "tool_search_call", "execution": "client", "arguments": {"limit": 1.0}},
+        {"type": "tool_search_call", "execution": "client", "arguments": "[]"},
+        {"type": "local_shell_call", "action": {"type": "exec", "command": ["ls"], "timeout_ms": 5, "env": {}}},
+        {"type": "function_call", "name": "local_shell", "arguments": '{"command":"ls"}'},
+        {"type": "apply_patch_call", "operation": {"type": "delete_file", "path": "a"}},
+        {"type": "function_call", "name": "apply_patch", "arguments": '{"type":"create_file","path":"a"}'},
+        {"type": "function_call", "name": "unheard_of", "arguments": "{}"},
+    ]
+
+
+# --- the rest of the request
+
+
+def test_what_is_asked_of_the_answer_is_read_and_unknown_fields_are_skipped() -> None:
+    request = parse(
+        temperature=0.3,
+        top_p=0.9,
+        max_output_tokens=50,
+        parallel_tool_calls=False,
+        reasoning={"effort": "xhigh", "summary": "auto", "context": "all_turns"},
+        previous_response_id="resp_1",
+        stream=True,
+        stream_options={"include_obfuscation": False},
+        client_metadata={"x": "y"},
+        frobnicate=[1],
+        top_logprobs=3,
+    )
+    assert request.sampling == Sampling(temperature=0.3, top_p=0.9, max_tokens=50)
+    assert (request.parallel_tool_calls, request.reasoning_effort, request.continues) == (False, "high", "resp_1")
+    assert (request.stream, request.store) == (True, True)
+    assert not parse(store=False).store
+    assert parse(input=None, previous_response_id="resp_1").messages == []
+
+
+def test_text_formats_are_response_formats() -> None:
+    assert bytes(parse(text={"format": {"type": "text"}, "verbosity": "low"}).response_format) == b""
+    assert json.loads(bytes(parse(text={"format": {"type": "json_object"}}).response_format)) == {"type": "json_object"}
+    body = b'{"input":"x","text":{"format":{"type":"json_schema","name":"n","strict":true,"schema":{"z": 1,"a":2.0}}}}'
+    told = bytes(DIALECT.parse(Wire(body)).response_format)
+    assert told == b'{"type":"json_schema","json_schema":{"name":"n","strict":true,"schema":{"z": 1,"a":2.0}}}'
+
+
+def test_nulls_are_as_good_as_missing() -> None:
+    fields = msgspec.structs.fields(DIALECT.request_type)
+    nulls = {field.name: None for field in fields if field.name not in ("model", "input")}
+    asked, plain = parse(**nulls), parse()
+    for name in ChatRequest.__struct_fields__:
+        if name != "wire":
+            assert getattr(asked, name) == getattr(plain, name)
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({}, "input"),
+        ({"input": []}, "input"),
+        ({"input": 5}, "input"),
+        ({"input": [{"role": "wizard", "content": "x"}]}, "input[0].role"),
+        ({"input": [{"role": "user", "content": 5}]}, "input[0].content"),
+        ({"input": [USER, {"role": "user", "content": [{"type": "input_audio"}]}]}, "input[1].content[0]"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image", "file_id": "f"}]}]}, "input[0].content[0]"),
+        ({"input": [{"type": "function_call", "name": "f", "arguments": {}, "call_id": "c"}]}, "input[0].arguments"),
+        ({"input": [{"type": "function_call_output", "output": "x"}]}, "input[0].call_id"),
+        ({"input": [{"type": "shell_call", "call_id": "c"}]}, "input[0].action"),
+        ({"input": [{"id": "msg_1"}]}, "input[0]"),
+        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0]"),
+        ({"input": [USER, {"type": "compaction", "encrypted_content": "x"}]}, "input[1]"),
+        ({"input": "x", "tools": [{"type": "function"}]}, "tools[0].name"),
+        ({"input": "x", "tools": [CLOCK, {"type": "namespace", "name": "n", "tools": [{}]}]}, "tools[1].tools[0]"),
+        ({"input": "x", "tools": [EXEC], "tool_choice": {"type": "function", "name": "g"}}, "tool_choice"),
+        ({"input": "x", "tools": [EXEC], "tool_choice": {"type": "web_search_preview"}}, "tool_choice.type"),
+        ({"input": "x", "tool_choice": "never"}, "tool_choice"),
+        ({"input": "x", "text": {"format": {"type": "json_schema", "name": "n"}}}, "text.format"),
+        ({"input": "x", "background": True}, "background"),
+        ({"input": "x", "conversation": "conv_1"}, "conversation"),
+        ({"input": "x", "prompt": {"id": "pmpt_1"}}, "prompt"),
+        ({"input": "x", "generate": False}, "generate"),
+        ({"input": "x", "prompt_cache_options": {"prewarm": True}}, "prompt_cache_options.prewarm"),
+        ({"input": "x", "max_output_tokens": 2**63}, "max_output_tokens"),
+        ({"input": "x", "temperature": "hot"}, "temperature"),
+    ],
+)
+def test_what_cannot_be_carried_is_refused_with_its_field(body: dict[str, Any], field: str) -> None:
+    with pytest.raises(Refused) as refused:
+        DIALECT.parse(Wire(json.dumps(body).encode()))
+    assert (refused.value.refusal, refused.value.field) == (Refusal.INVALID, field)
+    told = json.loads(DIALECT.error(refused.value))["error"]
+    assert (told["type"], told["param"]) == ("invalid_request_error", field)
+
+
+# --- the answer
+
+
+def test_routes_ask_count_and_turn_websockets_away() -> None:
+    assert {(route.method, route.path): route.serves for route in DIALECT.routes} == {
+        ("POST", "/v1/responses"): Serves.CALL,
+        ("GET", "/v1/responses"): Serves.UPGRADE,
+        ("POST", "/v1/responses/input_tokens"): Serves.COUNT,
+        ("POST", "/responses"): Serves.CALL,
+        ("GET", "/responses"): Serves.UPGRADE,
+        ("POST", "/responses/input_tokens"): Serves.COUNT,
+    }
+    assert InputTokenCountResponse.model_validate_json(DIALECT.count(7)).input_tokens == 7
+
+
+def test_a_response_is_whole_and_repeats_its_request() -> None:
+    request = parse(
+        tools=[EXEC, PATCH, CLOCK],
+        tool_choice={"type": "custom", "name": "patch"},
+        metadata={"k": "v"},
+        user="u",
+        reasoning={"effort": "low", "summary": "auto"},
+        instructions="Be brief.",
+        text={"verbosity": "low"},
+        include=["reasoning.encrypted_content"],
+        max_output_tokens=9,
+    )
+    said = Message("assistant", "Done.", "hm", [ToolCall("c1", FunctionCall("exec", "{}"))])
+    response = Response.model_validate_json(DIALECT.body(CALL_ID, 17, request, [answered(said)]))
+    assert (response.id, response.created_at, response.model, response.status) == (CALL_ID, 17, "m", "completed")
+    assert response.output_text == "Done."
+    assert [item.id for item in response.output] == [
+        CALL_ID.replace("resp", kind) + tail for kind, tail in (("rs", ""), ("msg", ""), ("fc", "_0"))
+    ]
+    thought = response.output[0]
+    assert thought.type == "reasoning"
+    assert ([part.text for part in thought.summary], thought.encrypted_content) == (["hm"], signature.seal("hm"))
+    assert response.usage is not None
+    assert response.usage.model_dump(exclude_none=True) == {
+        "input_tokens": 10,
+        "input_tokens_details": {"cached_tokens": 4, "cache_write_tokens": 0},
+        "output_tokens": 5,
+        "output_tokens_details": {"reasoning_tokens": 2},
+        "total_tokens": 15,
+    }
+    told = response.model_dump(exclude_none=True)
+    assert [tool["type"] for tool in told["tools"]] == ["function", "custom", "namespace"]
+    assert (told["tool_choice"], told["metadata"], told["user"], told["max_output_tokens"]) == (
+        {"type": "custom", "name": "patch"},
+        {"k": "v"},
+        "u",
+        9,
+    )
+    assert (told["instructions"], told["reasoning"]) == ("Be brief.", {"effort": "low", "summary": "auto"})
+    assert told["text"] == {"format": {"type": "text"}, "verbosity": "low"}
+
+
+def test_a_signature_leaves_only_where_it_was_asked_for() -> None:
+    [thought] = output(parse(), answered(Message("assistant", None, "hm")))
+    assert "encrypted_content" not in thought
+
+
+@pytest.mark.parametrize(("reason", "why"), [("length", "max_output_tokens"), ("content_filter", "content_filter")])
+def test_an_answer_that_was_cut_off_is_incomplete(reason: str, why: str) -> None:
+    answer = answered(Message("assistant", "Do", "hm"), reason)
+    response = Response.model_validate_json(DIALECT.body(CALL_ID, 17, parse(), [answer]))
+    assert (response.status, response.incomplete_details and response.incomplete_details.reason) == ("incomplete", why)
+    assert response.output[-1].model_dump()["status"] == "incomplete"
+    assert streamed(parse(), answer)[-1].type == "response.incomplete"
+
+
+def test_an_empty_answer_is_still_a_turn() -> None:
+    for content in (None, ""):
+        items = output(parse(), answered(Message("assistant", content)))
+        assert read(*items) == [Message("assistant", "")]
+
+
+def streamed(request: ChatRequest, answer: Answer) -> list[Any]:
+    *blocks, rest = DIALECT.stream(CALL_ID, 17, request, [answer]).decode().split("\n\n")
+    assert rest == ""
+    events = []
+    for block in blocks:
+        name, data = block.split("\n", 1)
+        told = EVENTS.validate_json(data.removeprefix("data: "))
+        assert name == f"event: {told.type}" == f"event: {json.loads(data.removeprefix('data: '))['type']}"
+        events.append(told)
+    return events
+
+
+texts = st.text(max_size=30)
+arguments = st.one_of(
+    texts,
+    texts.map(lambda text: json.dumps({"input": text})),
+    st.just('{"command" : ["ls"]}'),
+    st.just('{"query":"x"}'),
+    st.just('{"type":"create_file","path":"a","diff":"+"}'),
+)
+names = st.sampled_from(["exec", "patch", "clock__sleep", "clock__patch", "tool_search", "local_shell", "shell", "x"])
+messages = st.builds(
+    Message,
+    role=st.just("assistant"),
+    content=st.none() | texts,
+    reasoning=st.none() | texts,
+    tool_calls=st.lists(st.builds(ToolCall, texts, st.builds(FunctionCall, names, arguments)), max_size=4),
+)
+answers = st.builds(
+    Answer,
+    message=messages,
+    finish_reason=st.sampled_from(["stop", "length", "tool_calls"]),
+    usage=st.builds(Usage, st.integers(1, 10**6), st.integers(1, 10**6), st.none() | st.integers(0, 10**6)),
+    prompt_ids=st.just(b""),
+    sampled_ids=st.just(b""),
+    logprobs=st.just(b""),
+    model=st.just("served"),
+)
+ASKED = parse(
+    tools=[EXEC, PATCH, SEARCH, CLOCK, {"type": "local_shell"}, {"type": "shell"}, {"type": "apply_patch"}],
+    include=["reasoning.encrypted_content"],
+)
+
+
+@given(answers)
+def test_body_and_stream_of_one_answer_say_the_same(answer: Answer) -> None:
+    body = Response.model_validate_json(DIALECT.body(CALL_ID, 17, ASKED, [answer]))
+    events = streamed(ASKED, answer)
+
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert [event.type for event in events[:2]] == ["response.created", "response.in_progress"]
+    assert events[0].response == body.model_copy(
+        update={"status": "in_progress", "output": [], "usage": None, "incomplete_details": None}
+    )
+    assert (events[-1].response, events[-1].type) == (body, f"response.{body.status}")
+    opened: list[tuple[int, str]] = []
+    done = []
+    pieces: dict[str, str] = {}
+    for event in events[2:-1]:
+        assert event.output_index == len(done), "items come one after another"
+        match event.type:
+            case "response.output_item.added":
+                opened.append((event.output_index, event.item.id))
+            case "response.output_item.done":
+                done.append(event.item)
+            case _:
+                assert (event.output_index, event.item_id) == opened[-1]
+        if event.type.endswith(".delta"):
+            pieces[event.item_id] = pieces.get(event.item_id, "") + event.delta
+    assert done == body.output
+    assert opened == [(index, item.id) for index, item in enumerate(body.output)]
+    assert pieces == {item.id: said for item in body.output if (said := text_of(item))}
+
+
+def text_of(item: Any) -> str:
+    match item.type:
+        case "reasoning":
+            return "".join(part.text for part in item.summary)
+        case "message":
+            return "".join(part.text for part in item.content)
+        case "function_call":
+            return str(item.arguments)
+        case "custom_tool_call":
+            return str(item.input)
+    return ""
+
+
+def alike(arguments: str) -> Any:
+    """Arguments as they are compared when a turn comes back."""
+    try:
+        return ("json", msgspec.json.decode(arguments))
+    except msgspec.DecodeError:
+        return arguments
+
+
+@given(messages, st.booleans())
+def test_a_turn_comes_back_as_it_was_sampled(message: Message, shortened: bool) -> None:
+    items = output(ASKED, answered(message))
+    for item in items:
+        if item["type"] == "reasoning":
+            item |= {"content": None} | ({"summary": []} if shortened else {})
+    [turn, user] = read(*items, USER)
+    assert user == Message("user", "hi")
+    assert (turn.role, turn.content or "", turn.reasoning or "") == (
+        "assistant",
+        message.content or "",
+        message.reasoning or "",
+    )
+    assert [(call.id, call.function.name, alike(call.function.arguments)) for call in turn.tool_calls] == [
+        (call.id, call.function.name, alike(call.function.arguments)) for call in message.tool_calls
+    ]
+
+
+@given(messages)
+def test_a_turn_comes_back_without_its_ids_too(message: Message) -> None:
+    """As opencode sends it; then a custom call whose arguments held no input can't be told from one whose input they are."""
+    items = output(ASKED, answered(message))
+    assert len(read(*({name: value for name, value in item.items() if name != "id"} for item in items), USER)) == 2
+
+
+# --- errors
+
+
+@pytest.mark.parametrize("refusal", list(Refusal))
+def test_every_refusal_has_a_shape_in_and_before_a_stream(refusal: Refusal) -> None:
+    refused = Refused(refusal, "why", field="input", retry_after_s=3)
+    assert json.loads(DIALECT.error(refused))["error"]["code"] is not None or refusal is Refusal.INVALID
+    name, data = DIALECT.error_event(refused).decode().removesuffix("\n\n").split("\n")
+    told = json.loads(data.removeprefix("data: "))
+    assert (name, told["type"]) == ("event: response.failed", "response.failed")
+    assert told["response"]["error"]["code"] == FAILURES[refusal]
+    assert "try again in 3s" in told["response"]["error"]["message"]
+    if refusal not in (Refusal.CONTEXT_LENGTH, Refusal.SPENT):  # codes that clients know, and the client's types don't
+        assert EVENTS.validate_python(told).type == "response.failed"
+
+
+def test_a_context_overflow_is_told_in_openais_words() -> None:
+    plain = json.loads(DIALECT.error(Refused(Refusal.CONTEXT_LENGTH, "engine's words")))["error"]
+    assert plain["code"] == "context_length_exceeded"
+    assert "exceeds the context window" in plain["message"]
+    counted = json.loads(DIALECT.error(Refused(Refusal.CONTEXT_LENGTH, "x", context=(212345, 200000))))["error"]
+    assert "212345 tokens > 200000 maximum" in counted["message"]
+
+
+# --- anything at all
+
+
+@given(st.binary(max_size=200) | st.text(max_size=50).map(lambda text: json.dumps({"input": [text]}).encode()))
+def test_any_other_bytes_are_refused_and_never_raise_otherwise(body: bytes) -> None:
+    with pytest.raises(Refused):
+        DIALECT.parse(Wire(body))
+
+
+DEEP = b"[" * 100_000 + b"]" * 100_000
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        b'"frobnicate":' + DEEP,
+        b'"tools":[{"type":"function","name":"f","parameters":' + DEEP + b"}]",
+        b'"input":[{"type":"shell_call_output","call_id":"c","output":' + DEEP + b"}]",
+        b'"input":[{"role":"user","content":"\\ud800"}]',
+        b'"input":[{"type":"tool_search_call","call_id":"c","arguments":"\\ud800"}]',
+        b'"input":[{"type":"shell_call","call_id":"c","action":{"x":1e999}}]',
+        b'"tools":[{"type":"function","name":"f","parameters":{"x":"\xff"}}]',
+    ],
+)
+def test_what_no_json_holds_is_refused_in_raw_parts_too(field: bytes) -> None:
+    with pytest.raises(Refused) as refused:
+        DIALECT.parse(Wire(b'{"input":"hi",' + field + b"}"))
+    assert refused.value.refusal is Refusal.INVALID
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+ITEM_TYPES = [
+    *("message", "reasoning", "function_call", "custom_tool_call", "tool_search_call", "local_shell_call"),
+    *("shell_call", "apply_patch_call", "function_call_output", "shell_call_output", "apply_patch_call_output"),
+    *("tool_search_output", "additional_tools", "agent_message", "item_reference", "web_search_call", "x"),
+]
+ITEM_FIELDS = [
+    *("role", "content", "id", "summary", "encrypted_content", "call_id", "name", "arguments", "input", "action"),
+    *("operation", "output", "status", "tools", "namespace", "execution"),
+]
+items = st.builds(
+    lambda kind, fields: fields | {"type": kind, "call_id": fields.get("call_id", "c")},
+    st.sampled_from(ITEM_TYPES),
+    st.dictionaries(st.sampled_from(ITEM_FIELDS), json_values | st.just([USER]), max_size=6),
+)
+tools = st.builds(
+    lambda kind, fields: fields | {"type": kind},
+    st.sampled_from(["function", "custom", "namespace", "tool_search", "shell", "local_shell", "web_search", "x"]),
+    st.dictionaries(st.sampled_from(["name", "parameters", "format", "tools", "strict", "environment"]), json_values),
+)
+known = st.sampled_from([field.name for field in msgspec.structs.fields(DIALECT.request_type)])
+
+
+@given(st.dictionaries(known, json_values, max_size=4), st.lists(items, max_size=4), st.lists(tools, max_size=3))
+def test_a_well_formed_body_of_wrong_shapes_is_read_or_refused(
+    fields: dict[str, Any], input_items: list[Any], declared: list[Any]
+) -> None:
+    with suppress(Refused):
+        parse(**({"input": input_items, "tools": declared} | fields))
