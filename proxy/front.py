@@ -132,8 +132,8 @@ class Front:
         # From here to the reply nothing is awaited, so that a key that closes finds its calls.
         claim = self._routes.claims.at_hand(key) if ownership.is_mine(key.session_id) else None
         reply: Reply | Routed = (
-            Routed(self._routes, key, serve, None if is_forwarded else send, is_stream=asked_for.stream)
-            if claim is None
+            Routed(self._routes, key, asked_for, serve, None if is_forwarded else send)
+            if claim is None or claim.lacks(asked_for)
             else serve(claim)
         )
         self._replies.add(reply)

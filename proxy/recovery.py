@@ -43,6 +43,12 @@ class ClaimLog:
     is_over: bool
     """No call of this claim counts any more; the rest may not have been read."""
 
+    def then(self, more: ClaimLog) -> ClaimLog:
+        """This and what was read after it."""
+        return ClaimLog(
+            [*self.calls, *more.calls], self.disowned | more.disowned, more.next_offset, self.is_over or more.is_over
+        )
+
 
 @dataclass
 class _Reading:

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 
 from polar.keys import KeyClaims
 from proxy.call import refusal_of_ending
+from proxy.chat import ChatRequest
 from proxy.dialects.base import Dialect
 from proxy.errors import Refusal, Refused
 from proxy.forwarding import NotServed
@@ -48,16 +49,21 @@ class Routes:
 class Routed:
     """One request that is not served at once: `reply.Reply`'s place is taken by this until there is one."""
 
-    def __init__(self, routes: Routes, key: KeyClaims, serve: Serve, send: Send | None, *, is_stream: bool) -> None:
+    def __init__(self, routes: Routes, key: KeyClaims, request: ChatRequest, serve: Serve, send: Send | None) -> None:
         """`serve` makes the reply here, `send` asks another proxy for it; None where another has sent it here."""
         self._routes = routes
         self._key = key
+        self._request = request
         self._serve = serve
         self._send = send
         self._reply: Reply | None = None
         self._ended: Ending | None = None
-        self.is_stream = is_stream
         self.done = asyncio.get_running_loop().create_task(self._way(), name="route")
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether the answer is to leave as a stream."""
+        return self._request.stream
 
     def join(self) -> None:
         """Nobody shares it: who repeats the request meets at the owner."""
@@ -125,7 +131,7 @@ class Routed:
 
     async def _served(self) -> Reply:
         """The reply, once done. Raises Refused, Moved."""
-        claim = await self._routes.claims.of(self._key)
+        claim = await self._routes.claims.ready_for(self._key, self._request)
         # From here to the reply nothing is awaited, so that a key that closes finds its calls.
         if not self._routes.ownership.is_mine(self._key.session_id):
             raise Moved

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from typing import Literal, Protocol
 
 from polar.keys import KeyClaims
-from proxy.chat import Answer, Message
+from proxy.chat import Answer, ChatRequest, Message
 from proxy.errors import Refusal, Refused
 from proxy.history import History, Transcript
 from proxy.recalled import recalled
@@ -27,6 +27,10 @@ CLOSED = 100_000
 """Closed claims remembered: some 10 MB."""
 
 
+OVERLAP_S = 1_000.0
+"""The longest call: so long after a take-over one that was under way at the last owner may still come to the log."""
+ReadBack = Callable[[KeyClaims, int], Awaitable[ClaimLog]]
+"""A claim's log from an offset on."""
 Ending = Literal["hung_up", "closed", "stopped"]
 """Why a call may be ended from outside."""
 
@@ -51,10 +55,12 @@ class Claim:
         """Acknowledged calls, by id."""
         self.is_stale = False
         """The session went to another owner while calls were in flight here: what that one did must be read back."""
-        self.read_to: int | None = None
-        """Up to which offset its log was read back; None: it never was, all of it was served here."""
-        self.read_at = 0.0
-        """When it was taken over: `time.monotonic()`."""
+        self._log: ClaimLog | None = None
+        """What was read back of it, while more may come; None: all of it was served here, or was long ago."""
+        self.taken_at = 0.0
+        """When the claim was taken over: `time.monotonic()`."""
+        self._unsaid: set[bytes | str] = set()
+        """What requests repeated that the log doesn't hold either."""
 
     def acknowledged(self, call_id: str, told: Transcript, answer: Answer) -> None:
         """An answer is on the log, and about to leave."""
@@ -67,7 +73,7 @@ class Claim:
 
     def recall(self, log: ClaimLog) -> None:
         """Takes in calls that were read back from the log, from the claim's first on, those that it knows among them."""
-        self.read_to = log.next_offset
+        self._log = log
         for one in recalled(log.calls):
             call_id = one.call.call_id
             if call_id in self._known:
@@ -80,6 +86,28 @@ class Claim:
         self._known.add(call_id)
         self.history.add(call_id, told, prompt, sampled, answer)
 
+    def lacks(self, request: ChatRequest) -> bool:
+        """Whether the request repeats what a call may have said that was under way at the last owner when the claim was read back."""
+        if self._log is not None and time.monotonic() - self.taken_at > OVERLAP_S:
+            self._log = None
+        return self._log is not None and not self._strange(request) <= self._unsaid
+
+    def _strange(self, request: ChatRequest) -> set[bytes | str]:
+        """What the request repeats that isn't known here."""
+        strange: set[bytes | str] = set(self.turns.strangers(request.messages))
+        if request.continues is not None and request.continues not in self._known:
+            strange.add(request.continues)
+        return strange
+
+    async def read_on(self, request: ChatRequest, read_back: ReadBack) -> bool:
+        """Reads what came on the log since; whether the claim is over."""
+        if (log := self._log) is None:
+            return False
+        more = await read_back(self.key, log.next_offset)
+        self.recall(log.then(more))
+        self._unsaid |= self._strange(request)
+        return more.is_over
+
 
 class Moved(Exception):  # noqa: N818 - what is so, not a fault
     """The session has another owner now."""
@@ -90,7 +118,7 @@ class Claims:
 
     def __init__(
         self,
-        read_back: Callable[[KeyClaims, int], Awaitable[ClaimLog]],
+        read_back: ReadBack,
         owned_since: Callable[[str], float],
     ) -> None:
         """`read_back` reads a claim's log from an offset; `owned_since` tells since when this proxy has surely been a session's only
@@ -128,6 +156,13 @@ class Claims:
         """The same, read back where it must be. Raises Refused where it can't be, too, and Moved where the session isn't ours."""
         while (claim := self.at_hand(key)) is None:
             await self._look_up(key)
+        return claim
+
+    async def ready_for(self, key: KeyClaims, request: ChatRequest) -> Claim:
+        """The same, with all on the log that the request repeats. Raises as `of` does."""
+        while (claim := await self.of(key)).lacks(request):
+            if await claim.read_on(request, self._read_back):
+                self.close(key.claim_id)
         return claim
 
     def released(self, is_ours: Callable[[str], bool]) -> None:
@@ -178,7 +213,7 @@ class Claims:
         claim = self._claims.get(key.claim_id) or self._add(key)
         claim.recall(log)
         claim.is_stale = False
-        claim.read_at = time.monotonic()
+        claim.taken_at = time.monotonic()
 
     def _add(self, key: KeyClaims) -> Claim:
         self._make_room()
