@@ -1,0 +1,862 @@
+"""Anthropic Messages in and out of the canonical form; the official client's own types judge what leaves, and name what may come."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any, get_args, get_type_hints
+
+import msgspec
+import pytest
+from anthropic.types import ErrorResponse, MessageTokensCount, ModelInfo, RawMessageStreamEvent
+from anthropic.types import Message as AnthropicMessage
+from anthropic.types.beta import BetaContentBlockParam, BetaToolUnionParam
+from anthropic.types.beta.message_count_tokens_params import MessageCountTokensParams
+from anthropic.types.beta.message_create_params import MessageCreateParamsBase
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import TypeAdapter
+from typing_extensions import is_typeddict
+
+from polar.types.completion import Sampling
+from proxy.chat import (
+    Answer,
+    ChatRequest,
+    ForcedTool,
+    FunctionCall,
+    ImagePart,
+    ImageUrl,
+    Message,
+    NamedFunction,
+    TextPart,
+    ToolCall,
+    Usage,
+)
+from proxy.dialects import signature
+from proxy.dialects.anthropic_messages import TYPES, AnthropicMessages
+from proxy.dialects.base import Wire
+from proxy.errors import Refusal, Refused
+
+DIALECT = AnthropicMessages()
+USER = {"role": "user", "content": "hi"}
+TOOL = {"name": "f", "description": "does", "input_schema": {"type": "object"}}
+USAGE = Usage(10, 5)
+CACHED = {"cache_control": {"type": "ephemeral"}}
+SEARCH = {"name": "web_search", "type": "web_search_20250305", "max_uses": 8}
+
+
+def parse(**fields: Any) -> ChatRequest:
+    return DIALECT.parse(Wire(json.dumps({"model": "m", "max_tokens": 9, "messages": [USER], **fields}).encode()))
+
+
+def messages(*told: dict[str, Any], **fields: Any) -> list[Message]:
+    return parse(messages=list(told), **fields).messages
+
+
+def user(*blocks: dict[str, Any]) -> dict[str, Any]:
+    return {"role": "user", "content": list(blocks)}
+
+
+def assistant(*blocks: dict[str, Any]) -> dict[str, Any]:
+    return {"role": "assistant", "content": list(blocks)}
+
+
+def text(said: str, **more: Any) -> dict[str, Any]:
+    return {"type": "text", "text": said, **more}
+
+
+def result(content: Any = None, **more: Any) -> dict[str, Any]:
+    return {"type": "tool_result", "tool_use_id": "t1", **({} if content is None else {"content": content}), **more}
+
+
+def use(parsed: Any, name: str = "f", at: str = "t1") -> dict[str, Any]:
+    return {"type": "tool_use", "id": at, "name": name, "input": parsed}
+
+
+def thinking(thought: str, sealed: str) -> dict[str, Any]:
+    return {"type": "thinking", "thinking": thought, "signature": sealed}
+
+
+# --- messages
+
+
+def test_everything_stays_where_it_stands() -> None:
+    told = messages(
+        user(text("do"), text("now")),
+        {"role": "system", "content": "mind"},
+        assistant(thinking("so", "?"), text("I"), use({"a": 1}), text("we"), use({}, at="t2")),
+        user(result("one"), text("wait"), result("two", tool_use_id="t2"), text("go"), text("on")),
+        USER,
+        system="S",
+    )
+    assert told == [
+        Message("system", "S"),
+        Message("user", [TextPart("do"), TextPart("now")]),
+        Message("system", "mind"),
+        Message(
+            "assistant",
+            [TextPart("I"), TextPart("we")],
+            reasoning="so",
+            tool_calls=[ToolCall("t1", FunctionCall("f", '{"a":1}')), ToolCall("t2", FunctionCall("f", "{}"))],
+        ),
+        Message("tool", "one", tool_call_id="t1"),
+        Message("user", "wait"),
+        Message("tool", "two", tool_call_id="t2"),
+        Message("user", [TextPart("go"), TextPart("on")]),
+        Message("user", "hi"),
+    ]
+
+
+@pytest.mark.parametrize("form", ["said", [text("said")], [text("said", **CACHED)], [text(""), text("said")]])
+@pytest.mark.parametrize("role", ["user", "assistant", "system", "tool", "top"])
+def test_a_lone_text_has_one_form(role: str, form: Any) -> None:
+    if role == "top":
+        assert messages(USER, system=form)[0] == Message("system", "said")
+    elif role == "tool":
+        assert messages(user(result(form))) == [Message("tool", "said", tool_call_id="t1")]
+    else:
+        assert messages({"role": role, "content": form}, USER)[0].content == "said"
+
+
+def test_several_texts_stay_parts_wherever_cache_control_moves() -> None:
+    for marked in (0, 1):
+        blocks = [text(said, **(CACHED if at == marked else {})) for at, said in enumerate("ab")]
+        assert messages(user(*blocks), system=blocks) == [
+            Message("system", [TextPart("a"), TextPart("b")]),
+            Message("user", [TextPart("a"), TextPart("b")]),
+        ]
+
+
+@pytest.mark.parametrize(
+    ("system", "kept"),
+    [
+        ([text("x-anthropic-billing-header: cc_version=2.1.329.d91;"), text("S")], [Message("system", "S")]),
+        ([text("x-anthropic-billing-header: cc_version=2.1.329.e9f;")], []),
+        ("x-anthropic-billing-header: v\nS", [Message("system", "S")]),
+        ([text("S"), text("x-anthropic-billing-header: quoted")], None),
+        ([], []),
+    ],
+)
+def test_the_billing_header_at_the_head_is_noise(system: Any, kept: list[Message] | None) -> None:
+    told = messages(USER, system=system)[:-1]
+    assert told == kept if kept is not None else len(told[0].content or "") == 2
+
+
+def test_neighbouring_assistant_messages_are_one_turn() -> None:
+    told = messages(USER, assistant(thinking("a", "?")), assistant(text("b")), assistant(use({}), text("c")), USER)
+    assert told[1] == Message(
+        "assistant",
+        [TextPart("b"), TextPart("c")],
+        reasoning="a",
+        tool_calls=[ToolCall("t1", FunctionCall("f", "{}"))],
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "more", "read"),
+    [
+        (None, {}, ""),
+        ([], {}, ""),
+        ("out", {"is_error": True}, "[tool error] out"),
+        ([text("out")], {"is_error": True}, "[tool error] out"),
+        (None, {"is_error": True}, "[tool error]"),
+        (
+            [{"type": "image", "source": {"type": "url", "url": "http://i"}}],
+            {"is_error": True},
+            [TextPart("[tool error]"), ImagePart(ImageUrl("http://i"))],
+        ),
+        (
+            [text("see"), {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA=="}}],
+            {},
+            [TextPart("see"), ImagePart(ImageUrl("data:image/png;base64,AA=="))],
+        ),
+        (
+            [{"type": "search_result", "title": "T", "source": "http://s", "content": [text("found")]}],
+            {},
+            [TextPart("T\nhttp://s"), TextPart("found")],
+        ),
+        ([{"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "D"}}], {}, "D"),
+    ],
+)
+def test_a_tools_result_holds_what_it_held(content: Any, more: dict[str, Any], read: Any) -> None:
+    assert messages(user(result(content, **more))) == [Message("tool", read, tool_call_id="t1")]
+
+
+@pytest.mark.parametrize(
+    ("block", "read"),
+    [
+        (
+            {"title": "T", "context": "C", "source": {"type": "text", "media_type": "text/plain", "data": "D"}},
+            [TextPart("T\nC"), TextPart("D")],
+        ),
+        ({"source": {"type": "content", "content": "D"}}, "D"),
+        (
+            {
+                "source": {
+                    "type": "content",
+                    "content": [text("D"), {"type": "image", "source": {"type": "url", "url": "http://i"}}],
+                }
+            },
+            [TextPart("D"), ImagePart(ImageUrl("http://i"))],
+        ),
+        (
+            {"source": {"type": "base64", "media_type": "application/pdf", "data": "AA=="}},
+            "[application/pdf: not shown]",
+        ),
+        (
+            {"title": "T", "source": {"type": "url", "url": "http://d"}},
+            [TextPart("T"), TextPart("[http://d: not shown]")],
+        ),
+    ],
+)
+def test_a_document_is_its_text_or_said_not_to_be_shown(block: dict[str, Any], read: Any) -> None:
+    assert messages(user({"type": "document", **block})) == [Message("user", read)]
+
+
+def test_a_signature_of_ours_is_the_thought_whatever_else_came() -> None:
+    sealed = signature.seal(" all of it ")
+    for thought in ("", "all of it", "a summary"):
+        assert messages(USER, assistant(thinking(thought, sealed), text("x")), USER)[1].reasoning == " all of it "
+    redacted = {"type": "redacted_thinking", "data": sealed}
+    assert messages(USER, assistant(redacted, text("x")), USER)[1].reasoning == " all of it "
+
+
+def test_thinking_of_others_is_its_text_and_redacted_thinking_of_others_is_left_out() -> None:
+    blocks = [
+        thinking("a", "EqQB"),
+        thinking("", "EqQC"),
+        thinking("b", ""),
+        {"type": "redacted_thinking", "data": "E"},
+    ]
+    assert messages(USER, assistant(*blocks, text("x")), USER)[1] == Message("assistant", "x", reasoning="a\nb")
+
+
+@pytest.mark.parametrize(
+    ("parsed", "arguments"),
+    [
+        ({"z": 1, "a": {"b": [1.5, None, "é"]}}, '{"z":1,"a":{"b":[1.5,null,"é"]}}'),
+        ({"__unparsedToolInput": {"raw": '{"a": tru', "len": 9}}, '{"a": tru'),
+        ({"__unparsedToolInput": "x"}, '{"__unparsedToolInput":"x"}'),
+        (None, "{}"),
+        ([1], "[1]"),
+    ],
+)
+def test_a_tool_uses_input_is_compact_json_or_what_was_sampled(parsed: Any, arguments: str) -> None:
+    assert messages(USER, assistant(use(parsed)), USER)[1].tool_calls[0].function.arguments == arguments
+
+
+def test_what_a_server_did_elsewhere_is_left_out() -> None:
+    server: list[dict[str, Any]] = [
+        {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {"query": "q"}},
+        {
+            "type": "web_search_tool_result",
+            "tool_use_id": "s",
+            "content": [{"type": "web_search_result", "url": "u", "title": "t", "encrypted_content": "E"}],
+        },
+        {
+            "type": "web_fetch_tool_result",
+            "tool_use_id": "s",
+            "content": {"type": "web_fetch_tool_result_error", "error_code": "x"},
+        },
+        {"type": "mcp_tool_use", "id": "s", "name": "n", "server_name": "v", "input": {}},
+        {"type": "mcp_tool_result", "tool_use_id": "s", "content": [text("r")]},
+    ]
+    assert messages(USER, assistant(text("a"), *server), USER)[1] == Message("assistant", "a")
+    assert messages(USER, assistant(*server), USER) == [Message("user", "hi")] * 2
+
+
+def test_a_compaction_is_its_summary() -> None:
+    told = messages(user({"type": "compaction", "content": "so far", "signature": "s"}, text("go")))
+    assert told == [Message("user", [TextPart("so far"), TextPart("go")])]
+    assert messages(user({"type": "compaction", "content": None}, text("go"))) == [Message("user", "go")]
+
+
+# --- tools
+
+
+def definition(name: str) -> str:
+    return (
+        f'<function>{{"name":"{name}","description":"does","parameters":{json.dumps(TOOL["input_schema"])}}}</function>'
+    )
+
+
+def offered(request: ChatRequest) -> list[str]:
+    return [tool.function.name for tool in request.tools]
+
+
+def test_a_tools_schema_keeps_its_bytes() -> None:
+    body = b'{"messages":[{"role":"user","content":"x"}],"tools":[{"name":"f","input_schema":{"z": 1,"a":2.0}}]}'
+    assert bytes(DIALECT.parse(Wire(body)).tools[0].function.parameters) == b'{"z": 1,"a":2.0}'
+
+
+def test_tools_of_all_kinds_are_offered_or_hosted() -> None:
+    custom = TOOL | {
+        "name": "g",
+        "type": "custom",
+        "strict": True,
+        "input_examples": [{}],
+        "eager_input_streaming": True,
+    }
+    own = {"name": "h", "type": "bash_20250124", "input_schema": {"type": "object"}}
+    request = parse(tools=[TOOL, custom, own, SEARCH, {"type": "mcp_toolset", "mcp_server_name": "s"}])
+    assert offered(request) == ["f", "g", "h"]
+    assert request.tools[1].function.strict is True
+    assert request.hosted_tools == ["web_search_20250305", "mcp_toolset"]
+
+
+def test_a_deferred_tool_is_told_where_it_is_referred_to_and_the_tools_stay() -> None:
+    late = [TOOL | {"name": name, "description": "does", "defer_loading": True} for name in ("g", "h")]
+    asked = [USER, assistant(use({"query": "g"}, "ToolSearch"))]
+    found = user(result([{"type": "tool_reference", "tool_name": "g"}]), text("Tool loaded."))
+    before = parse(messages=[USER], tools=[TOOL, late[0]])
+    after = parse(messages=[*asked, found], tools=[TOOL, *late])
+    assert offered(before) == offered(after) == ["f"]
+    assert after.messages[2:] == [Message("tool", definition("g"), tool_call_id="t1"), Message("user", "Tool loaded.")]
+
+
+def test_tools_that_are_added_and_removed_are_told_in_place() -> None:
+    changes = [
+        {"type": "tool_addition", "tool": {"type": "tool_definition", "definition": TOOL | {"name": "g"}}},
+        {"type": "tool_addition", "tool": {"type": "tool_reference", "name": "late"}},
+        {"type": "tool_addition", "tool": {"type": "tool_reference", "name": "f"}},
+        {"type": "tool_removal", "tool": {"type": "tool_reference", "name": "f"}},
+    ]
+    request = parse(
+        messages=[USER, {"role": "system", "content": changes}],
+        tools=[TOOL, TOOL | {"name": "late", "defer_loading": True}],
+    )
+    assert request.messages[1].content == [
+        TextPart(definition("g")),
+        TextPart(definition("late")),
+        TextPart("The tool f is available."),
+        TextPart("The tool f is no longer available."),
+    ]
+
+
+@pytest.mark.parametrize(
+    "more", [[], [{"type": "tool_search_tool_regex_20251119", "name": "tool_search_tool_regex"}, TOOL]]
+)
+def test_tools_that_nothing_here_could_load_are_not_deferred(more: list[dict[str, Any]]) -> None:
+    assert "g" in offered(parse(tools=[TOOL | {"name": "g", "defer_loading": True}, *more]))
+
+
+@pytest.mark.parametrize(
+    ("choice", "tools", "asked_for"),
+    [
+        ({"type": "auto"}, [TOOL], "auto"),
+        ({"type": "any"}, [TOOL], "required"),
+        ({"type": "none"}, [TOOL], "none"),
+        ({"type": "tool", "name": "f"}, [TOOL], ForcedTool(NamedFunction("f"))),
+        ({"type": "tool", "name": "web_search"}, [TOOL, SEARCH], "auto"),
+        ({"type": "tool", "name": "web_search"}, [SEARCH], None),
+        ({"type": "any"}, [SEARCH], None),
+    ],
+)
+def test_tool_choices(choice: dict[str, Any], tools: list[dict[str, Any]], asked_for: Any) -> None:
+    assert parse(tools=tools, tool_choice=choice).tool_choice == asked_for
+
+
+def test_parallel_tool_use_is_only_ever_switched_off() -> None:
+    assert parse(tools=[TOOL], tool_choice={"type": "auto"}).parallel_tool_calls is None
+    assert (
+        parse(tools=[TOOL], tool_choice={"type": "any", "disable_parallel_tool_use": True}).parallel_tool_calls is False
+    )
+
+
+# --- parameters
+
+HONOURED = {
+    "max_tokens",
+    "messages",
+    "model",
+    "output_config",
+    "stop_sequences",
+    "system",
+    "thinking",
+    "tool_choice",
+    "tools",
+}
+IGNORED: dict[str, Any] = {
+    "betas": ["b"],
+    "billing_policy": {"type": "billing_policy", "bill_to": "self"},
+    "cache_control": {"type": "ephemeral"},
+    "container": {"id": "c"},
+    "context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]},
+    "diagnostics": {"previous_message_id": "m"},
+    "fallback_credit_token": "t",
+    "fallbacks": "default",
+    "inference_geo": "eu",
+    "mcp_servers": [{"type": "url", "name": "n", "url": "u"}],
+    "metadata": {"user_id": "u"},
+    "service_tier": "auto",
+    "speed": "fast",
+    "user_profile_id": "u",
+    "workspace_id": "w",
+    "of the future": [{}],
+}
+REFUSED: dict[str, Any] = {"compaction": {"type": "summarize"}, "thread": {"type": "create"}}
+
+
+def test_every_field_of_the_public_schema_has_its_rule() -> None:
+    fields = set(MessageCreateParamsBase.__annotations__) | set(MessageCountTokensParams.__annotations__)
+    assert fields == HONOURED | (set(IGNORED) - {"of the future"}) | set(REFUSED)
+
+
+@pytest.mark.parametrize("field", IGNORED)
+def test_what_changes_no_answer_is_ignored(field: str) -> None:
+    assert told(parse(**{field: IGNORED[field]})) == told(parse())
+
+
+def told(request: ChatRequest) -> list[Any]:
+    """A request, comparable."""
+    return [bytes(value) if name == "response_format" else value for name, value in fields_of(request)]
+
+
+def fields_of(request: ChatRequest) -> list[tuple[str, Any]]:
+    return [(name, getattr(request, name)) for name in request.__struct_fields__]
+
+
+def test_sampling_is_read_and_nulls_are_as_good_as_missing() -> None:
+    request = parse(temperature=0.3, top_p=0.9, top_k=5, max_tokens=7, stop_sequences=["x"], stream=True)
+    assert request.sampling == Sampling(temperature=0.3, top_p=0.9, top_k=5, max_tokens=7)
+    assert (request.stop, request.stream, request.stream_usage) == (["x"], True, True)
+    nullable = ["system", "tools", "tool_choice", "thinking", "output_config", "stop_sequences", "compaction", "thread"]
+    assert told(parse(**dict.fromkeys(nullable))) == told(parse())
+
+
+@pytest.mark.parametrize(
+    ("fields", "effort"),
+    [
+        ({}, None),
+        ({"thinking": {"type": "adaptive"}}, None),
+        ({"thinking": {"type": "between_tools"}}, None),
+        ({"thinking": {"type": "disabled"}, "output_config": {"effort": "high"}}, "none"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "low"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 8192}}, "medium"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 32000}}, "high"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 32000}, "output_config": {"effort": "low"}}, "low"),
+        ({"output_config": {"effort": "medium"}}, "medium"),
+        ({"output_config": {"effort": "max"}}, "high"),
+        ({"output_config": {"effort": "utmost"}}, None),
+        (
+            {
+                "output_config": {"effort": "high"},
+                "messages": [USER, {"role": "system", "content": [], "output_config": {"effort": "low"}}, USER],
+            },
+            "low",
+        ),
+    ],
+)
+def test_reasoning_effort_is_the_nearest(fields: dict[str, Any], effort: str | None) -> None:
+    assert parse(**fields).reasoning_effort == effort
+
+
+def test_a_system_message_that_only_sets_the_effort_is_no_message() -> None:
+    assert messages(USER, {"role": "system", "content": [], "output_config": {"effort": "low"}}) == [
+        Message("user", "hi")
+    ]
+
+
+@pytest.mark.parametrize("place", ["output_config", "output_format"])
+def test_a_format_is_openais_structured_output(place: str) -> None:
+    schema = {"type": "json_schema", "schema": {"type": "object", "properties": {"title": {"type": "string"}}}}
+    request = parse(**{place: schema if place == "output_format" else {"format": schema}})
+    assert request.is_grammar_bound
+    assert json.loads(bytes(request.response_format)) == {
+        "type": "json_schema",
+        "json_schema": {"name": "output", "schema": schema["schema"], "strict": True},
+    }
+
+
+def test_a_request_to_count_tokens_may_end_with_the_assistant() -> None:
+    body = {"model": "m", "messages": [USER, assistant(text("x"))]}
+    assert DIALECT.parse(Wire(json.dumps(body).encode())).messages[-1] == Message("assistant", "x")
+    assert MessageTokensCount.model_validate_json(DIALECT.count(17)).input_tokens == 17
+
+
+# --- what is refused
+
+KINDS = {
+    "carried": {
+        "text",
+        "image",
+        "document",
+        "search_result",
+        "thinking",
+        "redacted_thinking",
+        "tool_use",
+        "tool_result",
+        "compaction",
+        "tool_addition",
+        "tool_removal",
+    },
+    "left out": {
+        "server_tool_use",
+        "web_search_tool_result",
+        "web_fetch_tool_result",
+        "advisor_tool_result",
+        "code_execution_tool_result",
+        "bash_code_execution_tool_result",
+        "text_editor_code_execution_tool_result",
+        "tool_search_tool_result",
+        "mcp_tool_use",
+        "mcp_tool_result",
+        "mcp_tool_listing",
+        "fallback",
+    },
+    "refused": {"container_upload"},
+}
+
+
+def types_of(union: Any) -> Iterator[str]:
+    """What `type` may be in the typed dicts of a union, however it is nested."""
+    if is_typeddict(union):
+        yield from types_of(get_type_hints(union)["type"])
+    elif isinstance(union, str):
+        yield union
+    else:
+        for member in get_args(union):
+            yield from types_of(member)
+
+
+def test_every_content_block_of_the_public_schema_has_its_rule() -> None:
+    assert set(types_of(BetaContentBlockParam)) == {kind for told in KINDS.values() for kind in told}
+    for kind in KINDS["left out"]:
+        assert messages(USER, assistant({"type": kind}, text("x")), USER)[1] == Message("assistant", "x")
+    for kind in KINDS["refused"]:
+        with pytest.raises(Refused):
+            messages(user({"type": kind, "file_id": "f"}))
+
+
+def test_every_tool_of_the_public_schema_is_offered_hosted_or_refused() -> None:
+    for kind in set(types_of(BetaToolUnionParam)):
+        if re.match(r"(bash|text_editor|computer|memory|browser)_", kind):
+            with pytest.raises(Refused, match=kind):
+                parse(tools=[{"type": kind, "name": "n"}])
+        elif kind == "custom":
+            assert offered(parse(tools=[TOOL | {"type": kind}])) == ["f"]
+        else:
+            assert parse(tools=[{"type": kind, "name": "n"}]).hosted_tools == [kind]
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": [], "system": "S"}, "messages"),
+        ({"messages": [{"role": "system", "output_config": {}}]}, "messages"),
+        ({"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
+        ({"messages": [USER, assistant(text("{"))]}, "messages"),
+        ({"messages": [user({"type": "text"})]}, "messages[0].content[0].text"),
+        ({"messages": [user({"type": "hologram"})]}, "messages[0].content[0].type"),
+        ({"messages": [user({"type": "tool_result"})]}, "messages[0].content[0].tool_use_id"),
+        ({"messages": [user(use({}))]}, "messages[0].content[0].type"),
+        (
+            {"messages": [user({"type": "image", "source": {"type": "file", "file_id": "f"}})]},
+            "messages[0].content[0].source",
+        ),
+        (
+            {"messages": [user({"type": "document", "source": {"type": "file", "file_id": "f"}})]},
+            "messages[0].content[0].source",
+        ),
+        ({"messages": [user(result([{"type": "tool_reference"}]))]}, "messages[0].content[0].content[0].type"),
+        ({"messages": [USER, assistant({"type": "tool_use", "name": "f"}), USER]}, "messages[1].content[0]"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": 2**63}, "max_tokens"),
+        ({"top_k": 2**63}, "top_k"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"tools": [{"name": "f"}]}, "tools[0].input_schema"),
+        ({"tools": [{"input_schema": {}}]}, "tools[0].name"),
+        ({"tools": [{"name": "bash", "type": "bash_20250124"}]}, "tools[0].type"),
+        ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "g"}}, "tool_choice.name"),
+        ({"tools": [TOOL], "tool_choice": {"type": "some"}}, "tool_choice.type"),
+        ({"output_config": {"format": {"type": "xml"}}}, "output_config.format"),
+        ({"output_format": {"type": "json_schema"}}, "output_format"),
+        *(({name: value}, name) for name, value in REFUSED.items()),
+    ],
+)
+def test_what_cannot_be_carried_is_refused_with_its_field(fields: dict[str, Any], field: str) -> None:
+    with pytest.raises(Refused) as refused:
+        parse(**fields)
+    assert (refused.value.refusal, refused.value.field) == (Refusal.INVALID, field)
+    assert field in refused.value.message
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        b'"metadata":' + b"[" * 100_000 + b"]" * 100_000,
+        b'"tools":[{"name":"f","input_schema":' + b"[" * 100_000 + b"]" * 100_000 + b"}]",
+        b'"tools":[{"name":"f","input_schema":{"x":"\xff"}}]',
+        b'"system":[' + b'{"type":"x","content":[' * 50_000 + b"]}" * 50_000 + b"]",
+        b'"system":"\\ud800"',
+    ],
+    ids=["unknown, deep", "schema, deep", "schema, no UTF-8", "blocks, deep", "half a surrogate pair"],
+)
+def test_what_no_json_holds_is_refused(field: bytes) -> None:
+    with pytest.raises(Refused) as refused:
+        DIALECT.parse(Wire(b'{"messages":[{"role":"user","content":"hi"}],' + field + b"}"))
+    assert refused.value.refusal is Refusal.INVALID
+
+
+@pytest.mark.parametrize("parsed", ["1e999", "1" * 5000, "1" * 4000, "[" * 900 + "]" * 900, '"\\udc00"'])
+def test_an_input_that_is_hard_to_read_is_read_or_refused(parsed: str) -> None:
+    turn = '{"role":"assistant","content":[{"type":"tool_use","id":"t","name":"f","input":' + parsed + "}]}"
+    with suppress(Refused):
+        DIALECT.parse(Wire(f'{{"messages":[{turn}]}}'.encode()))
+
+
+@given(st.binary(max_size=200) | st.text(max_size=50).map(lambda text: json.dumps({"messages": text}).encode()))
+def test_any_other_bytes_are_refused_and_never_raise_otherwise(body: bytes) -> None:
+    with pytest.raises(Refused):
+        DIALECT.parse(Wire(body))
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+kinds = st.sampled_from(sorted({kind for told in KINDS.values() for kind in told} | {"tool_reference"}))
+blocks = st.recursive(
+    st.fixed_dictionaries({"type": kinds | st.text(max_size=3)}, optional={"text": st.text(max_size=3)}),
+    lambda inner: st.fixed_dictionaries(
+        {"type": kinds},
+        optional={
+            "text": st.text(max_size=3),
+            "thinking": st.text(max_size=3),
+            "signature": st.text(max_size=3) | st.text(max_size=9).map(signature.seal),
+            "data": st.text(max_size=3),
+            "id": st.text(max_size=3),
+            "name": st.text(max_size=3),
+            "input": json_values,
+            "tool_use_id": st.text(max_size=3),
+            "is_error": st.booleans() | st.none(),
+            "content": st.text(max_size=3) | st.lists(inner, max_size=3) | inner | json_values,
+            "source": st.fixed_dictionaries(
+                {"type": st.sampled_from(["base64", "url", "text", "content", "file"])},
+                optional={"data": st.text(max_size=3), "media_type": st.text(max_size=3), "content": st.lists(inner)},
+            ),
+            "tool": st.fixed_dictionaries({}, optional={"name": st.text(max_size=3), "definition": json_values}),
+        },
+    ),
+    max_leaves=6,
+)
+wire_messages = st.lists(
+    st.fixed_dictionaries(
+        {"role": st.sampled_from(["user", "assistant", "system"])},
+        optional={
+            "content": st.text(max_size=3) | st.lists(blocks, max_size=4) | json_values,
+            "output_config": json_values,
+        },
+    ),
+    max_size=4,
+)
+others = ["system", "tool_choice", "thinking", "output_config", "output_format", "stop_sequences", "thread"]
+wire_fields = st.fixed_dictionaries(
+    {"messages": wire_messages},
+    optional=dict.fromkeys(others, json_values)
+    | {"max_tokens": st.integers(), "tools": st.lists(st.just(TOOL) | json_values, max_size=2)},
+)
+
+
+@given(wire_fields)
+def test_a_well_formed_body_of_wrong_shapes_is_read_or_refused(fields: dict[str, Any]) -> None:
+    with suppress(Refused):
+        request = DIALECT.parse(Wire(json.dumps(fields).encode()))
+        assert request.messages
+
+
+# --- answers
+
+texts = st.text(max_size=30)
+objects = st.dictionaries(st.text(max_size=5), json_values, max_size=3)
+arguments = objects.map(json.dumps) | objects.map(lambda said: json.dumps(said, indent=1, ensure_ascii=False)) | texts
+answers = st.builds(
+    Answer,
+    message=st.builds(
+        Message,
+        role=st.just("assistant"),
+        content=st.none() | texts,
+        reasoning=st.none() | texts,
+        tool_calls=st.lists(
+            st.builds(ToolCall, texts, st.builds(FunctionCall, texts.filter(bool), arguments)), max_size=3
+        ),
+    ),
+    finish_reason=st.sampled_from(["stop", "length", "tool_calls", "content_filter"]),
+    usage=st.builds(
+        Usage,
+        st.integers(1, 10**6),
+        st.integers(1, 10**6),
+        st.none() | st.integers(0, 10**6),
+        st.none() | st.integers(0, 10**6),
+    ),
+    prompt_ids=st.just(b""),
+    sampled_ids=st.just(b""),
+    logprobs=st.just(b""),
+    model=st.just("served"),
+    stop_sequence=st.none() | texts,
+)
+requests = st.builds(
+    lambda display: parse(thinking={"type": "adaptive", "display": display}),
+    st.sampled_from([None, "omitted", "summarized"]),
+)
+streamed_events: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
+
+
+def streamed(request: ChatRequest, answer: Answer) -> list[dict[str, Any]]:
+    """The events of a stream, each checked by the official client's type and named on its `event:` line."""
+    events = DIALECT.stream("msg_1", 17, request, [answer]).decode().split("\n\n")
+    assert events.pop() == ""
+    found = []
+    for event in events:
+        name, data = event.split("\n")
+        payload = json.loads(data.removeprefix("data: "))
+        assert name == f"event: {payload['type']}"
+        streamed_events.validate_python(payload)
+        found.append(payload)
+    return found
+
+
+def assembled(events: list[dict[str, Any]]) -> dict[str, Any]:
+    """The message of a stream, as Claude Code puts it together; fails where events are out of order."""
+    first, *others, delta, last = events
+    assert (first["type"], delta["type"], last["type"]) == ("message_start", "message_delta", "message_stop")
+    message: dict[str, Any] = first["message"]
+    assert (message["content"], message["stop_reason"], message["usage"]["output_tokens"]) == ([], None, 0)
+    opened: dict[str, Any] | None = None
+    for event in others:
+        assert event["index"] == len(message["content"]) - (opened is not None)
+        match event["type"]:
+            case "content_block_start":
+                assert opened is None
+                opened = event["content_block"] | {"partial_json": ""}
+                message["content"].append(opened)
+            case "content_block_delta":
+                assert opened is not None
+                name = {"input_json_delta": "partial_json"}.get(event["delta"]["type"], event["delta"]["type"][:-6])
+                opened[name] += event["delta"][name]
+            case "content_block_stop":
+                assert opened is not None
+                raw = opened.pop("partial_json")
+                if opened["type"] == "tool_use":
+                    opened["input"] = as_claude_code_parses(raw)
+                opened = None
+    assert opened is None
+    assert message["usage"]["input_tokens"] == delta["usage"]["input_tokens"]
+    message.update(delta["delta"], usage=delta["usage"])
+    return message
+
+
+def as_claude_code_parses(raw: str) -> Any:
+    with suppress(msgspec.DecodeError):
+        parsed = msgspec.json.decode(raw or "{}")
+        if isinstance(parsed, dict):
+            return parsed
+    return {"__unparsedToolInput": {"raw": raw, "len": len(raw)}}
+
+
+@given(requests, answers)
+def test_body_and_stream_of_one_answer_say_the_same(request: ChatRequest, answer: Answer) -> None:
+    body = DIALECT.body("msg_1", 17, request, [answer])
+    assert AnthropicMessage.model_validate_json(body).role == "assistant"
+    assert assembled(streamed(request, answer)) == json.loads(body)
+
+
+@given(requests, answers)
+def test_an_answer_that_is_sent_back_is_the_message_that_was_sampled(request: ChatRequest, answer: Answer) -> None:
+    body = json.loads(DIALECT.body("msg_1", 17, request, [answer]))
+    [_, sent_back, _] = messages(USER, assistant(*body["content"]), USER)
+    sampled = answer.message
+    assert (sent_back.content or "", sent_back.reasoning or "") == (sampled.content or "", sampled.reasoning or "")
+    assert [(call.id, call.function.name) for call in sent_back.tool_calls] == [
+        (call.id, call.function.name) for call in sampled.tool_calls
+    ]
+    for was, now in zip(sampled.tool_calls, sent_back.tool_calls, strict=True):
+        assert now.function.arguments == was.function.arguments or same_json(was, now)
+
+
+def same_json(one: ToolCall, other: ToolCall) -> bool:
+    first, second = (json.loads(call.function.arguments or "{}") for call in (one, other))
+    return bool(first == second)
+
+
+def answer(
+    finish_reason: Any = "stop", calls: int = 0, usage: Usage = USAGE, stop_sequence: str | None = None
+) -> Answer:
+    message = Message("assistant", "x", tool_calls=[ToolCall("c", FunctionCall("f", "{}"))] * calls)
+    return Answer(message, finish_reason, usage, b"", b"", b"", "served", stop_sequence=stop_sequence)
+
+
+@pytest.mark.parametrize(
+    ("answered", "stop_reason", "stop_sequence"),
+    [
+        (answer("stop"), "end_turn", None),
+        (answer("stop", stop_sequence="###"), "stop_sequence", "###"),
+        (answer("stop", calls=1), "tool_use", None),
+        (answer("tool_calls", calls=2), "tool_use", None),
+        (answer("length", calls=1), "max_tokens", None),
+        (answer("content_filter"), "refusal", None),
+    ],
+)
+def test_stop_reasons(answered: Answer, stop_reason: str, stop_sequence: str | None) -> None:
+    body = json.loads(DIALECT.body("msg_1", 1, parse(), [answered]))
+    assert (body["stop_reason"], body["stop_sequence"]) == (stop_reason, stop_sequence)
+
+
+def test_usage_tells_cached_tokens_apart() -> None:
+    body = json.loads(DIALECT.body("msg_1", 1, parse(), [answer(usage=Usage(10, 5, 4, 3))]))
+    assert body["usage"] == {
+        "input_tokens": 6,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": 4,
+        "output_tokens": 5,
+        "output_tokens_details": {"thinking_tokens": 3},
+    }
+
+
+def test_thinking_that_is_not_shown_is_still_signed() -> None:
+    thought = Answer(Message("assistant", None, reasoning="why"), "stop", Usage(1, 1), b"", b"", b"", "m")
+    for display, shown in ((None, "why"), ("summarized", "why"), ("omitted", "")):
+        request = parse(thinking={"type": "adaptive", "display": display})
+        [block] = json.loads(DIALECT.body("msg_1", 1, request, [thought]))["content"]
+        assert block == {"type": "thinking", "thinking": shown, "signature": signature.seal("why")}
+
+
+def test_the_models_are_a_page_or_one() -> None:
+    page = json.loads(DIALECT.models(["a", "b"], None))
+    assert (page["has_more"], page["first_id"], page["last_id"]) == (False, "a", "b")
+    assert [ModelInfo.model_validate(model).id for model in page["data"]] == ["a", "b"]
+    assert ModelInfo.model_validate_json(DIALECT.models(["a", "b"], "b")).id == "b"
+
+
+@pytest.mark.parametrize("refusal", Refusal)
+def test_every_refusal_has_anthropics_shape_as_body_and_as_event(refusal: Refusal) -> None:
+    refused = Refused(refusal, "why", field="f")
+    told = json.loads(DIALECT.error(refused))
+    assert told["type"] == "error"
+    assert told["error"]["type"] == TYPES[refusal]
+    with suppress(KeyError):
+        assert ErrorResponse.model_validate(told | {"error": told["error"] | {"type": KNOWN[refusal]}})
+    name, data, *_ = DIALECT.error_event(refused).decode().split("\n")
+    assert (name, json.loads(data.removeprefix("data: "))) == ("event: error", told)
+
+
+KNOWN = {refusal: kind for refusal, kind in TYPES.items() if kind not in ("conflict_error", "request_too_large")}
+
+
+@pytest.mark.parametrize(
+    ("context", "message"),
+    [
+        ((212345, 200000), "prompt is too long: 212345 tokens > 200000 maximum"),
+        (None, "prompt is too long: it and the answer don't fit into the model's context"),
+    ],
+)
+def test_a_prompt_that_is_too_long_is_told_in_the_words_that_make_harnesses_compact(
+    context: tuple[int, int] | None, message: str
+) -> None:
+    told = json.loads(DIALECT.error(Refused(Refusal.CONTEXT_LENGTH, "the engine's words", context=context)))
+    assert told["error"] == {"type": "invalid_request_error", "message": message}
