@@ -15,20 +15,21 @@ from proxy.registered import dialects
 
 async def serve(
     settings: Settings,
+    calls: Binding,
+    controls: Binding,
     *,
-    host: str,
-    port: int,
-    control_host: str,
-    control_port: int,
+    peers: Binding | None = None,
+    advertise: str | None = None,
     ready: Callable[[str, str], None],
 ) -> None:
     """Serves `settings.engines` until told to stop, then drains. `ready` is called once calls are served, with the URLs of both ports.
 
+    `peers`, `advertise`: as `Proxy` takes them.
+
     Raises NotReady, InputError, OSError for a port that is taken, FileNotFoundError for a keys file that isn't there.
     """
-    proxy = Proxy(
-        settings, Engines.of(settings.engines), dialects(), Binding(host, port), Binding(control_host, control_port)
-    )
+    engines = Engines.of(settings.engines)
+    proxy = Proxy(settings, engines, dialects(), calls, controls, peers=peers, advertise=advertise)
     told = asyncio.Event()
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGTERM, signal.SIGINT):

@@ -1,16 +1,18 @@
-"""`polar proxy`: one model proxy, in front of its engines."""
+"""`polar proxy`: a model proxy, of one process or several, in front of its engines."""
 
 from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 import typer
 
 from polar import settings
-from polar.cli import logs
+from polar.cli import logs, running
 from polar.cli.options import Data, Model
 from polar.types.errors import InputError, NotReady
 
@@ -33,7 +35,21 @@ def proxy(
     host: Annotated[str, typer.Option(help="Address that harnesses reach.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free one.")] = PORT,
     control_host: Annotated[str, typer.Option(help="Address of health and metrics.")] = "127.0.0.1",
-    control_port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free one.")] = CONTROL_PORT,
+    control_port: Annotated[
+        int,
+        typer.Option(min=0, max=65535, help="0: any free one. Of several processes the first's, the next ones follow."),
+    ] = CONTROL_PORT,
+    processes: Annotated[int, typer.Option(min=1, max=256, help="How many share the port, one a core.")] = 1,
+    advertise: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL", help="Where proxies of other hosts reach this one. Else the address that it listens on."
+        ),
+    ] = None,
+    peer_port: Annotated[
+        int | None,
+        typer.Option(hidden=True, help="This is one of several processes: its own port, beside the shared one."),
+    ] = None,
     ready_file: Annotated[
         Path | None, typer.Option(metavar="F", help="Written, as JSON, with the URLs in use once calls are served.")
     ] = None,
@@ -41,34 +57,63 @@ def proxy(
 ) -> None:
     """Serve models to harnesses, each call captured.
 
-    Runs until SIGINT or SIGTERM. A call is on the log before it is answered.
+    Runs until SIGINT or SIGTERM. A call is on the log before it is answered. Any number of them, on any hosts, serve one fleet: each
+    session has one owner among them, and whoever is asked by its harness asks that one.
     """
     import uvloop
 
+    from polar.cli.processes import Processes
+    from proxy.doors import Binding
     from proxy.run import serve
 
     logs.for_service()
+    advertised = _advertised(advertise)
     found = _settings(data, engine_urls or [], model)
+    calls, controls = (
+        Binding(*at, shared=peer_port is not None) for at in ((host, port), (control_host, control_port))
+    )
 
-    def ready(url: str, control_url: str) -> None:
+    def ready(url: str, *control_urls: str) -> None:
         behind = ", ".join(f"{' '.join(told.urls)} ({told.model})" for told in found.engines.values())
-        typer.echo(f"polar: the proxy serves {url}, in front of {behind}", err=True)
+        if peer_port is None:
+            typer.echo(f"polar: the proxy serves {url}, in front of {behind}", err=True)
         if ready_file is not None:
-            _write(ready_file, {"url": url, "control_url": control_url})
+            _write(ready_file, {"url": url, "control_url": control_urls[0], "control_urls": control_urls})
 
     try:
-        uvloop.run(
-            serve(
-                found,
-                host=host,
-                port=port,
-                control_host=control_host,
-                control_port=control_port,
-                ready=ready,
-            )
-        )
+        if processes > 1:
+            several = Processes(sys.argv[1:], processes, calls, controls, advertised)
+            try:
+                running.serve(
+                    lambda stop: several.keep(
+                        stop, ready=lambda: ready(several.url, *several.control_urls), announce=_announce
+                    )
+                )
+            finally:
+                several.close()
+        else:
+            peers = None if peer_port is None else Binding(host, peer_port, shared=True)
+            uvloop.run(serve(found, calls, controls, peers=peers, advertise=advertised, ready=ready))
     except OSError as error:
         raise NotReady(f"the proxy can't start on {host}:{port} and {control_host}:{control_port}: {error}") from None
+
+
+def _advertised(url: str | None) -> str | None:
+    """Without a slash at its end. Raises InputError."""
+    if url is None:
+        return None
+    try:
+        parts = urlsplit(url)
+        is_base = parts.scheme in ("http", "https") and parts.hostname and parts.path in ("", "/") and parts.port != 0
+    except ValueError:
+        is_base = False
+    if not is_base:
+        raise InputError("--advertise", url, "must be a URL without a path, like http://10.0.0.7:8400")
+    return url.rstrip("/")
+
+
+def _announce(line: str) -> None:
+    typer.echo(f"polar: {line}", err=True)
 
 
 def _settings(data: Path | None, engine_urls: list[str], model: str | None) -> settings.Settings:
@@ -84,7 +129,7 @@ def _settings(data: Path | None, engine_urls: list[str], model: str | None) -> s
     return found.model_copy(update={"engines": engine.with_models(found.engines)})
 
 
-def _write(ready_file: Path, urls: dict[str, str]) -> None:
+def _write(ready_file: Path, urls: dict[str, Any]) -> None:
     """Whole or not at all: someone waits for it."""
     temporary = ready_file.with_name(f"{ready_file.name}.{os.getpid()}")
     temporary.write_text(json.dumps(urls))

@@ -12,7 +12,9 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import BinaryIO
 
 from polar.embedded import leash
 from polar.embedded.patience import Patience, rest
@@ -32,11 +34,14 @@ class Part:
         arguments: list[str],
         *,
         environment: Mapping[str, str],
-        log: Path,
-        lock: int,
         announce: Callable[[str], None],
+        log: Path | None = None,
+        lock: int | None = None,
     ) -> None:
-        """`lock`: a file descriptor that the process inherits (`lock.py`). `announce` gets a line for each death."""
+        """`announce` gets a line for each death. `log`: None where it shares our stderr, and never writes to standard output.
+
+        `lock`: a file descriptor that the process inherits (`lock.py`).
+        """
         self.name = name
         self.arguments = arguments
         self.has_answered = False
@@ -61,7 +66,8 @@ class Part:
             pause = patience.pause()
             if pause is None:
                 raise NotReady(f"{self.name} dies again and again, last with {ending}:\n{self._log_tail()}")
-            self._announce(f"{self.name} ended with {ending}; starting it again (its log: {self._log})")
+            where = "" if self._log is None else f" (its log: {self._log})"
+            self._announce(f"{self.name} ended with {ending}; starting it again{where}")
             await rest(pause, self._stopping)
 
     async def stop(self, deadline_s: float) -> None:
@@ -83,18 +89,17 @@ class Part:
 
     async def _run(self) -> int:
         """One life of the process; its exit code."""
-        self._log.parent.mkdir(parents=True, exist_ok=True)
-        with self._log.open("ab") as log:
+        with self._opened_log() as log:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-P",
                 leash.__file__,
                 *self.arguments,
                 stdin=asyncio.subprocess.PIPE,
-                stdout=log,
-                stderr=asyncio.subprocess.STDOUT,
+                stdout=log or asyncio.subprocess.DEVNULL,
+                stderr=log,
                 env=self._environment,
-                pass_fds=(self._lock,),
+                pass_fds=() if self._lock is None else (self._lock,),
                 start_new_session=True,  # Ctrl-C is for `up`, which stops its parts in order
             )
         self._process = process
@@ -106,14 +111,24 @@ class Part:
                     return await process.wait()
             self._bound_log()
 
+    def _opened_log(self) -> AbstractContextManager[BinaryIO | None]:
+        if self._log is None:
+            return contextlib.nullcontext()
+        self._log.parent.mkdir(parents=True, exist_ok=True)
+        return self._log.open("ab")
+
     def _bound_log(self) -> None:
         """The process keeps its descriptor, opened to append: so the log is copied and cut, not moved."""
+        if self._log is None:
+            return
         with contextlib.suppress(OSError):  # a full disk, a log that was removed: no reason to stop
             if self._log.stat().st_size > LOG_LIMIT:
                 self._log.with_suffix(".log.1").write_bytes(self._log.read_bytes())
                 os.truncate(self._log, 0)
 
     def _log_tail(self, lines: int = 15) -> str:
+        if self._log is None:
+            return "  what it says of it stands above"
         with contextlib.suppress(FileNotFoundError):
             text = self._log.read_text(errors="replace")
             return "\n".join(f"  {line}" for line in text.splitlines()[-lines:])

@@ -16,12 +16,12 @@ SERVE = """
 import sys, uvloop
 from pathlib import Path
 from polar.settings import Settings
+from proxy.doors import Binding
 from proxy.run import serve
 data, kafka, namespace, engine = sys.argv[1:]
 engines = {"default": {"urls": [engine], "model": "polar-scripted"}}
-uvloop.run(serve(Settings(data=Path(data), kafka=kafka, namespace=namespace, engines=engines), host="127.0.0.1",
-    port=0, control_host="127.0.0.1", control_port=0,
-    ready=lambda url, _: print("ready", url, flush=True)))
+uvloop.run(serve(Settings(data=Path(data), kafka=kafka, namespace=namespace, engines=engines),
+    Binding("127.0.0.1", 0), Binding("127.0.0.1", 0), ready=lambda url, _: print("ready", url, flush=True)))
 """
 
 
