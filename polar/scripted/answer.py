@@ -87,6 +87,10 @@ class AnswerParser:
                     deltas[run.stop] = Delta(text=run.after)
         return deltas
 
+    def reasoning_tokens(self, token_ids: Sequence[int]) -> int:
+        """How many of the ids are reasoning, its markers not counted."""
+        return sum(run.stop - run.start for run in self._runs(token_ids) if run.before == "<think>")
+
     def _runs(self, token_ids: Sequence[int]) -> Iterator[_Run]:
         before, start = "", 0
         for position, token_id in enumerate(token_ids):

@@ -9,12 +9,15 @@ from typing import Any, Final, Literal
 from uuid import uuid4
 
 from polar.scripted.answer import AnswerParser
+from polar.scripted.cache import PrefixCache
 from polar.scripted.faults import Fault, Faults, kind_of
 from polar.scripted.record import Record, Sampled
 from polar.scripted.request import ApiError, ChatRequest, DetokenizeRequest, TokenizeRequest, to_turns
 from polar.scripted.response import FinishReason, Generation, Wire
-from polar.scripted.sampler import Sampler
+from polar.scripted.sampler import Sampler, Utterance
 from polar.scripted.scripts import Script
+from polar.scripted.stopping import before, stop_in
+from polar.scripted.structured import demanded
 from polar.scripted.template import ChatTemplate
 from polar.scripted.tokenizer import Tokenizer
 
@@ -30,6 +33,7 @@ class Work:
     request: ChatRequest
     fields: dict[str, Any]
     """The request as it came."""
+    prompt: array[int]
     generation: Generation
     script: str | None
     delay_s: float
@@ -55,6 +59,7 @@ class Engine:
         self.tokenizer: Final = Tokenizer()
         self._template = ChatTemplate(self.tokenizer)
         self._parser = AnswerParser(self.tokenizer)
+        self._cache = PrefixCache()
         self._sampler = Sampler(self.tokenizer, self._template, scripts, seed)
 
     def tokenize(self, request: TokenizeRequest, fields: dict[str, Any]) -> list[int]:
@@ -87,35 +92,50 @@ class Engine:
         prompt = self._template.encode(turns, fields.get("tools") or ())
         limit = self._token_limit(request, prompt)
         number = self.record.next_call()
-        said = self._sampler.answer(number, turns, request.offered_tools, request.sample)
-        token_ids = list(said.token_ids[:limit])
+        wanted = demanded(request, fields)
+        said = self._sampler.answer(number, turns, request.offered_tools, request.sample, wanted)
+        generation = self._generation(request, prompt, list(said.token_ids[:limit]), said)
+        fault = self.faults.take() or said.fault
+        return Work(number, request, fields, prompt, generation, said.script, said.delay_s, fault)
+
+    def _generation(
+        self, request: ChatRequest, prompt: array[int], token_ids: list[int], said: Utterance
+    ) -> Generation:
+        """What is sampled of an utterance whose first `token_ids` the limit leaves."""
         deltas = self._parser.deltas(token_ids)
         finish_reason: FinishReason = "stop"
-        if len(said.token_ids) > limit:
+        stop_reason = None
+        if stopped := stop_in(deltas, request.stops):
+            count, stop_reason = stopped
+            token_ids = token_ids[:count]
+            deltas = before(self._parser.deltas(token_ids), stop_reason)
+        elif len(said.token_ids) > len(token_ids):
             finish_reason = "length"
         elif any(delta.calls for delta in deltas):
             finish_reason = "tool_calls"
-        generation = Generation(
+        return Generation(
             request_id=f"chatcmpl-{request.request_id or uuid4().hex}",
             model=self.model,
             prompt_token_ids=prompt.tolist(),
             token_ids=token_ids,
-            logprobs=list(said.logprobs[:limit]),
+            logprobs=list(said.logprobs[: len(token_ids)]),
             deltas=deltas,
             finish_reason=finish_reason,
+            stop_reason=stop_reason,
+            cached_tokens=self._cache.hit(request.sample, prompt),
+            reasoning_tokens=self._parser.reasoning_tokens(token_ids),
             top_alternatives=request.top_alternatives,
             returns_token_ids=bool(request.return_token_ids),
         )
-        fault = self.faults.take() or said.fault
-        return Work(number, request, fields, generation, said.script, said.delay_s, fault)
 
     def wire(self, work: Work) -> Wire:
         """The wire form of a call's answer."""
         return Wire(work.generation, self.tokenizer)
 
     def write_down(self, work: Work, outcome: Literal["completed", "aborted"], tokens: int) -> None:
-        """Puts a call into the record with the first `tokens` of what it sampled."""
+        """Puts a call into the record, and the cache, with the first `tokens` of what it sampled."""
         said = work.generation
+        self._cache.keep(work.request.sample, work.prompt, said.token_ids[:tokens])
         self.record.append(
             Sampled(
                 call=work.number,
@@ -136,22 +156,16 @@ class Engine:
         )
 
     def _token_limit(self, request: ChatRequest, prompt: array[int]) -> int:
-        """The most tokens to sample, at least 1."""
+        """The most tokens to sample, at least 1. Raises ApiError 400, in vLLM's words."""
         room = self.max_model_len - len(prompt)
         wanted = request.token_limit
-        if room < 1:
+        if room < 1 or (wanted is not None and wanted > room):
             raise ApiError(
                 400,
-                f"This model's maximum context length is {self.max_model_len} tokens, and the messages come to "
-                f"{len(prompt)} tokens. Please shorten the messages.",
-                param="messages",
-            )
-        if wanted is not None and wanted > room:
-            name = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
-            raise ApiError(
-                400,
-                f"{name} is too large: {wanted}. This model's maximum context length is {self.max_model_len} tokens, "
-                f"and the messages take {len(prompt)} of them.",
-                param=name,
+                f"This model's maximum context length is {self.max_model_len} tokens. However, you requested {wanted or 0} "
+                f"output tokens and your prompt contains {len(prompt)} input tokens, for a total of "
+                f"{len(prompt) + (wanted or 0)} tokens. Please reduce the length of the input prompt or the number of "
+                "requested output tokens.",
+                param="input_tokens",
             )
         return wanted if wanted is not None else room

@@ -1,10 +1,11 @@
 """Requests to the scripted engine, decoded and checked as vLLM checks them, and its error shape.
 
-Unknown fields are let through, as vLLM does. Sampling parameters, stop strings, grammars and response formats are
-accepted and recorded, and change nothing: a script says what it says.
+Unknown fields are let through, as vLLM does. Sampling parameters are accepted and recorded, and change nothing: a script
+says what it says.
 """
 
 from collections.abc import Sequence
+from hashlib import blake2b
 from typing import Annotated, Any, Final, Literal, TypeVar
 
 import msgspec
@@ -37,11 +38,18 @@ class ApiError(Exception):
         return msgspec.json.encode({"error": error})
 
 
+class ImageUrl(msgspec.Struct):
+    """Where an image is, or all of it in a data URL."""
+
+    url: str
+
+
 class Part(msgspec.Struct):
-    """A part of a message's content; only text parts are served."""
+    """A part of a message's content: text, or an image."""
 
     type: str
-    text: str = ""
+    text: str | None = None
+    image_url: ImageUrl | None = None
 
 
 class Function(msgspec.Struct):
@@ -95,6 +103,7 @@ class ChatRequest(msgspec.Struct):
     tool_choice: Any = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    stop: str | list[str] | None = None
     max_tokens: _Positive | None = None
     max_completion_tokens: _Positive | None = None
     n: int | None = None
@@ -112,6 +121,11 @@ class ChatRequest(msgspec.Struct):
         if self.tool_choice == "none":
             return frozenset()
         return frozenset(tool.function.name for tool in self.tools or [])
+
+    @property
+    def stops(self) -> list[str]:
+        """The strings that end the answer."""
+        return [self.stop] if isinstance(self.stop, str) else self.stop or []
 
     @property
     def token_limit(self) -> int | None:
@@ -154,6 +168,8 @@ def decode_chat(body: bytes) -> tuple[ChatRequest, dict[str, Any]]:
         raise ApiError(400, "top_logprobs: needs `logprobs: true`", param="top_logprobs")
     if request.stream_options is not None and not request.stream:
         raise ApiError(400, "stream_options: needs `stream: true`", param="stream_options")
+    if "" in request.stops:
+        raise ApiError(400, "stop: an empty string ends every answer", param="stop")
     return request, fields
 
 
@@ -181,15 +197,26 @@ def _decode(body: bytes, kind: type[_Kind]) -> tuple[_Kind, dict[str, Any]]:
 
 
 def to_turns(messages: Sequence[Message]) -> list[Turn]:
-    """The conversation that messages tell. Raises ApiError 400 on a part that is no text."""
+    """The conversation that messages tell. Raises ApiError 400 on a part that is neither text nor image."""
     return [_to_turn(position, message) for position, message in enumerate(messages)]
 
 
 def _to_turn(position: int, message: Message) -> Turn:
-    parts = [Part("text", message.content)] if isinstance(message.content, str) else message.content or []
-    for part in parts:
-        if part.type != "text":
-            raise ApiError(400, f"a part of type {part.type!r}: only text is served", param=f"messages[{position}]")
+    if isinstance(message.content, str):
+        text = message.content
+    else:
+        parts = enumerate(message.content or [])
+        text = "\n".join(_text_of(part, f"messages[{position}].content[{number}]") for number, part in parts)
     calls = tuple(Call(call.function.name, call.function.arguments) for call in message.tool_calls or [])
-    reasoning = message.reasoning or message.reasoning_content or ""
-    return Turn(message.role, "\n".join(part.text for part in parts), reasoning, calls)
+    return Turn(message.role, text, message.reasoning or message.reasoning_content or "", calls)
+
+
+def _text_of(part: Part, field: str) -> str:
+    """A part as the prompt has it. An image is a text that no other image has, and it always."""
+    if part.type == "text" and part.text is not None:
+        return part.text
+    if part.type == "image_url" and part.image_url is not None:
+        return f"[image {blake2b(part.image_url.url.encode(), digest_size=8).hexdigest()}]"
+    raise ApiError(
+        400, f"a part of type {part.type!r}: only text and image_url are served, with their values", param=field
+    )

@@ -30,6 +30,11 @@ class Generation:
     logprobs: list[float]
     deltas: list[Delta]
     finish_reason: FinishReason
+    stop_reason: str | None
+    """The stop string that ended it."""
+    cached_tokens: int
+    """Of the prompt."""
+    reasoning_tokens: int
     top_alternatives: int | None
     """How many alternatives to show for each token; None: no logprobs."""
     returns_token_ids: bool
@@ -62,7 +67,7 @@ class Wire:
             "message": message,
             "logprobs": self._logprobs(0, len(self._said.token_ids)),
             "finish_reason": self._said.finish_reason,
-            "stop_reason": None,
+            "stop_reason": self._said.stop_reason,
             "token_ids": self._said.token_ids if self._said.returns_token_ids else None,
         }
         return self._head("chat.completion") | {
@@ -91,7 +96,13 @@ class Wire:
     def usage(self) -> dict[str, Any]:
         """Token counts."""
         prompt, sampled = len(self._said.prompt_token_ids), len(self._said.token_ids)
-        return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": sampled,
+            "total_tokens": prompt + sampled,
+            "prompt_tokens_details": {"cached_tokens": self._said.cached_tokens},
+            "completion_tokens_details": {"reasoning_tokens": self._said.reasoning_tokens},
+        }
 
     def _head(self, kind: str) -> dict[str, Any]:
         return {
@@ -111,7 +122,7 @@ class Wire:
             "finish_reason": self._said.finish_reason if is_last else None,
         }
         if is_last:
-            choice["stop_reason"] = None
+            choice["stop_reason"] = self._said.stop_reason
         if stop and self._said.returns_token_ids:
             choice["token_ids"] = self._said.token_ids[start:stop]
         return self._head("chat.completion.chunk") | {"choices": [choice]}

@@ -52,13 +52,23 @@ class Sampler:
         self._openers = [word for word in words if word[0].isupper()]
         self._words = [word for word in words if word[0] == " "]
 
-    def answer(self, call: int, turns: Sequence[Turn], tool_names: frozenset[str], session: str | None) -> Utterance:
-        """The answer to call number `call`: `turns` are all of its prompt, `session` tells samples apart."""
+    def answer(
+        self,
+        call: int,
+        turns: Sequence[Turn],
+        tool_names: frozenset[str],
+        session: str | None,
+        demanded: Turn | None = None,
+    ) -> Utterance:
+        """The answer to call number `call`: `turns` are all of its prompt, `session` tells samples apart.
+
+        `demanded` is what the request's form allows where no script has its say.
+        """
         cue = scripts.choose(self._scripts, turns, session, self._seed)
         if cue is not None and (unknown := {made.name for made in cue.turn.calls} - tool_names):
             log.warning("tools not offered", action="script_skipped", script=cue.name, tools=sorted(unknown))
             cue = None
-        turn = Turn("assistant", self._filler(call)) if cue is None else cue.turn.as_turn()
+        turn = cue.turn.as_turn() if cue else demanded or Turn("assistant", self._filler(call))
         token_ids = self._template.encode_answer(turn)
         return Utterance(
             token_ids=token_ids,

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -74,6 +74,16 @@ class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     match: str
     """A regular expression, searched for in what the user said before the first answer."""
     variants: Annotated[tuple[Variant, ...], Meta(min_length=1)]
+    system: str = ""
+    """A regular expression, searched for in what system and developer said before the first answer: side requests are
+    told by it, and sub-agents."""
+
+    def fits(self, turns: Sequence[Turn]) -> bool:
+        """Whether it is for this conversation."""
+        return bool(
+            re.search(self.match, _opening(turns, "user"))
+            and re.search(self.system, _opening(turns, "system", "developer"))
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +102,10 @@ def choose(scripts: Sequence[Script], turns: Sequence[Turn], session: str | None
     samples of a task go through the variants in turn; else session (or, without any, the opening) and seed are hashed.
     That hash also draws among a turn and what may come instead of it, for each such turn anew.
     """
-    opening = _opening(turns)
-    script = next((script for script in scripts if re.search(script.match, opening)), None)
+    script = next((script for script in scripts if script.fits(turns)), None)
     if script is None:
         return None
-    key = f"{seed}:{session or opening}"
+    key = f"{seed}:{session or _opening(turns, 'user')}"
     sample = _SAMPLE.fullmatch(session or "")
     number = int(sample[1]) + seed if sample else _hash(key)
     variant_number = number % len(script.variants)
@@ -117,14 +126,10 @@ def _drawn(turns: Sequence[ScriptTurn], key: str) -> list[ScriptTurn]:
     return played
 
 
-def _opening(turns: Sequence[Turn]) -> str:
-    said = []
-    for turn in turns:
-        if turn.role == "assistant":
-            break
-        if turn.role == "user":
-            said.append(turn.text)
-    return "\n".join(said)
+def _opening(turns: Sequence[Turn], *roles: str) -> str:
+    """What these roles said before the first answer."""
+    before = takewhile(lambda turn: turn.role != "assistant", turns)
+    return "\n".join(turn.text for turn in before if turn.role in roles)
 
 
 def _answers(turns: Sequence[Turn]) -> int:
@@ -171,10 +176,11 @@ def _script(file: Path, document: object) -> Script:
         script = msgspec.convert(document, Script)
     except msgspec.ValidationError as error:
         raise ScriptError(f"{file}: {_with_value(str(error), document)}") from error
-    try:
-        re.compile(script.match)
-    except re.error as error:
-        raise ScriptError(f"{file}: `$.match` is no regular expression: {script.match!r}: {error}") from error
+    for field, pattern in (("match", script.match), ("system", script.system)):
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ScriptError(f"{file}: `$.{field}` is no regular expression: {pattern!r}: {error}") from error
     try:
         for turn in (turn for variant in script.variants for turn in _written(variant.turns)):
             turn.as_turn()

@@ -259,6 +259,74 @@ async def test_max_tokens_cuts_the_answer_off(engine: Engine, client: openai.Asy
     assert len(extra(answer.choices[0], "token_ids")) == 3 == len(engine.record.calls()[0].token_ids)
 
 
+async def test_a_stop_string_ends_the_answer_in_body_and_stream(engine: Engine, client: openai.AsyncOpenAI) -> None:
+    answer = await ask(client, stop=["nowhere", "read"])
+    (choice,) = answer.choices
+    assert (choice.message.content, choice.message.tool_calls, choice.finish_reason) == ("I'll ", [], "stop")
+    assert extra(choice, "stop_reason") == "read"
+    (record,) = engine.record.calls()
+    assert record.text == "<think>Which file?</think>I'll read"
+    assert record.token_ids == extra(choice, "token_ids")
+    chunks = await ask_stream(client, stop="read")
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "I'll "
+    assert (chunks[-1].choices[0].finish_reason, extra(chunks[-1].choices[0], "stop_reason")) == ("stop", "read")
+
+
+async def test_usage_tells_reasoning_and_what_the_session_had_computed(
+    engine: Engine, client: openai.AsyncOpenAI
+) -> None:
+    first = await ask(client)
+    assert first.usage is not None
+    assert first.usage.prompt_tokens_details is not None
+    assert first.usage.completion_tokens_details is not None
+    assert first.usage.prompt_tokens_details.cached_tokens == 0
+    assert first.usage.completion_tokens_details.reasoning_tokens == len(engine.tokenizer.encode("Which file?"))
+    results = [
+        {"role": "tool", "tool_call_id": call.id, "content": "-"} for call in first.choices[0].message.tool_calls or []
+    ]
+    second = await ask(client, [*ASK, as_history(first), *results])
+    assert second.usage is not None
+    assert second.usage.prompt_tokens_details is not None
+    assert second.usage.prompt_tokens_details.cached_tokens == first.usage.total_tokens // 16 * 16
+
+
+async def test_an_image_is_a_text_of_its_own_in_the_prompt(engine: Engine, client: openai.AsyncOpenAI) -> None:
+    def seen(url: str) -> Any:
+        return [
+            {
+                "role": "user",
+                "content": [{"type": "text", "text": "see"}, {"type": "image_url", "image_url": {"url": url}}],
+            }
+        ]
+
+    for url in ("data:image/png;base64,AAAA", "data:image/png;base64,AAAB", "data:image/png;base64,AAAA"):
+        await ask(client, seen(url))
+    first, other, again = (engine.tokenizer.decode(call.prompt_token_ids) for call in engine.record.calls())
+    assert first == again != other
+    assert "see\n[image " in first
+
+
+async def test_a_form_that_the_request_demands_is_kept_to_where_no_script_fits(client: openai.AsyncOpenAI) -> None:
+    filler: Any = [{"role": "user", "content": "anything"}]
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+    told = await ask(
+        client, filler, response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    )
+    assert told.choices[0].message.content == '{"n":0}'
+    told = await ask(client, filler, response_format={"type": "json_object"})
+    assert json.loads(told.choices[0].message.content or "") == {"text": "text"}
+    for choice, name in (("required", "read"), ({"type": "function", "function": {"name": "bash"}}, "bash")):
+        told = await ask(client, filler, tool_choice=choice)
+        (call,) = told.choices[0].message.tool_calls or []
+        assert call.type == "function"
+        assert (call.function.name, call.function.arguments, told.choices[0].finish_reason) == (
+            name,
+            "{}",
+            "tool_calls",
+        )
+    assert (await ask(client, tool_choice="required")).choices[0].message.content, "the script has its say"
+
+
 @pytest.mark.parametrize(
     ("fields", "logprobs"),
     [({}, None), ({"logprobs": True}, None), ({"logprobs": True, "top_logprobs": 2}, 2)],
@@ -289,7 +357,9 @@ async def test_ids_and_logprobs_come_only_where_they_are_asked_for(
         ({"messages": []}, 400, "messages"),
         ({"messages": [{"role": "user", "content": "word " * 3000}]}, 400, "maximum context length is 2000"),
         ({"messages": [{"role": "robot", "content": ""}]}, 400, "robot"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, 400, "'image_url'"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "'image_url'"),
+        ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, 400, "'input_audio'"),
+        ({"stop": ["x", ""]}, 400, "stop"),
         ({"messages": 3}, 400, "messages"),
         ({"stream_options": {}}, 400, "stream_options"),
         ({"model": "other"}, 404, "`other` does not exist"),

@@ -42,6 +42,16 @@ def test_the_first_script_that_matches_the_opening_plays_turn_by_turn_to_its_end
     assert said(scripts[:2], [Turn("user", "hi")]) is None
 
 
+def test_a_system_prompt_tells_side_requests_and_sub_agents_from_the_main_one() -> None:
+    title = Script("title", "slugs", script("", "", ["Slugs"]).variants, system="(?i)title")
+    scripts = [title, script("main", "slugs", ["one"])]
+    for role in ("system", "developer"):
+        assert said(scripts, [Turn(role, "Write a title."), USER]) == "Slugs"
+    assert said(scripts, [USER, ANSWER, Turn("system", "title")]) is None
+    assert said(scripts, [Turn("system", "You are an agent."), USER]) == "one"
+    assert said(scripts, [Turn("user", "title: slugs")]) == "one"
+
+
 def test_samples_of_a_task_go_through_the_variants_in_turn() -> None:
     scripts = [script("s", "", ["0"], ["1"], ["2"])]
     assert [said(scripts, [USER], f"task-7.{index}") for index in range(5)] == ["0", "1", "2", "0", "1"]
