@@ -181,7 +181,14 @@ def test_a_message_to_an_agent_is_the_users_in_plain_text() -> None:
 
 
 def test_items_of_built_in_tools_are_calls_and_results() -> None:
-    action = {"type": "exec", "command": ["ls"], "env": {}, "timeout_ms": None, "working_directory": "/x", "user": None}
+    action: dict[str, Any] = {
+        "type": "exec",
+        "command": ["ls"],
+        "env": {},
+        "timeout_ms": None,
+        "working_directory": "/x",
+        "user": None,
+    }
     patch = {"type": "update_file", "path": "a", "diff": "@@"}
     messages = read(
         {"type": "local_shell_call", "id": "l", "call_id": "c1", "action": action, "status": "completed"},
@@ -550,7 +557,7 @@ def test_body_and_stream_of_one_answer_say_the_same(answer: Answer) -> None:
     )
     assert (events[-1].response, events[-1].type) == (body, f"response.{body.status}")
     opened: list[tuple[int, str]] = []
-    done = []
+    done: list[Any] = []
     pieces: dict[str, str] = {}
     for event in events[2:-1]:
         assert event.output_index == len(done), "items come one after another"
