@@ -16,10 +16,10 @@ from typing import TypeVar
 import msgspec
 
 from proxy.chat import Function, ImagePart, ImageUrl, Message, Part, TextPart, ToolCall
-from proxy.chat import FunctionCall as Named
 from proxy.dialects import signature
 from proxy.dialects.reading import invalid_field
-from proxy.dialects.responses_tools import BUILT_INS, Kind, Tools, built_in_call, custom_call, flat, search_call
+from proxy.dialects.responses_calls import BUILT_INS, Kind, built_in_call, custom_call, function_call, search_call
+from proxy.dialects.responses_tools import Tools
 from proxy.errors import Refusal, Refused
 from proxy.wire import openai_responses as wire
 
@@ -75,8 +75,7 @@ class Input:
                 self._reasoning(_decoded(raw, _reasonings, at))
             case "function_call":
                 call = _decoded(raw, _function_calls, at)
-                name = flat(call.namespace, call.name)
-                self._call(ToolCall(call.call_id, Named(name, call.arguments)), call.id)
+                self._call(function_call(call), call.id)
             case "custom_tool_call":
                 custom = _decoded(raw, _custom_calls, at)
                 self._call(custom_call(custom), custom.id)
