@@ -129,7 +129,7 @@ class GoogleGenerateContent:
 
     def parse(self, wire: Wire) -> ChatRequest:
         """The canonical request. Raises Refused, naming the field."""
-        method, model = wire.path.get("method", ""), wire.path.get("model")
+        method, model = wire.path.get("method", ""), _model(wire)
         try:
             if method == "countTokens":
                 counted = read(wire.body, CountTokensRequest)
@@ -199,6 +199,12 @@ class GoogleGenerateContent:
 
 
 # --- request to canonical
+
+
+def _model(wire: Wire) -> str | None:
+    """Google's client takes `Qwen/Qwen3-8B` for a publisher and its model."""
+    publisher, model = wire.path.get("publisher", "google"), wire.path.get("model")
+    return model if publisher == "google" else f"{publisher}/{model}"
 
 
 def _canonical(wire: GenerateContentRequest, model: str | None) -> ChatRequest:

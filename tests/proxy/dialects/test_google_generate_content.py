@@ -423,6 +423,13 @@ def counting(body: Any) -> Wire:
     return Wire(json.dumps(body).encode(), {"model": "m", "method": "countTokens"})
 
 
+def test_a_publisher_other_than_google_is_a_part_of_the_models_name() -> None:
+    path = {"publisher": "Qwen", "model": "Qwen3-8B", "method": "generateContent"}
+    body = json.dumps({"contents": "hi"}).encode()
+    assert DIALECT.parse(Wire(body, path)).model == "Qwen/Qwen3-8B"
+    assert DIALECT.parse(Wire(body, path | {"publisher": "google"})).model == "Qwen3-8B"
+
+
 # --- refusals
 
 
@@ -501,9 +508,13 @@ names = st.sampled_from(
     ]
 )
 json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names | st.text(max_size=8), inner, max_size=3),
-    max_leaves=12,
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.sampled_from([0.5, 1e300])
+    | st.sampled_from(["", "x", "é\u2028", "9"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names, inner, max_size=3),
+    max_leaves=6,
 )
 PARTS = st.sampled_from([{"text": "x"}, PNG, PDF, call(), call(id="c"), response("f", {}), response("g", {}, id="c")])
 CONTENTS = st.fixed_dictionaries(
@@ -527,7 +538,7 @@ def test_a_well_formed_body_of_any_shape_is_read_or_refused(fields: dict[str, An
 # --- answers
 
 texts = st.text(max_size=30)
-objects = st.dictionaries(texts, json_values, max_size=3)
+objects = st.dictionaries(texts, json_values, max_size=2)
 arguments = objects.map(lambda told: json.dumps(told, ensure_ascii=False, separators=(",", ":"))).filter(
     lambda told: "Infinity" not in told
 )
