@@ -7,10 +7,10 @@ STAMP := $(VENV)/.installed
 PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
 
-.PHONY: help install demo test lint format types bench clean
+.PHONY: help install demo test test-harnesses lint format types bench clean
 
 help: ## say what there is
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 install: $(STAMP) ## only set up: .venv with the `polar` command
 
@@ -27,6 +27,9 @@ demo: install ## a real agent, real Kafka, exact trajectories
 # order of their names: the long ones of tests/acceptance come first.
 test: install ## all tests, on real Kafka
 	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder
+
+test-harnesses: install ## every agent CLI for real; prints the table of docs/harnesses.md
+	$(BIN)/pytest -m "harnesses or not harnesses" tests/consumers/harnesses tests/harnesses
 
 lint: install ## style
 	$(BIN)/ruff check

@@ -20,7 +20,8 @@ from consumers import artifacts, patch
 from consumers.budget import Budget, Overrun
 from consumers.claims import Claim
 from consumers.harnesses.base import Launch, ModelAccess, harness_of
-from consumers.runtimes.base import LOG_LIMIT, Exec, ExecResult, Runtime
+from consumers.runtimes.base import LOG_LIMIT, Exec, ExecResult, Runtime, RuntimeFault
+from consumers.runtimes.newest import newest
 from consumers.site import Site
 from polar.keys import BACKSTOP_S, KeyClaims, Signer
 from polar.settings import Settings
@@ -135,10 +136,11 @@ class Run:
         found = {artifacts.AGENT_LOG: await asyncio.to_thread(result.output)}
         for name, path in launch.keep.items():
             try:
-                found[name] = await runtime.read_file(path, LOG_LIMIT)
+                if there := await newest(runtime, path):
+                    found[name] = await runtime.read_file(there, LOG_LIMIT)
             except FileNotFoundError:
                 continue  # a harness that ended early
-            except (OSError, InputError) as error:
+            except (OSError, InputError, RuntimeFault) as error:
                 log.warning(
                     "artifact not kept", action="artifact.lost", claim=self._claim.id, name=name, why=str(error)
                 )

@@ -9,13 +9,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
-from typing import Protocol
+from typing import Annotated, Literal, Protocol, TypeVar, get_args, get_origin
+
+import msgspec
 
 from consumers.runtimes.base import Runtime
 from polar import registry
 from polar.keys import environment
 from polar.types.errors import InputError
 from polar.types.task import AgentSpec
+
+S = TypeVar("S", bound=msgspec.Struct)
 
 
 @dataclass(frozen=True)
@@ -44,7 +48,7 @@ class Launch:
     cwd: str | None = None
     stdin: PurePosixPath | None = None
     keep: Mapping[str, PurePosixPath] = field(default_factory=dict)
-    """Files to keep when it has ended, by artifact name; one that isn't there is left out."""
+    """Files to keep when it has ended, by artifact name; one that isn't there is left out. With `*` in its path: the newest that fits."""
 
 
 class Harness(Protocol):
@@ -63,12 +67,25 @@ def harness_of(agent: AgentSpec) -> Harness:
     return made
 
 
-def checked_settings(agent: AgentSpec, defaults: Mapping[str, int]) -> dict[str, int]:
-    """`agent.settings` over `defaults`, positive integers all. Raises InputError for a name or a value that can't be."""
+Tokens = Annotated[int, msgspec.Meta(ge=1)]
+"""How a preset's settings say a number of tokens, or any other number that is above 0."""
+
+
+class NoSettings(msgspec.Struct, frozen=True):
+    """The settings of a harness that has none."""
+
+
+def checked_settings(agent: AgentSpec, settings: type[S]) -> S:
+    """`agent.settings` as `settings`, whose fields all have defaults. Raises InputError for a name or a value that can't be."""
+    fields = {each.name: each.type for each in msgspec.structs.fields(settings)}
     for name, value in agent.settings.items():
-        if name not in defaults:
-            known = ", ".join(defaults) or "none"
-            raise InputError(f"agent.settings.{name}", value, f"{agent.name} has no such setting; there are: {known}")
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise InputError(f"agent.settings.{name}", value, "must be a whole number above 0")
-    return {**defaults, **agent.settings}
+        where = f"agent.settings.{name}"
+        if name not in fields:
+            known = ", ".join(fields) or "none"
+            raise InputError(where, value, f"{agent.name} has no such setting; there are: {known}")
+        try:
+            msgspec.convert(value, fields[name])
+        except msgspec.ValidationError as error:
+            names = get_args(fields[name]) if get_origin(fields[name]) is Literal else ()
+            raise InputError(where, value, f"must be one of {', '.join(names)}" if names else str(error)) from error
+    return settings(**agent.settings)

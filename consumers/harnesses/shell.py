@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import PurePosixPath
 
-from consumers.harnesses.base import Launch, ModelAccess, checked_settings
+from consumers.harnesses.base import Launch, ModelAccess, NoSettings, checked_settings
 from consumers.runtimes.base import Runtime
 from polar.types.task import AgentSpec
 
@@ -18,7 +18,7 @@ class Shell:
 
     def __init__(self, agent: AgentSpec) -> None:
         assert agent.custom_shell is not None, "a TaskRequest with harness 'shell' has custom_shell"
-        checked_settings(agent, {})
+        checked_settings(agent, NoSettings)
         self._shell = agent.custom_shell
 
     async def install(self) -> None:

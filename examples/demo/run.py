@@ -75,7 +75,7 @@ def main() -> int:
         say(f"running on the data folder {data}")
         with _up(data, options) as up:
             # The stages would install pi when they need it; here its progress can be seen.
-            if _beside(up, "consumers.harnesses.npm", "pi") != 0:
+            if _beside(up, "consumers.harnesses.install", "pi") != 0:
                 return NOT_THERE
             _until_ready(up, data)
             _cancel_left(data)

