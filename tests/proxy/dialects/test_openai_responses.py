@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from contextlib import suppress
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from openai.types.responses import Response, ResponseStreamEvent
+from openai.types.responses import Response, ResponseInputItem, ResponseStreamEvent, Tool
+from openai.types.responses.input_token_count_params import InputTokenCountParams
 from openai.types.responses.input_token_count_response import InputTokenCountResponse
+from openai.types.responses.response_create_params import ResponseCreateParamsBase
 from pydantic import TypeAdapter
 
 from polar.types.completion import Sampling
@@ -29,7 +32,7 @@ from proxy.chat import (
     ToolCall,
     Usage,
 )
-from proxy.dialects import signature
+from proxy.dialects import openai_responses, signature
 from proxy.dialects.base import Serves, Wire
 from proxy.dialects.openai_responses import FAILURES, OpenAIResponses
 from proxy.errors import Refusal, Refused
@@ -643,6 +646,48 @@ def test_a_context_overflow_is_told_in_openais_words() -> None:
     assert "exceeds the context window" in plain["message"]
     counted = json.loads(DIALECT.error(Refused(Refusal.CONTEXT_LENGTH, "x", context=(212345, 200000))))["error"]
     assert "212345 tokens > 200000 maximum" in counted["message"]
+
+
+# --- the whole schema
+
+PASSED_OVER = {
+    *("web_search_call", "file_search_call", "code_interpreter_call", "image_generation_call", "computer_call"),
+    *("computer_call_output", "mcp_list_tools", "mcp_approval_request", "mcp_approval_response", "mcp_call"),
+    *("program", "program_output", "configuration_update"),
+}
+HOSTED = {
+    *("file_search", "computer", "computer_use_preview", "web_search", "web_search_2025_08_26", "mcp"),
+    *("code_interpreter", "programmatic_tool_calling", "image_generation", "web_search_preview"),
+    "web_search_preview_2025_03_11",
+}
+
+
+def types_of(union: Any) -> set[str]:
+    """What `type` may be in a union of the client's models."""
+    models = [model for model in get_args(get_args(union)[0]) if hasattr(model, "model_fields")]
+    return {kind for model in models for kind in re.findall(r"'(\w+)'", str(model.model_fields["type"].annotation))}
+
+
+def test_every_field_of_the_providers_schema_has_a_rule() -> None:
+    told = set(re.findall(r"\w+", str(openai_responses.__doc__)))
+    honoured = {field.name for field in msgspec.structs.fields(DIALECT.request_type)}
+    for params in (ResponseCreateParamsBase, InputTokenCountParams):
+        assert set(params.__annotations__) - told - honoured <= {"personality"}
+    assert honoured <= told
+
+
+def test_every_type_of_item_and_tool_has_a_rule() -> None:
+    flat: set[str] = types_of(ResponseInputItem) | {"message"}
+    passed_over = set()
+    for kind in flat:
+        try:
+            if not read({"type": kind, "id": "x", "tools": [], "role": "developer", "call_id": None}, USER)[:-1]:
+                passed_over.add(kind)
+        except Refused:
+            pass  # read, and not whole; or refused by its type
+    assert passed_over - {"additional_tools", "tool_search_output", "message"} == PASSED_OVER
+    shown = {kind for kind in types_of(Tool) if parse(tools=[{"type": kind, "name": "n", "execution": "client"}]).tools}
+    assert types_of(Tool) - shown - {"namespace"} == HOSTED
 
 
 # --- anything at all
