@@ -23,6 +23,20 @@ CLOCK_GRACE_S = 300
 BACKSTOP_S = 24 * 3600
 
 
+CONCURRENT_CALLS = 64
+"""At a time, where a task says nothing."""
+
+
+class Limits(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a session may use."""
+
+    calls: int | None = None
+    """Answered calls; None: any number."""
+    tokens: int | None = None
+    """Sampled tokens; None: any number."""
+    concurrent_calls: int = CONCURRENT_CALLS
+
+
 class KeyClaims(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a key says."""
 
@@ -35,6 +49,7 @@ class KeyClaims(msgspec.Struct, frozen=True, omit_defaults=True):
     mode: str = "train"
     sampling: dict[str, float | int] = {}
     """Imposed on every call, by canonical name."""
+    limits: Limits = Limits()
     log_partition: int = 0
     log_offset: int = 0
     """Where this attempt's `Open` lies in `polar.completions`."""

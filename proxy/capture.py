@@ -86,7 +86,7 @@ class Capture:
                 Refusal.UNAVAILABLE, "the call could not be recorded; try again", retry_after_s=RETRY_AFTER_S
             ) from None
         self._metrics.ack_s.observe(time.perf_counter() - began)
-        asked.claim.acknowledged(asked.call_id, asked.told, answer)
+        asked.claim.acknowledged(asked.call_id, asked.request, asked.told, answer)
 
     def unanswered(self, asked: Asked, outcome: CallOutcome, error: CallError) -> None:
         """Records a failed or abandoned call, beside the way."""
@@ -190,4 +190,5 @@ def _completion(asked: Asked, written: Written, outcome: CallOutcome, prompt: To
         lineage=asked.lineage,
         stream=request.stream,
         choice=asked.choice,
+        stored_from=request.stored_from,
     )

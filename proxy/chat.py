@@ -132,6 +132,11 @@ class ChatRequest(msgspec.Struct, frozen=True):
     """The dialect's own: what its answer repeats of the request. Nobody else looks at it."""
 
     @property
+    def stored_from(self) -> int | None:
+        """The first message that a request which continues this one inherits; None: none may."""
+        return int(self.instructions) if self.store else None
+
+    @property
     def is_grammar_bound(self) -> bool:
         """Whether the engine masks tokens: structured output, or a tool call that must come."""
         return (

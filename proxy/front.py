@@ -57,7 +57,7 @@ class Front:
         self._routes = routes
         self._forwarder = forwarder
         self._pipeline = pipeline
-        self._intake = Intake(pipeline)
+        self._intake = Intake(pipeline, metrics)
         self._metrics = metrics
         self._replies: set[Reply | Routed] = set()
         self.draining = False

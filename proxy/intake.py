@@ -7,7 +7,7 @@ closes finds its calls. What needs the engine, Kafka or time is the pipeline's.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import msgspec
 
@@ -17,18 +17,22 @@ from proxy.call import Call, Pipeline
 from proxy.capture import Asked
 from proxy.chat import ChatRequest
 from proxy.dialects.base import Dialect
-from proxy.history import transcript
+from proxy.history import Transcript, transcript
 from proxy.kinds import kind_of
+from proxy.limits import admit
 from proxy.lineage import lineage_of
-from proxy.reply import Reply
+from proxy.metrics import Metrics
+from proxy.repeats import is_retry, name_of
+from proxy.reply import Answering, Reply
 from proxy.session import Claim
 
 
 class Intake:
     """Makes calls of requests."""
 
-    def __init__(self, pipeline: Pipeline) -> None:
+    def __init__(self, pipeline: Pipeline, metrics: Metrics) -> None:
         self._pipeline = pipeline
+        self._metrics = metrics
 
     def reply_to(
         self,
@@ -40,29 +44,52 @@ class Intake:
         size: int,
         received_at: float,
     ) -> Reply:
-        """The calls of a request of `size` bytes, under way. Raises Refused for what the claim may not have."""
-        messages, spelled = claim.turns.restore(request.messages)
-        asked_for = imposed(msgspec.structs.replace(request, messages=messages), claim.key)
-        told = transcript(spelled, request.tools)
+        """The answer to a request of `size` bytes, under way. Raises Refused for what the claim may not have."""
         lineage = lineage_of(headers)
-        kind = kind_of(request, lineage)
+        whole = claim.stored.continued(request)
+        messages, spelled = claim.turns.restore(whole.messages)
+        told = transcript(spelled, request.tools)
+        asked_for = imposed(msgspec.structs.replace(whole, messages=messages), claim.key)
+        name = name_of(dialect.name, asked_for, told, lineage)
+        answering = claim.repeats.shared(name, is_retry=is_retry(lineage))
+        if answering is not None:
+            self._metrics.repeated.inc()
+            return Reply(answering, request)
+        admit(claim.key.limits, claim.spent, len(claim.in_flight), request.choices)
+        calls = [
+            Call(self._pipeline, asked, size)
+            for asked in self._asked(dialect, claim, asked_for, told, lineage, received_at)
+        ]
+        answering = Answering(self._pipeline, calls)
+        claim.repeats.start(name, answering)
+        return Reply(answering, request)
+
+    def _asked(
+        self,
+        dialect: Dialect,
+        claim: Claim,
+        request: ChatRequest,
+        told: Transcript,
+        lineage: dict[str, str] | None,
+        received_at: float,
+    ) -> Iterator[Asked]:
+        """A request's choices."""
         first = dialect.id_prefix + os.urandom(16).hex()
-        calls = []
+        engine = self._pipeline.engines.for_model(request.model).name
+        kind = kind_of(request, lineage)
         for choice in range(request.choices):
-            asked = Asked(
+            yield Asked(
                 call_id=first if choice == 0 else f"{first}.{choice}",
                 claim=claim,
                 dialect=dialect.name,
-                engine=self._pipeline.engines.for_model(request.model).name,
-                request=_of_choice(asked_for, choice),
+                engine=engine,
+                request=_of_choice(request, choice),
                 told=told,
                 received_at=received_at,
                 choice=choice,
                 lineage=lineage,
                 kind=kind,
             )
-            calls.append(Call(self._pipeline, asked, size))
-        return Reply(self._pipeline, calls)
 
 
 def imposed(request: ChatRequest, key: KeyClaims) -> ChatRequest:

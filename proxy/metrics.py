@@ -21,6 +21,7 @@ class Metrics:
         to = self.registry
         self.calls = Counter("polar_proxy_calls", "Model calls by outcome", ["dialect", "outcome"], registry=to)
         self.refusals = Counter("polar_proxy_refusals", "Requests that got an error", ["reason"], registry=to)
+        self.repeated = Counter("polar_proxy_repeated", "Requests that got another's answer", registry=to)
         self.in_flight = Gauge("polar_proxy_calls_in_flight", "Model calls under way", registry=to)
         self.engine_s = Histogram(
             "polar_proxy_engine_seconds", "Engine's part of a call", buckets=BUCKETS_S, registry=to

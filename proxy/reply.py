@@ -1,30 +1,39 @@
-"""What one request waits for: its call, or its n choices, whoever else asks the same meanwhile.
+"""What a request waits for: its call, or its n choices, whoever else asks the same meanwhile.
 
-Requests that repeat one another share a reply. A harness that hangs up leaves; only when the last has left are the calls ended. Once
-they are done the reply is an answer for each choice, or the one reason why there is none.
+Requests that repeat one another share an `Answering`. A harness that hangs up leaves it; only when the last has left are the calls ended.
+Once they are done there is an answer for each choice, or the one reason why there is none. Each request has a `Reply` of its own, since
+its answer takes the form that this request asked for.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
+
+import msgspec
 
 from proxy.call import Call, Pipeline, refusal_of_ending
 from proxy.chat import Answer, ChatRequest
 from proxy.dialects.base import Dialect
-from proxy.errors import Refused
 from proxy.session import Ending
 
 
-class Reply:
-    """The calls that answer a request; at least one, all of the same claim."""
+class Answering:
+    """The calls that answer a request, and all that wait for them; at least one call, all of the same claim."""
 
     def __init__(self, pipeline: Pipeline, calls: Sequence[Call]) -> None:
         self._pipeline = pipeline
         self._calls = calls
         self._waiting = 0
-        self._is_delivered = False
+        self._answers: list[Answer] | None = None
+        """What was delivered, without its tokens: all that a repetition needs."""
+        self.call_id = calls[0].asked.call_id
+        """The first call's: the answer's id."""
+        self.created = int(calls[0].asked.received_at)
+        """Unix seconds."""
+        self.on_left: Callable[[Answering], None] = lambda _: None
+        """Called when the last request has left."""
         self.done: asyncio.Future[Any] = (
             calls[0].answer
             if len(calls) == 1
@@ -32,24 +41,14 @@ class Reply:
         )
 
     @property
-    def is_stream(self) -> bool:
-        """Whether the answer is to leave as a stream."""
-        return self.request.stream
+    def is_delivered(self) -> bool:
+        """Whether a harness had the whole answer."""
+        return self._answers is not None
 
     @property
-    def call_id(self) -> str:
-        """The first call's: the answer's id."""
-        return self._calls[0].asked.call_id
-
-    @property
-    def request(self) -> ChatRequest:
-        """As the engine is asked."""
-        return self._calls[0].asked.request
-
-    @property
-    def created(self) -> int:
-        """Unix seconds."""
-        return int(self._calls[0].asked.received_at)
+    def is_answered(self) -> bool:
+        """Whether there is an answer to give, now."""
+        return self.is_delivered or (self.done.done() and all(isinstance(one, Answer) for one in self._results()))
 
     def join(self) -> None:
         """One more request waits."""
@@ -58,13 +57,17 @@ class Reply:
     def leave(self, *, delivered: bool) -> None:
         """A request ended: with the whole answer, or because its harness hung up."""
         self._waiting -= 1
-        self._is_delivered = self._is_delivered or delivered
-        if self._waiting or self._is_delivered:
+        if delivered and not self.is_delivered:
+            self._answers = [_untokened(answer) for answer in self.answers()]
+        if self._waiting:
             return
-        self.end("hung_up")
-        for call in self._calls:
-            if call.answer.done() and not call.answer.cancelled() and isinstance(call.answer.result(), Answer):
-                self._pipeline.undelivered(call)
+        if not self.is_delivered:
+            self.end("hung_up")
+            for call in self._calls:
+                if isinstance(_result(call), Answer):
+                    self._pipeline.undelivered(call)
+        self._calls = ()
+        self.on_left(self)
 
     def end(self, reason: Ending) -> None:
         """Ends the calls that are under way, whoever waits."""
@@ -72,19 +75,65 @@ class Reply:
             if not call.answer.done():
                 call.end(reason)
 
-    def told(self, dialect: Dialect) -> bytes:
-        """The answer as it leaves, once done. Raises as `result` does."""
-        answers = self.result()
-        form = dialect.stream if self.request.stream else dialect.body
-        return form(self.call_id, self.created, self.request, answers)
+    def answers(self) -> list[Answer]:
+        """Of each choice, once done. Raises Refused, for the first choice that has none; what went wrong in us as it is."""
+        if self._answers is not None:
+            return self._answers
+        results = self._results()
+        for result in results:
+            if isinstance(result, Exception):
+                raise result
+        return [result for result in results if isinstance(result, Answer)]
 
-    def result(self) -> list[Answer]:
-        """The answers, once done. Raises Refused, for the first choice that has none; what went wrong in us as it is."""
-        told = [
-            refusal_of_ending(call.ended or "stopped") if call.answer.cancelled() else call.answer.result()
-            for call in self._calls
-        ]
-        refused = next((one for one in told if isinstance(one, Refused)), None)
-        if refused is not None:
-            raise refused
-        return [one for one in told if isinstance(one, Answer)]
+    def _results(self) -> list[Answer | BaseException | None]:
+        return [_result(call) for call in self._calls]
+
+
+class Reply:
+    """One request's wait for its answer."""
+
+    def __init__(self, answering: Answering, request: ChatRequest) -> None:
+        """`request` as this harness made it."""
+        self._answering = answering
+        self._request = request
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether the answer is to leave as a stream."""
+        return self._request.stream
+
+    @property
+    def done(self) -> asyncio.Future[Any]:
+        """When there is an answer, or the reason why there is none."""
+        return self._answering.done
+
+    def join(self) -> None:
+        """The wait begins."""
+        self._answering.join()
+
+    def leave(self, *, delivered: bool) -> None:
+        """It ends: with the whole answer, or because the harness hung up."""
+        self._answering.leave(delivered=delivered)
+
+    def end(self, reason: Ending) -> None:
+        """Ends the calls, whoever else waits for them."""
+        self._answering.end(reason)
+
+    def told(self, dialect: Dialect) -> bytes:
+        """The answer as it leaves, once done. Raises Refused; what went wrong in us as it is."""
+        form = dialect.stream if self._request.stream else dialect.body
+        answering = self._answering
+        return form(answering.call_id, answering.created, self._request, answering.answers())
+
+
+def _result(call: Call) -> Answer | BaseException | None:
+    """What came of a call; None while it is under way."""
+    if not call.answer.done():
+        return None
+    if call.answer.cancelled():
+        return refusal_of_ending(call.ended or "stopped")
+    return call.answer.exception() or call.answer.result()
+
+
+def _untokened(answer: Answer) -> Answer:
+    return msgspec.structs.replace(answer, prompt_ids=b"", sampled_ids=b"", logprobs=b"")

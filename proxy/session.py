@@ -14,11 +14,15 @@ from collections.abc import Awaitable, Callable
 from typing import Literal, Protocol
 
 from polar.keys import KeyClaims
+from polar.types.tokens import count
 from proxy.chat import Answer, ChatRequest, Message
 from proxy.errors import Refusal, Refused
 from proxy.history import History, Transcript
+from proxy.limits import Spent
 from proxy.recalled import recalled
 from proxy.recovery import ClaimLog
+from proxy.repeats import Repeats
+from proxy.stored import Stored
 from proxy.turns import Turns
 
 CLAIMS = 4096
@@ -50,6 +54,9 @@ class Claim:
         self.key = key
         self.history = History()
         self.turns = Turns()
+        self.stored = Stored()
+        self.repeats = Repeats()
+        self.spent = Spent()
         self.in_flight: set[InFlight] = set()
         self._known: set[str] = set()
         """Acknowledged calls, by id."""
@@ -62,10 +69,12 @@ class Claim:
         self._unsaid: set[bytes | str] = set()
         """What requests repeated that the log doesn't hold either."""
 
-    def acknowledged(self, call_id: str, told: Transcript, answer: Answer) -> None:
+    def acknowledged(self, call_id: str, request: ChatRequest, told: Transcript, answer: Answer) -> None:
         """An answer is on the log, and about to leave."""
         self._remember(call_id, told, answer.prompt_ids, answer.sampled_ids, answer.message)
         self.turns.add(call_id, told.messages.link, answer.message)
+        if (first := request.stored_from) is not None:
+            self.stored.add(call_id, request.messages, told.messages, answer.message, first)
 
     def undelivered(self, call_id: str) -> None:
         """That answer was seen by nobody."""
@@ -79,11 +88,15 @@ class Claim:
             if call_id in self._known:
                 continue
             self._remember(call_id, one.told, one.prompt, one.call.sampled, one.answer)
-            if call_id not in log.disowned:
-                self.turns.add(call_id, one.told.messages.link, one.answer)
+            if call_id in log.disowned:
+                continue
+            self.turns.add(call_id, one.told.messages.link, one.answer)
+            if (first := one.call.stored_from) is not None:
+                self.stored.add(call_id, one.messages, one.told.messages, one.answer, first)
 
     def _remember(self, call_id: str, told: Transcript, prompt: bytes, sampled: bytes, answer: Message) -> None:
         self._known.add(call_id)
+        self.spent.add(count(sampled))
         self.history.add(call_id, told, prompt, sampled, answer)
 
     def lacks(self, request: ChatRequest) -> bool:

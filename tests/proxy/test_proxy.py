@@ -259,7 +259,7 @@ async def test_closing_a_key_ends_its_calls_in_flight(
     scripted.faults.add(Hang(times=2))
     under_way = [
         asyncio.ensure_future(client.chat.completions.create(model="m", messages=HI)),
-        asyncio.ensure_future(client.chat.completions.create(model="m", messages=HI, stream=True)),
+        asyncio.ensure_future(client.chat.completions.create(model="m", messages=HI, seed=1, stream=True)),
     ]
     await eventually(lambda: not scripted.faults.pending())
     await bench.close_key()
@@ -291,16 +291,16 @@ async def test_a_stream_that_waits_gets_headers_keep_alives_and_then_its_answer_
     scripted.faults.add(Slow(delay_s=3.2))
     scripted.faults.add(Hang())
 
-    async def events() -> list[bytes]:
+    async def events(seed: int) -> list[bytes]:
         headers = {"Authorization": f"Bearer {bench.key()}"}
-        body = {"model": "m", "messages": HI, "stream": True}
+        body = {"model": "m", "messages": HI, "stream": True, "seed": seed}
         began = time.monotonic()
         async with http.post(proxy.url + "/v1/chat/completions", headers=headers, json=body) as response:
             assert time.monotonic() - began < 3.2
             assert response.content_type == "text/event-stream"
             return (await response.read()).split(b"\n\n")
 
-    answered, failed = sorted(await asyncio.gather(events(), events()), key=len, reverse=True)
+    answered, failed = sorted(await asyncio.gather(events(1), events(2)), key=len, reverse=True)
     assert (answered[0], answered[-2:]) == (b": keep-alive", [b"data: [DONE]", b""])
     assert failed[0] == b": keep-alive"
     assert json.loads(failed[-2].removeprefix(b"data: "))["error"]["code"] == "bad_gateway"
@@ -347,7 +347,7 @@ async def test_an_older_key_is_served_if_its_log_says_that_the_session_runs(
             base_url=proxy.url + "/v1", api_key=bench.key("u.0", "c2", issued_at=past, **over), max_retries=0
         )
         async with runs, ended:
-            await asyncio.gather(*(runs.chat.completions.create(model="m", messages=HI) for _ in range(3)))
+            await asyncio.gather(*(runs.chat.completions.create(model="m", messages=HI, seed=at) for at in range(3)))
             for _ in range(2):
                 with pytest.raises(openai.ConflictError):
                     await ended.chat.completions.create(model="m", messages=HI)

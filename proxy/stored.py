@@ -1,0 +1,83 @@
+"""Calls that another request may continue by their id alone (OpenAI's `store` and `previous_response_id`).
+
+Each message is kept once, after the one before it, whoever shares it: memory is linear in what is new in each call. Bounded: where it grows
+too large all but the newest call is forgotten, and who continues another is told so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from proxy.chat import ChatRequest, Message
+from proxy.errors import Refusal, Refused
+from topics.delta import Spelled, spell
+
+BYTES = 16 * 1024 * 1024
+"""Of a claim's stored messages, as JSON."""
+FIELD = "previous_response_id"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Node:
+    """A message and all before it."""
+
+    before: _Node | None
+    message: Message
+
+
+class Stored:
+    """One claim's."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[bytes, _Node] = {}
+        """By the chain's link after their message."""
+        self._bytes = 0
+        self._calls: dict[str, tuple[_Node, int]] = {}
+        """Where a call ends, and the first message that is inherited of it."""
+
+    def add(self, call_id: str, messages: list[Message], spelled: Spelled, answer: Message, first: int) -> None:
+        """Notes an answered call, whose messages are inherited from `first` on."""
+        whole = spelled.upto(len(messages))
+        whole.append(spell(answer))
+        if not self._keep(call_id, [*messages, answer], whole, first):
+            self._nodes, self._bytes, self._calls = {}, 0, {}
+            self._keep(call_id, [*messages, answer], whole, first)
+
+    def continued(self, request: ChatRequest) -> ChatRequest:
+        """The request with all that it continues before its own messages, but after its instructions. Raises Refused."""
+        if request.continues is None:
+            return request
+        found = self._calls.get(request.continues)
+        if found is None:
+            words = f"Previous response with id '{request.continues[:200]}' not found."
+            raise Refused(Refusal.INVALID, words, field=FIELD)
+        node, first = found
+        own = int(request.instructions)
+        messages = [*request.messages[:own], *_whole(node)[first:], *request.messages[own:]]
+        return msgspec.structs.replace(request, messages=messages)
+
+    def _keep(self, call_id: str, messages: list[Message], spelled: Spelled, first: int) -> bool:
+        """Whether there was room."""
+        links = spelled.links
+        known = next((at for at in range(len(links), 0, -1) if links[at - 1] in self._nodes), 0)
+        more = sum(map(len, spelled.messages[known:]))
+        if self._calls and self._bytes + more > BYTES:
+            return False
+        node = self._nodes[links[known - 1]] if known else None
+        for link, message in zip(links[known:], messages[known:], strict=True):
+            node = self._nodes[link] = _Node(node, message)
+        assert node is not None, "there is an answer"
+        self._bytes += more
+        self._calls[call_id] = node, first
+        return True
+
+
+def _whole(node: _Node) -> list[Message]:
+    found = []
+    at: _Node | None = node
+    while at is not None:
+        found.append(at.message)
+        at = at.before
+    return found[::-1]
