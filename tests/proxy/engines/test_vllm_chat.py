@@ -139,6 +139,13 @@ def test_rubbish_is_malformed(body: bytes) -> None:
     assert fault.value.code == "malformed"
 
 
+def test_an_answer_that_is_cut_anywhere_is_malformed() -> None:
+    for length in range(len(WHOLE)):
+        with pytest.raises(EngineFault) as fault:
+            from_wire(WHOLE[:length], "m", "raw")
+        assert fault.value.code == "malformed"
+
+
 def test_a_call_without_an_id_gets_one() -> None:
     call = {"type": "function", "function": {"name": "f", "arguments": "{ }"}}
     made = told(message={"content": None, "tool_calls": [call]}).message.tool_calls[0]

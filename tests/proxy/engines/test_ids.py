@@ -1,0 +1,70 @@
+"""Ids that are lifted out of JSON are those that the JSON decoder would have read; what it would refuse is left to it."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from polar.types.tokens import unpack_ids
+from proxy.engines.ids import lift
+
+FIELD = "prompt_token_ids"
+
+
+def spelled(ids: list[int], **fields: object) -> bytes:
+    return json.dumps({"id": "x", FIELD: ids} | fields, separators=(",", ":")).encode()
+
+
+@given(st.lists(st.integers(0, 2**31 - 1), min_size=1))
+def test_ids_come_out_and_the_rest_stays(ids: list[int]) -> None:
+    rest, lifted = lift(spelled(ids, model="m"), FIELD)
+    assert lifted is not None
+    assert unpack_ids(lifted).tolist() == ids
+    assert json.loads(rest) == {"id": "x", FIELD: [], "model": "m"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "-1",
+        "1,-2",
+        "2147483648",
+        "1,99999999999999999999999",
+        "1.5",
+        "1e3",
+        "1,,2",
+        ",1",
+        "1,",
+        "1, 2",
+        '"1"',
+        "null",
+        "[1]",
+    ],
+)
+def test_what_is_not_ids_alone_is_left_to_the_decoder(text: str) -> None:
+    body = b'{"%b":[%b]}' % (FIELD.encode(), text.encode())
+    assert lift(body, FIELD) == (body, None)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{}",
+        b'{"prompt_token_ids":null}',
+        b'{"prompt_token_ids":[1',
+        b'{"prompt_token_ids":[1],"prompt_token_ids":[2]}',
+    ],
+)
+def test_an_object_without_one_such_array_is_left_as_it_is(body: bytes) -> None:
+    assert lift(body, FIELD) == (body, None)
+
+
+def test_a_text_that_quotes_the_field_is_a_text() -> None:
+    body = spelled([5], content='the field is "prompt_token_ids":[1,2], it says')
+    rest, lifted = lift(body, FIELD)
+    assert lifted is not None
+    assert unpack_ids(lifted).tolist() == [5]
+    assert json.loads(rest)["content"] == 'the field is "prompt_token_ids":[1,2], it says'

@@ -1,0 +1,384 @@
+"""Whatever happens to the bytes of an engine's answer, a harness sees a whole answer or a clean error, and the log has what it saw.
+
+The engine is the scripted one behind a line that cuts, flips, delays and drops what it sends; the proxy, its dialects and Kafka are real.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import aiohttp
+import anthropic.types
+import msgspec
+import openai.types.chat
+import openai.types.responses
+import pytest
+from google.genai import types as google
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from polar import registry
+from polar.scripted.app import running
+from polar.scripted.engine import Engine as ScriptedEngine
+from polar.scripted.faults import Fault, Garbage, Slow, Status
+from polar.scripted.scripts import Script, ScriptCall, ScriptTurn, Variant
+from polar.types.completion import CallOutcome
+from proxy.chat import Message
+from tests.proxy.conftest import Bench, benched, proxied
+
+EXAMPLES = 300
+EVERY_TRY = 6
+"""More than a call makes."""
+SAID = ScriptTurn("Done — 🎉", "Hm.", (ScriptCall("bash", {"command": "ls"}),))
+SCRIPT = Script("all", "", (Variant((SAID,)),))
+SCHEMA = {"type": "object", "properties": {"command": {"type": "string"}}}
+
+
+# --- how each dialect is asked, and what it answers
+
+
+@dataclass(frozen=True)
+class Asking:
+    """A dialect's way to ask."""
+
+    path: str
+    body: dict[str, Any]
+    model: type[Any]
+    """The official client's own, of a whole body."""
+    id_field: str
+    stream_path: str | None = None
+    """Where streaming is another path; else a field of the body."""
+    is_last: Callable[[Any], bool] = lambda last: last == "[DONE]"
+    """Whether a stream's last event is the one that ends it."""
+    error_fields: frozenset[str] = frozenset({"message", "type", "param", "code"})
+
+
+TOOL = {"name": "bash", "description": "runs", "parameters": SCHEMA}
+ASKING = {
+    "openai_chat": Asking(
+        "/v1/chat/completions",
+        {
+            "model": "m",
+            "messages": [{"role": "user", "content": "hi"}],
+            "tools": [{"type": "function", "function": TOOL}],
+        },
+        openai.types.chat.ChatCompletion,
+        "id",
+    ),
+    "openai_responses": Asking(
+        "/v1/responses",
+        {"model": "m", "input": "hi", "tools": [{"type": "function", "strict": False} | TOOL]},
+        openai.types.responses.Response,
+        "id",
+        is_last=lambda last: last["type"] == "response.completed",
+    ),
+    "anthropic_messages": Asking(
+        "/v1/messages",
+        {
+            "model": "m",
+            "max_tokens": 100,
+            "messages": [{"role": "user", "content": "hi"}],
+            "tools": [{"name": "bash", "input_schema": SCHEMA}],
+        },
+        anthropic.types.Message,
+        "id",
+        is_last=lambda last: last["type"] == "message_stop",
+        error_fields=frozenset({"type", "message"}),
+    ),
+    "google_generate_content": Asking(
+        "/v1beta/models/m:generateContent",
+        {"contents": [{"role": "user", "parts": [{"text": "hi"}]}], "tools": [{"functionDeclarations": [TOOL]}]},
+        google.GenerateContentResponse,
+        "response_id",
+        stream_path="/v1beta/models/m:streamGenerateContent?alt=sse",
+        is_last=lambda last: "finishReason" in last["candidates"][0],
+        error_fields=frozenset({"code", "message", "status"}),
+    ),
+}
+
+
+# --- the line to the engine
+
+
+@dataclass(frozen=True)
+class Harm:
+    """What befalls the bytes of an answer, header and body: a cut before one of them, a bit of one turned, or all in small pieces."""
+
+    kind: Literal["cut", "flip", "pieces", "drop"]
+    at: int = 0
+    """Which byte, modulo as many as there are."""
+    bit: int = 0
+    times: int = EVERY_TRY
+    """Answers that it befalls."""
+
+
+@dataclass
+class Line:
+    """Passes requests on to the engine, and harm on to its answers."""
+
+    engine_port: int
+    harm: Harm | None = None
+    last: bytes = b""
+    """The answer that came by last, header and body, before harm."""
+    _left: int = 0
+    _server: asyncio.Server | None = None
+    _open: set[asyncio.StreamWriter] = field(default_factory=set)
+    port: int = 0
+
+    async def open(self) -> None:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def close(self) -> None:
+        assert self._server is not None
+        self._server.close()
+        for writer in self._open:
+            writer.close()
+
+    def befall(self, harm: Harm | None) -> None:
+        self.harm, self._left = harm, harm.times if harm else 0
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._open.add(writer)
+        try:
+            while await self._pass(await _message(reader), writer):
+                pass
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            self._open.discard(writer)
+            writer.close()
+
+    async def _pass(self, request: bytes, writer: asyncio.StreamWriter) -> bool:
+        """Whether the connection can be used again."""
+        to_engine, from_engine = await asyncio.open_connection("127.0.0.1", self.engine_port)
+        from_engine.write(request)
+        answer = await _message(to_engine)
+        from_engine.close()
+        self.last = answer
+        if self._left == 0 or self.harm is None or not request.startswith(b"POST"):
+            writer.write(answer)
+            return True
+        self._left -= 1
+        await _sent(writer, answer, self.harm)
+        return False
+
+
+async def _message(reader: asyncio.StreamReader) -> bytes:
+    """One request or response, whose header tells its length."""
+    head = await reader.readuntil(b"\r\n\r\n")
+    length = next(
+        (int(line.split(b":")[1]) for line in head.splitlines() if line.lower().startswith(b"content-length:")), 0
+    )
+    return head + await reader.readexactly(length)
+
+
+async def _sent(writer: asyncio.StreamWriter, answer: bytes, harm: Harm) -> None:
+    at = harm.at % len(answer)
+    match harm.kind:
+        case "cut":
+            writer.write(answer[:at])
+        case "flip":
+            writer.write(answer[:at] + bytes([answer[at] ^ 1 << harm.bit]) + answer[at + 1 :])
+        case "pieces":
+            for start in range(0, len(answer), len(answer) // 7):
+                writer.write(answer[start : start + len(answer) // 7])
+                await asyncio.sleep(0.001)
+        case "drop":
+            pass
+
+
+# --- the world that the examples share
+
+
+class World:
+    """A proxy that serves every dialect, in front of an engine on a bad line; what was seen of it."""
+
+    def __init__(self, kafka: str, namespace: str, folder: Path) -> None:
+        self._where = kafka, namespace, folder
+        self._stack = AsyncExitStack()
+        self.scripted = ScriptedEngine([SCRIPT])
+        self.seen: dict[str, tuple[str, str] | None] = {}
+        """Whole answers by id: text and arguments, of those in OpenAI's bodies; the others' are their conformance tests'."""
+        self.refused = 0
+        self.line: Line
+        self.bench: Bench
+
+    async def start(self) -> None:
+        enter = self._stack.enter_async_context
+        self.bench = await enter(benched(*self._where))
+        engine = await enter(running(self.scripted))
+        self.line = Line(int(engine.rpartition(":")[2]))
+        await self.line.open()
+        self._stack.push_async_callback(self.line.close)
+        proxy = await enter(proxied(self.bench, f"http://127.0.0.1:{self.line.port}"))
+        self._http = await enter(
+            aiohttp.ClientSession(proxy.url, headers={"Authorization": f"Bearer {self.bench.key()}"})
+        )
+
+    async def stop(self) -> None:
+        await self._stack.aclose()
+
+    async def ask(self, dialect: str, *, stream: bool) -> int:
+        """The status; fails for anything between a whole answer (200) and a clean error."""
+        asking = ASKING[dialect]
+        path, body = asking.path, asking.body
+        if stream and asking.stream_path is not None:
+            path = asking.stream_path
+        elif stream:
+            body = body | {"stream": True}
+        async with asyncio.timeout(10), self._http.post(path, json=body) as response:
+            told = await response.read()
+        if response.status == 200:
+            call_id = _stream_id(asking, told) if stream else _body_id(asking, told)
+            self.seen[call_id] = _said(told) if dialect == "openai_chat" and not stream else None
+            return 200
+        self.refused += 1
+        assert "Retry-After" in response.headers or response.status not in (429, 503)
+        error = json.loads(told)["error"]
+        assert set(error) - {"details"} == asking.error_fields, "the provider's shape"
+        assert error["message"]
+        return response.status
+
+    async def log_holds_what_was_seen(self) -> None:
+        """A completion for each answer seen, as it was seen, and no other answered one; one that failed for each error."""
+        calls = await self.bench.calls(len(self.seen) + self.refused)
+        answered = {call.call_id: call for call in calls if call.outcome is CallOutcome.ANSWERED}
+        assert set(answered) == set(self.seen)
+        assert Counter(call.outcome for call in calls) == Counter(
+            {CallOutcome.ANSWERED: len(self.seen), CallOutcome.FAILED: self.refused}
+        )
+        for call_id, said in self.seen.items():
+            message = msgspec.json.decode(answered[call_id].answer, type=Message)
+            assert said in (
+                None,
+                (message.content, message.tool_calls[0].function.arguments if message.tool_calls else ""),
+            )
+
+
+def _said(told: bytes) -> tuple[str, str]:
+    """Text and arguments."""
+    message = json.loads(told)["choices"][0]["message"]
+    calls = message.get("tool_calls")
+    return message["content"], calls[0]["function"]["arguments"] if calls else ""
+
+
+def _body_id(asking: Asking, told: bytes) -> str:
+    whole = asking.model.model_validate_json(told)
+    found = getattr(whole, asking.id_field)
+    assert isinstance(found, str)
+    return found
+
+
+def _stream_id(asking: Asking, told: bytes) -> str:
+    events = [line.removeprefix("data: ") for line in told.decode().splitlines() if line.startswith("data: ")]
+    parsed: list[Any] = [each if each == "[DONE]" else json.loads(each) for each in events]
+    assert asking.is_last(parsed[-1]), f"the stream ends with {events[-1]}"
+    first = parsed[0]
+    holder = first.get("response") or first.get("message") or first
+    found = holder.get("responseId") or holder["id"]
+    assert isinstance(found, str)
+    return found
+
+
+Run = Callable[[Awaitable[Any]], Any]
+
+
+@pytest.fixture(scope="module")
+def run() -> Iterator[Run]:
+    """Runs what is awaited in one loop, whose proxy lives on between: hypothesis' examples are plain calls."""
+    with asyncio.Runner() as runner:
+
+        async def awaited(what: Awaitable[Any]) -> Any:
+            return await what
+
+        yield lambda what: runner.run(awaited(what))
+
+
+@pytest.fixture(scope="module")
+def world(kafka: str, tmp_path_factory: pytest.TempPathFactory, run: Run) -> Iterator[World]:
+    world = World(kafka, f"t{secrets.token_hex(4)}", tmp_path_factory.mktemp("faults"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("proxy.engines.retry.PAUSES_S", (0.002, 0.002))
+        try:
+            run(world.start())
+            yield world
+            run(world.log_holds_what_was_seen())
+        finally:
+            run(world.stop())
+
+
+HARMS = st.one_of(
+    st.builds(Harm, st.just("cut"), st.integers(0, 4000), times=st.sampled_from([1, EVERY_TRY])),
+    st.builds(Harm, st.just("flip"), st.integers(0, 4000), st.integers(0, 7), st.sampled_from([1, EVERY_TRY])),
+    st.builds(Harm, st.just("pieces")),
+    st.builds(Harm, st.just("drop"), times=st.sampled_from([1, EVERY_TRY])),
+)
+FORMS: tuple[Any, ...] = ("not_json", "no_token_ids", "length_mismatch", "nan_logprobs", "empty_choices")
+FAULTS = st.one_of(
+    st.builds(Garbage, form=st.sampled_from(FORMS), times=st.sampled_from([1, EVERY_TRY])),
+    st.builds(Status, status=st.sampled_from([400, 404, 429, 500, 503]), times=st.sampled_from([1, EVERY_TRY])),
+    st.builds(Slow, delay_s=st.just(0.02)),
+)
+DIALECTS = st.sampled_from(sorted(ASKING))
+
+
+def test_every_dialect_is_put_to_the_test() -> None:
+    assert set(ASKING) == set(registry.names(registry.Kind.DIALECT))
+
+
+@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(dialect=DIALECTS, stream=st.booleans(), trouble=HARMS | FAULTS)
+def test_a_harness_sees_a_whole_answer_or_a_clean_error_and_the_log_what_it_saw(
+    world: World, run: Run, dialect: str, stream: bool, trouble: Harm | Fault
+) -> None:
+    if isinstance(trouble, Harm):
+        world.line.befall(trouble)
+    else:
+        world.scripted.faults.add(trouble)
+    status = run(world.ask(dialect, stream=stream))
+    world.line.befall(None)
+    world.scripted.faults.clear()
+    match trouble:
+        case Harm(kind="pieces") | Slow():
+            assert status == 200
+        case Harm(kind="cut" | "drop", times=1) | Status(status=429 | 500 | 503, times=1):
+            assert status == 200, "it is ridden out"
+        case Harm(kind="flip"):
+            assert status in (200, 400, 429, 502), "a bit may make a right answer, or an error, another one"
+        case Status(status=400):
+            assert status == 400
+        case Status(status=429 | 503):
+            assert status == 429
+        case _:
+            assert status == 502, "no half answer is believed, and no harness to blame"
+
+
+def test_a_cut_at_any_seam_of_an_answer_is_seen(world: World, run: Run) -> None:
+    run(world.ask("openai_chat", stream=False))
+    answer = world.line.last
+    head = answer.index(b"\r\n\r\n") + 4
+    seams = {at + turn for at in range(len(answer)) if answer[at : at + 2] == b"\r\n" for turn in (0, 1, 2)}
+    seams |= {head + 1, len(answer) - 2, len(answer) - 1, *range(head, len(answer), 61)}
+    for at in sorted(seams):
+        world.line.befall(Harm("cut", at))
+        status = run(world.ask("openai_chat", stream=bool(at % 2)))
+        assert status == 502, f"cut before byte {at} of {len(answer)}"
+    world.line.befall(None)
+    assert len(seams) > 40
+
+
+@pytest.mark.parametrize("dialect", sorted(ASKING))
+def test_an_engine_that_is_gone_is_told_and_one_that_is_back_is_asked(world: World, run: Run, dialect: str) -> None:
+    run(world.line.close())
+    assert run(world.ask(dialect, stream=True)) == 503
+    run(world.line.open())
+    assert run(world.ask(dialect, stream=True)) == 200
