@@ -15,9 +15,10 @@ from typing import Any, get_args
 import msgspec
 import numpy as np
 
-from polar.types.tokens import IDS, LOGPROBS
+from polar.types.tokens import IDS, LOGPROBS, count
 from proxy.chat import Answer, ChatRequest, FinishReason, FunctionCall, Message, ToolCall, Usage
 from proxy.engines.http import UNREADABLE, EngineHttp
+from proxy.engines.ids import lift
 from proxy.errors import EngineFault
 
 DEADLINE_S = 600.0
@@ -185,6 +186,7 @@ def to_wire(request: ChatRequest, model: str, session_id: str) -> bytes:
 
 def from_wire(body: bytes, model: str, logprobs_mode: str) -> Answer:
     """The answer, checked. Raises EngineFault with the reason."""
+    body, prompt_ids = lift(body, "prompt_token_ids")
     told = _decode(body)
     if len(told.choices) != 1:
         raise EngineFault("malformed", f"expected one choice, got {len(told.choices)}")
@@ -192,8 +194,10 @@ def from_wire(body: bytes, model: str, logprobs_mode: str) -> Answer:
     if choice.finish_reason not in FINISHED:
         # `abort` comes of a weight update: half an answer.
         raise EngineFault("unfinished", f"finish_reason is {choice.finish_reason!r}", retryable=True)
-    if not told.prompt_token_ids or not choice.token_ids:
-        missing = "token_ids" if told.prompt_token_ids else "prompt_token_ids"
+    if prompt_ids is None and told.prompt_token_ids:
+        prompt_ids = _ids(told.prompt_token_ids, "prompt_token_ids")
+    if prompt_ids is None or not choice.token_ids:
+        missing = "prompt_token_ids" if prompt_ids is None else "token_ids"
         raise EngineFault("no_token_ids", f"the answer has no {missing}")
     entries = choice.logprobs.content if choice.logprobs is not None else None
     if entries is None or len(entries) != len(choice.token_ids):
@@ -202,8 +206,8 @@ def from_wire(body: bytes, model: str, logprobs_mode: str) -> Answer:
     return Answer(
         message=_message(choice.message),
         finish_reason=choice.finish_reason,  # type: ignore[arg-type] # it is one of FINISHED
-        usage=_usage(told.usage or _Usage(), len(told.prompt_token_ids), len(choice.token_ids)),
-        prompt_ids=_ids(told.prompt_token_ids, "prompt_token_ids"),
+        usage=_usage(told.usage or _Usage(), count(prompt_ids), len(choice.token_ids)),
+        prompt_ids=prompt_ids,
         sampled_ids=_ids(choice.token_ids, "token_ids"),
         logprobs=_logprobs([entry.logprob for entry in entries]),
         model=told.model or model,
