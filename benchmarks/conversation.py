@@ -62,7 +62,7 @@ FORMS = (
     CHAT,
     Form("openai_responses", "/v1/responses", "/v1/responses", "Authorization", _responses, "Bearer "),
     Form(
-        "anthropic",
+        "anthropic_messages",
         "/v1/messages",
         "/v1/messages",
         "x-api-key",
@@ -70,7 +70,7 @@ FORMS = (
         headers={"anthropic-version": "2023-06-01"},
     ),
     Form(
-        "google",
+        "google_generate_content",
         f"/v1beta/models/{MODEL}:generateContent",
         f"/v1beta/models/{MODEL}:streamGenerateContent?alt=sse",
         "x-goog-api-key",
@@ -97,7 +97,7 @@ class Conversation:
             said.append(("user", _question(turn)))
             before, after = json.dumps(self.form.body(said, self.tokens, self.stream)).split(NUMBER, 1)
             bodies.append((before.encode(), after.encode()))
-            said.append(("assistant", answer_text(self.tokens)))
+            said.append(("assistant", answer_text(self.tokens, turn)))
         return bodies
 
     def request(self, url: str, key: str, number: int, turn: int) -> bytes:
@@ -121,10 +121,10 @@ class Conversation:
 
 
 def _question(turn: int) -> str:
-    opening = f"call {NUMBER}: " if turn == 0 else f"and {turn}: "
+    opening = f"call {NUMBER}, turn {turn:03d}: " if turn == 0 else f"turn {turn:03d}: "
     return (opening + "the quick brown fox jumps over the lazy dog. " * 40)[:QUESTION_CHARS]
 
 
 def turns_of(size: int, tokens: int) -> int:
     """Turns after which a conversation's request has about so many bytes."""
-    return max(1, size // (QUESTION_CHARS + len(answer_text(tokens)) + 100))
+    return max(1, size // (QUESTION_CHARS + len(answer_text(tokens, 0)) + 100))

@@ -24,6 +24,8 @@ import uvloop
 
 MODEL = "polar-stub"
 NUMBER = re.compile(rb"call ([0-9]{8})")
+TURN = b"turn "
+"""Before a question's number, three digits."""
 BYTES_PER_TOKEN = 4
 IDS = 262_144
 """Of the sequence; a prompt and its answer lie within `SPAN` of their start."""
@@ -53,9 +55,9 @@ class Asked(msgspec.Struct):
         return min(self.max_completion_tokens or self.max_tokens or 16, MAX_TOKENS)
 
 
-def answer_text(tokens: int) -> str:
-    """What an answer of so many tokens says: 4 characters each."""
-    words = "the fox sees all "
+def answer_text(tokens: int, turn: int) -> str:
+    """What an answer of so many tokens says to the question of a turn: 4 characters each, and no two turns the same."""
+    words = f"{turn:03d} times the fox saw all "
     return (words * (tokens * BYTES_PER_TOKEN // len(words) + 1))[: tokens * BYTES_PER_TOKEN]
 
 
@@ -67,14 +69,13 @@ class Texts:
         self._ids, self._id_at = _joined([str(draw.randrange(VOCABULARY)) for _ in range(IDS)])
         entries = []
         for _ in range(ENTRIES):
-            token = answer_text(1)
             logprob = -draw.expovariate(3)
             entries.append(
-                json.dumps({"token": token, "logprob": logprob, "bytes": [116, 104, 101, 32], "top_logprobs": []})
+                json.dumps({"token": "the ", "logprob": logprob, "bytes": [116, 104, 101, 32], "top_logprobs": []})
             )
         self._entries, self._entry_at = _joined(entries)
 
-    def body(self, asked: Asked, prompt: int, number: int) -> bytes:
+    def body(self, asked: Asked, prompt: int, number: int, turn: int = 0) -> bytes:
         """A chat completion."""
         tokens = asked.tokens
         start = number * STRIDE % (IDS - SPAN)
@@ -91,12 +92,12 @@ class Texts:
             b'"message":{"role":"assistant","content":"%b","refusal":null,"tool_calls":[],"reasoning":null},"logprobs":%b,'
             b'"finish_reason":"stop","stop_reason":null,"token_ids":%b}],"usage":{"prompt_tokens":%d,"completion_tokens":%d,'
             b'"total_tokens":%d},"prompt_logprobs":null,"prompt_token_ids":%b}'
-        ) % (answer_text(tokens).encode(), logprobs, ids, prompt, tokens, prompt + tokens, prompt_ids)
+        ) % (answer_text(tokens, turn).encode(), logprobs, ids, prompt, tokens, prompt + tokens, prompt_ids)
 
     def stream(self, asked: Asked, prompt: int) -> bytes:
         """The same as events, for who asks plainly: without ids."""
         tokens = asked.tokens
-        text = answer_text(tokens)
+        text = answer_text(tokens, 0)
         deltas = [{"role": "assistant", "content": ""}]
         deltas += [{"content": text[at : at + BYTES_PER_TOKEN]} for at in range(0, len(text), BYTES_PER_TOKEN)]
         events = [_event(STREAM_HEAD | {"choices": [_delta(delta, None)]}) for delta in deltas]
@@ -150,8 +151,9 @@ class Connection(asyncio.Protocol):
             if wanted not in self._streams:
                 self._streams[wanted] = self._texts.stream(asked, prompt)
             return _response(self._streams[wanted], b"text/event-stream")
-        number = NUMBER.search(body)
-        return _response(self._texts.body(asked, prompt, int(number[1]) if number else 0), b"application/json")
+        found = NUMBER.search(body)
+        number, turn = (int(found[1]), int(body[(at := body.rfind(TURN) + len(TURN)) : at + 3])) if found else (0, 0)
+        return _response(self._texts.body(asked, prompt, number, turn), b"application/json")
 
 
 async def serve(ready_file: Path) -> None:

@@ -45,5 +45,5 @@ def test_a_conversation_grows_to_its_size_and_has_a_number_of_its_own(form: Form
     request = conversation.request("http://127.0.0.1:1", "key", 42, turns - 1)
     head, body = request.split(b"\r\n\r\n", 1)
     assert 54_000 < len(body) < 66_000
-    assert b"call 00000042: " in body
+    assert b"call 00000042, turn 000: " in body
     assert f"Content-Length: {len(body)}".encode() in head
