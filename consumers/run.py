@@ -23,7 +23,7 @@ from consumers.harnesses.base import Launch, ModelAccess, harness_of
 from consumers.runtimes.base import LOG_LIMIT, Exec, ExecResult, Runtime, RuntimeFault
 from consumers.runtimes.newest import newest
 from consumers.site import Site
-from polar.keys import BACKSTOP_S, KeyClaims, Signer
+from polar.keys import BACKSTOP_S, KeyClaims, Limits, Signer
 from polar.settings import Settings
 from polar.types.errors import InputError, Kind, NotReady, SessionError
 from polar.types.session import Stage, Status, task_id_of
@@ -92,6 +92,7 @@ class Run:
                 issued_at=now,
                 mode=task.mode,
                 sampling=task.effective_sampling().model_dump(exclude_none=True),
+                limits=Limits(**task.limits.model_dump(exclude_none=True)),
                 log_partition=grant.log_partition or 0,
                 log_offset=grant.log_offset or 0,
             )

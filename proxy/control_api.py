@@ -1,6 +1,6 @@
 """The control API: sessions for agents of one's own, and the text of tokens. On the control port, behind its token.
 
-POST /v1/sessions {task_id?, ttl_s?, num_samples?, mode?}: 201 {session_id, key, expires_at, env}.
+POST /v1/sessions {task_id?, ttl_s?, num_samples?, mode?, limits?}: 201 {session_id, key, expires_at, env}.
 POST /v1/sessions/<session_id>/close {reward?}: 202 {session_id}.
 POST /v1/detokenize {token_ids: [[int, …], …]}: 200 {texts: [str, …]}.
 
@@ -23,9 +23,9 @@ import structlog
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
 
-from polar.keys import BACKSTOP_S, KeyClaims, Signer, environment
+from polar.keys import BACKSTOP_S, KeyClaims, Limits, Signer, environment
 from polar.types.session import task_id_of
-from polar.types.task import RUN_LIMIT_S, SAMPLES_LIMIT, TRAINING_DEFAULTS, TaskId
+from polar.types.task import RUN_LIMIT_S, SAMPLES_LIMIT, TRAINING_DEFAULTS, LimitsSpec, TaskId
 from proxy.engines.pool import Engines
 from proxy.errors import EngineFault
 from proxy.opening import Declined, Openings, Unanswered, Wish
@@ -83,6 +83,7 @@ class OpenBody(Body):
     ttl_s: float = Field(default=TTL_S, ge=1, le=RUN_LIMIT_S)
     num_samples: int | None = Field(default=None, ge=1, le=SAMPLES_LIMIT)
     mode: Literal["train", "eval"] = "train"
+    limits: LimitsSpec = LimitsSpec()
 
 
 class CloseBody(Body):
@@ -240,6 +241,7 @@ def _claims(grant: Grant, body: OpenBody, now: int) -> KeyClaims:
         issued_at=now,
         mode=body.mode,
         sampling=imposed,
+        limits=Limits(**body.limits.model_dump(exclude_none=True)),
         log_partition=grant.log_partition or 0,
         log_offset=grant.log_offset or 0,
     )

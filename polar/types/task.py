@@ -216,6 +216,17 @@ TRAINING_DEFAULTS = SamplingSpec(
 """The engine's own distribution, so that its logprobs are the behaviour policy's (guarantee 2)."""
 
 
+class LimitsSpec(Part):
+    """What each session may use of the model; beyond it the proxy refuses its calls, and the harness decides what it makes of that."""
+
+    calls: int | None = Field(default=None, gt=0, lt=2**31)
+    """Answered calls, of sub-agents and side calls too; None: any number."""
+    tokens: int | None = Field(default=None, gt=0, lt=2**53)
+    """Sampled tokens, counted once a call has ended: the last call may go beyond. None: any number."""
+    concurrent_calls: int | None = Field(default=None, gt=0, le=4096)
+    """At a time; more are told to come again. None: 64."""
+
+
 class TaskRequest(Part):
     """One task: an instruction, where and by whom it is worked on, and how often."""
 
@@ -231,6 +242,7 @@ class TaskRequest(Part):
     evaluator: EvaluatorSpec = EvaluatorSpec()
     mode: Literal["train", "eval"] = "train"
     sampling: SamplingSpec = SamplingSpec()
+    limits: LimitsSpec = LimitsSpec()
     max_attempts: int = Field(default=3, ge=1, le=100)
     priority: int = Field(default=0, ge=0, le=100)
     output_topic: TopicName | None = None

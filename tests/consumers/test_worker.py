@@ -13,7 +13,7 @@ import pytest
 from consumers.runtimes import proctree
 from consumers.worker import run_worker
 from polar.blobs import BlobStore
-from polar.keys import BACKSTOP_S, PREFIX, Signer
+from polar.keys import BACKSTOP_S, PREFIX, Limits, Signer
 from polar.settings import Settings
 from polar.types.errors import Kind, NotReady
 from polar.types.session import Stage, Status
@@ -73,6 +73,7 @@ async def test_a_harness_finds_the_model_and_its_key_names_the_grant(
         "env > $HOME/../workspace/env.txt; cp env.txt seen.txt; echo key: $OPENAI_API_KEY",
         agent={"env": {"MINE": "1"}},
         sampling={"temperature": 0.5},
+        limits={"tokens": 9000, "concurrent_calls": 2},
     )
     async with working(settings, ALL):
         _, ran = await coordinator.run(task)
@@ -93,6 +94,7 @@ async def test_a_harness_finds_the_model_and_its_key_names_the_grant(
     )
     assert claims.sampling["temperature"] == 0.5
     assert claims.sampling["top_p"] == 1
+    assert claims.limits == Limits(None, 9000, 2)
     assert abs(claims.expires_at - time.time() - 60 - BACKSTOP_S) < 30
     assert blob(settings, (ran.artifacts or {})["agent_log"]) == "key: [a session's key]\n"
 

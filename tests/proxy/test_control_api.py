@@ -17,6 +17,7 @@ import aiohttp
 import msgspec
 import pytest
 
+from polar.keys import Limits
 from polar.scripted.engine import Engine as ScriptedEngine
 from polar.settings import Settings
 from polar.types.errors import InputError
@@ -116,7 +117,9 @@ async def test_an_open_is_a_fact_and_its_grant_becomes_a_key(
     client: Client, coordinator: Coordinator, bench: Bench, proxy: Proxy, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    asking = client.later("/v1/sessions", {"task_id": "t", "ttl_s": 90, "num_samples": 3, "mode": "eval"})
+    asking = client.later(
+        "/v1/sessions", {"task_id": "t", "ttl_s": 90, "num_samples": 3, "mode": "eval", "limits": {"calls": 5}}
+    )
     fact = await coordinator.fact(SessionOpenRequested)
     assert (fact.task_id, fact.ttl_ms, fact.num_samples, fact.mode) == ("t", 90_000, 3, "eval")
     await coordinator.say(Grant("t.1", 1, "another's"), Grant("t.0", 1, fact.claim_id, 2, 17))
@@ -126,7 +129,7 @@ async def test_an_open_is_a_fact_and_its_grant_becomes_a_key(
     assert timedelta(seconds=80) < left <= timedelta(seconds=90)
     key = bench.signer.check(told["key"], 0)
     assert (key.session_id, key.attempt, key.claim_id, key.mode, key.sampling) == ("t.0", 1, fact.claim_id, "eval", {})
-    assert (key.log_partition, key.log_offset) == (2, 17)
+    assert (key.log_partition, key.log_offset, key.limits) == (2, 17, Limits(calls=5))
     assert told["env"] == {
         "OPENAI_BASE_URL": f"{proxy.url}/v1",
         "OPENAI_API_KEY": told["key"],
@@ -242,6 +245,7 @@ BAD: list[tuple[str, object, str | None]] = [
     ("/v1/sessions", {"num_samples": 0}, "num_samples"),
     ("/v1/sessions", {"num_samples": 1025}, "num_samples"),
     ("/v1/sessions", {"mode": "test"}, "mode"),
+    ("/v1/sessions", {"limits": {"calls": 0}}, "limits.calls"),
     ("/v1/sessions", {"tll_s": 5}, "tll_s"),
     ("/v1/sessions/t/close", {}, "session_id"),
     ("/v1/sessions/t.0x/close", {}, "session_id"),
