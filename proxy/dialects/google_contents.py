@@ -9,8 +9,9 @@ Rules:
   unanswered call of its name in the turn before, else to the first unanswered one.
 - A response that is only `output`, `result` or `content` (beside a `name`, which opencode repeats) is that value, text as it is,
   anything else compact JSON; any other response, an `error` among them, is the whole object as compact JSON.
-- Images are carried, by value or by http address, text files as text. Other files are refused; beside a functionResponse, where the
-  model asked for them, a note stands in their place, so that reading a PDF ends no session. Code that Google ran, and its output, is text.
+- Images are carried, by value or by http address, text files as text; of a document the model is told that it isn't shown. Audio, video
+  and images that nobody here can fetch are refused; beside a functionResponse, where the model asked for them, they are told like
+  documents, so that reading a file ends no session. Code that Google ran, and its output, is text.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ from proxy.wire.google_generate_content import (
 ROLES = {"model": "model", "user": "user", "function": "user", "tool": "user", "system": "system"}
 MADE_ID = "polar_call_"
 """Begins the ids of calls that came without one."""
+UNREADABLE = ("audio/", "video/", "image/")
+"""Kinds of files that can't be left out unseen."""
 RESPONSE_KEYS = frozenset({"output", "result", "content"})
 FieldPart = tuple[str, Part]
 """A part and where it stands."""
@@ -187,9 +190,9 @@ def _carried(part: Part, field: str, *, asked_for: bool) -> list[chat.Part]:
     kind, carried = _inline(part.inline_data) if part.inline_data is not None else _linked(part.file_data or FileData())
     if carried is not None:
         return [carried]
-    if asked_for:
-        return [TextPart(f"[a file that can't be shown: {kind or 'of no known type'}]")]
-    raise invalid(field, f"expected an image or text, got a file of type {kind!r}, which this model can't read")
+    if asked_for or not kind.startswith(UNREADABLE):
+        return [TextPart(f"[{kind or 'file'}: not shown]")]
+    raise invalid(field, f"expected an image by value or http address, text or a document, got {kind!r}")
 
 
 File = tuple[str, chat.Part | None]

@@ -1,15 +1,29 @@
-"""OpenAI Chat Completions (POST /v1/chat/completions, GET /v1/models), by OpenAI's API reference of 2026.
+"""OpenAI Chat Completions (POST /v1/chat/completions, GET /v1/models), by OpenAI's API reference of autumn 2026.
 
-Honoured: messages (text and images), tools, tool_choice, parallel_tool_calls, sampling parameters, stop, response_format,
-reasoning_effort, stream, stream_options; both spellings of reasoning in an assistant turn, `reasoning_content` and `reasoning`.
-Ignored: fields that change no answer (store, metadata, user, service_tier, …), logprobs, which are the log's and never leave, logit_bias,
-and every field that we don't know. Refused: n above 128, audio and file parts, custom tools, the deprecated functions.
+Honoured: messages, tools, tool_choice, parallel_tool_calls, temperature, top_p, top_k, min_p, the penalties, seed, max_completion_tokens
+(and max_tokens, which it wins over), stop, response_format, reasoning_effort, n, stream, stream_options.include_usage. Rules:
+- Messages stand where they stood, in their roles; part lists stay lists, tool arguments the very string. A refusal is text; reasoning is
+  read in both spellings, `reasoning_content` and `reasoning`, and told in the first.
+- A text without calls right after calls without a text is the text of that turn: Codex 0.94 parts a turn in this way.
+- A custom tool is a function with one string, `input`; its grammar is told, not enforced. Its calls leave as custom calls, arguments that
+  hold no input as that input.
+- `allowed_tools` are the only ones shown. A tool_choice without tools chooses nothing.
+- Text files are their text, images in files images; of other files the model is told that they aren't shown.
+- minimal is low effort, xhigh and max are high; a name that we don't know says nothing.
+- Each of n choices is a call of its own on the log; usage counts the prompt once.
+Ignored: logprobs and top_logprobs, which are the log's and never leave; logit_bias, whose ids are of OpenAI's tokenizers; audio (the
+format of an answer that is never given), metadata, moderation, prediction, prompt caching, safety_identifier, service_tier, store, user,
+verbosity, web_search_options, stream_options.include_obfuscation; and every field that we don't know, like litellm's
+provider_specific_fields.
+Refused: n above 128; audio in messages; files by id; answers in audio alone; tools of other kinds; a choice of a tool that isn't there;
+the deprecated functions and function_call.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Annotated, Any
+import base64
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import msgspec
 
@@ -19,20 +33,33 @@ from proxy.chat import (
     Answer,
     ChatRequest,
     FinishReason,
+    ForcedTool,
     FunctionCall,
     ImagePart,
     ImageUrl,
     Message,
+    NamedFunction,
     Part,
-    Role,
     TextPart,
     Tool,
     ToolCall,
     ToolChoice,
 )
+from proxy.dialects import freeform
 from proxy.dialects.base import Route, Serves, Wire
-from proxy.dialects.reading import decoded, event, invalid_field
+from proxy.dialects.reading import decoded, event
 from proxy.errors import Refusal, Refused
+from proxy.wire.openai_chat import (
+    ChatCompletionRequest,
+    Choice,
+    ResponseFormat,
+    ToolName,
+    ToolSpec,
+    WireFile,
+    WireMessage,
+    WirePart,
+    WireToolCall,
+)
 
 SHAPES: dict[Refusal, tuple[str, str | None]] = {
     Refusal.INVALID: ("invalid_request_error", None),
@@ -49,100 +76,21 @@ SHAPES: dict[Refusal, tuple[str, str | None]] = {
     Refusal.UNAVAILABLE: ("server_error", "service_unavailable"),
 }
 """OpenAI's `type` and `code` by refusal; clients decide on these whether to try again."""
-Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
-"""What the log can hold; JSON knows no bound."""
-
-
-class WirePart(msgspec.Struct):
-    """A content part of any kind; `_part` refuses those that can't be carried."""
-
-    type: str
-    text: str | None = None
-    refusal: str | None = None
-    image_url: ImageUrl | None = None
-
-
-class WireFunctionCall(msgspec.Struct):
-    """A function call as a harness repeats it."""
-
-    name: str
-    arguments: str | None = None
-
-
-class WireToolCall(msgspec.Struct):
-    """A tool call as a harness repeats it."""
-
-    id: str = ""
-    type: str = "function"
-    function: WireFunctionCall | None = None
-
-
-class WireMessage(msgspec.Struct):
-    """A message as harnesses write it: unknown fields are skipped, nulls and missing content are the same."""
-
-    role: Role
-    content: str | list[WirePart] | None = None
-    reasoning: str | None = None
-    reasoning_content: str | None = None
-    tool_calls: list[WireToolCall] | None = None
-    tool_call_id: str | None = None
-    name: str | None = None
-    refusal: str | None = None
-
-
-class StreamOptions(msgspec.Struct):
-    """`stream_options`."""
-
-    include_usage: bool | None = None
-
-
-class ToolType(msgspec.Struct):
-    """Looked at alone, so that a tool of another kind is refused by its name."""
-
-    type: str = "function"
-
-
-class WireFormat(msgspec.Struct):
-    """`response_format`, as far as it must be understood here."""
-
-    type: str
-
-
-class WireRequest(msgspec.Struct):
-    """A request's fields, all that are honoured and those that are refused."""
-
-    messages: list[WireMessage]
-    model: str | None = None
-    tools: list[msgspec.Raw] | None = None
-    tool_choice: ToolChoice | None = None
-    parallel_tool_calls: bool | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: Int64 | None = None
-    min_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    seed: Int64 | None = None
-    max_tokens: Int64 | None = None
-    max_completion_tokens: Int64 | None = None
-    stop: str | list[str] | None = None
-    response_format: msgspec.Raw = NOT_GIVEN
-    reasoning_effort: str | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    n: int | None = None
-    functions: msgspec.Raw = NOT_GIVEN
-
-
-_requests = msgspec.json.Decoder(WireRequest)
-_tools = msgspec.json.Decoder(Tool)
-_tool_types = msgspec.json.Decoder(ToolType)
-_formats = msgspec.json.Decoder(WireFormat)
-_encode = msgspec.json.Encoder().encode
+EFFORTS = {
+    "none": "none",
+    "minimal": "low",
+    "low": "low",
+    "medium": "medium",
+    "high": "high",
+    "xhigh": "high",
+    "max": "high",
+}
 NOTHING = (b"", b"null")
 MAX_CHOICES = 128
 """Of one request, as with OpenAI."""
+_requests = msgspec.json.Decoder(ChatCompletionRequest)
+_formats = msgspec.json.Decoder(ResponseFormat)
+_encode = msgspec.json.Encoder().encode
 
 
 class OpenAIChat:
@@ -153,11 +101,14 @@ class OpenAIChat:
         Route("POST", "/v1/chat/completions", Serves.CALL),
         Route("GET", "/v1/models", Serves.MODELS),
         Route("GET", "/v1/models/{model:.+}", Serves.MODELS),
+        # Of clients whose base URL has no version.
+        Route("POST", "/chat/completions", Serves.CALL),
+        Route("GET", "/models", Serves.MODELS),
     )
     signs: frozenset[str] = frozenset()
     id_prefix = "chatcmpl-"
     keep_alive = b": keep-alive\n\n"
-    request_type = WireRequest
+    request_type = ChatCompletionRequest
 
     def parse(self, wire: Wire) -> ChatRequest:
         """The canonical request. Raises Refused, naming the field."""
@@ -171,7 +122,7 @@ class OpenAIChat:
                 "object": "chat.completion",
                 "created": created,
                 "model": request.model or answers[0].model,
-                "choices": [_choice(index, answer) for index, answer in enumerate(answers)],
+                "choices": [_choice(index, answer, _customs(request)) for index, answer in enumerate(answers)],
                 "usage": _usage(answers),
             }
         )
@@ -191,7 +142,7 @@ class OpenAIChat:
                 head | {"choices": [{"index": index, "delta": delta, "logprobs": None, "finish_reason": reason}]} | tail
             )
             for index, answer in enumerate(answers)
-            for delta, reason in _deltas(answer)
+            for delta, reason in _deltas(answer, _customs(request))
         ]
         if request.stream_usage:
             events.append(event(head | {"choices": [], "usage": _usage(answers)}))
@@ -220,13 +171,15 @@ class OpenAIChat:
 # --- request to canonical
 
 
-def _canonical(wire: WireRequest) -> ChatRequest:
+def _canonical(wire: ChatCompletionRequest) -> ChatRequest:
     _refuse(wire)
+    tools = [_tool(tool, f"tools[{at}]") for at, tool in enumerate(wire.tools or ())]
+    choice, shown = _tool_choice(wire.tool_choice, tools) if tools else (None, tools)
     return ChatRequest(
         model=wire.model,
-        messages=[_message(message, f"messages[{at}]") for at, message in enumerate(wire.messages)],
-        tools=[_tool(tool, f"tools[{at}]") for at, tool in enumerate(wire.tools or ())],
-        tool_choice=wire.tool_choice,
+        messages=_rejoined(_message(message, f"messages[{at}]") for at, message in enumerate(wire.messages)),
+        tools=shown,
+        tool_choice=choice,
         parallel_tool_calls=wire.parallel_tool_calls,
         sampling=Sampling(
             temperature=wire.temperature,
@@ -241,20 +194,28 @@ def _canonical(wire: WireRequest) -> ChatRequest:
         ),
         stop=[wire.stop] if isinstance(wire.stop, str) else wire.stop or [],
         response_format=_response_format(wire.response_format),
-        reasoning_effort=wire.reasoning_effort,
-        choices=wire.n or 1,
+        reasoning_effort=EFFORTS.get(wire.reasoning_effort or ""),
+        choices=1 if wire.n is None else wire.n,
         stream=bool(wire.stream),
         stream_usage=wire.stream_options is not None and bool(wire.stream_options.include_usage),
+        wire=frozenset(tool.custom.name for tool in wire.tools or () if tool.custom is not None),
     )
 
 
-def _refuse(wire: WireRequest) -> None:
+def _refuse(wire: ChatCompletionRequest) -> None:
     if not wire.messages:
-        raise Refused(Refusal.INVALID, "messages: expected at least one", field="messages")
+        raise _invalid("messages", "expected at least one")
     if wire.n is not None and not 1 <= wire.n <= MAX_CHOICES:
-        raise Refused(Refusal.INVALID, f"n: expected 1 to {MAX_CHOICES}, got {wire.n}", field="n")
-    if bytes(wire.functions) not in NOTHING:
-        raise Refused(Refusal.INVALID, "functions: deprecated and not served; use tools", field="functions")
+        raise _invalid("n", f"expected 1 to {MAX_CHOICES}, got {wire.n}")
+    if wire.modalities and "text" not in wire.modalities:
+        raise _invalid("modalities", f"expected text among them, got {wire.modalities!r}")
+    for name, deprecated in (("functions", wire.functions), ("function_call", wire.function_call)):
+        if bytes(deprecated) not in NOTHING:
+            raise _invalid(name, "deprecated and not served; use tools and tool_choice")
+
+
+def _invalid(field: str, why: str) -> Refused:
+    return Refused(Refusal.INVALID, f"{field}: {why}", field=field)
 
 
 def _message(wire: WireMessage, field: str) -> Message:
@@ -264,7 +225,11 @@ def _message(wire: WireMessage, field: str) -> Message:
     else:
         content = wire.content if wire.content is not None else wire.refusal
     if wire.role == "tool" and wire.tool_call_id is None:
-        raise Refused(Refusal.INVALID, f"{field}.tool_call_id: required for role tool", field=f"{field}.tool_call_id")
+        raise _invalid(f"{field}.tool_call_id", "required for role tool")
+    if bytes(wire.function_call) not in NOTHING:
+        raise _invalid(f"{field}.function_call", "deprecated and not served; use tool_calls")
+    if bytes(wire.audio) not in NOTHING:
+        raise _invalid(f"{field}.audio", "no answer here was audio")
     return Message(
         role=wire.role,
         content=content,
@@ -275,34 +240,93 @@ def _message(wire: WireMessage, field: str) -> Message:
     )
 
 
+def _rejoined(messages: Iterable[Message]) -> list[Message]:
+    """Calls whose text follows as a message of its own have it again."""
+    joined: list[Message] = []
+    for message in messages:
+        before = joined[-1] if joined else None
+        if before is not None and before.tool_calls and not before.content and _is_text(message):
+            joined[-1] = msgspec.structs.replace(
+                before, content=message.content, reasoning=before.reasoning or message.reasoning
+            )
+        else:
+            joined.append(message)
+    return joined
+
+
+def _is_text(message: Message) -> bool:
+    return message.role == "assistant" and bool(message.content) and not message.tool_calls
+
+
 def _part(wire: WirePart, field: str) -> Part:
-    if wire.type == "text" and wire.text is not None:
-        return TextPart(wire.text)
-    if wire.type == "refusal" and wire.refusal is not None:
-        return TextPart(wire.refusal)
-    if wire.type == "image_url" and wire.image_url is not None:
-        return ImagePart(wire.image_url)
-    raise Refused(
-        Refusal.INVALID, f"{field}: expected a text or image_url part with its value, got {wire.type!r}", field=field
+    match wire:
+        case WirePart(type="text", text=str(text)) | WirePart(type="refusal", refusal=str(text)):
+            return TextPart(text)
+        case WirePart(type="image_url", image_url=ImageUrl() as url):
+            return ImagePart(url)
+        case WirePart(type="file", file=WireFile(file_data=str(data)) as file):
+            return _file(data, file.filename or "file")
+    raise _invalid(
+        field, f"expected a part of type text, image_url or file (by value) with its value, got {wire.type!r}"
     )
 
 
+def _file(data: str, name: str) -> Part:
+    head, _, encoded = data.partition(",")
+    if head.startswith("data:image/"):
+        return ImagePart(ImageUrl(data))
+    if head.startswith("data:text/") and head.endswith(";base64"):
+        try:
+            return TextPart(f"{name}\n{base64.b64decode(encoded, validate=True).decode()}")
+        except ValueError:
+            pass
+    return TextPart(f"[{name}: not shown]")
+
+
 def _tool_call(wire: WireToolCall, field: str) -> ToolCall:
-    if wire.function is None:
-        raise Refused(Refusal.INVALID, f"{field}: only function calls are served, got {wire.type!r}", field=field)
-    return ToolCall(wire.id, FunctionCall(wire.function.name, wire.function.arguments or ""))
+    if wire.function is not None:
+        return ToolCall(wire.id, FunctionCall(wire.function.name, wire.function.arguments or ""))
+    if wire.custom is not None:
+        return ToolCall(wire.id, FunctionCall(wire.custom.name, freeform.arguments_of(wire.custom.input)))
+    raise _invalid(field, f"expected a function's call or a custom tool's, got {wire.type!r}")
 
 
-def _tool(raw: msgspec.Raw, field: str) -> Tool:
-    try:
-        kind = _tool_types.decode(raw).type
-        if kind != "function":
-            raise Refused(
-                Refusal.INVALID, f"{field}.type: only function tools are served, got {kind!r}", field=f"{field}.type"
-            )
-        return _tools.decode(raw)
-    except msgspec.ValidationError as error:
-        raise invalid_field(str(error), field) from None
+def _tool(wire: ToolSpec, field: str) -> Tool:
+    if wire.type == "function" and wire.function is not None:
+        is_open = bytes(wire.function.parameters) in NOTHING
+        return Tool(msgspec.structs.replace(wire.function, parameters=NOT_GIVEN) if is_open else wire.function)
+    if wire.type == "custom" and wire.custom is not None:
+        custom = wire.custom
+        grammar = custom.format.grammar if custom.format is not None else None
+        if grammar is None:
+            return Tool(freeform.function(custom.name, custom.description, None))
+        return Tool(freeform.function(custom.name, custom.description, grammar.definition, grammar.syntax))
+    if wire.type in ("function", "custom"):
+        raise _invalid(f"{field}.{wire.type}", "required")
+    raise _invalid(f"{field}.type", f"only function and custom tools are served, got {wire.type!r}")
+
+
+def _tool_choice(wire: str | Choice | None, tools: list[Tool]) -> tuple[ToolChoice | None, list[Tool]]:
+    """The choice, and the tools that are shown with it."""
+    match wire:
+        case None | "none" | "auto" | "required":
+            return wire, tools
+        case Choice(type="allowed_tools", allowed_tools=allowed) if allowed is not None:
+            names = {_name(tool, tools) for tool in allowed.tools}
+            return allowed.mode, [tool for tool in tools if tool.function.name in names]
+        case Choice():
+            return ForcedTool(NamedFunction(_name(wire, tools))), tools
+    raise _invalid("tool_choice", f"expected none, auto, required or an object, got {wire!r}")
+
+
+def _name(wire: ToolName, tools: list[Tool]) -> str:
+    """The name of a tool that is there."""
+    named = wire.function if wire.type == "function" else wire.custom if wire.type == "custom" else None
+    known = [tool.function.name for tool in tools]
+    if named is None or named.name not in known:
+        got = wire.type if named is None else named.name
+        raise _invalid("tool_choice", f"expected one of the tools {', '.join(known)}, got {got!r}")
+    return named.name
 
 
 def _response_format(raw: msgspec.Raw) -> msgspec.Raw:
@@ -314,11 +338,7 @@ def _response_format(raw: msgspec.Raw) -> msgspec.Raw:
     except msgspec.ValidationError:
         kind = None
     if kind not in ("text", "json_object", "json_schema"):
-        raise Refused(
-            Refusal.INVALID,
-            f"response_format.type: expected text, json_object or json_schema, got {kind!r}",
-            field="response_format.type",
-        )
+        raise _invalid("response_format.type", f"expected text, json_object or json_schema, got {kind!r}")
     return NOT_GIVEN if kind == "text" else raw
 
 
@@ -330,13 +350,27 @@ def _text(message: Message) -> str | None:
     return message.content
 
 
-def _choice(index: int, answer: Answer) -> dict[str, Any]:
+def _customs(request: ChatRequest) -> frozenset[str]:
+    """Names of the tools that were declared as custom."""
+    return request.wire if isinstance(request.wire, frozenset) else frozenset()
+
+
+def _choice(index: int, answer: Answer, customs: frozenset[str]) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": _text(answer.message), "refusal": None}
     if answer.message.reasoning:
         message["reasoning_content"] = answer.message.reasoning
     if answer.message.tool_calls:
-        message["tool_calls"] = answer.message.tool_calls
+        message["tool_calls"] = [
+            {"id": call.id, "type": "custom", "custom": {"name": call.function.name, "input": _input(call)}}
+            if call.function.name in customs
+            else call
+            for call in answer.message.tool_calls
+        ]
     return {"index": index, "message": message, "logprobs": None, "finish_reason": answer.finish_reason}
+
+
+def _input(call: ToolCall) -> str:
+    return freeform.input_of(call.function.arguments)
 
 
 def _usage(answers: Sequence[Answer]) -> dict[str, Any]:
@@ -350,13 +384,16 @@ def _usage(answers: Sequence[Answer]) -> dict[str, Any]:
     }
     if answers[0].usage.cached is not None:
         told["prompt_tokens_details"] = {"cached_tokens": answers[0].usage.cached}
+    if answers[0].usage.reasoning is not None:
+        reasoning = sum(answer.usage.reasoning or 0 for answer in answers)
+        told["completion_tokens_details"] = {"reasoning_tokens": reasoning}
     return told
 
 
 Delta = tuple[dict[str, Any], FinishReason | None]
 
 
-def _deltas(answer: Answer) -> Iterator[Delta]:
+def _deltas(answer: Answer, customs: frozenset[str]) -> Iterator[Delta]:
     message = answer.message
     text = _text(message)
     opening = None if text is None else ""
@@ -366,8 +403,13 @@ def _deltas(answer: Answer) -> Iterator[Delta]:
     if text:
         yield {"content": text}, None
     for at, call in enumerate(message.tool_calls):
-        named = {"name": call.function.name, "arguments": ""}
-        yield {"tool_calls": [{"index": at, "id": call.id, "type": "function", "function": named}]}, None
-        if call.function.arguments:
-            yield {"tool_calls": [{"index": at, "function": {"arguments": call.function.arguments}}]}, None
+        is_custom = call.function.name in customs
+        kind, field = ("custom", "input") if is_custom else ("function", "arguments")
+        given = _input(call) if is_custom else call.function.arguments
+        yield (
+            {"tool_calls": [{"index": at, "id": call.id, "type": kind, kind: {"name": call.function.name, field: ""}}]},
+            None,
+        )
+        if given:
+            yield {"tool_calls": [{"index": at, kind: {field: given}}]}, None
     yield {}, answer.finish_reason

@@ -189,6 +189,7 @@ PIXEL = base64.urlsafe_b64encode(b"\xfb\xff\xfe").decode()
 IMAGE = ImagePart(ImageUrl("data:image/png;base64,+//+"))
 PNG = {"inlineData": {"mimeType": "image/png", "data": PIXEL}}
 PDF = {"inline_data": {"mime_type": "application/pdf", "data": "AAAA"}}
+SOUND = {"inlineData": {"mimeType": "audio/wav", "data": "AAAA"}}
 
 
 def test_images_are_carried_by_value_and_by_address() -> None:
@@ -208,9 +209,13 @@ def test_a_text_file_is_text() -> None:
     assert messages(user(blob))[0].content == "a,é"
 
 
+def test_of_a_document_the_model_is_told_that_it_is_not_shown() -> None:
+    assert messages(user(PDF))[0].content == "[application/pdf: not shown]"
+
+
 def test_a_file_that_the_model_asked_for_ends_no_session() -> None:
-    told = messages(USER, model(call()), user(response("f", {"output": "read"}), PDF))
-    assert told[3].content == "[a file that can't be shown: application/pdf]"
+    told = messages(USER, model(call()), user(response("f", {"output": "read"}), SOUND))
+    assert told[3].content == "[audio/wav: not shown]"
 
 
 def test_code_that_google_ran_is_text() -> None:
@@ -442,7 +447,7 @@ def test_a_publisher_other_than_google_is_a_part_of_the_models_name() -> None:
         ({"contents": 5}, "contents[0]"),
         ({"contents": [{"role": "wizard", "parts": [{"text": "x"}]}]}, "contents[0].role"),
         ({"contents": [{"parts": [{"text": 5}]}]}, "contents[0].parts[0].text"),
-        ({"contents": [user(PDF)]}, "contents[0].parts[0]"),
+        ({"contents": [user(SOUND)]}, "contents[0].parts[0]"),
         ({"contents": [user({"fileData": {"fileUri": "gs://x/y.png"}})]}, "contents[0].parts[0]"),
         ({"contents": [model({"functionCall": {}})]}, "contents[0].parts[0].functionCall.name"),
         (

@@ -1,0 +1,173 @@
+"""What a request to OpenAI's Chat Completions looks like, as harnesses write it: unknown fields are skipped, null is missing.
+
+Types are as wide as the API's own: which values are carried, ignored or refused is told by `proxy/dialects/openai_chat.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from proxy.chat import NOT_GIVEN, Function, ImageUrl, NamedFunction, Role
+
+Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+"""What the log can hold; JSON knows no bound."""
+
+
+# --- messages
+
+
+class WireFile(msgspec.Struct):
+    """The file of a `file` part."""
+
+    file_data: str | None = None
+    """A data URL."""
+    filename: str | None = None
+    file_id: str | None = None
+
+
+class WirePart(msgspec.Struct):
+    """A content part; `type` says which of the others is set."""
+
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+    image_url: ImageUrl | None = None
+    file: WireFile | None = None
+
+
+class WireFunctionCall(msgspec.Struct):
+    """A function call as a harness repeats it."""
+
+    name: str
+    arguments: str | None = None
+
+
+class WireCustomCall(msgspec.Struct):
+    """A custom tool's call as a harness repeats it."""
+
+    name: str
+    input: str = ""
+
+
+class WireToolCall(msgspec.Struct):
+    """A tool call as a harness repeats it."""
+
+    id: str = ""
+    type: str = "function"
+    function: WireFunctionCall | None = None
+    custom: WireCustomCall | None = None
+
+
+class WireMessage(msgspec.Struct):
+    """A message of any role."""
+
+    role: Role
+    content: str | list[WirePart] | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[WireToolCall] | None = None
+    tool_call_id: str | None = None
+    name: str | None = None
+    refusal: str | None = None
+    function_call: msgspec.Raw = NOT_GIVEN
+    audio: msgspec.Raw = NOT_GIVEN
+
+
+# --- tools
+
+
+class Grammar(msgspec.Struct):
+    """A grammar that a custom tool's input keeps to."""
+
+    definition: str
+    syntax: str = ""
+
+
+class CustomFormat(msgspec.Struct):
+    """`text`, or `grammar` with one."""
+
+    type: str = "text"
+    grammar: Grammar | None = None
+
+
+class CustomSpec(msgspec.Struct):
+    """A tool that takes text."""
+
+    name: str
+    description: str | None = None
+    format: CustomFormat | None = None
+
+
+class ToolSpec(msgspec.Struct):
+    """A tool of any kind; of `function` and `custom` one is set."""
+
+    type: str = "function"
+    function: Function | None = None
+    custom: CustomSpec | None = None
+
+
+class ToolName(msgspec.Struct):
+    """A tool by its name."""
+
+    type: str = "function"
+    function: NamedFunction | None = None
+    custom: NamedFunction | None = None
+
+
+class AllowedTools(msgspec.Struct):
+    """Tools of which the model may, or must, call one."""
+
+    tools: list[ToolName]
+    mode: Literal["auto", "required"] = "auto"
+
+
+class Choice(ToolName):
+    """A tool choice that isn't a word: a tool, or those allowed."""
+
+    allowed_tools: AllowedTools | None = None
+
+
+# --- the request
+
+
+class StreamOptions(msgspec.Struct):
+    """`stream_options`."""
+
+    include_usage: bool | None = None
+
+
+class ResponseFormat(msgspec.Struct):
+    """`response_format`, as far as it must be understood here."""
+
+    type: str
+
+
+class ChatCompletionRequest(msgspec.Struct):
+    """A request's body: the fields that are honoured, and those that are refused."""
+
+    messages: list[WireMessage]
+    model: str | None = None
+    tools: list[ToolSpec] | None = None
+    tool_choice: Literal["none", "auto", "required"] | Choice | None = None
+    parallel_tool_calls: bool | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: Int64 | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    seed: Int64 | None = None
+    max_tokens: Int64 | None = None
+    max_completion_tokens: Int64 | None = None
+    stop: str | list[str] | None = None
+    response_format: msgspec.Raw = NOT_GIVEN
+    reasoning_effort: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: int | None = None
+    modalities: list[str] | None = None
+    functions: msgspec.Raw = NOT_GIVEN
+    function_call: msgspec.Raw = NOT_GIVEN
