@@ -57,8 +57,10 @@ def find(url: str, model: str | None, *, field: str = "--model") -> Engine:
 def with_models(engines: Mapping[str, EngineSettings]) -> dict[str, EngineSettings]:
     """The engines, each with the model to ask for; one that is named needs no server that is up yet.
 
-    Raises InputError for a model that a server lacks, NotReady where none is named and no server tells.
+    Raises InputError where there is no engine and for a model that a server lacks, NotReady where none is named and no server tells.
     """
+    if not engines:
+        raise InputError("engines", {}, "name one: --engine URL, or [engines.<name>] with its urls in polar.toml")
     return {name: told.model_copy(update={"model": _model(name, told)}) for name, told in engines.items()}
 
 

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from polar import registry
 from polar.settings import EngineSettings
-from polar.types.errors import InputError
 from proxy.engines.replicas import Replicas
 
 MODES = {"chat": "vllm_chat"}
@@ -17,9 +16,7 @@ class Engines:
     """A proxy's engines; the first is the default."""
 
     def __init__(self, engines: Sequence[Replicas]) -> None:
-        """Raises InputError where there is none."""
-        if not engines:
-            raise InputError("engines", [], "name one: --engine URL, or [engines.<name>] with its urls in polar.toml")
+        assert engines, "there is one at least"
         self._engines = engines
 
     @classmethod

@@ -7,6 +7,7 @@ import pytest
 from polar.settings import EngineSettings
 from polar.types.errors import InputError
 from proxy.engines.pool import Engines
+from proxy.metrics import Metrics
 
 
 def engines(**named: tuple[str, list[str]]) -> Engines:
@@ -36,9 +37,16 @@ def test_model_lists_show_what_may_be_asked_for_once() -> None:
     assert engines(a=("m", ["x", "y"]), b=("own", ["*"]), c=("m", ["y", "*"])).models == ["x", "y", "own"]
 
 
-def test_no_engine_at_all_is_said_with_the_way_out() -> None:
-    with pytest.raises(InputError, match=r"engines: name one: --engine URL, or \[engines.<name>\]"):
-        Engines.of({})
+async def test_an_engines_calls_and_servers_are_counted_by_its_name() -> None:
+    pool = engines(a=("m", ["*"]), b=("m", ["*"]))
+    metrics = Metrics()
+    metrics.watch_engines(pool)
+    async with pool.default.admission.turn():
+        told = metrics.text().decode()
+    assert 'polar_proxy_engine_calls{engine="a"} 1.0' in told
+    assert 'polar_proxy_engine_calls{engine="b"} 0.0' in told
+    assert 'polar_proxy_engine_waiting{engine="a"} 0.0' in told
+    assert 'polar_proxy_engine_servers_up{engine="a"} 1.0' in told
 
 
 def test_an_unknown_mode_names_those_that_there_are() -> None:

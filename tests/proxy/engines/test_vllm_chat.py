@@ -12,9 +12,12 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from polar.scripted.app import running
+from polar.scripted.engine import Engine as ScriptedEngine
+from polar.scripted.scripts import Script, ScriptTurn, Variant
 from polar.types.completion import Sampling
 from polar.types.tokens import unpack_ids, unpack_logprobs
-from proxy.chat import Answer, ChatRequest, Message, Tool
+from proxy.chat import Answer, ChatRequest, ImagePart, ImageUrl, Message, TextPart, Tool
 from proxy.engines.vllm_chat import VllmChat, from_wire, to_wire
 from proxy.errors import EngineFault
 
@@ -193,5 +196,39 @@ async def test_what_is_no_text_of_tokens_is_malformed(body: bytes) -> None:
         try:
             with pytest.raises(EngineFault, match="the answer is no text of tokens"):
                 await engine.detokenize([1, 2])
+        finally:
+            await engine.stop()
+
+
+async def test_what_harnesses_ask_for_beyond_the_context_is_cut_to_what_is_left() -> None:
+    async with running(ScriptedEngine(max_model_len=200)) as url:
+        engine = VllmChat(url, "polar-scripted")
+        await engine.start()
+        try:
+            greedy = ChatRequest([Message("user", "hi")], sampling=Sampling(max_tokens=32_000))
+            assert (await engine.complete(greedy, "t.0")).finish_reason == "stop"
+            for sampling in (Sampling(), Sampling(max_tokens=32_000)):
+                with pytest.raises(EngineFault) as fault:
+                    await engine.complete(ChatRequest([Message("user", "word " * 300)], sampling=sampling), "t.0")
+                assert fault.value.code == "context_length"
+                assert fault.value.context is not None
+                assert fault.value.context[0] > 300
+                assert fault.value.context[1] == 200
+        finally:
+            await engine.stop()
+
+
+async def test_a_whole_answer_of_reasoning_images_and_a_stop_string_comes_through() -> None:
+    said = Script("s", "image", (Variant((ScriptTurn("one two three", "Hm."),)),))
+    async with running(ScriptedEngine([said])) as url:
+        engine = VllmChat(url, "polar-scripted")
+        await engine.start()
+        try:
+            seen = Message("user", [TextPart("see"), ImagePart(ImageUrl("data:image/png;base64,AAAA"))])
+            for cached in (0, 16):
+                answer = await engine.complete(ChatRequest([seen], stop=["three"]), "t.0")
+                assert (answer.message.content, answer.message.reasoning) == ("one two ", "Hm.")
+                assert (answer.finish_reason, answer.stop_sequence) == ("stop", "three")
+                assert (answer.usage.reasoning, answer.usage.cached) == (3, cached)
         finally:
             await engine.stop()
