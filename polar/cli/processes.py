@@ -13,11 +13,9 @@ import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from urllib.parse import urlsplit
 
 from polar.embedded import readiness
 from polar.embedded.part import Part
-from polar.types.errors import InputError
 from proxy import doors
 from proxy.doors import Binding
 
@@ -32,10 +30,7 @@ class Processes:
     def __init__(
         self, arguments: Sequence[str], count: int, calls: Binding, controls: Binding, advertise: str | None
     ) -> None:
-        """Takes the ports. Raises InputError for an address that can't be all processes', OSError for a port that is taken."""
-        if advertise is not None and urlsplit(advertise).port is not None:
-            raise InputError("--advertise", advertise, "several processes have a port each: leave the port out")
-        doors.require_address(calls.host, advertise)
+        """Takes the ports. `advertise` has none: each process adds its own. Raises OSError for a port that is taken."""
         self._arguments = arguments
         self._advertise = advertise
         self._held: list[socket.socket] = []

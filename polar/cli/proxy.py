@@ -63,11 +63,12 @@ def proxy(
     import uvloop
 
     from polar.cli.processes import Processes
-    from proxy.doors import Binding
+    from proxy.doors import Binding, require_address
     from proxy.run import serve
 
     logs.for_service()
-    advertised = _advertised(advertise)
+    advertised = _advertised(advertise, processes)
+    require_address(host, advertised)
     found = _settings(data, engine_urls or [], model)
     calls, controls = (
         Binding(*at, shared=peer_port is not None) for at in ((host, port), (control_host, control_port))
@@ -98,17 +99,20 @@ def proxy(
         raise NotReady(f"the proxy can't start on {host}:{port} and {control_host}:{control_port}: {error}") from None
 
 
-def _advertised(url: str | None) -> str | None:
+def _advertised(url: str | None, processes: int) -> str | None:
     """Without a slash at its end. Raises InputError."""
     if url is None:
         return None
     try:
         parts = urlsplit(url)
-        is_base = parts.scheme in ("http", "https") and parts.hostname and parts.path in ("", "/") and parts.port != 0
+        port = parts.port
+        is_base = parts.scheme in ("http", "https") and parts.hostname and parts.path in ("", "/")
     except ValueError:
         is_base = False
     if not is_base:
         raise InputError("--advertise", url, "must be a URL without a path, like http://10.0.0.7:8400")
+    if processes > 1 and port is not None:
+        raise InputError("--advertise", url, "several processes have a port each: leave the port out")
     return url.rstrip("/")
 
 
