@@ -36,7 +36,10 @@ class Admission:
             self._free.release()
 
     async def _admitted(self) -> None:
-        if self._free.locked() and self.waiting >= QUEUED:
+        if not self._free.locked():
+            await self._free.acquire()
+            return
+        if self.waiting >= QUEUED:
             raise self._busy(f"{self.waiting} wait")
         self.waiting += 1
         try:
