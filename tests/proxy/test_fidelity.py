@@ -1,0 +1,198 @@
+"""Conversations whose turns a harness repeats in its own spelling: the engine reads exactly the tokens that it sampled. Kafka is real."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import aiohttp
+import pytest
+
+from polar.scripted.engine import Engine as ScriptedEngine
+from polar.scripted.scripts import Script, ScriptCall, ScriptTurn, Variant
+from proxy.app import Proxy
+from proxy.identity import KEY_HEADER
+from tests.proxy.conftest import Bench, proxied
+
+ODD = ('{"n" :1.0, "name": "\\u00e9"}', '{ "deep": {"b": [1e2 , true], "a": null} }')
+SCRIPT = Script(
+    "work",
+    "work",
+    (
+        Variant(
+            (
+                ScriptTurn(text="I look. ", reasoning=" Hm. ", calls=tuple(ScriptCall("bash", odd) for odd in ODD)),
+                ScriptTurn(reasoning="Again.\n", calls=(ScriptCall("bash", ODD[0]),)),
+                ScriptTurn(text="Done."),
+            )
+        ),
+    ),
+)
+SCHEMA = {"type": "object", "properties": {}}
+Json = dict[str, Any]
+
+
+class Harness(NamedTuple):
+    """What one of a dialect sends, and how it repeats what it was told."""
+
+    path: str
+    body: Callable[[list[Json]], Json]
+    opening: Json
+    repeat: Callable[[Json], list[Json]]
+    """An answer as it stands in the next request, with the results of its tool calls."""
+
+
+def compact(arguments: Any) -> str:
+    return json.dumps(arguments, separators=(",", ":"), ensure_ascii=False)
+
+
+def chat(told: Json) -> list[Json]:
+    """Qwen Code: arguments written anew, reasoning trimmed."""
+    message = told["choices"][0]["message"]
+    calls = message.get("tool_calls") or []
+    for call in calls:
+        call["function"]["arguments"] = compact(json.loads(call["function"]["arguments"]))
+    said = {
+        "role": "assistant",
+        "content": message["content"] or None,
+        "reasoning_content": message.get("reasoning_content", "").strip(),
+        "tool_calls": calls,
+    }
+    return [said, *({"role": "tool", "tool_call_id": call["id"], "content": "ok"} for call in calls)]
+
+
+def responses(told: Json) -> list[Json]:
+    """opencode: arguments written anew, items without their ids."""
+    said, results = [], []
+    for item in told["output"]:
+        if item["type"] == "function_call":
+            item["arguments"] = compact(json.loads(item["arguments"]))
+            results.append({"type": "function_call_output", "call_id": item["call_id"], "output": "ok"})
+        said.append({name: value for name, value in item.items() if name != "id"})
+    return said + results
+
+
+def anthropic(told: Json) -> list[Json]:
+    """Claude Code: blocks as they came, through JavaScript."""
+    results = [
+        {"type": "tool_result", "tool_use_id": block["id"], "content": "ok"}
+        for block in told["content"]
+        if block["type"] == "tool_use"
+    ]
+    return [{"role": "assistant", "content": told["content"]}, {"role": "user", "content": results}]
+
+
+def google(told: Json) -> list[Json]:
+    """opencode: calls and their results without ids."""
+    parts = told["candidates"][0]["content"]["parts"]
+    for part in parts:
+        part.get("functionCall", {}).pop("id", None)
+    results = [
+        {"functionResponse": {"name": part["functionCall"]["name"], "response": {"output": "ok"}}}
+        for part in parts
+        if "functionCall" in part
+    ]
+    return [{"role": "model", "parts": parts}, {"role": "user", "parts": results}]
+
+
+HARNESSES = {
+    "openai_chat": Harness(
+        "/v1/chat/completions",
+        lambda turns: {
+            "model": "m",
+            "messages": turns,
+            "tools": [{"type": "function", "function": {"name": "bash", "parameters": SCHEMA}}],
+        },
+        {"role": "user", "content": "work"},
+        chat,
+    ),
+    "openai_responses": Harness(
+        "/v1/responses",
+        lambda turns: {
+            "model": "m",
+            "input": turns,
+            "include": ["reasoning.encrypted_content"],
+            "tools": [{"type": "function", "name": "bash", "parameters": SCHEMA}],
+        },
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "work"}]},
+        responses,
+    ),
+    "anthropic_messages": Harness(
+        "/v1/messages",
+        lambda turns: {
+            "model": "m",
+            "max_tokens": 1000,
+            "thinking": {"type": "enabled", "budget_tokens": 1024},
+            "messages": turns,
+            "tools": [{"name": "bash", "input_schema": SCHEMA}],
+        },
+        {"role": "user", "content": "work"},
+        anthropic,
+    ),
+    "google_generate_content": Harness(
+        "/v1beta/models/m:generateContent",
+        lambda turns: {
+            "contents": turns,
+            "generationConfig": {"thinkingConfig": {"includeThoughts": True}},
+            "tools": [{"functionDeclarations": [{"name": "bash", "parametersJsonSchema": SCHEMA}]}],
+        },
+        {"role": "user", "parts": [{"text": "work"}]},
+        google,
+    ),
+}
+
+
+@pytest.fixture
+def scripted() -> ScriptedEngine:
+    return ScriptedEngine([SCRIPT])
+
+
+async def turn(http: aiohttp.ClientSession, proxy: Proxy, key: str, dialect: str, turns: list[Json]) -> list[Json]:
+    """One request of a conversation; what the harness makes of its answer."""
+    harness = HARNESSES[dialect]
+    body = json.dumps(harness.body(turns))
+    async with http.post(proxy.url + harness.path, headers={KEY_HEADER: key}, data=body) as response:
+        # As JavaScript reads it: 1.0 is 1.
+        told = json.loads(await response.read(), parse_float=lambda digits: int(float(digits)))
+        assert response.status == 200, told
+    return harness.repeat(told)
+
+
+def is_one_trace(scripted: ScriptedEngine, calls: int) -> bool:
+    """Whether each prompt begins with the prompt before it and the very tokens that were sampled."""
+    books = scripted.record.calls("t.0")
+    assert len(books) == calls
+    seen = [book.prompt_token_ids + book.token_ids for book in books]
+    return all(book.prompt_token_ids[: len(last)] == last for last, book in zip(seen, books[1:], strict=False))
+
+
+@pytest.mark.parametrize("dialect", HARNESSES)
+async def test_a_respelled_conversation_is_one_trace(
+    proxy: Proxy, bench: Bench, scripted: ScriptedEngine, http: aiohttp.ClientSession, dialect: str
+) -> None:
+    turns = [HARNESSES[dialect].opening]
+    for _ in range(3):
+        turns += await turn(http, proxy, bench.key(), dialect, turns)
+    assert is_one_trace(scripted, 3)
+    calls = await bench.calls(3)
+    assert [call.prompt.base for call in calls] == [None, calls[0].call_id, calls[1].call_id]
+    assert [call.messages.base for call in calls] == [None, calls[0].call_id, calls[1].call_id]
+
+
+@pytest.mark.parametrize("dialect", HARNESSES)
+async def test_it_stays_one_trace_where_another_proxy_takes_over(
+    bench: Bench, engine_url: str, scripted: ScriptedEngine, http: aiohttp.ClientSession, dialect: str
+) -> None:
+    lies: dict[str, Any] = await bench.open()
+    key = bench.key(issued_at=int(time.time()) - 60, **lies)
+    turns = [HARNESSES[dialect].opening]
+    for _ in range(3):
+        async with proxied(bench, engine_url) as proxy:
+            turns += await turn(http, proxy, key, dialect, turns)
+    assert is_one_trace(scripted, 3)
+    calls = await bench.calls(3)
+    assert [call.prompt.base for call in calls] == [None, calls[0].call_id, calls[1].call_id]
+    assert [call.messages.base for call in calls] == [None, calls[0].call_id, calls[1].call_id]
+    assert [call.tools is None for call in calls] == [False, True, True]
