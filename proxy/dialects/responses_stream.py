@@ -29,6 +29,8 @@ def stream(begun: Event, items: Sequence[Event], ended: Event) -> bytes:
 
 def _of_item(item: Event, index: int) -> Iterator[Event]:
     place = {"item_id": item["id"], "output_index": index}
+    empty: Event = {}
+    pieces: Iterator[Event] = iter(())
     match item["type"]:
         case "reasoning":
             empty, pieces = {"summary": []}, _reasoning(item, place)
@@ -37,8 +39,6 @@ def _of_item(item: Event, index: int) -> Iterator[Event]:
         case kind if kind in PIECES:
             field, name = PIECES[kind]
             empty, pieces = {field: ""}, _text(name, field, item[field], place)
-        case _:
-            empty, pieces = {}, iter(())
     status = {"status": "in_progress"} if "status" in item else {}
     yield {"type": "response.output_item.added", "output_index": index, "item": item | empty | status}
     yield from pieces

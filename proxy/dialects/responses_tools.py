@@ -24,7 +24,7 @@ INPUT_SCHEMA = msgspec.Raw(
 )
 """Of every custom tool."""
 _specs = msgspec.json.Decoder(ToolSpec)
-_choices = msgspec.json.Decoder(str | Choice)
+_choices: msgspec.json.Decoder[str | Choice] = msgspec.json.Decoder(str | Choice)
 
 
 class Tools:
