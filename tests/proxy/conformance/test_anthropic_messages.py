@@ -125,8 +125,7 @@ def check(message: AnthropicMessage, call: Completion, sampled: Any, shown: bool
     return logged
 
 
-@pytest.mark.parametrize("display", ["omitted", "summarized"])
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("stream", "display"), [(True, "omitted"), (False, "summarized")])
 async def test_tools_in_several_turns_are_one_growing_prompt(
     claude: AsyncAnthropic, bench: Bench, scripted: ScriptedEngine, stream: bool, display: str
 ) -> None:
@@ -193,8 +192,7 @@ async def test_arguments_that_are_no_json_reach_the_client_and_come_back(
     assert books[2].prompt_token_ids[: len(whole)] == whole
 
 
-@pytest.mark.parametrize("stream", [False, True])
-async def test_images_reach_the_engine_where_they_stood(claude: AsyncAnthropic, bench: Bench, stream: bool) -> None:
+async def test_images_reach_the_engine_where_they_stood(claude: AsyncAnthropic, bench: Bench) -> None:
     shot = {"type": "tool_result", "tool_use_id": "t1", "content": [IMAGE]}
     use = {"type": "tool_use", "id": "t1", "name": "read", "input": {}}
     history = [
@@ -202,7 +200,7 @@ async def test_images_reach_the_engine_where_they_stood(claude: AsyncAnthropic, 
         {"role": "assistant", "content": [use]},
         {"role": "user", "content": [shot]},
     ]
-    await said(claude, stream, history, tools=TOOLS)
+    await said(claude, True, history, tools=TOOLS)
     [call] = await bench.calls(1)
     image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PIXEL}"}}
     first, _, last = json.loads(call.messages.rest)
@@ -235,6 +233,35 @@ async def test_an_answer_without_room_stops_at_max_tokens(claude: AsyncAnthropic
     assert (message.stop_reason, message.usage.output_tokens) == ("max_tokens", 2)
     [call] = await bench.calls(1)
     assert (call.finish_reason, len(unpack_ids(call.sampled))) == ("length", 2)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_stop_sequence_is_named(claude: AsyncAnthropic, bench: Bench, stream: bool) -> None:
+    message = await said(claude, stream, WEATHER, stop_sequences=["never", '"degrees"'])
+    assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", '"degrees"')
+    assert [block.text for block in message.content if block.type == "text"] == ['{"city":"Bern",']
+    [call] = await bench.calls(1)
+    assert call.finish_reason == "stop"
+
+
+async def test_a_tool_that_is_found_later_leaves_the_prompt_before_it_as_it_was(
+    claude: AsyncAnthropic, bench: Bench, scripted: ScriptedEngine
+) -> None:
+    later = {"name": "fetch", "description": "Fetches.", "input_schema": {"type": "object"}, "defer_loading": True}
+    history: list[Any] = [{"role": "user", "content": "work"}]
+    first = await said(claude, True, history, tools=TOOLS)
+    found, other = results(first)
+    history += [{"role": "assistant", "content": first.content}]
+    history += [
+        {"role": "user", "content": [found | {"content": [{"type": "tool_reference", "tool_name": "fetch"}]}, other]}
+    ]
+    await said(claude, True, history, tools=[later, *TOOLS])
+    calls, books = await bench.calls(2), scripted.record.calls("t.0")
+    assert calls[1].prompt.shared == len(books[0].prompt_token_ids) + len(books[0].token_ids)
+    told = msgspec.json.decode(calls[1].messages.rest, type=list[Message])
+    assert told[0].content == (
+        '<function>{"name":"fetch","description":"Fetches.","parameters":{"type":"object"}}</function>'
+    )
 
 
 async def test_tokens_are_counted_and_nothing_is_sampled(claude: AsyncAnthropic, scripted: ScriptedEngine) -> None:

@@ -159,6 +159,7 @@ def test_neighbouring_assistant_messages_are_one_turn() -> None:
     [
         (None, {}, ""),
         ([], {}, ""),
+        ("out", {"is_error": False}, "out"),
         ("out", {"is_error": True}, "[tool error] out"),
         ([text("out")], {"is_error": True}, "[tool error] out"),
         (None, {"is_error": True}, "[tool error]"),
@@ -265,6 +266,14 @@ def test_what_a_server_did_elsewhere_is_left_out() -> None:
     ]
     assert messages(USER, assistant(text("a"), *server), USER)[1] == Message("assistant", "a")
     assert messages(USER, assistant(*server), USER) == [Message("user", "hi")] * 2
+
+
+@pytest.mark.parametrize("content", ["", [], [text("")], None])
+def test_a_message_that_says_nothing_stays_one(content: Any) -> None:
+    assert messages(USER, {"role": "assistant", "content": content}, {"role": "user", "content": content})[1:] == [
+        Message("assistant", ""),
+        Message("user", ""),
+    ]
 
 
 def test_a_compaction_is_its_summary() -> None:
@@ -777,6 +786,13 @@ def test_an_answer_that_is_sent_back_is_the_message_that_was_sampled(request: Ch
     ]
     for was, now in zip(sampled.tool_calls, sent_back.tool_calls, strict=True):
         assert now.function.arguments == was.function.arguments or same_json(was, now)
+
+
+def test_a_body_holds_arguments_as_they_were_sampled() -> None:
+    spelt = '{"n" : 1.0,\t"e":"\\u00e9"}'
+    message = Message("assistant", None, tool_calls=[ToolCall("c", FunctionCall("f", spelt))])
+    body = DIALECT.body("msg_1", 1, parse(), [Answer(message, "tool_calls", USAGE, b"", b"", b"", "m")])
+    assert b'"input":' + spelt.encode() in body
 
 
 def same_json(one: ToolCall, other: ToolCall) -> bool:
