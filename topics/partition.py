@@ -5,11 +5,14 @@ Set by the producer, so that the co-partitioned topics agree whatever a record's
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from aiokafka.partitioner import murmur2
 
 from polar.types.session import task_id_of
 
 
+@lru_cache(maxsize=4096)  # murmur2 is Python's own, byte by byte, and a session's records are many
 def partition_of_task(task_id: str, partitions: int) -> int:
     """Partition of all of a task's records on a co-partitioned topic."""
     hashed: int = murmur2(task_id.encode())

@@ -131,6 +131,8 @@ class LogProducer:
 
     async def room(self, size: int, deadline_s: float = DEADLINE_S) -> None:
         """Wait until `has_room`. Raises Unacknowledged where it doesn't come in time."""
+        if self.has_room(size):
+            return
         try:
             async with asyncio.timeout(deadline_s):
                 while not self.has_room(size):
@@ -181,18 +183,20 @@ class LogProducer:
             async with asyncio.timeout_at(deadline):
                 while not self._stopped:
                     opening = self._lines.open()
-                    await asyncio.wait([opening])
+                    if not opening.done():
+                        await asyncio.wait([opening])
                     if opening.cancelled():
                         break
+                    line = opening.result()
                     why = "no broker answers any more, or there is no such topic (`polar topics apply` makes them)"
                     try:
-                        return opening.result(), await _accept(opening.result().producer, outgoing)
+                        return line, await _accept(line.producer, outgoing)
                     except kafka.MessageSizeTooLargeError as error:
                         raise RecordTooLarge(f"{outgoing.topic}: {error}") from None
                     except kafka.KafkaError as error:
                         why = repr(error)
                         if not error.retriable:
-                            self._lines.replace(opening.result())
+                            self._lines.replace(line)
                     await asyncio.sleep(RETRY_S)
         except TimeoutError:
             raise Unacknowledged(
