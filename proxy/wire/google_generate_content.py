@@ -215,13 +215,17 @@ def _spelled(told: Any) -> Any:
     """With the names that we know in camelCase, and lists where they belong."""
     if isinstance(told, list):
         return [_spelled(inner) for inner in told]
-    return _fields(told) if isinstance(told, dict) else told
+    if not isinstance(told, dict):
+        return told
+    return _fields(told)
 
 
 def _fields(told: dict[str, Any]) -> dict[str, Any]:
-    named = {CAMEL.get(name, name): inner for name, inner in told.items()}
-    return {name: inner if name in FREE else _listed(name, _spelled(inner)) for name, inner in named.items()}
-
-
-def _listed(name: str, told: Any) -> Any:
-    return [told] if name in LISTS and told is not None and not isinstance(told, list) else told
+    spelled = {}
+    for key, inner in told.items():
+        name = CAMEL.get(key, key)
+        if name not in FREE and isinstance(inner, dict | list):
+            inner = _spelled(inner)
+        is_single = name in LISTS and inner is not None and not isinstance(inner, list)
+        spelled[name] = [inner] if is_single else inner
+    return spelled
