@@ -71,10 +71,12 @@ class OpenCode(CliHarness):
     def _file(self, model: ModelAccess) -> dict[str, object]:
         """Its opencode.json."""
         provider = self._settings.provider
+        # Google's package takes a name with a slash for a path, and its API has models below `models/`.
+        named = {"id": f"models/{model.model_name}"} if provider == "google" else {}
         limit = {"context": self._settings.context_window, "output": self._settings.max_tokens}
         polar = {
             "npm": f"@ai-sdk/{provider}",
             "options": {"baseURL": model.proxy_url + BASE_PATHS.get(provider, "/v1"), "apiKey": "{env:OPENAI_API_KEY}"},
-            "models": {model.model_name: {"limit": limit}},
+            "models": {model.model_name: {"limit": limit, **named}},
         }
         return {"autoupdate": False, "share": "disabled", "provider": {"polar": polar}}

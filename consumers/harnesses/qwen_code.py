@@ -1,7 +1,8 @@
 """The harness `qwen_code`: the real CLI `@qwen-code/qwen-code`, unmodified.
 
 What was found by running it: the instruction comes on stdin, whole at 1 MiB (two newlines come after it) and never taken for a command;
-where it says `@name` and the workspace has a file of exactly that name, the file's content is added to it, which can't be turned off.
+where it says `@name` a blank comes before that, and where the workspace has a file of exactly that name, its content is added, which
+can't be turned off.
 `--output-format stream-json` exits 0 even where no model answered; text output it is, whose exit code tells. The chat's file is the
 transcript.
 """
@@ -65,6 +66,8 @@ class QwenCode(CliHarness):
             "general": {"enableAutoUpdate": False},
             "security": {"auth": {"selectedType": self._settings.auth_type}},
             "context": {"fileFiltering": {"enableRecursiveFileSearch": False}},
+            # Sub-agents that go through what was said, for memories that no later session would read.
+            "memory": {"enableManagedAutoMemory": False, "enableManagedAutoDream": False},
             # Its ripgrep comes without the right to be run: install scripts don't run.
             "tools": {"useRipgrep": False},
             "model": {

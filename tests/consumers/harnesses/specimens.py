@@ -29,10 +29,11 @@ class Specimen:
     def __str__(self) -> str:
         return self.harness
 
-    def turns_in(self, workspace: PurePosixPath) -> list[Turn]:
-        """`turns`, the paths in them beginning with `workspace` where the CLI wants absolute ones."""
-        turns: list[Turn] = json.loads(json.dumps(self.turns).replace(WORKSPACE, str(workspace)))
-        return turns
+
+def in_workspace(turns: list[Turn], workspace: PurePosixPath) -> list[Turn]:
+    """`turns`, the paths in them that begin with `WORKSPACE` beginning with `workspace`: some CLIs want absolute ones."""
+    found: list[Turn] = json.loads(json.dumps(turns).replace(WORKSPACE, str(workspace)))
+    return found
 
 
 def call(name: str, **arguments: Any) -> dict[str, Any]:

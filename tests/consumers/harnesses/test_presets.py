@@ -14,7 +14,7 @@ from polar.scripted.tokenizer import Tokenizer
 from polar.types.errors import InputError
 from polar.types.task import AgentSpec
 from tests.consumers.harnesses.conftest import CONTEXT, Model, Models, transcript_of, worked
-from tests.consumers.harnesses.specimens import ALWAYS, PRESETS, Specimen
+from tests.consumers.harnesses.specimens import ALWAYS, PRESETS, Specimen, in_workspace
 
 on_each = pytest.mark.parametrize(
     "preset",
@@ -33,7 +33,7 @@ async def test_it_works_with_its_tools_and_its_log_and_transcript_are_kept(
     preset: Specimen, runtime: ProcessRuntime, model: Models
 ) -> None:
     await runtime.write_file("a.txt", b"this is wrong\n")
-    async with model([*preset.turns_in(runtime.workspace), preset.end]) as served:
+    async with model(in_workspace([*preset.turns, preset.end], runtime.workspace)) as served:
         launch, result = await worked(
             runtime, served.access, "Mend the text.", preset.harness, settings=preset.settings
         )
@@ -69,8 +69,9 @@ async def test_an_instruction_of_a_mebibyte_arrives_whole_whatever_it_looks_like
 async def test_an_instruction_is_one_text_and_no_command_of_its_own(
     preset: Specimen, runtime: ProcessRuntime, model: Models
 ) -> None:
-    instruction = '/compact\n!ls "$HOME"\n@a.txt and Mend.'
-    await runtime.write_file("b.txt" if preset.takes_mentions else "a.txt", b"never read")
+    mention = "" if preset.takes_mentions else "@a.txt"
+    instruction = f'/compact\n!ls "$HOME"\n{mention} and Mend.'
+    await runtime.write_file("a.txt", b"never read")
     async with model([preset.end]) as served:
         _, result = await worked(runtime, served.access, instruction, preset.harness)
     assert result.exit_code == 0, result.tail

@@ -1,0 +1,73 @@
+"""Runs of real CLIs, and the table that they make: docs/harnesses.md has it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from consumers.harnesses.base import harness_of
+from consumers.harnesses.cli import CliHarness
+from polar.types.task import AgentSpec
+from tests.consumers.harnesses.conftest import model, runtime  # noqa: F401 - fixtures
+from tests.harnesses.outcome import Outcome
+from tests.harnesses.speakers import Speaker
+
+COLUMNS = (
+    "CLI",
+    "version",
+    "dialect",
+    "case",
+    "calls",
+    "side calls",
+    "traces",
+    "merged",
+    "trainable tokens",
+    "seconds",
+)
+PROPERTY = "run of a harness"
+TABLE = "POLAR_HARNESS_TABLE"
+"""The environment variable that names a file for the table."""
+
+Told = Callable[[Speaker, str, Outcome], None]
+
+
+@pytest.fixture
+def tell(record_property: Callable[[str, object], None]) -> Told:
+    """Puts a run into the table."""
+    began = time.monotonic()
+
+    def told(speaker: Speaker, case: str, outcome: Outcome) -> None:
+        harness = harness_of(AgentSpec(harness=speaker.specimen.harness))
+        assert isinstance(harness, CliHarness)
+        cli = harness.cli
+        row = (
+            " ".join([cli.name, *map(str, speaker.settings.values())]),
+            cli.version,
+            speaker.dialect,
+            case,
+            len(outcome.calls),
+            ", ".join(f"{count} {kind}" for kind, count in sorted(outcome.side.items())) or "–",
+            len(outcome.trajectory.traces),
+            f"{outcome.merge_rate:.2f}",
+            outcome.trajectory.stats.trainable_tokens,
+            f"{time.monotonic() - began:.1f}",
+        )
+        record_property(PROPERTY, row)
+
+    return told
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    reports = [each for key in ("passed", "failed") for each in terminalreporter.stats.get(key, [])]
+    rows = [row for each in reports if each.when == "call" for name, row in each.user_properties if name == PROPERTY]
+    if not rows:
+        return
+    lines = [f"| {' | '.join(map(str, row))} |" for row in (COLUMNS, ["---"] * len(COLUMNS), *sorted(map(tuple, rows)))]
+    terminalreporter.section("runs of harnesses")
+    terminalreporter.write_line("\n".join(lines))
+    if TABLE in os.environ:
+        Path(os.environ[TABLE]).write_text("\n".join(lines) + "\n")
