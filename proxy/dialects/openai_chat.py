@@ -34,6 +34,7 @@ from proxy.chat import (
     ChatRequest,
     FinishReason,
     ForcedTool,
+    Function,
     FunctionCall,
     ImagePart,
     ImageUrl,
@@ -293,8 +294,9 @@ def _tool_call(wire: WireToolCall, field: str) -> ToolCall:
 
 def _tool(wire: ToolSpec, field: str) -> Tool:
     if wire.type == "function" and wire.function is not None:
-        is_open = bytes(wire.function.parameters) in NOTHING
-        return Tool(msgspec.structs.replace(wire.function, parameters=NOT_GIVEN) if is_open else wire.function)
+        spec = wire.function
+        parameters = NOT_GIVEN if bytes(spec.parameters) in NOTHING else spec.parameters
+        return Tool(Function(spec.name, spec.description, parameters, spec.strict))
     if wire.type == "custom" and wire.custom is not None:
         custom = wire.custom
         grammar = custom.format.grammar if custom.format is not None else None

@@ -9,6 +9,9 @@ import msgspec
 from proxy.errors import Refusal, Refused
 
 T = TypeVar("T")
+ABSENT: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
+"""NOT_GIVEN as the default of a wire struct's field: made anew each time, since a published schema can't show it. Never of a struct that is
+written with `omit_defaults`, which goes by identity."""
 _encode = msgspec.json.Encoder().encode
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from proxy.chat import NOT_GIVEN
+from proxy.dialects.reading import ABSENT
 
 Tokens = Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
 Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
@@ -33,7 +33,7 @@ class ToolSpec(msgspec.Struct):
     name: str = ""
     type: str | None = None
     description: str | None = None
-    input_schema: msgspec.Raw = NOT_GIVEN
+    input_schema: msgspec.Raw = ABSENT
     strict: bool | None = None
     defer_loading: bool | None = None
     """Not shown to the model before a tool reference names it."""
@@ -77,7 +77,7 @@ class Format(msgspec.Struct):
     """The grammar of an answer."""
 
     type: str
-    schema: msgspec.Raw = NOT_GIVEN
+    schema: msgspec.Raw = ABSENT
 
 
 class OutputConfig(msgspec.Struct):
@@ -129,5 +129,5 @@ class MessagesRequest(msgspec.Struct):
     top_k: Int64 | None = None
     stop_sequences: list[str] | None = None
     stream: bool | None = None
-    compaction: msgspec.Raw = NOT_GIVEN
-    thread: msgspec.Raw = NOT_GIVEN
+    compaction: msgspec.Raw = ABSENT
+    thread: msgspec.Raw = ABSENT

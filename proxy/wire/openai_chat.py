@@ -9,7 +9,8 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from proxy.chat import NOT_GIVEN, Function, ImageUrl, NamedFunction, Role
+from proxy.chat import ImageUrl, NamedFunction, Role
+from proxy.dialects.reading import ABSENT
 
 Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 """What the log can hold; JSON knows no bound."""
@@ -71,8 +72,8 @@ class WireMessage(msgspec.Struct):
     tool_call_id: str | None = None
     name: str | None = None
     refusal: str | None = None
-    function_call: msgspec.Raw = NOT_GIVEN
-    audio: msgspec.Raw = NOT_GIVEN
+    function_call: msgspec.Raw = ABSENT
+    audio: msgspec.Raw = ABSENT
 
 
 # --- tools
@@ -100,11 +101,20 @@ class CustomSpec(msgspec.Struct):
     format: CustomFormat | None = None
 
 
+class FunctionSpec(msgspec.Struct):
+    """A tool that takes JSON."""
+
+    name: str
+    description: str | None = None
+    parameters: msgspec.Raw = ABSENT
+    strict: bool | None = None
+
+
 class ToolSpec(msgspec.Struct):
     """A tool of any kind; of `function` and `custom` one is set."""
 
     type: str = "function"
-    function: Function | None = None
+    function: FunctionSpec | None = None
     custom: CustomSpec | None = None
 
 
@@ -163,11 +173,11 @@ class ChatCompletionRequest(msgspec.Struct):
     max_tokens: Int64 | None = None
     max_completion_tokens: Int64 | None = None
     stop: str | list[str] | None = None
-    response_format: msgspec.Raw = NOT_GIVEN
+    response_format: msgspec.Raw = ABSENT
     reasoning_effort: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: int | None = None
     modalities: list[str] | None = None
-    functions: msgspec.Raw = NOT_GIVEN
-    function_call: msgspec.Raw = NOT_GIVEN
+    functions: msgspec.Raw = ABSENT
+    function_call: msgspec.Raw = ABSENT

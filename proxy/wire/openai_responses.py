@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from proxy.chat import NOT_GIVEN
+from proxy.dialects.reading import ABSENT
 
 Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 """What the log can hold; JSON knows no bound."""
@@ -105,8 +105,8 @@ class BuiltInCallItem(msgspec.Struct):
     """`local_shell_call`, `shell_call` or `apply_patch_call`: the first two have an action, the last an operation."""
 
     call_id: str
-    action: msgspec.Raw = NOT_GIVEN
-    operation: msgspec.Raw = NOT_GIVEN
+    action: msgspec.Raw = ABSENT
+    operation: msgspec.Raw = ABSENT
     id: str | None = None
 
 
@@ -169,7 +169,7 @@ class ToolSpec(msgspec.Struct):
     type: str
     name: str | None = None
     description: str | None = None
-    parameters: msgspec.Raw = NOT_GIVEN
+    parameters: msgspec.Raw = ABSENT
     strict: bool | None = None
     defer_loading: bool | None = None
     """Not shown to the model before a tool search finds it."""
@@ -206,7 +206,7 @@ class Format(msgspec.Struct):
 
     type: str
     name: str | None = None
-    schema: msgspec.Raw = NOT_GIVEN
+    schema: msgspec.Raw = ABSENT
     strict: bool | None = None
     description: str | None = None
 
@@ -231,7 +231,7 @@ class ResponsesRequest(msgspec.Struct):
     input: str | list[msgspec.Raw] | None = None
     instructions: str | None = None
     tools: list[msgspec.Raw] | None = None
-    tool_choice: msgspec.Raw = NOT_GIVEN
+    tool_choice: msgspec.Raw = ABSENT
     parallel_tool_calls: bool | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -251,7 +251,7 @@ class ResponsesRequest(msgspec.Struct):
     user: str | None = None
 
     background: bool | None = None
-    conversation: msgspec.Raw = NOT_GIVEN
-    prompt: msgspec.Raw = NOT_GIVEN
+    conversation: msgspec.Raw = ABSENT
+    prompt: msgspec.Raw = ABSENT
     generate: bool | None = None
     prompt_cache_options: PromptCacheOptions | None = None
