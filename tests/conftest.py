@@ -4,9 +4,16 @@ import os
 import secrets
 from collections.abc import Iterator
 
+import hypothesis
 import pytest
 
 from polar.embedded import Broker
+
+# What an example takes is the machine's matter, and others share it.
+hypothesis.settings.register_profile(
+    "polar", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow], print_blob=True
+)
+hypothesis.settings.load_profile("polar")
 
 
 @pytest.fixture(scope="session")
