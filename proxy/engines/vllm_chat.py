@@ -110,12 +110,11 @@ class VllmChat:
         self._http = EngineHttp(base_url, deadline_s=deadline_s)
 
     async def start(self) -> None:
-        """Opens the connection pool."""
-        await self._http.start()
+        """Nothing: connections are made as calls need them."""
 
     async def stop(self) -> None:
-        """Closes it."""
-        await self._http.stop()
+        """Closes connections."""
+        self._http.stop()
 
     async def complete(self, request: ChatRequest, session_id: str) -> Answer:
         """One chat completion. Raises EngineFault."""

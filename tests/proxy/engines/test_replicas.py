@@ -196,7 +196,7 @@ async def test_a_call_that_is_given_up_leaves_its_turn(engine: Replicas, servers
 
 async def test_a_host_that_answers_no_packet_is_unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
     """A full backlog stands for it: the kernel drops what comes."""
-    monkeypatch.setattr("proxy.engines.http.CONNECT_S", 0.1)
+    monkeypatch.setattr("proxy.engines.connection.CONNECT_S", 0.1)
     with socket.socket() as door:
         door.bind(("127.0.0.1", 0))
         door.listen(0)
