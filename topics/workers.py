@@ -1,6 +1,6 @@
 """`polar.workers`: heartbeats of every process, and the coordinators' probes, in the broker's time (LogAppendTime, protocol 12).
 
-Read by coordinators (leases, credit), proxies (owners, later) and the live page, from 10 s ago. One partition. Key: worker id.
+Read by coordinators (leases, credit), proxies (a session's owner) and the live page, from 10 s ago. One partition. Key: worker id.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat", omit_defaults=True
     pid: int
     stages: list[StageSlots] = []
     address: str | None = None
-    """A proxy's own URL."""
+    """Where other proxies reach this one; None until it takes sessions."""
     fleet_generation: int = 0
     leaving: bool = False
     """The process shuts down: nothing more is to be sent its way."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -153,6 +154,25 @@ async def test_what_was_forwarded_is_never_forwarded_again(
     assert figure(asked, "polar_proxy_misdirected_total") == 1
     async with ask(http, owner, key) as response:
         assert response.status == 200
+
+
+async def test_a_request_is_forwarded_however_its_key_and_body_came(
+    pair: tuple[Proxy, Proxy], bench: Bench, http: aiohttp.ClientSession
+) -> None:
+    asked, owner = pair
+    session = owned_by(owner)
+    key = bench.key(session)
+    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}]}).encode()
+    path = "/v1/chat/completions"
+    for url, headers, sent in (
+        (f"{asked.url}/s/{key}{path}", {}, body),
+        (f"{asked.url}{path}?key={key}&more=1%2F2", {}, body),
+        (asked.url + path, {KEY_HEADER: key, "Content-Encoding": "gzip"}, gzip.compress(body)),
+    ):
+        async with http.post(url, headers=headers, data=sent) as response:
+            assert response.status == 200, await response.text()
+    assert len(await bench.calls(3, session)) == 3
+    assert figure(asked, "polar_proxy_forwarded_total", outcome="answered") == 3
 
 
 async def test_sessions_go_on_wherever_they_move_and_each_prompt_is_a_delta(
