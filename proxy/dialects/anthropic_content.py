@@ -13,6 +13,7 @@ import msgspec
 
 from proxy.chat import Function, FunctionCall, ImagePart, ImageUrl, Message, Part, TextPart, Tool, ToolCall
 from proxy.dialects import signature
+from proxy.dialects.reading import inlined
 from proxy.errors import Refusal, Refused
 from proxy.wire.anthropic_messages import Block, MessagesRequest, Source, ToolSpec, WireMessage
 
@@ -65,7 +66,7 @@ class Offered:
     def referred(self, name: str) -> str:
         """What the model reads where a tool is referred to: the definition of a deferred one."""
         deferred = self._deferred.get(name)
-        return f"The tool {name} is available." if deferred is None else _definition(deferred)
+        return f"The tool {name} is available." if deferred is None else inlined(deferred)
 
 
 def _function(spec: ToolSpec, field: str) -> Function:
@@ -74,10 +75,6 @@ def _function(spec: ToolSpec, field: str) -> Function:
     if bytes(spec.input_schema) in NOTHING:
         raise invalid(f"{field}.input_schema", "required")
     return Function(spec.name, spec.description, spec.input_schema, spec.strict)
-
-
-def _definition(function: Function) -> str:
-    return f"<function>{_encode(function).decode()}</function>"
 
 
 # --- messages
@@ -279,5 +276,5 @@ def _change(block: Block, field: str, offered: Offered) -> str:
     if block.type == "tool_removal":
         return f"The tool {change.name or change.server_name} is no longer available."
     if change.definition is not None:
-        return _definition(_function(change.definition, f"{field}.tool.definition"))
+        return inlined(_function(change.definition, f"{field}.tool.definition"))
     return offered.referred(change.name or change.server_name or "")

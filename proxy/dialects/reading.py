@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from proxy.chat import Function
 from proxy.errors import Refusal, Refused
 
 T = TypeVar("T")
@@ -34,6 +35,11 @@ def invalid_field(error: str, below: str = "") -> Refused:
     inner = path.strip("`").removeprefix("$").removeprefix(".")
     field = f"{below}.{inner}" if below and inner and not inner.startswith("[") else below + inner
     return Refused(Refusal.INVALID, f"{field or 'the request'}: {what}", field=field or None)
+
+
+def inlined(function: Function) -> str:
+    """A tool that becomes known in mid-conversation, as the text that stands there: the tools at the head of a prompt never change."""
+    return f"<function>{_encode(function).decode()}</function>"
 
 
 def event(payload: Any, name: str | None = None) -> bytes:

@@ -17,7 +17,7 @@ import msgspec
 
 from proxy.chat import Function, ImagePart, ImageUrl, Message, Part, TextPart, ToolCall
 from proxy.dialects import signature
-from proxy.dialects.reading import invalid_field
+from proxy.dialects.reading import inlined, invalid_field
 from proxy.dialects.responses_calls import BUILT_INS, Kind, built_in_call, custom_call, function_call, search_call
 from proxy.dialects.responses_tools import Tools
 from proxy.errors import Refusal, Refused
@@ -33,7 +33,6 @@ UNREADABLE = frozenset(
 DETAILS = {"auto": "auto", "low": "low", "high": "high", "original": "high"}
 BUILT_IN_CALLS: dict[str, Kind] = {built_in.item: kind for kind, built_in in BUILT_INS.items()}
 _items = msgspec.json.Decoder(wire.Item)
-_encode = msgspec.json.Encoder().encode
 
 
 @dataclass
@@ -208,7 +207,7 @@ def _decoded(raw: msgspec.Raw, decoder: msgspec.json.Decoder[T], at: str) -> T:
 
 def _definitions(functions: list[Function]) -> str:
     """Tools that come later stand where they came, as text, so that prompts only grow."""
-    return "\n".join(f"<function>{_encode(function).decode()}</function>" for function in functions) or "No tools."
+    return "\n".join(inlined(function) for function in functions) or "No tools."
 
 
 # --- content

@@ -12,17 +12,13 @@ from typing import Any
 import msgspec
 
 from proxy.chat import NOT_GIVEN, ForcedTool, Function, NamedFunction, Tool, ToolCall, ToolChoice
-from proxy.dialects import responses_calls
+from proxy.dialects import freeform, responses_calls
 from proxy.dialects.reading import invalid_field
 from proxy.dialects.responses_calls import BUILT_INS, Declared, Kind, flat
 from proxy.errors import Refusal, Refused
 from proxy.wire.openai_responses import Choice, ToolSpec
 
 NOTHING = (b"", b"null")
-INPUT_SCHEMA = msgspec.Raw(
-    b'{"type":"object","properties":{"input":{"type":"string"}},"required":["input"],"additionalProperties":false}'
-)
-"""Of every custom tool."""
 _specs = msgspec.json.Decoder(ToolSpec)
 _choices: msgspec.json.Decoder[str | Choice] = msgspec.json.Decoder(str | Choice)
 
@@ -147,20 +143,13 @@ def _kind(spec: ToolSpec) -> Kind | None:
 
 def _function(kind: Kind, name: str, spec: ToolSpec) -> Function:
     if kind == "custom":
-        return Function(name, _described(spec), INPUT_SCHEMA)
+        grammar = None if spec.format is None else spec.format.definition
+        return freeform.function(name, spec.description, grammar, spec.format.syntax or "" if spec.format else "")
     built_in = BUILT_INS.get(kind)
     if built_in is not None:
         return Function(name, built_in.description, built_in.parameters)
     parameters = NOT_GIVEN if bytes(spec.parameters) in NOTHING else spec.parameters
     return Function(name, spec.description, parameters, spec.strict)
-
-
-def _described(spec: ToolSpec) -> str | None:
-    """A grammar is told; nothing holds the model to it."""
-    if spec.format is None or spec.format.definition is None:
-        return spec.description
-    told = f"`input` must match this {spec.format.syntax or ''} grammar:\n{spec.format.definition}"
-    return told if not spec.description else f"{spec.description}\n\n{told}"
 
 
 def _called(choice: Choice) -> str | None:
