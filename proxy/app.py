@@ -11,6 +11,7 @@ import asyncio
 import socket
 import time
 from collections.abc import Sequence
+from functools import partial
 
 import structlog
 from aiohttp import web
@@ -18,7 +19,7 @@ from aiohttp import web
 from polar.keys import Signer
 from polar.settings import Settings
 from polar.types.errors import NotReady
-from proxy import control, wire_log
+from proxy import control, openapi, wire_log
 from proxy.auth import Authenticator
 from proxy.call import Pipeline
 from proxy.capture import Capture
@@ -106,7 +107,7 @@ class Proxy:
             proxy_url=lambda: (settings.proxy_url or self.url).rstrip("/"),
             is_serving=lambda: self._serving,
         )
-        self._controls = control.application(self._metrics, self.obstacle, api, token)
+        self._controls = control.application(self._metrics, self.obstacle, api, token, partial(openapi.text, dialects))
         self._heart = Heart(settings, self._beat)
         self._followers = (
             Follower(settings, fleet_topic.TOPIC, self._on_fleet, since=Since.BEGINNING, letters=self._producer),

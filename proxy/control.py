@@ -2,12 +2,14 @@
 
 Figures are behind a token where one is set, the API always.
 
-GET /healthz: the loop runs. GET /readyz: calls are served, and if not, why. GET /metrics: Prometheus' text. POST /v1/…: `control_api`.
+GET /healthz: the loop runs. GET /readyz: calls are served, and if not, why. GET /metrics: Prometheus' text. GET /openapi.json: what the
+model API serves. POST /v1/…: `control_api`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import msgspec
@@ -35,8 +37,11 @@ def token_in(file: Path | None) -> str | None:
     return token
 
 
-def application(metrics: Metrics, obstacle: Obstacle, api: ControlApi, token: str | None) -> web.Application:
-    """The control port's routes."""
+def application(
+    metrics: Metrics, obstacle: Obstacle, api: ControlApi, token: str | None, published: Callable[[], str]
+) -> web.Application:
+    """The control port's routes. `published` makes the OpenAPI document, once."""
+    published = cache(published)
 
     async def healthz(_: web.Request) -> web.Response:
         return web.Response(text="alive\n")
@@ -51,7 +56,11 @@ def application(metrics: Metrics, obstacle: Obstacle, api: ControlApi, token: st
             return web.Response(status=401, text="expected Authorization: Bearer and the control token\n")
         return web.Response(body=metrics.text(), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
 
+    async def contract(_: web.Request) -> web.Response:
+        return web.Response(text=published(), content_type="application/json")
+
     app = web.Application(client_max_size=BODY_BYTES, middlewares=[json_errors])
     app.add_routes([web.get("/healthz", healthz), web.get("/readyz", readyz), web.get("/metrics", figures)])
+    app.add_routes([web.get("/openapi.json", contract)])
     app.add_routes(api.routes())
     return app
