@@ -30,6 +30,7 @@ from proxy.engines.pool import Engines
 from proxy.fleet import Fleet
 from proxy.forwarding import Forwarder
 from proxy.front import Front
+from proxy.limits import PARSED_BYTES
 from proxy.metrics import Metrics
 from proxy.opening import Openings
 from proxy.ownership import Ownership
@@ -229,7 +230,13 @@ class Proxy:
 
     async def _listen(self, app: web.Application, doors: Sequence[socket.socket]) -> socket.socket:
         runner = web.AppRunner(
-            app, access_log=None, logger=wire_log.LOGGER, handler_cancellation=True, shutdown_timeout=STOP_S
+            app,
+            access_log=None,
+            logger=wire_log.LOGGER,
+            handler_cancellation=True,
+            shutdown_timeout=STOP_S,
+            max_line_size=PARSED_BYTES,
+            max_field_size=PARSED_BYTES,
         )
         self._runners.append(runner)
         await runner.setup()

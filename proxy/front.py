@@ -22,6 +22,7 @@ from proxy.errors import EngineFault, Refusal, Refused, refusal_of
 from proxy.forwarding import Forwarder
 from proxy.identity import PATH_PREFIX, key_of, path_of
 from proxy.intake import Intake
+from proxy.limits import require_head
 from proxy.metrics import Metrics
 from proxy.ownership import Peer
 from proxy.reply import Reply
@@ -95,6 +96,7 @@ class Front:
         async def handler(request: web.Request) -> web.StreamResponse:
             dialect, handle = _detected(candidates, request)
             try:
+                require_head(request)
                 return await handle(request, dialect)
             except Misdirected:
                 return forwarding.not_owner()
