@@ -70,6 +70,7 @@ EFFORTS = {
     "max": "high",
 }
 ENCRYPTED = "reasoning.encrypted_content"
+CONTINUES = "previous_response_id"
 STATUSES = {"length": "max_output_tokens", "content_filter": "content_filter"}
 """Why an answer is incomplete, by finish reason."""
 
@@ -138,6 +139,8 @@ class OpenAIResponses:
     def error(self, refused: Refused) -> bytes:
         """`{error: {message, type, param, code}}`."""
         kind, code = SHAPES[refused.refusal]
+        if refused.field == CONTINUES:
+            code = "previous_response_not_found"
         return _encode({"error": {"message": _told(refused), "type": kind, "param": refused.field, "code": code}})
 
     def error_event(self, refused: Refused) -> bytes:

@@ -1,0 +1,207 @@
+"""Calls that are continued by their id: what the model reads is the whole conversation, and nobody keeps it twice."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+import openai
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from openai import AsyncOpenAI
+
+from polar.scripted.engine import Engine as ScriptedEngine
+from polar.scripted.scripts import Script, ScriptCall, ScriptTurn, Variant
+from proxy import stored
+from proxy.app import Proxy
+from proxy.chat import ChatRequest, Message
+from proxy.errors import Refusal, Refused
+from proxy.stored import Stored
+from tests.proxy.conftest import Bench, proxied
+from topics.delta import Spelled, spell
+
+SCRIPT = Script(
+    "work",
+    "work",
+    (
+        Variant(
+            (
+                ScriptTurn(reasoning="Hm. ", calls=(ScriptCall("bash", '{"command" :"ls"}'),)),
+                ScriptTurn(text="One."),
+                ScriptTurn(text="Two."),
+            )
+        ),
+    ),
+)
+BASH: Any = {"type": "function", "name": "bash", "parameters": {"type": "object", "properties": {}}, "strict": False}
+
+
+@pytest.fixture
+def scripted() -> ScriptedEngine:
+    return ScriptedEngine([SCRIPT])
+
+
+# --- what is kept
+
+
+def user(text: str) -> Message:
+    return Message("user", text)
+
+
+def said(text: str) -> Message:
+    return Message("assistant", text)
+
+
+def keep(kept: Stored, call_id: str, request: ChatRequest, answer: Message) -> None:
+    first = request.stored_from
+    assert first is not None
+    kept.add(call_id, request.messages, Spelled(request.messages), answer, first)
+
+
+TEXTS = st.text("ab", min_size=1, max_size=2)
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.lists(st.tuples(st.integers(0, 9), st.none() | TEXTS, st.lists(TEXTS, max_size=2), TEXTS), max_size=10))
+def test_a_call_inherits_all_that_was_said_before_it_but_instructions(
+    turns: list[tuple[int, str | None, list[str], str]],
+) -> None:
+    kept, inherited = Stored(), list[list[Message]]()
+    for at, (after, instructions, texts, answer) in enumerate(turns):
+        own = [user(text) for text in texts]
+        opening = [] if instructions is None else [Message("system", instructions)]
+        before = at - 1 - after % at if at and after else None
+        request = ChatRequest(
+            [*opening, *own],
+            continues=None if before is None else f"c{before}",
+            store=True,
+            instructions=instructions is not None,
+        )
+        whole = kept.continued(request)
+        history = [] if before is None else inherited[before]
+        assert whole.messages == [*opening, *history, *own]
+        keep(kept, f"c{at}", whole, said(answer))
+        inherited.append([*history, *own, said(answer)])
+
+
+def test_what_is_not_known_is_told_in_openais_words() -> None:
+    with pytest.raises(Refused, match="Previous response with id 'resp_x' not found") as refused:
+        Stored().continued(ChatRequest([user("hi")], continues="resp_x"))
+    assert (refused.value.refusal, refused.value.field) == (Refusal.INVALID, "previous_response_id")
+
+
+def test_a_request_that_continues_none_stays_as_it_is() -> None:
+    request = ChatRequest([user("hi")])
+    assert Stored().continued(request) is request
+
+
+def test_a_message_is_kept_once_however_many_calls_hold_it() -> None:
+    kept = Stored()
+    messages = [user("x" * 1000)]
+    for at in range(100):
+        keep(kept, f"c{at}", ChatRequest(list(messages), store=True), said(f"{at}"))
+        messages += [said(f"{at}"), user("go on")]
+    assert kept._bytes == sum(len(spell(message)) for message in messages[:-1])
+
+
+def test_beyond_its_room_only_the_newest_call_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stored, "BYTES", 500)
+    kept = Stored()
+    for at in range(20):
+        keep(kept, f"c{at}", ChatRequest([user("x" * 200 + str(at))], store=True), said("ok"))
+        newest = kept.continued(ChatRequest([user("and?")], continues=f"c{at}"))
+        assert newest.messages == [user("x" * 200 + str(at)), said("ok"), user("and?")]
+        assert kept._bytes <= 500
+    with pytest.raises(Refused):
+        kept.continued(ChatRequest([user("and?")], continues="c0"))
+
+
+# --- through a proxy, with the official client
+
+
+@asynccontextmanager
+async def at(proxy: Proxy, key: str) -> AsyncIterator[AsyncOpenAI]:
+    async with AsyncOpenAI(base_url=proxy.url + "/v1", api_key=key, max_retries=0) as client:
+        yield client
+
+
+async def test_a_continued_conversation_is_one_trace(
+    client: AsyncOpenAI, bench: Bench, scripted: ScriptedEngine
+) -> None:
+    first = await client.responses.create(model="m", input="work", tools=[BASH])
+    [tool] = (item for item in first.output if item.type == "function_call")
+    result: Any = {"type": "function_call_output", "call_id": tool.call_id, "output": "a.py"}
+    second = await client.responses.create(model="m", input=[result], previous_response_id=first.id, tools=[BASH])
+    third = await client.responses.create(model="m", input="more", previous_response_id=second.id, tools=[BASH])
+    assert (second.output_text, third.output_text) == ("One.", "Two.")
+    assert third.previous_response_id == second.id
+
+    one, two, three = scripted.record.calls("t.0")
+    assert two.prompt_token_ids[: len(one.prompt_token_ids + one.token_ids)] == one.prompt_token_ids + one.token_ids
+    assert three.prompt_token_ids[: len(two.prompt_token_ids + two.token_ids)] == two.prompt_token_ids + two.token_ids
+    calls = await bench.calls(3)
+    assert [call.prompt.base for call in calls] == [None, first.id, second.id]
+    assert [call.messages.shared for call in calls] == [0, 2, 4]
+    assert [call.stored_from for call in calls] == [0, 0, 0]
+
+
+async def test_instructions_are_each_requests_own(client: AsyncOpenAI, bench: Bench) -> None:
+    first = await client.responses.create(model="m", input="hi", instructions="Be brief.")
+    second = await client.responses.create(model="m", input="ho", previous_response_id=first.id)
+    await client.responses.create(model="m", input="hu", instructions="Be long.", previous_response_id=second.id)
+    calls = await bench.calls(3)
+    roles = [[message["role"] for message in msgspec.json.decode(call.messages.rest)] for call in calls]
+    assert roles == [
+        ["system", "user"],
+        ["user", "assistant", "user"],
+        ["system", "user", "assistant", "user", "assistant", "user"],
+    ]
+    assert [call.stored_from for call in calls] == [1, 0, 1]
+
+
+async def test_a_conversation_may_go_on_from_any_of_its_answers(client: AsyncOpenAI, scripted: ScriptedEngine) -> None:
+    first = await client.responses.create(model="m", input="hi")
+    for text in ("ho", "hu"):
+        await client.responses.create(model="m", input=text, previous_response_id=first.id)
+    root, *branches = scripted.record.calls("t.0")
+    seen = root.prompt_token_ids + root.token_ids
+    assert [branch.prompt_token_ids[: len(seen)] for branch in branches] == [seen, seen]
+
+
+@pytest.mark.parametrize("why", ["unknown", "not stored", "another session's"])
+async def test_what_cant_be_continued_is_openais_error(
+    client: AsyncOpenAI, bench: Bench, proxy: Proxy, why: str
+) -> None:
+    async with at(proxy, bench.key("t.1", "c2")) as other:
+        asked = other if why == "another session's" else client
+        first = await asked.responses.create(model="m", input="hi", store=why != "not stored")
+    named = "resp_0" if why == "unknown" else first.id
+    with pytest.raises(openai.BadRequestError) as refused:
+        await client.responses.create(model="m", input="ho", previous_response_id=named)
+    assert refused.value.code == "previous_response_not_found"
+    assert refused.value.param == "previous_response_id"
+    assert f"'{named}'" in refused.value.message
+
+
+async def test_another_owner_continues_what_the_first_has_stored(
+    bench: Bench, engine_url: str, scripted: ScriptedEngine
+) -> None:
+    lies: dict[str, Any] = await bench.open()
+    key = bench.key(issued_at=int(time.time()) - 60, **lies)
+    previous: str | None = None
+    for text in ("hi", "ho", "hu"):
+        async with proxied(bench, engine_url) as proxy, at(proxy, key) as client:
+            answer = await client.responses.create(
+                model="m", input=text, instructions="Be brief.", previous_response_id=previous
+            )
+            previous = answer.id
+    books = scripted.record.calls("t.0")
+    seen = [book.prompt_token_ids + book.token_ids for book in books]
+    assert [book.prompt_token_ids[: len(last)] for last, book in zip(seen, books[1:], strict=False)] == seen[:2]
+    async with proxied(bench, engine_url) as proxy, at(proxy, key) as client:
+        with pytest.raises(openai.BadRequestError):
+            await client.responses.create(model="m", input="?", previous_response_id="resp_0")
