@@ -1,0 +1,165 @@
+"""What a new owner makes of a claim's log: the memory of the owner before it, call by call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from polar.keys import KeyClaims
+from polar.types.completion import CallOutcome, Completion, MessageDelta, TokenDelta
+from polar.types.tokens import pack_ids
+from proxy.chat import Answer, ChatRequest, Function, FunctionCall, Message, Tool, ToolCall, Usage
+from proxy.history import transcript
+from proxy.recovery import ClaimLog
+from proxy.session import Claim
+from topics.delta import Spelled
+
+KEY = KeyClaims("t.0", 1, "c", expires_at=2**31, issued_at=0)
+ODD = '{"a" :1.0}'
+
+
+class Turn(NamedTuple):
+    """One call: which it goes on from, what it says anew, what comes of it."""
+
+    after: int
+    dropped: int
+    text: str
+    tools: int
+    answer: str
+    store: bool
+    outcome: str
+
+
+TURNS = st.lists(
+    st.builds(
+        Turn,
+        st.integers(0, 9),
+        st.integers(0, 2),
+        st.sampled_from(["x", "y"]),
+        st.integers(0, 2),
+        st.sampled_from(["one", "two"]),
+        st.booleans(),
+        st.sampled_from(["answered"] * 5 + ["failed", "disowned"]),
+    ),
+    max_size=8,
+)
+
+
+def answered(turn: Turn, at: int) -> Answer:
+    message = Message("assistant", turn.answer, tool_calls=[ToolCall(f"id{at}", FunctionCall("bash", ODD))])
+    return Answer(message, "tool_calls", Usage(1, 2), _ids(turn.text, at), _ids(turn.answer), b"\0" * 8, "m")
+
+
+def _ids(text: str, at: int = 0) -> bytes:
+    return pack_ids([ord(letter) for letter in text] + [7] * at)
+
+
+def asked(turn: Turn, said: Sequence[list[Message]]) -> ChatRequest:
+    before = said[-1 - turn.after % len(said)] if said else []
+    kept = before[: max(0, len(before) - turn.dropped)]
+    tools = [Tool(Function(f"f{number}")) for number in range(turn.tools)]
+    return ChatRequest([*kept, Message("user", turn.text)], tools=tools, store=turn.store)
+
+
+def lived(turns: Sequence[Turn]) -> tuple[Claim, list[Completion], frozenset[str], list[list[Message]]]:
+    """A claim that took these calls itself, what it wrote of them, and the conversations."""
+    claim, log, disowned, said = Claim(KEY), list[Completion](), set[str](), list[list[Message]]()
+    for at, turn in enumerate(turns):
+        request, answer, call_id = asked(turn, said), answered(turn, at), f"c{at}"
+        told = transcript(Spelled(request.messages), request.tools)
+        written = claim.history.write(told)
+        is_answered = turn.outcome != "failed"
+        log.append(
+            Completion(
+                call_id,
+                "t.0",
+                1,
+                "c",
+                CallOutcome.ANSWERED if is_answered else CallOutcome.FAILED,
+                "openai_chat",
+                "default",
+                0,
+                0,
+                claim.history.prompt(answer) if is_answered else TokenDelta(b""),
+                written.messages,
+                sampled=answer.sampled_ids if is_answered else b"",
+                answer=msgspec.json.encode(answer.message) if is_answered else b"",
+                tools=written.tools,
+                stored_from=request.stored_from,
+            )
+        )
+        if not is_answered:
+            continue
+        claim.acknowledged(call_id, request, told, answer)
+        if turn.outcome == "disowned":
+            claim.undelivered(call_id)
+            disowned.add(call_id)
+        said.append([*request.messages, answer.message])
+    return claim, log, frozenset(disowned), said
+
+
+def respelled(messages: Sequence[Message]) -> list[Message]:
+    """As a harness repeats them."""
+    return [
+        msgspec.structs.replace(message, tool_calls=[ToolCall("", FunctionCall("bash", '{"a":1}'))])
+        if message.tool_calls
+        else message
+        for message in messages
+    ]
+
+
+@settings(deadline=None, max_examples=150)
+@given(TURNS, st.integers(0, 8))
+def test_a_recalled_claim_knows_what_the_one_before_knew(turns: list[Turn], seen: int) -> None:
+    """Of which it may have seen the first calls itself."""
+    then, log, disowned, said = lived(turns)
+    now, *_ = lived(turns[:seen])
+    now.recall(ClaimLog(log, disowned, 0, is_over=False))
+    now.recall(ClaimLog(log, disowned, 0, is_over=False))
+    assert now.spent == then.spent
+    for conversation in said:
+        asking = [*respelled(conversation), Message("user", "and?")]
+        restored, spelled = then.turns.restore(asking)
+        assert now.turns.restore(asking)[0] == restored
+        for tools in ([], [Tool(Function("f0"))]):
+            told = transcript(spelled, tools)
+            assert now.history.write(told) == then.history.write(told)
+    for at, turn in enumerate(turns):
+        answer = answered(turn, at)
+        assert now.history.prompt(answer) == then.history.prompt(answer)
+    for call in log:
+        if call.stored_from is None or call.outcome is CallOutcome.FAILED or call.call_id in disowned:
+            continue
+        going_on = ChatRequest([Message("user", "on")], continues=call.call_id)
+        assert now.stored.continued(going_on) == then.stored.continued(going_on)
+
+
+def test_what_a_log_lacks_costs_the_calls_that_need_it_and_no_others() -> None:
+    turns = [Turn(0, 0, "x", 0, "one", False, "answered"), Turn(0, 0, "y", 0, "two", False, "answered")]
+    _, log, _, said = lived(turns)
+    assert log[1].messages.base == "c0"
+    whole = Completion(
+        "c2",
+        "t.0",
+        1,
+        "c",
+        CallOutcome.ANSWERED,
+        "openai_chat",
+        "default",
+        0,
+        0,
+        TokenDelta(pack_ids([1, 2])),
+        MessageDelta(b'[{"role":"user","content":"z"}]'),
+        sampled=pack_ids([3]),
+        answer=b'{"role":"assistant","content":"three"}',
+    )
+    broken = msgspec.structs.replace(whole, call_id="c3", answer=b'{"role":"nobody"}')
+    claim = Claim(KEY)
+    claim.recall(ClaimLog([log[1], broken, whole], frozenset(), 0, is_over=False))
+    assert claim.spent.calls == 1
+    assert claim.turns.strangers(said[1]) != frozenset()
+    assert claim.turns.strangers([Message("assistant", "three")]) == frozenset()
