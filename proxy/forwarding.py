@@ -8,6 +8,7 @@ call at the owner. Which proxy to ask, and when again, is `proxy/routing.py`'s.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Mapping
 
 import aiohttp
@@ -20,10 +21,11 @@ from proxy.errors import Refusal, Refused
 from proxy.ownership import Ownership, Peer
 
 FORWARDED = "X-Polar-Forwarded"
-"""On a request: the worker id of the proxy that forwards it."""
+"""On a request: the worker id of the proxy that forwards it, and the record of `polar.workers` by which it chose."""
 REFUSED = "X-Polar-Refused"
 """On an answer: its body is a `Told`; on a 421: its sender isn't the session's owner."""
 NOT_OWNER = 421
+OFFSET = re.compile(r"[0-9]{1,18}")
 CONNECT_S = 2.0
 FORWARD_S = 1_000.0
 """The longest call: the engine's 600 s, and 120 s each for a paused fleet, for room and for the acknowledgement."""
@@ -76,6 +78,12 @@ _refusals = {refusal.code: refusal for refusal in Refusal}
 def is_forwarded(request: web.Request) -> bool:
     """Whether another proxy sends it."""
     return FORWARDED in request.headers
+
+
+def as_of(request: web.Request) -> int:
+    """The offset by which its sender chose this proxy; -1 where there is none."""
+    offset = request.headers[FORWARDED].rpartition(" ")[2]
+    return int(offset) if OFFSET.fullmatch(offset) else -1
 
 
 def refusal(refused: Refused) -> web.Response:
@@ -132,7 +140,7 @@ class Forwarder:
         headers = CIMultiDict(
             (name, value) for name, value in request.headers.items() if name.lower() not in NOT_CARRIED
         )
-        headers[FORWARDED] = self._worker_id
+        headers[FORWARDED] = f"{self._worker_id} {self._ownership.as_of}"
         try:
             async with self._http.request(
                 request.method, url, data=body, headers=headers, allow_redirects=False

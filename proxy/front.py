@@ -130,7 +130,8 @@ class Front:
         def send(peer: Peer) -> Awaitable[bytes]:
             return self._forwarder.send(peer, request, wire.body)
 
-        is_forwarded = forwarding.is_forwarded(request)
+        if is_forwarded := forwarding.is_forwarded(request):
+            await ownership.caught_up(forwarding.as_of(request))
         # From here to the reply nothing is awaited, so that a key that closes finds its calls.
         claim = self._routes.claims.at_hand(key) if ownership.is_mine(key.session_id) else None
         reply: Reply | Routed = (

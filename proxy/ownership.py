@@ -26,6 +26,8 @@ GAP_MS = 3_000
 """A wider gap between any two records was an outage or a pause of all: leases start anew after it, as coordinators' do."""
 LAG_S = 5.0
 """Within which every proxy has read of a change; until then another may still act on the set before it."""
+BEHIND_S = 2.0
+"""For this proxy to read of a change that another one acts on already."""
 EPOCHS = 64
 """Live sets remembered; a session that was ours in all of them is ours since the oldest."""
 
@@ -107,9 +109,10 @@ class LiveSet:
 
 @dataclass(frozen=True)
 class _Epoch:
-    """One live set, and from when on it held: Unix seconds, the broker's."""
+    """One live set, and from when on it held: Unix seconds, the broker's, and the offset of the record that made it."""
 
     since: float
+    offset: int
     owners: Mapping[str, Peer]
 
 
@@ -120,7 +123,11 @@ class Ownership:
         self._worker_id = worker_id
         self._live = LiveSet()
         self._leaves = False
-        self._epochs = deque([_Epoch(0.0, MappingProxyType({}))], maxlen=EPOCHS)
+        self._epochs = deque([_Epoch(0.0, -1, MappingProxyType({}))], maxlen=EPOCHS)
+        self._read = -1
+        """Offset of the last record."""
+        self._advance = asyncio.Event()
+        """Set with the next one."""
         self._leased: frozenset[str] = frozenset()
         self._change = asyncio.Event()
         self._listeners: list[Callable[[], None]] = []
@@ -142,12 +149,31 @@ class Ownership:
     def on_sign(self, sign: Sign, record: kafka.Record) -> None:
         """Takes in a record of `polar.workers`."""
         self._live.hear(sign, record.timestamp)
+        self._read = record.offset
+        self._advance.set()
+        self._advance = asyncio.Event()
         self._look(record.timestamp / 1000)
 
     def leave(self) -> None:
         """This proxy takes no more sessions, from this moment on."""
         self._leaves = True
         self._look(self._epochs[-1].since)
+
+    @property
+    def as_of(self) -> int:
+        """The record that made the live set what it is here."""
+        return self._epochs[-1].offset
+
+    async def caught_up(self, as_of: int) -> None:
+        """Returns when this proxy knows what another one did that acts on `as_of`; after 2 s whatever it knows."""
+        if self._read >= as_of:
+            return
+        try:
+            async with asyncio.timeout(BEHIND_S):
+                while self._read < as_of:
+                    await self._advance.wait()
+        except TimeoutError:
+            pass
 
     def owner_of(self, session_id: str) -> Peer | None:
         """None where no proxy lives that takes sessions."""
@@ -190,7 +216,7 @@ class Ownership:
         self._leased = leased
         if moved:
             log.info("live proxies", action="live_proxies", workers=sorted(owners))
-            self._epochs.append(_Epoch(now, MappingProxyType(owners)))
+            self._epochs.append(_Epoch(now, self._read, MappingProxyType(owners)))
             for listener in self._listeners:
                 listener()
         self._change.set()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -39,10 +40,12 @@ class Log:
     def __init__(self, *readers: Ownership) -> None:
         self.readers = readers
         self.now = START_MS
+        self.offset = -1
 
     def write(self, sign: Sign) -> None:
+        self.offset += 1
         for reader in self.readers:
-            reader.on_sign(sign, At(self.now))
+            reader.on_sign(sign, At(self.now, offset=self.offset))
 
     def pass_s(self, seconds: float, *beating: str) -> None:
         """Time in which these beat every 2 s, and a coordinator probes every second."""
@@ -165,6 +168,22 @@ def test_a_session_that_went_and_came_back_is_ours_since_then() -> None:
     log.write(beat("b", leaving=True))
     assert a.since(moved) == log.now / 1000 + LAG_S
     assert a.since(kept) == START_MS / 1000
+
+
+async def test_who_is_behind_waits_for_what_another_acts_on() -> None:
+    ahead, behind = Ownership("a"), Ownership("b")
+    log = Log(ahead)
+    log.write(beat("a"))
+    log.write(beat("b"))
+    waiting = asyncio.ensure_future(behind.caught_up(ahead.as_of))
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    log.readers, log.offset = (behind,), -1
+    log.write(beat("a"))
+    log.write(beat("b"))
+    await waiting
+    assert behind.lives
+    await behind.caught_up(-1)
 
 
 SIGNS = st.lists(
