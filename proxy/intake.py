@@ -47,7 +47,7 @@ class Intake:
         """The answer to a request of `size` bytes, under way. Raises Refused for what the claim may not have."""
         lineage = lineage_of(headers)
         whole = claim.stored.continued(request)
-        messages, spelled = claim.turns.restore(whole.messages)
+        messages, spelled = claim.turns.restore(whole.messages, request.tools)
         told = transcript(spelled, request.tools)
         asked_for = imposed(msgspec.structs.replace(whole, messages=messages), claim.key)
         name = name_of(dialect.name, asked_for, told, lineage)

@@ -85,9 +85,10 @@ class Claim:
         self._log = log
         for one in recalled(log.calls):
             call_id = one.call.call_id
-            if call_id in self._known:
+            prompt = self.history.whole(one.call.prompt)
+            if call_id in self._known or prompt is None:
                 continue
-            self._remember(call_id, one.told, one.prompt, one.call.sampled, one.answer)
+            self._remember(call_id, one.told, prompt, one.call.sampled, one.answer)
             if call_id in log.disowned:
                 continue
             self.turns.add(call_id, one.told.messages.link, one.answer)
@@ -107,7 +108,7 @@ class Claim:
 
     def _strange(self, request: ChatRequest) -> set[bytes | str]:
         """What the request repeats that isn't known here."""
-        strange: set[bytes | str] = set(self.turns.strangers(request.messages))
+        strange: set[bytes | str] = set(self.turns.strangers(request.messages, request.tools))
         if request.continues is not None and request.continues not in self._known:
             strange.add(request.continues)
         return strange

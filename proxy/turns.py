@@ -1,10 +1,10 @@
 """The turns that a session's model said, put back where a harness repeats them in its own spelling.
 
-Harnesses parse tool arguments and write them anew (`{"n" : 1.0}` becomes `{"n":1}`), trim text and reasoning, drop or invent the ids of
-tool calls. An assistant turn that says what an answer of this claim said is replaced by the very message that was sampled, and the tool
-messages that follow get the ids of its calls, so that the next prompt repeats the tokens that the engine sampled. Invariant: only what
-these rewrites can explain is put back; a turn that was edited stays as the harness wrote it, and reasoning that a harness leaves out
-stays out, as its provider wouldn't see it either. Bounded: the oldest turns are forgotten.
+Harnesses parse tool arguments and write them anew (`{"n" : 1.0}` becomes `{"n":1}`), add defaults to them, trim text and reasoning, drop
+or invent the ids of tool calls. An assistant turn that says what an answer of this claim said is replaced by the very message that was
+sampled, and the tool messages that follow get the ids of its calls, so that the next prompt repeats the tokens that the engine sampled.
+Invariant: only what these rewrites can explain is put back; a turn that was edited stays as the harness wrote it, and reasoning that a
+harness leaves out stays out, as its provider wouldn't see it either. Bounded: the oldest turns are forgotten.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from hashlib import blake2b
 
 import msgspec
 
-from proxy.chat import Message, TextPart
+from proxy.chat import Message, TextPart, Tool
+from proxy.defaults import is_completed
 from topics.delta import Spelled, spell
 
 TURNS = 4096
@@ -89,8 +90,8 @@ class Turns:
             if self._by_tool_call.get(call.id) is turn:
                 del self._by_tool_call[call.id]
 
-    def restore(self, messages: Sequence[Message]) -> tuple[list[Message], Spelled]:
-        """The messages as the model said and read them, and how the log spells them."""
+    def restore(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> tuple[list[Message], Spelled]:
+        """The messages as the model said and read them, and how the log spells them; `tools` are what the request declares."""
         restored: list[Message] = []
         spelled = Spelled()
         ids: dict[str, list[str]] = {}
@@ -99,7 +100,7 @@ class Turns:
             told = message
             if message.role == "assistant":
                 written = spell(message)
-                found = self._find(message, written, spelled.link) if self._turns else None
+                found = self._find(message, written, spelled.link, tools) if self._turns else None
                 if found is not None and found.spelled != written:
                     told = _as_sampled(found.message, message)
                     written = found.spelled if told is found.message else spell(told)
@@ -112,12 +113,14 @@ class Turns:
             spelled.append(written)
         return restored, spelled
 
-    def strangers(self, messages: Sequence[Message]) -> frozenset[bytes]:
+    def strangers(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> frozenset[bytes]:
         """What tells those assistant turns apart that this claim's model, as far as is known here, hasn't said."""
         asked = ((message, spell(message)) for message in messages if message.role == "assistant")
-        return frozenset(_digest(written) for message, written in asked if self._find(message, written, b"") is None)
+        return frozenset(
+            _digest(written) for message, written in asked if self._find(message, written, b"", tools) is None
+        )
 
-    def _find(self, message: Message, written: bytes, follows: bytes) -> _Turn | None:
+    def _find(self, message: Message, written: bytes, follows: bytes, tools: Sequence[Tool]) -> _Turn | None:
         """The answer that a message repeats: to this very history, else the one whose id it has, else the newest alike."""
         spelling = _digest(written)
         words = self._words.get(spelling)
@@ -126,9 +129,10 @@ class Turns:
                 self._words = {}
             words = self._words[spelling] = _words(message)
         alike = self._alike.get(words)
-        if alike is None:
-            return None
         by_id = self._by_tool_call.get(message.tool_calls[0].id) if message.tool_calls else None
+        if alike is None:
+            completed = by_id is not None and _completes(message, by_id.message, tools)
+            return _nearest([by_id], message) if by_id is not None and completed else None
         return (
             _nearest(self._in_place.get((follows, words), ()), message)
             or _nearest([by_id] if by_id is not None and by_id.words == words else (), message)
@@ -152,6 +156,24 @@ def _nearest(turns: Sequence[_Turn], message: Message) -> _Turn | None:
         if best is None or rank >= best:
             best, found = rank, turn
     return found
+
+
+def _completes(message: Message, said: Message, tools: Sequence[Tool]) -> bool:
+    """Whether a message says what was said, but for defaults among the arguments of its tool calls."""
+    names = [call.function.name for call in message.tool_calls]
+    if names != [call.function.name for call in said.tool_calls] or _stripped(message) != _stripped(said):
+        return False
+    schemas = {tool.function.name: bytes(tool.function.parameters) for tool in tools}
+    pairs = zip(names, message.tool_calls, said.tool_calls, strict=True)
+    return all(
+        is_completed(told.function.arguments, own.function.arguments, schemas.get(name, b""))
+        for name, told, own in pairs
+    )
+
+
+def _stripped(message: Message) -> str | None:
+    text = _text(message)
+    return None if text is None else text.strip()
 
 
 def _is_trimmed(text: str, said: str) -> bool:
