@@ -14,12 +14,10 @@ from consumers.builders.prefix_merging import PrefixMerging
 from polar.scripted.tokenizer import Tokenizer
 from polar.types.completion import Completion
 from polar.types.tokens import common_prefix, unpack_ids, unpack_logprobs
-from polar.types.trajectory import ExpandedTrace, Trajectory
+from polar.types.trajectory import Trajectory
 from tests.consumers.builders.transcripts import build_record
 from tests.consumers.harnesses.conftest import Model
 
-MAIN = ("main", "compaction")
-"""Kinds of calls that are the main agent's own work."""
 SHOWN = 300
 """Characters."""
 
@@ -33,22 +31,20 @@ class Outcome:
     samples: list[dict[str, Any]]
     """The scripted engine's record."""
 
-    @property
-    def main(self) -> list[Completion]:
-        return [each for each in self.calls if each.kind in MAIN]
+    def playing(self, script: str) -> list[Completion]:
+        """The calls whose answers came from a script, in order."""
+        said = [sample["token_ids"] for sample in self.samples if (sample["script"] or "").startswith(f"{script}/")]
+        return [each for each in self.calls if unpack_ids(each.sampled).tolist() in said]
 
     @property
-    def main_traces(self) -> list[ExpandedTrace]:
-        return [each for each in self.trajectory.expanded() if each.trace.kind in MAIN]
-
-    @property
-    def side(self) -> Counter[str]:
-        return Counter(each.kind for each in self.calls if each.kind not in MAIN)
+    def kinds(self) -> Counter[str]:
+        """Of calls that aren't the main agent's."""
+        return Counter(each.kind for each in self.calls if each.kind != "main")
 
     @property
     def merge_rate(self) -> float:
-        """How many of the main calls that could go on from another do: 1 where all are one trace."""
-        return 1 - (len(self.main_traces) - 1) / max(len(self.main) - 1, 1)
+        """1 where all calls are one trace, 0 where each is one of its own."""
+        return 1 - (len(self.trajectory.traces) - 1) / max(len(self.calls) - 1, 1)
 
 
 async def outcome_of(served: Model) -> Outcome:
@@ -68,13 +64,14 @@ def assert_captured(outcome: Outcome, dialect: str) -> None:
     assert sorted(logged) == sorted(sampled)
 
 
-def assert_one_trace(outcome: Outcome) -> None:
-    """All main calls are one trace, which trains just what they sampled, in order."""
-    assert len(outcome.main_traces) == 1, partings(outcome)
-    (trace,) = outcome.main_traces
-    assert [span.call.call_id for span in trace.spans] == [each.call_id for each in outcome.main]
+def assert_one_trace(outcome: Outcome, calls: list[Completion]) -> None:
+    """Just these calls are one of the session's traces, which trains what they sampled, in order."""
+    ids = [each.call_id for each in calls]
+    found = [each for each in outcome.trajectory.expanded() if [span.call.call_id for span in each.spans] == ids]
+    assert len(found) == 1, partings(outcome)
+    (trace,) = found
     trained = [(list(trace.token_ids[s.start : s.end]), list(trace.logprobs[s.start : s.end])) for s in trace.spans]
-    assert trained == [_sampled(each) for each in outcome.main]
+    assert trained == [_sampled(each) for each in calls]
 
 
 def partings(outcome: Outcome) -> str:

@@ -29,6 +29,7 @@ from tests.consumers.harnesses.specimens import (
 )
 
 Resume = Callable[[Launch], Launch]
+AWAIT_FOUND = "until grep -qs 'Foun[d]' ~/.codex/sessions/*/*/*/*.jsonl; do sleep 0.1; done"
 
 
 @dataclass(frozen=True)
@@ -47,20 +48,23 @@ class Speaker:
     """What the sub-agent does."""
     after: tuple[Turn, ...] = ()
     """What the main agent says before its end, where it doesn't just wait."""
+    is_told: bool = True
+    """Its sub-agents' calls say so, in headers."""
     resume: Resume | None = None
     """Makes a launch go on with the session before it."""
+    parts: tuple[tuple[int, ...], ...] = ((0, 1, 2, 3),)
+    """The traces of two calls and, resumed, two more."""
 
     def __str__(self) -> str:
         return "-".join([self.specimen.harness, *map(str, self.settings.values())])
 
 
-def adding(*arguments: str, before_last: int = 0) -> Resume:
-    """Puts arguments at the end of a command, or before its last ones."""
+def adding(*arguments: str) -> Resume:
+    """Puts arguments at the end of a command."""
 
     def resumed(launch: Launch) -> Launch:
         assert isinstance(launch.command, tuple)
-        at = len(launch.command) - before_last
-        return replace(launch, command=(*launch.command[:at], *arguments, *launch.command[at:]))
+        return replace(launch, command=(*launch.command, *arguments))
 
     return resumed
 
@@ -72,8 +76,7 @@ def _opencode_goes_on(launch: Launch) -> Launch:
 
 def _codex_goes_on(launch: Launch) -> Launch:
     assert isinstance(launch.command, tuple)
-    at = launch.command.index("exec") + 1
-    return replace(launch, command=(*launch.command[:at], "resume", "--last", *launch.command[at:]))
+    return replace(launch, command=(*launch.command[:-1], "resume", "--last", launch.command[-1]))
 
 
 def _pi(api: str, dialect: str) -> Speaker:
@@ -118,7 +121,9 @@ def _qwen(auth_type: str, dialect: str) -> Speaker:
             {"text": "Found."},
         ),
         after=({"text": "It is being looked for."},),
+        is_told=False,
         resume=adding("--continue"),
+        parts=((0, 1), (2, 3)),  # resumed, a reminder of the date has moved from the first message to the newest
     )
 
 
@@ -163,7 +168,8 @@ SPEAKERS = [
         parallel=(call("exec_command", cmd="echo made >b.txt"), call("exec_command", cmd=RUN)),
         delegate={"calls": [call("multi_agent_v1__spawn_agent", message="Find the Zebra.")]},
         delegated=({"calls": [call("exec_command", cmd="echo zebra")]}, {"text": "Found."}),
-        after=({"calls": [call("multi_agent_v1__wait_agent", timeout_ms=20_000)]},),
+        # It works beside the main agent, and ends with it; to be waited for it has to be named, by an id of its own.
+        after=({"calls": [call("exec_command", cmd=AWAIT_FOUND, yield_time_ms=20_000)]},),
         resume=_codex_goes_on,
     ),
     Speaker(
@@ -176,9 +182,11 @@ SPEAKERS = [
         delegate={"calls": [call("invoke_agent", agent_name="generalist", prompt="Find the Zebra.")]},
         delegated=(
             {"calls": [call("run_shell_command", command="echo zebra")]},
-            {"calls": [call("complete_task", result="Found.")]},
+            {"calls": [call("complete_task", result={"response": "Found."})]},
         ),
+        is_told=False,
         resume=adding("--resume", "latest"),
+        parts=((0, 2, 3), (1,)),  # resumed, what a tool said stands there twice
     ),
     _pi("openai-completions", "openai_chat"),
     _pi("openai-responses", "openai_responses"),

@@ -33,8 +33,8 @@ async def test_a_plain_run_is_one_trace(speaker: Speaker, runtime: ProcessRuntim
     tell(speaker, "plain", outcome)
     assert await runtime.read_file("c.txt", 100) == b"this is right\n"
     assert_captured(outcome, speaker.dialect)
-    assert len(outcome.main) == len(speaker.specimen.turns) + 1
-    assert_one_trace(outcome)
+    assert len(outcome.calls) == len(speaker.specimen.turns) + 1
+    assert_one_trace(outcome, outcome.calls)
 
 
 @those(lambda speaker: speaker.parallel)
@@ -50,7 +50,7 @@ async def test_tools_that_are_called_at_once_stay_one_trace(
     assert await runtime.read_file("b.txt", 100) == b"made\n"
     assert await runtime.read_file("c.txt", 100) == b"this is right\n"
     assert_captured(outcome, speaker.dialect)
-    assert_one_trace(outcome)
+    assert_one_trace(outcome, outcome.calls)
 
 
 @those(lambda speaker: speaker.delegate)
@@ -65,9 +65,12 @@ async def test_a_sub_agents_work_is_beside_the_main_agents_one_trace(
         outcome = await outcome_of(served)
     tell(speaker, "sub-agent", outcome)
     assert_captured(outcome, speaker.dialect)
-    assert sum(sample["script"].startswith("zebra/") for sample in outcome.samples) == len(speaker.delegated)
-    assert len(outcome.trajectory.traces) == 2
-    assert_one_trace(outcome)
+    subagent, main = outcome.playing("zebra"), outcome.playing("mend")
+    assert (len(subagent), len(subagent) + len(main)) == (len(speaker.delegated), len(outcome.calls))
+    assert_one_trace(outcome, main)
+    assert_one_trace(outcome, subagent)
+    assert outcome.kinds == ({"subagent": len(subagent)} if speaker.is_told else {})
+    assert all(("session" in (each.lineage or {})) == speaker.is_told for each in subagent)
 
 
 @those(lambda speaker: speaker.resume)
@@ -76,8 +79,8 @@ async def test_a_session_that_is_resumed_goes_on_as_the_same_trace(
 ) -> None:
     assert speaker.resume is not None
     await runtime.write_file("a.txt", b"this is wrong\n")
-    first, *others = speaker.specimen.turns
-    async with model(script(speaker, runtime, first, {"text": "That was it."}, *others)) as served:
+    first, *_, last = speaker.specimen.turns
+    async with model(script(speaker, runtime, first, {"text": "That was it."}, last)) as served:
         await work(speaker, runtime, served)
         agent = AgentSpec(
             harness=speaker.specimen.harness, model_name=served.access.model_name, settings=speaker.settings
@@ -87,6 +90,8 @@ async def test_a_session_that_is_resumed_goes_on_as_the_same_trace(
         assert result.exit_code == 0, result.tail
         outcome = await outcome_of(served)
     tell(speaker, "resume", outcome)
-    assert await runtime.read_file("c.txt", 100) == b"this is right\n"
+    assert await runtime.read_file("c.txt", 100) == b"this is wrong\n"
     assert_captured(outcome, speaker.dialect)
-    assert_one_trace(outcome)
+    assert len(outcome.calls) == 4
+    for part in speaker.parts:
+        assert_one_trace(outcome, [outcome.calls[at] for at in part])
