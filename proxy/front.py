@@ -1,7 +1,7 @@
 """The port that harnesses speak to: routes from the dialects, and each request's way to a reply.
 
-detect (path, and where that doesn't tell, headers) → authenticate → normalise → call engine → capture → answer. Whatever goes wrong is
-told in the dialect's own shape, and nothing of ours ever comes out as a bare 500.
+detect (path, and where that doesn't tell, headers) → authenticate → normalise → find the session's owner → call engine → capture → answer.
+Whatever goes wrong is told in the dialect's own shape, and nothing of ours ever comes out as a bare 500.
 """
 
 from __future__ import annotations
