@@ -32,8 +32,8 @@ class Answering:
         """The first call's: the answer's id."""
         self.created = int(calls[0].asked.received_at)
         """Unix seconds."""
-        self.on_left: Callable[[Answering], None] = lambda _: None
-        """Called when the last request has left."""
+        self.on_left: Callable[[Answering], None] = _nothing
+        """Called once, when the last request has left."""
         self.done: asyncio.Future[Any] = (
             calls[0].answer
             if len(calls) == 1
@@ -66,8 +66,12 @@ class Answering:
             for call in self._calls:
                 if isinstance(_result(call), Answer):
                     self._pipeline.undelivered(call)
+        # What repetitions need is in `_answers`: a finished call's task would keep its result, tokens and all.
         self._calls = ()
-        self.on_left(self)
+        self.done = asyncio.get_running_loop().create_future()
+        self.done.set_result(None)
+        on_left, self.on_left = self.on_left, _nothing
+        on_left(self)
 
     def end(self, reason: Ending) -> None:
         """Ends the calls that are under way, whoever waits."""
@@ -124,6 +128,10 @@ class Reply:
         form = dialect.stream if self._request.stream else dialect.body
         answering = self._answering
         return form(answering.call_id, answering.created, self._request, answering.answers())
+
+
+def _nothing(_: Answering) -> None:
+    pass
 
 
 def _result(call: Call) -> Answer | BaseException | None:

@@ -8,6 +8,7 @@ prompt only what is new is hashed, the rest compared once. Which calls are ackno
 from __future__ import annotations
 
 import hashlib
+import weakref
 from bisect import bisect_left
 from collections.abc import Iterable
 
@@ -41,7 +42,8 @@ class _Strand:
     """
 
     def __init__(self, parent: _Strand | None, start: int) -> None:
-        self.parent = parent
+        # No cycle, so that a claim's tokens go with it and needn't wait for the collector. The root holds all.
+        self._parent = None if parent is None else weakref.ref(parent)
         self.start = start
         self.end = start
         self.forks: dict[tuple[int, int], _Strand] = {}
@@ -53,6 +55,10 @@ class _Strand:
         self._links: list[bytes] = []
         """Of the blocks that end within this strand."""
         self._buffer = np.empty(BLOCK, dtype=IDS)
+
+    @property
+    def parent(self) -> _Strand | None:
+        return None if self._parent is None else self._parent()
 
     @property
     def tokens(self) -> Ids:
