@@ -12,7 +12,7 @@ from hashlib import blake2b
 import msgspec
 
 from polar.types.completion import MessageDelta, TokenDelta
-from polar.types.tokens import unpack_ids
+from polar.types.tokens import pack_ids, unpack_ids
 from proxy.chat import Answer, Message, Tool
 from topics.delta import MessageIndex, PromptIndex, Spelled
 
@@ -70,6 +70,13 @@ class History:
     def prompt(self, answer: Answer) -> TokenDelta:
         """An answer's prompt, as a delta."""
         return self._prompts.encode(unpack_ids(answer.prompt_ids))
+
+    def whole(self, prompt: TokenDelta) -> bytes | None:
+        """A prompt of the log in full, int32 LE; None where its base is not known."""
+        if prompt.base is None:
+            return prompt.rest
+        shared = self._prompts.tokens(prompt.base, prompt.shared)
+        return None if shared is None else pack_ids(shared) + prompt.rest
 
     def add(self, call_id: str, told: Transcript, prompt: bytes, sampled: bytes, answer: Message) -> None:
         """Notes a call that is on the log; `prompt`, whole, and `sampled` are int32 LE."""

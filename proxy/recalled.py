@@ -1,4 +1,4 @@
-"""A claim's calls as its log tells them, expanded, one after another in log order: what a new owner's memory is made of.
+"""A claim's calls as its log tells them, their messages expanded, in log order: what a new owner's memory is made of.
 
 Linear in what the calls add, but for lists of references. A call whose base is gone, or that doesn't fit it, is passed over: what follows
 from it is written in full.
@@ -12,11 +12,9 @@ from dataclasses import dataclass
 import msgspec
 
 from polar.types.completion import CallOutcome, Completion
-from polar.types.tokens import pack_ids
 from proxy.chat import Message
 from proxy.history import Transcript, transcript_of
 from topics.delta import Spelled, spell
-from topics.resolver import DeltaError, Resolver
 
 _messages = msgspec.json.Decoder(list[Message])
 _answers = msgspec.json.Decoder(Message)
@@ -27,8 +25,6 @@ class Recalled:
     """An answered call."""
 
     call: Completion
-    prompt: bytes
-    """int32 LE, whole."""
     messages: list[Message]
     """Whole."""
     told: Transcript
@@ -46,24 +42,23 @@ class _Said:
 
 def recalled(calls: Iterable[Completion]) -> Iterator[Recalled]:
     """The answered ones of a claim's calls, which are given in log order; of one id the first counts."""
-    resolver = Resolver()
     known: dict[str | None, _Said] = {None: _Said([], Spelled(), b"[]")}
     for call in calls:
-        if call.outcome is not CallOutcome.ANSWERED or call.call_id in known or call.messages.base not in known:
+        base, shared = known.get(call.messages.base), call.messages.shared
+        if call.outcome is not CallOutcome.ANSWERED or call.call_id in known:
+            continue
+        if base is None or shared > len(base.messages):
             continue
         try:
-            resolver.add(call)
             rest, answer = _messages.decode(call.messages.rest), _answers.decode(call.answer)
-        except (DeltaError, ValueError):
+        except msgspec.DecodeError:
             continue
-        base, shared = known[call.messages.base], call.messages.shared
         messages = base.messages[:shared] + rest
         spelled = base.spelled.upto(shared)
         for message in rest:
             spelled.append(spell(message))
         tools = base.tools if call.tools is None else call.tools
-        prompt = pack_ids(resolver.prompt(call.call_id))
-        yield Recalled(call, prompt, messages, transcript_of(spelled, tools), answer)
+        yield Recalled(call, messages, transcript_of(spelled, tools), answer)
         said = spelled.upto(len(messages))
         said.append(spell(answer))
         known[call.call_id] = _Said([*messages, answer], said, tools)

@@ -131,8 +131,10 @@ class Turns:
         alike = self._alike.get(words)
         by_id = self._by_tool_call.get(message.tool_calls[0].id) if message.tool_calls else None
         if alike is None:
-            completed = by_id is not None and _completes(message, by_id.message, tools)
-            return _nearest([by_id], message) if by_id is not None and completed else None
+            if by_id is None or not _completes(message, by_id.message, tools):
+                return None
+            self._words[spelling] = by_id.words
+            return _nearest([by_id], message)
         return (
             _nearest(self._in_place.get((follows, words), ()), message)
             or _nearest([by_id] if by_id is not None and by_id.words == words else (), message)

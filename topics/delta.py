@@ -97,7 +97,8 @@ class PromptIndex:
         self._max_tokens = max_tokens
         self._root = _Strand(None, 0)
         self._kept = 0
-        self._known: set[str] = set()
+        self._ends: dict[str, tuple[_Strand, int]] = {}
+        """Where each call ends."""
 
     def encode(self, prompt: Ids) -> TokenDelta:
         """A prompt as a delta against what was added; in full where nothing is shared."""
@@ -115,13 +116,12 @@ class PromptIndex:
     def add(self, call_id: str, prompt: Ids, sampled: Ids) -> None:
         """Note an acknowledged call; of one id the first counts, and one without tokens is no base."""
         tokens = np.concatenate((prompt, sampled))
-        if call_id in self._known or not len(tokens):
+        if call_id in self._ends or not len(tokens):
             return
         strand, shared = self._find(tokens)
         if self._kept + len(tokens) - shared > self._max_tokens:
-            self._root, self._kept, self._known = _Strand(None, 0), 0, set()
+            self._root, self._kept, self._ends = _Strand(None, 0), 0, {}
             strand, shared = self._root, 0
-        self._known.add(call_id)
         if shared < len(tokens):
             known = shared // BLOCK
             made = links(tokens, known, strand.link(known))
@@ -133,6 +133,19 @@ class PromptIndex:
             strand.chain(made)
             self._kept += len(tokens) - shared
         strand.note(call_id, len(tokens))
+        self._ends[call_id] = strand, len(tokens)
+
+    def tokens(self, call_id: str, length: int) -> Ids | None:
+        """The first `length` tokens of a call's prompt and sampled tokens; None where it is not known, or shorter."""
+        strand, end = self._ends.get(call_id, (None, 0))
+        if strand is None or length > end:
+            return None
+        parts: list[Ids] = []
+        while strand is not None:
+            parts.append(strand.tokens[: max(0, length - strand.start)])
+            length = min(length, strand.start)
+            strand = strand.parent
+        return np.concatenate(parts[::-1])
 
     def _find(self, tokens: Ids) -> tuple[_Strand, int]:
         """The strand where the longest known prefix ends, and its length."""
@@ -190,7 +203,8 @@ class MessageIndex:
     def encode(self, spelled: Spelled) -> MessageDelta:
         """Messages as a delta against what was added."""
         links = spelled.links
-        shared = next((at for at, link in enumerate(links) if link not in self._calls), len(links))
+        # Who knows a link knows those before it, and of a conversation that grows nearly all are known.
+        shared = next((at for at in range(len(links), 0, -1) if links[at - 1] in self._calls), 0)
         base = self._calls[links[shared - 1]] if shared else None
         return MessageDelta(rest=b"[" + b",".join(spelled.messages[shared:]) + b"]", shared=shared, base=base)
 
@@ -201,8 +215,10 @@ class MessageIndex:
             links = [*links, _link(spelled.link, spell(answer))]
         if len(self._calls) + len(links) > self._max_messages:
             self._calls = {}
-        for link in links:
-            self._calls.setdefault(link, call_id)
+        for link in reversed(links):
+            if link in self._calls:
+                break  # and so are those before it
+            self._calls[link] = call_id
 
 
 def _link(last: bytes, message: bytes) -> bytes:

@@ -58,9 +58,10 @@ def test_a_turn_that_a_harness_completed_is_put_back_by_its_calls_id() -> None:
     remembered = Turns()
     remembered.add("c0", Spelled([user]).link, said)
     tools = [Tool(Function("edit", parameters=msgspec.Raw(SCHEMA)))]
+    assert remembered.restore([user, told])[0] == [user, told]
     assert remembered.restore([user, told], tools)[0] == [user, said]
     assert remembered.strangers([user, told], tools) == frozenset()
-    assert remembered.restore([user, told])[0] == [user, told]
+    assert remembered.restore([user, told])[0] == [user, said], "what was found out stands, as where no tools are told"
     for edited in (
         msgspec.structs.replace(told, content="Else."),
         msgspec.structs.replace(told, tool_calls=[ToolCall("new", told.tool_calls[0].function)]),

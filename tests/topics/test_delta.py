@@ -95,6 +95,15 @@ def test_prompts_come_back_as_they_were(turns: list[Turn], max_tokens: int) -> N
         assert np.array_equal(resolver.prompt(f"c{at}"), prompt)
         if turn.acknowledged:
             index.add(f"c{at}", prompt, sampled)
+            whole = np.concatenate((prompt, sampled))
+            assert index.tokens(f"c{at}", len(whole) + 1) is None
+            for length in {0, len(prompt), len(whole)} if len(whole) else ():
+                known = index.tokens(f"c{at}", length)
+                assert known is not None
+                assert np.array_equal(known, whole[:length])
+    for at, (turn, prompt, _) in enumerate(played(turns)):
+        known = index.tokens(f"c{at}", len(prompt))
+        assert known is None or (turn.acknowledged and np.array_equal(known, prompt))
 
 
 @settings(deadline=None)
