@@ -1,7 +1,7 @@
 """Token ids out of an engine's JSON without a Python number for each: a long prompt has tens of thousands, most of the answer's bytes.
 
-`lift` takes the array out of the text and reads it in one go, where it is written as vLLM does, digits and commas alone; all else is left
-to the JSON decoder, and so is saying what is wrong with it.
+`lift` takes a long array out of the text and reads it in one go, where it is written as vLLM does, digits and commas alone; all else is
+left to the JSON decoder, and so is saying what is wrong with it.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import numpy as np
 from polar.types.tokens import IDS
 
 LARGEST = int(np.iinfo(IDS).max)
+SHORT = 4096
+"""Bytes of an array that the decoder reads as fast."""
 
 
 def lift(body: bytes, field: str) -> tuple[bytes, bytes | None]:
@@ -19,7 +21,7 @@ def lift(body: bytes, field: str) -> tuple[bytes, bytes | None]:
     key = f'"{field}":['.encode()
     start = body.find(key) + len(key)
     end = body.find(b"]", start)
-    if start < len(key) or end < 0 or body.find(key, end) >= 0:
+    if start < len(key) or end - start < SHORT or body.find(key, end) >= 0:
         return body, None
     ids = _read(body[start:end])
     return (body, None) if ids is None else (body[:start] + body[end:], ids)

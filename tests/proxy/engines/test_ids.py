@@ -1,15 +1,25 @@
 """Ids that are lifted out of JSON are those that the JSON decoder would have read; what it would refuse is left to it."""
 
 import json
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from polar.types.tokens import unpack_ids
-from proxy.engines.ids import lift
+from proxy.engines import ids as lifting
+from proxy.engines.ids import SHORT, lift
 
 FIELD = "prompt_token_ids"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def any_length() -> Iterator[None]:
+    """Short arrays are read like long ones here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lifting, "SHORT", 0)
+        yield
 
 
 def spelled(ids: list[int], **fields: object) -> bytes:
@@ -68,3 +78,11 @@ def test_a_text_that_quotes_the_field_is_a_text() -> None:
     assert lifted is not None
     assert unpack_ids(lifted).tolist() == [5]
     assert json.loads(rest)["content"] == 'the field is "prompt_token_ids":[1,2], it says'
+
+
+def test_a_short_array_is_left_to_the_decoder_and_a_long_one_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lifting, "SHORT", SHORT)
+    assert lift(spelled([1] * (SHORT // 4)), FIELD)[1] is None
+    lifted = lift(spelled([1] * SHORT), FIELD)[1]
+    assert lifted is not None
+    assert len(lifted) == 4 * SHORT
