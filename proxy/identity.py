@@ -6,6 +6,7 @@ that looks like ours counts. The rest of the proxy sees a path without the prefi
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from aiohttp import web
@@ -17,6 +18,8 @@ IN_PATH = "polar_key"
 """The name under which the prefix's key is matched."""
 PATH_PREFIX = f"/s/{{{IN_PATH}}}"
 """Before any path: `/s/<key>/v1/messages`."""
+MISPLACED = re.compile(re.escape(PREFIX) + "[^/]*")
+"""A key elsewhere in a path, as where a base URL was put together wrongly."""
 
 
 def key_of(request: web.Request) -> str | None:
@@ -26,9 +29,10 @@ def key_of(request: web.Request) -> str | None:
 
 
 def path_of(request: web.Request) -> str:
-    """The request's path without a key in it."""
+    """The request's path without a key in it, wherever that stands."""
     key = request.match_info.get(IN_PATH)
-    return request.path if key is None else request.path.removeprefix(f"/s/{key}")
+    path = request.path if key is None else request.path.removeprefix(f"/s/{key}")
+    return MISPLACED.sub("…", path)
 
 
 def _candidates(request: web.Request) -> Iterator[str]:

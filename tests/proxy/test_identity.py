@@ -8,6 +8,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
+from yarl import URL
 
 from proxy.identity import PATH_PREFIX, key_of, path_of
 
@@ -23,7 +24,7 @@ async def url() -> AsyncIterator[str]:
 
     app = web.Application()
     app.router.add_get(PATH_PREFIX + "/v1/x", told)
-    app.router.add_get("/v1/x", told)
+    app.router.add_get("/{path:.*}", told)
     async with TestServer(app) as server:
         yield str(server.make_url("")).rstrip("/")
 
@@ -51,3 +52,11 @@ async def test_a_key_is_found_wherever_a_client_puts_it(
 ) -> None:
     async with aiohttp.ClientSession() as session, session.get(url + path, headers=headers) as response:
         assert await response.json() == [key, "/v1/x"]
+
+
+@pytest.mark.parametrize("path", [f"//s/{KEY}/v1/x", f"/v1/s/{KEY}/v1/x", f"/s/{KEY}/s/%73{KEY[1:]}/v1/x"])
+async def test_a_key_in_the_wrong_place_of_a_path_is_never_told(url: str, path: str) -> None:
+    async with aiohttp.ClientSession() as session, session.get(URL(url + path, encoded=True)) as response:
+        told = (await response.json())[1]
+    assert told.endswith("/…/v1/x")
+    assert KEY not in told
