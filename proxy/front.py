@@ -87,7 +87,7 @@ class Front:
         for (method, path), candidates in shared.items():
             for prefix in ("", PATH_PREFIX):
                 app.router.add_route(method, prefix + path, self._handler(candidates))
-        app.router.add_route("*", "/{path:.*}", self._handler([(dialect, self._unknown) for dialect in self._dialects]))
+        app.router.add_route("*", r"/{path:[\s\S]*}", self._handler([(dialect, self._unknown) for dialect in self._dialects]))
         return app
 
     def _handler(
@@ -190,6 +190,8 @@ async def _wire_of(request: web.Request) -> Wire:
 
 async def _body_of(request: web.Request) -> bytes:
     try:
+        if request.content.is_eof():  # most bodies come with their headers
+            return await request.read()
         async with asyncio.timeout(BODY_S):
             return await request.read()
     except TimeoutError:
