@@ -19,7 +19,7 @@ from aiohttp import web
 from polar.keys import Signer
 from polar.settings import Settings
 from polar.types.errors import NotReady
-from proxy import control, openapi, wire_log
+from proxy import control, openapi
 from proxy.auth import Authenticator
 from proxy.call import Pipeline
 from proxy.capture import Capture
@@ -37,6 +37,7 @@ from proxy.ownership import Ownership
 from proxy.recovery import Recovery
 from proxy.routing import Routes
 from proxy.session import Claims
+from proxy.unreadable import Runner
 from topics import control as control_topic
 from topics import fleet as fleet_topic
 from topics import workers as workers_topic
@@ -229,10 +230,9 @@ class Proxy:
             pass
 
     async def _listen(self, app: web.Application, doors: Sequence[socket.socket]) -> socket.socket:
-        runner = web.AppRunner(
+        runner = Runner(
             app,
             access_log=None,
-            logger=wire_log.LOGGER,
             handler_cancellation=True,
             shutdown_timeout=STOP_S,
             max_line_size=PARSED_BYTES,

@@ -87,7 +87,9 @@ class Front:
         for (method, path), candidates in shared.items():
             for prefix in ("", PATH_PREFIX):
                 app.router.add_route(method, prefix + path, self._handler(candidates))
-        app.router.add_route("*", r"/{path:[\s\S]*}", self._handler([(dialect, self._unknown) for dialect in self._dialects]))
+        app.router.add_route(
+            "*", r"/{path:[\s\S]*}", self._handler([(dialect, self._unknown) for dialect in self._dialects])
+        )
         return app
 
     def _handler(

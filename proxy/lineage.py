@@ -46,8 +46,13 @@ def lineage_of(headers: Mapping[str, str]) -> dict[str, str] | None:
         turn = _turn(headers[TURN_METADATA])
         found["request"] = turn.request_kind
         found["parent_thread"] = found["parent_thread"] or turn.parent_thread_id
-    told = {name: value[:VALUE_LIMIT] for name, value in found.items() if value}
+    told = {name: _text(value) for name, value in found.items() if value}
     return told or None
+
+
+def _text(value: str) -> str:
+    """As the log takes it: of bytes that are no UTF-8 aiohttp makes halves of surrogates."""
+    return value[:VALUE_LIMIT].encode(errors="replace").decode()
 
 
 def _turn(metadata: str) -> _TurnMetadata:

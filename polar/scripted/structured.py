@@ -14,6 +14,8 @@ from polar.scripted.request import ApiError, ChatRequest
 DEEP: Final = 6
 """Levels from which on the last of several choices is taken, which is null where a schema refers to itself."""
 TOO_DEEP: Final = 40
+TOO_LONG: Final = 10_000
+"""Items, or characters."""
 FORMATS: Final = {
     "date": "2000-01-01",
     "date-time": "2000-01-01T00:00:00Z",
@@ -53,8 +55,11 @@ def _forced(request: ChatRequest, fields: Mapping[str, Any]) -> dict[str, Any] |
 
 
 def example(schema: Any) -> Any:
-    """The least value that a JSON schema takes. Raises ApiError 400 where it has no end."""
-    return _example(schema, schema, 0)
+    """The least value that a JSON schema takes. Raises ApiError 400 where it has no end, or is none."""
+    try:
+        return _example(schema, schema, 0)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise ApiError(400, f"response_format: not a JSON schema: {error}", param="response_format") from error
 
 
 def _example(schema: Any, root: Any, depth: int) -> Any:
@@ -78,7 +83,7 @@ def _example(schema: Any, root: Any, depth: int) -> Any:
             properties = schema.get("properties") or {}
             return {name: _example(properties.get(name), root, depth + 1) for name in schema.get("required") or ()}
         case "array":
-            return [_example(schema.get("items"), root, depth + 1)] * schema.get("minItems", 0)
+            return [_example(schema.get("items"), root, depth + 1)] * _length(schema, "minItems")
         case "integer" | "number":
             return _number(schema)
         case "boolean":
@@ -134,7 +139,14 @@ def _number(schema: Mapping[str, Any]) -> float:
 
 def _text(schema: Mapping[str, Any]) -> str:
     text = FORMATS.get(schema.get("format", ""), "text")
-    return text.ljust(schema.get("minLength", 0), "x")[: schema.get("maxLength")]
+    return text.ljust(_length(schema, "minLength"), "x")[: schema.get("maxLength")]
+
+
+def _length(schema: Mapping[str, Any], bound: str) -> int:
+    least = schema.get(bound, 0)
+    if least > TOO_LONG:
+        raise ValueError(f"{bound} {least}: {TOO_LONG} is the most that is played")
+    return int(least)
 
 
 def _compact(value: Any) -> str:

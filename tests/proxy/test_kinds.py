@@ -109,3 +109,7 @@ def test_headers_that_tell_nothing_are_no_lineage(metadata: str) -> None:
 
 def test_a_value_is_cut_to_what_the_log_keeps() -> None:
     assert lineage_of({"session-id": "s" * 1000}) == {"session": "s" * VALUE_LIMIT}
+
+
+def test_bytes_that_are_no_text_are_question_marks() -> None:
+    assert lineage_of({"session_id": "a\udce9"}) == {"session": "a?"}

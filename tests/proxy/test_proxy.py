@@ -466,6 +466,17 @@ async def sent(proxy: Proxy, request: bytes) -> bytes:
         await writer.wait_closed()
 
 
+UNREADABLE = (
+    "POST /v1/chat/completions HTTP/1.1\r\nAuthorization: Bearer <key>\x00\r\n\r\n",
+    "POST /v1/chat/completions HTTP/1.1\r\nAuthorization: Bearer <key>" + "x" * 200_000 + "\r\n\r\n",
+    "BREW /v1/models?key=<key> HTTP/1.1\r\n\r\n",
+    "POST *?key=<key> HTTP/1.1\r\n\r\n",
+    "CONNECT http://x/v1?key=<key> HTTP/1.1\r\n\r\n",
+    "POST /s/<key>/v1/\nmodels HTTP/1.1\r\n\r\n",
+    "GET //s/<key>/%0A HTTP/1.1\r\nConnection: close\r\n\r\n",
+)
+
+
 async def test_no_key_is_in_any_log_line_figure_or_error(
     proxy: Proxy,
     bench: Bench,
@@ -484,7 +495,10 @@ async def test_no_key_is_in_any_log_line_figure_or_error(
             told += await response.text()
     async with http.get(proxy.control_url + "/metrics") as response:
         told += await response.text()
-    await sent(proxy, b"POST /v1/chat/completions HTTP/1.1\r\nAuthorization: Bearer " + good.encode() + b"\x00\r\n\r\n")
+    for head in UNREADABLE:
+        answer = await sent(proxy, head.replace("<key>", good).encode())
+        assert b" 40" in answer[:12]
+        told += answer.decode()
     logged = capsys.readouterr()
     told += logged.out + logged.err + "".join(logs.format(record) for record in caplog.records)
     assert "call_failed" in told

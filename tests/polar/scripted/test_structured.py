@@ -79,3 +79,23 @@ def test_what_schemas_are_made_of(schema: Any, value: Any) -> None:
 def test_what_nothing_satisfies_is_refused(schema: Any) -> None:
     with pytest.raises(ApiError, match="response_format"):
         example(schema)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": True, "required": ["a"]},
+        {"required": 3, "type": "object"},
+        {"anyOf": 1},
+        {"enum": {"a": 1}},
+        {"type": "array", "minItems": "2"},
+        {"type": "array", "minItems": 2**62},
+        {"type": "string", "minLength": 10**12},
+        {"type": "integer", "minimum": "1"},
+        {"$ref": 1},
+    ],
+    ids=str,
+)
+def test_what_is_no_schema_is_refused(schema: Any) -> None:
+    with pytest.raises(ApiError, match="not a JSON schema"):
+        example(schema)
