@@ -42,6 +42,10 @@ class Refusal(Enum):
         return self.value[1]
 
 
+MESSAGE_LIMIT = 1000
+"""Characters of a message: it names the value that is wrong, and that may be a whole file."""
+
+
 class Refused(Exception):  # noqa: N818 - named for what the harness sees
     """A call ends without an answer."""
 
@@ -56,7 +60,7 @@ class Refused(Exception):  # noqa: N818 - named for what the harness sees
     ) -> None:
         super().__init__(message)
         self.refusal = refusal
-        self.message = message
+        self.message = message if len(message) <= MESSAGE_LIMIT else message[:MESSAGE_LIMIT] + "…"
         self.field = field
         """The request's field that is to blame, as a path."""
         self.retry_after_s = retry_after_s

@@ -46,6 +46,7 @@ SUMMARIES = {
     Serves.GREETING: "Says that somebody is there",
     Serves.UPGRADE: "Refuses a WebSocket, so that the client takes plain HTTP",
 }
+NOT_FOUND = "The names in the path are none that are served; the form is that of whose headers came"
 ASKS_ENGINE = frozenset(Refusal) - {Refusal.NOT_FOUND, Refusal.UPGRADE}
 REFUSALS: dict[Serves, frozenset[Refusal]] = {
     Serves.CALL: ASKS_ENGINE,
@@ -79,7 +80,11 @@ def document(served: Sequence[Dialect]) -> Json:
         "security": [{name: []} for name in SECURITY],
         "tags": [{"name": dialect.name, "description": getdoc(getmodule(type(dialect))) or ""} for dialect in served],
         "paths": paths,
-        "components": {"schemas": schemas, "securitySchemes": SECURITY},
+        "components": {
+            "schemas": schemas,
+            "responses": {"NotFound": {"description": NOT_FOUND} | _errors(served)},
+            "securitySchemes": SECURITY,
+        },
     }
 
 
@@ -129,12 +134,15 @@ def _operation(path: str, serving: Sequence[tuple[Dialect, Route]]) -> Json:
     """One method of a path, as all that serve it have it."""
     serves = serving[0][1].serves
     of = [dialect for dialect, _ in serving]
+    names = MATCHED.findall(path)
     operation: Json = {
         "tags": [dialect.name for dialect in of],
         "summary": SUMMARIES[serves],
-        "parameters": [_in_path(*matched) for matched in MATCHED.findall(path)],
+        "parameters": [_in_path(*name) for name in names],
         "responses": _responses(serves, of),
     }
+    if names:
+        operation["responses"]["404"] = {"$ref": "#/components/responses/NotFound"}
     if len(of) > 1:
         operation["parameters"] += [_sign(dialect, name) for dialect in of for name in sorted(dialect.signs)]
     if serves in (Serves.CALL, Serves.COUNT):
@@ -157,12 +165,11 @@ def _sign(dialect: Dialect, name: str) -> Json:
 
 
 def _responses(serves: Serves, of: Sequence[Dialect]) -> Json:
-    error = {"application/json": {"schema": _any_of([_ref(dialect, "Error") for dialect in of])}}
     codes: dict[str, list[str]] = {}
     for refusal in sorted(REFUSALS[serves], key=lambda refusal: refusal.value):
         codes.setdefault(str(refusal.status), []).append(refusal.code)
     refused = {
-        status: {"description": f"The provider's error: {' or '.join(named)}", "content": error}
+        status: {"description": f"The provider's error: {' or '.join(named)}"} | _errors(of)
         for status, named in codes.items()
     }
     match serves:
@@ -175,6 +182,10 @@ def _responses(serves: Serves, of: Sequence[Dialect]) -> Json:
         case _:
             forms = {"application/json": {}}
     return {"200": {"description": "The provider's answer", "content": forms}} | refused
+
+
+def _errors(of: Sequence[Dialect]) -> Json:
+    return {"content": {"application/json": {"schema": _any_of([_ref(dialect, "Error") for dialect in of])}}}
 
 
 def _any_of(refs: Sequence[str]) -> Json:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from proxy.engines.http import fault_of
-from proxy.errors import EngineFault, Refusal, refusal_of
+from proxy.errors import MESSAGE_LIMIT, EngineFault, Refusal, Refused, refusal_of
 
 
 @pytest.mark.parametrize(("asked", "told"), [(None, 2), ("0", 2), ("7", 7), ("30", 30), ("3600", 30)])
@@ -39,3 +39,10 @@ def test_only_its_own_request_is_a_harnesses_fault(fault: EngineFault, refusal: 
     assert refused.refusal is refusal
     assert (refused.retry_after_s is not None) == (refusal in (Refusal.OVERLOADED, Refusal.UNAVAILABLE))
     assert (fault.message == refused.message) == (refusal is Refusal.INVALID), "an engine's words name our servers"
+
+
+def test_a_message_shows_the_head_of_a_value_that_is_a_whole_file() -> None:
+    assert (
+        Refused(Refusal.INVALID, "seed: got x" + "y" * 10**6).message
+        == ("seed: got x" + "y" * MESSAGE_LIMIT)[:MESSAGE_LIMIT] + "…"
+    )
