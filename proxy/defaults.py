@@ -35,7 +35,7 @@ def _fits(told: Any, said: Any, schema: Any) -> bool:
 
 
 def _is_default(value: Any, schema: Any) -> bool:
-    return isinstance(schema, dict) and "default" in schema and _is_same(value, schema["default"])
+    return isinstance(schema, dict) and "default" in schema and _fits(value, schema["default"], None)
 
 
 def _is_same(one: Any, other: Any) -> bool:

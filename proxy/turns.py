@@ -11,10 +11,13 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections import OrderedDict, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from hashlib import blake2b
+from typing import NamedTuple
 
 import msgspec
 
@@ -31,9 +34,23 @@ ALIKE = 16
 """Turns of equal words that are looked at, the newest, where nothing else tells which is meant."""
 UNPARSED = "__unparsedToolInput"
 """Claude Code's wrapper around arguments that it can't parse: `{"__unparsedToolInput": {"raw": …, "len": …}}`."""
-UNLIKE = b""
-"""The digest of a turn that no answer can equal."""
+ROUNDED = re.compile(r"[0-9.]{16}|[0-9][eE]")
+"""In arguments whose numbers may be more than JavaScript keeps."""
+Number = Callable[[str], float | str | None]
 _encode = msgspec.json.Encoder().encode
+
+
+class _Words(NamedTuple):
+    """What a turn says, as digests."""
+
+    rounded: bytes
+    """What every spelling of it has in common: numbers are as JavaScript keeps them."""
+    exact: bytes
+    """The same with the numbers that were written; equal to `rounded` where none is changed by that."""
+
+
+UNLIKE = _Words(b"", b"")
+"""Those of a turn that no answer can equal."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,8 +60,7 @@ class _Turn:
     call_id: str
     follows: bytes
     """The link of its request's messages."""
-    words: bytes
-    """Digest of what every spelling of it has in common."""
+    words: _Words
     message: Message
     spelled: bytes
 
@@ -61,7 +77,7 @@ class Turns:
         """By their words, oldest first."""
         self._by_tool_call: dict[str, _Turn] = {}
         """By the id of their first tool call, the newest."""
-        self._words: dict[bytes, bytes] = {}
+        self._words: dict[bytes, _Words] = {}
         """By the digest of a spelling, so that a long history isn't parsed at each call."""
 
     def add(self, call_id: str, follows: bytes, message: Message) -> None:
@@ -69,8 +85,8 @@ class Turns:
         turn = _Turn(call_id, follows, _words(message), message, spell(message))
         self._turns[call_id] = turn
         self._bytes += len(turn.spelled)
-        self._in_place[follows, turn.words].append(turn)
-        self._alike[turn.words].append(turn)
+        self._in_place[follows, turn.words.rounded].append(turn)
+        self._alike[turn.words.rounded].append(turn)
         if message.tool_calls:
             self._by_tool_call[message.tool_calls[0].id] = turn
         while len(self._turns) > TURNS or self._bytes > BYTES:
@@ -82,7 +98,8 @@ class Turns:
         if turn is None:
             return
         self._bytes -= len(turn.spelled)
-        for place, turns in (((turn.follows, turn.words), self._in_place), (turn.words, self._alike)):
+        rounded = turn.words.rounded
+        for place, turns in (((turn.follows, rounded), self._in_place), (rounded, self._alike)):
             turns[place].remove(turn)  # type: ignore[index] # each key goes with its own index
             if not turns[place]:  # type: ignore[index]
                 del turns[place]  # type: ignore[arg-type]
@@ -128,33 +145,45 @@ class Turns:
             if len(self._words) >= SPELLINGS:
                 self._words = {}
             words = self._words[spelling] = _words(message)
-        alike = self._alike.get(words)
+        alike = self._alike.get(words.rounded)
         by_id = self._by_tool_call.get(message.tool_calls[0].id) if message.tool_calls else None
         if alike is None:
             if by_id is None or not _completes(message, by_id.message, tools):
                 return None
             self._words[spelling] = by_id.words
-            return _nearest([by_id], message)
+            return _nearest([by_id], message, by_id.words)
         return (
-            _nearest(self._in_place.get((follows, words), ()), message)
-            or _nearest([by_id] if by_id is not None and by_id.words == words else (), message)
-            or _nearest(alike[-ALIKE:], message)
+            _nearest(self._in_place.get((follows, words.rounded), ()), message, words)
+            or _nearest([by_id] if by_id is not None and by_id.words.rounded == words.rounded else (), message, words)
+            or _nearest(alike[-ALIKE:], message, words)
         )
 
 
-def _nearest(turns: Sequence[_Turn], message: Message) -> _Turn | None:
-    """Of turns with the same words, oldest first, the one that a message repeats; None where its whitespace or reasoning is none's."""
+def _nearest(turns: Sequence[_Turn], message: Message, words: _Words) -> _Turn | None:
+    """Of turns with the same rounded words, oldest first, the one that a message of these `words` repeats.
+
+    None where its whitespace, its reasoning or its numbers are none's.
+    """
     text = _text(message) or ""
-    best: tuple[bool, bool, bool] | None = None
+    best: tuple[bool, ...] | None = None
     found = None
     for turn in turns:
         said = turn.message
+        # Numbers are those that were said, or all rounded: another one of the same rounding was put there by an edit.
+        if words.exact not in (turn.words.exact, turn.words.rounded):
+            continue
         if not _is_cut_from(text, _text(said) or "") or (
             message.reasoning and not _is_trimmed(message.reasoning, said.reasoning or "")
         ):
             continue
-        ids = [call.id for call in said.tool_calls] == [call.id for call in message.tool_calls]
-        rank = ids, text == said.content, message.reasoning == said.reasoning
+        pairs = list(zip(said.tool_calls, message.tool_calls, strict=True))
+        rank = (
+            all(own.id == told.id for own, told in pairs),
+            words.exact == turn.words.exact,
+            all(own.function.arguments == told.function.arguments for own, told in pairs),
+            text == said.content,
+            message.reasoning == said.reasoning,
+        )
         if best is None or rank >= best:
             best, found = rank, turn
     return found
@@ -208,12 +237,18 @@ def _answering(message: Message, sampled: list[str]) -> Message:
     return message if message.tool_call_id == own else msgspec.structs.replace(message, tool_call_id=own)
 
 
-def _words(message: Message) -> bytes:
-    """Digest of what the rewrites leave alone: trimmed text, tools' names, arguments by value. Reasoning is compared apart."""
+def _words(message: Message) -> _Words:
+    """Of what the rewrites leave alone: trimmed text, tools' names, arguments by value. Reasoning is compared apart."""
     text = _text(message)
     if text is None or message.name is not None:
         return UNLIKE
-    calls = [(call.function.name, _value(call.function.arguments)) for call in message.tool_calls]
+    rounded = _said(text, message, _rounded)
+    may_round = any(ROUNDED.search(call.function.arguments) for call in message.tool_calls)
+    return _Words(rounded, _said(text, message, _exact) if may_round else rounded)
+
+
+def _said(text: str, message: Message, number: Number) -> bytes:
+    calls = [(call.function.name, _value(call.function.arguments, number)) for call in message.tool_calls]
     return _digest(_encode((text.strip(), calls)))
 
 
@@ -225,11 +260,11 @@ def _text(message: Message) -> str | None:
     return "".join(texts) if len(texts) == len(message.content) else None
 
 
-def _value(arguments: str) -> str:
-    """Arguments in one spelling of their JSON value, numbers as JavaScript has them; as they are where they are no JSON."""
+def _value(arguments: str, number: Number) -> str:
+    """Arguments in one spelling of their JSON value, with each number as `number` has it; as they are where they are no JSON."""
     try:
         value = json.loads(
-            arguments.strip() or "{}", parse_int=_number, parse_float=_number, parse_constant=lambda _: None
+            arguments.strip() or "{}", parse_int=number, parse_float=number, parse_constant=lambda _: None
         )
         if isinstance(value, dict) and value.keys() == {UNPARSED} and isinstance(value[UNPARSED], dict):
             raw = value[UNPARSED].get("raw")
@@ -240,9 +275,19 @@ def _value(arguments: str) -> str:
         return arguments
 
 
-def _number(digits: str) -> float | None:
+def _rounded(digits: str) -> float | None:
+    """A number as JavaScript keeps it."""
     value = float(digits)
     return value + 0.0 if math.isfinite(value) else None  # -0 is 0 there, and infinity null
+
+
+def _exact(digits: str) -> float | str | None:
+    """The same, or its digits where that changes it."""
+    value = _rounded(digits)
+    try:
+        return value if value is not None and Decimal(repr(value)) == Decimal(digits) else digits
+    except ArithmeticError:  # an exponent beyond Decimal's
+        return digits
 
 
 def _digest(data: bytes) -> bytes:

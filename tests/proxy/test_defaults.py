@@ -18,6 +18,7 @@ EDIT = {
         "path": {"type": "string"},
         "replace_all": {"type": "boolean", "default": False},
         "count": {"type": "integer", "default": 1},
+        "flags": {"default": [True, {"all": False}]},
         "questions": {"items": {"properties": {"many": {"default": False}}}},
     },
 }
@@ -33,6 +34,9 @@ SCHEMA = json.dumps(EDIT).encode()
         ('{"questions":[{"q":1,"many":false}]}', '{"questions":[{"q":1}]}', True),
         ('{"replace_all":true,"path":"a"}', '{"path":"a"}', False),
         ('{"count":true,"path":"a"}', '{"path":"a"}', False),
+        ('{"flags":[true,{"all":false}],"path":"a"}', '{"path":"a"}', True),
+        ('{"flags":[1,{"all":false}],"path":"a"}', '{"path":"a"}', False),
+        ('{"flags":[true,{"all":0}],"path":"a"}', '{"path":"a"}', False),
         ('{"path":"b","replace_all":false}', '{"path":"a"}', False),
         ('{"path":"a"}', '{"path":"a","replace_all":false}', False),
         ('{"path":"a","other":false}', '{"path":"a"}', False),

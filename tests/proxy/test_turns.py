@@ -314,6 +314,39 @@ def test_of_equal_turns_each_is_the_one_said_at_its_place() -> None:
     assert restored(remembered, wire, between, wire) == [one, between, two]
 
 
+@pytest.mark.parametrize("others", ['{"n":1.0}', '{"n":12345678901234567891}'])
+def test_a_turn_in_the_very_words_that_were_said_is_never_taken_for_a_newer_one(others: str) -> None:
+    own = others.replace("1.0", "1").replace("891", "890")
+    repeated = said("So.", own, ids="made up")
+    remembered = known(said("So.", own, ids="first"), said("So.", others, ids="newer"), to=[Message("user", "before")])
+    [told] = restored(remembered, repeated)
+    assert told.tool_calls == said("So.", own, ids="first").tool_calls
+
+
+@pytest.mark.parametrize(
+    ("sampled", "repeated", "is_it"),
+    [
+        ("12345678901234567891", "12345678901234567000", True),  # as JavaScript writes it
+        ("12345678901234567891", "12345678901234567890", False),
+        ("9007199254740993", "9007199254740992", True),
+        ("9007199254740992", "9007199254740993", False),
+        ("0.1000000000000000055", "0.1", True),
+        ("0.1", "0.1000000000000000055", False),
+        ("1e400", "null", True),
+        ("null", "1e400", False),
+        ("1e400", "1e401", False),
+        ("1e-99999999999999999999", "0", True),
+        ("[9007199254740993,1e2]", "[9007199254740992,100]", True),
+        ("1e2", "100.0", True),
+    ],
+)
+def test_numbers_are_those_that_were_said_or_as_javascript_rounds_them(
+    sampled: str, repeated: str, is_it: bool
+) -> None:
+    answer, written = said(None, f'{{"id": {sampled}}}'), said(None, f'{{"id":{repeated}}}')
+    assert restored(known(answer), written) == [answer if is_it else written]
+
+
 def test_of_answers_to_one_prompt_the_one_with_these_ids_then_these_words_then_the_newest_is_meant() -> None:
     calls = [said(None, '{"a": 1}', ids="x"), said(None, '{"a" : 1}', ids="y"), said(None, '{"a" :1}', ids="z")]
     assert restored(known(*calls), said(None, '{"a":1}', ids="y")) == [calls[1]]
