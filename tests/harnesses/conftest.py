@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from consumers.harnesses.base import harness_of
-from consumers.harnesses.cli import CliHarness
+from consumers.harnesses.cli import Cli, CliHarness
 from polar.types.task import AgentSpec
 from tests.consumers.harnesses.conftest import model, runtime  # noqa: F401 - fixtures
 from tests.harnesses.outcome import Outcome
@@ -29,10 +28,20 @@ COLUMNS = (
     "seconds",
 )
 PROPERTY = "run of a harness"
-TABLE = "POLAR_HARNESS_TABLE"
-"""The environment variable that names a file for the table."""
 
 Told = Callable[[Speaker, str, Outcome], None]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Where this folder is named on the command line."""
+    parser.addoption("--table", metavar="FILE", help="write the table of runs of harnesses here, too")
+    parser.addoption("--record", metavar="DIR", help="write down what each CLI sends, private text removed")
+
+
+def cli_of(speaker: Speaker) -> Cli:
+    harness = harness_of(AgentSpec(harness=speaker.specimen.harness))
+    assert isinstance(harness, CliHarness)
+    return harness.cli
 
 
 @pytest.fixture
@@ -41,9 +50,7 @@ def tell(record_property: Callable[[str, object], None]) -> Told:
     began = time.monotonic()
 
     def told(speaker: Speaker, case: str, outcome: Outcome) -> None:
-        harness = harness_of(AgentSpec(harness=speaker.specimen.harness))
-        assert isinstance(harness, CliHarness)
-        cli = harness.cli
+        cli = cli_of(speaker)
         row = (
             " ".join([cli.name, *map(str, speaker.settings.values())]),
             cli.version,
@@ -69,5 +76,5 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     lines = [f"| {' | '.join(map(str, row))} |" for row in (COLUMNS, ["---"] * len(COLUMNS), *sorted(map(tuple, rows)))]
     terminalreporter.section("runs of harnesses")
     terminalreporter.write_line("\n".join(lines))
-    if TABLE in os.environ:
-        Path(os.environ[TABLE]).write_text("\n".join(lines) + "\n")
+    if file := terminalreporter.config.getoption("--table", default=None):
+        Path(file).write_text("\n".join(lines) + "\n")

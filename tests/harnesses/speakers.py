@@ -197,7 +197,6 @@ SPEAKERS = [
     _opencode("anthropic", "anthropic_messages"),
     _opencode("google", "google_generate_content"),
     _qwen("openai", "openai_chat"),
-    _qwen("openai-responses", "openai_responses"),
     _qwen("anthropic", "anthropic_messages"),
     _qwen("gemini", "google_generate_content"),
     _mini("chat", "openai_chat"),

@@ -40,12 +40,13 @@ def call(name: str, **arguments: Any) -> dict[str, Any]:
     return {"name": name, "arguments": arguments}
 
 
+THOUGHT = "It says wrong."
 RUN = "cat a.txt >c.txt; echo $HOME"
 PI = Specimen(
     harness="pi",
     turns=[
         {"text": "I look first.", "calls": [call("read", path="a.txt")]},
-        {"calls": [call("edit", path="a.txt", edits=[{"oldText": "wrong", "newText": "right"}])]},
+        {"reasoning": THOUGHT, "calls": [call("edit", path="a.txt", edits=[{"oldText": "wrong", "newText": "right"}])]},
         {"calls": [call("bash", command=RUN)]},
     ],
     settings={"api": "openai-completions", "context_window": 100_000, "max_tokens": 1000},
@@ -54,7 +55,7 @@ CLAUDE_CODE = Specimen(
     harness="claude_code",
     turns=[
         {"text": "I look first.", "calls": [call("Read", file_path="a.txt")]},
-        {"calls": [call("Edit", file_path="a.txt", old_string="wrong", new_string="right")]},
+        {"reasoning": THOUGHT, "calls": [call("Edit", file_path="a.txt", old_string="wrong", new_string="right")]},
         {"calls": [call("Bash", command=RUN, description="copy")]},
     ],
     settings={"context_window": 100_000, "max_tokens": 1000},
@@ -63,7 +64,7 @@ CODEX = Specimen(
     harness="codex",
     turns=[
         {"text": "I look first.", "calls": [call("exec_command", cmd="cat a.txt")]},
-        {"calls": [call("exec_command", cmd="sed -i s/wrong/right/ a.txt")]},
+        {"reasoning": THOUGHT, "calls": [call("exec_command", cmd="sed -i s/wrong/right/ a.txt")]},
         {"calls": [call("exec_command", cmd=RUN)]},
     ],
     settings={"context_window": 100_000},
@@ -72,7 +73,10 @@ GEMINI_CLI = Specimen(
     harness="gemini_cli",
     turns=[
         {"text": "I look first.", "calls": [call("read_file", file_path="a.txt")]},
-        {"calls": [call("replace", file_path="a.txt", instruction="mend", old_string="wrong", new_string="right")]},
+        {
+            "reasoning": THOUGHT,
+            "calls": [call("replace", file_path="a.txt", instruction="mend", old_string="wrong", new_string="right")],
+        },
         {"calls": [call("run_shell_command", command=RUN)]},
     ],
     takes_mentions=True,
@@ -81,7 +85,10 @@ QWEN_CODE = Specimen(
     harness="qwen_code",
     turns=[
         {"text": "I look first.", "calls": [call("read_file", file_path=f"{WORKSPACE}/a.txt")]},
-        {"calls": [call("edit", file_path=f"{WORKSPACE}/a.txt", old_string="wrong", new_string="right")]},
+        {
+            "reasoning": THOUGHT,
+            "calls": [call("edit", file_path=f"{WORKSPACE}/a.txt", old_string="wrong", new_string="right")],
+        },
         {"calls": [call("run_shell_command", command=RUN, is_background=False)]},
     ],
     settings={"auth_type": "openai", "context_window": 100_000, "max_tokens": 1000},
@@ -91,7 +98,7 @@ OPENCODE = Specimen(
     harness="opencode",
     turns=[
         {"text": "I look first.", "calls": [call("read", filePath="a.txt")]},
-        {"calls": [call("edit", filePath="a.txt", oldString="wrong", newString="right")]},
+        {"reasoning": THOUGHT, "calls": [call("edit", filePath="a.txt", oldString="wrong", newString="right")]},
         {"calls": [call("bash", command=RUN, description="copy")]},
     ],
     settings={"provider": "openai-compatible", "context_window": 100_000, "max_tokens": 1000},
@@ -100,7 +107,7 @@ MINI_SWE_AGENT = Specimen(
     harness="mini_swe_agent",
     turns=[
         {"text": "I look first.", "calls": [call("bash", command="cat a.txt")]},
-        {"calls": [call("bash", command="sed -i s/wrong/right/ a.txt")]},
+        {"reasoning": THOUGHT, "calls": [call("bash", command="sed -i s/wrong/right/ a.txt")]},
         {"calls": [call("bash", command=RUN)]},
     ],
     settings={"api": "chat"},
