@@ -77,6 +77,6 @@ class OpenCode(CliHarness):
         polar = {
             "npm": f"@ai-sdk/{provider}",
             "options": {"baseURL": model.proxy_url + BASE_PATHS.get(provider, "/v1"), "apiKey": "{env:OPENAI_API_KEY}"},
-            "models": {model.model_name: {"limit": limit, **named}},
+            "models": {model.model_name: {"reasoning": True, "limit": limit, **named}},
         }
         return {"autoupdate": False, "share": "disabled", "provider": {"polar": polar}}

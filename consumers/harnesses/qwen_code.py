@@ -2,8 +2,8 @@
 
 What was found by running it: the instruction comes on stdin, whole at 1 MiB (two newlines come after it) and never taken for a command;
 where it says `@name` a blank comes before that, and where the workspace has a file of exactly that name, its content is added, which
-can't be turned off.
-`--output-format stream-json` exits 0 even where no model answered; text output it is, whose exit code tells. The chat's file is the
+can't be turned off. `--output-format stream-json` exits 0 even where no model answered; text output it is, whose exit code tells. Its
+auth type `openai-responses` is none of ours: it repeats what the model thought as if the model had said it. The chat's file is the
 transcript.
 """
 
@@ -26,7 +26,7 @@ from polar.types.task import AgentSpec
 class Settings(msgspec.Struct, frozen=True):
     """What a task may set."""
 
-    auth_type: Literal["openai", "openai-responses", "anthropic", "gemini"] = "openai"
+    auth_type: Literal["openai", "anthropic", "gemini"] = "openai"
     """Which provider's API it speaks, by Qwen Code's own names."""
     context_window: Tokens = 262_144
     max_tokens: Tokens = 32_000
