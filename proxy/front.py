@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-import traceback
 from collections.abc import Awaitable, Callable, Sequence
 
-import structlog
 from aiohttp import web
 
 from proxy import forwarding
@@ -28,7 +26,7 @@ from proxy.ownership import Peer
 from proxy.reply import Reply
 from proxy.routing import Misdirected, Routed, Routes
 from proxy.session import Claim
-from proxy.streaming import JSON, respond
+from proxy.streaming import JSON, refused_by, respond
 
 BODY_BYTES = 64 * 1024 * 1024
 BODY_S = 60.0
@@ -37,8 +35,6 @@ CALLS = 4096
 """Requests in flight; the next one is told to come again."""
 RETRY_AFTER_S = 5
 Handle = Callable[[web.Request, Dialect], Awaitable[web.StreamResponse]]
-
-log = structlog.get_logger(__name__)
 
 
 class Front:
@@ -102,15 +98,10 @@ class Front:
                 return await handle(request, dialect)
             except Misdirected:
                 return forwarding.not_owner()
-            except Refused as refused:
-                return self._refusal(request, dialect, refused)
-            except ConnectionError:
-                raise
-            except Exception:
-                # Never log.exception: renderers show locals, and these hold keys and prompts.
-                log.error("request failed", action="request_failed", dialect=dialect.name, trace=traceback.format_exc())
-                failed = Refused(Refusal.UNAVAILABLE, "the proxy failed; try again")
-                return self._refusal(request, dialect, failed)
+            except Exception as fault:
+                if isinstance(fault, ConnectionError) and _is_gone(request):
+                    raise
+                return self._refusal(request, dialect, refused_by(fault, dialect))
 
         return handler
 
@@ -184,6 +175,11 @@ def _detected(candidates: Sequence[tuple[Dialect, Handle]], request: web.Request
     if len(candidates) == 1:
         return candidates[0]
     return next((c for c in candidates if any(sign in request.headers for sign in c[0].signs)), candidates[0])
+
+
+def _is_gone(request: web.Request) -> bool:
+    """Whether the harness has hung up."""
+    return request.transport is None or request.transport.is_closing()
 
 
 async def _wire_of(request: web.Request) -> Wire:

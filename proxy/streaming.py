@@ -7,12 +7,14 @@ it is there. Until headers are out an error is an HTTP status, after that the di
 from __future__ import annotations
 
 import asyncio
+import traceback
 from typing import Any, Protocol
 
+import structlog
 from aiohttp import web
 
 from proxy.dialects.base import Dialect
-from proxy.errors import Refused
+from proxy.errors import Refusal, Refused
 
 QUIET_S = 3.0
 """Longest silence of a stream that waits, its headers included: harnesses give up after 5 s without headers at the earliest."""
@@ -22,6 +24,8 @@ EVENT_STREAM = {
     "X-Accel-Buffering": "no",
 }
 JSON = {"Content-Type": "application/json"}
+
+log = structlog.get_logger(__name__)
 
 
 class Pending(Protocol):
@@ -51,7 +55,7 @@ class Pending(Protocol):
 
 
 async def respond(request: web.Request, dialect: Dialect, reply: Pending, *, whole: bool = False) -> web.StreamResponse:
-    """Answers one request, and leaves its reply when the harness hangs up. Raises Refused while no header is out.
+    """Answers one request, and leaves its reply when the harness hangs up. Raises while no header is out.
 
     `whole`: no header leaves before the answer, however long that takes.
     """
@@ -61,16 +65,26 @@ async def respond(request: web.Request, dialect: Dialect, reply: Pending, *, who
         opened = await _wait(request, dialect, reply, QUIET_S if reply.is_stream and not whole else None)
         try:
             body = reply.told(dialect)
-        except Refused as refused:
+        except Exception as fault:
             if opened is None:
                 raise
-            await opened.write(dialect.error_event(refused))
+            await opened.write(dialect.error_event(refused_by(fault, dialect)))
             return opened
         response = await _deliver(request, opened, body, EVENT_STREAM if reply.is_stream else JSON)
         delivered = True
         return response
     finally:
         reply.leave(delivered=delivered)
+
+
+def refused_by(fault: Exception, dialect: Dialect) -> Refused:
+    """What a harness is told in an answer's place; of a fault of ours the log says more."""
+    if isinstance(fault, Refused):
+        return fault
+    # Never log.exception: renderers show locals, and these hold keys and prompts.
+    told = "".join(traceback.format_exception(fault))
+    log.error("request failed", action="request_failed", dialect=dialect.name, trace=told)
+    return Refused(Refusal.UNAVAILABLE, "the proxy failed; try again")
 
 
 async def _wait(

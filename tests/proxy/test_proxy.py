@@ -7,6 +7,8 @@ import io
 import json
 import logging
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import aiohttp
 import msgspec
@@ -390,16 +392,30 @@ async def test_a_body_that_is_too_large_is_413(proxy: Proxy, bench: Bench, http:
 
 
 class PlugIn(VllmChat):
-    """An engine that answers at once, whatever it is asked, or has a fault of its own."""
+    """An engine that answers the same, whatever it is asked, or has a fault of its own."""
 
-    def __init__(self, outcome: Answer | Exception) -> None:
+    def __init__(self, outcome: Answer | Exception, delay_s: float = 0.0) -> None:
         super().__init__("http://127.0.0.1:9", "m")
         self._outcome = outcome
+        self._delay_s = delay_s
 
     async def complete(self, request: ChatRequest, session_id: str) -> Answer:
+        await asyncio.sleep(self._delay_s)
         if isinstance(self._outcome, Exception):
             raise self._outcome
         return self._outcome
+
+
+@asynccontextmanager
+async def plugged(bench: Bench, engine: PlugIn) -> AsyncIterator[Proxy]:
+    engines = Engines([Replicas("default", {"http://127.0.0.1:9": engine}, model="m", concurrency=1)])
+    local = Binding("127.0.0.1", 0)
+    proxy = Proxy(bench.settings, engines, [OpenAIChat()], local, local)
+    await proxy.start()
+    try:
+        yield proxy
+    finally:
+        await proxy.stop(drain_s=0.0)
 
 
 @pytest.mark.parametrize(
@@ -418,11 +434,7 @@ class PlugIn(VllmChat):
 async def test_a_call_that_the_proxy_fails_is_a_failed_call_too(
     bench: Bench, http: aiohttp.ClientSession, outcome: Answer | Exception, content: int, status: int, code: str
 ) -> None:
-    engines = Engines([Replicas("default", {"http://127.0.0.1:9": PlugIn(outcome)}, model="m", concurrency=1)])
-    local = Binding("127.0.0.1", 0)
-    proxy = Proxy(bench.settings, engines, [OpenAIChat()], local, local)
-    await proxy.start()
-    try:
+    async with plugged(bench, PlugIn(outcome)) as proxy:
         headers = {"Authorization": f"Bearer {bench.key()}"}
         body = io.BytesIO(msgspec.json.encode({"messages": [{"role": "user", "content": "x" * content * 2**20}]}))
         async with http.post(proxy.url + "/v1/chat/completions", headers=headers, data=body) as response:
@@ -430,8 +442,28 @@ async def test_a_call_that_the_proxy_fails_is_a_failed_call_too(
         [call] = await bench.calls(1)
         assert (call.outcome, call.error and call.error.code) == (CallOutcome.FAILED, code)
         assert (call.sampled, call.logprobs, call.answer) == (b"", b"", b"")
-    finally:
-        await proxy.stop(drain_s=0.0)
+
+
+async def test_a_fault_of_ours_in_a_stream_that_is_open_is_its_last_event(
+    bench: Bench, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("proxy.streaming.QUIET_S", 0.1)
+    async with plugged(bench, PlugIn(KeyError("x"), delay_s=0.3)) as proxy:
+        headers = {"Authorization": f"Bearer {bench.key()}"}
+        body = {"messages": HI, "stream": True}
+        async with http.post(proxy.url + "/v1/chat/completions", headers=headers, json=body) as response:
+            *waits, last, end = (await response.read()).split(b"\n\n")
+    assert (set(waits), end) == ({b": keep-alive"}, b"")
+    assert "the proxy failed" in json.loads(last.removeprefix(b"data: "))["error"]["message"]
+
+
+async def test_a_connection_that_an_engine_lost_is_not_taken_for_the_harnesss(
+    bench: Bench, http: aiohttp.ClientSession
+) -> None:
+    async with plugged(bench, PlugIn(ConnectionResetError("x"))) as proxy:
+        headers = {"Authorization": f"Bearer {bench.key()}"}
+        async with http.post(proxy.url + "/v1/chat/completions", headers=headers, json={"messages": HI}) as response:
+            assert response.status == 503
 
 
 @pytest.mark.parametrize(
