@@ -38,7 +38,7 @@ def polar(*arguments: str, stdin: str | None = None) -> tuple[int, str, str]:
     ("change", "said"),
     [
         ({"instructions": "x"}, "instructions: no such field; is it misspelt? (got 'x')"),
-        ({"agent": {"harness": "claud"}}, "agent.harness: no such harness; there are: pi, shell"),
+        ({"agent": {"harness": "claud"}}, "agent.harness: no such harness; there are: claude_code, codex, "),
         ({"evaluator": {"strategy": "best"}}, "evaluator.strategy: no such evaluator; there are: session_completed"),
         (
             {"builder": {"strategy": "tree"}},

@@ -12,9 +12,10 @@ from polar.types.completion import CallError, CallOutcome, Completion, TokenDelt
 from polar.types.session import Phase, Plan, SessionState, Status, TaskState
 from polar.types.tokens import pack_ids, pack_logprobs
 from polar.types.trajectory import Trajectory
-from proxy.chat import Answer, ChatRequest, Function, FunctionCall, Message, Tool, ToolCall, Usage
-from proxy.history import History
+from proxy.chat import Answer, Function, FunctionCall, Message, Tool, ToolCall, Usage
+from proxy.history import History, transcript
 from tests.consumers.builders.transcripts import build_record, completion, ids_of, logprobs_for
+from topics.delta import Spelled
 
 PLAN = Plan(
     pool="default",
@@ -67,14 +68,14 @@ class Recording:
         **fields: Any,
     ) -> Completion:
         """An answered call, noted as acknowledged."""
-        request = ChatRequest(messages, tools=[Tool(Function(name)) for name in tools])
+        told = transcript(Spelled(messages), [Tool(Function(name)) for name in tools])
         prompt_ids, sampled_ids = ids_of(prompt), ids_of(sampled)
         logprobs = pack_logprobs(logprobs_for(call_id, sampled_ids))
         usage = Usage(len(prompt_ids), len(sampled_ids))
         given = Answer(answer, "stop", usage, pack_ids(prompt_ids), pack_ids(sampled_ids), logprobs, "model")
-        written = self._history.write(request)
+        written = self._history.write(told)
         delta = self._history.prompt(given)
-        self._history.add(call_id, written, given)
+        self._history.add(call_id, told, given.prompt_ids, given.sampled_ids, answer)
         at = 1_000 * (len(self.calls) + 1)
         fields = {"received_at": at, "completed_at": at + 250, "model_served": "model", **fields}
         record = completion(
@@ -92,7 +93,7 @@ class Recording:
 
     def failed(self, call_id: str, messages: list[Message], error: CallError) -> Completion:
         """A call without an answer."""
-        written = self._history.write(ChatRequest(messages))
+        written = self._history.write(transcript(Spelled(messages), []))
         record = completion(
             call_id,
             TokenDelta(b""),
