@@ -86,8 +86,8 @@ def messages_of(wire: MessagesRequest, offered: Offered) -> Iterator[Message]:
     Raises Refused, naming the field.
     """
     system = _without_billing([Block("text", wire.system)] if isinstance(wire.system, str) else wire.system or [])
-    if system:
-        yield Message("system", _content(_parts(system, "system", offered)))
+    if parts := _parts(system, "system", offered):
+        yield Message("system", _content(parts))
     turn: Message | None = None
     for at, message in enumerate(wire.messages):
         for said in _said(message, f"messages[{at}]", offered):
@@ -116,7 +116,7 @@ def _joined(first: Message, then: Message) -> Message:
 
 
 def _as_parts(content: str | list[Part] | None) -> list[Part]:
-    return [TextPart(content)] if isinstance(content, str) else content or []
+    return _text(content) if isinstance(content, str) else content or []
 
 
 def _said(wire: WireMessage, field: str, offered: Offered) -> Iterator[Message]:
@@ -126,8 +126,8 @@ def _said(wire: WireMessage, field: str, offered: Offered) -> Iterator[Message]:
         case "assistant":
             yield from _turn(blocks, f"{field}.content", offered)
         case "system":
-            if blocks:
-                yield Message("system", _content(_parts(blocks, f"{field}.content", offered)))
+            if parts := _parts(blocks, f"{field}.content", offered):
+                yield Message("system", _content(parts))
         case "user":
             yield from _user(blocks, f"{field}.content", offered)
 

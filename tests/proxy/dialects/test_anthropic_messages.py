@@ -276,6 +276,16 @@ def test_a_message_that_says_nothing_stays_one(content: Any) -> None:
     ]
 
 
+@pytest.mark.parametrize("content", ["", [], [text("")], None])
+def test_a_system_that_says_nothing_is_none(content: Any) -> None:
+    assert parse(system=content).messages == [Message("user", "hi")]
+    assert messages(USER, {"role": "system", "content": content}) == [Message("user", "hi")]
+
+
+def test_an_empty_neighbour_adds_nothing_to_a_turn() -> None:
+    assert messages(USER, assistant(), assistant(text("a")), USER)[1] == Message("assistant", "a")
+
+
 def test_a_compaction_is_its_summary() -> None:
     told = messages(user({"type": "compaction", "content": "so far", "signature": "s"}, text("go")))
     assert told == [Message("user", [TextPart("so far"), TextPart("go")])]
