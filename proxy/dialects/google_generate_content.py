@@ -15,7 +15,8 @@ metadata; and every field that we don't know. Refused: cachedContent, which woul
 answers that aren't text; text/x.enum.
 
 Rules of answering: thought parts only with includeThoughts, the signature always, on the first call or else on the text. A call whose
-arguments are no JSON object ends the candidate as at Google: no content, MALFORMED_FUNCTION_CALL, upon which Gemini CLI asks again.
+arguments are no JSON object ends the candidate as at Google: no content, MALFORMED_FUNCTION_CALL, upon which Gemini CLI asks again;
+where max_tokens cut the call off, it alone is left out, and the candidate ends in MAX_TOKENS.
 Without alt=sse a stream is a JSON array and comes whole.
 """
 
@@ -35,7 +36,6 @@ from proxy.chat import (
     Answer,
     ChatRequest,
     ForcedTool,
-    Message,
     NamedFunction,
     ToolCall,
 )
@@ -320,9 +320,11 @@ def _pieces(answer: Answer, told: Told) -> list[list[dict[str, Any]]]:
     """An answer's parts: thought, text, calls, each a piece of its own in a stream; at least one, unless it is malformed."""
     message = answer.message
     assert not isinstance(message.content, list), "engines answer in text"
-    if _malformed(message) is not None:
+    if _malformed(answer) is not None:
         return []
-    calls: list[dict[str, Any]] = [{"functionCall": _function_call(call)} for call in message.tool_calls]
+    calls: list[dict[str, Any]] = [
+        {"functionCall": _function_call(call)} for call in message.tool_calls if _has_object(call)
+    ]
     text: list[dict[str, Any]] = [{"text": message.content}] if message.content else []
     thought: list[dict[str, Any]] = []
     if message.reasoning:
@@ -334,7 +336,7 @@ def _pieces(answer: Answer, told: Told) -> list[list[dict[str, Any]]]:
 
 
 def _function_call(call: ToolCall) -> dict[str, Any]:
-    """Arguments leave as they were sampled, which is JSON (`_malformed`)."""
+    """Arguments leave as they were sampled, which is JSON (`_has_object`)."""
     return {
         "id": call.id,
         "name": call.function.name,
@@ -342,19 +344,25 @@ def _function_call(call: ToolCall) -> dict[str, Any]:
     }
 
 
-def _malformed(message: Message) -> ToolCall | None:
-    """The first call whose arguments are no JSON object; none at all are an empty one."""
-    for call in message.tool_calls:
-        try:
-            _arguments.decode(call.function.arguments.strip(SPACE) or "{}")
-        except (msgspec.DecodeError, RecursionError):
-            return call
-    return None
+def _malformed(answer: Answer) -> ToolCall | None:
+    """The first call that isn't one, unless it was cut off."""
+    if answer.finish_reason == "length":
+        return None
+    return next((call for call in answer.message.tool_calls if not _has_object(call)), None)
+
+
+def _has_object(call: ToolCall) -> bool:
+    """Whether its arguments are a JSON object; none at all are an empty one."""
+    try:
+        _arguments.decode(call.function.arguments.strip(SPACE) or "{}")
+    except (msgspec.DecodeError, RecursionError):
+        return False
+    return True
 
 
 def _candidate(index: int, answer: Answer, parts: list[dict[str, Any]]) -> dict[str, Any]:
     """A finished one."""
-    malformed = _malformed(answer.message)
+    malformed = _malformed(answer)
     if malformed is not None:
         call = f"{malformed.function.name}({malformed.function.arguments})"
         return {

@@ -697,6 +697,14 @@ def test_arguments_that_are_no_object_end_the_candidate_as_at_google(spelling: s
     assert Candidate.model_validate(candidate).finish_reason is FinishReason.MALFORMED_FUNCTION_CALL
 
 
+def test_a_call_that_was_cut_off_is_left_out_and_the_rest_told() -> None:
+    good, cut = ToolCall("c1", FunctionCall("f", "{}")), ToolCall("c2", FunctionCall("g", '{"a": "b'))
+    whole = msgspec.structs.replace(answer_of(Message("assistant", "So.", None, [good, cut])), finish_reason="length")
+    [candidate] = body_of(whole)["candidates"]
+    assert candidate["finishReason"] == "MAX_TOKENS"
+    assert candidate["content"]["parts"] == [{"text": "So."}, {"functionCall": {"id": "c1", "name": "f", "args": {}}}]
+
+
 def test_usage_tells_thoughts_beside_the_answer_and_no_training_field_leaves() -> None:
     told = body_of(answer_of(Message("assistant", "x"), Usage(10, 5, 4, 2)))
     assert told["usageMetadata"] == {
