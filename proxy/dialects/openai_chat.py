@@ -4,7 +4,7 @@ Honoured: messages, tools, tool_choice, parallel_tool_calls, temperature, top_p,
 (and max_tokens, which it wins over), stop, response_format, reasoning_effort, n, stream, stream_options.include_usage. Rules:
 - Messages stand where they stood, in their roles; part lists stay lists, tool arguments the very string. A refusal is text; reasoning is
   read in both spellings, `reasoning_content` and `reasoning`, and told in the first.
-- A text without calls right after calls without a text is the text of that turn: Codex 0.94 parts a turn in this way.
+- A text without calls or reasoning right after calls without a text is the text of that turn: Codex 0.94 parts a turn in this way.
 - A custom tool is a function with one string, `input`; its grammar is told, not enforced. Its calls leave as custom calls, arguments that
   hold no input as that input.
 - `allowed_tools` are the only ones shown. A tool_choice without tools chooses nothing.
@@ -247,16 +247,14 @@ def _rejoined(messages: Iterable[Message]) -> list[Message]:
     for message in messages:
         before = joined[-1] if joined else None
         if before is not None and before.tool_calls and not before.content and _is_text(message):
-            joined[-1] = msgspec.structs.replace(
-                before, content=message.content, reasoning=before.reasoning or message.reasoning
-            )
+            joined[-1] = msgspec.structs.replace(before, content=message.content)
         else:
             joined.append(message)
     return joined
 
 
 def _is_text(message: Message) -> bool:
-    return message.role == "assistant" and bool(message.content) and not message.tool_calls
+    return message.role == "assistant" and bool(message.content) and not (message.tool_calls or message.reasoning)
 
 
 def _part(wire: WirePart, field: str) -> Part:

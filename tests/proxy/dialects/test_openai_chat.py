@@ -91,6 +91,8 @@ def test_a_turn_that_codex_parts_in_two_is_one_again() -> None:
     assert parse(messages=[USER, calls, text, result]) == parse(messages=[USER, whole, result])
     assert len(parse(messages=[USER, text, calls, result]).messages) == 4
     assert len(parse(messages=[USER, text, text]).messages) == 3
+    thought = {**text, "reasoning_content": "Hm."}  # Codex repeats none: this is a turn of its own
+    assert parse(messages=[USER, calls, thought]).messages[-1] == Message("assistant", "I look.", "Hm.")
 
 
 @pytest.mark.parametrize(
