@@ -38,7 +38,7 @@ from proxy.chat import NOT_GIVEN, Answer, ChatRequest, Message
 from proxy.dialects import signature
 from proxy.dialects.base import Route, Serves, Wire
 from proxy.dialects.openai_chat import SHAPES
-from proxy.dialects.reading import decoded, event
+from proxy.dialects.reading import decoded
 from proxy.dialects.responses_input import Input
 from proxy.dialects.responses_stream import PIECES, stream
 from proxy.dialects.responses_tools import NOTHING, Tools
@@ -144,23 +144,24 @@ class OpenAIResponses:
         return _encode({"error": {"message": _told(refused), "type": kind, "param": refused.field, "code": code}})
 
     def error_event(self, refused: Refused) -> bytes:
-        """`response.failed`, after which the stream ends. It bears no call's id: the call has no answer."""
+        """A response that begins, else OpenAI's client takes nothing more, and fails. It bears no call's id: there is no answer."""
         message = _told(refused)
         if refused.retry_after_s is not None:
             message += f"; please try again in {refused.retry_after_s}s"  # there is no header: Codex reads these words
-        failed = {
+        begun = {
             "id": f"{self.id_prefix}failed",
             "object": "response",
             "created_at": 0,
-            "status": "failed",
-            "error": {"code": FAILURES[refused.refusal], "message": message},
+            "status": "in_progress",
+            "error": None,
             "model": "",
             "output": [],
             "parallel_tool_calls": True,
             "tool_choice": "auto",
             "tools": [],
         }
-        return event({"type": "response.failed", "response": failed, "sequence_number": 0}, "response.failed")
+        failed = {"status": "failed", "error": {"code": FAILURES[refused.refusal], "message": message}}
+        return stream(begun, [], begun | failed)
 
 
 def _told(refused: Refused) -> str:

@@ -42,6 +42,8 @@ class _Turn:
     reasoning: str | None = None
     content: str | list[Part] | None = None
     calls: list[ToolCall] = field(default_factory=list)
+    ids: set[str] = field(default_factory=set)
+    """Of its items, those that we gave."""
 
     def message(self) -> Message:
         return Message("assistant", self.content, self.reasoning, self.calls)
@@ -97,17 +99,20 @@ class Input:
     # --- the model's own
 
     def _turn(self, item_id: str | None, follows: Callable[[_Turn], bool]) -> _Turn:
-        """The turn that an item is of."""
+        """The turn that an item is of; one that stood there already is of a turn that the harness tells again."""
         ours = OUR_ID.fullmatch(item_id or "")
         call = None if ours is None else ours[1]
         turn = self._turns.get(call) if call is not None else None
+        if turn is not None and item_id in turn.ids:
+            turn = None
         if turn is None and (self._open is None or call is not None or not follows(self._open)):
             turn = self._open = _Turn()
             self._read.append(turn)
         turn = turn or self._open
         assert turn is not None
-        if call is not None:
-            self._turns[call] = turn
+        if ours is not None:
+            self._turns[ours[1]] = turn
+            turn.ids.add(ours[0])
         return turn
 
     def _reasoning(self, item: wire.ReasoningItem) -> None:

@@ -226,9 +226,12 @@ async def test_a_stream_that_fails_after_its_headers_says_so(
     client: AsyncOpenAI, bench: Bench, scripted: ScriptedEngine
 ) -> None:
     scripted.faults.add(Slow(delay_s=60))
-    stream = await client.responses.create(model="m", input="weather?", stream=True)
-    await bench.close_key()
-    [failed] = [event async for event in stream]
+    async with client.responses.stream(
+        model="m", input="weather?"
+    ) as stream:  # a helper that takes nothing before `created`
+        await bench.close_key()
+        created, _, failed = [event async for event in stream]
+    assert created.type == "response.created"
     assert failed.type == "response.failed"
     assert failed.response.error is not None
     assert failed.response.error.code == "invalid_prompt"

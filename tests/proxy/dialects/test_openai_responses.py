@@ -165,6 +165,12 @@ def test_our_ids_tell_turns_apart_and_bring_a_turn_together() -> None:
     ]
 
 
+def test_a_turn_that_is_told_twice_stands_twice() -> None:
+    told = output(ASKED, answered(Message("assistant", "a", "r", [ToolCall("c", FunctionCall("f", "{}"))])))
+    result = {"type": "function_call_output", "call_id": "c", "output": "o"}
+    assert read(*told, result, USER, *told, result, USER) == read(*told, result, USER) * 2
+
+
 @pytest.mark.parametrize(
     ("item", "reasoning"),
     [
@@ -631,9 +637,10 @@ def test_a_turn_comes_back_without_its_ids_too(message: Message) -> None:
 def test_every_refusal_has_a_shape_in_and_before_a_stream(refusal: Refusal) -> None:
     refused = Refused(refusal, "why", field="input", retry_after_s=3)
     assert json.loads(DIALECT.error(refused))["error"]["code"] is not None or refusal is Refusal.INVALID
-    name, data = DIALECT.error_event(refused).decode().removesuffix("\n\n").split("\n")
-    told = json.loads(data.removeprefix("data: "))
-    assert (name, told["type"]) == ("event: response.failed", "response.failed")
+    events = [one.split("\n") for one in DIALECT.error_event(refused).decode().split("\n\n")[:-1]]
+    created, _, told = (json.loads(data.removeprefix("data: ")) for _, data in events)
+    assert [name for name, _ in events] == [f"event: response.{name}" for name in ("created", "in_progress", "failed")]
+    assert EVENTS.validate_python(created).type == "response.created"
     assert told["response"]["error"]["code"] == FAILURES[refusal]
     assert "try again in 3s" in told["response"]["error"]["message"]
     if refusal not in (Refusal.CONTEXT_LENGTH, Refusal.SPENT):  # codes that clients know, and the client's types don't
