@@ -22,7 +22,7 @@ diagnostics, a task_budget, tools' input_examples and allowed_callers, Claude Co
 from task to task), efforts and kinds of thinking that we don't know, and every field that we don't know.
 Refused: prefill (a last message of the assistant's), max_tokens 0, images and documents by file id, container uploads, blocks that we
 don't know, tools whose schema only Anthropic's models know (bash, text editor, computer, memory, browser), compaction and thread, which
-would keep the conversation on the server.
+would keep the conversation on the server; a thread with the code upon which the official client's tool runner sends it whole.
 """
 
 from __future__ import annotations
@@ -64,6 +64,7 @@ TYPES: dict[Refusal, str] = {
 }
 """Anthropic's error type by refusal."""
 EFFORTS = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
+THREAD = "thread"
 BUDGETS = ((4096, "low"), (16384, "medium"))
 """Tokens of a thinking budget up to which an effort is meant, where none is said; beyond them all it is high."""
 
@@ -147,7 +148,9 @@ class AnthropicMessages:
 
     def error(self, refused: Refused) -> bytes:
         """`{type: error, error: {type, message}}`."""
-        told = {"type": TYPES[refused.refusal], "message": _told(refused)}
+        told: dict[str, Any] = {"type": TYPES[refused.refusal], "message": _told(refused)}
+        if refused.field == THREAD:
+            told["details"] = {"error_code": "thread_unsupported_request", "unsupported": []}
         return _encode({"type": "error", "error": told, "request_id": None})
 
     def error_event(self, refused: Refused) -> bytes:
@@ -168,7 +171,7 @@ def _told(refused: Refused) -> str:
 
 
 def _canonical(wire: MessagesRequest) -> ChatRequest:
-    for name, raw in (("compaction", wire.compaction), ("thread", wire.thread)):
+    for name, raw in (("compaction", wire.compaction), (THREAD, wire.thread)):
         if bytes(raw) not in NOTHING:
             raise invalid(name, "no state is kept on this server; send the conversation whole")
     offered = Offered(wire.tools or ())

@@ -48,6 +48,7 @@ SCRIPTS = [
         ),
     ),
     Script("broken", "broken", (Variant((ScriptTurn(calls=(ScriptCall("bash", BROKEN),)), ScriptTurn(text="Oh."))),)),
+    Script("read", "read", (Variant((ScriptTurn(calls=(ScriptCall("read", "{}"),)), ScriptTurn(text="Read."))),)),
     Script("weather", "weather", (Variant((ScriptTurn(text='{"city":"Bern","degrees":21}'),)),)),
 ]
 TOOLS: list[Any] = [
@@ -206,6 +207,26 @@ async def test_images_reach_the_engine_where_they_stood(claude: AsyncAnthropic, 
     first, _, last = json.loads(call.messages.rest)
     assert first["content"] == [{"type": "text", "text": "what is this?"}, image]
     assert last == {"role": "tool", "tool_call_id": "t1", "content": [image]}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_tool_runner_gives_up_its_thread_and_sends_the_conversation_whole(
+    claude: AsyncAnthropic, bench: Bench, scripted: ScriptedEngine, stream: bool
+) -> None:
+    @anthropic.beta_async_tool
+    async def read() -> str:
+        """Reads."""
+        return "ok"
+
+    runner: Any = claude.beta.messages.tool_runner(
+        model="m", max_tokens=100, tools=[read], messages=[{"role": "user", "content": "read"}], stream=stream
+    )
+    last = await runner.until_done()
+    assert [block.text for block in last.content] == ["Read."]
+    await bench.calls(2)
+    first, second = scripted.record.calls("t.0")
+    whole = first.prompt_token_ids + first.token_ids
+    assert second.prompt_token_ids[: len(whole)] == whole
 
 
 class Weather(BaseModel):
