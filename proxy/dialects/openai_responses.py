@@ -20,8 +20,8 @@ Repeated in the answer: metadata, user, safety_identifier, prompt_cache_key, max
 - Tools that a search found are not carried over by previous_response_id: only messages are.
 Ignored: text.verbosity, reasoning.summary, truncation (nothing is dropped), context_management, max_tool_calls, moderation, service_tier,
 stream_options, top_logprobs and the other values of include, client_metadata, access_programs, background_options, image,
-prompt_cache_retention and prompt_cache_options, configuration_update items, phase and status of items, a namespace's description (its tools have
-their own), and every field that we don't know.
+prompt_cache_retention and prompt_cache_options, configuration_update items, phase and status of items, a namespace's
+description (its tools have their own), and every field that we don't know.
 Refused: background, conversation and prompt, which need a store; generate: false and prewarm, which ask for no answer; item references,
 compaction items and their trigger; images by file id, audio; a choice of a tool that isn't shown.
 """
