@@ -29,8 +29,8 @@ class Rule(NamedTuple):
 
 
 MAIN = Kind("main")
-LOOKED_AT = 8_000
-"""Characters of a text that rules look at: harnesses begin with what they want."""
+LOOKED_AT = 400
+"""Characters of a text that rules look at: harnesses begin with what they want, and an agent's task comes later."""
 
 
 def kind_of(request: ChatRequest, lineage: Mapping[str, str] | None) -> Kind:
@@ -89,11 +89,12 @@ RULES = [
         Kind("summary", "no_tools_summary_prompt"),
         _is_told(r"^summarize what was done in this conversation"),
     ),
-    Rule(
-        Kind("router", "no_tools_routing_prompt"), _is_told(r"task routing|classify its complexity|complexity rubric")
-    ),
+    Rule(Kind("router", "no_tools_routing_prompt"), _is_told(r"task routing AI|classify its complexity")),
     Rule(Kind("next_speaker", "schema_for_next_speaker"), _is_next_speaker_check),
-    Rule(Kind("commit_message", "no_tools_commit_prompt"), _is_told(r"generates [\w, -]*git commit messages")),
+    Rule(
+        Kind("commit_message", "no_tools_commit_prompt"),
+        _is_told(r"engineer that generates [\w, -]*git commit messages"),
+    ),
     Rule(Kind("web_search", "hosted_tools_alone"), _has_hosted_tools_alone),
     Rule(Kind("quota", "one_token_of_quota"), _is_quota_probe),
     Rule(Kind("subagent", "agent_header"), _lineage("agent")),

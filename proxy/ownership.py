@@ -77,7 +77,7 @@ class LiveSet:
 
     def _tick(self, append_ms: int) -> None:
         gap = 0 if self._newest is None else append_ms - self._newest
-        self._newest = append_ms if self._newest is None else max(self._newest, append_ms)
+        self._newest = append_ms  # earlier than the last one's where the broker's clock was put back
         self._clock += min(max(gap, 0), GAP_MS)
         if gap > GAP_MS:
             self._heard = dict.fromkeys(self._heard, self._clock)

@@ -113,3 +113,18 @@ def test_a_value_is_cut_to_what_the_log_keeps() -> None:
 
 def test_bytes_that_are_no_text_are_question_marks() -> None:
     assert lineage_of({"session_id": "a\udce9"}) == {"session": "a?"}
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        "You are an agent who answers in bash blocks. " * 12 + "The task: mend what makes us {}",
+        "You are an agent. The repository has a task routing module; a complexity rubric is beside it.",
+        "Solve the task. The service generates git commit messages.",
+    ],
+)
+@pytest.mark.parametrize(
+    "words", ["generate a short title", "tasked with summarizing conversations", "a title generator"]
+)
+def test_what_an_agent_without_tools_is_told_of_its_task_makes_no_side_call(told: str, words: str) -> None:
+    assert kind_of(prompt(told.format(words)), None) == MAIN

@@ -223,3 +223,15 @@ def test_a_change_moves_only_the_sessions_of_who_came_or_went(sets: list[set[str
         then, now = owners(before), owners(after)
         for session in SESSIONS:
             assert then[session] == now[session] or then[session] not in after or now[session] not in before
+
+
+def test_a_brokers_clock_that_is_put_back_keeps_no_lost_proxy_alive() -> None:
+    owned = Ownership("a")
+    log = Log(owned)
+    log.write(beat("a"))
+    log.write(beat("b"))
+    log.now -= 3_600_000
+    log.pass_s(LEASE_MS / 1000, "a")
+    assert names(owned) == {"a", "b"}
+    log.pass_s(2, "a")  # the second in which it was put back counts for nothing
+    assert names(owned) == {"a"}
