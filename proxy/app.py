@@ -58,6 +58,10 @@ DRAIN_S = 10.0
 SETTLE_S = 2.0
 """For records beside the calls, after that."""
 STOP_S = 3.0
+KEEPALIVE_S = 75.0
+"""For a connection on which no request comes whole up to its body: longer than load balancers keep theirs."""
+LINGER_S = 1.0
+"""For the rest of a body that is refused already: it is read, and unpacked, only so that its sender sees the answer."""
 
 log = structlog.get_logger(__name__)
 
@@ -235,6 +239,8 @@ class Proxy:
             access_log=None,
             handler_cancellation=True,
             shutdown_timeout=STOP_S,
+            keepalive_timeout=KEEPALIVE_S,
+            lingering_time=LINGER_S,
             max_line_size=PARSED_BYTES,
             max_field_size=PARSED_BYTES,
         )

@@ -20,7 +20,7 @@ from proxy.errors import EngineFault, Refusal, Refused, refusal_of
 from proxy.forwarding import Forwarder
 from proxy.identity import PATH_PREFIX, key_of, path_of
 from proxy.intake import Intake
-from proxy.limits import require_head
+from proxy.limits import require_head, require_values
 from proxy.metrics import Metrics
 from proxy.ownership import Peer
 from proxy.reply import Reply
@@ -183,7 +183,9 @@ def _is_gone(request: web.Request) -> bool:
 
 
 async def _wire_of(request: web.Request) -> Wire:
-    return Wire(await _body_of(request), request.match_info, request.query, request.headers)
+    body = await _body_of(request)
+    require_values(body)
+    return Wire(body, request.match_info, request.query, request.headers)
 
 
 async def _body_of(request: web.Request) -> bytes:

@@ -18,6 +18,8 @@ from proxy.errors import Refusal, Refused
 
 QUIET_S = 3.0
 """Longest silence of a stream that waits, its headers included: harnesses give up after 5 s without headers at the earliest."""
+TAKEN_S = 60.0
+"""For a harness to take its answer: one that stalls would hold its memory for ever."""
 EVENT_STREAM = {
     "Content-Type": "text/event-stream; charset=utf-8",
     "Cache-Control": "no-cache",
@@ -103,11 +105,18 @@ async def _wait(
 async def _deliver(
     request: web.Request, opened: web.StreamResponse | None, body: bytes, headers: dict[str, Any]
 ) -> web.StreamResponse:
-    if opened is not None:
-        await opened.write_eof(body)
-        return opened
-    # A stream that is there at once leaves as one body with its length: the same bytes, one write.
-    response = web.Response(body=body, headers=headers)
-    await response.prepare(request)
-    await response.write_eof()
-    return response
+    """Returns when the harness has the answer, but for what the kernel still holds. Raises ConnectionError where it doesn't take it."""
+    try:
+        async with asyncio.timeout(TAKEN_S):
+            if opened is not None:
+                await opened.write_eof(body)
+                return opened
+            # A stream that is there at once leaves as one body with its length: the same bytes, one write.
+            response = web.Response(body=body, headers=headers)
+            await response.prepare(request)
+            await response.write_eof()
+            return response
+    except TimeoutError:
+        if request.transport is not None:
+            request.transport.abort()
+        raise ConnectionResetError(f"the answer was not taken within {TAKEN_S:g} s") from None
