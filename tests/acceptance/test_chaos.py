@@ -29,6 +29,7 @@ SAMPLES = 8
 TURNS = 6
 STOPPED_S = 9.0
 """Longer than a lease (6 s), a group session (6 s) and a transaction (5 s)."""
+SUBMITTED_S = 120.0
 SETTLED_S = 200.0
 
 
@@ -52,7 +53,7 @@ async def stop_and_resume(system: Fleet, victim: str) -> None:
 
 async def submit(system: Fleet, task: dict[str, Any]) -> None:
     """Until Kafka takes it: submitting again is safe."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(SUBMITTED_S):
         while True:
             code, _, said = await system.polar("submit", "-", stdin=json.dumps(task))
             if code == 0:
