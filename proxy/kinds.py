@@ -29,8 +29,9 @@ class Rule(NamedTuple):
 
 
 MAIN = Kind("main")
-LOOKED_AT = 400
-"""Characters of a text that rules look at: harnesses begin with what they want, and an agent's task comes later."""
+LOOKED_AT = 800
+"""Characters of a text that rules look at: harnesses begin with what they want (opencode's compaction says it after 500), and an agent's
+task comes later."""
 
 
 def kind_of(request: ChatRequest, lineage: Mapping[str, str] | None) -> Kind:

@@ -32,6 +32,14 @@ CASES: list[tuple[ChatRequest, dict[str, str], Kind]] = [
         {},
         Kind("compaction", "no_tools_summarise_prompt"),
     ),
+    (
+        prompt(
+            "You are a context summarization agent. ".ljust(520)
+            + "Only output the structured summary in the exact format"
+        ),
+        {},
+        Kind("compaction", "no_tools_summarise_prompt"),
+    ),
     (prompt("You are a title generator."), {}, Kind("title", "no_tools_title_prompt")),
     (
         prompt("Summarize what was done in this conversation. Write like a pull request description."),
@@ -118,7 +126,7 @@ def test_bytes_that_are_no_text_are_question_marks() -> None:
 @pytest.mark.parametrize(
     "told",
     [
-        "You are an agent who answers in bash blocks. " * 12 + "The task: mend what makes us {}",
+        "You are an agent who answers in bash blocks. " * 20 + "The task: mend what makes us {}",
         "You are an agent. The repository has a task routing module; a complexity rubric is beside it.",
         "Solve the task. The service generates git commit messages.",
     ],
