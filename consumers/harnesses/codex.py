@@ -31,6 +31,7 @@ name = "Polar"
 base_url = {base_url}
 env_key = "OPENAI_API_KEY"
 wire_api = "responses"
+stream_idle_timeout_ms = {patience_ms}
 [analytics]
 enabled = false
 [otel]
@@ -42,6 +43,8 @@ remote_plugin = false
 shell_snapshot = false
 """
 """Nothing but model calls leaves the machine: no catalogs of plug-ins and apps, no measurements, no look for a newer version."""
+PATIENCE_MS = 1_000_000
+"""For an event of an answer; keep-alives are none to it. The proxy's longest call is the engine's 600 s and three waits of 120 s."""
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -71,6 +74,7 @@ class Codex(CliHarness):
             model=json.dumps(model.model_name),
             base_url=json.dumps(f"{model.proxy_url}/v1"),
             context_window=self._settings.context_window,
+            patience_ms=PATIENCE_MS,
         )
         await runtime.write_file(home / "config.toml", config.encode())
         arguments = (

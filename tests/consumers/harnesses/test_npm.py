@@ -172,7 +172,7 @@ def test_without_node_or_with_one_that_does_not_run_it_is_said_what_to_install(
     ):
         CLI.runs_on()
     monkeypatch.setattr(sys, "path", [])
-    with pytest.raises(NotReady, match=re.escape("pip install 'polar-rollouts[pi]'")):
+    with pytest.raises(NotReady, match=re.escape("pip install 'polar-rollouts[npm]'")):
         npm.node()
 
 
