@@ -14,7 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
+from polar.types.task import TaskRequest
 from tests.acceptance.console import Step, differs, steps, walk
 from tests.acceptance.test_cli import Up, environment
 
@@ -99,9 +101,10 @@ def test_what_stands_outside_of_consoles_is_what_this_test_does_itself(page: Pat
     assert said <= STARTED_HERE
 
 
-def test_the_task_of_the_readme_is_the_example() -> None:
-    (shown,) = re.findall(r"```yaml\n(.*?)```", README.read_text(), re.DOTALL)
-    assert shown == (ROOT / "examples" / "hello" / "task.yaml").read_text()
+def test_the_tasks_of_the_readme_are_the_example_and_one_of_a_cli() -> None:
+    hello, mend = re.findall(r"```yaml\n(.*?)```", README.read_text(), re.DOTALL)
+    assert hello == (ROOT / "examples" / "hello" / "task.yaml").read_text()
+    assert TaskRequest.model_validate(yaml.safe_load(mend)).agent.harness == "claude_code"
 
 
 @pytest.mark.parametrize("page", [README, *DOCS], ids=lambda page: page.name)

@@ -113,8 +113,8 @@ async def test_a_turn_that_codex_parts_in_two_is_the_one_that_was_sampled(
 ) -> None:
     [message] = await asked(client, False, [{"role": "user", "content": "work"}], tools=TOOLS)
     told = message.to_dict()
-    calls = {"role": "assistant", "content": None, "tool_calls": told["tool_calls"]}
-    text = {"role": "assistant", "content": told["content"], "reasoning_content": told["reasoning_content"]}
+    calls = told | {"content": None}
+    text = {"role": "assistant", "content": told["content"]}
     results = [{"role": "tool", "tool_call_id": call_id, "content": "ran"} for call_id, *_ in seen(message)[2]]
     await asked(client, False, [{"role": "user", "content": "work"}, calls, text, *results], tools=TOOLS)
     first, second = scripted.record.calls("t.0")
