@@ -73,7 +73,7 @@ class Pipeline:
             self._count(call, CallOutcome.ANSWERED)
             return answer
         except Refused as refused:
-            return refused
+            return refused.again()
         except asyncio.CancelledError:
             if call.ended is None:
                 raise

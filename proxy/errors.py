@@ -68,6 +68,12 @@ class Refused(Exception):  # noqa: N818 - named for what the harness sees
         self.context = context
         """Of CONTEXT_LENGTH, where the engine tells them: the prompt's tokens, and the most that fit."""
 
+    def again(self) -> Refused:
+        """The same, to keep, or to raise where it was kept: an exception holds all that was at work where it came by, in a cycle."""
+        return Refused(
+            self.refusal, self.message, field=self.field, retry_after_s=self.retry_after_s, context=self.context
+        )
+
 
 class EngineFault(Exception):  # noqa: N818 - a value of the engine's, not a bug of ours
     """The engine gave no usable answer. `code` is stable: `no_token_ids`, `length_mismatch`, `timeout`, …"""

@@ -100,7 +100,9 @@ class Front:
                 return forwarding.not_owner()
             except Exception as fault:
                 if isinstance(fault, ConnectionError) and _is_gone(request):
-                    raise
+                    return (
+                        web.Response()
+                    )  # nobody gets it; from what is raised aiohttp makes a cycle that holds the request
                 return self._refusal(request, dialect, refused_by(fault, dialect))
 
         return handler

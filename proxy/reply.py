@@ -16,6 +16,7 @@ import msgspec
 from proxy.call import Call, Pipeline, refusal_of_ending
 from proxy.chat import Answer, ChatRequest
 from proxy.dialects.base import Dialect
+from proxy.errors import Refused
 from proxy.session import Ending
 
 
@@ -86,7 +87,7 @@ class Answering:
         results = self._results()
         for result in results:
             if isinstance(result, Exception):
-                raise result
+                raise result.again() if isinstance(result, Refused) else result
         return [result for result in results if isinstance(result, Answer)]
 
     def _results(self) -> list[Answer | BaseException | None]:

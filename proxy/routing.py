@@ -88,7 +88,7 @@ class Routed:
             raise refusal_of_ending(self._ended or "stopped")
         told = self.done.result()
         if isinstance(told, Exception):
-            raise told
+            raise told.again() if isinstance(told, Refused) else Misdirected
         return told.told(dialect) if isinstance(told, Reply) else told
 
     async def _way(self) -> Reply | bytes | Refused | Misdirected:
@@ -112,7 +112,7 @@ class Routed:
             except Moved:
                 continue
             except Refused as refused:
-                return refused
+                return refused.again()
             except NotServed as failure:
                 metrics.forwarded.labels(failure.reason).inc()
                 if failure.reason == "cut":
