@@ -19,24 +19,25 @@ from aiohttp import web
 from polar.keys import Signer
 from polar.settings import Settings
 from polar.types.errors import NotReady
-from proxy import control, openapi
+from proxy import openapi
 from proxy.auth import Authenticator
 from proxy.call import Pipeline
 from proxy.capture import Capture
-from proxy.control_api import ControlApi
+from proxy.control import port as control
+from proxy.control.api import ControlApi
+from proxy.control.opening import Openings
 from proxy.dialects.base import Dialect
 from proxy.doors import Binding, bound, require_address, url
 from proxy.engines.pool import Engines
 from proxy.fleet import Fleet
-from proxy.forwarding import Forwarder
 from proxy.front import Front
-from proxy.limits import PARSED_BYTES
 from proxy.metrics import Metrics
-from proxy.opening import Openings
-from proxy.ownership import Ownership
-from proxy.recovery import Recovery
-from proxy.routing import Routes
-from proxy.session import Claims
+from proxy.peers.forwarding import Forwarder
+from proxy.peers.ownership import Ownership
+from proxy.peers.routing import Routes
+from proxy.session.claims import Claims
+from proxy.session.limits import PARSED_BYTES
+from proxy.session.recovery import Recovery
 from proxy.unreadable import Runner
 from topics import control as control_topic
 from topics import fleet as fleet_topic

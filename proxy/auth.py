@@ -1,4 +1,4 @@
-"""From a request's API key to its claims: signature and expiry. Whether the key is closed is `proxy/session.py`'s to know.
+"""From a request's API key to its claims: signature and expiry. Whether the key is closed is `proxy/session/claims.py`'s to know.
 
 No message says anything of the key itself.
 """

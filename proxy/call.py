@@ -18,7 +18,7 @@ from proxy.engines.pool import Engines
 from proxy.errors import EngineFault, Refusal, Refused, refusal_of
 from proxy.fleet import Fleet
 from proxy.metrics import Metrics
-from proxy.session import Ending, closed
+from proxy.session.claims import Ending, closed
 from topics.producer import LogProducer, RecordTooLarge, Unacknowledged
 
 ENDINGS: dict[Ending, CallError] = {

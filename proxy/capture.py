@@ -20,10 +20,10 @@ from polar.types.completion import CallError, CallOutcome, Completion, MessageDe
 from polar.types.session import task_id_of
 from proxy.chat import Answer, ChatRequest
 from proxy.errors import Refusal, Refused
-from proxy.history import Transcript, Written
 from proxy.kinds import MAIN, Kind
 from proxy.metrics import Metrics
-from proxy.session import Claim
+from proxy.session.claims import Claim
+from proxy.session.history import Transcript, Written
 from topics import completions
 from topics.completions import Disowned
 from topics.producer import LogProducer, RecordTooLarge, Unacknowledged

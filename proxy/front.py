@@ -12,20 +12,20 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from aiohttp import web
 
-from proxy import forwarding
 from proxy.auth import Authenticator
 from proxy.call import Pipeline
 from proxy.dialects.base import Dialect, Serves, Wire
 from proxy.errors import EngineFault, Refusal, Refused, refusal_of
-from proxy.forwarding import Forwarder
 from proxy.identity import PATH_PREFIX, key_of, path_of
 from proxy.intake import Intake
-from proxy.limits import require_head, require_values
 from proxy.metrics import Metrics
-from proxy.ownership import Peer
-from proxy.reply import Reply
-from proxy.routing import Misdirected, Routed, Routes
-from proxy.session import Claim
+from proxy.peers import forwarding
+from proxy.peers.forwarding import Forwarder
+from proxy.peers.ownership import Peer
+from proxy.peers.routing import Misdirected, Routed, Routes
+from proxy.session.claims import Claim
+from proxy.session.limits import require_head, require_values
+from proxy.session.reply import Reply
 from proxy.streaming import JSON, refused_by, respond
 
 BODY_BYTES = 64 * 1024 * 1024

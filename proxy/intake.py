@@ -17,14 +17,14 @@ from proxy.call import Call, Pipeline
 from proxy.capture import Asked
 from proxy.chat import ChatRequest
 from proxy.dialects.base import Dialect
-from proxy.history import Transcript, transcript
 from proxy.kinds import kind_of
-from proxy.limits import admit
 from proxy.lineage import lineage_of
 from proxy.metrics import Metrics
-from proxy.repeats import is_retry, name_of
-from proxy.reply import Answering, Reply
-from proxy.session import Claim
+from proxy.session.claims import Claim
+from proxy.session.history import Transcript, transcript
+from proxy.session.limits import admit
+from proxy.session.repeats import is_retry, name_of
+from proxy.session.reply import Answering, Reply
 
 
 class Intake:

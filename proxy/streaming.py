@@ -31,7 +31,7 @@ log = structlog.get_logger(__name__)
 
 
 class Pending(Protocol):
-    """What a request waits for: a reply of this proxy (`proxy/reply.py`), or the way to another's (`proxy/routing.py`)."""
+    """What a request waits for: a reply of this proxy (`proxy/session/reply.py`), or the way to another's (`proxy/peers/routing.py`)."""
 
     @property
     def is_stream(self) -> bool:

@@ -20,7 +20,7 @@ from polar.scripted.engine import Engine as ScriptedEngine
 from polar.settings import Settings
 from polar.types.errors import NotReady
 from polar.types.session import Phase, Status
-from proxy import opening
+from proxy.control import opening
 from tests.proxy.conftest import Bench, eventually, proxied
 from topics import admin, catalogue
 

@@ -16,7 +16,7 @@ import pytest
 from polar.types.completion import Completion
 from proxy.app import Proxy
 from proxy.identity import KEY_HEADER
-from proxy.limits import VALUES
+from proxy.session.limits import VALUES
 from tests.proxy.conftest import Bench, eventually, proxied
 from topics.completions import Disowned
 

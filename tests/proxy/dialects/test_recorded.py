@@ -23,7 +23,7 @@ from polar.types.tokens import pack_ids, pack_logprobs
 from proxy.chat import Answer, ChatRequest, Message, Usage
 from proxy.dialects.base import Dialect, Serves, Wire
 from proxy.registered import dialects
-from proxy.turns import Turns
+from proxy.session.turns import Turns
 
 RECORDED = Path(__file__).parent / "recorded"
 RUNS = sorted(path for path in RECORDED.glob("*.json") if not path.name.endswith(".expected.json"))

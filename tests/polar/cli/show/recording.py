@@ -13,7 +13,7 @@ from polar.types.session import Phase, Plan, SessionState, Status, TaskState
 from polar.types.tokens import pack_ids, pack_logprobs
 from polar.types.trajectory import Trajectory
 from proxy.chat import Answer, Function, FunctionCall, Message, Tool, ToolCall, Usage
-from proxy.history import History, transcript
+from proxy.session.history import History, transcript
 from tests.consumers.builders.transcripts import build_record, completion, ids_of, logprobs_for
 from topics.delta import Spelled
 

@@ -2,7 +2,7 @@
 
 What is forwarded carries a header and is never forwarded again: who isn't the session's owner says so (421). The owner opens no stream
 early; keep-alives towards the harness are the forwarder's. A harness that hangs up breaks the forwarder's connection off, and so ends the
-call at the owner. Which proxy to ask, and when again, is `proxy/routing.py`'s.
+call at the owner. Which proxy to ask, and when again, is `proxy/peers/routing.py`'s.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from multidict import CIMultiDict
 from yarl import URL
 
 from proxy.errors import Refusal, Refused
-from proxy.ownership import Ownership, Peer
+from proxy.peers.ownership import Ownership, Peer
 
 FORWARDED = "X-Polar-Forwarded"
 """On a request: the worker id of the proxy that forwards it, and the record of `polar.workers` by which it chose."""

@@ -13,9 +13,9 @@ from polar.keys import KeyClaims
 from polar.types.completion import CallOutcome, Completion, MessageDelta, TokenDelta
 from polar.types.tokens import pack_ids
 from proxy.chat import Answer, ChatRequest, Function, FunctionCall, Message, Tool, ToolCall, Usage
-from proxy.history import transcript
-from proxy.recovery import ClaimLog
-from proxy.session import Claim
+from proxy.session.claims import Claim
+from proxy.session.history import transcript
+from proxy.session.recovery import ClaimLog
 from topics.delta import Spelled
 
 KEY = KeyClaims("t.0", 1, "c", expires_at=2**31, issued_at=0)

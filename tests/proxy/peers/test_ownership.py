@@ -9,7 +9,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.ownership import GAP_MS, LAG_S, LEASE_MS, LiveSet, Ownership
+from proxy.peers.ownership import GAP_MS, LAG_S, LEASE_MS, LiveSet, Ownership
 from topics import kafka
 from topics.workers import Heartbeat, Probe, Sign
 

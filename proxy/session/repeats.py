@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from proxy.chat import ChatRequest
-from proxy.history import Transcript
+from proxy.session.history import Transcript
 
 if TYPE_CHECKING:  # an answering's calls know their claim, which holds this
-    from proxy.reply import Answering
+    from proxy.session.reply import Answering
 
 ANSWERED = 16
 """Answers kept: more than a harness has requests under way, without their tokens."""

@@ -16,11 +16,11 @@ from openai import AsyncOpenAI
 
 from polar.scripted.engine import Engine as ScriptedEngine
 from polar.scripted.scripts import Script, ScriptCall, ScriptTurn, Variant
-from proxy import stored
 from proxy.app import Proxy
 from proxy.chat import ChatRequest, Message
 from proxy.errors import Refusal, Refused
-from proxy.stored import Stored
+from proxy.session import stored
+from proxy.session.stored import Stored
 from tests.proxy.conftest import Bench, proxied
 from topics.delta import Spelled, spell
 

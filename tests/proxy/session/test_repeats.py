@@ -17,8 +17,8 @@ from polar.scripted.faults import Hang, Slow, Status
 from polar.types.completion import CallOutcome, Completion, Sampling
 from proxy.app import Proxy
 from proxy.chat import ChatRequest, Function, Message, Tool
-from proxy.history import transcript
-from proxy.repeats import is_retry, name_of
+from proxy.session.history import transcript
+from proxy.session.repeats import is_retry, name_of
 from tests.proxy.conftest import Bench, eventually
 from topics.completions import Disowned
 from topics.delta import Spelled
@@ -184,7 +184,7 @@ async def test_an_answer_that_nobody_got_is_disowned_and_not_repeated(
 
 
 async def test_only_the_newest_answers_are_kept(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("proxy.repeats.ANSWERED", 2)
+    monkeypatch.setattr("proxy.session.repeats.ANSWERED", 2)
     given = [await ask("0", seed=seed) for seed in range(3)]
     again = [await ask("1", seed=seed) for seed in (2, 1, 0)]
     assert [one[1] == two[1] for one, two in zip(given, reversed(again), strict=True)] == [False, True, True]

@@ -2,7 +2,7 @@
 
 Read uncommitted, from the claim's `Open` to the high watermark: a `Build` of the claim, or a newer `Open` of its session, ends it. All that
 ask about a partition before its end is looked up share one pass over it, so that a lost proxy's sessions cost one reading a partition.
-What a claim makes of its calls is `proxy/session.py`'s.
+What a claim makes of its calls is `proxy/session/claims.py`'s.
 """
 
 from __future__ import annotations

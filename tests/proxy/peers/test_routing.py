@@ -14,7 +14,7 @@ import pytest
 
 from proxy.app import Proxy
 from tests.proxy.conftest import Bench, eventually
-from tests.proxy.test_forwarding import SESSIONS, ask, figure
+from tests.proxy.peers.test_forwarding import SESSIONS, ask, figure
 from topics import workers
 from topics.producer import LogProducer
 from topics.workers import Heartbeat
@@ -25,8 +25,8 @@ BEAT_S = 0.2
 
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("proxy.ownership.LEASE_MS", 2_500)
-    monkeypatch.setattr("proxy.routing.HOLD_S", 6.0)
+    monkeypatch.setattr("proxy.peers.ownership.LEASE_MS", 2_500)
+    monkeypatch.setattr("proxy.peers.routing.HOLD_S", 6.0)
 
 
 class Other:
@@ -129,7 +129,7 @@ async def test_an_owner_that_cuts_each_connection_is_asked_a_few_times(
 async def test_an_owner_that_denies_it_is_asked_again_until_the_hold_ends(
     proxy: Proxy, bench: Bench, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("proxy.routing.HOLD_S", 1.0)
+    monkeypatch.setattr("proxy.peers.routing.HOLD_S", 1.0)
     async with beside(bench, proxy, refuses) as other:
         async with ask(http, proxy, bench.key(the_others(proxy))) as response:
             assert response.status == 503

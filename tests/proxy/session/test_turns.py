@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy import turns
 from proxy.chat import FunctionCall, ImagePart, ImageUrl, Message, TextPart, ToolCall
-from proxy.turns import Turns
+from proxy.session import turns
+from proxy.session.turns import Turns
 from topics.delta import Spelled
 
 USER = Message("user", "go")

@@ -22,7 +22,7 @@ from typing import NamedTuple
 import msgspec
 
 from proxy.chat import Message, TextPart, Tool
-from proxy.defaults import is_completed
+from proxy.session.defaults import is_completed
 from topics.delta import Spelled, spell
 
 TURNS = 4096

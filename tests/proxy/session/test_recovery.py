@@ -13,7 +13,7 @@ from polar.types.completion import CallOutcome, Completion, MessageDelta, TokenD
 from polar.types.session import Status
 from proxy.errors import Refusal, Refused
 from proxy.metrics import Metrics
-from proxy.recovery import Recovery
+from proxy.session.recovery import Recovery
 from tests.proxy.conftest import Bench
 from topics import completions, kafka
 from topics.completions import Build, CallRecord, Disowned, Open
@@ -135,7 +135,7 @@ async def test_who_goes_away_leaves_the_others_their_pass(bench: Bench, log: Log
 async def test_a_log_that_cannot_be_read_is_a_refusal_that_is_tried_again(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("proxy.recovery.DEADLINE_S", 0.5)
+    monkeypatch.setattr("proxy.session.recovery.DEADLINE_S", 0.5)
     away = bench.settings.model_copy(update={"kafka": "127.0.0.1:9"})
     with pytest.raises(Refused) as refused:
         await Recovery(away, Metrics()).read_back(key(), 0)

@@ -21,9 +21,9 @@ from polar.keys import Limits
 from polar.scripted.engine import Engine as ScriptedEngine
 from polar.settings import Settings
 from polar.types.errors import InputError
-from proxy import opening
 from proxy.app import Proxy
-from proxy.control import token_in
+from proxy.control import opening
+from proxy.control.port import token_in
 from tests.proxy.conftest import Bench, eventually, proxied
 from topics import control, events
 from topics.control import CloseKey, Control, Grant, Revoke

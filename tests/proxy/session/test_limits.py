@@ -18,7 +18,7 @@ from polar.types.tokens import count
 from proxy.app import Proxy
 from proxy.errors import Refusal, Refused
 from proxy.identity import KEY_HEADER
-from proxy.limits import HEAD_BYTES, Spent, admit
+from proxy.session.limits import HEAD_BYTES, Spent, admit
 from tests.proxy.conftest import Bench, eventually, proxied
 
 Told = tuple[int, dict[str, Any], str | None]

@@ -13,7 +13,7 @@ import msgspec
 
 from polar.types.completion import CallOutcome, Completion
 from proxy.chat import Message
-from proxy.history import Transcript, transcript_of
+from proxy.session.history import Transcript, transcript_of
 from topics.delta import Spelled, spell
 
 _messages = msgspec.json.Decoder(list[Message])

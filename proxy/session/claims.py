@@ -17,13 +17,13 @@ from polar.keys import KeyClaims
 from polar.types.tokens import count
 from proxy.chat import Answer, ChatRequest, Message
 from proxy.errors import Refusal, Refused
-from proxy.history import History, Transcript
-from proxy.limits import Spent
-from proxy.recalled import recalled
-from proxy.recovery import ClaimLog
-from proxy.repeats import Repeats
-from proxy.stored import Stored
-from proxy.turns import Turns
+from proxy.session.history import History, Transcript
+from proxy.session.limits import Spent
+from proxy.session.recalled import recalled
+from proxy.session.recovery import ClaimLog
+from proxy.session.repeats import Repeats
+from proxy.session.stored import Stored
+from proxy.session.turns import Turns
 
 CLAIMS = 4096
 """Claims remembered; one in use is never forgotten."""

@@ -26,9 +26,9 @@ from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
 from polar.keys import BACKSTOP_S, KeyClaims, Limits, Signer, environment
 from polar.types.session import task_id_of
 from polar.types.task import RUN_LIMIT_S, SAMPLES_LIMIT, TRAINING_DEFAULTS, LimitsSpec, TaskId
+from proxy.control.opening import Declined, Openings, Unanswered, Wish
 from proxy.engines.pool import Engines
 from proxy.errors import EngineFault
-from proxy.opening import Declined, Openings, Unanswered, Wish
 from topics.control import Grant
 
 BODY_BYTES = 8 * 1024 * 1024

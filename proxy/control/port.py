@@ -16,7 +16,7 @@ import msgspec
 from aiohttp import web
 
 from polar.types.errors import InputError
-from proxy.control_api import BODY_BYTES, ControlApi, is_shown, json_errors
+from proxy.control.api import BODY_BYTES, ControlApi, is_shown, json_errors
 from proxy.metrics import Metrics
 
 Obstacle = Callable[[], str | None]

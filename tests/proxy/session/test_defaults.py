@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from proxy.chat import Function, FunctionCall, Message, Tool, ToolCall
-from proxy.defaults import is_completed
-from proxy.turns import Turns
+from proxy.session.defaults import is_completed
+from proxy.session.turns import Turns
 from topics.delta import Spelled
 
 EDIT = {

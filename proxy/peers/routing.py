@@ -15,11 +15,11 @@ from proxy.call import refusal_of_ending
 from proxy.chat import ChatRequest
 from proxy.dialects.base import Dialect
 from proxy.errors import Refusal, Refused
-from proxy.forwarding import NotServed
 from proxy.metrics import Metrics
-from proxy.ownership import Ownership, Peer
-from proxy.reply import Reply
-from proxy.session import Claim, Claims, Ending, Moved
+from proxy.peers.forwarding import NotServed
+from proxy.peers.ownership import Ownership, Peer
+from proxy.session.claims import Claim, Claims, Ending, Moved
+from proxy.session.reply import Reply
 
 HOLD_S = 10.0
 """For an owner to be found: a lost one's lease ends after 6 s, noticed with the next heartbeat."""

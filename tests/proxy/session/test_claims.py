@@ -7,10 +7,10 @@ import asyncio
 import pytest
 
 from polar.keys import KeyClaims
-from proxy import session
 from proxy.errors import Refusal, Refused
-from proxy.recovery import ClaimLog
-from proxy.session import Claims, Ending, Moved
+from proxy.session import claims as session
+from proxy.session.claims import Claims, Ending, Moved
+from proxy.session.recovery import ClaimLog
 
 
 def key(claim_id: str, issued_at: int = 100) -> KeyClaims:

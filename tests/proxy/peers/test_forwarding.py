@@ -17,8 +17,8 @@ from polar.scripted.engine import Engine as ScriptedEngine
 from polar.scripted.faults import Slow, Status
 from polar.types.completion import CallOutcome, Completion
 from proxy.app import Proxy
-from proxy.forwarding import FORWARDED, REFUSED
 from proxy.identity import KEY_HEADER
+from proxy.peers.forwarding import FORWARDED, REFUSED
 from tests.proxy.conftest import Bench, eventually, proxied
 from tests.proxy.talks import Talk
 
