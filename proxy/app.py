@@ -116,18 +116,7 @@ class Proxy:
         )
         self._controls = control.application(self._metrics, self.obstacle, api, token, partial(openapi.text, dialects))
         self._heart = Heart(settings, self._beat)
-        self._followers = (
-            Follower(settings, fleet_topic.TOPIC, self._on_fleet, since=Since.BEGINNING, letters=self._producer),
-            Follower(
-                settings,
-                control_topic.TOPIC,
-                self._on_control,
-                since=Since.ago(CONTROL_SINCE_S),
-                letters=self._producer,
-            ),
-            # Its dead letters are the coordinators' to write: they read the same.
-            Follower(settings, workers_topic.TOPIC, self._ownership.on_sign, since=Since.ago(WORKERS_SINCE_S)),
-        )
+        self._followers = self._following(settings)
         self._runners: list[web.AppRunner] = []
         self._doors: list[socket.socket] = []
         self._metrics.watch_engines(engines)
@@ -193,6 +182,16 @@ class Proxy:
         await asyncio.gather(self._forwarder.stop(), self._engines.stop())
         self._heart.stop()  # last: it holds the loop up until its last beat is out
         log.info("proxy stopped", action="proxy_stopped", worker_id=self._worker_id)
+
+    def _following(self, settings: Settings) -> tuple[Follower, ...]:
+        """What is read of the log, besides claims."""
+        ago = Since.ago(CONTROL_SINCE_S)
+        return (
+            Follower(settings, fleet_topic.TOPIC, self._on_fleet, since=Since.BEGINNING, letters=self._producer),
+            Follower(settings, control_topic.TOPIC, self._on_control, since=ago, letters=self._producer),
+            # Its dead letters are the coordinators' to write: they read the same.
+            Follower(settings, workers_topic.TOPIC, self._ownership.on_sign, since=Since.ago(WORKERS_SINCE_S)),
+        )
 
     def obstacle(self) -> str | None:
         """Why calls aren't served now; None when they are."""

@@ -34,6 +34,8 @@ BODY_S = 60.0
 CALLS = 4096
 """Requests in flight; the next one is told to come again."""
 RETRY_AFTER_S = 5
+FOR_GOOD = {"x-should-retry": "false"}
+"""OpenAI's and Anthropic's clients try again after a 409 unless they are told this."""
 Handle = Callable[[web.Request, Dialect], Awaitable[web.StreamResponse]]
 
 
@@ -168,8 +170,10 @@ class Front:
             # What is refused because this proxy ends is the next owner's to answer.
             return forwarding.not_owner() if self.draining else forwarding.refusal(refused)
         self._metrics.refusals.labels(refused.refusal.code).inc()
-        wait = {} if refused.retry_after_s is None else {"Retry-After": str(refused.retry_after_s)}
-        return web.Response(status=refused.refusal.status, body=dialect.error(refused), headers=JSON | wait)
+        told = {} if refused.retry_after_s is None else {"Retry-After": str(refused.retry_after_s)}
+        if refused.refusal is Refusal.CLOSED:
+            told |= FOR_GOOD
+        return web.Response(status=refused.refusal.status, body=dialect.error(refused), headers=JSON | told)
 
 
 def _detected(candidates: Sequence[tuple[Dialect, Handle]], request: web.Request) -> tuple[Dialect, Handle]:

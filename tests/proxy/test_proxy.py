@@ -241,7 +241,7 @@ async def test_keys_that_are_no_good_are_401_in_openais_shape(
         assert (response.status, (await response.json())["error"]["code"]) == (401, "invalid_api_key")
 
 
-async def test_a_closed_key_is_409(client: AsyncOpenAI, bench: Bench) -> None:
+async def test_a_closed_key_is_409_and_not_asked_again(client: AsyncOpenAI, bench: Bench) -> None:
     await client.chat.completions.create(model="m", messages=HI)
     await bench.close_key()
 
@@ -249,7 +249,7 @@ async def test_a_closed_key_is_409(client: AsyncOpenAI, bench: Bench) -> None:
         try:
             await client.chat.completions.create(model="m", messages=HI)
         except openai.ConflictError as error:
-            return error.code == "session_closed"
+            return (error.code, error.response.headers["x-should-retry"]) == ("session_closed", "false")
         return False
 
     await eventually(refused)
