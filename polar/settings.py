@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -133,6 +134,8 @@ def load(data: Path | None = None, **flags: Any) -> Settings:
             }
         found = {name.removeprefix("POLAR_").lower(): value for name, value in recorded.items()}
         return Settings(**{**found, **given, "data": settings.data})
+    except tomllib.TOMLDecodeError as error:
+        raise InputError("polar.toml", str(Path("polar.toml").absolute()), f"is no TOML: {error}") from None
     except SettingsError as error:
         raise InputError(
             "POLAR_ENGINES", os.environ.get("POLAR_ENGINES"), f"expected JSON: {error.__cause__}"

@@ -254,7 +254,11 @@ NODES = Table(
         Column("tokens", IDS, "not empty"),
         Column("logprobs", LOGPROBS, "as many; null: the model only read them"),
         Column("call_id", TEXT, "of the call that sampled them; null: the model only read them"),
-        Column("masked", TEXT, "why sampled tokens are trained in no trace; null: they are, or weren't sampled"),
+        Column(
+            "masked",
+            TEXT,
+            "why sampled tokens are trained in no trace: `base_missing`, `invalid_logprobs`, `disowned`, `side_call`, `undelivered`; null: they are, or weren't sampled",
+        ),
         *OUTPUT,
     ),
 )

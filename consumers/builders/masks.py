@@ -67,14 +67,20 @@ def _undelivered(answers: Iterable[Place], placed: Iterable[Place | None]) -> se
     """Answers superseded by one to the same prompt.
 
     Those that a later prompt repeats were delivered; where there is none, the last in log order was. Threads are told apart, so that
-    sub-agents that start alike don't supersede one another; so are the choices of one request, which were delivered together.
+    sub-agents that start alike don't supersede one another. The choices of one request were delivered, or not, together.
     """
     repeated = {place.parent for place in placed if place is not None}
-    alike: defaultdict[object, list[Place]] = defaultdict(list)
+    alike: defaultdict[object, defaultdict[str, list[Place]]] = defaultdict(lambda: defaultdict(list))
     for place in answers:
-        alike[place.prompt, thread_of(place.call), place.call.kind, place.call.choice].append(place)
+        alike[place.prompt, thread_of(place.call), place.call.kind][_request_of(place.call)].append(place)
     superseded: set[Place] = set()
-    for group in alike.values():
-        delivered = [place for place in group if place in repeated] or group[-1:]
-        superseded.update(set(group).difference(delivered))
+    for requests in alike.values():
+        asked = list(requests.values())
+        delivered = [choices for choices in asked if repeated.intersection(choices)] or asked[-1:]
+        superseded.update(place for choices in asked if choices not in delivered for place in choices)
     return superseded
+
+
+def _request_of(call: Completion) -> str:
+    """Choices after the first are named after it: `<its id>.<choice>`."""
+    return call.call_id.rpartition(".")[0] if call.choice else call.call_id

@@ -48,7 +48,14 @@ def up(
     if engine_url is not None:
         upstream = engine.find(engine_url, model)
         asyncio.run(engine.probe(upstream))
-    folder = settings.load(data).data
+    given = settings.load(data)
+    if given.engines and upstream is None:
+        raise InputError(
+            "engines",
+            ", ".join(given.engines),
+            "polar up asks one engine: say --engine URL, or run `polar proxy`, which reads [engines]",
+        )
+    folder = given.data
     disk.require(folder)
     held = lock.claim(folder, announce=_announce)
     try:

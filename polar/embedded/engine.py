@@ -60,7 +60,11 @@ def with_models(engines: Mapping[str, EngineSettings]) -> dict[str, EngineSettin
     Raises InputError where there is no engine and for a model that a server lacks, NotReady where none is named and no server tells.
     """
     if not engines:
-        raise InputError("engines", {}, "name one: --engine URL, or [engines.<name>] with its urls in polar.toml")
+        raise InputError(
+            "engines",
+            None,
+            "name one: --engine URL, or [engines.<name>] with its urls in the current folder's polar.toml",
+        )
     return {name: told.model_copy(update={"model": _model(name, told)}) for name, told in engines.items()}
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from polar import registry
 from polar.settings import EngineSettings
+from polar.types.errors import InputError
 from proxy.engines.replicas import Replicas
 
 MODES = {"chat": "vllm_chat"}
@@ -56,6 +57,11 @@ class Engines:
 
 def _replicas(name: str, told: EngineSettings, options: Mapping[str, object]) -> Replicas:
     assert told.model is not None, "it was asked for where none was said"
-    plug_in = registry.load(registry.Kind.ENGINE, MODES.get(told.mode, told.mode))
+    try:
+        plug_in = registry.load(registry.Kind.ENGINE, MODES.get(told.mode, told.mode))
+    except InputError as error:
+        raise InputError(
+            f"engines.{name}.mode", told.mode, f"must be chat, or an engine plug-in: {error.reason}"
+        ) from None
     servers = {url: plug_in(url, told.model, logprobs_mode=told.logprobs_mode, **options) for url in told.urls}
     return Replicas(name, servers, model=told.model, models=told.models, concurrency=told.concurrency)

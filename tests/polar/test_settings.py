@@ -133,3 +133,10 @@ def test_engines_in_the_environment_are_json(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("POLAR_ENGINES", "http://a")
     with pytest.raises(InputError, match="POLAR_ENGINES: expected JSON"):
         settings.load()
+
+
+def test_a_file_that_is_no_toml_is_named_with_the_place(clean: Path) -> None:
+    (clean / "polar.toml").write_text("[engines.a")
+    with pytest.raises(InputError, match=r"polar.toml: is no TOML: .*line 1, column 11") as raised:
+        settings.load()
+    assert str(clean) in str(raised.value)

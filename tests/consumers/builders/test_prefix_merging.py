@@ -157,18 +157,27 @@ def test_sub_agents_that_start_alike_do_not_supersede_one_another() -> None:
 
 def test_choices_of_one_request_do_not_supersede_one_another_and_a_retrys_do() -> None:
     log = Log()
-    for call_id, sampled, choice in [("a", "one", 0), ("b", "two", 1)]:
+    for call_id, sampled, choice in [("a", "one", 0), ("a.1", "two", 1)]:
         log.call(call_id, "sys hi", sampled, choice=choice, lineage={"retry": "0"})
     built = log.build()
     assert sorted(lines(built)) == ["sys hi [one]", "sys hi [two]"]
-    assert branches(built) == {"a": "root", "b": "sibling"}
-    for call_id, sampled, choice in [("c", "three", 0), ("d", "four", 1)]:
+    assert branches(built) == {"a": "root", "a.1": "sibling"}
+    for call_id, sampled, choice in [("c", "three", 0), ("c.1", "four", 1)]:
         log.call(call_id, "sys hi", sampled, choice=choice, lineage={"retry": "1"})
     log.call("e", "sys hi four tool", "ok")
     built = log.build()
     assert sorted(lines(built)) == ["sys hi [four] tool [ok]", "sys hi [three]"]
     assert built.stats.masked_tokens == {"undelivered": 2}
-    assert branches(built) == {"a": "root", "b": "sibling", "c": "sibling", "d": "sibling", "e": None}
+    assert branches(built) == {"a": "root", "a.1": "sibling", "c": "sibling", "c.1": "sibling", "e": None}
+
+
+def test_choices_of_one_request_are_superseded_together() -> None:
+    log = Log()
+    for call_id, sampled, choice in [("a", "one", 0), ("a.1", "two", 1), ("b", "three", 0)]:
+        log.call(call_id, "sys hi", sampled, choice=choice)
+    built = log.build()
+    assert lines(built) == ["sys hi [three]"]
+    assert built.stats.masked_tokens == {"undelivered": 2}
 
 
 def test_an_answer_cut_short_and_continued_stays_one_trace() -> None:

@@ -27,7 +27,7 @@ def proxy(*arguments: str) -> tuple[int, str]:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "engines: name one: --engine URL, or [engines.<name>] with its urls in polar.toml"),
+        ([], "engines: name one: --engine URL, or [engines.<name>] with its urls in the current folder's polar.toml"),
         (["--model", "m"], "--model: goes with --engine (got 'm')"),
         (["--engine", "host:1"], "--engine: expected http://host:port, with or without /v1 (got 'host:1')"),
     ],
