@@ -137,6 +137,6 @@ def test_engines_in_the_environment_are_json(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_file_that_is_no_toml_is_named_with_the_place(clean: Path) -> None:
     (clean / "polar.toml").write_text("[engines.a")
-    with pytest.raises(InputError, match=r"polar.toml: is no TOML: .*line 1, column 11") as raised:
+    with pytest.raises(InputError, match=r"polar.toml: is no TOML: Expected .* declaration") as raised:
         settings.load()
     assert str(clean) in str(raised.value)
