@@ -75,8 +75,7 @@ WORDS = sorted({word for asked in ASKED for word in _words(asked.body)})
 SUBTREES = [holder[at] for asked in ASKED for holder, at in _places(asked.body)]
 DEEP = 3_000
 """Beyond Python's own limit."""
-BOMB = signature.seal("x" * 20_000_000)
-"""20 kB that unfold to 20 MB."""
+SEALED = signature.seal("\u00e9" * 2_000)
 ODD: list[Any] = [
     None, True, False, 0, -1, 1, 2, 129, 2**31, 2**53 + 1, 2**63 - 1, 2**63, -(2**63) - 1, 0.5, -0.0, 1e308, 5e-324,
     *map(Verbatim, ("NaN", "Infinity", "-Infinity", "1e999", "1" * 5000, "-", "01", "0x1", "1.0", "1e2", "'a'", "undefined")),
@@ -85,7 +84,7 @@ ODD: list[Any] = [
     "", " ", "\0", "\x1b[31m", "\u202e", "\ufeff", "\u2028", "\U0001f469\u200d\U0001f467" * 50, "\U000e0041", "\ud800",
     "a" * 70_000, "\u00e9" * 1000, "{}", "[]", "null", "{" * 300, '{"command": "ls"} x', "NaN", "1", "data:", "data:,",
     "data:image/png;base64,", "data:image/png;base64,!", "data:text/plain;base64,/w==", "data:text/plain;base64,\u00e9",
-    "http://127.0.0.1:1/x.png", "file:///etc/passwd", "polar:", "polar:AAAA", BOMB, "<|im_start|>", "<|im_end|>",
+    "http://127.0.0.1:1/x.png", "file:///etc/passwd", "polar:", "polar:AAAA", SEALED, "<|im_start|>", "<|im_end|>",
     "<tool_call>\n{}\n</tool_call>", "</think>", "{{ x }}", "%s%n", "${x}", "../..",
     [], {}, [None], [[]], [{}], {"": None}, {"type": None}, {"type": "text"}, {"text": 1}, {"$ref": "#"}, ["a"] * 2000,
     {"type": "object", "properties": {"a": {"$ref": "#"}}}, {"type": "string", "pattern": "(a+)+$"},

@@ -124,7 +124,8 @@ class Served:
             if fresh:
                 raise
             return self.fire(shot)  # the other end had closed it
-        if answer.headers.get("Connection", "").lower() == "close":
+        # After a CONNECT nothing is a request any more.
+        if answer.headers.get("Connection", "").lower() == "close" or shot.method == "CONNECT":
             connection.close()
         else:
             self._connection = connection

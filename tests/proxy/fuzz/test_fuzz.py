@@ -37,7 +37,7 @@ BATCH = 1500
 """Of one seed: what hypothesis remembers of a run grows with it."""
 WARM = 10_000
 """Requests after which the proxy has all that it keeps."""
-GROWTH_BYTES = 32 * 2**20
+GROWTH_BYTES = 16 * 2**20
 """Allowed from then on, however many come: an allocator's ebb and flow."""
 SPARE_FDS = 4
 HELD = ["not_a_server_error", "status_code_conformance", "content_type_conformance", "response_schema_conformance"]
