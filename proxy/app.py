@@ -21,6 +21,7 @@ from polar.settings import Settings
 from polar.types.errors import NotReady
 from proxy import openapi
 from proxy.auth import Authenticator
+from proxy.bounds import PARSED_BYTES
 from proxy.call import Pipeline
 from proxy.capture import Capture
 from proxy.control import port as control
@@ -36,7 +37,6 @@ from proxy.peers.forwarding import Forwarder
 from proxy.peers.ownership import Ownership
 from proxy.peers.routing import Routes
 from proxy.session.claims import Claims
-from proxy.session.limits import PARSED_BYTES
 from proxy.session.recovery import Recovery
 from proxy.unreadable import Runner
 from topics import control as control_topic

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from aiohttp import web
 
 from proxy.auth import Authenticator
+from proxy.bounds import require_head, require_values
 from proxy.call import Pipeline
 from proxy.dialects.base import Dialect, Serves, Wire
 from proxy.errors import EngineFault, Refusal, Refused, refusal_of
@@ -24,7 +25,6 @@ from proxy.peers.forwarding import Forwarder
 from proxy.peers.ownership import Peer
 from proxy.peers.routing import Misdirected, Routed, Routes
 from proxy.session.claims import Claim
-from proxy.session.limits import require_head, require_values
 from proxy.session.reply import Reply
 from proxy.streaming import JSON, refused_by, respond
 
@@ -102,9 +102,8 @@ class Front:
                 return forwarding.not_owner()
             except Exception as fault:
                 if isinstance(fault, ConnectionError) and _is_gone(request):
-                    return (
-                        web.Response()
-                    )  # nobody gets it; from what is raised aiohttp makes a cycle that holds the request
+                    # Nobody gets it; from what is raised aiohttp makes a cycle that holds the request.
+                    return web.Response()
                 return self._refusal(request, dialect, refused_by(fault, dialect))
 
         return handler

@@ -2,7 +2,7 @@
 
 A fact asks, and the coordinator answers on `polar.control`: an open is asked again, unchanged, every 3 s until it is answered, so that
 neither a restart of the coordinator nor a lost answer costs a sample. Invariant: an open that ends here without a Grant in its caller's
-hands is withdrawn. Keys and HTTP are `control_api`'s.
+hands is withdrawn. Keys and HTTP are `api`'s.
 """
 
 from __future__ import annotations

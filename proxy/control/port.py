@@ -3,7 +3,7 @@
 Figures are behind a token where one is set, the API always.
 
 GET /healthz: the loop runs. GET /readyz: calls are served, and if not, why. GET /metrics: Prometheus' text. GET /openapi.json: what the
-model API serves. POST /v1/…: `control_api`.
+model API serves. POST /v1/…: `api`.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ from polar.types.completion import Sampling
 from proxy.chat import NOT_GIVEN, Answer, ChatRequest, Message
 from proxy.dialects import signature
 from proxy.dialects.base import Route, Serves, Wire
-from proxy.dialects.openai_chat import SHAPES
+from proxy.dialects.openai_chat import EFFORTS, SHAPES
 from proxy.dialects.reading import decoded
 from proxy.dialects.responses_input import Input
 from proxy.dialects.responses_stream import PIECES, stream
@@ -61,15 +61,6 @@ FAILURES: dict[Refusal, str] = {
     Refusal.UNAVAILABLE: "server_error",
 }
 """Code of a `response.failed`. Codex gives up at invalid_prompt, insufficient_quota and server_is_overloaded, and tries again at others."""
-EFFORTS = {
-    "none": "none",
-    "minimal": "low",
-    "low": "low",
-    "medium": "medium",
-    "high": "high",
-    "xhigh": "high",
-    "max": "high",
-}
 ENCRYPTED = "reasoning.encrypted_content"
 CONTINUES = "previous_response_id"
 STATUSES = {"length": "max_output_tokens", "content_filter": "content_filter"}

@@ -1,4 +1,4 @@
-"""What a session may use: the calls and tokens that its key allows it, and how many calls at a time. What a request's head may hold.
+"""What a session may use: the calls and tokens that its key allows it, and how many calls at a time.
 
 Counted are the answers that are on the log, of all who owned the session, whether their harness still got them or not. Tokens are those
 sampled; how many a call will sample nobody knows before, so the last one may go beyond.
@@ -8,21 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from aiohttp import web
-
 from polar.keys import Limits
 from proxy.errors import Refusal, Refused
 
 RETRY_AFTER_S = 1
-HEAD_BYTES = 32 * 1024
-"""Of a request's path and headers together: what servers commonly take."""
-PARSED_BYTES = 64 * 1024
-"""Of its first line, or of one header, that aiohttp takes in; what is longer, or of more than 128 headers, it answers itself, with 400."""
-
-VALUES = 1_000_000
-"""Of a body, counted by the marks before them: to read so many takes 3 s, in which nothing else happens, and a lease ends after 6 s. Text
-has fewer marks than tokens, and no model's context holds so many."""
-MARKS = (b",", b"{", b"[")
 
 
 @dataclass(slots=True)
@@ -53,16 +42,3 @@ def admit(limits: Limits, spent: Spent, under_way: int, more: int) -> None:
             f"this session has {under_way} calls under way and may have {most}; try again",
             retry_after_s=RETRY_AFTER_S,
         )
-
-
-def require_head(request: web.Request) -> None:
-    """Raises Refused for a head that is too large."""
-    size = len(request.raw_path) + sum(len(name) + len(value) for name, value in request.raw_headers)
-    if size > HEAD_BYTES:
-        raise Refused(Refusal.TOO_LARGE, f"the request's path and headers are {size} bytes; at most {HEAD_BYTES}")
-
-
-def require_values(body: bytes) -> None:
-    """Raises Refused for a body that takes too long to read."""
-    if len(body) > VALUES and sum(map(body.count, MARKS)) > VALUES:
-        raise Refused(Refusal.TOO_LARGE, f"the request's body has over {VALUES} values")

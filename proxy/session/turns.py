@@ -32,8 +32,6 @@ SPELLINGS = 16_384
 """Spellings of turns that are known for what they say: some 2 MB."""
 ALIKE = 16
 """Turns of equal words that are looked at, the newest, where nothing else tells which is meant."""
-UNPARSED = "__unparsedToolInput"
-"""Claude Code's wrapper around arguments that it can't parse: `{"__unparsedToolInput": {"raw": …, "len": …}}`."""
 ROUNDED = re.compile(r"[0-9.]{16}|[0-9][eE]")
 """In arguments whose numbers may be more than JavaScript keeps."""
 Number = Callable[[str], float | str | None]
@@ -266,10 +264,6 @@ def _value(arguments: str, number: Number) -> str:
         value = json.loads(
             arguments.strip() or "{}", parse_int=number, parse_float=number, parse_constant=lambda _: None
         )
-        if isinstance(value, dict) and value.keys() == {UNPARSED} and isinstance(value[UNPARSED], dict):
-            raw = value[UNPARSED].get("raw")
-            if isinstance(raw, str):
-                return raw
         return json.dumps(value, sort_keys=True)
     except (ValueError, RecursionError):
         return arguments

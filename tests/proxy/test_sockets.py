@@ -15,8 +15,8 @@ import pytest
 
 from polar.types.completion import Completion
 from proxy.app import Proxy
+from proxy.bounds import VALUES
 from proxy.identity import KEY_HEADER
-from proxy.session.limits import VALUES
 from tests.proxy.conftest import Bench, eventually, proxied
 from topics.completions import Disowned
 

@@ -185,7 +185,7 @@ def test_reasoning_is_what_its_signature_holds_else_its_text(item: dict[str, Any
 
 def test_a_message_to_an_agent_is_the_users_in_plain_text() -> None:
     parts = [{"type": "input_text", "text": "Payload:\n"}, {"type": "encrypted_content", "encrypted_content": "say hi"}]
-    item = {"type": "agent_message", "author": "/root", "recipient": "/root/helper", "content": parts}
+    item = {"type": "agent_message", "author": "/lead", "recipient": "/lead/second", "content": parts}
     assert read(item) == [Message("user", [TextPart("Payload:\n"), TextPart("say hi")])]
 
 

@@ -16,9 +16,10 @@ from polar.scripted.faults import Hang, Slow, Status
 from polar.types.completion import CallOutcome
 from polar.types.tokens import count
 from proxy.app import Proxy
+from proxy.bounds import HEAD_BYTES
 from proxy.errors import Refusal, Refused
 from proxy.identity import KEY_HEADER
-from proxy.session.limits import HEAD_BYTES, Spent, admit
+from proxy.session.limits import Spent, admit
 from tests.proxy.conftest import Bench, eventually, proxied
 
 Told = tuple[int, dict[str, Any], str | None]

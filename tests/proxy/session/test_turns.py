@@ -76,19 +76,6 @@ def sorted_keys(message: Message) -> Message:
     return with_arguments(message, spelled)
 
 
-def unparsed(message: Message) -> Message:
-    """Claude Code's wrapper around what is no JSON."""
-
-    def wrapped(arguments: str) -> str:
-        try:
-            json.loads(arguments)
-        except ValueError:
-            return json.dumps({turns.UNPARSED: {"raw": arguments, "len": len(arguments)}})
-        return arguments
-
-    return with_arguments(message, wrapped)
-
-
 def with_arguments(message: Message, rewrite: Callable[[str], str]) -> Message:
     calls = [
         edited(call, function=edited(call.function, arguments=rewrite(call.function.arguments)))
@@ -136,7 +123,6 @@ def in_parts(message: Message) -> Message:
 REWRITES = [
     reserialised,
     sorted_keys,
-    unparsed,
     without_ids,
     invented_ids,
     trimmed,
@@ -253,7 +239,6 @@ def _doubles(value: Any) -> Any:
         ('{"n": 1e400}', '{"n":null}'),
         ('{"a": 1, "a": 2}', '{"a":2}'),
         ("", "{}"),
-        ('{"command": "ls', '{"__unparsedToolInput":{"raw":"{\\"command\\": \\"ls","len":14}}'),
     ],
 )
 def test_arguments_come_back_in_the_very_string_that_was_sampled(sampled: str, repeated: str) -> None:
