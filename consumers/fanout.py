@@ -176,6 +176,9 @@ def plan_of(task: TaskRequest) -> Plan:
         output=task.output,
         mode=task.mode,
         metadata=json.dumps(task.model_dump(mode="json", include={"metadata"})["metadata"]).encode(),
+        user=task.user,
+        usable=task.early_stop.usable if task.early_stop else None,
+        callback_url=task.callback_url,
     )
 
 

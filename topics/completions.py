@@ -67,6 +67,7 @@ class CloseGroup(msgspec.Struct, frozen=True, tag="close_group", omit_defaults=T
     """By sample index."""
     statuses: list[Status]
     output: str | None = None
+    callback_url: str | None = None
 
 
 class Emitted(msgspec.Struct, frozen=True, tag="emitted", omit_defaults=True):

@@ -46,8 +46,18 @@ class Drain(msgspec.Struct, frozen=True, tag="drain", omit_defaults=True):
     worker_id: str
 
 
-Control = Grant | Revoke | CloseKey | Drain
-RECORDS = (Grant, Revoke, CloseKey, Drain)
+class Discard(msgspec.Struct, frozen=True, tag="discard", omit_defaults=True):
+    """A runtime has no use any more, and nobody has it in hand: whichever worker can reach it removes it."""
+
+    session_id: str
+    claim_id: str
+    """The init claim that made it."""
+    runtime: dict[str, str]
+    """Its handle."""
+
+
+Control = Grant | Revoke | CloseKey | Drain | Discard
+RECORDS = (Grant, Revoke, CloseKey, Drain, Discard)
 CODEC: Codec[Control] = Codec(*RECORDS)
 TOPIC = Topic(
     name="control",

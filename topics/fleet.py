@@ -16,6 +16,11 @@ class FleetState(msgspec.Struct, frozen=True, tag="fleet_state", omit_defaults=T
 
     generation: int
     paused: bool = False
+    """New model calls wait, and run clocks stand still."""
+    in_flight: str = "finish"
+    """What becomes of calls under way at a pause: `finish`, or `abort`: they are ended at the engine and asked anew after it."""
+    draining: bool = False
+    """No session is given a slot any more; those in hand go on."""
 
 
 class PolicyVersion(msgspec.Struct, frozen=True, tag="policy_version", omit_defaults=True):

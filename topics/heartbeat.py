@@ -20,7 +20,7 @@ import structlog
 from polar.settings import Settings
 from topics import kafka
 from topics.codec import encode
-from topics.workers import TOPIC, Heartbeat, StageSlots
+from topics.workers import TOPIC, Backlog, Heartbeat, StageSlots
 
 INTERVAL_S = 2.0
 LEAST_GAP_S = 0.1
@@ -104,6 +104,9 @@ class Heart:
         address: str | None = None,
         fleet_generation: int = 0,
         leaving: bool = False,
+        backlogs: list[Backlog] | None = None,
+        staged: dict[str, int] | None = None,
+        calls: int = 0,
     ) -> Heartbeat:
         """A heartbeat of this process."""
         return Heartbeat(
@@ -115,6 +118,9 @@ class Heart:
             address=address,
             fleet_generation=fleet_generation,
             leaving=leaving,
+            backlogs=backlogs or [],
+            staged=staged or {},
+            calls=calls,
         )
 
     # --- on the main loop

@@ -20,6 +20,8 @@ class Position(msgspec.Struct, frozen=True, tag="position", omit_defaults=True):
     """Of `polar.events`, this partition."""
     clock_ms: int
     """Log time of this partition: it stands still while Kafka is away (protocol 12)."""
+    paused_ms: int = 0
+    """So much of it the fleet was paused."""
 
 
 Row = TaskState | SessionState | Position

@@ -25,6 +25,15 @@ class StageSlots(msgspec.Struct, frozen=True, omit_defaults=True):
     """Claim ids in hand, asked for or granted."""
 
 
+class Backlog(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Sessions of one coordinator's partitions that want a slot: how coordinators share a pool's credit (protocol 7)."""
+
+    stage: Stage
+    pool: str
+    priority: int
+    sessions: int
+
+
 class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat", omit_defaults=True):
     """A process lives; at least every 2 s, and at once when its slots or claims change (protocol 13)."""
 
@@ -39,6 +48,12 @@ class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat", omit_defaults=True
     fleet_generation: int = 0
     leaving: bool = False
     """The process shuts down: nothing more is to be sent its way."""
+    backlogs: list[Backlog] = []
+    """A coordinator's, of its partitions."""
+    staged: dict[str, int] = {}
+    """A coordinator's, by pool: sessions between an INIT ticket and a run claim, which `ready_limit` bounds."""
+    calls: int = 0
+    """A proxy's: model calls under way at its engines."""
 
 
 class Probe(msgspec.Struct, frozen=True, tag="probe", omit_defaults=True):

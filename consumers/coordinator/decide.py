@@ -297,6 +297,7 @@ def _emitted(table: Table, session: SessionState, fact: TrajectoryEmitted, now: 
         rewards=[session.reward for session in group],
         statuses=[session.status or Status.FAILED for session in group],
         output=task.plan.output,
+        callback_url=task.plan.callback_url,
     )
     return Decision(tasks=(task,), sessions=(ended,), records=(close,))
 

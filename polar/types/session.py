@@ -110,6 +110,8 @@ class SessionState(msgspec.Struct, frozen=True, tag="session", omit_defaults=Tru
     calls: int = 0
     """Captured for its trajectory, once that is out."""
     trainable_tokens: int = 0
+    paused_ms: int = 0
+    """The partition's pauses so far, in all, when this phase began: they don't count against a run's deadline (protocol 18)."""
 
 
 class TaskState(msgspec.Struct, frozen=True, tag="task", omit_defaults=True):
@@ -126,6 +128,8 @@ class TaskState(msgspec.Struct, frozen=True, tag="task", omit_defaults=True):
     plan: Plan | None = None
     ended: int = 0
     """Sessions whose trajectory is out."""
+    usable: int = 0
+    """Of these, those that a trainer can use: a reward, and tokens to train."""
     cancelled: bool = False
     cancelled_sessions: list[str] = []
     """Cancelled before the task was known."""
@@ -154,6 +158,12 @@ class Plan(msgspec.Struct, frozen=True, omit_defaults=True):
     mode: str
     metadata: bytes
     """JSON object, carried to the trajectory."""
+    user: str = ""
+    """`metadata.user`: slots of a pool are shared out evenly among users."""
+    usable: int | None = None
+    """`early_stop.usable`: with so many usable trajectories of its group the other sessions are cancelled; None: never."""
+    callback_url: str | None = None
+    """Where GroupFinished is told."""
 
 
 def session_id_of(task_id: str, sample_index: int) -> str:

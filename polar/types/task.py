@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from typing import Annotated, Any, Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import (
     AfterValidator,
@@ -34,6 +35,8 @@ ARGUMENT_LIMIT = 128_000
 """Bytes of one argument or variable, its name left room for: Linux starts no program with more than 131,072."""
 RUN_LIMIT_S = 24 * 3600
 SAMPLES_LIMIT = 1024
+USER_LIMIT = 128
+"""Characters of `metadata.user`."""
 RETENTION_BUDGET_S = 7 * 24 * 3600 / 2
 """A task's budgets sum to less than half of `polar.completions`' retention (protocol 31)."""
 
@@ -227,6 +230,29 @@ class LimitsSpec(Part):
     """At a time; more are told to come again. None: 64."""
 
 
+class EarlyStop(Part):
+    """When a group has what its trainer needs."""
+
+    usable: int = Field(ge=1, le=SAMPLES_LIMIT)
+    """Trajectories with a reward and tokens to train; then the group's other sessions are cancelled."""
+
+
+def _callback(value: str) -> str:
+    try:
+        parts = urlsplit(value)
+        is_base = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
+    except ValueError:
+        is_base = False
+    if not is_base or not value.isascii() or any(c.isspace() for c in value):
+        raise ValueError("must be an http or https URL, like https://trainer.example/groups")
+    if parts.username or parts.password:
+        raise ValueError("must hold no user or password, since every trajectory's group carries it; calls are signed")
+    return value
+
+
+CallbackUrl = Annotated[str, StringConstraints(max_length=2048), AfterValidator(_callback)]
+
+
 class TaskRequest(Part):
     """One task: an instruction, where and by whom it is worked on, and how often."""
 
@@ -246,8 +272,9 @@ class TaskRequest(Part):
     max_attempts: int = Field(default=3, ge=1, le=100)
     priority: int = Field(default=0, ge=0, le=100)
     output_topic: TopicName | None = None
-    callback_url: str | None = None
-    early_stop: dict[str, Any] | None = None
+    callback_url: CallbackUrl | None = None
+    """Told of the group's end (docs/webhooks.md)."""
+    early_stop: EarlyStop | None = None
     metadata: dict[str, Any] = {}
 
     @field_validator("instruction")
@@ -266,12 +293,21 @@ class TaskRequest(Part):
         """NVIDIA's bodies say `null` for "none given"."""
         return {} if value is None else value
 
-    @field_validator("callback_url", "early_stop")
+    @field_validator("metadata")
     @classmethod
-    def _not_yet(cls, value: object) -> object:
-        if value is not None:
-            raise ValueError("isn't built yet; leave it out (`polar submit --wait` tells when all is done)")
+    def _known_user(cls, value: dict[str, Any]) -> dict[str, Any]:
+        user = value.get("user", "")
+        if not isinstance(user, str) or len(user) > USER_LIMIT:
+            raise ValueError(f"user must be text of at most {USER_LIMIT} characters, got {str(user)[:40]!r}")
         return value
+
+    @model_validator(mode="after")
+    def _enough_samples(self) -> Self:
+        if self.early_stop is not None and self.early_stop.usable > self.num_samples:
+            raise ValueError(
+                f"early_stop.usable={self.early_stop.usable} is more than num_samples={self.num_samples}: it could never be reached"
+            )
+        return self
 
     @model_validator(mode="after")
     def _budgets(self) -> Self:
@@ -283,6 +319,11 @@ class TaskRequest(Part):
                 f"timeouts × max_attempts = {total:.0f} s; the log is kept for a week, so they must stay under {RETENTION_BUDGET_S:.0f} s"
             )
         return self
+
+    @property
+    def user(self) -> str:
+        """Whose task it is, for fair shares; empty where none is said."""
+        return str(self.metadata.get("user", ""))
 
     @property
     def run_budget_s(self) -> float:

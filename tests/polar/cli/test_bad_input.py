@@ -52,7 +52,7 @@ def polar(*arguments: str, stdin: str | None = None) -> tuple[int, str, str]:
         ({"task_id": "a.0"}, "task_id: String should match pattern"),
         ({"timeout_seconds": 90_000}, "timeout_seconds: Input should be less than or equal to 86400"),
         ({"max_attempts": 100}, "timeouts × max_attempts = 480000 s"),
-        ({"callback_url": "http://x"}, "callback_url: isn't built yet"),
+        ({"callback_url": "x"}, "callback_url: must be an http or https URL"),
     ],
 )
 def test_a_bad_task_is_refused_with_field_value_and_reason(tmp_path: Path, change: dict[str, Any], said: str) -> None:
