@@ -1,0 +1,30 @@
+"""What the coordinator knows of the fleet."""
+
+from __future__ import annotations
+
+from itertools import permutations
+
+from consumers.coordinator.fleet import FleetView
+from topics.fleet import FleetState, PolicyVersion
+
+
+def test_before_any_record_the_fleet_runs() -> None:
+    view = FleetView()
+    assert (view.generation, view.paused, view.draining) == (0, False, False)
+
+
+def test_the_newest_generation_counts_in_whatever_order_records_come() -> None:
+    records = [FleetState(1, paused=True), FleetState(2, draining=True), PolicyVersion(7), FleetState(3)]
+    for order in permutations(records):
+        view = FleetView()
+        for record in order:
+            view.apply(record)
+        assert (view.generation, view.paused, view.draining) == (3, False, False)
+
+
+def test_a_pause_and_a_drain_are_seen() -> None:
+    view = FleetView()
+    view.apply(FleetState(1, paused=True))
+    assert view.paused and not view.draining
+    view.apply(FleetState(2, draining=True))
+    assert view.draining and not view.paused
