@@ -30,6 +30,7 @@ from consumers.coordinator.commands import (
     TaskForgotten,
 )
 from consumers.coordinator.decide import decide
+from consumers.coordinator.fleet import FleetView
 from consumers.coordinator.leases import Leases
 from consumers.coordinator.lend import Ledger
 from consumers.coordinator.state import Table, budget_s
@@ -75,6 +76,7 @@ class Keeper:
         leases: Leases,
         ledger: Ledger,
         lend_soon: asyncio.Event,
+        fleet: FleetView,
     ) -> None:
         self.table = Table(partition)
         self._settings = settings
@@ -84,6 +86,7 @@ class Keeper:
         self._leases = leases
         self._ledger = ledger
         self._lend_soon = lend_soon
+        self._fleet = fleet
         self._slots: list[SlotLent] = []
         self._woken = asyncio.Event()
         self._position = 0

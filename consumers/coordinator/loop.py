@@ -10,11 +10,13 @@ import time
 
 import structlog
 
+from consumers.coordinator.fleet import FleetView
 from consumers.coordinator.keeper import Keeper
 from consumers.coordinator.leases import Leases
 from consumers.coordinator.lend import Ledger, Want, lend
 from polar.settings import Settings
-from topics import events, kafka, workers
+from topics import events, fleet, kafka, workers
+from topics.fleet import FleetRecord
 from topics.follow import Follower, Since
 from topics.heartbeat import Heart, new_worker_id
 from topics.owner import FencedProducer, Owner
@@ -44,6 +46,7 @@ class Coordinator:
         self._worker_id = new_worker_id("coordinator")
         self._leases = Leases()
         self._ledger = Ledger()
+        self._fleet = FleetView()
         self._producer = LogProducer(settings)
         self._keepers: dict[int, Keeper] = {}
         self._lend_soon = asyncio.Event()
@@ -52,30 +55,43 @@ class Coordinator:
         self._signs = Follower(
             settings, workers.TOPIC, self._on_sign, since=Since.ago(HEARTBEATS_FROM_S), letters=self._producer
         )
+        self._states = Follower(settings, fleet.TOPIC, self._on_fleet, since=Since.BEGINNING, letters=self._producer)
 
     async def run(self, stop: asyncio.Event) -> None:
         await self._producer.start()
         self._heart.start()
         await self._signs.start()
+        await self._states.start()
         parts = {
             asyncio.create_task(self._owner.run(stop), name="coordinator.owner"),
             asyncio.create_task(self._probe(), name="coordinator.probe"),
             asyncio.create_task(self._lend(), name="coordinator.lend"),
         }
         try:
-            done, _ = await asyncio.wait({*parts, self._signs.failed}, return_when=asyncio.FIRST_COMPLETED)
+            ends = {*parts, self._signs.failed, self._states.failed}
+            done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             for part in done:
                 part.result()
         finally:
             for part in parts:
                 part.cancel()
             await asyncio.gather(*parts, return_exceptions=True)
+            await self._states.stop()
             await self._signs.stop()
             self._heart.stop()
             await self._producer.stop()
 
     async def _keep(self, partition: int, fenced: FencedProducer) -> None:
-        keeper = Keeper(self._settings, partition, fenced, self._producer, self._leases, self._ledger, self._lend_soon)
+        keeper = Keeper(
+            self._settings,
+            partition,
+            fenced,
+            self._producer,
+            self._leases,
+            self._ledger,
+            self._lend_soon,
+            self._fleet,
+        )
         self._keepers[partition] = keeper
         try:
             await keeper.run()
@@ -84,7 +100,12 @@ class Coordinator:
             keeper.give_slots_back()
 
     def _beat(self) -> Heartbeat:
-        return self._heart.describe(self._worker_id, "coordinator")
+        return self._heart.describe(self._worker_id, "coordinator", fleet_generation=self._fleet.generation)
+
+    def _on_fleet(self, state: FleetRecord, _: kafka.Record) -> None:
+        self._fleet.apply(state)
+        self._heart.changed()
+        self._lend_soon.set()
 
     def _on_sign(self, sign: workers.Sign, record: kafka.Record) -> None:
         match sign:
@@ -117,7 +138,8 @@ class Coordinator:
             for worker in self._leases.gone():
                 log.info("worker lost", action="coordinator.worker_lost", worker=worker)
                 self._ledger.lost(worker)
-            self._lend_once()
+            if not self._fleet.draining:
+                self._lend_once()
 
     def _lend_once(self) -> None:
         wants = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import permutations
 
 from consumers.coordinator.fleet import FleetView
-from topics.fleet import FleetState, PolicyVersion
+from topics.fleet import FleetRecord, FleetState, PolicyVersion
 
 
 def test_before_any_record_the_fleet_runs() -> None:
@@ -14,7 +14,12 @@ def test_before_any_record_the_fleet_runs() -> None:
 
 
 def test_the_newest_generation_counts_in_whatever_order_records_come() -> None:
-    records = [FleetState(1, paused=True), FleetState(2, draining=True), PolicyVersion(7), FleetState(3)]
+    records: list[FleetRecord] = [
+        FleetState(1, paused=True),
+        FleetState(2, draining=True),
+        PolicyVersion(7),
+        FleetState(3),
+    ]
     for order in permutations(records):
         view = FleetView()
         for record in order:
@@ -24,7 +29,8 @@ def test_the_newest_generation_counts_in_whatever_order_records_come() -> None:
 
 def test_a_pause_and_a_drain_are_seen() -> None:
     view = FleetView()
-    view.apply(FleetState(1, paused=True))
-    assert view.paused and not view.draining
-    view.apply(FleetState(2, draining=True))
-    assert view.draining and not view.paused
+    seen: list[tuple[bool, bool]] = []
+    for state in (FleetState(1, paused=True), FleetState(2, draining=True)):
+        view.apply(state)
+        seen.append((view.paused, view.draining))
+    assert seen == [(True, False), (False, True)]
