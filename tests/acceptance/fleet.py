@@ -46,7 +46,7 @@ class Leftover(NamedTuple):
 
 @dataclass
 class Fleet:
-    """Processes by name: `<role>-<n>`, `proxy`, `engine`."""
+    """Processes by name: `<role>-<n>`, `proxy`, `proxy-<n>`, `engine`. Harnesses ask `proxy`; others join it."""
 
     data: Path
     broker: Broker
@@ -78,34 +78,38 @@ class Fleet:
             )
 
     async def start(self, name: str) -> None:
-        """A worker of the role before the dash."""
-        await self.spawn(name, "polar.cli", "worker", name.partition("-")[0], "--data", str(self.data))
+        """A process of the role before the dash."""
+        role = name.partition("-")[0]
+        match role:
+            case "engine":
+                await self.start_engine()
+            case "proxy":
+                await self.start_proxy(name)
+            case _:
+                await self.spawn(name, "polar.cli", "worker", role, "--data", str(self.data))
 
     async def start_engine(self, *options: str) -> None:
-        ready = self.data / "engine.ready"
-        await self.spawn(
-            "engine",
-            "polar.scripted",
-            "--port",
-            "0",
-            "--ready-file",
-            str(ready),
-            "--record",
-            str(self.record),
-            *options,
-        )
-        self.engine_url = (await self._ready("engine"))["url"]
-
-    async def start_proxy(self) -> None:
         """On the port that it had before, if any."""
-        port = self.proxy_url.rpartition(":")[2] or "0"
-        ready = self.data / "proxy.ready"
+        ready = self.data / "engine.ready"
         ready.unlink(missing_ok=True)
         await self.spawn(
-            "proxy", "polar.cli", "proxy", "--data", str(self.data), "--engine", self.engine_url, "--port", port,
+            "engine", "polar.scripted", "--port", self.engine_url.rpartition(":")[2] or "0", "--ready-file", str(ready),
+            "--record", str(self.record), *options,
+        )  # fmt: skip
+        self.engine_url = (await self._ready("engine"))["url"]
+
+    async def start_proxy(self, name: str = "proxy") -> None:
+        """The one that harnesses ask on the port that it had before, if any."""
+        port = (self.proxy_url.rpartition(":")[2] or "0") if name == "proxy" else "0"
+        ready = self.data / f"{name}.ready"
+        ready.unlink(missing_ok=True)
+        await self.spawn(
+            name, "polar.cli", "proxy", "--data", str(self.data), "--engine", self.engine_url, "--port", port,
             "--control-port", "0", "--ready-file", str(ready),
         )  # fmt: skip
-        self.proxy_url = (await self._ready("proxy"))["url"]
+        url = (await self._ready(name))["url"]
+        if name == "proxy":
+            self.proxy_url = url
 
     async def _ready(self, name: str) -> dict[str, str]:
         file = self.data / f"{name}.ready"
@@ -132,6 +136,25 @@ class Fleet:
         """kill -9, and wait for its end."""
         self.processes[name].kill()
         await self.processes[name].wait()
+
+    async def end(self, name: str) -> None:
+        """SIGTERM, and wait for a clean end."""
+        self.processes[name].terminate()
+        async with asyncio.timeout(STOP_S):
+            code = await self.processes[name].wait()
+        assert code == 0, (name, code)
+
+    @property
+    def brokers(self) -> list[str]:
+        """Names that `broker_down` and `broker_up` take."""
+        return ["broker-1"]
+
+    async def broker_down(self, name: str, *, clean: bool) -> None:
+        """Stopped, or killed with -9."""
+        await asyncio.to_thread(self.broker.stop if clean else self.broker.kill)
+
+    async def broker_up(self, name: str) -> None:
+        await asyncio.to_thread(self.broker.start)
 
     def write_env(self) -> None:
         """DATA/polar.env, as `polar up` writes it, so that `--data` finds this system."""
@@ -214,6 +237,10 @@ class Fleet:
                 continue
         return found
 
+    def runtimes(self) -> list[Path]:
+        """Sandboxes that still lie there."""
+        return list((self.data / "runtimes" / self.settings.namespace).glob("*"))
+
     async def stop(self) -> None:
         for process in self.processes.values():
             if process.returncode is None:
@@ -229,7 +256,7 @@ class Fleet:
 
 
 @asynccontextmanager
-async def fleet(data: Path, names: Sequence[str], *engine_options: str) -> AsyncIterator[Fleet]:
+async def fleet(data: Path, names: Sequence[str], *engine_options: str, brokers: int = 1) -> AsyncIterator[Fleet]:
     """A system with these workers, started in order; all of it is stopped at the end."""
     data.mkdir(exist_ok=True)
     (data / "answers").mkdir()

@@ -1,0 +1,260 @@
+"""Torment: every kind of process and broker killed, stopped and resumed at random while sessions run; then what must hold is checked.
+
+`python -m tests.acceptance.chaos` (`make chaos`) runs it for as long as one wants, seed after seed; `test_chaos` runs a short one.
+What is promised: exactly one trajectory a sample, every answered call once on the log, no process, folder or session left over.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from polar.client import SessionTable
+from polar.scripted.record import Sampled
+from polar.types.completion import Completion
+from polar.types.session import Phase, Status
+from polar.types.trajectory import GroupFinished, Trajectory, expand
+from tests.acceptance.fleet import Fleet, fleet
+
+WORKERS = (
+    *(f"{role}-{n}" for role in ("fanout", "coordinator", "builder", "init", "evaluate") for n in (1, 2)),
+    *(f"run-{n}" for n in (1, 2, 3)),
+    "analytics-1",
+)
+VICTIMS = (*WORKERS, "proxy", "proxy-2", "engine")
+SAMPLES = 4
+TURNS = 4
+PAUSE_S = 0.4
+LONGEST_STOP_S = 12.0
+"""Twice a lease (6 s), a group's session (6 s), a transaction (5 s)."""
+SUBMITTED_S = 120.0
+SETTLED_S = 300.0
+"""From the end of the torment until the last trajectory is out."""
+REAPED_S = 120.0
+"""Until runtimes that nobody needs are gone: they are looked at for 60 s."""
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """How long, how much, and which chance."""
+
+    seconds: float
+    sessions: int
+    seed: int
+    brokers: int = 3
+
+    @property
+    def tasks(self) -> int:
+        return -(-self.sessions // SAMPLES)
+
+
+@dataclass
+class Torment:
+    """What is done to a system; `deeds` counts it. Lanes run side by side, a victim is in one lane's hand at a time."""
+
+    system: Fleet
+    chance: random.Random
+    say: Say
+    deeds: Counter[str] = field(default_factory=Counter)
+    _taken: set[str] = field(default_factory=set)
+    _began: float = field(default_factory=time.monotonic)
+
+    async def run(self, seconds: float) -> None:
+        """All lanes for so long; at the end everything runs again."""
+        lanes = (self._kills, self._stops, self._brokers)
+        async with asyncio.TaskGroup() as group:
+            for lane in lanes:
+                group.create_task(lane(time.monotonic() + seconds), name=lane.__name__)
+
+    async def _kills(self, until: float) -> None:
+        while time.monotonic() < until:
+            await asyncio.sleep(self.chance.uniform(0.5, 3))
+            async with self._victim(VICTIMS) as victim:
+                if self.chance.random() < 0.3:
+                    self._note("end", victim)
+                    await self.system.end(victim)
+                else:
+                    self._note("kill", victim)
+                    await self.system.kill(victim)
+                await asyncio.sleep(self.chance.choice((0, 0, self.chance.uniform(0, 4))))
+                await self.system.start(victim)
+
+    async def _stops(self, until: float) -> None:
+        while time.monotonic() < until:
+            await asyncio.sleep(self.chance.uniform(0.5, 4))
+            async with self._victim(VICTIMS) as victim:
+                self._note("stop", victim)
+                self.system.signal(victim, signal.SIGSTOP)
+                await asyncio.sleep(self.chance.uniform(0.5, LONGEST_STOP_S))
+                self.system.signal(victim, signal.SIGCONT)
+
+    async def _brokers(self, until: float) -> None:
+        while time.monotonic() < until:
+            await asyncio.sleep(self.chance.uniform(3, 12))
+            names = self.system.brokers
+            down = names if self.chance.random() < 0.1 else [self.chance.choice(names)]
+            how = self.chance.choice(("kill", "end"))
+            for name in down:
+                self._note(how, name)
+                await self.system.broker_down(name, clean=how == "end")
+            await asyncio.sleep(self.chance.uniform(0, 8))
+            await asyncio.gather(*(self.system.broker_up(name) for name in down))
+
+    @asynccontextmanager
+    async def _victim(self, names: tuple[str, ...]) -> AsyncIterator[str]:
+        victim = self.chance.choice([name for name in names if name not in self._taken])
+        self._taken.add(victim)
+        try:
+            yield victim
+        finally:
+            self._taken.remove(victim)
+
+    def _note(self, deed: str, victim: str) -> None:
+        self.deeds[f"{deed} {victim.partition('-')[0]}"] += 1
+        self.say(f"{time.monotonic() - self._began:6.1f} s  {deed} {victim}")
+
+
+async def run(data: Path, scenario: Scenario, say: Say) -> Counter[str]:
+    """One whole torment and its checks; what was done. Raises AssertionError for a promise that was broken."""
+    workers = [name for name in WORKERS if scenario.brokers > 1 or not name.startswith("analytics")]
+    async with fleet(data, workers, brokers=scenario.brokers) as system:
+        await system.start("proxy-2")
+        names = [f"chaos{n}" for n in range(scenario.tasks)]
+        torment = Torment(system, random.Random(scenario.seed), say)
+        await asyncio.gather(torment.run(scenario.seconds), _submit_all(system, names, scenario.seconds * 0.8))
+        say(f"{time.monotonic():.0f}: at rest; done: {dict(sorted(torment.deeds.items()))}")
+        await _settle(system, names, say)
+        await check(system, names)
+        return torment.deeds
+
+
+async def _submit_all(system: Fleet, names: list[str], over_s: float) -> None:
+    """In ten portions over this time: there is work whenever something is killed."""
+    for portion in range(10):
+        bodies = [
+            system.task(name, TURNS, SAMPLES, pause_s=PAUSE_S, max_attempts=100, timeouts={"run": 600})
+            for name in names[portion::10]
+        ]
+        if bodies:
+            async with asyncio.timeout(SUBMITTED_S):
+                while (result := await system.polar("submit", "-", stdin="\n".join(map(json.dumps, bodies))))[0] != 0:
+                    assert result[0] == 3, result
+        await asyncio.sleep(over_s / 10)
+
+
+async def _settle(system: Fleet, names: list[str], say: Say) -> None:
+    """Until every task is finished; says who is stuck if not."""
+    began = time.monotonic()
+    async with SessionTable(system.settings) as table:
+        finished = await table.until(
+            lambda: all(table.is_finished(name) and table.tasks[name].closed_at is not None for name in names),
+            SETTLED_S,
+        )
+        stuck = [s for rows in table.sessions.values() for s in rows.values() if s.phase is not Phase.ENDED]
+        missing = [name for name in names if name not in table.tasks]
+        attempts = Counter(s.attempt for rows in table.sessions.values() for s in rows.values())
+    assert finished, (stuck, missing)
+    say(f"all ended {time.monotonic() - began:.1f} s later; sessions by attempts: {dict(sorted(attempts.items()))}")
+
+
+async def check(system: Fleet, names: list[str]) -> None:
+    """What is promised, of these tasks."""
+    expected = {f"{name}.{sample}" for name in names for sample in range(SAMPLES)}
+    outputs = await system.outputs()
+    trajectories = [output for output in outputs if isinstance(output, Trajectory)]
+    assert Counter(t.session_id for t in trajectories) == dict.fromkeys(expected, 1)
+    assert Counter(o.task_id for o in outputs if isinstance(o, GroupFinished)) == dict.fromkeys(names, 1)
+    ends = {t.session_id: (t.status, t.reward, t.error) for t in trajectories}
+    assert ends == dict.fromkeys(expected, (Status.COMPLETED, 1.0, None))
+    sampled: dict[str | None, list[Sampled]] = {}
+    for call in system.sampled():
+        sampled.setdefault(call.session_id, []).append(call)
+    for trajectory in trajectories:
+        check_tokens(trajectory, sampled[trajectory.session_id])
+        assert len([call for call in trajectory.calls if call.outcome == "answered"]) >= TURNS
+    logged = Counter(call.call_id for call in await system.calls() if isinstance(call, Completion) and call.sampled)
+    seen = [answer["call_id"] for answer in system.answered()]
+    assert len(seen) >= len(expected) * TURNS
+    assert {call_id: logged[call_id] for call_id in seen} == dict.fromkeys(seen, 1)
+    assert await system.dead_letters() == 0
+    assert system.leftovers() == []
+    async with asyncio.timeout(REAPED_S):
+        while system.runtimes():
+            await asyncio.sleep(0.5)
+
+
+def check_tokens(trajectory: Trajectory, calls: list[Sampled]) -> None:
+    """Each trained span is what the engine sampled for that session, ids and logprobs, in some call."""
+    sampled = {tuple(call.token_ids): call.logprobs for call in calls}
+    spans: Counter[str] = Counter()
+    for trace in trajectory.traces:
+        written = expand(trajectory, trace)
+        by_call: dict[str, list[tuple[int, int]]] = {}
+        for span in written.spans:
+            by_call.setdefault(span.call.call_id, []).append((span.start, span.end))
+        for call_id, pieces in by_call.items():
+            ids = tuple(int(t) for start, end in pieces for t in written.token_ids[start:end])
+            logprobs = np.concatenate([written.logprobs[start:end] for start, end in pieces])
+            assert ids in sampled, (trajectory.session_id, call_id)
+            assert (logprobs == np.array(sampled[ids], dtype=np.float32)).all()
+            spans[call_id] += 1
+    assert not [call_id for call_id, count in spans.items() if count > 1], "a call is trained in one trace"
+
+
+def _main() -> None:
+    """Runs seeds one after another, each with a data folder of its own; keeps the folder of one that fails, and goes on."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=10, help="of torment, a seed (10)")
+    parser.add_argument("--sessions", type=int, default=200, help="a seed (200)")
+    parser.add_argument("--seeds", type=int, default=1, help="how many, one after another (1)")
+    parser.add_argument("--seed", type=int, default=None, help="the first (random)")
+    parser.add_argument("--brokers", type=int, choices=(1, 3), default=3)
+    parser.add_argument("--quiet", action="store_true", help="one line a seed")
+    given = parser.parse_args()
+    first = random.SystemRandom().randrange(2**32) if given.seed is None else given.seed
+    failed = 0
+    for seed in range(first, first + given.seeds):
+        scenario = Scenario(given.minutes * 60, given.sessions, seed, given.brokers)
+        failed += not _survived(scenario, (lambda _: None) if given.quiet else print)
+    sys.exit(1 if failed else 0)
+
+
+def _survived(scenario: Scenario, say: Say) -> bool:
+    began = time.monotonic()
+    data = Path(tempfile.mkdtemp(prefix=f"polar-chaos-{scenario.seed}-"))
+    try:
+        deeds = asyncio.run(run(data / "data", scenario, say))
+    except Exception as error:
+        traceback.print_exc()
+        print(
+            f"seed {scenario.seed}: FAILED after {time.monotonic() - began:.0f} s: {error!r:.300}; kept: {data}",
+            flush=True,
+        )
+        return False
+    shutil.rmtree(data)
+    print(
+        f"seed {scenario.seed}: {scenario.sessions} sessions, {deeds.total()} deeds, {time.monotonic() - began:.0f} s: well",
+        flush=True,
+    )
+    return True
+
+
+if __name__ == "__main__":
+    _main()
