@@ -59,7 +59,7 @@ class Run:
         ticket = self._claim.ticket
         grant = await self._claim.granted()
         task = self._claim.task(self._site.blobs)
-        budget = self._site.budget(ticket.budget_s)
+        budget = self._site.run_budget(ticket.budget_s)
         access = self._access(task, grant)
         self._runtime = await self._site.attach(ticket.runtime, self._claim.id, task.runtime)
         try:

@@ -1,4 +1,4 @@
-"""What a worker process offers to its stages: settings, blobs, the runtimes of this host, budgets that stand still without Kafka."""
+"""What a worker process offers to its stages: settings, blobs, the runtimes of this host, the clocks that stand still."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from polar.blobs import BlobStore
 from polar.settings import Settings
 from polar.types.errors import InputError
 from polar.types.task import RuntimeSpec
+from topics.fleet import FleetState
 
 
 class Site:
@@ -20,11 +21,17 @@ class Site:
         self.settings = settings
         self.blobs = BlobStore(settings.blobs_folder)
         self.is_connected = is_connected
+        self.fleet = FleetState(generation=0)
+        """The last that `polar.fleet` told."""
         self._backends: dict[str, RuntimeBackend] = {}
 
     def budget(self, seconds: float) -> Budget:
-        """A budget that starts now."""
+        """A budget that starts now, and stands still without Kafka."""
         return Budget(seconds, self.is_connected)
+
+    def run_budget(self, seconds: float) -> Budget:
+        """The same for a harness: while the fleet is paused its calls wait, and that time isn't its own."""
+        return Budget(seconds, lambda: self.is_connected() and not self.fleet.paused)
 
     def backend(self, name: str) -> RuntimeBackend:
         """The runtimes of one kind, by registry name or `module:Class`; made with the folder that they lie in.

@@ -1,8 +1,9 @@
-"""A stage worker process: one heart, one reader of `polar.control`, one producer, and the queues of one or more stages of a pool.
+"""A stage worker process: one heart, readers of `polar.control` and `polar.fleet`, one producer, and the queues of its stages.
 
 Groups `<namespace>.<stage>.<pool>`. In: tickets, Grants and Revokes. Out: facts. Keeps no state that matters: killed, its leases run out
-and its sessions go on elsewhere. On a stop it takes no more tickets, kills what runs, hands granted claims back, which costs no attempt,
-and is gone within 10 s; nothing that it started outlives it.
+and its sessions go on elsewhere. Its way out: it takes no more tickets; what it has in hand gets its time, which is none on a stop
+without grace and without end on a `Drain`; then it kills what runs, hands granted claims back, which costs no attempt, and is gone
+within 10 s. Nothing that it started outlives it.
 """
 
 from __future__ import annotations
@@ -10,12 +11,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import structlog
 
 from consumers.claims import Claim, Claims, Ending, Work
+from consumers.discarding import Discards
 from consumers.evaluate import Evaluate
 from consumers.init import Init
 from consumers.reaping import Reaper
@@ -24,8 +28,9 @@ from consumers.site import Site
 from consumers.tickets import TicketQueue
 from polar.settings import Settings
 from polar.types.session import Stage
-from topics import admin, catalogue, control, kafka
-from topics.control import Revoke
+from topics import admin, catalogue, control, fleet, kafka
+from topics.control import Discard, Drain, Revoke
+from topics.fleet import FleetRecord, FleetState
 from topics.follow import Follower, Since
 from topics.heartbeat import Heart, new_worker_id
 from topics.producer import LogProducer
@@ -47,29 +52,57 @@ log = structlog.get_logger()
 
 
 async def run_worker(
-    settings: Settings, stages: Sequence[Stage], *, pool: str, concurrency: int | None, stop: asyncio.Event
+    settings: Settings,
+    stages: Sequence[Stage],
+    *,
+    pool: str,
+    concurrency: int | None,
+    stop: asyncio.Event,
+    grace_s: float = 0.0,
+    hurry: asyncio.Event | None = None,
 ) -> None:
-    """Work on `stages` of `pool` until `stop`. `concurrency` is sessions at once, of each stage.
+    """Work on `stages` of `pool` until `stop` or a `Drain`. `concurrency` is sessions at once, of each stage.
 
-    Raises NotReady without Kafka, and without what a run needs.
+    `grace_s`: what is in hand at the stop may take so long, unless `hurry` is set. Raises NotReady without Kafka, and without what
+    a run needs.
     """
     if Stage.RUN in stages:
         require(settings)
     # Before the first heartbeat: a coordinator that knows the worker may write to its queues at once.
     await admin.apply(settings, catalogue.of_pool(pool), embedded=settings.replication == 1, reach_s=KAFKA_S)
-    await _Worker(settings, stages, pool, concurrency).run(stop)
+    await _Worker(settings, stages, pool, concurrency).run(_Notice(stop, grace_s, hurry or asyncio.Event()))
+
+
+@dataclass(frozen=True)
+class _Notice:
+    """How this process is told to go."""
+
+    stop: asyncio.Event
+    grace_s: float
+    hurry: asyncio.Event
+
+    async def out_of_time(self) -> None:
+        """Return when what is in hand has had its time."""
+        await self.stop.wait()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self.grace_s):
+                await self.hurry.wait()
 
 
 class _Worker:
     def __init__(self, settings: Settings, stages: Sequence[Stage], pool: str, concurrency: int | None) -> None:
         self._id = new_worker_id("worker")
         self._leaving = asyncio.Event()
+        self._drained = asyncio.Event()
+        """We were told to leave when all is done."""
         self._heart = Heart(settings, self._beat)
         self._log = LogProducer(settings)
         self._site = Site(settings, lambda: self._heart.connected)
         self._claims = Claims(self._log, self._id, self._changed)
         self._reaper = Reaper(self._site, self._claims)
+        self._discards = Discards(self._site, self._claims)
         self._control = Follower(settings, control.TOPIC, self._heard, since=Since.END)
+        self._fleet = Follower(settings, fleet.TOPIC, self._on_fleet, since=Since.BEGINNING)
         self._queues = [
             TicketQueue(
                 settings,
@@ -84,27 +117,48 @@ class _Worker:
             for stage in stages
         ]
 
-    async def run(self, stop: asyncio.Event) -> None:
-        """Until `stop`, or until a part of it fails: then the worker stops as a whole, and raises what that part did."""
+    async def run(self, notice: _Notice) -> None:
+        """Until told to leave, or until a part of it fails: then the worker stops as a whole, and raises what that part did."""
         running: list[asyncio.Task[Any]] = []
         try:
             await self._log.start()
             await self._control.start()
+            await self._fleet.start()
             self._heart.start()
-            running = [
-                asyncio.create_task(stop.wait(), name="stop"),
+            parts = [
                 asyncio.create_task(self._reaper.run(), name="reaper"),
+                asyncio.create_task(self._discards.run(), name="discards"),
                 asyncio.create_task(self._watch_kafka(), name="kafka-watch"),
                 self._control.failed,
-                *(queue.start(self._leaving) for queue in self._queues),
+                self._fleet.failed,
             ]
+            told = [
+                asyncio.create_task(notice.stop.wait(), name="stop"),
+                asyncio.create_task(self._drained.wait(), name="drain"),
+            ]
+            running = [*parts, *told, *(queue.start(self._leaving) for queue in self._queues)]
             log.info("worker started", action="worker.started", worker=self._id)
             await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            if any(task.done() for task in told):
+                finishing = [
+                    asyncio.create_task(self._finish(), name="finish"),
+                    asyncio.create_task(notice.out_of_time(), name="out-of-time"),
+                ]
+                running += finishing
+                await asyncio.wait([*parts, *finishing], return_when=asyncio.FIRST_COMPLETED)
         finally:
             ended = [task for task in running if task.done()]
             await self._leave(running)
         for task in ended:
             task.result()
+
+    async def _finish(self) -> None:
+        """Take no more, and return when nothing is in hand."""
+        log.info("worker leaves", action="worker.leaving", worker=self._id)
+        self._leaving.set()
+        self._changed()
+        await asyncio.gather(*(queue.ended() for queue in self._queues))
+        await self._claims.drained()
 
     async def _leave(self, running: list[asyncio.Task[Any]]) -> None:
         """The way out: 1 no more tickets, 2 nothing of ours lives and it is said, 3 the clients end."""
@@ -120,7 +174,12 @@ class _Worker:
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
-        await asyncio.gather(self._control.stop(), self._log.stop(CLIENTS_S), asyncio.to_thread(self._heart.stop))
+        await asyncio.gather(
+            self._control.stop(),
+            self._fleet.stop(),
+            self._log.stop(CLIENTS_S),
+            asyncio.to_thread(self._heart.stop),
+        )
         log.info("worker stopped", action="worker.stopped", worker=self._id)
 
     def _work(self, stage: Stage, claim: Claim) -> Work:
@@ -128,11 +187,21 @@ class _Worker:
 
     def _heard(self, record: control.Control, _: kafka.Record) -> None:
         self._claims.heard(record)
-        if isinstance(record, Revoke) and record.claim_id not in self._claims:
-            self._reaper.revoked(record.claim_id)
+        match record:
+            case Revoke(claim_id=claim_id) if claim_id not in self._claims:
+                self._reaper.revoked(claim_id)
+            case Discard():
+                self._discards.ask(record)
+            case Drain(worker_id=worker_id) if worker_id == self._id:
+                self._drained.set()
+
+    def _on_fleet(self, record: FleetRecord, _: kafka.Record) -> None:
+        if isinstance(record, FleetState):
+            self._site.fleet = record
 
     def _changed(self) -> None:
         self._heart.changed()
+        self._discards.wake()
         for queue in self._queues:
             queue.wake()
 
@@ -142,6 +211,7 @@ class _Worker:
             "worker",
             stages=[queue.told() for queue in self._queues],
             leaving=self._leaving.is_set(),
+            fleet_generation=self._site.fleet.generation,
         )
 
     async def _watch_kafka(self) -> None:
