@@ -1,4 +1,4 @@
-"""One embedded Kafka broker: started, stopped, killed and started again on one data folder.
+"""One node of an embedded Kafka, the only one unless told otherwise: started, stopped, killed and started again on one data folder.
 
 Invariant: while a Broker is started, its JVM hangs on a supervisor that hangs on a pipe held here, so the JVM ends with
 this process (`supervisor.py`). Ports and data stay the folder's (`folder.py`). Whether to start a broker again that
@@ -7,8 +7,6 @@ died is the caller's to decide: `wait` tells, `start` does it.
 
 import base64
 import os
-import socket
-import struct
 import subprocess
 import sys
 import time
@@ -18,10 +16,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from polar.embedded import distribution, supervisor
+from polar.embedded import distribution, supervisor, wire
 from polar.embedded.errors import BrokerError
 from polar.embedded.folder import Folder
-from polar.embedded.properties import HEAP, Ports
+from polar.embedded.properties import HEAP, Node
 
 START_S = 60.0
 """Two seconds on an idle machine; many times that where every core is busy."""
@@ -50,13 +48,23 @@ def new_cluster_id() -> str:
 class Broker:
     """Apache Kafka on `data`/kafka. Its methods block: from asyncio call them in a thread."""
 
-    def __init__(self, data: Path, *, announce: Callable[[str], None], meter: distribution.Meter | None = None) -> None:
-        """`announce` gets a line for each thing that takes the user's time: the first download, mostly, whose bytes `meter` is told."""
+    def __init__(
+        self,
+        data: Path,
+        *,
+        announce: Callable[[str], None],
+        meter: distribution.Meter | None = None,
+        node: Node | None = None,
+    ) -> None:
+        """`announce` gets a line for each thing that takes the user's time: the first download, mostly, whose bytes `meter` is told.
+
+        `node`: its place in a cluster (`cluster.py`); None: it is alone, on ports of its own choice.
+        """
         self._folder = Folder(data)
         self._announce = announce
         self._meter = meter
         self._supervisor: subprocess.Popen[bytes] | None = None
-        self._ports: Ports | None = None
+        self._node = node
 
     def __enter__(self) -> Self:
         self.start()
@@ -70,9 +78,9 @@ class Broker:
     @property
     def bootstrap(self) -> str:
         """`host:port` for clients; the same at every start on this data folder. Needs a start before."""
-        if self._ports is None:
+        if self._node is None:
             raise BrokerError("the broker has no address before its first start: call start()")
-        return f"127.0.0.1:{self._ports.broker}"
+        return self._node.address
 
     @property
     def pid(self) -> int:
@@ -85,7 +93,7 @@ class Broker:
     def start(self) -> None:
         """Install Kafka if need be, start it, and return when it serves. Raises BrokerError, cache.CacheError.
 
-        Works after any end of an earlier broker on this folder, kill -9 included.
+        Works after any end of an earlier broker on this folder, kill -9 included. One of a cluster waits until most of its nodes run.
         """
         if self.alive():
             raise BrokerError(f"this broker already runs (process {self.pid}): stop() it first")
@@ -93,16 +101,19 @@ class Broker:
         class_path = distribution.class_path(self._announce, self._meter)
         lock = self._folder.claim()
         try:
-            self._ports = self._folder.ports()
+            if self._node is None:
+                self._node = Node(1, (self._folder.ports(),), new_cluster_id())
+            node = self._node
+            self._folder.await_free(node.ports)
             self._folder.clear_leftovers()
             if not self._folder.data.exists():
-                self._format(class_path, self._ports, lock)
-            self._folder.configure(self._ports, self._folder.data)
+                self._format(class_path, node, lock)
+            self._folder.configure(node, self._folder.data)
             self._supervisor = self._spawn(class_path, ["kafka.Kafka", str(self._folder.properties)], lock)
         finally:
             os.close(lock)
         try:
-            self._await_serving(self._ports.broker)
+            self._await_serving(node)
         except BaseException:
             self.kill()
             raise
@@ -132,20 +143,13 @@ class Broker:
             return
         _end(self._supervisor, order, patience)
 
-    def _format(self, class_path: str, ports: Ports, lock: int) -> None:
+    def _format(self, class_path: str, node: Node, lock: int) -> None:
         """Make the empty log folder, whole or not at all."""
         self._announce(f"preparing a new Kafka log in {self._folder.path}")
         new = self._folder.unformatted
-        self._folder.configure(ports, new)
-        tool = [
-            "kafka.tools.StorageTool",
-            "format",
-            "--standalone",
-            "-t",
-            new_cluster_id(),
-            "-c",
-            str(self._folder.properties),
-        ]
+        self._folder.configure(node, new)
+        options = [*node.format_options(), "-c", str(self._folder.properties)]
+        tool = ["kafka.tools.StorageTool", "format", *options]
         process = self._spawn(class_path, tool, lock)
         try:
             code = process.wait(START_S)
@@ -183,9 +187,10 @@ class Broker:
                 start_new_session=True,
             )
 
-    def _await_serving(self, port: int) -> None:
+    def _await_serving(self, node: Node) -> None:
+        """Until the broker answers and lists itself: before that its leaders serve nobody."""
         deadline = time.monotonic() + START_S
-        while not _serves(port):
+        while (seen := wire.metadata(node.ports.broker, node.security)) is None or node.id not in seen.brokers:
             if not self.alive():
                 raise BrokerError(f"Kafka ended with code {self.wait()} while it started:\n{self._folder.log_tail()}")
             if time.monotonic() > deadline:
@@ -206,24 +211,3 @@ def _end(process: subprocess.Popen[bytes], order: bytes, patience: float) -> Non
         process.kill()
         process.wait(END_S)
     process.stdin.close()
-
-
-def _serves(port: int) -> bool:
-    """Whether a broker answers on `port` and lists itself: before that its leaders serve nobody.
-
-    A Metadata request, version 1, for no topics (Kafka protocol guide): the answer starts with its size, the
-    correlation id and the number of brokers, 4 bytes each.
-    """
-    try:
-        with socket.create_connection(("127.0.0.1", port), timeout=1) as connection:
-            connection.sendall(struct.pack(">ihhihi", 14, 3, 1, 1, -1, 0))
-            answer = b""
-            while len(answer) < 12:
-                more = connection.recv(64)
-                if not more:
-                    return False
-                answer += more
-    except OSError:
-        return False
-    brokers: int = struct.unpack(">iii", answer[:12])[2]
-    return brokers > 0

@@ -12,10 +12,11 @@ import random
 import shutil
 import socket
 import time
+from collections.abc import Collection
 from pathlib import Path
 
 from polar.embedded.errors import BrokerError
-from polar.embedded.properties import Ports, server_properties
+from polar.embedded.properties import Node, Ports, server_properties
 
 PORT_RANGE = range(20_000, 32_000)
 """Below the ports that Linux (32768) and macOS (49152) give to outgoing connections: one of those could take the dead
@@ -66,14 +67,18 @@ class Folder:
         shutil.rmtree(self.scratch, ignore_errors=True)
         self.scratch.mkdir()
 
-    def ports(self) -> Ports:
-        """The folder's ports, chosen at its first start and the same ever after. Raises BrokerError."""
+    def ports(self, *, but: Collection[int] = ()) -> Ports:
+        """The folder's ports, chosen at its first start, none of `but`, and the same ever after. Raises BrokerError."""
         if not self._ports.exists():
-            self._remember(_free_ports())
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._remember(_free_ports(but))
         try:
-            ports = Ports(**json.loads(self._ports.read_text(encoding="utf-8")))
+            return Ports(**json.loads(self._ports.read_text(encoding="utf-8")))
         except (ValueError, TypeError) as error:
             raise BrokerError(f"{self._ports} is damaged ({error}); delete it, and new ports are chosen") from error
+
+    def await_free(self, ports: Ports) -> None:
+        """Wait for a predecessor to let go of them. Raises BrokerError where another program has one."""
         deadline = time.monotonic() + RELEASE_S
         for port in ports:
             while not _is_free(port):
@@ -83,11 +88,11 @@ class Folder:
                         f"end that program, or delete {self._ports}, and new ports are chosen"
                     )
                 time.sleep(0.05)
-        return ports
 
-    def configure(self, ports: Ports, data: Path) -> None:
-        """Write server.properties for log data in the folder `data`."""
-        self.properties.write_text(server_properties(ports, data.name), encoding="ascii")
+    def configure(self, node: Node, data: Path) -> None:
+        """Write server.properties for log data in the folder `data`; nobody else may read it, since it may hold passwords."""
+        self.properties.touch(mode=0o600)
+        self.properties.write_text(server_properties(node, data.name), encoding="ascii")
 
     def log_tail(self, lines: int = 25) -> str:
         """The end of what the last start wrote, console first, for an error's text."""
@@ -103,8 +108,8 @@ class Folder:
         half.rename(self._ports)
 
 
-def _free_ports() -> Ports:
-    free = (port for port in random.sample(PORT_RANGE, 200) if _is_free(port))
+def _free_ports(but: Collection[int]) -> Ports:
+    free = (port for port in random.sample(PORT_RANGE, 200) if port not in but and _is_free(port))
     try:
         return Ports(broker=next(free), controller=next(free))
     except StopIteration:

@@ -1,29 +1,36 @@
-"""The embedded broker's server.properties: one KRaft node on loopback that comes back fast and stays small."""
+"""An embedded broker's server.properties: a KRaft node on loopback that comes back fast and stays small, alone or one of three."""
 
-from typing import NamedTuple
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, NamedTuple
 
 HEAP = "256m"
 MAX_MESSAGE_BYTES = 33 * 1024 * 1024
 """A completion may have 32 MiB; the rest is room for its batch's header and headers."""
+NODE_USER = "kafka"
+"""Whom the nodes of a secured cluster are to each other, and to its authorizer a super user."""
 
 _TEMPLATE = """\
 # Written at every start; changes made here are lost.
 process.roles=broker,controller
-node.id=1
-listeners=BROKER://127.0.0.1:{broker},CONTROLLER://127.0.0.1:{controller}
-advertised.listeners=BROKER://127.0.0.1:{broker},CONTROLLER://127.0.0.1:{controller}
-listener.security.protocol.map=BROKER:PLAINTEXT,CONTROLLER:PLAINTEXT
+node.id={node.id}
+listeners=BROKER://127.0.0.1:{node.ports.broker},CONTROLLER://127.0.0.1:{node.ports.controller}
+advertised.listeners=BROKER://127.0.0.1:{node.ports.broker},CONTROLLER://127.0.0.1:{node.ports.controller}
 inter.broker.listener.name=BROKER
 controller.listener.names=CONTROLLER
-controller.quorum.bootstrap.servers=127.0.0.1:{controller}
+{quorum}
 log.dirs={log_dir}
 
-# One node holds the only copy.
-offsets.topic.replication.factor=1
-transaction.state.log.replication.factor=1
-transaction.state.log.min.isr=1
-share.coordinator.state.topic.replication.factor=1
-share.coordinator.state.topic.min.isr=1
+offsets.topic.replication.factor={copies}
+transaction.state.log.replication.factor={copies}
+transaction.state.log.min.isr={in_sync}
+share.coordinator.state.topic.replication.factor={copies}
+share.coordinator.state.topic.min.isr={in_sync}
+min.insync.replicas={in_sync}
+unclean.leader.election.enable=false
 offsets.topic.num.partitions=4
 transaction.state.log.num.partitions=4
 share.coordinator.state.topic.num.partitions=1
@@ -49,20 +56,143 @@ queued.max.request.bytes={max_request}
 log.cleaner.dedupe.buffer.size=16777216
 """
 
+_OPEN = "listener.security.protocol.map=BROKER:PLAINTEXT,CONTROLLER:PLAINTEXT\n"
+
+_TLS = """\
+ssl.keystore.type=PKCS12
+ssl.keystore.location={keystore}
+ssl.keystore.password={password}
+ssl.truststore.type=PKCS12
+ssl.truststore.location={keystore}
+ssl.truststore.password={password}
+"""
+
+_SASL = """\
+sasl.enabled.mechanisms=PLAIN,SCRAM-SHA-256,SCRAM-SHA-512
+sasl.mechanism.inter.broker.protocol=PLAIN
+sasl.mechanism.controller.protocol=PLAIN
+listener.name.broker.plain.sasl.jaas.config={plain}
+listener.name.broker.scram-sha-256.sasl.jaas.config={scram}
+listener.name.broker.scram-sha-512.sasl.jaas.config={scram}
+listener.name.controller.plain.sasl.jaas.config={plain}
+"""
+
+_AUTHORIZER = """\
+authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer
+allow.everyone.if.no.acl.found=false
+super.users={super_users}
+"""
+
 
 class Ports(NamedTuple):
-    """Where the node listens, on 127.0.0.1."""
+    """Where a node listens, on 127.0.0.1."""
 
     broker: int
     controller: int
 
 
-def server_properties(ports: Ports, log_dir: str) -> str:
+@dataclass(frozen=True)
+class Security:
+    """Who gets in, for tests of clients' settings and of ACLs.
+
+    The passwords stand in server.properties, which only its owner reads, and on the formatting tool's command line.
+    """
+
+    protocol: Literal["SASL_PLAINTEXT", "SSL", "SASL_SSL"]
+    """Of the brokers' listener. With SSL the certificate of `Cluster.authority` is to be trusted."""
+    users: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Passwords by name, each good for PLAIN, SCRAM-SHA-256 and SCRAM-SHA-512."""
+    super_users: frozenset[str] = frozenset()
+    """Not judged by the authorizer."""
+    authorizer: bool = False
+    """Whether only super users, and others as far as ACLs allow, may do anything. Needs SASL: names come from it."""
+    node_password: str = field(default="the nodes' own", repr=False)
+    keystore: Path | None = None
+    """PKCS12 of the nodes' key and certificate; made by the cluster."""
+    keystore_password: str = field(default="changeit", repr=False)
+
+    def __post_init__(self) -> None:
+        assert self.sasl or not self.authorizer, "without SASL everybody is ANONYMOUS, the nodes too"
+
+    @property
+    def sasl(self) -> bool:
+        return self.protocol.startswith("SASL")
+
+    @property
+    def tls(self) -> bool:
+        return self.protocol.endswith("SSL")
+
+    def properties(self) -> str:
+        """Lines of server.properties. The nodes log in to each other by PLAIN, which needs no metadata first."""
+        controller = "SASL_PLAINTEXT" if self.sasl else "PLAINTEXT"
+        text = f"listener.security.protocol.map=BROKER:{self.protocol},CONTROLLER:{controller}\n"
+        if self.tls:
+            assert self.keystore is not None, "the cluster makes it before its nodes start"
+            text += _TLS.format(keystore=self.keystore, password=self.keystore_password)
+        if self.sasl:
+            text += _SASL.format(plain=self._plain(), scram=_jaas("scram.ScramLoginModule", {}))
+        if self.authorizer:
+            names = sorted(self.super_users | {NODE_USER})
+            text += _AUTHORIZER.format(super_users=";".join(f"User:{name}" for name in names))
+        return text
+
+    def _plain(self) -> str:
+        known = {**self.users, NODE_USER: self.node_password}
+        users = {f"user_{name}": password for name, password in known.items()}
+        return _jaas("plain.PlainLoginModule", {"username": NODE_USER, "password": self.node_password} | users)
+
+
+@dataclass(frozen=True)
+class Node:
+    """One node's place in its cluster, which all of its nodes agree on."""
+
+    id: int
+    """From 1."""
+    cluster: tuple[Ports, ...]
+    """Of every node, node 1's first."""
+    cluster_id: str
+    security: Security | None = None
+    """None: whoever reaches the port gets in."""
+
+    @property
+    def ports(self) -> Ports:
+        return self.cluster[self.id - 1]
+
+    @property
+    def address(self) -> str:
+        """`host:port` for clients."""
+        return f"127.0.0.1:{self.ports.broker}"
+
+    def format_options(self) -> list[str]:
+        """Of the storage tool, beside the properties file."""
+        # One voter is found by its address alone; three are told of each other by the properties.
+        options = ["-t", self.cluster_id] + (["--standalone"] if len(self.cluster) == 1 else [])
+        if self.security is not None and self.security.sasl:
+            for name, password in self.security.users.items():
+                for mechanism in ("SCRAM-SHA-256", "SCRAM-SHA-512"):
+                    options += ["--add-scram", f"{mechanism}=[name={name},password={password}]"]
+        return options
+
+
+def server_properties(node: Node, log_dir: str) -> str:
     """The file's text; `log_dir` is relative to the JVM's working folder, which spares escaping paths."""
-    return _TEMPLATE.format(
-        broker=ports.broker,
-        controller=ports.controller,
+    copies = min(3, len(node.cluster))
+    controllers = [f"127.0.0.1:{ports.controller}" for ports in node.cluster]
+    voters = ",".join(f"{id_}@{address}" for id_, address in enumerate(controllers, 1))
+    text = _TEMPLATE.format(
+        node=node,
+        quorum=f"controller.quorum.voters={voters}"
+        if copies > 1
+        else f"controller.quorum.bootstrap.servers={controllers[0]}",
+        copies=copies,
+        in_sync=max(1, copies - 1),
         log_dir=log_dir,
         max_message=MAX_MESSAGE_BYTES,
         max_request=2 * MAX_MESSAGE_BYTES,
     )
+    return text + (_OPEN if node.security is None else node.security.properties())
+
+
+def _jaas(module: str, options: Mapping[str, str]) -> str:
+    said = "".join(f' {name}="{value}"' for name, value in options.items())
+    return f"org.apache.kafka.common.security.{module} required{said};"
