@@ -3,6 +3,9 @@
 Minted at the grant (by the run worker; for an opened session by the proxy that was asked), checked by every proxy without a look-up.
 Signed with the fleet's secret (HS256, the `kid` header names it). The expiry is a backstop, a day past the run's budget; `CloseKey` ends
 a key (protocol 17).
+
+The secrets lie in a keys file, JSON `{key_id: secret}`, of which the last signs and all check. It may change while processes run
+(`Keyring`), so that secrets rotate without a gap: one is added that checks, on every host; then it signs; then the old one goes.
 """
 
 from __future__ import annotations
@@ -10,18 +13,25 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import time
 from pathlib import Path
 from typing import Any
 
 import jwt
 import msgspec
+import structlog
+
+from polar.types.errors import InputError
 
 ALGORITHM = "HS256"
 PREFIX = "sk-polar-"
 """So that a key is recognised for what it is, in logs' redaction and by people."""
 CLOCK_GRACE_S = 300
 BACKSTOP_S = 24 * 3600
+LOOK_S = 1.0
+"""How often a keys file is looked at: so long may a retired secret still be good."""
 
+log = structlog.get_logger()
 
 CONCURRENT_CALLS = 64
 """At a time, where a task says nothing."""
@@ -75,11 +85,7 @@ class Signer:
     @classmethod
     def from_file(cls, path: Path) -> Signer:
         """Raises FileNotFoundError or ValueError, both with the path."""
-        try:
-            loaded: dict[str, str] = json.loads(path.read_text())
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{path}: not a keys file ({error})") from error
-        return cls(loaded)
+        return cls(read_keys_file(path))
 
     def mint(self, claims: KeyClaims) -> str:
         """The API key that a harness is given."""
@@ -105,6 +111,59 @@ class Signer:
         return claims
 
 
+class Keyring:
+    """The secrets of a keys file as it is now. One that can't be read any more changes nothing, and is complained of."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises FileNotFoundError or ValueError, both with the path."""
+        self._path = path
+        self._read_as = _version(path)
+        self._signer = Signer.from_file(path)
+        self._looked_at = time.monotonic()
+        self.generation = 0
+        """Raised when the secrets change: what was concluded from them before is void."""
+
+    def mint(self, claims: KeyClaims) -> str:
+        """A key of the secret that signs now."""
+        self.refresh()
+        return self._signer.mint(claims)
+
+    def check(self, key: str, now_s: float) -> KeyClaims:
+        """The claims of a key at Unix time `now_s`. Raises KeyRefused."""
+        self.refresh()
+        try:
+            return self._signer.check(key, now_s)
+        except KeyRefused as error:
+            # Signed a moment ago, perhaps, by a secret that is newer than our last look.
+            if error.reason == "expired" or not self.refresh(at_once=True):
+                raise
+            return self._signer.check(key, now_s)
+
+    def refresh(self, *, at_once: bool = False) -> bool:
+        """Read the file again if it has changed; True where the secrets did."""
+        now = time.monotonic()
+        if not at_once and now - self._looked_at < LOOK_S:
+            return False
+        self._looked_at = now
+        try:
+            version = _version(self._path)
+            if version == self._read_as:
+                return False
+            self._signer = Signer.from_file(self._path)
+        except (OSError, ValueError) as error:
+            log.warning("keys file not read", action="keys.unreadable", why=str(error))
+            return False
+        self._read_as = version
+        self.generation += 1
+        return True
+
+
+def _version(path: Path) -> tuple[int, int, int]:
+    """What changes with a file's content, also where it is replaced or a link to it is."""
+    found = path.stat()
+    return found.st_ino, found.st_mtime_ns, found.st_size
+
+
 def environment(proxy_url: str, key: str) -> dict[str, str]:
     """How an agent finds the proxy and shows its key: for each provider's client, the URL in the form that this client wants.
 
@@ -128,4 +187,58 @@ def ensure_keys_file(path: Path) -> None:
     except FileExistsError:
         return
     with os.fdopen(descriptor, "w") as file:
-        json.dump({secrets.token_hex(4): secrets.token_urlsafe(32)}, file)
+        json.dump(dict([_new_secret()]), file)
+
+
+def read_keys_file(path: Path) -> dict[str, str]:
+    """Secrets by key id, in order. Raises FileNotFoundError or ValueError, both with the path."""
+    try:
+        found = msgspec.json.decode(path.read_bytes(), type=dict[str, str])
+    except msgspec.DecodeError as error:
+        raise ValueError(f"{path}: not a keys file ({error})") from error
+    if not found:
+        raise ValueError(f"{path}: a keys file holds at least one signing key")
+    return found
+
+
+def add_key(path: Path) -> str:
+    """Add a secret that checks and doesn't sign yet; its id. Raises as `read_keys_file` does, and OSError."""
+    key_id, secret = _new_secret()
+    _write(path, {key_id: secret} | read_keys_file(path))
+    return key_id
+
+
+def use_key(path: Path, key_id: str) -> None:
+    """Sign with this secret from now on. Raises InputError where it isn't there; else as `add_key`."""
+    found = read_keys_file(path)
+    _require(found, key_id)
+    secret = found.pop(key_id)
+    _write(path, found | {key_id: secret})
+
+
+def retire_key(path: Path, key_id: str) -> None:
+    """Forget a secret: keys that it signed are refused. Raises InputError for the one that signs; else as `use_key`."""
+    found = read_keys_file(path)
+    _require(found, key_id)
+    if key_id == list(found)[-1]:
+        raise InputError("key", key_id, "it signs: let another one sign first (`polar keys use`)")
+    del found[key_id]
+    _write(path, found)
+
+
+def _require(found: dict[str, str], key_id: str) -> None:
+    if key_id not in found:
+        raise InputError("key", key_id, f"no such key; there are: {', '.join(found)}")
+
+
+def _new_secret() -> tuple[str, str]:
+    return secrets.token_hex(4), secrets.token_urlsafe(32)
+
+
+def _write(path: Path, found: dict[str, str]) -> None:
+    """Whole or not at all, mode 0600."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        json.dump(found, file)
+    temporary.replace(path)

@@ -16,7 +16,7 @@ from functools import partial
 import structlog
 from aiohttp import web
 
-from polar.keys import Signer
+from polar.keys import Keyring
 from polar.settings import Settings
 from polar.types.errors import NotReady
 from proxy import openapi
@@ -102,14 +102,14 @@ class Proxy:
         self._ownership.on_change(lambda: self._claims.released(self._ownership.is_mine))
         routes = Routes(self._ownership, self._claims, self._metrics)
         pipeline = Pipeline(engines, self._producer, self._capture, self._fleet, self._metrics)
-        signer = Signer.from_file(settings.keys_path)
-        self._front = Front(dialects, Authenticator(signer), routes, self._forwarder, pipeline, self._metrics)
+        keyring = Keyring(settings.keys_path)
+        self._front = Front(dialects, Authenticator(keyring), routes, self._forwarder, pipeline, self._metrics)
         self._openings = Openings(self._producer)
         token = control.token_in(settings.control_token_file)
         api = ControlApi(
             self._openings,
             engines,
-            signer,
+            keyring,
             token=token,
             proxy_url=lambda: (settings.proxy_url or self.url).rstrip("/"),
             is_serving=lambda: self._serving,

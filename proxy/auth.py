@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 
-from polar.keys import CLOCK_GRACE_S, KeyClaims, KeyRefused, Signer
+from polar.keys import CLOCK_GRACE_S, KeyClaims, KeyRefused, Keyring
 from proxy.errors import Refusal, Refused
 
 REMEMBERED = 4096
@@ -23,21 +23,26 @@ WORDS = {
 class Authenticator:
     """Checks keys with the fleet's secrets."""
 
-    def __init__(self, signer: Signer) -> None:
-        self._signer = signer
+    def __init__(self, keyring: Keyring) -> None:
+        self._keyring = keyring
         self._checked: OrderedDict[str, KeyClaims] = OrderedDict()
+        self._checked_with = keyring.generation
 
     def claims_of(self, key: str | None) -> KeyClaims:
         """What a key says. Raises Refused (401)."""
         if not key:
             raise Refused(Refusal.UNAUTHENTICATED, "no API key was given")
+        self._keyring.refresh()
+        if self._keyring.generation != self._checked_with:
+            self._checked.clear()
+            self._checked_with = self._keyring.generation
         known = self._checked.get(key)
         now = time.time()
         if known is not None and now <= known.expires_at + CLOCK_GRACE_S:
             self._checked.move_to_end(key)
             return known
         try:
-            claims = self._signer.check(key, now)
+            claims = self._keyring.check(key, now)
         except KeyRefused as error:
             raise Refused(Refusal.UNAUTHENTICATED, WORDS[error.reason]) from None
         self._checked[key] = claims

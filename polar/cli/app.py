@@ -10,6 +10,7 @@ import typer
 from polar.cli import (
     cancel,
     doctor,
+    keys,
     logs,
     proxy,
     session,
@@ -63,6 +64,7 @@ app.command("trajectories")(trajectories.trajectories)
 app.command("sql")(sql.sql)
 app.command("worker")(worker.worker)
 app.command("proxy")(proxy.proxy)
+app.add_typer(keys.app, name="keys")
 app.add_typer(session.app, name="session")
 app.add_typer(topics.app, name="topics")
 

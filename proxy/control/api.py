@@ -23,7 +23,7 @@ import structlog
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
 
-from polar.keys import BACKSTOP_S, KeyClaims, Limits, Signer, environment
+from polar.keys import BACKSTOP_S, KeyClaims, Keyring, Limits, environment
 from polar.types.session import task_id_of
 from polar.types.task import RUN_LIMIT_S, SAMPLES_LIMIT, TRAINING_DEFAULTS, LimitsSpec, TaskId
 from proxy.control.opening import Declined, Openings, Unanswered, Wish
@@ -110,7 +110,7 @@ class ControlApi:
         self,
         openings: Openings,
         engines: Engines,
-        signer: Signer,
+        keyring: Keyring,
         *,
         token: str | None,
         proxy_url: Callable[[], str],
@@ -118,7 +118,7 @@ class ControlApi:
     ) -> None:
         self._openings = openings
         self._engines = engines
-        self._signer = signer
+        self._keyring = keyring
         self._token = token
         self._proxy_url = proxy_url
         self._is_serving = is_serving
@@ -158,7 +158,7 @@ class ControlApi:
             raise Refused(503, "unanswered", str(unanswered)) from None
         log.info("session opened", action="session_opened", session=grant.session_id, ttl_s=body.ttl_s)
         now = time.time()
-        key = self._signer.mint(_claims(grant, body, int(now)))
+        key = self._keyring.mint(_claims(grant, body, int(now)))
         told = {
             "session_id": grant.session_id,
             "key": key,

@@ -2,14 +2,31 @@
 
 import json
 import stat
+import time
 from pathlib import Path
 
 import jwt
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from polar.keys import CLOCK_GRACE_S, PREFIX, KeyClaims, KeyRefused, Signer, ensure_keys_file
+from polar.keys import (
+    CLOCK_GRACE_S,
+    PREFIX,
+    KeyClaims,
+    KeyRefused,
+    Keyring,
+    Signer,
+    add_key,
+    ensure_keys_file,
+    read_keys_file,
+    retire_key,
+    use_key,
+)
+from polar.types.errors import InputError
+from proxy.auth import Authenticator
+from proxy.errors import Refused
 
 CLAIMS = KeyClaims(
     "t.0",
@@ -107,3 +124,72 @@ def test_a_bad_keys_file_is_named(tmp_path: Path) -> None:
     path.write_text("{}")
     with pytest.raises(ValueError, match="at least one"):
         Signer.from_file(path)
+
+
+def minted(path: Path) -> str:
+    return Signer.from_file(path).mint(CLAIMS)
+
+
+def signing(path: Path) -> str:
+    return str(jwt.get_unverified_header(minted(path).removeprefix(PREFIX))["kid"])
+
+
+def test_a_secret_checks_before_it_signs_and_after_another_does(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    ensure_keys_file(path)
+    old, before = signing(path), minted(path)
+    added = add_key(path)
+    assert signing(path) == old
+    assert list(read_keys_file(path)) == [added, old]
+    use_key(path, added)
+    assert signing(path) == added
+    assert Signer.from_file(path).check(before, now_s=0) == CLAIMS
+    retire_key(path, old)
+    with pytest.raises(KeyRefused, match="unknown"):
+        Signer.from_file(path).check(before, now_s=0)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_the_secret_that_signs_is_not_retired_and_an_unknown_one_named(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    ensure_keys_file(path)
+    only = signing(path)
+    with pytest.raises(InputError, match="it signs"):
+        retire_key(path, only)
+    with pytest.raises(InputError, match=f"no such key; there are: {only}"):
+        use_key(path, "typo")
+
+
+def test_a_keyring_takes_a_key_of_a_secret_that_came_a_moment_ago(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    ensure_keys_file(path)
+    keyring = Keyring(path)
+    use_key(path, add_key(path))
+    assert keyring.check(minted(path), now_s=0) == CLAIMS
+    assert keyring.generation == 1
+
+
+def test_a_keyring_whose_file_is_damaged_or_gone_goes_on_with_what_it_knows(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    ensure_keys_file(path)
+    keyring, key = Keyring(path), minted(path)
+    for damage in (lambda: path.write_text("{"), lambda: path.write_text("{}"), path.unlink):
+        damage()
+        assert not keyring.refresh(at_once=True)
+        assert keyring.check(key, now_s=0) == CLAIMS
+
+
+def test_a_proxy_refuses_keys_of_a_secret_that_was_retired(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    ensure_keys_file(path)
+    keyring, old = Keyring(path), signing(path)
+    doorman = Authenticator(keyring)
+    now = replace(CLAIMS, expires_at=int(time.time()) + 60)
+    key = keyring.mint(now)
+    assert doorman.claims_of(key) == now
+    use_key(path, add_key(path))
+    retire_key(path, old)
+    assert keyring.refresh(at_once=True)
+    with pytest.raises(Refused):
+        doorman.claims_of(key)
