@@ -176,6 +176,10 @@ class Claims:
     def __contains__(self, claim_id: str) -> bool:
         return claim_id in self._held
 
+    def works_in(self, runtime: dict[str, str]) -> bool:
+        """Whether a claim in hand is one on this runtime."""
+        return any(claim.ticket.runtime == runtime for claim in self._held.values())
+
     def take(self, ticket: Ticket) -> Claim:
         """A new claim in hand: its slot is taken from here on."""
         claim = Claim(ticket)
@@ -195,8 +199,8 @@ class Claims:
         for claim in self._held.values():
             claim.end(why)
 
-    async def drained(self, deadline_s: float) -> bool:
-        """Wait until no claim is in hand; False where some still is after `deadline_s`."""
+    async def drained(self, deadline_s: float | None = None) -> bool:
+        """Wait until no claim is in hand; False where some still is after `deadline_s` (None: however long that takes)."""
         if self._carrying:
             await asyncio.wait(self._carrying, timeout=deadline_s)
         return not self._carrying

@@ -75,8 +75,8 @@ class TicketQueue:
         self._running = asyncio.create_task(self._run(leaving), name=f"queue-{self.stage.value}")
         return self._running
 
-    async def ended(self, deadline_s: float) -> None:
-        """Wait until no ticket is taken any more; then it is cut off."""
+    async def ended(self, deadline_s: float | None = None) -> None:
+        """Wait until no ticket is taken any more; after `deadline_s` it is cut off."""
         if self._running is not None and not (await asyncio.wait({self._running}, timeout=deadline_s))[0]:
             self._running.cancel()
             await asyncio.wait({self._running})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated
 
@@ -31,6 +32,7 @@ class Role(StrEnum):
     EVALUATE = "evaluate"
     BUILDER = "builder"
     ANALYTICS = "analytics"
+    WEBHOOKS = "webhooks"
 
 
 def worker(
@@ -42,6 +44,15 @@ def worker(
             min=1, help="Sessions at once, of each stage; else init 4, run 8, evaluate 4.", show_default=False
         ),
     ] = None,
+    grace: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            metavar="SECONDS",
+            help="Of the stage workers: on SIGTERM what they have in hand may take so long, then it is handed back. "
+            "A second signal hands it back at once.",
+        ),
+    ] = 0.0,
     data: Data = None,
 ) -> None:
     """Run consumers until SIGINT or SIGTERM; start more to scale."""
@@ -50,14 +61,27 @@ def worker(
         raise InputError("--pool", pool, "a pool's name is lower-case letters, digits and dashes, at most 63")
     found = settings.load(data)
 
-    async def main(stop: asyncio.Event) -> None:
-        await _together(_start(found, set(roles), pool, concurrency, stop), stop)
+    hurry = asyncio.Event()
 
-    running.serve(main)
+    async def main(stop: asyncio.Event) -> None:
+        stages = _Stages([stage for stage in Stage if stage.value in roles], pool, concurrency, grace)
+        await _together(_start(found, set(roles), stages, stop, hurry), stop, hurry)
+
+    running.serve(main, hurry if grace else None)
+
+
+@dataclass(frozen=True)
+class _Stages:
+    """What the flags ask of the stage workers."""
+
+    stages: list[Stage]
+    pool: str
+    concurrency: int | None
+    grace_s: float
 
 
 def _start(
-    found: Settings, roles: set[Role], pool: str, concurrency: int | None, stop: asyncio.Event
+    found: Settings, roles: set[Role], asked: _Stages, stop: asyncio.Event, hurry: asyncio.Event
 ) -> dict[str, Awaitable[None]]:
     """The consumers, by name. What each needs is imported only where it runs."""
     started: dict[str, Awaitable[None]] = {}
@@ -77,18 +101,31 @@ def _start(
         from analytics.writing.writer import run_analytics
 
         started["analytics"] = run_analytics(found, stop)
-    stages = [stage for stage in Stage if Role(stage.value) in roles]
-    if stages:
+    if Role.WEBHOOKS in roles:
+        from consumers.webhooks.loop import run_webhooks
+
+        started["webhooks"] = run_webhooks(found, stop)
+    if asked.stages:
         from consumers.worker import run_worker
 
-        started["stages"] = run_worker(found, stages, pool=pool, concurrency=concurrency, stop=stop)
+        started["stages"] = run_worker(
+            found,
+            asked.stages,
+            pool=asked.pool,
+            concurrency=asked.concurrency,
+            stop=stop,
+            grace_s=asked.grace_s,
+            hurry=hurry,
+        )
     return started
 
 
-async def _together(consumers: dict[str, Awaitable[None]], stop: asyncio.Event) -> None:
+async def _together(consumers: dict[str, Awaitable[None]], stop: asyncio.Event, hurry: asyncio.Event) -> None:
     """Run all; when one ends, the others are stopped too, and its error is the process's."""
     running = {asyncio.ensure_future(consumer): name for name, consumer in consumers.items()}
     await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+    if not stop.is_set():
+        hurry.set()  # the sooner is the whole started again
     stop.set()
     await asyncio.wait(running)
     for task in running:

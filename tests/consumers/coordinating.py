@@ -16,7 +16,7 @@ from polar.settings import Settings
 from polar.types.session import SessionState, Stage, session_id_of
 from polar.types.task import TaskRequest
 from topics import admin, catalogue, control, events, sessions, stages, workers
-from topics.control import Grant, Revoke
+from topics.control import Discard, Drain, Grant, Revoke
 from topics.events import Claimed, Evaluated, Fact, InitFinished, RunFinished
 from topics.follow import Follower, Since
 from topics.producer import LogProducer
@@ -86,6 +86,13 @@ class Coordinator:
 
     async def revoke(self, claim_id: str, session_id: str, reason: str = "cancelled") -> None:
         await self.log.send(control.TOPIC, Revoke(session_id, claim_id, reason), key=session_id)
+
+    async def discard(self, session_id: str, runtime: dict[str, str]) -> None:
+        answer = Discard(session_id, runtime["id"], runtime)
+        await self.log.send(control.TOPIC, answer, key=session_id)
+
+    async def drain(self, worker_id: str) -> None:
+        await self.log.send(control.TOPIC, Drain(worker_id), key=worker_id)
 
     async def row(self, row: SessionState) -> None:
         await self.log.send(sessions.TOPIC, row, key=sessions.key_of(row), task_id=row.task_id)
@@ -159,10 +166,14 @@ async def coordinating(settings: Settings) -> AsyncIterator[Coordinator]:
 
 
 @asynccontextmanager
-async def working(settings: Settings, stages_: list[Stage], concurrency: int = 2) -> AsyncIterator[asyncio.Event]:
-    """A stage worker in this process; gives the event that stops it."""
+async def working(
+    settings: Settings, stages_: list[Stage], concurrency: int = 2, **leaving: Any
+) -> AsyncIterator[asyncio.Event]:
+    """A stage worker in this process; gives the event that stops it. `leaving`: how, as `run_worker` takes it."""
     stop = asyncio.Event()
-    worker = asyncio.create_task(run_worker(settings, stages_, pool=POOL, concurrency=concurrency, stop=stop))
+    worker = asyncio.create_task(
+        run_worker(settings, stages_, pool=POOL, concurrency=concurrency, stop=stop, **leaving)
+    )
     try:
         yield stop
     finally:
