@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from polar.types.session import SessionState, Stage, TaskState
 from topics.completions import Build, CloseGroup, Open
-from topics.control import CloseKey, Grant, Revoke
+from topics.control import CloseKey, Discard, Grant, Revoke
 from topics.events import Fact, TaskSubmitted
 
 
@@ -23,6 +23,10 @@ class SlotLent:
     worker_id: str
     """Whom the ticket is steered to; anyone of the group may take it."""
     queue_partition: int
+    priority: int = 0
+    """Of the session that it is lent for: none of a lower one is to have it."""
+    user: str = ""
+    """Whose turn it is, at that priority."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +79,7 @@ class RejectTask:
     reason: str
 
 
-Command = ReleaseTicket | RejectTask | Grant | Revoke | CloseKey
+Command = ReleaseTicket | RejectTask | Grant | Revoke | CloseKey | Discard
 """Sent after the commit, idempotent."""
 
 

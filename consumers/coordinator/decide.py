@@ -34,18 +34,20 @@ from consumers.coordinator.endings import (
     attempt_failed,
     build,
     close,
+    discard,
     evaluation_failed,
     evaluation_lost,
     first_rows,
     next_attempt,
-    revoke,
+    stop,
+    taken_back,
     wait,
 )
 from consumers.coordinator.state import HAND, WAITING, Table, is_due, is_ticket_stale
 from polar.types.errors import Kind, SessionError
 from polar.types.session import Phase, SessionState, Status, TaskState
 from topics.completions import Build, CloseGroup
-from topics.control import CloseKey
+from topics.control import CloseKey, Discard
 from topics.events import (
     CancelRequested,
     Claimed,
@@ -83,7 +85,7 @@ def decide(table: Table, given: Input, now: int) -> Decision:
         case TaskForgotten():
             return _forgotten(table, given)
         case SlotLent():
-            session = table.next_waiting(given.stage, given.pool)
+            session = table.next_waiting(given.stage, given.pool, given.priority, given.user)
         case _:
             session = table.session(given.session_id)
     if isinstance(given, Claimed):
@@ -154,9 +156,9 @@ def _cancel_session(table: Table, session: SessionState, now: int) -> Decision:
         case Phase.RUNNING:
             return close(session, now, Status.CANCELLED, None, reason="cancelled")
         case _:
-            stop = revoke(session, "cancelled") if session.phase in HAND else ()
-            built = build(table.task_of(session), replace(session, status=Status.CANCELLED), now)
-            return Decision(sessions=built.sessions, records=built.records, commands=stop)
+            over = stop(session, "cancelled") if session.phase in HAND else ()
+            built = build(table.task_of(session), replace(taken_back(session), status=Status.CANCELLED), now)
+            return Decision(sessions=built.sessions, records=built.records, commands=(*over, *built.commands))
 
 
 def _group_emitted(table: Table, fact: GroupEmitted, now: int) -> Decision:
@@ -176,11 +178,18 @@ def _forgotten(table: Table, given: TaskForgotten) -> Decision:
 
 def _init_finished(table: Table, session: SessionState, fact: InitFinished, now: int) -> Decision:
     if fact.claim_id != session.claim_id:
-        return Decision(skipped="stale_claim")
+        return _init_unwanted(table, session, fact, now)
     timed = replace(session, accounting=replace(session.accounting, init_ms=fact.duration_ms))
     if fact.error is not None:
         return attempt_failed(table, timed, fact.error, now)
-    return Decision(sessions=(wait(timed, Phase.READY, now, runtime=fact.runtime),))
+    return Decision(sessions=(wait(timed, Phase.READY, now, runtime=fact.runtime, init_claim_id=fact.claim_id),))
+
+
+def _init_unwanted(table: Table, session: SessionState, fact: InitFinished, now: int) -> Decision:
+    """A runtime that was made for nothing. The session's own is told of twice where its fact was sent anew (protocol 19)."""
+    if fact.runtime is None or fact.claim_id == session.init_claim_id:
+        return Decision(skipped="stale_claim")
+    return Decision(commands=(Discard(session.session_id, fact.claim_id, fact.runtime),), skipped="stale_claim")
 
 
 def _run_finished(table: Table, session: SessionState, fact: RunFinished, now: int) -> Decision:
@@ -202,6 +211,8 @@ def _evaluated(table: Table, session: SessionState, fact: Evaluated, now: int) -
         return evaluation_lost(table, session, fact.error, now)
     judged = replace(
         session,
+        # With its verdict the worker has removed the runtime; one that could do neither leaves it to be discarded.
+        runtime=session.runtime if fact.error else None,
         reward=fact.reward,
         call_rewards=fact.call_rewards,
         accounting=replace(session.accounting, evaluate_ms=fact.duration_ms),
@@ -220,8 +231,8 @@ def _handed_back(table: Table, session: SessionState, fact: HandedBack, now: int
         case Phase.EVALUATING:
             return Decision(sessions=(wait(session, Phase.RAN, now),))
         case _:
-            close = (CloseKey(session.session_id, fact.claim_id),)
-            return Decision(sessions=(next_attempt(session, now),), commands=close)
+            over = (CloseKey(session.session_id, fact.claim_id), *discard(session))
+            return Decision(sessions=(next_attempt(session, now),), commands=over)
 
 
 def _stopped(table: Table, session: SessionState, fact: Stopped, now: int) -> Decision:
@@ -245,18 +256,15 @@ def _lost(table: Table, session: SessionState, code: str, what: str, now: int) -
     error = SessionError(
         stage.value, Kind.INFRA, code, f"{stage.value} claim {session.claim_id}: {what}", retryable=True
     )
-    over = evaluation_lost if session.phase is Phase.EVALUATING else attempt_failed
-    again = over(table, session, error, now)
-    stop = revoke(session, code)
-    if session.phase is Phase.RUNNING:
-        assert session.claim_id is not None, "a phase in hand has a claim"
-        stop += (CloseKey(session.session_id, session.claim_id),)
-    return Decision(sessions=again.sessions, records=again.records, commands=stop)
+    ended = evaluation_lost if session.phase is Phase.EVALUATING else attempt_failed
+    again = ended(table, taken_back(session), error, now)
+    return Decision(sessions=again.sessions, records=again.records, commands=(*stop(session, code), *again.commands))
 
 
 def _pool_dark(table: Table, session: SessionState, given: PoolDark, now: int) -> Decision:
-    """The runtime's host may be gone for good: made anew elsewhere, at no cost; the old one is reaped."""
-    return Decision(sessions=(wait(session, Phase.QUEUED, now, runtime=None),))
+    """The runtime's host may be gone for good: made anew elsewhere, at no cost."""
+    again = wait(session, Phase.QUEUED, now, runtime=None, init_claim_id=None)
+    return Decision(sessions=(again,), commands=discard(session))
 
 
 def _waited(table: Table, session: SessionState, given: DeadlinePassed, now: int) -> Decision:
@@ -280,7 +288,15 @@ def _closed(table: Table, session: SessionState, given: DeadlinePassed, now: int
 
 def _emitted(table: Table, session: SessionState, fact: TrajectoryEmitted, now: int) -> Decision:
     task = table.task_of(session)
-    ended = replace(session, phase=Phase.ENDED, since=now, calls=fact.calls, trainable_tokens=fact.trainable_tokens)
+    ended = replace(
+        session,
+        phase=Phase.ENDED,
+        since=now,
+        runtime=None,
+        revoked_claims=[],
+        calls=fact.calls,
+        trainable_tokens=fact.trainable_tokens,
+    )
     if fact.status is not None:
         # What trainers read is what counts, also where the build failed.
         ended = replace(ended, status=fact.status, error=fact.error, reward=fact.reward)
@@ -313,6 +329,7 @@ def _build_again(table: Table, session: SessionState, given: DeadlinePassed, now
 
 
 TRANSITIONS: dict[tuple[Phase, type[Any]], Handler] = {
+    **{(phase, InitFinished): _init_unwanted for phase in Phase},
     (Phase.QUEUED, SlotLent): lent,
     (Phase.QUEUED, DeadlinePassed): _waited,
     (Phase.INIT, InitFinished): _init_finished,

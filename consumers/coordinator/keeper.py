@@ -30,16 +30,17 @@ from consumers.coordinator.commands import (
     TaskForgotten,
 )
 from consumers.coordinator.decide import decide
+from consumers.coordinator.endings import said_again
 from consumers.coordinator.fleet import FleetView
 from consumers.coordinator.leases import Leases
 from consumers.coordinator.lend import Ledger
 from consumers.coordinator.state import Table, budget_s
 from polar.settings import Settings
-from polar.types.session import Phase, SessionState, Stage
+from polar.types.session import SessionState, Stage
 from topics import completions, control, dead_letters, events, kafka, sessions, stages
 from topics.codec import DecodeError, UnknownRecord, encode
 from topics.completions import CloseGroup, Open
-from topics.control import CloseKey, Grant, Revoke
+from topics.control import CloseKey, Discard, Grant, Revoke
 from topics.events import Claimed, Evaluated, HandedBack, InitFinished, RunFinished, Stopped
 from topics.owner import STOP_DEADLINE_S, FencedProducer, OwnershipLost, Write, read_back
 from topics.producer import LogProducer, Unacknowledged, dead_letter
@@ -53,6 +54,8 @@ JUDGE_S = 0.25
 """How often leases and deadlines are looked at."""
 REPEAT_S = 300.0
 """How often the ends of keys are said again: half of what a starting proxy reads of `polar.control` (protocol 2, 18)."""
+REPEATED = 500
+"""Sessions a step of which that is said."""
 POSITION_S = 5.0
 """How often position and clock are written where facts changed nothing."""
 CLOCK_MS = 60_000
@@ -96,7 +99,8 @@ class Keeper:
         self._written_position = 0
         self._caught_up = False
         self._judged_at = 0.0
-        self._repeated_at = 0.0
+        self._repeated_at = -REPEAT_S
+        self._to_repeat: list[str] = []
         self.skipped: Counter[str] = Counter()
         """Inputs that the table didn't allow, by reason (protocol 6)."""
 
@@ -119,7 +123,6 @@ class Keeper:
 
     async def run(self) -> None:
         await self._recover()
-        await self._repeat()
         consumer = kafka.consumer(self._settings)
         await consumer.start()
         source = kafka.TopicPartition(events.TOPIC.full_name(self._settings.namespace), self._partition)
@@ -186,20 +189,17 @@ class Keeper:
         )
 
     async def _repeat(self) -> None:
-        """The ends of keys and claims that are still due: the last owner may not have sent them, and a proxy that starts reads only
-        so far back. Tickets go stale, and claims are asked again."""
-        self._repeated_at = time.monotonic()
-        due: list[Command] = []
-        for session in self.table.sessions():
-            if session.phase is Phase.ENDED:
-                continue
-            over = list(session.past_claims)
-            if session.run_claim_id is not None and session.phase is not Phase.RUNNING:
-                over.append(session.run_claim_id)
-            for claim_id in over:
-                due.append(Revoke(session.session_id, claim_id, "ended"))
-                due.append(CloseKey(session.session_id, claim_id))
-        await self._send(due)
+        """Say again what is due: the last owner may not have sent it, and a proxy that starts reads only so far back.
+
+        A few sessions a step: a table of a hundred thousand must not hold up its facts.
+        """
+        if time.monotonic() - self._repeated_at > REPEAT_S:
+            self._repeated_at = time.monotonic()
+            self._to_repeat = [session.session_id for session in self.table.sessions()]
+        some, self._to_repeat = self._to_repeat[-REPEATED:], self._to_repeat[:-REPEATED]
+        await self._send([due for name in some if (session := self.table.session(name)) for due in said_again(session)])
+        if self._to_repeat:
+            self._woken.set()
 
     # --- one step
 
@@ -222,8 +222,7 @@ class Keeper:
         if not batch.is_empty or self._position_due():
             await self._commit(batch)
         await self._send(batch.commands)
-        if time.monotonic() - self._repeated_at > REPEAT_S:
-            await self._repeat()
+        await self._repeat()
         if self.table.wants():
             self._lend_soon.set()
 
@@ -353,7 +352,7 @@ class Keeper:
         topic = stages.topic(command.stage, task.plan.pool)
         await self._producer.send(topic, ticket, key=session.session_id, partition=command.queue_partition)
 
-    async def _control(self, command: Grant | Revoke | CloseKey) -> None:
+    async def _control(self, command: Grant | Revoke | CloseKey | Discard) -> None:
         await self._producer.send(control.TOPIC, command, key=command.session_id)
 
     async def _reject(self, command: RejectTask) -> None:

@@ -87,11 +87,15 @@ class SessionState(msgspec.Struct, frozen=True, tag="session", omit_defaults=Tru
     """Phases in hand, and CLOSING: the granted claim."""
     worker_id: str | None = None
     runtime: dict[str, str] | None = None
-    """What the init worker made, for the other stages to attach to."""
+    """What the init worker made, for the other stages to attach to; None again where its worker removes it."""
+    init_claim_id: str | None = None
+    """The claim that made `runtime`, which bears it as a label."""
     run_claim_id: str | None = None
     """The claim whose calls the trajectory holds; None until a run was granted in this attempt."""
     past_claims: list[str] = []
     """Run claims of earlier attempts: their keys stay closed, and a new owner says so again."""
+    revoked_claims: list[str] = []
+    """Init and evaluate claims that were taken back: until the session has ended, a new owner says so again."""
     log_offset: int | None = None
     """Offset of this attempt's `Open` in `polar.completions`."""
     status: Status | None = None
@@ -111,7 +115,7 @@ class SessionState(msgspec.Struct, frozen=True, tag="session", omit_defaults=Tru
     """Captured for its trajectory, once that is out."""
     trainable_tokens: int = 0
     paused_ms: int = 0
-    """The partition's pauses so far, in all, when this phase began: they don't count against a run's deadline (protocol 18)."""
+    """The partition's pauses so far, in all, when its run began: they don't count against the run's deadline (protocol 18)."""
 
 
 class TaskState(msgspec.Struct, frozen=True, tag="task", omit_defaults=True):
@@ -135,6 +139,8 @@ class TaskState(msgspec.Struct, frozen=True, tag="task", omit_defaults=True):
     """Cancelled before the task was known."""
     closed_at: int | None = None
     """Clock, ms: when `GroupFinished` was out."""
+    cancelled_at: int | None = None
+    """Clock, ms: when the first cancel came of a task that wasn't known; where it never is, this is forgotten."""
     opened_at: int | None = None
     """Clock, ms: when the first of its sessions was opened (protocol 28); None for a submitted task."""
 

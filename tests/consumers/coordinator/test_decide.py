@@ -16,7 +16,7 @@ from polar.types.errors import Kind, SessionError
 from polar.types.session import Accounting, Phase, Stage, Status
 from tests.consumers.coordinator.bench import PLAN, Bench, submitted
 from topics.completions import CloseGroup, Open
-from topics.control import CloseKey, Grant, Revoke
+from topics.control import CloseKey, Discard, Grant, Revoke
 from topics.events import (
     CancelRequested,
     Evaluated,
@@ -173,7 +173,7 @@ def test_a_lost_run_is_the_next_attempt_with_its_key_closed() -> None:
     bench.give(submitted())
     bench.run()
     lost = bench.give(ClaimLost("t.0", "r1"))
-    assert lost.commands == (Revoke("t.0", "r1", "lost"), CloseKey("t.0", "r1"))
+    assert lost.commands == (Revoke("t.0", "r1", "lost"), CloseKey("t.0", "r1"), Discard("t.0", "i1", {"dir": "x"}))
     assert (bench.session().attempt, bench.session().spent, bench.session().phase) == (2, 1, Phase.QUEUED)
     assert bench.session().past_claims == ["r1"]
     bench.give(RunFinished("f", "t.0", 1, "r1", Status.COMPLETED, 0))
@@ -277,3 +277,63 @@ def test_tickets_that_nobody_takes_for_days_cost_no_memory() -> None:
     bench.now = QUEUE_MS
     bench.give(*(DeadlinePassed(s) for s in bench.table.due(bench.now)))
     assert bench.session().phase is Phase.BUILDING
+
+
+DISCARDED = Discard("t.0", "i1", {"dir": "x"})
+
+
+def test_a_runtime_that_nobody_has_in_hand_is_discarded_with_the_session() -> None:
+    bench = Bench()
+    bench.give(submitted())
+    bench.init()
+    assert bench.give(CancelRequested("f", "t")).commands == (DISCARDED,)
+    assert bench.session().runtime is not None, "a new owner says it again until the trajectory is out"
+    bench.give(TrajectoryEmitted("f", "t.0", 1))
+    assert bench.session().runtime is None
+
+
+def test_a_runtime_in_hand_is_discarded_when_its_run_is_dead_or_given_up() -> None:
+    for end in (Stopped("f", "t.0", 1, "r1"), DeadlinePassed("t.0")):
+        bench = Bench()
+        bench.give(submitted())
+        bench.run()
+        stop = bench.give(CancelRequested("f", "t"))
+        assert DISCARDED not in stop.commands
+        bench.now += CLOSING_MS
+        assert bench.give(end).commands == (DISCARDED,)
+
+
+def test_the_runtime_of_an_attempt_that_is_over_is_discarded_and_that_of_a_judged_session_is_its_workers() -> None:
+    bench = Bench()
+    bench.give(submitted())
+    bench.run()
+    back = bench.give(HandedBack("f", "t.0", 1, "r1"))
+    assert back.commands == (CloseKey("t.0", "r1"), DISCARDED)
+    bench.run(attempt=2)
+    bench.give(RunFinished("f", "t.0", 2, "r2", Status.COMPLETED, 0))
+    bench.lend(Stage.EVALUATE)
+    bench.claim(Stage.EVALUATE, "e2", attempt=2)
+    assert bench.give(Evaluated("f", "t.0", 2, "e2", reward=1.0)).commands == ()
+
+
+def test_a_cancelled_evaluation_is_stopped_before_its_runtime_goes_and_its_end_is_said_again() -> None:
+    bench = Bench()
+    bench.give(submitted())
+    bench.evaluate()
+    assert bench.give(CancelRequested("f", "t")).commands == (Revoke("t.0", "e1", "cancelled"), DISCARDED)
+    assert bench.session().revoked_claims == ["e1"]
+
+
+def test_a_runtime_that_was_made_too_late_is_discarded_unless_it_is_the_sessions_own() -> None:
+    bench = Bench()
+    bench.give(submitted())
+    bench.lend(Stage.INIT)
+    bench.claim(Stage.INIT, "slow")
+    bench.give(ClaimLost("t.0", "slow"))
+    assert bench.session().revoked_claims == ["slow"]
+    late = bench.give(InitFinished("f", "t.0", 1, "slow", runtime={"dir": "slow"}))
+    assert late.commands == (Discard("t.0", "slow", {"dir": "slow"}),)
+    bench.init(attempt=2)
+    assert bench.session().init_claim_id == "i2"
+    again = bench.give(InitFinished("f", "t.0", 2, "i2", runtime={"dir": "x"}))
+    assert (again.commands, again.skipped) == ((), "stale_claim")
