@@ -148,7 +148,7 @@ class Coordinator:
             for (stage, pool), count in keeper.wants().items()
         ]
         staged = {
-            pool: sum(keeper.table.staged(pool) for keeper in self._keepers.values())
+            pool: sum(keeper.table.waiting.staged(pool).total() for keeper in self._keepers.values())
             for pool in {w.pool for w in wants}
         }
         room = {pool: self._ledger.run_slots(pool) - count for pool, count in staged.items()}

@@ -9,7 +9,8 @@ import heapq
 from dataclasses import dataclass
 
 from consumers.coordinator.commands import Decision
-from polar.types.session import Phase, SessionState, Stage, TaskState
+from consumers.coordinator.waiting import Place, Waiting
+from polar.types.session import Phase, Plan, SessionState, Stage, TaskState, session_id_of
 from topics.contract import DAY_MS
 
 TICKET_MS = 10_000
@@ -97,9 +98,8 @@ class Table:
         self.partition = partition
         self._tasks: dict[str, TaskState] = {}
         self._sessions: dict[str, SessionState] = {}
-        self._wanting: dict[tuple[Stage, str], dict[str, None]] = {}
+        self.waiting = Waiting()
         self._in_hand: dict[str, dict[str, None]] = {}
-        self._staged: dict[str, set[str]] = {}
         self._deadlines: list[tuple[int, str]] = []
         self._closings: list[tuple[int, str]] = []
 
@@ -125,25 +125,19 @@ class Table:
 
     def wants(self) -> dict[tuple[Stage, str], int]:
         """How many sessions want a slot, by stage and pool."""
-        return {key: len(waiting) for key, waiting in self._wanting.items() if waiting}
+        return {key: self.waiting.sessions(*key).total() for key in self.waiting.queues()}
 
-    def next_waiting(self, stage: Stage, pool: str) -> SessionState | None:
-        """The session that the next slot goes to: first come, first served, which keeps siblings together."""
-        waiting = self._wanting.get((stage, pool))
-        return self._sessions[next(iter(waiting))] if waiting else None
+    def next_waiting(self, stage: Stage, pool: str, priority: int, user: str) -> SessionState | None:
+        """The session that a slot lent for this user at this priority goes to (`Waiting.next`)."""
+        found = self.waiting.next(stage, pool, priority, user)
+        return None if found is None else self._sessions[session_id_of(*found)]
 
     def in_hand(self) -> dict[str, list[SessionState]]:
         """Sessions under a granted claim, by worker id."""
         return {worker: [self._sessions[s] for s in ids] for worker, ids in self._in_hand.items() if ids}
 
     def ready(self) -> list[SessionState]:
-        return [
-            s for ids in self._staged.values() for s in map(self._sessions.__getitem__, ids) if s.phase is Phase.READY
-        ]
-
-    def staged(self, pool: str) -> int:
-        """Sessions between an INIT ticket and a run claim: what `ready_limit` bounds."""
-        return len(self._staged.get(pool, ()))
+        return [s for s in map(self._sessions.__getitem__, self.waiting.staged_sessions()) if s.phase is Phase.READY]
 
     @property
     def awaited(self) -> int:
@@ -202,6 +196,7 @@ class Table:
 
     def index_all(self) -> None:
         """After loading rows in any order (a compacted log may hold a session before its task)."""
+        self.waiting = Waiting()
         for session in self._sessions.values():
             self._unindex(session)
             self._index(session)
@@ -210,14 +205,18 @@ class Table:
         task = self._tasks.get(session.task_id)
         if task is None or task.plan is None:
             return
-        pool = task.plan.pool
         waits_for = WAITING.get(session.phase)
-        if waits_for is not None and session.lent_at is None:
-            self._wanting.setdefault((waits_for.stage, pool), {})[session.session_id] = None
-        if session.phase in HAND and session.worker_id is not None:
+        if waits_for is not None:
+            place = _place(task.plan, waits_for.stage)
+            if session.lent_at is None:
+                self.waiting.add(place, task.task_id, session.sample_index, again=_had_ticket(session))
+            else:
+                self.waiting.take(place, session.session_id)
+        elif session.phase in HAND and session.worker_id is not None:
+            self.waiting.take(_place(task.plan, HAND[session.phase]), session.session_id)
             self._in_hand.setdefault(session.worker_id, {})[session.session_id] = None
         if _is_staged(session):
-            self._staged.setdefault(pool, set()).add(session.session_id)
+            self.waiting.stage(task.plan.pool, task.plan.priority, session.session_id)
         deadline = deadline_of(session, task)
         if deadline is not None:
             heapq.heappush(self._deadlines, (deadline, session.session_id))
@@ -236,17 +235,28 @@ class Table:
         if task is None or task.plan is None:
             return
         waits_for = WAITING.get(session.phase)
-        if waits_for is not None:
-            self._wanting.get((waits_for.stage, task.plan.pool), {}).pop(session.session_id, None)
+        if waits_for is not None and session.lent_at is None:
+            self.waiting.discard(_place(task.plan, waits_for.stage), task.task_id, session.sample_index)
+        self.waiting.let_go(session.session_id)
         if session.worker_id is not None:
             holding = self._in_hand.get(session.worker_id)
             if holding is not None:
                 holding.pop(session.session_id, None)
                 if not holding:
                     del self._in_hand[session.worker_id]
-        self._staged.get(task.plan.pool, set()).discard(session.session_id)
+        self.waiting.unstage(task.plan.pool, session.session_id)
 
 
 def _is_staged(session: SessionState) -> bool:
     ticketed = session.phase is Phase.QUEUED and session.lent_at is not None
     return ticketed or session.phase in (Phase.INIT, Phase.READY)
+
+
+def _place(plan: Plan, stage: Stage) -> Place:
+    return Place(stage, plan.pool, plan.priority, plan.user)
+
+
+def _had_ticket(session: SessionState) -> bool:
+    """Whether this waiting session has been on its way before: its siblings, too, have perhaps begun."""
+    handed_back = session.phase is Phase.QUEUED and session.accounting.init_queued_ms > 0
+    return session.attempt > 1 or session.releases > 0 or handed_back
