@@ -179,6 +179,7 @@ class Cluster:
             store = ["-keystore", str(keystore), "-storetype", "PKCS12", "-storepass", password, "-alias", "node"]
             name = ["-dname", "CN=localhost", "-ext", "san=ip:127.0.0.1,dns:localhost", "-ext", "bc:critical=ca:true"]
             self._keytool("-genkeypair", "-keyalg", "EC", "-validity", "3650", *name, *store)
+            keystore.chmod(0o600)
             self._keytool("-exportcert", "-rfc", "-file", str(self.authority), *store)
         return keystore
 

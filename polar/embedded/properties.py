@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -68,7 +69,8 @@ ssl.truststore.password={password}
 """
 
 _SASL = """\
-sasl.enabled.mechanisms=PLAIN,SCRAM-SHA-256,SCRAM-SHA-512
+sasl.enabled.mechanisms=PLAIN
+listener.name.broker.sasl.enabled.mechanisms=PLAIN,SCRAM-SHA-256,SCRAM-SHA-512
 sasl.mechanism.inter.broker.protocol=PLAIN
 sasl.mechanism.controller.protocol=PLAIN
 listener.name.broker.plain.sasl.jaas.config={plain}
@@ -106,7 +108,7 @@ class Security:
     """Not judged by the authorizer."""
     authorizer: bool = False
     """Whether only super users, and others as far as ACLs allow, may do anything. Needs SASL: names come from it."""
-    node_password: str = field(default="the nodes' own", repr=False)
+    node_password: str = field(default_factory=secrets.token_urlsafe, repr=False)
     keystore: Path | None = None
     """PKCS12 of the nodes' key and certificate; made by the cluster."""
     keystore_password: str = field(default="changeit", repr=False)
