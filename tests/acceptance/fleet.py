@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import msgspec
 import psutil
 
-from polar.embedded import Broker
+from polar.embedded import Broker, Cluster
 from polar.keys import ensure_keys_file
 from polar.scripted.record import Sampled
 from polar.settings import Settings, write_env_file
@@ -49,7 +49,7 @@ class Fleet:
     """Processes by name: `<role>-<n>`, `proxy`, `proxy-<n>`, `engine`. Harnesses ask `proxy`; others join it."""
 
     data: Path
-    broker: Broker
+    kafka: Broker | Cluster
     settings: Settings
     processes: dict[str, asyncio.subprocess.Process] = field(default_factory=dict)
     proxy_url: str = ""
@@ -142,30 +142,41 @@ class Fleet:
         self.processes[name].terminate()
         async with asyncio.timeout(STOP_S):
             code = await self.processes[name].wait()
-        assert code == 0, (name, code)
+        # By the signal itself where it had only just been started.
+        assert code in (0, -signal.SIGTERM), (name, code)
 
     @property
     def brokers(self) -> list[str]:
         """Names that `broker_down` and `broker_up` take."""
-        return ["broker-1"]
+        return [f"broker-{node}" for node in self.kafka.nodes] if isinstance(self.kafka, Cluster) else ["broker-1"]
+
+    @property
+    def broker(self) -> Broker:
+        """The only one."""
+        assert isinstance(self.kafka, Broker), "this Kafka has several"
+        return self.kafka
+
+    def _broker(self, name: str) -> Broker:
+        return self.kafka.broker(int(name.rpartition("-")[2])) if isinstance(self.kafka, Cluster) else self.kafka
 
     async def broker_down(self, name: str, *, clean: bool) -> None:
         """Stopped, or killed with -9."""
-        await asyncio.to_thread(self.broker.stop if clean else self.broker.kill)
+        await asyncio.to_thread(self._broker(name).stop if clean else self._broker(name).kill)
 
     async def broker_up(self, name: str) -> None:
-        await asyncio.to_thread(self.broker.start)
+        """Returns when it serves: most of the others must run, or start at the same time."""
+        await asyncio.to_thread(self._broker(name).start)
 
     def write_env(self) -> None:
         """DATA/polar.env, as `polar up` writes it, so that `--data` finds this system."""
         write_env_file(
             self.data / "polar.env",
             {
-                "POLAR_KAFKA": self.broker.bootstrap,
+                "POLAR_KAFKA": self.kafka.bootstrap,
                 "POLAR_NAMESPACE": self.settings.namespace,
                 "POLAR_PROXY_URL": self.proxy_url,
-                "POLAR_REPLICATION": "1",
-                "POLAR_MIN_INSYNC": "1",
+                "POLAR_REPLICATION": str(self.settings.replication),
+                "POLAR_MIN_INSYNC": str(self.settings.min_insync),
             },
         )
 
@@ -200,7 +211,7 @@ class Fleet:
 
     async def _read(self, topic: str, decode: Any) -> list[Any]:
         found: list[Any] = []
-        for partition in range(completions.TOPIC.embedded_partitions):
+        for partition in range(completions.TOPIC.partition_count(isinstance(self.kafka, Broker))):
             found += [decode(record.value) async for record in read_back(self.settings, topic, partition)]
         return found
 
@@ -252,21 +263,23 @@ class Fleet:
             except TimeoutError:
                 process.kill()
                 await process.wait()
-        await asyncio.to_thread(self.broker.stop)
+        await asyncio.to_thread(self.kafka.stop)
 
 
 @asynccontextmanager
 async def fleet(data: Path, names: Sequence[str], *engine_options: str, brokers: int = 1) -> AsyncIterator[Fleet]:
-    """A system with these workers, started in order; all of it is stopped at the end."""
+    """A system with these workers, started in order, on one broker or several; all of it is stopped at the end."""
     data.mkdir(exist_ok=True)
     (data / "answers").mkdir()
     ensure_keys_file(data / "keys.json")
-    broker = Broker(data, announce=print)
-    await asyncio.to_thread(broker.start)
-    settings = Settings(kafka=broker.bootstrap, data=data, namespace="polar", replication=1, min_insync=1)
-    made = Fleet(data, broker, settings)
+    kafka = Broker(data, announce=print) if brokers == 1 else Cluster(data, brokers, announce=print)
+    await asyncio.to_thread(kafka.start)
+    copies, in_sync = (1, 1) if brokers == 1 else (3, 2)
+    settings = Settings(kafka=kafka.bootstrap, data=data, namespace="polar", replication=copies, min_insync=in_sync)
+    made = Fleet(data, kafka, settings)
     try:
-        await admin.apply(settings, [*catalogue.FIXED, *catalogue.of_pool(catalogue.DEFAULT_POOL)], embedded=True)
+        topics = [*catalogue.FIXED, *catalogue.of_pool(catalogue.DEFAULT_POOL)]
+        await admin.apply(settings, topics, embedded=brokers == 1, reach_s=READY_S)
         made.write_env()
         await made.start_engine(*engine_options)
         await made.start_proxy()
