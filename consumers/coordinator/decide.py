@@ -17,27 +17,23 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from consumers.coordinator import opened
+from consumers.coordinator import groups, opened
 from consumers.coordinator.claims import claimed, lent
 from consumers.coordinator.commands import (
-    NOTHING,
     ClaimLost,
     DeadlinePassed,
     Decision,
     Input,
     PoolDark,
-    RejectTask,
     SlotLent,
     TaskForgotten,
 )
 from consumers.coordinator.endings import (
     attempt_failed,
     build,
-    close,
     discard,
     evaluation_failed,
     evaluation_lost,
-    first_rows,
     next_attempt,
     stop,
     taken_back,
@@ -45,8 +41,8 @@ from consumers.coordinator.endings import (
 )
 from consumers.coordinator.state import HAND, WAITING, Table, is_due, is_ticket_stale
 from polar.types.errors import Kind, SessionError
-from polar.types.session import Phase, SessionState, Status, TaskState
-from topics.completions import Build, CloseGroup
+from polar.types.session import Phase, SessionState, Status
+from topics.completions import Build
 from topics.control import CloseKey, Discard
 from topics.events import (
     CancelRequested,
@@ -71,9 +67,9 @@ def decide(table: Table, given: Input, now: int) -> Decision:
     """What follows from one input at clock `now` (ms). Doesn't touch the table."""
     match given:
         case TaskSubmitted():
-            return _submitted(table, given, now)
+            return groups.submitted(table, given, now)
         case CancelRequested():
-            return _cancel(table, given, now)
+            return groups.cancel_requested(table, given, now)
         case SessionOpenRequested():
             return opened.open_requested(table, given, now)
         case SessionOpenWithdrawn():
@@ -81,9 +77,9 @@ def decide(table: Table, given: Input, now: int) -> Decision:
         case SessionCloseRequested():
             return opened.close_requested(table, given, now)
         case GroupEmitted():
-            return _group_emitted(table, given, now)
+            return groups.group_emitted(table, given, now)
         case TaskForgotten():
-            return _forgotten(table, given)
+            return groups.forgotten(table, given)
         case SlotLent():
             session = table.next_waiting(given.stage, given.pool, given.priority, given.user)
         case _:
@@ -99,78 +95,6 @@ def decide(table: Table, given: Input, now: int) -> Decision:
     if handler is None:
         return Decision(skipped=f"{type(given).__name__}_in_{session.phase.value}")
     return handler(table, session, given, now)
-
-
-# --- tasks ---------------------------------------------------------------------------------------------------------------------
-
-
-def _submitted(table: Table, fact: TaskSubmitted, now: int) -> Decision:
-    known = table.task(fact.task_id)
-    if known is not None and known.body_hash is not None:
-        if known.body_hash == fact.body_hash:
-            return Decision(skipped="duplicate_task")
-        return Decision(
-            commands=(RejectTask(fact, "this task_id is already used with another body; choose another id"),)
-        )
-    early = known or TaskState(fact.task_id)
-    task = replace(
-        early,
-        num_samples=fact.num_samples,
-        body_hash=fact.body_hash,
-        body=fact.body,
-        body_ref=fact.body_ref,
-        plan=fact.plan,
-    )
-    begun = first_rows(task, Phase.QUEUED, now)
-    return Decision(tasks=(task,), sessions=begun.sessions, records=begun.records)
-
-
-def _cancel(table: Table, fact: CancelRequested, now: int) -> Decision:
-    task = table.task(fact.task_id) or TaskState(fact.task_id)
-    if fact.session_id is None:
-        if task.cancelled:
-            return Decision(skipped="already_cancelled")
-        task = replace(task, cancelled=True)
-        sessions = table.sessions_of(fact.task_id)
-    elif task.body_hash is None:
-        task = replace(task, cancelled_sessions=[*task.cancelled_sessions, fact.session_id])
-        sessions = []
-    else:
-        found = table.session(fact.session_id)
-        if found is None:
-            return Decision(skipped="unknown_session")
-        sessions = [found]
-    decided = [_cancel_session(table, session, now) for session in sessions]
-    return Decision(
-        tasks=(task,),
-        sessions=tuple(s for d in decided for s in d.sessions),
-        records=tuple(r for d in decided for r in d.records),
-        commands=tuple(c for d in decided for c in d.commands),
-    )
-
-
-def _cancel_session(table: Table, session: SessionState, now: int) -> Decision:
-    match session.phase:
-        case Phase.CLOSING | Phase.BUILDING | Phase.ENDED:
-            return NOTHING
-        case Phase.RUNNING:
-            return close(session, now, Status.CANCELLED, None, reason="cancelled")
-        case _:
-            over = stop(session, "cancelled") if session.phase in HAND else ()
-            built = build(table.task_of(session), replace(taken_back(session), status=Status.CANCELLED), now)
-            return Decision(sessions=built.sessions, records=built.records, commands=(*over, *built.commands))
-
-
-def _group_emitted(table: Table, fact: GroupEmitted, now: int) -> Decision:
-    task = table.task(fact.task_id)
-    if task is None or task.closed_at is not None:
-        return Decision(skipped="unknown_or_closed_group")
-    return Decision(tasks=(replace(task, closed_at=now),))
-
-
-def _forgotten(table: Table, given: TaskForgotten) -> Decision:
-    sessions = [f"session:{session.session_id}" for session in table.sessions_of(given.task_id)]
-    return Decision(forgotten=(*sessions, f"task:{given.task_id}"))
 
 
 # --- what workers report -------------------------------------------------------------------------------------------------------
@@ -286,42 +210,6 @@ def _closed(table: Table, session: SessionState, given: DeadlinePassed, now: int
     return build(table.task_of(session), session, now)
 
 
-def _emitted(table: Table, session: SessionState, fact: TrajectoryEmitted, now: int) -> Decision:
-    task = table.task_of(session)
-    ended = replace(
-        session,
-        phase=Phase.ENDED,
-        since=now,
-        runtime=None,
-        revoked_claims=[],
-        calls=fact.calls,
-        trainable_tokens=fact.trainable_tokens,
-    )
-    if fact.status is not None:
-        # What trainers read is what counts, also where the build failed.
-        ended = replace(ended, status=fact.status, error=fact.error, reward=fact.reward)
-    task = replace(task, ended=task.ended + 1)
-    if task.ended < task.num_samples:
-        return Decision(tasks=(task,), sessions=(ended,))
-    group = sorted(
-        [*(s for s in table.sessions_of(task.task_id) if s.session_id != ended.session_id), ended], key=_index
-    )
-    assert task.plan is not None, "a session's task is known"
-    close = CloseGroup(
-        task.task_id,
-        task.num_samples,
-        rewards=[session.reward for session in group],
-        statuses=[session.status or Status.FAILED for session in group],
-        output=task.plan.output,
-        callback_url=task.plan.callback_url,
-    )
-    return Decision(tasks=(task,), sessions=(ended,), records=(close,))
-
-
-def _index(session: SessionState) -> int:
-    return session.sample_index
-
-
 def _build_again(table: Table, session: SessionState, given: DeadlinePassed, now: int) -> Decision:
     """Without an `Open`: the trajectory may be out, its fact still unread, and an `Open` would have the builder make another."""
     again = build(table.task_of(session), session, now)
@@ -351,15 +239,15 @@ TRANSITIONS: dict[tuple[Phase, type[Any]], Handler] = {
     (Phase.EVALUATING, DeadlinePassed): _overran,
     (Phase.CLOSING, Stopped): _stopped,
     (Phase.CLOSING, DeadlinePassed): _closed,
-    (Phase.BUILDING, TrajectoryEmitted): _emitted,
+    (Phase.BUILDING, TrajectoryEmitted): groups.emitted,
     (Phase.BUILDING, DeadlinePassed): _build_again,
 }
-"""Claims and cancels are honoured in every phase: see `claimed` and `_cancel_session`."""
+"""Claims and cancels are honoured in every phase: see `claimed` and `groups`."""
 OPENED: dict[tuple[Phase, type[Any]], Handler] = {
     (Phase.UNOPENED, DeadlinePassed): opened.never_opened,
     (Phase.RUNNING, DeadlinePassed): opened.expired,
     (Phase.CLOSING, DeadlinePassed): _closed,
-    (Phase.BUILDING, TrajectoryEmitted): _emitted,
+    (Phase.BUILDING, TrajectoryEmitted): groups.emitted,
     (Phase.BUILDING, DeadlinePassed): _build_again,
 }
 """The same for sessions of opened tasks; what is asked about them is answered in every phase, by `opened`."""

@@ -1,0 +1,142 @@
+"""What concerns a task as a whole: how it begins, is cancelled, has enough, ends and is forgotten. Pure, as `decide` is.
+
+What a cancel makes of a session is the same whoever asks: people, or `early_stop`, once the group has as many usable trajectories as
+its task wants. What is being built by then is kept as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from msgspec.structs import replace
+
+from consumers.coordinator.commands import NOTHING, Decision, RejectTask, TaskForgotten
+from consumers.coordinator.endings import build, close, first_rows, stop, taken_back
+from consumers.coordinator.state import HAND, Table
+from polar.types.errors import Kind, SessionError
+from polar.types.session import Phase, SessionState, Status, TaskState
+from topics.completions import CloseGroup
+from topics.events import CancelRequested, GroupEmitted, TaskSubmitted, TrajectoryEmitted
+
+
+def submitted(table: Table, fact: TaskSubmitted, now: int) -> Decision:
+    """A new task, with all its sessions; the same one again changes nothing."""
+    known = table.task(fact.task_id)
+    if known is not None and known.body_hash is not None:
+        if known.body_hash == fact.body_hash:
+            return Decision(skipped="duplicate_task")
+        return Decision(
+            commands=(RejectTask(fact, "this task_id is already used with another body; choose another id"),)
+        )
+    early = known or TaskState(fact.task_id)
+    task = replace(
+        early,
+        num_samples=fact.num_samples,
+        body_hash=fact.body_hash,
+        body=fact.body,
+        body_ref=fact.body_ref,
+        plan=fact.plan,
+    )
+    begun = first_rows(task, Phase.QUEUED, now)
+    return Decision(tasks=(task,), sessions=begun.sessions, records=begun.records)
+
+
+def cancel_requested(table: Table, fact: CancelRequested, now: int) -> Decision:
+    """A task's end, or one session's; remembered where the task isn't known yet (protocol 27)."""
+    task = table.task(fact.task_id) or TaskState(fact.task_id)
+    if fact.session_id is None:
+        if task.cancelled:
+            return Decision(skipped="already_cancelled")
+        task = replace(task, cancelled=True)
+        sessions = table.sessions_of(fact.task_id)
+    elif task.body_hash is None:
+        task = replace(task, cancelled_sessions=[*task.cancelled_sessions, fact.session_id])
+        sessions = []
+    else:
+        found = table.session(fact.session_id)
+        if found is None:
+            return Decision(skipped="unknown_session")
+        sessions = [found]
+    return _together(task, [_cancelled(table, session, now, session.error) for session in sessions])
+
+
+def emitted(table: Table, session: SessionState, fact: TrajectoryEmitted, now: int) -> Decision:
+    """A session's trajectory is out. With the last of its group the group is closed; with enough usable ones the others are cancelled."""
+    ended = replace(
+        session,
+        phase=Phase.ENDED,
+        since=now,
+        runtime=None,
+        revoked_claims=[],
+        calls=fact.calls,
+        trainable_tokens=fact.trainable_tokens,
+    )
+    if fact.status is not None:
+        # What trainers read is what counts, also where the build failed.
+        ended = replace(ended, status=fact.status, error=fact.error, reward=fact.reward)
+    is_usable = ended.trainable_tokens > 0 and ended.reward is not None
+    before = table.task_of(session)
+    task = replace(before, ended=before.ended + 1, usable=before.usable + is_usable)
+    assert task.plan is not None, "a session's task is known"
+    if task.ended == task.num_samples:
+        return Decision(tasks=(task,), sessions=(ended,), records=(_close_group(table, task, ended),))
+    is_enough = is_usable and task.usable == task.plan.usable
+    others = (other for other in table.sessions_of(task.task_id) if other.session_id != ended.session_id)
+    stopped = [_cancelled(table, other, now, _early_stop(task, other)) for other in others] if is_enough else []
+    return _together(task, [*stopped, Decision(sessions=(ended,))])
+
+
+def group_emitted(table: Table, fact: GroupEmitted, now: int) -> Decision:
+    """`GroupFinished` is out."""
+    task = table.task(fact.task_id)
+    if task is None or task.closed_at is not None:
+        return Decision(skipped="unknown_or_closed_group")
+    return Decision(tasks=(replace(task, closed_at=now),))
+
+
+def forgotten(table: Table, given: TaskForgotten) -> Decision:
+    """Tombstones for all rows."""
+    sessions = [f"session:{session.session_id}" for session in table.sessions_of(given.task_id)]
+    return Decision(forgotten=(*sessions, f"task:{given.task_id}"))
+
+
+def _cancelled(table: Table, session: SessionState, now: int, error: SessionError | None) -> Decision:
+    match session.phase:
+        case Phase.CLOSING | Phase.BUILDING | Phase.ENDED:
+            return NOTHING
+        case Phase.RUNNING:
+            return close(session, now, Status.CANCELLED, error, reason="cancelled")
+        case _:
+            over = stop(session, "cancelled") if session.phase in HAND else ()
+            ended = replace(taken_back(session), status=Status.CANCELLED, error=error)
+            built = build(table.task_of(session), ended, now)
+            return Decision(sessions=built.sessions, records=built.records, commands=(*over, *built.commands))
+
+
+def _early_stop(task: TaskState, session: SessionState) -> SessionError:
+    stage = HAND[session.phase].value if session.phase in HAND else "queue"
+    message = f"{task.usable} usable trajectories of its group are out, as many as its task wants (early_stop.usable)"
+    return SessionError(stage, Kind.BUDGET, "early_stop", message)
+
+
+def _close_group(table: Table, task: TaskState, last: SessionState) -> CloseGroup:
+    group = [last if s.session_id == last.session_id else s for s in table.sessions_of(task.task_id)]
+    assert task.plan is not None, "a session's task is known"
+    return CloseGroup(
+        task.task_id,
+        task.num_samples,
+        rewards=[session.reward for session in group],
+        statuses=[session.status or Status.FAILED for session in group],
+        output=task.plan.output,
+        callback_url=task.plan.callback_url,
+    )
+
+
+def _together(task: TaskState, decided: Iterable[Decision]) -> Decision:
+    decided = list(decided)
+    return Decision(
+        tasks=(task,),
+        sessions=tuple(s for d in decided for s in d.sessions),
+        records=tuple(r for d in decided for r in d.records),
+        commands=tuple(c for d in decided for c in d.commands),
+    )
