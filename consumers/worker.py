@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -22,6 +23,7 @@ from consumers.claims import Claim, Claims, Ending, Work
 from consumers.discarding import Discards
 from consumers.evaluate import Evaluate
 from consumers.init import Init
+from consumers.metrics import Metrics
 from consumers.reaping import Reaper
 from consumers.run import Run, require
 from consumers.site import Site
@@ -60,6 +62,7 @@ async def run_worker(
     stop: asyncio.Event,
     grace_s: float = 0.0,
     hurry: asyncio.Event | None = None,
+    metrics: Metrics | None = None,
 ) -> None:
     """Work on `stages` of `pool` until `stop` or a `Drain`. `concurrency` is sessions at once, of each stage.
 
@@ -70,7 +73,9 @@ async def run_worker(
         require(settings)
     # Before the first heartbeat: a coordinator that knows the worker may write to its queues at once.
     await admin.apply(settings, catalogue.of_pool(pool), embedded=settings.replication == 1, reach_s=KAFKA_S)
-    await _Worker(settings, stages, pool, concurrency).run(_Notice(stop, grace_s, hurry or asyncio.Event()))
+    worker = _Worker(settings, stages, pool, concurrency)
+    worker.tell(metrics or Metrics())
+    await worker.run(_Notice(stop, grace_s, hurry or asyncio.Event()))
 
 
 @dataclass(frozen=True)
@@ -116,6 +121,36 @@ class _Worker:
             )
             for stage in stages
         ]
+
+    def tell(self, metrics: Metrics) -> None:
+        """Say where this worker's figures are."""
+        of_queue, claims = ("pool", "stage"), self._claims
+        metrics.heart("stages", self._heart)
+        metrics.gauge(
+            "polar_worker_slots",
+            "Sessions that this worker takes at once",
+            of_queue,
+            self._by_queue(lambda queue: queue.slots),
+        )
+        metrics.gauge(
+            "polar_worker_slots_free", "Slots with nothing in hand", of_queue, self._by_queue(lambda queue: queue.free)
+        )
+        metrics.counter("polar_tickets", "Tickets taken", of_queue, self._by_queue(lambda queue: queue.taken))
+        metrics.counter("polar_claims_granted", "Claims granted", ("stage",), lambda: claims.granted)
+        metrics.counter(
+            "polar_claims_ended", "Claims that left the hand, by how", ("stage", "how"), lambda: claims.ended
+        )
+        metrics.counter(
+            "polar_runtimes_removed",
+            "Runtimes removed that no claim in hand had a use for",
+            ("why",),
+            lambda: {"discarded": self._discards.removed, "reaped": self._reaper.removed},
+        )
+        passed_over = [each.skipped for each in (self._control, self._fleet)] + [each.skipped for each in self._queues]
+        metrics.skipped("stages", lambda: sum(passed_over, Counter()))
+
+    def _by_queue(self, figure: Callable[[TicketQueue], int]) -> Callable[[], dict[tuple[str, str], float]]:
+        return lambda: {(queue.pool, queue.stage.value): figure(queue) for queue in self._queues}
 
     async def run(self, notice: _Notice) -> None:
         """Until told to leave, or until a part of it fails: then the worker stops as a whole, and raises what that part did."""
@@ -196,7 +231,7 @@ class _Worker:
                 self._drained.set()
 
     def _on_fleet(self, record: FleetRecord, _: kafka.Record) -> None:
-        if isinstance(record, FleetState):
+        if isinstance(record, FleetState) and record.generation >= self._site.fleet.generation:
             self._site.fleet = record
 
     def _changed(self) -> None:

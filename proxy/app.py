@@ -92,7 +92,7 @@ class Proxy:
         self._engines = engines
         self._bindings = calls, controls
         self._metrics = Metrics()
-        self._fleet = Fleet()
+        self._fleet = Fleet(lambda: self._heart.changed())
         self._producer = LogProducer(settings)
         self._capture = Capture(self._producer, self._metrics)
         self._worker_id = new_worker_id("proxy")
@@ -121,6 +121,7 @@ class Proxy:
         self._doors: list[socket.socket] = []
         self._metrics.watch_engines(engines)
         self._metrics.watch("polar_proxy_claims", "Claims remembered", lambda: len(self._claims))
+        self._metrics.watch("polar_proxy_paused", "Whether the fleet is paused", lambda: self._fleet.paused)
         self._metrics.watch("polar_proxy_live", "Live proxies", lambda: len(self._ownership.peers))
         self._serving = False
         self._leaving = asyncio.Event()
@@ -194,15 +195,13 @@ class Proxy:
         )
 
     def obstacle(self) -> str | None:
-        """Why calls aren't served now; None when they are."""
+        """Why calls aren't served now; None when they are. A pause is no obstacle: calls are taken in, and wait."""
         if not self._serving:
             return "stopping" if self._front.draining else "starting"
         if not self._heart.connected:
             return "Kafka doesn't acknowledge heartbeats; calls wait"
         if not self._ownership.lives:
             return "the other proxies don't count this one in; does another advertise its address?"
-        if self._fleet.paused:
-            return "the fleet is paused; calls wait"
         return None
 
     async def _first_heartbeat(self) -> None:
@@ -257,12 +256,11 @@ class Proxy:
             address=self._address,
             fleet_generation=self._fleet.generation,
             leaving=self._front.draining,
+            calls=self._fleet.calls,
         )
 
     def _on_fleet(self, record: fleet_topic.FleetRecord, _: object) -> None:
         self._fleet.apply(record)
-        # `pause` counts the generations that heartbeats echo.
-        self._heart.changed()
 
     def _on_control(self, record: Control, _: object) -> None:
         self._openings.on_control(record)

@@ -1,4 +1,7 @@
-"""How large a request may be, whoever sends it: its head, and the values of its body. The bytes of a body are `front`'s to bound."""
+"""How large a request may be, whoever sends it: its head, and the values of its body; and how long a call takes at most.
+
+The bytes of a body are `front`'s to bound, each of a call's waits its owner's.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,8 @@ VALUES = 1_000_000
 """Of a body, counted by the marks before them: to read so many takes 3 s, in which nothing else happens, and a lease ends after 6 s. Text
 has fewer marks than tokens, and no model's context holds so many."""
 MARKS = (b",", b"{", b"[")
+CALL_S = 3_300.0
+"""The longest call: held by pauses for 1,800 s, 600 s for its turn then, the engine's 600 s, 120 s each for room and acknowledgement."""
 
 
 def require_head(request: web.Request) -> None:

@@ -1,5 +1,7 @@
 """One call's way: wait for the fleet and for room, ask the engine, capture; what comes out may be answered.
 
+A pause of the fleet is no part of it: what a pause ends at the engine is asked anew after it, and the harness only waits.
+
 It runs as a task of its own, so that the harness's connection and the call's life are two things: a harness that hangs up, or a key that
 is closed, ends the call with a reason, and what must be said of it on the log is said.
 """
@@ -16,7 +18,7 @@ from proxy.capture import ACK_S, RETRY_AFTER_S, Asked, Capture
 from proxy.chat import Answer
 from proxy.engines.pool import Engines
 from proxy.errors import EngineFault, Refusal, Refused, refusal_of
-from proxy.fleet import Fleet
+from proxy.fleet import HELD_S, Fleet, Halted
 from proxy.metrics import Metrics
 from proxy.session.claims import Ending, closed
 from topics.producer import LogProducer, RecordTooLarge, Unacknowledged
@@ -88,8 +90,7 @@ class Pipeline:
         """The call is on the log, and its harness went away before it had the answer."""
         self._capture.disown(call.asked, DISOWNED["hung_up"])
 
-    async def _ready(self, size: int) -> None:
-        await self._fleet.runs()
+    async def _roomy(self, size: int) -> None:
         if self._producer.has_room(size):
             return
         try:
@@ -103,11 +104,7 @@ class Pipeline:
         """The engine's answer and the policy version that sampled it, None where it can't be told."""
         asked = call.asked
         try:
-            await self._ready(size)
-            weights = self._fleet.weights
-            began = time.perf_counter()
-            engine = self.engines.for_model(asked.request.model)
-            answer = await engine.complete(asked.request, asked.claim.key.session_id)
+            return await self._sampled(asked, size)
         except EngineFault as fault:
             log.warning(
                 "call failed", action="call_failed", call_id=asked.call_id, code=fault.code, status=fault.status
@@ -117,10 +114,26 @@ class Pipeline:
         except asyncio.CancelledError:
             self._unanswered(call, CallOutcome.ABANDONED, ENDINGS[call.ended or "stopped"])
             raise
-        self._metrics.engine_s.observe(time.perf_counter() - began)
-        if answer.policy_version is not None:
-            return answer, answer.policy_version
-        return answer, weights[0] if self._fleet.weights == weights else None
+
+    async def _sampled(self, asked: Asked, size: int) -> tuple[Answer, int | None]:
+        """The same, of the first try that no pause ended."""
+        engine = self.engines.for_model(asked.request.model)
+        held_until = asyncio.get_running_loop().time() + HELD_S
+        was_held = False
+        while True:
+            was_held |= await self._fleet.runs(held_until)
+            await self._roomy(size)
+            under_way = self._fleet.call(engine.name)
+            began = time.perf_counter()
+            try:
+                answer = await engine.complete(
+                    asked.request, asked.claim.key.session_id, under_way=under_way, patiently=was_held
+                )
+            except Halted:
+                was_held = True
+                continue
+            self._metrics.engine_s.observe(time.perf_counter() - began)
+            return answer, under_way.version if answer.policy_version is None else answer.policy_version
 
     async def _captured(self, call: Call, answer: Answer, policy_version: int | None) -> None:
         try:

@@ -1,28 +1,53 @@
 """What the trainer says of the fleet: paused or running, and which weights are served.
 
-While the fleet is paused new calls wait; those under way go on, and end with no version if the version changed under them.
+Invariant: in a pause no call begins at an engine. Those under way go on, or are ended there and asked anew after it, as the pause says;
+`calls` counts them, so that a pause knows when the fleet is still. A call's policy version is told only where the weights can't have
+changed under it: nothing was published for its engine meanwhile, and no pause ended.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from types import TracebackType
+from typing import NamedTuple, Self
 
 from proxy.errors import Refusal, Refused
 from topics.fleet import FleetRecord, FleetState, PolicyVersion
 
-PAUSE_WAIT_S = 120.0
-"""How long a call waits for the fleet to run: what it waits for Kafka, too."""
+HELD_S = 1_800.0
+"""How long after it came a call may still be held. Streams bear that, by their keep-alives; what other requests do, docs/fleet.md tells."""
 RETRY_AFTER_S = 10
+
+
+class Halted(Exception):  # noqa: N818 - named for what happened
+    """A pause keeps the call from its engine, or has ended it there: it is to be asked when the fleet runs again."""
+
+
+class Weights(NamedTuple):
+    """What a call is sampled with, for comparing."""
+
+    version: int | None
+    publication: int
+    """Which one told the version."""
+    resumes: int
+    """Pauses that have ended: each may have changed the weights."""
 
 
 class Fleet:
     """The state that `polar.fleet` tells."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_change: Callable[[], None]) -> None:
+        """`on_change` is called when the heartbeat has news: another generation, or the last call under way in a pause has ended."""
+        self._on_change = on_change
         self._state = FleetState(generation=0)
-        self._policy: int | None = None
         self._running = asyncio.Event()
         self._running.set()
+        self._resumes = 0
+        self._publications = 0
+        self._policies: dict[str | None, tuple[int | None, int]] = {}
+        """(version, publication) by engine; None: of those not named."""
+        self._under_way: set[UnderWay] = set()
 
     @property
     def generation(self) -> int:
@@ -35,30 +60,100 @@ class Fleet:
         return self._state.paused
 
     @property
-    def weights(self) -> tuple[int | None, int]:
-        """(policy version, generation): a call sampled from one version only if this was the same before it and after."""
-        return self._policy, self._state.generation
+    def calls(self) -> int:
+        """Under way at engines."""
+        return len(self._under_way)
+
+    def weights(self, engine: str) -> Weights:
+        """What a call that begins now at an engine is sampled with."""
+        version, publication = self._policies.get(engine) or self._policies.get(None) or (None, 0)
+        return Weights(version, publication, self._resumes)
 
     def apply(self, record: FleetRecord) -> None:
         """Takes in a record of `polar.fleet`."""
         match record:
-            case FleetState():
-                self._state = record
-                if record.paused:
-                    self._running.clear()
-                else:
-                    self._running.set()
+            case FleetState() if record.generation >= self._state.generation:
+                self._become(record)
             case PolicyVersion():
-                self._policy = record.version
+                self._publications += 1
+                if record.engine is None:
+                    self._policies = {}
+                self._policies[record.engine] = record.version, self._publications
+        self._on_change()
 
-    async def runs(self) -> None:
-        """Returns when the fleet runs. Raises Refused after 120 s."""
+    async def runs(self, until: float) -> bool:
+        """Returns when the fleet runs: whether it didn't. Raises Refused once the loop's clock says `until`."""
         if self._running.is_set():
-            return
+            return False
         try:
-            async with asyncio.timeout(PAUSE_WAIT_S):
+            async with asyncio.timeout_at(until):
                 await self._running.wait()
         except TimeoutError:
             raise Refused(
                 Refusal.OVERLOADED, "the model is paused for an update; try again", retry_after_s=RETRY_AFTER_S
             ) from None
+        return True
+
+    def call(self, engine: str) -> UnderWay:
+        """One try of a call at an engine."""
+        return UnderWay(self, engine)
+
+    def began(self, call: UnderWay) -> None:
+        """A call is at its engine from now on. Raises Halted while the fleet is paused."""
+        if self.paused:
+            raise Halted
+        self._under_way.add(call)
+
+    def ended(self, call: UnderWay) -> None:
+        """It is no more."""
+        self._under_way.discard(call)
+        if self.paused and not self._under_way:
+            self._on_change()
+
+    def _become(self, state: FleetState) -> None:
+        before, self._state = self._state, state
+        # Of generations that weren't seen one may have ended a pause.
+        if (before.paused and not state.paused) or state.generation > before.generation + 1:
+            self._resumes += 1
+        if not state.paused:
+            self._running.set()
+            return
+        self._running.clear()
+        if state.in_flight == "abort":
+            for call in self._under_way:
+                call.halt()
+
+
+class UnderWay:
+    """`async with` it a call is at its engine. Raises Halted, at the begin while the fleet is paused, else where a pause ends the call."""
+
+    def __init__(self, fleet: Fleet, engine: str) -> None:
+        self._fleet = fleet
+        self._engine = engine
+        self._scope = asyncio.timeout(None)
+        self._halted = False
+        self.version: int | None = None
+        """Afterwards: the policy version that sampled it, None where that can't be told."""
+
+    def halt(self) -> None:
+        """End it soon."""
+        if not self._halted:
+            self._halted = True
+            self._scope.reschedule(asyncio.get_running_loop().time())
+
+    async def __aenter__(self) -> Self:
+        self._fleet.began(self)
+        self._weights = self._fleet.weights(self._engine)
+        await self._scope.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._fleet.ended(self)
+        if self._fleet.weights(self._engine) == self._weights:
+            self.version = self._weights.version
+        try:
+            await self._scope.__aexit__(kind, error, trace)
+        except TimeoutError:
+            raise Halted from None

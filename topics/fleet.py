@@ -1,4 +1,4 @@
-"""`polar.fleet`: whether the fleet runs, and which weights it serves. Compacted; keys `state` and `policy`.
+"""`polar.fleet`: whether the fleet runs, and which weights it serves. Compacted; keys `state`, `policy` and `policy:<engine>`.
 
 Written by trainers and the control API; read from its beginning by proxies, stage workers, the coordinator and analytics.
 """
@@ -21,22 +21,35 @@ class FleetState(msgspec.Struct, frozen=True, tag="fleet_state", omit_defaults=T
     """What becomes of calls under way at a pause: `finish`, or `abort`: they are ended at the engine and asked anew after it."""
     draining: bool = False
     """No session is given a slot any more; those in hand go on."""
+    by: str = ""
+    """Who said so: an id of each hand on the fleet, its host's name in it."""
 
 
 class PolicyVersion(msgspec.Struct, frozen=True, tag="policy_version", omit_defaults=True):
-    """Key `policy`: the integer that the trainer gives the weights now served."""
+    """Key `policy`, or `policy:<engine>`: the integer that the trainer gives the weights now served."""
 
-    version: int
+    version: int | None
+    """None: nobody can say, since an update broke off."""
     engine: str | None = None
+    """By its name in the proxies' settings; None: all engines, whatever was said of one before."""
 
 
 FleetRecord = FleetState | PolicyVersion
+
+
+def key_of(record: FleetRecord) -> str:
+    """The key under which a record is written."""
+    if isinstance(record, FleetState):
+        return "state"
+    return "policy" if record.engine is None else f"policy:{record.engine}"
+
+
 RECORDS = (FleetState, PolicyVersion)
 CODEC: Codec[FleetRecord] = Codec(*RECORDS)
 TOPIC = Topic(
     name="fleet",
     records=RECORDS,
-    key="state, policy",
+    key="state, policy, policy:<engine>",
     writers="trainers, control API",
     readers="proxies, stage workers, coordinator, analytics",
     retention_ms=None,

@@ -43,8 +43,8 @@ remote_plugin = false
 shell_snapshot = false
 """
 """Nothing but model calls leaves the machine: no catalogs of plug-ins and apps, no measurements, no look for a newer version."""
-PATIENCE_MS = 1_000_000
-"""For an event of an answer; keep-alives are none to it. The proxy's longest call is the engine's 600 s and three waits of 120 s."""
+PATIENCE_MS = 3_300_000
+"""For an event of an answer; keep-alives are none to it. As long as the proxy's longest call: pauses may hold it for half an hour."""
 
 
 class Settings(msgspec.Struct, frozen=True):

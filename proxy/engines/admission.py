@@ -12,6 +12,8 @@ QUEUED = 1024
 """Calls that wait at most; harnesses hold still for the answer, so they are the sessions that one proxy can serve."""
 WAIT_S = 60.0
 """For one call's turn, its stream's keep-alives flowing."""
+PATIENT_S = 600.0
+"""For one that a pause of the fleet has held, with all the others that come at its end."""
 RETRY_AFTER_S = 5
 
 
@@ -25,9 +27,9 @@ class Admission:
         self.waiting = 0
 
     @asynccontextmanager
-    async def turn(self) -> AsyncIterator[None]:
-        """Waits for a turn and holds it. Raises EngineFault `busy` where too many wait already, or it takes too long."""
-        await self._admitted()
+    async def turn(self, *, patiently: bool = False) -> AsyncIterator[None]:
+        """Waits for a turn and holds it. Raises EngineFault `busy` where it takes too long, or, but for a patient one, too many wait."""
+        await self._admitted(patiently=patiently)
         self.under_way += 1
         try:
             yield
@@ -35,18 +37,19 @@ class Admission:
             self.under_way -= 1
             self._free.release()
 
-    async def _admitted(self) -> None:
+    async def _admitted(self, *, patiently: bool) -> None:
         if not self._free.locked():
             await self._free.acquire()
             return
-        if self.waiting >= QUEUED:
+        wait_s = PATIENT_S if patiently else WAIT_S
+        if self.waiting >= QUEUED and not patiently:
             raise self._busy(f"{self.waiting} wait")
         self.waiting += 1
         try:
-            async with asyncio.timeout(WAIT_S):
+            async with asyncio.timeout(wait_s):
                 await self._free.acquire()
         except TimeoutError:
-            raise self._busy(f"one waited {WAIT_S:g} s") from None
+            raise self._busy(f"one waited {wait_s:g} s") from None
         finally:
             self.waiting -= 1
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import TypeVar
 
 from proxy.chat import Answer, ChatRequest
@@ -54,9 +55,19 @@ class Replicas:
         """Closes them; calls in flight fail."""
         await asyncio.gather(*(server.stop() for server in self._servers.values()))
 
-    async def complete(self, request: ChatRequest, session_id: str) -> Answer:
-        """A call's answer, within the budget for retries. Raises EngineFault."""
-        async with self.admission.turn():
+    async def complete(
+        self,
+        request: ChatRequest,
+        session_id: str,
+        *,
+        under_way: AbstractAsyncContextManager[object] | None = None,
+        patiently: bool = False,
+    ) -> Answer:
+        """A call's answer, within the budget for retries. Raises EngineFault.
+
+        `under_way` is entered while the call has its turn; `patiently` as `Admission.turn` takes it.
+        """
+        async with self.admission.turn(patiently=patiently), under_way or nullcontext():
             return await self._asked(session_id, lambda engine: engine.complete(request, session_id))
 
     async def count_tokens(self, request: ChatRequest) -> int:

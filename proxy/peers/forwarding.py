@@ -17,6 +17,7 @@ from aiohttp import web
 from multidict import CIMultiDict
 from yarl import URL
 
+from proxy.bounds import CALL_S
 from proxy.errors import Refusal, Refused
 from proxy.peers.ownership import Ownership, Peer
 
@@ -27,8 +28,6 @@ REFUSED = "X-Polar-Refused"
 NOT_OWNER = 421
 OFFSET = re.compile(r"[0-9]{1,18}")
 CONNECT_S = 2.0
-FORWARD_S = 1_000.0
-"""The longest call: the engine's 600 s, and 120 s each for a paused fleet, for room and for the acknowledgement."""
 KEEPALIVE_S = 30.0
 """Less than a proxy keeps an idle connection for."""
 NOT_CARRIED = frozenset(
@@ -109,7 +108,7 @@ class Forwarder:
         """Opens the pool."""
         self._http = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S),
-            timeout=aiohttp.ClientTimeout(total=FORWARD_S, sock_connect=CONNECT_S),
+            timeout=aiohttp.ClientTimeout(total=CALL_S, sock_connect=CONNECT_S),
             cookie_jar=aiohttp.DummyCookieJar(),
             skip_auto_headers=("Accept", "Accept-Encoding", "Content-Type", "User-Agent"),
         )

@@ -15,6 +15,7 @@ from typing import Literal, Protocol
 
 from polar.keys import KeyClaims
 from polar.types.tokens import count
+from proxy.bounds import CALL_S
 from proxy.chat import Answer, ChatRequest, Message
 from proxy.errors import Refusal, Refused
 from proxy.session.history import History, Transcript
@@ -31,8 +32,6 @@ CLOSED = 100_000
 """Closed claims remembered: some 10 MB."""
 
 
-OVERLAP_S = 1_000.0
-"""The longest call: so long after a take-over one that was under way at the last owner may still come to the log."""
 ReadBack = Callable[[KeyClaims, int], Awaitable[ClaimLog]]
 """A claim's log from an offset on."""
 Ending = Literal["hung_up", "closed", "stopped"]
@@ -102,7 +101,8 @@ class Claim:
 
     def lacks(self, request: ChatRequest) -> bool:
         """Whether the request repeats what a call may have said that was under way at the last owner when the claim was read back."""
-        if self._log is not None and time.monotonic() - self.taken_at > OVERLAP_S:
+        if self._log is not None and time.monotonic() - self.taken_at > CALL_S:
+            # None that was under way at the last owner can still come to the log.
             self._log = None
         return self._log is not None and not self._strange(request) <= self._unsaid
 

@@ -72,7 +72,7 @@ class Bench:
         await self._producer.send(control.TOPIC, CloseKey(session_id, claim_id), key=session_id)
 
     async def fleet(self, record: FleetState | PolicyVersion) -> None:
-        await self._producer.send(fleet.TOPIC, record, key="state" if isinstance(record, FleetState) else "policy")
+        await self._producer.send(fleet.TOPIC, record, key=fleet.key_of(record))
 
     async def log(self, until: Callable[[list[CallRecord]], bool], session_id: str = "t.0") -> list[CallRecord]:
         """A session's records, read from the beginning until they satisfy `until`; fails after 15 s."""

@@ -34,7 +34,6 @@ from proxy.engines.replicas import Replicas
 from proxy.engines.vllm_chat import VllmChat
 from tests.proxy.conftest import Bench, eventually, proxied
 from topics.completions import Build
-from topics.fleet import FleetState, PolicyVersion
 
 HI: list[ChatCompletionMessageParam] = [{"role": "user", "content": "hi"}]
 BASH: ChatCompletionToolParam = {
@@ -311,31 +310,6 @@ async def test_a_stream_that_waits_gets_headers_keep_alives_and_then_its_answer_
     assert (answered[0], answered[-2:]) == (b": keep-alive", [b"data: [DONE]", b""])
     assert failed[0] == b": keep-alive"
     assert json.loads(failed[-2].removeprefix(b"data: "))["error"]["code"] == "bad_gateway"
-
-
-async def test_a_pause_of_the_fleet_holds_new_calls_back(client: AsyncOpenAI, proxy: Proxy, bench: Bench) -> None:
-    await bench.fleet(PolicyVersion(7))
-    await bench.fleet(FleetState(1, paused=True))
-    await eventually(lambda: proxy.obstacle() is not None)
-    call = asyncio.ensure_future(client.chat.completions.create(model="m", messages=HI))
-    done, _ = await asyncio.wait([call], timeout=0.3)
-    assert not done
-    await bench.fleet(FleetState(2))
-    await call
-    [recorded] = await bench.calls(1)
-    assert recorded.policy_version == 7
-
-
-async def test_a_version_that_changed_under_a_call_is_not_told(
-    client: AsyncOpenAI, bench: Bench, scripted: ScriptedEngine
-) -> None:
-    scripted.faults.add(Slow(delay_s=1.0))
-    call = asyncio.ensure_future(client.chat.completions.create(model="m", messages=HI))
-    await eventually(lambda: not scripted.faults.pending())
-    await bench.fleet(PolicyVersion(8))
-    await call
-    [recorded] = await bench.calls(1)
-    assert recorded.policy_version is None
 
 
 async def test_an_older_key_is_served_if_its_log_says_that_the_session_runs(

@@ -55,6 +55,22 @@ async def test_where_too_many_wait_the_next_is_turned_away_at_once(monkeypatch: 
                 pass
 
 
+async def test_what_a_pause_has_held_waits_for_its_turn_however_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admission, "QUEUED", 0)
+    monkeypatch.setattr(admission, "WAIT_S", 0.0)
+    turns = Admission(1)
+    begun = []
+
+    async def call() -> None:
+        async with turns.turn(patiently=True):
+            begun.append(turns.under_way)
+            await asyncio.sleep(0)
+
+    async with asyncio.timeout(5):
+        await asyncio.gather(*(call() for _ in range(5)))
+    assert begun == [1] * 5
+
+
 async def test_a_call_that_is_given_up_while_it_waits_takes_no_turn_with_it() -> None:
     turns = Admission(1)
 

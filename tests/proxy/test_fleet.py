@@ -1,0 +1,182 @@
+"""The fleet's state as a proxy keeps it: who waits, who is ended, and which version a call may say."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from proxy.errors import Refused
+from proxy.fleet import Fleet, Halted, UnderWay
+from topics.fleet import FleetRecord, FleetState, PolicyVersion
+
+
+class Told:
+    """A fleet, and how often its heartbeat had news."""
+
+    def __init__(self) -> None:
+        self.news = 0
+        self.fleet = Fleet(self._count)
+
+    def _count(self) -> None:
+        self.news += 1
+
+
+async def sampled(fleet: Fleet, *meanwhile: FleetRecord, engine: str = "default") -> int | None:
+    """The version of a call under which these records came."""
+    async with fleet.call(engine) as call:
+        for record in meanwhile:
+            fleet.apply(record)
+    return call.version
+
+
+@pytest.mark.parametrize(
+    ("meanwhile", "told"),
+    [
+        ([], 7),
+        ([FleetState(2, paused=True)], 7),
+        ([FleetState(2, draining=True)], 7),
+        ([FleetState(2, paused=True), FleetState(3, paused=True)], 7),
+        ([FleetState(2, paused=True), FleetState(3)], None),
+        ([FleetState(3)], None),
+        ([PolicyVersion(8)], None),
+        ([PolicyVersion(7)], None),
+        ([PolicyVersion(8, "other")], 7),
+        ([PolicyVersion(8, "default")], None),
+    ],
+    ids=str,
+)
+async def test_a_call_says_its_version_only_where_the_weights_cannot_have_changed_under_it(
+    meanwhile: list[FleetRecord], told: int | None
+) -> None:
+    fleet = Told().fleet
+    fleet.apply(FleetState(1))
+    fleet.apply(PolicyVersion(7))
+    assert await sampled(fleet, *meanwhile) == told
+
+
+async def test_an_engine_has_its_own_version_until_one_is_published_for_all() -> None:
+    fleet = Told().fleet
+    assert await sampled(fleet) is None
+    fleet.apply(PolicyVersion(3, "small"))
+    assert (await sampled(fleet), await sampled(fleet, engine="small")) == (None, 3)
+    fleet.apply(PolicyVersion(4))
+    assert (await sampled(fleet), await sampled(fleet, engine="small")) == (4, 4)
+    fleet.apply(PolicyVersion(None))
+    assert await sampled(fleet) is None
+
+
+async def test_in_a_pause_no_call_begins_and_the_last_one_to_end_is_news() -> None:
+    told = Told()
+    fleet = told.fleet
+    async with fleet.call("a"):
+        async with fleet.call("a"):
+            fleet.apply(FleetState(1, paused=True))
+            assert (fleet.calls, fleet.generation, told.news) == (2, 1, 1)
+        assert (fleet.calls, told.news) == (1, 1)
+        with pytest.raises(Halted):
+            async with fleet.call("a"):
+                raise AssertionError("it began")
+        assert (fleet.calls, told.news) == (1, 1)
+    assert (fleet.calls, told.news) == (0, 2)
+
+
+async def test_an_older_generation_changes_nothing() -> None:
+    fleet = Told().fleet
+    fleet.apply(FleetState(5))
+    fleet.apply(FleetState(4, paused=True))
+    assert (fleet.generation, fleet.paused) == (5, False)
+
+
+async def test_a_call_is_held_until_the_fleet_runs_and_no_longer_than_it_may() -> None:
+    fleet = Told().fleet
+    now = asyncio.get_running_loop().time
+    assert not await fleet.runs(now() + 5)
+    fleet.apply(FleetState(1, paused=True))
+    with pytest.raises(Refused, match="paused"):
+        await fleet.runs(now() + 0.05)
+    held = asyncio.create_task(fleet.runs(now() + 5))
+    await asyncio.sleep(0)
+    fleet.apply(FleetState(2))
+    assert await held
+
+
+class Asking:
+    """A call that asks until no pause ends it."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self.fleet = fleet
+        self.tries = 0
+        self.at_engine = asyncio.Event()
+        self.answer = asyncio.Event()
+
+    async def run(self) -> UnderWay:
+        while True:
+            await self.fleet.runs(asyncio.get_running_loop().time() + 5)
+            call = self.fleet.call("default")
+            try:
+                async with call:
+                    self.tries += 1
+                    self.at_engine.set()
+                    await self.answer.wait()
+                return call
+            except Halted:
+                self.at_engine.clear()
+
+
+async def test_a_pause_that_aborts_ends_calls_which_are_asked_anew_after_it() -> None:
+    told = Told()
+    told.fleet.apply(PolicyVersion(1))
+    asking = Asking(told.fleet)
+    running = asyncio.create_task(asking.run())
+    await asking.at_engine.wait()
+    told.fleet.apply(FleetState(1, paused=True, in_flight="abort"))
+    await eventually(lambda: told.fleet.calls == 0)
+    assert not running.done()
+    told.fleet.apply(PolicyVersion(2))
+    told.fleet.apply(FleetState(2))
+    async with asyncio.timeout(5):
+        await asking.at_engine.wait()
+    asking.answer.set()
+    assert ((await running).version, asking.tries) == (2, 2)
+
+
+async def test_a_second_word_to_abort_does_no_harm_while_a_call_is_being_ended() -> None:
+    fleet = Told().fleet
+    clears_up = asyncio.Event()
+
+    async def slow_to_end() -> None:
+        async with fleet.call("default"):
+            try:
+                await asyncio.Event().wait()
+            finally:
+                await clears_up.wait()
+
+    running = asyncio.create_task(slow_to_end())
+    await eventually(lambda: fleet.calls == 1)
+    fleet.apply(FleetState(1, paused=True))
+    for generation in (2, 3):
+        fleet.apply(FleetState(generation, paused=True, in_flight="abort"))
+        await asyncio.sleep(0.01)
+    assert fleet.calls == 1, "it is at the engine until it is cleared up"
+    clears_up.set()
+    with pytest.raises(Halted):
+        await running
+
+
+async def test_who_ends_a_call_for_good_is_heard_over_a_pause() -> None:
+    fleet = Told().fleet
+    asking = Asking(fleet)
+    running = asyncio.create_task(asking.run())
+    await asking.at_engine.wait()
+    fleet.apply(FleetState(1, paused=True, in_flight="abort"))
+    running.cancel()
+    await asyncio.wait([running])
+    assert running.cancelled()
+
+
+async def eventually(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not holds():
+            await asyncio.sleep(0)
