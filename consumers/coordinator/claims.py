@@ -5,7 +5,8 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from consumers.coordinator.commands import Decision, ReleaseTicket, SlotLent
-from consumers.coordinator.state import HAND, WAITING, Table
+from consumers.coordinator.phases import HAND, WAITING
+from consumers.coordinator.state import Table
 from polar.types.session import Phase, SessionState, Stage
 from topics.completions import Open
 from topics.control import Grant, Revoke
@@ -43,7 +44,7 @@ def claimed(table: Table, session: SessionState | None, fact: Claimed, now: int)
     if fact.stage is not Stage.RUN:
         return Decision(sessions=(granted,), commands=(grant(table, granted),))
     # The Grant tells the offset of this Open: the loop fills it in once the broker has given it.
-    opened = replace(granted, run_claim_id=fact.claim_id)
+    opened = replace(granted, run_claim_id=fact.claim_id, paused_ms=table.pauses.total_ms(now))
     return Decision(
         sessions=(opened,),
         records=(Open(session.session_id, session.attempt, fact.claim_id),),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from consumers.coordinator.deadlines import Pauses
 from polar.types.session import SessionState, Stage, TaskState
 from topics.completions import Build, CloseGroup, Open
 from topics.control import CloseKey, Discard, Grant, Revoke
@@ -58,7 +59,17 @@ class TaskForgotten:
     task_id: str
 
 
-Input = Fact | SlotLent | ClaimLost | PoolDark | DeadlinePassed | TaskForgotten
+@dataclass(frozen=True, slots=True)
+class FleetPaused:
+    """Model calls wait: the clock of runs stands still (protocol 18)."""
+
+
+@dataclass(frozen=True, slots=True)
+class FleetResumed:
+    """It goes on."""
+
+
+Input = Fact | SlotLent | ClaimLost | PoolDark | DeadlinePassed | TaskForgotten | FleetPaused | FleetResumed
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +105,8 @@ class Decision:
     records: tuple[Open | Build | CloseGroup, ...] = ()
     """For `polar.completions`, in this order, in the same transaction."""
     commands: tuple[Command, ...] = ()
+    pauses: Pauses | None = None
+    """Of the fleet, where they have changed."""
     skipped: str | None = None
     """Reason code where the table doesn't allow the input (protocol 6)."""
 

@@ -23,11 +23,14 @@ from consumers.coordinator.commands import (
     ClaimLost,
     DeadlinePassed,
     Decision,
+    FleetPaused,
+    FleetResumed,
     Input,
     PoolDark,
     SlotLent,
     TaskForgotten,
 )
+from consumers.coordinator.deadlines import is_ticket_stale
 from consumers.coordinator.endings import (
     attempt_failed,
     build,
@@ -39,7 +42,8 @@ from consumers.coordinator.endings import (
     taken_back,
     wait,
 )
-from consumers.coordinator.state import HAND, WAITING, Table, is_due, is_ticket_stale
+from consumers.coordinator.phases import HAND, WAITING
+from consumers.coordinator.state import Table
 from polar.types.errors import Kind, SessionError
 from polar.types.session import Phase, SessionState, Status
 from topics.completions import Build
@@ -80,6 +84,8 @@ def decide(table: Table, given: Input, now: int) -> Decision:
             return groups.group_emitted(table, given, now)
         case TaskForgotten():
             return groups.forgotten(table, given)
+        case FleetPaused() | FleetResumed():
+            return _turned(table, isinstance(given, FleetPaused), now)
         case SlotLent():
             session = table.next_waiting(given.stage, given.pool, given.priority, given.user)
         case _:
@@ -88,13 +94,19 @@ def decide(table: Table, given: Input, now: int) -> Decision:
         return claimed(table, session, given, now)
     if session is None:
         return Decision(skipped="unknown_session")
-    if isinstance(given, DeadlinePassed) and not is_due(session, table.task_of(session), now):
+    if isinstance(given, DeadlinePassed) and not table.is_due(session, now):
         return Decision(skipped="early_deadline")
     transitions = TRANSITIONS if table.task_of(session).opened_at is None else OPENED
     handler = transitions.get((session.phase, type(given)))
     if handler is None:
         return Decision(skipped=f"{type(given).__name__}_in_{session.phase.value}")
     return handler(table, session, given, now)
+
+
+def _turned(table: Table, paused: bool, now: int) -> Decision:
+    if paused == (table.pauses.began is not None):
+        return Decision(skipped="already_paused" if paused else "not_paused")
+    return Decision(pauses=table.pauses.turned(paused, now))
 
 
 # --- what workers report -------------------------------------------------------------------------------------------------------

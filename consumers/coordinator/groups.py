@@ -12,7 +12,8 @@ from msgspec.structs import replace
 
 from consumers.coordinator.commands import NOTHING, Decision, RejectTask, TaskForgotten
 from consumers.coordinator.endings import build, close, first_rows, stop, taken_back
-from consumers.coordinator.state import HAND, Table
+from consumers.coordinator.phases import HAND
+from consumers.coordinator.state import Table
 from polar.types.errors import Kind, SessionError
 from polar.types.session import Phase, SessionState, Status, TaskState
 from topics.completions import CloseGroup

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 import structlog
@@ -22,6 +22,8 @@ from consumers.coordinator.commands import (
     ClaimLost,
     Command,
     DeadlinePassed,
+    FleetPaused,
+    FleetResumed,
     Input,
     PoolDark,
     RejectTask,
@@ -29,14 +31,17 @@ from consumers.coordinator.commands import (
     SlotLent,
     TaskForgotten,
 )
+from consumers.coordinator.deadlines import Pauses, budget_s
 from consumers.coordinator.decide import decide
 from consumers.coordinator.endings import said_again
 from consumers.coordinator.fleet import FleetView
 from consumers.coordinator.leases import Leases
-from consumers.coordinator.lend import Ledger
-from consumers.coordinator.state import Table, budget_s
+from consumers.coordinator.ledger import Ledger
+from consumers.coordinator.lend import Want
+from consumers.coordinator.state import Table
+from consumers.coordinator.waiting import Waiting
 from polar.settings import Settings
-from polar.types.session import SessionState, Stage
+from polar.types.session import SessionState, Stage, TaskState
 from topics import completions, control, dead_letters, events, kafka, sessions, stages
 from topics.codec import DecodeError, UnknownRecord, encode
 from topics.completions import CloseGroup, Open
@@ -78,7 +83,7 @@ class Keeper:
         producer: LogProducer,
         leases: Leases,
         ledger: Ledger,
-        lend_soon: asyncio.Event,
+        lend_now: Callable[[], None],
         fleet: FleetView,
     ) -> None:
         self.table = Table(partition)
@@ -88,7 +93,7 @@ class Keeper:
         self._producer = producer
         self._leases = leases
         self._ledger = ledger
-        self._lend_soon = lend_soon
+        self._lend_now = lend_now
         self._fleet = fleet
         self._slots: list[SlotLent] = []
         self._woken = asyncio.Event()
@@ -101,14 +106,29 @@ class Keeper:
         self._judged_at = 0.0
         self._repeated_at = -REPEAT_S
         self._to_repeat: list[str] = []
+        self.is_recovered = False
+        self.facts = 0
+        """Read so far."""
         self.skipped: Counter[str] = Counter()
         """Inputs that the table didn't allow, by reason (protocol 6)."""
 
     # --- what the process asks of it
 
-    def wants(self) -> Counter[tuple[Stage, str]]:
-        """Sessions that want a slot, less the slots that are lent and not yet decided on."""
-        return Counter(self.table.wants()) - Counter((slot.stage, slot.pool) for slot in self._slots)
+    @property
+    def waiting(self) -> Waiting:
+        return self.table.waiting
+
+    def wants(self, stage: Stage, pool: str) -> Iterator[Want]:
+        """Sessions that want a slot, less the slots that are lent and not yet decided on; none while the table is being read."""
+        lent = Counter((slot.priority, slot.user) for slot in self._slots if (slot.stage, slot.pool) == (stage, pool))
+        for priority, user, waiting in self.table.waiting.wants(stage, pool) if self.is_recovered else ():
+            if waiting > lent[priority, user]:
+                yield Want(self._partition, stage, pool, priority, user, waiting - lent[priority, user])
+
+    def in_hand(self, stage: Stage, pool: str) -> Counter[str]:
+        """By user: sessions with a ticket or a claim, and slots that are lent and not yet decided on."""
+        lent = Counter(slot.user for slot in self._slots if (slot.stage, slot.pool) == (stage, pool))
+        return self.table.waiting.in_hand(stage, pool) + lent
 
     def give(self, slot: SlotLent) -> None:
         self._slots.append(slot)
@@ -159,10 +179,11 @@ class Keeper:
     async def _recover(self) -> None:
         """The table as the last owner committed it; its open transaction, if any, was ended by our fencing."""
         topic = sessions.TOPIC.full_name(self._settings.namespace)
+        rows: dict[str, TaskState | SessionState] = {}
         async for record in read_back(self._settings, topic, self._partition):
             key = (record.key or b"").decode(errors="replace")
             if record.value is None:
-                self.table.forget(key)
+                rows.pop(key, None)
                 continue
             try:
                 row = sessions.CODEC.decode(record.value)
@@ -173,11 +194,13 @@ class Keeper:
                 case Position():
                     self._position = row.next_offset
                     self._clock_base = row.clock_ms - self._leases.now(time.monotonic())
+                    self.table.pauses = Pauses(row.paused_ms)
                 case UnknownRecord():
                     self.skipped[f"unknown_{row.type}"] += 1
                 case _:
-                    self.table.load(row)
-        self.table.index_all()
+                    rows[key] = row
+        self.table.fill(rows.values())
+        self.is_recovered = True
         self._written_clock = self._now()
         self._written_position = self._position
         log.info(
@@ -208,23 +231,27 @@ class Keeper:
 
     async def _step(self, records: Sequence[kafka.Record]) -> None:
         batch = Batch()
+        if self._fleet.paused != (self.table.pauses.began is not None):
+            self._take(FleetPaused() if self._fleet.paused else FleetResumed(), batch)
         for record in records:
+            self.facts += 1
             fact = await self._decoded(record)
             if fact is not None:
                 self._take(fact, batch)
             self._position = record.offset + 1
+        for given in self._judged():
+            self._take(given, batch)
+        if not batch.is_empty:
+            # The slots that these facts set free, and the sessions that they make wait, meet in this very transaction.
+            self._lend_now()
         for slot in self._slots:
             self._take(slot, batch)
             self._ledger.kept(slot)
         self._slots.clear()
-        for given in self._judged():
-            self._take(given, batch)
         if not batch.is_empty or self._position_due():
             await self._commit(batch)
         await self._send(batch.commands)
         await self._repeat()
-        if self.table.wants():
-            self._lend_soon.set()
 
     def _take(self, given: Input, batch: Batch) -> None:
         decision = decide(self.table, given, self._now())
@@ -236,7 +263,7 @@ class Keeper:
         if isinstance(given, Claimed):
             self._ledger.claimed(given.session_id, given.stage, given.worker_id, given.claim_id, self._leases.clock)
         elif isinstance(given, ENDS_OF_CLAIMS):
-            self._ledger.over(given.session_id, given.claim_id)
+            self._ledger.over(given.session_id, given.claim_id, self._leases.clock)
         for command in decision.commands:
             if isinstance(command, ReleaseTicket):
                 self._ledger.released(command, self._leases.clock)
@@ -287,7 +314,7 @@ class Keeper:
                 self._opened(record, offset, batch)
         rows: list[sessions.Row] = [*batch.tasks.values(), *batch.sessions.values()]
         clock_ms = self._now()
-        rows.append(Position(self._position, clock_ms))
+        rows.append(Position(self._position, clock_ms, self.table.pauses.total_ms(clock_ms)))
         topic = sessions.TOPIC.full_name(self._settings.namespace)
         writes = [Write(topic, self._partition, key.encode(), None) for key in batch.forgotten]
         writes += [Write(topic, self._partition, sessions.key_of(row).encode(), encode(row)) for row in rows]

@@ -5,8 +5,9 @@
        │ └─24 h, cancel─┼────────────────────────────────────────────┘
        └───withdrawn────┘
 
-No worker has a part in them: no ticket, no lease, no second attempt. What is asked is always answered, with a Grant or a Revoke: an open
-of its claim id, alike each time; a close of its fact id, as the end of the session's key would not say whose close it was.
+No worker has a part in them: no ticket, no lease, no second attempt. Their TTL stands still in a pause of the fleet. What is asked is
+always answered, with a Grant or a Revoke: an open of its claim id, alike each time; a close of its fact id, as the end of the session's
+key would not say whose close it was.
 """
 
 from __future__ import annotations
@@ -137,7 +138,13 @@ def _next_sample(
         return _refused(task.task_id, fact.claim_id, "cancelled" if task.cancelled else "taken")
     claim_id = fact.claim_id
     running = replace(
-        free, phase=Phase.RUNNING, since=now, claim_id=claim_id, run_claim_id=claim_id, ttl_ms=fact.ttl_ms
+        free,
+        phase=Phase.RUNNING,
+        since=now,
+        claim_id=claim_id,
+        run_claim_id=claim_id,
+        ttl_ms=fact.ttl_ms,
+        paused_ms=table.pauses.total_ms(now),
     )
     # The Grant tells the offset of this Open: the loop fills it in once the broker has given it.
     opened = Open(running.session_id, running.attempt, claim_id)

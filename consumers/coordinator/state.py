@@ -1,94 +1,21 @@
 """The table of one partition: tasks, sessions, and the indexes over them that deciding needs.
 
-Rows change only through `apply` and `load`. Deadlines are a property of the row (`deadline_of`), never stored beside it.
+Rows change only through `apply` and `load`.
 """
 
 from __future__ import annotations
 
-import heapq
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable
 
 from consumers.coordinator.commands import Decision
+from consumers.coordinator.deadlines import FORGET_MS, Instants, Pauses, deadline_of
+from consumers.coordinator.phases import HAND, WAITING
 from consumers.coordinator.waiting import Place, Waiting
 from polar.types.session import Phase, Plan, SessionState, Stage, TaskState, session_id_of
-from topics.contract import DAY_MS
-
-TICKET_MS = 10_000
-"""A ticket unclaimed for so long is released again (protocol 9)."""
-QUEUE_MS = 6 * DAY_MS
-"""The retention of `polar.tasks` less a day: then nobody would know the task any more (protocol 10)."""
-GRACE_MS = 60_000
-"""On top of a budget, which the worker itself keeps: for killing, reporting, and a Kafka that was away for the worker alone."""
-CLOSING_MS = 2_000
-"""From `CloseKey` to `Build` where the harness isn't known to be dead (protocol 17)."""
-BUILDING_MS = 60_000
-"""Then `Build` is written again."""
-UNOPENED_MS = DAY_MS
-"""From a task's first `session open`: samples that nobody has opened by then end, so that the group does (protocol 28)."""
-FORGET_MS = 8 * DAY_MS
-"""After a group's end: `polar.tasks` has then forgotten the task (protocol 32)."""
 
 VOID_FACTOR, VOID_SPARE = 4, 1000
 """More deadlines than so many for each session, and these, are gone through for void ones."""
-
-
-@dataclass(frozen=True)
-class Step:
-    """A waiting phase: for which stage, and where a granted claim leads."""
-
-    stage: Stage
-    in_hand: Phase
-
-
-WAITING: dict[Phase, Step] = {
-    Phase.QUEUED: Step(Stage.INIT, Phase.INIT),
-    Phase.READY: Step(Stage.RUN, Phase.RUNNING),
-    Phase.RAN: Step(Stage.EVALUATE, Phase.EVALUATING),
-}
-HAND: dict[Phase, Stage] = {step.in_hand: step.stage for step in WAITING.values()}
-
-
-def is_ticket_stale(session: SessionState, now: int) -> bool:
-    """Whether this waiting session's newest ticket has gone unclaimed for too long."""
-    return session.lent_at is not None and now >= session.lent_at + TICKET_MS
-
-
-def deadline_of(session: SessionState, task: TaskState) -> int | None:
-    """Clock (ms) at which this row's state must change by itself; None for an ended one."""
-    match session.phase:
-        case Phase.QUEUED | Phase.READY | Phase.RAN:
-            expires = session.since + QUEUE_MS
-            return expires if session.lent_at is None else min(expires, session.lent_at + TICKET_MS)
-        case Phase.UNOPENED:
-            return session.since + UNOPENED_MS
-        case Phase.RUNNING if session.ttl_ms is not None:
-            return session.since + session.ttl_ms
-        case Phase.INIT | Phase.RUNNING | Phase.EVALUATING:
-            return session.since + round(budget_s(HAND[session.phase], task) * 1000) + GRACE_MS
-        case Phase.CLOSING:
-            return session.since + CLOSING_MS
-        case Phase.BUILDING:
-            return session.since + BUILDING_MS
-        case Phase.ENDED:
-            return None
-
-
-def is_due(session: SessionState, task: TaskState, now: int) -> bool:
-    """Whether this row's deadline has passed."""
-    deadline = deadline_of(session, task)
-    return deadline is not None and deadline <= now
-
-
-def budget_s(stage: Stage, task: TaskState) -> float:
-    """The stage's budget in seconds."""
-    assert task.plan is not None, "a session's task is known"
-    match stage:
-        case Stage.INIT:
-            return task.plan.init_budget_s
-        case Stage.RUN:
-            return task.plan.run_budget_s
-        case Stage.EVALUATE:
-            return task.plan.evaluate_budget_s
 
 
 class Table:
@@ -99,9 +26,15 @@ class Table:
         self._tasks: dict[str, TaskState] = {}
         self._sessions: dict[str, SessionState] = {}
         self.waiting = Waiting()
+        self.phases: Counter[Phase] = Counter()
+        """Sessions by phase: for people and metrics."""
         self._in_hand: dict[str, dict[str, None]] = {}
-        self._deadlines: list[tuple[int, str]] = []
-        self._closings: list[tuple[int, str]] = []
+        self.pauses = Pauses()
+        self._deadlines = Instants()
+        self._run_deadlines = Instants()
+        """On the run clock."""
+        self._forgettable = Instants()
+        """Tasks, by the end of their retention."""
 
     # --- reading
 
@@ -142,29 +75,33 @@ class Table:
     @property
     def awaited(self) -> int:
         """Instants at which time alone may change something, those that their rows' changes have voided included."""
-        return len(self._deadlines) + len(self._closings)
+        return len(self._deadlines) + len(self._run_deadlines) + len(self._forgettable)
+
+    def is_due(self, session: SessionState, now: int) -> bool:
+        """Whether this row's deadline has passed at clock `now`."""
+        deadline = deadline_of(session, self.task_of(session))
+        clock = self._run_clock(now) if session.phase is Phase.RUNNING else now
+        return deadline is not None and deadline <= clock
 
     def due(self, now: int) -> list[str]:
         """Takes out the sessions whose deadline has passed at clock `now`."""
-        passed: list[str] = []
-        while self._deadlines and self._deadlines[0][0] <= now:
-            _, session_id = heapq.heappop(self._deadlines)
-            session = self._sessions.get(session_id)
-            # An entry outlived by its row's changes is void: the row's own deadline has an entry of its own.
-            if session is not None and is_due(session, self.task_of(session), now):
-                passed.append(session_id)
-        return passed
+        passed = dict.fromkeys(self._deadlines.passed(now) + self._run_deadlines.passed(self._run_clock(now)))
+        # An entry outlived by its row's changes is void: the row's own deadline has an entry of its own.
+        return [name for name in passed if (row := self._sessions.get(name)) is not None and self.is_due(row, now)]
 
     def forgettable(self, now: int) -> list[str]:
         """Takes out the tasks that may be forgotten at clock `now`."""
-        passed: list[str] = []
-        while self._closings and self._closings[0][0] + FORGET_MS <= now:
-            passed.append(heapq.heappop(self._closings)[1])
-        return passed
+        passed = self._forgettable.passed(now)
+        return [name for name in passed if (task := self._tasks.get(name)) is not None and _is_over(task)]
+
+    def _run_clock(self, now: int) -> int:
+        return now - self.pauses.total_ms(now)
 
     # --- changing
 
     def apply(self, decision: Decision) -> None:
+        if decision.pauses is not None:
+            self.pauses = decision.pauses
         for task in decision.tasks:
             self.load(task)
         for session in decision.sessions:
@@ -177,8 +114,8 @@ class Table:
         if isinstance(row, TaskState):
             before = self._tasks.get(row.task_id)
             self._tasks[row.task_id] = row
-            if row.closed_at is not None and (before is None or before.closed_at is None):
-                heapq.heappush(self._closings, (row.closed_at, row.task_id))
+            if _is_over(row) and (before is None or not _is_over(before)):
+                self._await_end(row)
             return
         old = self._sessions.get(row.session_id)
         if old is not None:
@@ -194,14 +131,25 @@ class Table:
         elif name in self._sessions:
             self._unindex(self._sessions.pop(name))
 
-    def index_all(self) -> None:
-        """After loading rows in any order (a compacted log may hold a session before its task)."""
-        self.waiting = Waiting()
+    def fill(self, rows: Iterable[TaskState | SessionState]) -> None:
+        """All rows at once, in any order, into an empty table: a compacted log may hold a session before its task."""
+        for row in rows:
+            if isinstance(row, TaskState):
+                self._tasks[row.task_id] = row
+                if _is_over(row):
+                    self._await_end(row)
+            else:
+                self._sessions[row.session_id] = row
         for session in self._sessions.values():
-            self._unindex(session)
             self._index(session)
 
+    def _await_end(self, task: TaskState) -> None:
+        over = task.closed_at if task.closed_at is not None else task.cancelled_at
+        assert over is not None, "the task is over"
+        self._forgettable.add(over + FORGET_MS, task.task_id)
+
     def _index(self, session: SessionState) -> None:
+        self.phases[session.phase] += 1
         task = self._tasks.get(session.task_id)
         if task is None or task.plan is None:
             return
@@ -219,18 +167,22 @@ class Table:
             self.waiting.stage(task.plan.pool, task.plan.priority, session.session_id)
         deadline = deadline_of(session, task)
         if deadline is not None:
-            heapq.heappush(self._deadlines, (deadline, session.session_id))
-            if len(self._deadlines) > VOID_FACTOR * len(self._sessions) + VOID_SPARE:
-                self._drop_void()
+            instants = self._run_deadlines if session.phase is Phase.RUNNING else self._deadlines
+            instants.add(deadline, session.session_id)
+            if len(instants) > VOID_FACTOR * len(self._sessions) + VOID_SPARE:
+                self._drop_void(instants)
 
-    def _drop_void(self) -> None:
+    def _drop_void(self, instants: Instants) -> None:
         """A ticket that is released again and again leaves a deadline days ahead each time."""
-        rows = [(session, self._tasks.get(session.task_id)) for session in self._sessions.values()]
-        found = [(deadline_of(s, task), s.session_id) for s, task in rows if task is not None and task.plan is not None]
-        self._deadlines = [(deadline, session_id) for deadline, session_id in found if deadline is not None]
-        heapq.heapify(self._deadlines)
+        of_runs = instants is self._run_deadlines
+        rows = [
+            s for s in self._sessions.values() if (s.phase is Phase.RUNNING) == of_runs and s.task_id in self._tasks
+        ]
+        found = [(deadline_of(session, self.task_of(session)), session.session_id) for session in rows]
+        instants.replace((deadline, name) for deadline, name in found if deadline is not None)
 
     def _unindex(self, session: SessionState) -> None:
+        self.phases[session.phase] -= 1
         task = self._tasks.get(session.task_id)
         if task is None or task.plan is None:
             return
@@ -245,6 +197,11 @@ class Table:
                 if not holding:
                     del self._in_hand[session.worker_id]
         self.waiting.unstage(task.plan.pool, session.session_id)
+
+
+def _is_over(task: TaskState) -> bool:
+    """Whether nothing more can come of it, but what its retention forbids to forget: its group has ended, or nobody knows it."""
+    return task.closed_at is not None or (task.body_hash is None and task.cancelled_at is not None)
 
 
 def _is_staged(session: SessionState) -> bool:

@@ -11,7 +11,7 @@ from consumers.coordinator.commands import (
     RejectTask,
     TaskForgotten,
 )
-from consumers.coordinator.state import BUILDING_MS, CLOSING_MS, FORGET_MS, QUEUE_MS, TICKET_MS
+from consumers.coordinator.deadlines import BUILDING_MS, CLOSING_MS, FORGET_MS, QUEUE_MS, TICKET_MS
 from polar.types.errors import Kind, SessionError
 from polar.types.session import Accounting, Phase, Stage, Status
 from tests.consumers.coordinator.bench import PLAN, Bench, submitted

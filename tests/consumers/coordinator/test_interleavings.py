@@ -15,7 +15,7 @@ from consumers.coordinator.commands import (
     PoolDark,
     ReleaseTicket,
 )
-from consumers.coordinator.state import UNOPENED_MS
+from consumers.coordinator.deadlines import UNOPENED_MS
 from polar.types.errors import Kind, SessionError
 from polar.types.session import Phase, SessionState, Stage, Status
 from tests.consumers.coordinator.bench import PLAN, Bench, submitted

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from consumers.coordinator.commands import ClaimLost, DeadlinePassed, Input
-from consumers.coordinator.state import CLOSING_MS, UNOPENED_MS
+from consumers.coordinator.deadlines import CLOSING_MS, UNOPENED_MS
 from polar.types.errors import Kind
 from polar.types.session import Accounting, Phase, Stage, Status, TaskState
 from tests.consumers.coordinator.bench import Bench, submitted

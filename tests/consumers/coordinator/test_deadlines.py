@@ -1,0 +1,134 @@
+"""Deadlines on two clocks: a run's stands still while the fleet is paused, whoever coordinates it meanwhile."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from consumers.coordinator.commands import DeadlinePassed, FleetPaused, FleetResumed
+from consumers.coordinator.deadlines import GRACE_MS, QUEUE_MS, TICKET_MS, Pauses
+from consumers.coordinator.state import Table
+from polar.types.session import Phase, SessionState, Stage, TaskState
+from tests.consumers.coordinator.bench import PLAN, Bench, submitted
+from topics.codec import encode
+from topics.events import SessionOpenRequested
+from topics.sessions import CODEC, Position
+
+TTL_MS = 20_000
+LIMITS_MS = {"t.0": round(PLAN.run_budget_s * 1000) + GRACE_MS, "o.0": TTL_MS}
+
+
+@dataclass
+class Written:
+    """What a coordinator has committed, and how long each run had worked by then."""
+
+    rows: list[bytes]
+    worked: dict[str, int]
+
+
+class Fleet(Bench):
+    """Runs under a coordinator that may be paused, and may die at any moment and be followed by another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_paused = False
+        self.worked: dict[str, int] = {}
+        self.give(submitted())
+        self.init()
+        self.lend(Stage.RUN)
+        self.written = self.commit()
+
+    def commit(self) -> Written:
+        rows = [self.table.task("t"), self.table.task("o"), *self.table.sessions()]
+        position = Position(0, self.now, self.table.pauses.total_ms(self.now))
+        self.written = Written([encode(row) for row in [*rows, position] if row is not None], dict(self.worked))
+        return self.written
+
+    def begin(self) -> None:
+        if not self.worked:
+            self.claim(Stage.RUN, "r1")
+            self.give(SessionOpenRequested("f", "o", "o1", TTL_MS))
+            self.worked = {"t.0": 0, "o.0": 0}
+            self.commit()
+
+    def turn(self) -> None:
+        self.is_paused = not self.is_paused
+        self.give(FleetPaused() if self.is_paused else FleetResumed())
+
+    def pass_time(self, ms: int) -> None:
+        self.now += ms
+        if not self.is_paused:
+            self.worked = {name: worked + ms for name, worked in self.worked.items()}
+        self.judge()
+
+    def judge(self) -> None:
+        self.give(*(DeadlinePassed(session_id) for session_id in self.table.due(self.now)))
+        for name, worked in self.worked.items():
+            ended = self.session(name).phase is not Phase.RUNNING
+            assert ended == (worked >= LIMITS_MS[name]), (name, worked)
+
+    def die(self) -> None:
+        """What wasn't written is lost, clocks included; the next coordinator learns from `polar.fleet` whether it is paused."""
+        self.table = Table(0)
+        rows = [CODEC.decode(row) for row in self.written.rows]
+        self.table.fill(row for row in rows if isinstance(row, TaskState | SessionState))
+        (position,) = (row for row in rows if isinstance(row, Position))
+        self.now = position.clock_ms
+        self.table.pauses = Pauses(position.paused_ms)
+        self.worked = dict(self.written.worked)
+        if self.is_paused:
+            self.give(FleetPaused())
+        self.judge()
+
+
+STEPS = st.one_of(
+    st.sampled_from(["begin", "turn", "turn", "die", "commit"]),
+    st.sampled_from([1, 500, TTL_MS // 2, TTL_MS - 1, LIMITS_MS["t.0"] // 2, LIMITS_MS["t.0"] - 1]),
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(STEPS, max_size=30))
+def test_a_run_ends_after_its_budget_of_unpaused_time_through_any_pauses_and_restarts(steps: list[str | int]) -> None:
+    fleet = Fleet()
+    for step in steps:
+        match step:
+            case int():
+                fleet.pass_time(step)
+            case "begin":
+                fleet.begin()
+            case "turn":
+                fleet.turn()
+            case "die":
+                fleet.die()
+            case "commit":
+                fleet.commit()
+
+
+def test_a_pause_that_is_told_twice_is_one() -> None:
+    bench = Bench()
+    bench.give(FleetPaused())
+    bench.now = 5_000
+    assert bench.give(FleetPaused()).skipped == "already_paused"
+    assert bench.table.pauses.total_ms(7_000) == 7_000
+    bench.now = 8_000
+    bench.give(FleetResumed())
+    assert bench.give(FleetResumed()).skipped == "not_paused"
+    assert bench.table.pauses.total_ms(9_000) == 8_000
+
+
+@pytest.mark.parametrize("is_paused", [False, True])
+def test_what_waits_for_a_slot_does_not_wait_longer_for_a_pause(is_paused: bool) -> None:
+    bench = Bench()
+    bench.give(submitted())
+    bench.lend(Stage.INIT)
+    if is_paused:
+        bench.give(FleetPaused())
+    bench.now = TICKET_MS
+    bench.give(*(DeadlinePassed(session_id) for session_id in bench.table.due(bench.now)))
+    assert bench.session().lent_at is None
+    bench.now = QUEUE_MS
+    assert bench.table.due(bench.now) == ["t.0"]
