@@ -14,6 +14,7 @@ import asyncio
 import secrets
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable
 from enum import StrEnum
 from typing import Any, ClassVar, Protocol
@@ -100,8 +101,7 @@ class Claim:
         return await asyncio.shield(self._grant)
 
     def grant(self, grant: Grant) -> None:
-        if not self._grant.done():
-            self._grant.set_result(grant)
+        self._grant.set_result(grant)
 
     def end(self, why: Ending) -> None:
         if not self.ended.done():
@@ -168,6 +168,10 @@ class Claims:
         self._on_change = on_change
         self._held: dict[str, Claim] = {}
         self._carrying: set[asyncio.Task[None]] = set()
+        self.granted: Counter[str] = Counter()
+        """Claims that were granted, by stage."""
+        self.ended: Counter[tuple[str, str]] = Counter()
+        """Claims that have left the hand, by stage and how: `finished`, or an Ending."""
 
     def held(self, stage: Stage) -> list[str]:
         """Ids of the claims in hand, asked for or granted."""
@@ -192,7 +196,8 @@ class Claims:
         if isinstance(record, Grant | Revoke) and (claim := self._held.get(record.claim_id)):
             if isinstance(record, Revoke):
                 claim.end(Ending.REVOKED)
-            else:
+            elif not claim.is_granted:
+                self.granted[claim.ticket.stage.value] += 1
                 claim.grant(record)
 
     def end_all(self, why: Ending) -> None:
@@ -246,6 +251,8 @@ class Claims:
                 doing.cancel()
                 await asyncio.wait({doing})
             del self._held[claim.id]
+            was_ended = doing.cancelled() and claim.ended.done()
+            self.ended[claim.ticket.stage.value, claim.ended.result().value if was_ended else "finished"] += 1
             self._on_change()
 
     async def _do(self, claim: Claim, work: Work) -> None:

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from typing import Any, NoReturn
 
 import structlog
 
+from consumers.metrics import Metrics
 from polar.blobs import BlobStore
 from polar.settings import Settings
 from polar.types.errors import InputError, NotReady
@@ -35,7 +37,7 @@ STOP_S = 2.0
 log = structlog.get_logger()
 
 
-async def run_fanout(settings: Settings, stop: asyncio.Event) -> None:
+async def run_fanout(settings: Settings, stop: asyncio.Event, metrics: Metrics | None = None) -> None:
     """Submit what comes until `stop`. Raises NotReady without Kafka."""
     worker_id = new_worker_id(GROUP)
     heart = Heart(settings, lambda: Heart.describe(worker_id, GROUP, leaving=stop.is_set()))
@@ -44,6 +46,7 @@ async def run_fanout(settings: Settings, stop: asyncio.Event) -> None:
         await producer.start()
         heart.start()
         fanout = Fanout(settings, producer)
+        fanout.tell(metrics or Metrics(), heart)
         while not stop.is_set():
             await _consume(settings, fanout, stop)
     finally:
@@ -96,6 +99,12 @@ class Fanout:
         self._log = producer
         self._blobs = BlobStore(settings.blobs_folder)
         self._known: set[str] = set()
+        self._came: Counter[str] = Counter()
+        """Records, by what became of them."""
+
+    def tell(self, metrics: Metrics, heart: Heart) -> None:
+        metrics.heart(GROUP, heart)
+        metrics.counter("polar_tasks", "Task requests read, by what became of them", ("became",), lambda: self._came)
 
     async def submit(self, record: kafka.Record) -> None:
         """Return when the record's fact, or its dead letter, is acknowledged, however long that takes."""
@@ -112,6 +121,7 @@ class Fanout:
             await self._ensure_output(task.output)
             fact = await self._fact(record, task)
             await self._log.send(events.TOPIC, fact, key=fact.task_id, task_id=fact.task_id, deadline_s=SEND_S)
+            self._came["submitted"] += 1
         except InputError as error:
             await self._bury(record, f"{error.reason} (got {error.value})", error.field)
         except RecordTooLarge as error:
@@ -141,6 +151,7 @@ class Fanout:
     async def _bury(self, record: kafka.Record, reason: str, field: str) -> None:
         log.warning("bad task", action="fanout.dead_letter", at=_at(record), field=field)
         await dead_letter(self._log, self._settings, record, reason=reason, field=field, process=GROUP)
+        self._came["dead_letter"] += 1
 
 
 def read(value: bytes | None) -> TaskRequest:

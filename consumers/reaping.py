@@ -49,6 +49,8 @@ class Reaper:
         self._held_at: dict[str, float] = {}
         """When a claim was last in a heartbeat, by that clock."""
         self._revoked: set[str] = set()
+        self.removed = 0
+        """Runtimes, since the start."""
 
     def revoked(self, claim_id: str) -> None:
         """Another worker's claim is over. That worker sees to it itself, unless it is dead or paused."""
@@ -131,6 +133,7 @@ class Reaper:
         except (RuntimeFault, OSError) as error:
             log.warning("runtime not removed", action="reaper.failed", claim=labels.claim_id, why=str(error))
         else:
+            self.removed += 1
             log.info("runtime removed", action="reaper.removed", claim=labels.claim_id, session=labels.session_id)
 
 

@@ -8,6 +8,7 @@ Commits are in order, since one ticket at a time is taken.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -48,9 +49,9 @@ class TicketQueue:
         on_change: Callable[[], None],
     ) -> None:
         self.stage = stage
+        self.pool = pool
+        self.slots = slots
         self._settings = settings
-        self._pool = pool
-        self._slots = slots
         self._claims = claims
         self._log = producer
         self._make = make
@@ -58,13 +59,19 @@ class TicketQueue:
         self._partitions: list[int] = []
         self._moved = asyncio.Event()
         self._running: asyncio.Task[None] | None = None
-        self.skipped = 0
-        """Records of types that this version doesn't know."""
+        self.taken = 0
+        """Tickets, since the start."""
+        self.skipped: Counter[str] = Counter()
+        """Records that are no ticket, by reason: `undecodable`, or `unknown_<type>`."""
 
     def told(self) -> StageSlots:
         """This stage's part of the heartbeat."""
         claims = self._claims.held(self.stage)
-        return StageSlots(self.stage, self._pool, self._slots, self._slots - len(claims), self._partitions, claims)
+        return StageSlots(self.stage, self.pool, self.slots, self.free, self._partitions, claims)
+
+    @property
+    def free(self) -> int:
+        return self.slots - len(self._claims.held(self.stage))
 
     def wake(self) -> None:
         """A slot may have become free, or the worker leaves."""
@@ -86,15 +93,15 @@ class TicketQueue:
         while not leaving.is_set():
             consumer = kafka.consumer(
                 self._settings,
-                group=f"{self.stage.value}.{self._pool}",
+                group=f"{self.stage.value}.{self.pool}",
                 max_partition_fetch_bytes=FETCH_BYTES,
             )
             try:
-                consumer.subscribe([stages.topic(self.stage, self._pool).full_name(self._settings.namespace)])
+                consumer.subscribe([stages.topic(self.stage, self.pool).full_name(self._settings.namespace)])
                 await consumer.start()
                 await self._take_all(consumer, leaving)
             except kafka.KafkaError as error:
-                log.warning("queue lost", action="queue.lost", stage=self.stage, pool=self._pool, why=repr(error))
+                log.warning("queue lost", action="queue.lost", stage=self.stage, pool=self.pool, why=repr(error))
                 await asyncio.sleep(RESTART_S)
             finally:
                 self._assigned(set())
@@ -104,7 +111,7 @@ class TicketQueue:
         while not leaving.is_set():
             assigned = consumer.assignment()
             self._assigned({tp.partition for tp in assigned})
-            if len(self._claims.held(self.stage)) >= self._slots:
+            if self.free <= 0:
                 await self._poll_full(consumer, assigned)
                 continue
             consumer.resume(*assigned)
@@ -127,12 +134,14 @@ class TicketQueue:
         try:
             ticket = stages.CODEC.decode(record.value or b"")
         except DecodeError as error:
+            self.skipped["undecodable"] += 1
             await self._bury(record, str(error))
         else:
             if isinstance(ticket, UnknownRecord):
-                self.skipped += 1
+                self.skipped[f"unknown_{ticket.type}"] += 1
                 log.info("unknown ticket", action="ticket.skipped", type=ticket.type, at=_at(record))
             else:
+                self.taken += 1
                 claim = self._claims.take(ticket)
                 await self._claims.ask(claim)
                 self._claims.carry(claim, self._make(claim))
@@ -146,7 +155,7 @@ class TicketQueue:
                 self._settings,
                 record,
                 reason=reason,
-                process=f"{self.stage.value} worker of pool {self._pool}",
+                process=f"{self.stage.value} worker of pool {self.pool}",
             )
         except Unacknowledged as error:
             log.error("dead letter lost", action="ticket.dead_letter_lost", at=_at(record), why=str(error))

@@ -11,7 +11,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from typing import Protocol
 
 import structlog
 
@@ -44,14 +46,22 @@ OUTPUTS = f"{trajectories.TOPIC.name}."
 log = structlog.get_logger()
 
 
-async def run_analytics(settings: Settings, stop: asyncio.Event) -> None:
+class Metrics(Protocol):
+    """Where this process's figures are told (`consumers.metrics`, which the lake doesn't know)."""
+
+    def heart(self, role: str, heart: Heart) -> None: ...
+    def skipped(self, role: str, read: Callable[[], Mapping[str, int]]) -> None: ...
+    def counter(self, name: str, what: str, labels: Sequence[str], read: Callable[[], float]) -> None: ...
+
+
+async def run_analytics(settings: Settings, stop: asyncio.Event, metrics: Metrics | None = None) -> None:
     """Write until `stop`, then what is in hand. Any number of these share the partitions, and a lake.
 
     Raises NotReady where no Kafka is known; one that doesn't answer is waited for, as is a folder that can't be written.
     """
     kafka.connection(settings)  # which raises here, not within a task group
     worker_id = new_worker_id(ROLE)
-    heart = Heart(settings, lambda: Heart.describe(worker_id, ROLE))
+    heart = Heart(settings, lambda: Heart.describe(worker_id, ROLE, leaving=stop.is_set()))
     heart.start()
     lake = Lake(settings.lake_folder)
     membership = Membership(settings)
@@ -66,7 +76,10 @@ async def run_analytics(settings: Settings, stop: asyncio.Event) -> None:
                 tasks.create_task(membership.run(left), name="membership")
                 tasks.create_task(upkeep.run(lake, writing, left), name="upkeep")
                 try:
-                    await Writer(settings, lake, writing, membership).run(stop)
+                    writer = Writer(settings, lake, writing, membership)
+                    if metrics is not None:
+                        writer.tell(metrics, heart)
+                    await writer.run(stop)
                 finally:
                     left.set()
     finally:
@@ -133,6 +146,14 @@ class Writer:
         self._flushed_at = time.monotonic()
         self.skipped: Counter[str] = Counter()
         """Records left out: `undecodable`, `unfit`, `unknown_<type>`."""
+        self._rows = 0
+        """Written, since the start."""
+
+    def tell(self, metrics: Metrics, heart: Heart) -> None:
+        """Say where this writer's figures are."""
+        metrics.heart(ROLE, heart)
+        metrics.skipped(ROLE, lambda: self.skipped)
+        metrics.counter("polar_lake_rows", "Rows written to the lake", (), lambda: self._rows)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Until `stop`, and as long as the disk takes to write what was read before it."""
@@ -228,6 +249,7 @@ class Writer:
             buffer = self._buffer
             given = (self._lake, self._writing, buffer.rows, self._base, offsets, buffer.times)
             self.skipped["unfit"] += await asyncio.to_thread(flush, *given)
+            self._rows += sum(len(made) for made in buffer.rows.values())
             self._buffer, self._base = Buffer(), dict(offsets)
             self._trouble.over()
             await self._membership.commit(positions)

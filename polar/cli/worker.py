@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -18,6 +19,9 @@ from polar.settings import Settings
 from polar.types.errors import InputError
 from polar.types.session import Stage
 from polar.types.task import POOL_NAME
+
+if TYPE_CHECKING:
+    from consumers.metrics import Metrics
 
 POOL = re.compile(POOL_NAME)
 
@@ -53,6 +57,16 @@ def worker(
             "A second signal hands it back at once.",
         ),
     ] = 0.0,
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=65535,
+            help="Serve /metrics, /healthz and /readyz there; 0: any free one, which the log tells.",
+            show_default=False,
+        ),
+    ] = None,
+    metrics_host: Annotated[str, typer.Option(help="Address of the metrics, which ask for no token.")] = "127.0.0.1",
     data: Data = None,
 ) -> None:
     """Run consumers until SIGINT or SIGTERM; start more to scale."""
@@ -62,10 +76,16 @@ def worker(
     found = settings.load(data)
 
     hurry = asyncio.Event()
+    asked = _Stages([stage for stage in Stage if stage.value in roles], pool, concurrency, grace)
 
     async def main(stop: asyncio.Event) -> None:
-        stages = _Stages([stage for stage in Stage if stage.value in roles], pool, concurrency, grace)
-        await _together(_start(found, set(roles), stages, stop, hurry), stop, hurry)
+        from consumers.metrics import Metrics, served
+
+        metrics = Metrics()
+        async with AsyncExitStack() as doors:
+            if metrics_port is not None:
+                await doors.enter_async_context(served(metrics, metrics_host, metrics_port))
+            await _together(_start(found, set(roles), asked, stop, hurry, metrics), stop, hurry)
 
     running.serve(main, hurry if grace else None)
 
@@ -81,14 +101,14 @@ class _Stages:
 
 
 def _start(
-    found: Settings, roles: set[Role], asked: _Stages, stop: asyncio.Event, hurry: asyncio.Event
+    found: Settings, roles: set[Role], asked: _Stages, stop: asyncio.Event, hurry: asyncio.Event, metrics: Metrics
 ) -> dict[str, Awaitable[None]]:
     """The consumers, by name. What each needs is imported only where it runs."""
     started: dict[str, Awaitable[None]] = {}
     if Role.FANOUT in roles:
         from consumers.fanout import run_fanout
 
-        started["fanout"] = run_fanout(found, stop)
+        started["fanout"] = run_fanout(found, stop, metrics)
     if Role.COORDINATOR in roles:
         from consumers.coordinator.loop import run_coordinator
 
@@ -100,7 +120,7 @@ def _start(
     if Role.ANALYTICS in roles:
         from analytics.writing.writer import run_analytics
 
-        started["analytics"] = run_analytics(found, stop)
+        started["analytics"] = run_analytics(found, stop, metrics)
     if Role.WEBHOOKS in roles:
         from consumers.webhooks.loop import run_webhooks
 
@@ -116,6 +136,7 @@ def _start(
             stop=stop,
             grace_s=asked.grace_s,
             hurry=hurry,
+            metrics=metrics,
         )
     return started
 

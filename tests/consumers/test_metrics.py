@@ -1,0 +1,138 @@
+"""What is told to Prometheus is what happens, and nobody who asks for it can hold up the work."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections import Counter
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from consumers.metrics import REASONS, Metrics, served
+from polar.settings import Settings
+from polar.types.errors import NotReady
+from polar.types.session import Stage
+from tests.consumers.coordinating import Coordinator, eventually, shell, ticket, working
+from topics import stages
+from topics.events import RunFinished
+from topics.heartbeat import Heart
+
+HOST = "127.0.0.1"
+Samples = dict[tuple[str, ...], float]
+
+
+def told(metrics: Metrics) -> Samples:
+    """Every sample by its name and its labels' values, in the labels' alphabetic order."""
+    families = text_string_to_metric_families(metrics.text().decode())
+    return {
+        (sample.name, *(value for _, value in sorted(sample.labels.items()))): sample.value
+        for family in families
+        for sample in family.samples
+    }
+
+
+def free_port() -> int:
+    with socket.create_server((HOST, 0)) as listening:
+        port: int = listening.getsockname()[1]
+        return port
+
+
+async def asked(port: int, line: str) -> tuple[int, str]:
+    """Status and body."""
+    reader, writer = await asyncio.open_connection(HOST, port)
+    writer.write(f"{line} HTTP/1.1\r\nHost: polar\r\n\r\n".encode())
+    async with asyncio.timeout(10):
+        answer = (await reader.read()).decode()
+    writer.close()
+    head, _, body = answer.partition("\r\n\r\n")
+    return int(head.split()[1]), body
+
+
+def test_figures_of_one_name_are_added_up_and_each_name_is_told_once() -> None:
+    metrics = Metrics()
+    for slots in ({("gpu", "run"): 8}, {("gpu", "run"): 4, ("gpu", "init"): 2}):
+        metrics.gauge("polar_worker_slots", "Slots", ("pool", "stage"), lambda slots=slots: slots)  # type: ignore[misc] # a default binds the loop's value
+    metrics.counter("polar_lake_rows", "Rows", (), lambda: 7)
+    samples = told(metrics)
+    assert samples["polar_worker_slots", "gpu", "run"] == 12
+    assert samples["polar_worker_slots", "gpu", "init"] == 2
+    assert samples["polar_lake_rows_total",] == 7
+    assert metrics.text().decode().count("# TYPE polar_worker_slots gauge") == 1
+
+
+def test_whoever_writes_the_log_does_not_choose_how_many_labels_there_are() -> None:
+    skipped = Counter({f"unknown_{n}": 2 for n in range(REASONS + 30)})
+    metrics = Metrics()
+    metrics.skipped("coordinator", lambda: skipped)
+    samples = {key: value for key, value in told(metrics).items() if key[0] == "polar_skipped_total"}
+    assert len(samples) == REASONS + 1
+    assert samples["polar_skipped_total", "other", "coordinator"] == 60
+    assert sum(samples.values()) == sum(skipped.values())
+
+
+async def test_a_process_is_ready_while_its_heartbeats_arrive(kafka: str, settings: Settings) -> None:
+    away = Settings(kafka=f"{HOST}:{free_port()}", data=settings.data)
+    heart = Heart(away, lambda: Heart.describe("worker-1", "fanout"))
+    metrics, port = Metrics(), free_port()
+    async with served(metrics, HOST, port):
+        assert await asked(port, "GET /readyz") == (503, "it is starting\n")
+        metrics.heart("fanout", heart)
+        status, why = await asked(port, "GET /readyz")
+        assert (status, "no heartbeat of fanout" in why) == (503, True)
+        assert await asked(port, "GET /healthz") == (200, "ok\n")
+        assert told(metrics)["polar_connected", "fanout"] == 0
+        assert (await asked(port, "POST /metrics"))[0] == 405
+        assert (await asked(port, "HEAD /metrics")) == (200, "")
+        assert (await asked(port, "GET /secrets"))[0] == 404
+        with pytest.raises(NotReady, match=f"{HOST}:{port}.*--metrics-port"):
+            async with served(metrics, HOST, port):
+                pass
+
+
+async def test_a_client_that_never_ends_its_request_holds_up_nobody() -> None:
+    metrics, port = Metrics(), free_port()
+    async with served(metrics, HOST, port):
+        _, idle = await asyncio.open_connection(HOST, port)
+        idle.write(b"GET /met")
+        assert (await asked(port, "GET /healthz"))[0] == 200
+        reader, endless = await asyncio.open_connection(HOST, port)
+        endless.write(b"x" * 1_000_000)
+        async with asyncio.timeout(10):
+            with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+                await reader.readexactly(1)
+        for writer in (idle, endless):
+            writer.close()
+
+
+async def test_a_workers_figures_are_what_happened(settings: Settings, coordinator: Coordinator) -> None:
+    metrics = Metrics()
+    run = ("default", "run")
+    async with working(settings, list(Stage), metrics=metrics):
+        runtime = await coordinator.initialised(shell("first", "true"))
+        held = shell("held", "sleep 60")
+        kept = await coordinator.initialised(held)
+        await coordinator.granted(ticket(shell("first", "true"), Stage.RUN, runtime=runtime))
+        await coordinator.fact(RunFinished, "first.0")
+        claimed = await coordinator.granted(ticket(held, Stage.RUN, runtime=kept))
+        await coordinator.discard("first.0", runtime)
+        name = stages.topic(Stage.RUN, "default").full_name(settings.namespace)
+        partition = await coordinator.partition(Stage.RUN)
+        await coordinator.log.send_bytes(name, b"\x81\xa4type\xa6newest", key=b"k")
+        await eventually(lambda: told(metrics).get(("polar_skipped_total", "unknown_newest", "stages")))
+        await eventually(lambda: told(metrics)["polar_runtimes_removed_total", "discarded"])
+        samples = told(metrics)
+        assert partition >= 0
+        assert samples["polar_worker_slots", *run] == 2
+        assert samples["polar_worker_slots_free", *run] == 1
+        assert samples["polar_tickets_total", *run] == 2
+        assert samples["polar_tickets_total", "default", "init"] == 2
+        assert samples["polar_tickets_total", "default", "evaluate"] == 0
+        assert samples["polar_claims_granted_total", "run"] == 2
+        assert samples["polar_claims_ended_total", "finished", "run"] == 1
+        assert samples["polar_claims_ended_total", "finished", "init"] == 2
+        assert samples["polar_connected", "stages"] == 1
+        assert metrics.unready() is None
+        await coordinator.revoke(claimed.claim_id, "held.0")
+        await eventually(lambda: told(metrics)["polar_worker_slots_free", *run] == 2)
+        assert told(metrics)["polar_claims_ended_total", "revoked", "run"] == 1
