@@ -26,12 +26,15 @@ class StageSlots(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Backlog(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Sessions of one coordinator's partitions that want a slot: how coordinators share a pool's credit (protocol 7)."""
+    """Sessions of one coordinator's partitions that want a slot or have one: how coordinators share a pool's credit (protocol 7)."""
 
     stage: Stage
     pool: str
     priority: int
     sessions: int
+    """That want a slot."""
+    held: int = 0
+    """That have one, or a ticket for one."""
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat", omit_defaults=True):

@@ -7,21 +7,28 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 
 import structlog
 
+from consumers.coordinator.figures import Figures
 from consumers.coordinator.fleet import FleetView
 from consumers.coordinator.keeper import Keeper
 from consumers.coordinator.leases import Leases
-from consumers.coordinator.lend import Ledger, Want, lend
+from consumers.coordinator.ledger import Ledger
+from consumers.coordinator.lender import Lender
+from consumers.coordinator.metrics import tell
+from consumers.coordinator.shares import ROLE
+from consumers.metrics import Metrics
 from polar.settings import Settings
+from polar.types.session import Stage
 from topics import events, fleet, kafka, workers
 from topics.fleet import FleetRecord
 from topics.follow import Follower, Since
 from topics.heartbeat import Heart, new_worker_id
 from topics.owner import FencedProducer, Owner
 from topics.producer import LogProducer, Unacknowledged
-from topics.workers import Heartbeat, Probe
+from topics.workers import Backlog, Heartbeat, Probe
 
 PROBE_S = 1.0
 """Protocol 12."""
@@ -33,9 +40,11 @@ HEARTBEATS_FROM_S = 10.0
 log = structlog.get_logger()
 
 
-async def run_coordinator(settings: Settings, stop: asyncio.Event) -> None:
+async def run_coordinator(settings: Settings, stop: asyncio.Event, metrics: Metrics | None = None) -> None:
     """Coordinate until `stop`. Any number of these share the partitions. Raises what ended one of its parts."""
-    await Coordinator(settings).run(stop)
+    coordinator = Coordinator(settings)
+    coordinator.tell(metrics or Metrics())
+    await coordinator.run(stop)
 
 
 class Coordinator:
@@ -43,13 +52,20 @@ class Coordinator:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._worker_id = new_worker_id("coordinator")
+        self._worker_id = new_worker_id(ROLE)
         self._leases = Leases()
         self._ledger = Ledger()
         self._fleet = FleetView()
         self._producer = LogProducer(settings)
         self._keepers: dict[int, Keeper] = {}
+        self._lender = Lender(self._worker_id, self._ledger, self._fleet)
         self._lend_soon = asyncio.Event()
+        self._told: tuple[list[Backlog], dict[str, int]] = [], {}
+        self._is_leaving = False
+        self._facts = 0
+        self._skipped: Counter[str] = Counter()
+        """These two of partitions that are owned no longer."""
+        self._workers_lost = 0
         self._owner = Owner(settings, "coordinator", events.TOPIC, self._keep)
         self._heart = Heart(settings, self._beat)
         self._signs = Follower(
@@ -76,10 +92,36 @@ class Coordinator:
             for part in parts:
                 part.cancel()
             await asyncio.gather(*parts, return_exceptions=True)
+            self._is_leaving = True
             await self._states.stop()
             await self._signs.stop()
             self._heart.stop()
             await self._producer.stop()
+
+    def tell(self, metrics: Metrics) -> None:
+        """Say where this process's figures are."""
+        metrics.heart(ROLE, self._heart)
+        tell(metrics, self.figures)
+
+    def figures(self) -> Figures:
+        """Of this process, now."""
+        keepers = [keeper for keeper in self._keepers.values() if keeper.is_recovered]
+        backlogs = self._lender.backlogs()
+        free: Counter[tuple[str, Stage]] = Counter()
+        for worker in self._ledger.free(self._leases.clock):
+            free[worker.pool, worker.stage] += worker.slots
+        return Figures(
+            partitions=len(keepers),
+            backlog={(told.pool, told.stage, told.priority): told.sessions for told in backlogs},
+            held={(told.pool, told.stage, told.priority): told.held for told in backlogs},
+            staged=self._lender.staged(),
+            slots={(pool, stage): slots for (stage, pool), slots in self._ledger.slots().items()},
+            free=free,
+            sessions=sum((keeper.table.phases for keeper in keepers), Counter()),
+            facts=self._facts + sum(keeper.facts for keeper in self._keepers.values()),
+            skipped=sum((keeper.skipped for keeper in self._keepers.values()), self._skipped),
+            workers_lost=self._workers_lost,
+        )
 
     async def _keep(self, partition: int, fenced: FencedProducer) -> None:
         keeper = Keeper(
@@ -89,18 +131,28 @@ class Coordinator:
             self._producer,
             self._leases,
             self._ledger,
-            self._lend_soon,
+            self._lend_once,
             self._fleet,
         )
-        self._keepers[partition] = keeper
+        self._keepers[partition] = self._lender.borrowers[partition] = keeper
         try:
             await keeper.run()
         finally:
-            del self._keepers[partition]
+            del self._keepers[partition], self._lender.borrowers[partition]
             keeper.give_slots_back()
+            self._facts += keeper.facts
+            self._skipped += keeper.skipped
 
     def _beat(self) -> Heartbeat:
-        return self._heart.describe(self._worker_id, "coordinator", fleet_generation=self._fleet.generation)
+        backlogs, staged = self._told = self._lender.backlogs(), self._lender.staged()
+        return self._heart.describe(
+            self._worker_id,
+            ROLE,
+            fleet_generation=self._fleet.generation,
+            leaving=self._is_leaving,
+            backlogs=backlogs,
+            staged=staged,
+        )
 
     def _on_fleet(self, state: FleetRecord, _: kafka.Record) -> None:
         self._fleet.apply(state)
@@ -113,7 +165,7 @@ class Coordinator:
                 self._leases.probe(record.timestamp, time.monotonic())
             case Heartbeat():
                 self._leases.beat(sign)
-                self._ledger.beat(sign)
+                self._lender.beat(sign)
                 self._lend_soon.set()
 
     async def _probe(self) -> None:
@@ -137,21 +189,11 @@ class Coordinator:
             self._lend_soon.clear()
             for worker in self._leases.gone():
                 log.info("worker lost", action="coordinator.worker_lost", worker=worker)
-                self._ledger.lost(worker)
-            if not self._fleet.draining:
-                self._lend_once()
+                self._lender.lost(worker)
+                self._workers_lost += 1
+            self._lend_once()
+            if not self._lender.is_alone and self._told != (self._lender.backlogs(), self._lender.staged()):
+                self._heart.changed()
 
     def _lend_once(self) -> None:
-        wants = [
-            Want(partition, stage, pool, count)
-            for partition, keeper in self._keepers.items()
-            for (stage, pool), count in keeper.wants().items()
-        ]
-        staged = {
-            pool: sum(keeper.table.waiting.staged(pool).total() for keeper in self._keepers.values())
-            for pool in {w.pool for w in wants}
-        }
-        room = {pool: self._ledger.run_slots(pool) - count for pool, count in staged.items()}
-        for lent in lend(self._ledger.free(self._leases.clock), self._ledger.in_turn(wants), room):
-            self._ledger.promise(lent)
-            self._keepers[lent.partition].give(lent.slot)
+        self._lender.lend(self._leases.clock)

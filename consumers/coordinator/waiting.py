@@ -151,6 +151,10 @@ class Waiting:
         """Sessions between an INIT ticket and a run claim, by priority: what `ready_limit` bounds."""
         return Counter(self._staged.get(pool, {}).values())
 
+    def pools_staged(self) -> list[str]:
+        """Pools of which a session is staged."""
+        return [pool for pool, staged in self._staged.items() if staged]
+
     def staged_sessions(self) -> list[str]:
         """All of them, by id."""
         return [session_id for staged in self._staged.values() for session_id in staged]

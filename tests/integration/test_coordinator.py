@@ -12,7 +12,7 @@ import pytest
 from consumers.coordinator.fleet import FleetView
 from consumers.coordinator.keeper import Keeper
 from consumers.coordinator.leases import Leases
-from consumers.coordinator.lend import Ledger
+from consumers.coordinator.ledger import Ledger
 from consumers.coordinator.loop import run_coordinator
 from polar.client import SessionTable
 from polar.settings import Settings
@@ -65,7 +65,7 @@ async def test_no_lease_is_judged_while_a_fact_of_its_claim_may_be_unread(
         await producer.send(events.TOPIC, fact, key="t", task_id="t")
     fenced = FencedProducer(settings, f"coordinator.{PARTITION}")
     await fenced.start()
-    keeper = Keeper(settings, PARTITION, fenced, producer, AllLost(), Ledger(), asyncio.Event(), FleetView())
+    keeper = Keeper(settings, PARTITION, fenced, producer, AllLost(), Ledger(), lambda: None, FleetView())
     running = asyncio.create_task(keeper.run())
     async with asyncio.timeout(DEADLINE_S):
         while (session := keeper.table.session("t.0")) is None or session.phase is Phase.INIT:
@@ -91,7 +91,7 @@ async def test_time_that_passes_without_facts_outlives_a_coordinator(settings: S
         await producer.send(sessions.TOPIC, row, key=sessions.key_of(row), task_id="t")
     fenced = FencedProducer(settings, f"coordinator.{PARTITION}")
     await fenced.start()
-    keeper = Keeper(settings, PARTITION, fenced, producer, Hourly(), Ledger(), asyncio.Event(), FleetView())
+    keeper = Keeper(settings, PARTITION, fenced, producer, Hourly(), Ledger(), lambda: None, FleetView())
     running = asyncio.create_task(keeper.run())
     written: list[int] = []
 

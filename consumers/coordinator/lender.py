@@ -1,0 +1,128 @@
+"""One process's lending: what its partitions want meets what the ledger knows to be free, within the process's share of each pool.
+
+`lend` decides, `shares` bounds it, keepers and heartbeats are fed and asked from here. No I/O: the loop says when.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Protocol, TypeVar
+
+from consumers.coordinator.commands import SlotLent
+from consumers.coordinator.fleet import FleetView
+from consumers.coordinator.ledger import Ledger
+from consumers.coordinator.lend import Credit, Line, Room, Want, lend
+from consumers.coordinator.shares import Peers, backlogs
+from consumers.coordinator.waiting import Waiting
+from polar.types.session import Stage
+from topics.workers import Backlog, Heartbeat
+
+K = TypeVar("K")
+
+
+class Borrower(Protocol):
+    """A partition, as the lending sees it."""
+
+    @property
+    def waiting(self) -> Waiting: ...
+
+    def wants(self, stage: Stage, pool: str) -> Iterator[Want]:
+        """Sessions that want a slot, less the slots given and not yet decided on."""
+
+    def in_hand(self, stage: Stage, pool: str) -> Counter[str]:
+        """By user: sessions with a ticket or a claim, and slots given and not yet decided on."""
+
+    def give(self, slot: SlotLent) -> None: ...
+
+
+class Lender:
+    """Invariant: a slot that was given is promised in the ledger until its partition has decided on it."""
+
+    def __init__(self, own_id: str, ledger: Ledger, fleet: FleetView) -> None:
+        self.borrowers: dict[int, Borrower] = {}
+        """By partition."""
+        self._ledger = ledger
+        self._fleet = fleet
+        self._peers = Peers(own_id)
+
+    def beat(self, heartbeat: Heartbeat) -> None:
+        self._ledger.beat(heartbeat)
+        self._peers.beat(heartbeat)
+
+    def lost(self, worker_id: str) -> None:
+        self._ledger.lost(worker_id)
+        self._peers.lost(worker_id)
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether no other coordinator lives: then all slots are this one's."""
+        return self._peers.is_alone
+
+    def lend(self, now: int) -> None:
+        """A round at `now`, process clock, ms. While the fleet drains nothing is lent."""
+        if self._fleet.draining:
+            return
+        free = self._ledger.free(now)
+        lines = dict.fromkeys((worker.stage, worker.pool) for worker in free)
+        wants = [
+            want
+            for stage, pool in lines
+            for borrower in self.borrowers.values()
+            for want in borrower.wants(stage, pool)
+        ]
+        if not wants:
+            return
+        for lent in lend(
+            free, self._ledger.in_turn(wants), self._credit(dict.fromkeys((w.stage, w.pool) for w in wants))
+        ):
+            self._ledger.promise(lent)
+            self.borrowers[lent.partition].give(lent.slot)
+
+    def backlogs(self) -> list[Backlog]:
+        """For the heartbeat: what this process's partitions want and hold."""
+        lines = dict.fromkeys(line for borrower in self.borrowers.values() for line in borrower.waiting.known())
+        return [
+            told
+            for stage, pool in lines
+            for told in backlogs(
+                stage,
+                pool,
+                _sum(borrower.waiting.sessions(stage, pool) for borrower in self.borrowers.values()),
+                _sum(borrower.waiting.held(stage, pool) for borrower in self.borrowers.values()),
+            )
+        ]
+
+    def staged(self) -> dict[str, int]:
+        """For the heartbeat: sessions between an INIT ticket and a run claim, by pool."""
+        pools = dict.fromkeys(pool for borrower in self.borrowers.values() for pool in borrower.waiting.pools_staged())
+        return {pool: self._staged(pool).total() for pool in pools}
+
+    def _staged(self, pool: str) -> Counter[int]:
+        return _sum(borrower.waiting.staged(pool) for borrower in self.borrowers.values())
+
+    def _credit(self, lines: dict[Line, None]) -> Credit:
+        slots = self._ledger.slots()
+        in_hand = {line: _sum(borrower.in_hand(*line) for borrower in self.borrowers.values()) for line in lines}
+        rooms = {pool: self._room(pool, slots) for stage, pool in lines if stage is Stage.INIT}
+        if self.is_alone:
+            return Credit(in_hand, {}, rooms)
+        shares = {
+            (stage, pool): self._peers.share(stage, pool, slots[stage, pool]) - in_hand[stage, pool].total()
+            for stage, pool in lines
+        }
+        return Credit(in_hand, shares, rooms)
+
+    def _room(self, pool: str, slots: Counter[Line]) -> Room:
+        limit, spare = slots[Stage.RUN, pool], slots[Stage.INIT, pool]
+        if self.is_alone:
+            return Room(limit, limit + spare, self._staged(pool))
+        share = self._peers.share_of_staging(pool, limit)
+        return Room(share, limit + spare - self._peers.staged_elsewhere(pool), self._staged(pool))
+
+
+def _sum(counts: Iterable[Counter[K]]) -> Counter[K]:
+    found: Counter[K] = Counter()
+    for each in counts:
+        found.update(each)
+    return found
