@@ -11,12 +11,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import structlog
 from msgspec.structs import replace
 
+from consumers.coordinator.borrower import Borrower
 from consumers.coordinator.commands import (
     Batch,
     ClaimLost,
@@ -28,7 +29,6 @@ from consumers.coordinator.commands import (
     PoolDark,
     RejectTask,
     ReleaseTicket,
-    SlotLent,
     TaskForgotten,
 )
 from consumers.coordinator.deadlines import Pauses, budget_s
@@ -37,17 +37,28 @@ from consumers.coordinator.endings import said_again
 from consumers.coordinator.fleet import FleetView
 from consumers.coordinator.leases import Leases
 from consumers.coordinator.ledger import Ledger
-from consumers.coordinator.lend import Want
 from consumers.coordinator.state import Table
-from consumers.coordinator.waiting import Waiting
 from polar.settings import Settings
-from polar.types.session import SessionState, Stage, TaskState
+from polar.types.session import SessionState, TaskState
 from topics import completions, control, dead_letters, events, kafka, sessions, stages
 from topics.codec import DecodeError, UnknownRecord, encode
 from topics.completions import CloseGroup, Open
 from topics.control import CloseKey, Discard, Grant, Revoke
-from topics.events import Claimed, Evaluated, HandedBack, InitFinished, RunFinished, Stopped
-from topics.owner import STOP_DEADLINE_S, FencedProducer, OwnershipLost, Write, read_back
+from topics.events import (
+    Claimed,
+    Evaluated,
+    HandedBack,
+    InitFinished,
+    RunFinished,
+    Stopped,
+)
+from topics.owner import (
+    STOP_DEADLINE_S,
+    FencedProducer,
+    OwnershipLost,
+    Write,
+    read_back,
+)
 from topics.producer import LogProducer, Unacknowledged, dead_letter
 from topics.sessions import Position
 from topics.stages import Ticket
@@ -95,8 +106,8 @@ class Keeper:
         self._ledger = ledger
         self._lend_now = lend_now
         self._fleet = fleet
-        self._slots: list[SlotLent] = []
         self._woken = asyncio.Event()
+        self.borrower = Borrower(partition, self.table.waiting, ledger, self._woken.set)
         self._position = 0
         self._clock_base = 0
         self._written_at = 0.0
@@ -106,38 +117,10 @@ class Keeper:
         self._judged_at = 0.0
         self._repeated_at = -REPEAT_S
         self._to_repeat: list[str] = []
-        self.is_recovered = False
         self.facts = 0
         """Read so far."""
         self.skipped: Counter[str] = Counter()
         """Inputs that the table didn't allow, by reason (protocol 6)."""
-
-    # --- what the process asks of it
-
-    @property
-    def waiting(self) -> Waiting:
-        return self.table.waiting
-
-    def wants(self, stage: Stage, pool: str) -> Iterator[Want]:
-        """Sessions that want a slot, less the slots that are lent and not yet decided on; none while the table is being read."""
-        lent = Counter((slot.priority, slot.user) for slot in self._slots if (slot.stage, slot.pool) == (stage, pool))
-        for priority, user, waiting in self.table.waiting.wants(stage, pool) if self.is_recovered else ():
-            if waiting > lent[priority, user]:
-                yield Want(self._partition, stage, pool, priority, user, waiting - lent[priority, user])
-
-    def in_hand(self, stage: Stage, pool: str) -> Counter[str]:
-        """By user: sessions with a ticket or a claim, and slots that are lent and not yet decided on."""
-        lent = Counter(slot.user for slot in self._slots if (slot.stage, slot.pool) == (stage, pool))
-        return self.table.waiting.in_hand(stage, pool) + lent
-
-    def give(self, slot: SlotLent) -> None:
-        self._slots.append(slot)
-        self._woken.set()
-
-    def give_slots_back(self) -> None:
-        for slot in self._slots:
-            self._ledger.kept(slot)
-        self._slots.clear()
 
     # --- its life
 
@@ -200,7 +183,7 @@ class Keeper:
                 case _:
                     rows[key] = row
         self.table.fill(rows.values())
-        self.is_recovered = True
+        self.borrower.is_open = True
         self._written_clock = self._now()
         self._written_position = self._position
         log.info(
@@ -244,10 +227,9 @@ class Keeper:
         if not batch.is_empty:
             # The slots that these facts set free, and the sessions that they make wait, meet in this very transaction.
             self._lend_now()
-        for slot in self._slots:
+        while (slot := self.borrower.slot) is not None:
             self._take(slot, batch)
-            self._ledger.kept(slot)
-        self._slots.clear()
+            self.borrower.decided()
         if not batch.is_empty or self._position_due():
             await self._commit(batch)
         await self._send(batch.commands)

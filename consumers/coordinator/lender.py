@@ -6,38 +6,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from typing import Protocol, TypeVar
+from collections.abc import Iterable
+from typing import TypeVar
 
-from consumers.coordinator.commands import SlotLent
+from consumers.coordinator.borrower import Borrower
 from consumers.coordinator.fleet import FleetView
 from consumers.coordinator.ledger import Ledger
-from consumers.coordinator.lend import Credit, Line, Room, Want, lend
+from consumers.coordinator.lend import Credit, Line, Room, lend
 from consumers.coordinator.shares import Peers, backlogs
-from consumers.coordinator.waiting import Waiting
 from polar.types.session import Stage
 from topics.workers import Backlog, Heartbeat
 
 K = TypeVar("K")
 
 
-class Borrower(Protocol):
-    """A partition, as the lending sees it."""
-
-    @property
-    def waiting(self) -> Waiting: ...
-
-    def wants(self, stage: Stage, pool: str) -> Iterator[Want]:
-        """Sessions that want a slot, less the slots given and not yet decided on."""
-
-    def in_hand(self, stage: Stage, pool: str) -> Counter[str]:
-        """By user: sessions with a ticket or a claim, and slots given and not yet decided on."""
-
-    def give(self, slot: SlotLent) -> None: ...
-
-
 class Lender:
-    """Invariant: a slot that was given is promised in the ledger until its partition has decided on it."""
+    """Fed with heartbeats in log order, and asked for a round whenever something may have come free."""
 
     def __init__(self, own_id: str, ledger: Ledger, fleet: FleetView) -> None:
         self.borrowers: dict[int, Borrower] = {}

@@ -105,7 +105,7 @@ class Coordinator:
 
     def figures(self) -> Figures:
         """Of this process, now."""
-        keepers = [keeper for keeper in self._keepers.values() if keeper.is_recovered]
+        keepers = [keeper for keeper in self._keepers.values() if keeper.borrower.is_open]
         backlogs = self._lender.backlogs()
         free: Counter[tuple[str, Stage]] = Counter()
         for worker in self._ledger.free(self._leases.clock):
@@ -134,12 +134,13 @@ class Coordinator:
             self._lend_once,
             self._fleet,
         )
-        self._keepers[partition] = self._lender.borrowers[partition] = keeper
+        self._keepers[partition] = keeper
+        self._lender.borrowers[partition] = keeper.borrower
         try:
             await keeper.run()
         finally:
             del self._keepers[partition], self._lender.borrowers[partition]
-            keeper.give_slots_back()
+            keeper.borrower.give_back()
             self._facts += keeper.facts
             self._skipped += keeper.skipped
 

@@ -1,0 +1,59 @@
+"""One partition, as the lending sees it: what it wants, what it has, and the slots that it was given and hasn't decided on.
+
+Invariant: a slot that was given is promised in the ledger until it is decided on or given back.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+from consumers.coordinator.commands import SlotLent
+from consumers.coordinator.ledger import Ledger
+from consumers.coordinator.lend import Want
+from consumers.coordinator.waiting import Waiting
+from polar.types.session import Stage
+
+
+class Borrower:
+    """Of one partition's table; it borrows nothing before it `is_open`: while the table is being read nobody knows who waits."""
+
+    def __init__(self, partition: int, waiting: Waiting, ledger: Ledger, on_slot: Callable[[], None]) -> None:
+        self.waiting = waiting
+        self.is_open = False
+        self._partition = partition
+        self._ledger = ledger
+        self._on_slot = on_slot
+        self._slots: list[SlotLent] = []
+
+    def wants(self, stage: Stage, pool: str) -> Iterator[Want]:
+        """Sessions that want a slot, less the slots given; highest priority first."""
+        if not self.is_open:
+            return
+        given = Counter((slot.priority, slot.user) for slot in self._slots if (slot.stage, slot.pool) == (stage, pool))
+        for priority, user, sessions in self.waiting.wants(stage, pool):
+            if sessions > given[priority, user]:
+                yield Want(self._partition, stage, pool, priority, user, sessions - given[priority, user])
+
+    def in_hand(self, stage: Stage, pool: str) -> Counter[str]:
+        """By user: sessions with a ticket or a claim, and slots given."""
+        given = Counter(slot.user for slot in self._slots if (slot.stage, slot.pool) == (stage, pool))
+        return self.waiting.in_hand(stage, pool) + given
+
+    def give(self, slot: SlotLent) -> None:
+        self._slots.append(slot)
+        self._on_slot()
+
+    @property
+    def slot(self) -> SlotLent | None:
+        """The next one to decide on."""
+        return self._slots[0] if self._slots else None
+
+    def decided(self) -> None:
+        """On that one: what came of it the ledger was told, or nothing did."""
+        self._ledger.kept(self._slots.pop(0))
+
+    def give_back(self) -> None:
+        """All that wasn't decided on."""
+        while self._slots:
+            self.decided()
