@@ -30,7 +30,8 @@ def _base(url: str) -> str:
 
 ServerUrl = Annotated[str, StringConstraints(pattern=r"^https?://[^/]"), AfterValidator(_base)]
 """Of an inference server; said with or without `/v1`, kept without."""
-EngineName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$")]
+ENGINE_NAME = r"^[a-z0-9][a-z0-9_-]{0,62}$"
+EngineName = Annotated[str, StringConstraints(pattern=ENGINE_NAME)]
 
 
 class EngineSettings(BaseModel):

@@ -12,11 +12,11 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("polar", "topics", "proxy", "consumers", "analytics")
-FLOOR = {"types", "settings", "registry", "keys", "blobs", "cache"}
+FLOOR = {"types", "settings", "registry", "keys", "blobs", "cache", "webhooks"}
 ACROSS = {"polar.cli", "polar.embedded"}
-SDK = {("polar.sessions", "polar.client")}
-"""Of what programs import, the one part that stands on another."""
-TRAINER = {"floor", "topics", "polar.client", "polar.sessions", "polar.trainer"}
+SDK = {("polar.sessions", "polar.client"), ("polar.fleet", "polar.client")}
+"""Of what programs import, the parts that stand on another."""
+TRAINER = {"floor", "topics", "polar.client", "polar.fleet", "polar.sessions", "polar.trainer"}
 """What a trainer's environment imports: the packages without an extra must do."""
 BASE = {
     "aiokafka",

@@ -10,8 +10,10 @@ import typer
 from polar.cli import (
     cancel,
     doctor,
+    fleet,
     keys,
     logs,
+    policy,
     proxy,
     session,
     show,
@@ -66,6 +68,8 @@ app.command("worker")(worker.worker)
 app.command("proxy")(proxy.proxy)
 app.add_typer(keys.app, name="keys")
 app.add_typer(session.app, name="session")
+app.add_typer(fleet.app, name="fleet")
+app.add_typer(policy.app, name="policy")
 app.add_typer(topics.app, name="topics")
 
 

@@ -1,0 +1,223 @@
+"""Hands on a fleet: one real proxy, the scripted engine, real Kafka."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from openai import AsyncOpenAI
+
+from polar import fleet
+from polar.scripted.app import running
+from polar.scripted.engine import Engine as ScriptedEngine
+from polar.scripted.faults import Slow
+from polar.settings import Settings
+from polar.types.errors import InputError, NotReady
+from proxy.app import Proxy
+from tests.proxy.conftest import Bench, benched, eventually, proxied
+from topics import kafka as kafka_clients
+from topics import workers
+from topics.fleet import CODEC, TOPIC, FleetState
+from topics.owner import read_back
+from topics.producer import LogProducer
+from topics.workers import Heartbeat
+
+
+@pytest.fixture
+async def bench(kafka: str, namespace: str, tmp_path: Path) -> AsyncIterator[Bench]:
+    async with benched(kafka, namespace, tmp_path) as bench:
+        yield bench
+
+
+@pytest.fixture
+def scripted() -> ScriptedEngine:
+    return ScriptedEngine()
+
+
+@pytest.fixture
+async def proxy(bench: Bench, scripted: ScriptedEngine) -> AsyncIterator[Proxy]:
+    async with running(scripted) as url, proxied(bench, url) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+async def client(proxy: Proxy, bench: Bench) -> AsyncIterator[AsyncOpenAI]:
+    async with AsyncOpenAI(base_url=proxy.url + "/v1", api_key=bench.key(), max_retries=0) as client:
+        yield client
+
+
+async def ask(client: AsyncOpenAI) -> None:
+    await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "hi"}])
+
+
+async def states(settings: Settings) -> list[FleetState]:
+    """All that were ever written."""
+    name = TOPIC.full_name(settings.namespace)
+    records = [CODEC.decode(record.value or b"") async for record in read_back(settings, name, 0)]
+    return [record for record in records if isinstance(record, FleetState)]
+
+
+async def under_way(client: AsyncOpenAI, scripted: ScriptedEngine, seconds: float) -> asyncio.Task[None]:
+    """A call that takes the engine so long, and has reached it."""
+    scripted.faults.add(Slow(delay_s=seconds))
+    call = asyncio.create_task(ask(client))
+    await eventually(lambda: not scripted.faults.pending())
+    return call
+
+
+async def test_a_block_is_a_pause_and_what_is_published_in_it_is_what_calls_say_after_it(
+    bench: Bench, client: AsyncOpenAI, scripted: ScriptedEngine
+) -> None:
+    await fleet.publish(bench.settings, 1)
+    call = await under_way(client, scripted, 0.5)
+    async with fleet.paused(bench.settings) as pause:
+        assert len(scripted.record.calls()) == 1, "it was let finish"
+        held = asyncio.create_task(ask(client))
+        await pause.publish(2)
+        assert (pause.still.generation, len(pause.still.proxies)) == (1, 1)
+        assert not held.done()
+        during = await fleet.state(bench.settings)
+    await asyncio.gather(call, held)
+    assert [recorded.policy_version for recorded in await bench.calls(2)] == [1, 2]
+    after = await fleet.state(bench.settings)
+    assert (during.state.paused, during.versions, after.state.paused, after.state.generation) == (
+        True,
+        {None: 2},
+        False,
+        2,
+    )
+
+
+async def test_calls_that_do_not_end_fail_the_pause_and_the_fleet_runs_again(
+    bench: Bench, client: AsyncOpenAI, scripted: ScriptedEngine
+) -> None:
+    call = await under_way(client, scripted, 3.0)
+    with pytest.raises(fleet.NotStill, match=r"proxy-.* has 1 calls at engines\. Allow more time") as failed:
+        await fleet.pause(bench.settings, deadline_s=0.8)
+    assert len(failed.value.proxies) == 1
+    assert not (await fleet.state(bench.settings)).state.paused
+    still = await fleet.pause(bench.settings, in_flight="abort", deadline_s=10)
+    assert still.took_s < 2
+    assert not call.done()
+    assert (await fleet.resume(bench.settings)).state.paused
+    await call
+    assert [said.outcome for said in scripted.record.calls()] == ["aborted", "completed"]
+
+
+async def test_a_block_that_raises_ends_the_pause_and_nobody_claims_to_know_the_weights(
+    bench: Bench, proxy: Proxy
+) -> None:
+    await fleet.publish(bench.settings, 4)
+    with pytest.raises(ZeroDivisionError):
+        async with fleet.paused(bench.settings):
+            1 / 0  # noqa: B018 - the update breaks off
+    after = await fleet.state(bench.settings)
+    assert (after.state.paused, after.versions) == (False, {None: None})
+    await fleet.publish(bench.settings, 5)
+
+    async def update_and_fail() -> None:
+        async with fleet.paused(bench.settings) as pause:
+            await pause.publish(6)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await update_and_fail()
+    assert (await fleet.state(bench.settings)).versions == {None: 6}
+
+
+async def test_a_cancelled_pause_leaves_the_fleet_running(
+    bench: Bench, client: AsyncOpenAI, scripted: ScriptedEngine
+) -> None:
+    call = await under_way(client, scripted, 2.0)
+    pausing = asyncio.create_task(fleet.pause(bench.settings))
+    async with fleet.Controls(bench.settings) as other:
+        await eventually(lambda: _paused(other))
+        pausing.cancel()
+        await asyncio.wait([pausing])
+        assert pausing.cancelled()
+        assert not (await other.standing()).state.paused
+    await call
+
+
+async def _paused(hand: fleet.Controls) -> bool:
+    return (await hand.standing()).state.paused
+
+
+async def test_a_second_hand_is_refused_unless_it_takes_over_and_then_the_first_is_told(
+    bench: Bench, proxy: Proxy
+) -> None:
+    async with fleet.Controls(bench.settings) as first, fleet.Controls(bench.settings) as second:
+
+        async def pause_and_lose_it() -> None:
+            async with first.paused() as pause:
+                with pytest.raises(fleet.Busy, match=rf"paused by {first.by} since 20.* \(generation 1\)"):
+                    await second.pause()
+                assert (await second.standing()).state.by == first.by
+                await second.pause(force=True)
+                with pytest.raises(fleet.Lost):
+                    await pause.publish(1)
+
+        with pytest.raises(fleet.Lost, match=f"taken over by {second.by}"):
+            await pause_and_lose_it()
+        assert (await first.standing()).state == FleetState(2, paused=True, by=second.by), "it is left alone"
+        await second.end()
+        with pytest.raises(fleet.Lost, match="ended by"):
+            async with first.paused():
+                await second.resume()
+
+
+async def test_of_hands_that_pause_at_the_same_moment_one_has_the_pause(bench: Bench, proxy: Proxy) -> None:
+    async with (
+        fleet.Controls(bench.settings) as one,
+        fleet.Controls(bench.settings) as two,
+        fleet.Controls(bench.settings) as three,
+    ):
+        for _ in range(3):
+            hands = [one, two, three]
+            done = await asyncio.gather(*(hand.pause() for hand in hands), return_exceptions=True)
+            [winner] = [hand for hand, result in zip(hands, done, strict=True) if isinstance(result, fleet.Still)]
+            assert sum(isinstance(result, fleet.Busy) for result in done) == 2, done
+            last = (await states(bench.settings))[-1]
+            assert (last.paused, last.by) == (True, winner.by), "what compaction leaves is what counts"
+            await winner.end()
+            assert not (await states(bench.settings))[-1].paused
+
+
+async def test_a_version_goes_forward_for_each_engine(bench: Bench) -> None:
+    async with fleet.Controls(bench.settings) as hand:
+        await hand.publish(3)
+        await hand.publish(5, "small")
+        with pytest.raises(InputError, match="version: engine large is at 3 already"):
+            await hand.publish(2, "large")
+        with pytest.raises(InputError, match="engine small is at 5 already"):
+            await hand.publish(4)
+        assert (await hand.standing()).versions == {None: 3, "small": 5}
+        await hand.publish(5)
+        assert (await hand.standing()).versions == {None: 5}, "one for all is for all"
+        with pytest.raises(InputError, match="from 0 on"):
+            await hand.publish(-1)
+        await hand.publish(1, force=True)
+        assert (await hand.standing()).versions == {None: 1}
+
+
+async def test_a_proxy_that_died_is_waited_for_until_its_lease_has_ended(bench: Bench, proxy: Proxy) -> None:
+    """Its last heartbeat is all that is left of it."""
+    producer = LogProducer(bench.settings)
+    await producer.start()
+    dead = Heartbeat("proxy-dead", "proxy", "h", 1, address="http://h:1", calls=3)
+    await producer.send(workers.TOPIC, dead, key=dead.worker_id)
+    began = time.monotonic()
+    still = await fleet.pause(bench.settings, deadline_s=20)
+    assert 4 < time.monotonic() - began < 12
+    assert still.proxies == tuple(name for name in still.proxies if name != "proxy-dead")
+    await producer.stop()
+
+
+async def test_without_kafka_it_is_said_at_once(tmp_path: Path) -> None:
+    began = time.monotonic()
+    with pytest.raises((NotReady, kafka_clients.KafkaError)):
+        await fleet.state(Settings(kafka="127.0.0.1:1", data=tmp_path))
+    assert time.monotonic() - began < 10
