@@ -35,7 +35,8 @@ class OpenSession:
 class Sessions:
     """Which sessions are open, and what was asked for: a fold over one partition of `polar.completions`, in log order."""
 
-    def __init__(self, held_bytes: int) -> None:
+    def __init__(self, held_bytes: int, ignored: Counter[str] | None = None) -> None:
+        """`ignored` counts records passed over, by reason."""
         self._open: dict[str, OpenSession] = {}
         self._groups: dict[str, tuple[int, CloseGroup]] = {}
         self._held = 0
@@ -45,7 +46,7 @@ class Sessions:
         """Offset of the next record."""
         self.has_gap = False
         """The log lost records that were not read: a Build whose Open is unknown can't be told from an old one but by `Emitted`."""
-        self.ignored: Counter[str] = Counter()
+        self.ignored = Counter() if ignored is None else ignored
 
     def take(self, record: CallRecord, offset: int, size: int) -> None:
         """Fold one record of `size` bytes in."""
