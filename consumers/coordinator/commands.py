@@ -6,7 +6,7 @@ owner comes to them by itself. Outputs are rows of the table, records for the sa
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from consumers.coordinator.deadlines import Pauses
 from polar.types.session import SessionState, Stage, TaskState
@@ -112,25 +112,3 @@ class Decision:
 
 
 NOTHING = Decision()
-
-
-@dataclass(slots=True)
-class Batch:
-    """Decisions gathered for one transaction."""
-
-    tasks: dict[str, TaskState] = field(default_factory=dict)
-    sessions: dict[str, SessionState] = field(default_factory=dict)
-    forgotten: list[str] = field(default_factory=list)
-    records: list[Open | Build | CloseGroup] = field(default_factory=list)
-    commands: list[Command] = field(default_factory=list)
-
-    def add(self, decision: Decision) -> None:
-        self.tasks.update((task.task_id, task) for task in decision.tasks)
-        self.sessions.update((session.session_id, session) for session in decision.sessions)
-        self.forgotten.extend(decision.forgotten)
-        self.records.extend(decision.records)
-        self.commands.extend(decision.commands)
-
-    @property
-    def is_empty(self) -> bool:
-        return not (self.tasks or self.sessions or self.forgotten or self.records)

@@ -68,6 +68,12 @@ def deadline_of(session: SessionState, task: TaskState) -> int | None:
             return None
 
 
+def forgettable_at(task: TaskState) -> int | None:
+    """Clock (ms) from which nothing can ask for this task any more; None while more may come of it."""
+    over = task.cancelled_at if task.body_hash is None else task.closed_at
+    return None if over is None else over + FORGET_MS
+
+
 def is_ticket_stale(session: SessionState, now: int) -> bool:
     """Whether this waiting session's newest ticket has gone unclaimed for too long."""
     return session.lent_at is not None and now >= session.lent_at + TICKET_MS

@@ -15,13 +15,18 @@ EVALUATIONS = 3
 """Tries of an evaluation before its reward is null (protocol 15)."""
 
 
-def first_rows(task: TaskState, phase: Phase, now: int) -> Decision:
-    """The sessions of a task that has just become known, in their first phase; those cancelled before that are built at once."""
+def first_rows(table: Table, task: TaskState, phase: Phase, now: int) -> Decision:
+    """The sessions of a task that has just become known, in their first phase; those cancelled before that are built at once.
+
+    Those that are there are left as they are: a coordinator died while it wrote them (`batch`).
+    """
     sessions: list[SessionState] = []
     records: list[Open | Build | CloseGroup] = []
     for index in range(task.num_samples):
         session = SessionState(session_id_of(task.task_id, index), task.task_id, index, phase, now)
-        if task.cancelled or session.session_id in task.cancelled_sessions:
+        if (written := table.session(session.session_id)) is not None:
+            sessions.append(written)
+        elif task.cancelled or session.session_id in task.cancelled_sessions:
             built = build(task, replace(session, status=Status.CANCELLED), now)
             sessions.extend(built.sessions)
             records.extend(built.records)

@@ -38,19 +38,21 @@ def submitted(table: Table, fact: TaskSubmitted, now: int) -> Decision:
         body_ref=fact.body_ref,
         plan=fact.plan,
     )
-    begun = first_rows(task, Phase.QUEUED, now)
+    begun = first_rows(table, task, Phase.QUEUED, now)
     return Decision(tasks=(task,), sessions=begun.sessions, records=begun.records)
 
 
 def cancel_requested(table: Table, fact: CancelRequested, now: int) -> Decision:
     """A task's end, or one session's; remembered where the task isn't known yet (protocol 27)."""
-    task = table.task(fact.task_id) or TaskState(fact.task_id)
+    task = table.task(fact.task_id) or TaskState(fact.task_id, cancelled_at=now)
     if fact.session_id is None:
         if task.cancelled:
             return Decision(skipped="already_cancelled")
         task = replace(task, cancelled=True)
         sessions = table.sessions_of(fact.task_id)
     elif task.body_hash is None:
+        if fact.session_id in task.cancelled_sessions:
+            return Decision(skipped="already_cancelled")
         task = replace(task, cancelled_sessions=[*task.cancelled_sessions, fact.session_id])
         sessions = []
     else:

@@ -1,9 +1,9 @@
 """One partition's coordinator: facts in, decisions committed, commands out.
 
 A transaction holds rows of `polar.sessions` with the next offset of `polar.events` (the position, so that nothing is decided twice),
-and `Open`, `Build`, `CloseGroup` on `polar.completions`, all of this partition's number. Tickets, grants, revokes and closed keys go
-out after the commit. A crash costs what had not been committed, which the next owner decides anew from the log, and commands not yet
-sent, which it repeats from the table.
+and `Open`, `Build`, `CloseGroup` on `polar.completions`, all of this partition's number; how large decisions are cut is `batch`'s.
+Tickets, grants, revokes and closed keys go out after the commit (`outbox`). A crash costs what had not been committed, which the next
+owner decides anew from the log, and commands not yet sent, which it repeats from the table.
 """
 
 from __future__ import annotations
@@ -17,51 +17,35 @@ from typing import TypeVar
 import structlog
 from msgspec.structs import replace
 
+from consumers.coordinator.batch import Batch, Part, Record
 from consumers.coordinator.borrower import Borrower
 from consumers.coordinator.commands import (
-    Batch,
     ClaimLost,
-    Command,
     DeadlinePassed,
     FleetPaused,
     FleetResumed,
     Input,
     PoolDark,
-    RejectTask,
     ReleaseTicket,
     TaskForgotten,
 )
-from consumers.coordinator.deadlines import Pauses, budget_s
+from consumers.coordinator.deadlines import Pauses
 from consumers.coordinator.decide import decide
 from consumers.coordinator.endings import said_again
 from consumers.coordinator.fleet import FleetView
 from consumers.coordinator.leases import Leases
 from consumers.coordinator.ledger import Ledger
+from consumers.coordinator.outbox import Outbox
 from consumers.coordinator.state import Table
 from polar.settings import Settings
 from polar.types.session import SessionState, TaskState
-from topics import completions, control, dead_letters, events, kafka, sessions, stages
+from topics import completions, events, kafka, sessions
 from topics.codec import DecodeError, UnknownRecord, encode
 from topics.completions import CloseGroup, Open
-from topics.control import CloseKey, Discard, Grant, Revoke
-from topics.events import (
-    Claimed,
-    Evaluated,
-    HandedBack,
-    InitFinished,
-    RunFinished,
-    Stopped,
-)
-from topics.owner import (
-    STOP_DEADLINE_S,
-    FencedProducer,
-    OwnershipLost,
-    Write,
-    read_back,
-)
-from topics.producer import LogProducer, Unacknowledged, dead_letter
+from topics.events import Claimed, Evaluated, HandedBack, InitFinished, RunFinished, Stopped
+from topics.owner import STOP_DEADLINE_S, FencedProducer, Write, on_the_log, read_back
+from topics.producer import LogProducer
 from topics.sessions import Position
-from topics.stages import Ticket
 
 FACTS = 500
 """A transaction's facts at most (protocol 3)."""
@@ -101,7 +85,8 @@ class Keeper:
         self._settings = settings
         self._partition = partition
         self._fenced = fenced
-        self._producer = producer
+        self._outbox = Outbox(settings, producer, self.table)
+        self._batch = Batch()
         self._leases = leases
         self._ledger = ledger
         self._lend_now = lend_now
@@ -126,9 +111,11 @@ class Keeper:
 
     async def run(self) -> None:
         await self._recover()
-        consumer = kafka.consumer(self._settings)
-        await consumer.start()
         source = kafka.TopicPartition(events.TOPIC.full_name(self._settings.namespace), self._partition)
+        # Facts that have left the log are made up for by leases and deadlines; those that haven't must not be read twice.
+        self._position = await on_the_log(self._settings, source, self._position)
+        consumer = kafka.consumer(self._settings, auto_offset_reset="none")
+        await consumer.start()
         consumer.assign([source])
         consumer.seek(source, self._position)
         fetch: asyncio.Task[dict[kafka.TopicPartition, list[kafka.Record]]] | None = None
@@ -171,7 +158,7 @@ class Keeper:
             try:
                 row = sessions.CODEC.decode(record.value)
             except DecodeError as error:
-                await self._dead_letter(record, str(error))
+                await self._outbox.dead_letter(record, str(error))
                 continue
             match row:
                 case Position():
@@ -203,7 +190,8 @@ class Keeper:
             self._repeated_at = time.monotonic()
             self._to_repeat = [session.session_id for session in self.table.sessions()]
         some, self._to_repeat = self._to_repeat[-REPEATED:], self._to_repeat[:-REPEATED]
-        await self._send([due for name in some if (session := self.table.session(name)) for due in said_again(session)])
+        found = [session for name in some if (session := self.table.session(name)) is not None]
+        await self._outbox.send([due for session in found for due in said_again(session)], self._position)
         if self._to_repeat:
             self._woken.set()
 
@@ -213,32 +201,35 @@ class Keeper:
         return self._clock_base + self._leases.now(time.monotonic())
 
     async def _step(self, records: Sequence[kafka.Record]) -> None:
-        batch = Batch()
         if self._fleet.paused != (self.table.pauses.began is not None):
-            self._take(FleetPaused() if self._fleet.paused else FleetResumed(), batch)
+            await self._take(FleetPaused() if self._fleet.paused else FleetResumed())
         for record in records:
             self.facts += 1
             fact = await self._decoded(record)
             if fact is not None:
-                self._take(fact, batch)
+                await self._take(fact)
             self._position = record.offset + 1
         for given in self._judged():
-            self._take(given, batch)
-        if not batch.is_empty:
+            await self._take(given)
+        if not self._batch.is_empty:
             # The slots that these facts set free, and the sessions that they make wait, meet in this very transaction.
             self._lend_now()
         while (slot := self.borrower.slot) is not None:
-            self._take(slot, batch)
+            await self._take(slot)
             self.borrower.decided()
-        if not batch.is_empty or self._position_due():
-            await self._commit(batch)
-        await self._send(batch.commands)
+        await self._flush()
         await self._repeat()
 
-    def _take(self, given: Input, batch: Batch) -> None:
+    async def _take(self, given: Input) -> None:
         decision = decide(self.table, given, self._now())
+        asked = Batch.of(decision)
+        if not self._batch.is_empty and not self._batch.fits(asked):
+            await self._flush()
+            # Anew: the commit has told rows where their logs begin.
+            decision = decide(self.table, given, self._now())
+            asked = Batch.of(decision)
         self.table.apply(decision)
-        batch.add(decision)
+        self._batch.add(asked)
         if decision.skipped is not None:
             self.skipped[decision.skipped] += 1
             log.debug("skipped", action="coordinator.skipped", reason=decision.skipped, partition=self._partition)
@@ -272,7 +263,7 @@ class Keeper:
         try:
             fact = events.CODEC.decode(record.value or b"")
         except DecodeError as error:
-            await self._dead_letter(record, str(error))
+            await self._outbox.dead_letter(record, str(error))
             return None
         if isinstance(fact, UnknownRecord):
             self.skipped[f"unknown_{fact.type}"] += 1
@@ -287,106 +278,46 @@ class Keeper:
             return True
         return moved >= FACTS or (moved > 0 and time.monotonic() - self._written_at > POSITION_S)
 
-    async def _commit(self, batch: Batch) -> None:
+    async def _flush(self) -> None:
+        """Commit what was decided, then send what follows from it."""
+        batch, self._batch = self._batch, Batch()
+        if not batch.is_empty or self._position_due():
+            for part in batch.parts():
+                await self._commit(part)
+        await self._outbox.send(batch.commands, self._position)
+
+    async def _commit(self, part: Part) -> None:
         """1. Records of `polar.completions`; their offsets fill the rows and grants. 2. Rows. 3. Position. 4. Commit, or all is void."""
         await self._fenced.begin()
-        offsets = await self._fenced.write([self._completion(record) for record in batch.records])
-        for record, offset in zip(batch.records, offsets, strict=True):
-            if isinstance(record, Open):
-                self._opened(record, offset, batch)
-        rows: list[sessions.Row] = [*batch.tasks.values(), *batch.sessions.values()]
+        completed = completions.TOPIC.full_name(self._settings.namespace)
+        offsets = await self._fenced.write(
+            [Write(completed, self._partition, _key(record).encode(), record.value) for record in part.records]
+        )
+        for record, offset in zip(part.records, offsets, strict=True):
+            if isinstance(record.record, Open):
+                self._opened(record.record, offset, part)
+        table = sessions.TOPIC.full_name(self._settings.namespace)
+        writes = [Write(table, self._partition, key.encode(), value) for key, value in part.rows.items()]
         clock_ms = self._now()
-        rows.append(Position(self._position, clock_ms, self.table.pauses.total_ms(clock_ms)))
-        topic = sessions.TOPIC.full_name(self._settings.namespace)
-        writes = [Write(topic, self._partition, key.encode(), None) for key in batch.forgotten]
-        writes += [Write(topic, self._partition, sessions.key_of(row).encode(), encode(row)) for row in rows]
+        if part.is_last:
+            position = Position(self._position, clock_ms, self.table.pauses.total_ms(clock_ms))
+            writes.append(Write(table, self._partition, sessions.key_of(position).encode(), encode(position)))
         await self._fenced.write(writes)
         await self._fenced.commit()
-        self._written_position = self._position
-        self._written_clock = clock_ms
-        self._written_at = time.monotonic()
+        if part.is_last:
+            self._written_position = self._position
+            self._written_clock = clock_ms
+            self._written_at = time.monotonic()
 
-    def _opened(self, opened: Open, offset: int, batch: Batch) -> None:
+    def _opened(self, opened: Open, offset: int, part: Part) -> None:
         """The row of the run that this opens learns where its log begins, unless the same batch has led it on."""
-        session = batch.sessions[opened.session_id]
-        if session.run_claim_id == opened.claim_id:
-            batch.sessions[session.session_id] = located = replace(session, log_offset=offset)
+        session = self.table.session(opened.session_id)
+        if session is not None and session.run_claim_id == opened.claim_id:
+            located = replace(session, log_offset=offset)
             self.table.load(located)
+            part.rows[sessions.key_of(located)] = encode(located)
 
-    def _completion(self, record: Open | completions.Build | CloseGroup) -> Write:
-        topic = completions.TOPIC.full_name(self._settings.namespace)
-        key = record.task_id if isinstance(record, CloseGroup) else record.session_id
-        return Write(topic, self._partition, key.encode(), encode(record))
 
-    async def _send(self, commands: Sequence[Command]) -> None:
-        """Idempotent, after the commit; one that can't be sent voids this partition, whose next owner repeats what is due."""
-        try:
-            await asyncio.gather(*(self._send_one(command) for command in commands))
-        except Unacknowledged as error:
-            raise OwnershipLost(f"a command could not be sent: {error}") from error
-
-    async def _send_one(self, command: Command) -> None:
-        match command:
-            case ReleaseTicket():
-                session = self.table.session(command.session_id)
-                if session is not None:
-                    await self._release(command, session)
-            case Grant(log_partition=int(), log_offset=None):
-                # Decided before the broker had given its Open an offset.
-                session = self.table.session(command.session_id)
-                if session is not None and session.claim_id == command.claim_id:
-                    await self._control(replace(command, log_offset=session.log_offset))
-            case RejectTask():
-                await self._reject(command)
-            case _:
-                await self._control(command)
-
-    async def _release(self, command: ReleaseTicket, session: SessionState) -> None:
-        task = self.table.task_of(session)
-        assert task.plan is not None, "a session's task is known"
-        ticket = Ticket(
-            session.session_id,
-            session.sample_index,
-            session.attempt,
-            command.stage,
-            budget_s(command.stage, task),
-            body=task.body,
-            body_ref=task.body_ref,
-            runtime=session.runtime,
-            run_claim_id=session.run_claim_id,
-            status=session.status,
-            exit_code=session.exit_code,
-            error=session.error,
-        )
-        topic = stages.topic(command.stage, task.plan.pool)
-        await self._producer.send(topic, ticket, key=session.session_id, partition=command.queue_partition)
-
-    async def _control(self, command: Grant | Revoke | CloseKey | Discard) -> None:
-        await self._producer.send(control.TOPIC, command, key=command.session_id)
-
-    async def _reject(self, command: RejectTask) -> None:
-        body = command.fact.body or (command.fact.body_ref or "").encode()
-        log.warning("task refused", action="coordinator.refused", task=command.fact.task_id, reason=command.reason)
-        await self._producer.send_bytes(
-            dead_letters.TOPIC.full_name(self._settings.namespace),
-            body,
-            key=command.fact.task_id.encode(),
-            headers=dead_letters.headers(
-                reason=command.reason,
-                field="task_id",
-                process="coordinator",
-                topic=events.TOPIC.full_name(self._settings.namespace),
-                partition=self._partition,
-                offset=self._position,
-            ),
-        )
-
-    async def _dead_letter(self, record: kafka.Record, reason: str) -> None:
-        log.warning(
-            "dead letter",
-            action="coordinator.dead_letter",
-            partition=self._partition,
-            offset=record.offset,
-            reason=reason,
-        )
-        await dead_letter(self._producer, self._settings, record, reason=reason, process="coordinator")
+def _key(record: Record) -> str:
+    completion = record.record
+    return completion.task_id if isinstance(completion, CloseGroup) else completion.session_id

@@ -120,7 +120,7 @@ def _unfit(task: TaskState, fact: SessionOpenRequested) -> str | None:
 def _first_opened(table: Table, early: TaskState, fact: SessionOpenRequested, now: int) -> Decision:
     """A new task. Samples that were cancelled beforehand end as those of a submitted one do."""
     task = replace(early, num_samples=fact.num_samples or 1, body_hash="", plan=_plan(fact.mode), opened_at=now)
-    begun = first_rows(task, Phase.UNOPENED, now)
+    begun = first_rows(table, task, Phase.UNOPENED, now)
     opened = _next_sample(table, task, begun.sessions, fact, now)
     return Decision(
         tasks=(task,),

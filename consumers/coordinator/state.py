@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from consumers.coordinator.commands import Decision
-from consumers.coordinator.deadlines import FORGET_MS, Instants, Pauses, deadline_of
+from consumers.coordinator.deadlines import Instants, Pauses, deadline_of, forgettable_at
 from consumers.coordinator.phases import HAND, WAITING
 from consumers.coordinator.waiting import Place, Waiting
 from polar.types.session import Phase, Plan, SessionState, Stage, TaskState, session_id_of
@@ -91,8 +91,12 @@ class Table:
 
     def forgettable(self, now: int) -> list[str]:
         """Takes out the tasks that may be forgotten at clock `now`."""
-        passed = self._forgettable.passed(now)
-        return [name for name in passed if (task := self._tasks.get(name)) is not None and _is_over(task)]
+        return [name for name in self._forgettable.passed(now) if self._is_forgettable(name, now)]
+
+    def _is_forgettable(self, task_id: str, now: int) -> bool:
+        task = self._tasks.get(task_id)
+        at = None if task is None else forgettable_at(task)
+        return at is not None and at <= now
 
     def _run_clock(self, now: int) -> int:
         return now - self.pauses.total_ms(now)
@@ -112,10 +116,7 @@ class Table:
     def load(self, row: TaskState | SessionState) -> None:
         """Take a row as it is now."""
         if isinstance(row, TaskState):
-            before = self._tasks.get(row.task_id)
-            self._tasks[row.task_id] = row
-            if _is_over(row) and (before is None or not _is_over(before)):
-                self._await_end(row)
+            self._load_task(row)
             return
         old = self._sessions.get(row.session_id)
         if old is not None:
@@ -135,18 +136,18 @@ class Table:
         """All rows at once, in any order, into an empty table: a compacted log may hold a session before its task."""
         for row in rows:
             if isinstance(row, TaskState):
-                self._tasks[row.task_id] = row
-                if _is_over(row):
-                    self._await_end(row)
+                self._load_task(row)
             else:
                 self._sessions[row.session_id] = row
         for session in self._sessions.values():
             self._index(session)
 
-    def _await_end(self, task: TaskState) -> None:
-        over = task.closed_at if task.closed_at is not None else task.cancelled_at
-        assert over is not None, "the task is over"
-        self._forgettable.add(over + FORGET_MS, task.task_id)
+    def _load_task(self, task: TaskState) -> None:
+        before = self._tasks.get(task.task_id)
+        self._tasks[task.task_id] = task
+        at = forgettable_at(task)
+        if at is not None and (before is None or forgettable_at(before) != at):
+            self._forgettable.add(at, task.task_id)
 
     def _index(self, session: SessionState) -> None:
         self.phases[session.phase] += 1
@@ -197,11 +198,6 @@ class Table:
                 if not holding:
                     del self._in_hand[session.worker_id]
         self.waiting.unstage(task.plan.pool, session.session_id)
-
-
-def _is_over(task: TaskState) -> bool:
-    """Whether nothing more can come of it, but what its retention forbids to forget: its group has ended, or nobody knows it."""
-    return task.closed_at is not None or (task.body_hash is None and task.cancelled_at is not None)
 
 
 def _is_staged(session: SessionState) -> bool:

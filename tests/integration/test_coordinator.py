@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from itertools import groupby
 from pathlib import Path
 
 import pytest
 
+from consumers.coordinator.batch import SESSIONS
 from consumers.coordinator.fleet import FleetView
 from consumers.coordinator.keeper import Keeper
 from consumers.coordinator.leases import Leases
@@ -16,10 +19,11 @@ from consumers.coordinator.ledger import Ledger
 from consumers.coordinator.loop import run_coordinator
 from polar.client import SessionTable
 from polar.settings import Settings
-from polar.types.session import Phase, Plan, SessionState, TaskState
-from topics import admin, catalogue, dead_letters, events, sessions
+from polar.types.session import Phase, Plan, SessionState, Status, TaskState
+from topics import admin, catalogue, completions, dead_letters, events, sessions
 from topics import kafka as clients
 from topics.events import CancelRequested, InitFinished, TaskSubmitted
+from topics.fleet import FleetState
 from topics.follow import Follower, Since
 from topics.owner import FencedProducer, read_back
 from topics.partition import partition_of_task
@@ -63,16 +67,9 @@ async def test_no_lease_is_judged_while_a_fact_of_its_claim_may_be_unread(
     again = TaskSubmitted("f", "t", 1, "hash", PLAN, body=os.urandom(60_000))
     for fact in (*[again] * 60, InitFinished("g", "t.0", 1, "c", runtime={"dir": "x"})):
         await producer.send(events.TOPIC, fact, key="t", task_id="t")
-    fenced = FencedProducer(settings, f"coordinator.{PARTITION}")
-    await fenced.start()
-    keeper = Keeper(settings, PARTITION, fenced, producer, AllLost(), Ledger(), lambda: None, FleetView())
-    running = asyncio.create_task(keeper.run())
-    async with asyncio.timeout(DEADLINE_S):
+    async with keeping(settings, producer, AllLost()) as keeper, asyncio.timeout(DEADLINE_S):
         while (session := keeper.table.session("t.0")) is None or session.phase is Phase.INIT:
             await asyncio.sleep(0.01)
-    running.cancel()
-    await asyncio.wait({running})
-    await fenced.stop()
     assert (session.phase, session.attempt) == (Phase.READY, 1)
 
 
@@ -89,26 +86,87 @@ async def test_time_that_passes_without_facts_outlives_a_coordinator(settings: S
     opened = SessionState("t.0", "t", 0, Phase.RUNNING, 0, claim_id="c", run_claim_id="c", ttl_ms=2**50)
     for row in (TaskState("t", 1, "", plan=PLAN, opened_at=0), opened):
         await producer.send(sessions.TOPIC, row, key=sessions.key_of(row), task_id="t")
+    async with keeping(settings, producer, Hourly()), positions(settings) as written, asyncio.timeout(DEADLINE_S):
+        while len(written) < 2:
+            await asyncio.sleep(0.01)
+    clocks = [position.clock_ms for position in written]
+    assert clocks == sorted(set(clocks))
+
+
+async def test_a_pause_outlives_a_coordinator_and_no_run_ends_in_it(settings: Settings, producer: LogProducer) -> None:
+    ttl_ms = 5 * 3_600_000
+    opened = SessionState("t.0", "t", 0, Phase.RUNNING, 0, claim_id="c", run_claim_id="c", ttl_ms=ttl_ms)
+    for row in (TaskState("t", 1, "", plan=PLAN, opened_at=0), opened):
+        await producer.send(sessions.TOPIC, row, key=sessions.key_of(row), task_id="t")
+    fleet = FleetView()
+    fleet.apply(FleetState(1, paused=True))
+    async with positions(settings) as written:
+        for _ in range(2):
+            before = len(written)
+            async with keeping(settings, producer, Hourly(), fleet) as keeper, asyncio.timeout(DEADLINE_S):
+                while len(written) < before + 2 or written[-1].clock_ms < 2 * ttl_ms:
+                    await asyncio.sleep(0.01)
+                assert keeper.table.session("t.0") == opened
+        fleet.apply(FleetState(2))
+        async with keeping(settings, producer, Hourly(), fleet) as keeper, asyncio.timeout(DEADLINE_S):
+            while (session := keeper.table.session("t.0")) is None or session.status is None:
+                await asyncio.sleep(0.01)
+            assert session.status is Status.TIMED_OUT
+    assert all(0 < position.clock_ms - position.paused_ms <= 2 * ttl_ms for position in written)
+
+
+async def test_a_task_of_many_samples_takes_several_transactions(settings: Settings, producer: LogProducer) -> None:
+    """Each begins the next only when it is committed; the last holds the task and the position."""
+    fact = TaskSubmitted("f", "t", 2 * SESSIONS + 1, "hash", PLAN, body=b"{}")
+    cancel = CancelRequested("g", "t")
+    async with keeping(settings, producer, Leases()), positions(settings) as written, asyncio.timeout(DEADLINE_S):
+        for given in (fact, cancel):
+            await producer.send(events.TOPIC, given, key="t", task_id="t")
+        while not written or written[-1].next_offset < 2:
+            await asyncio.sleep(0.01)
+    topic = sessions.TOPIC.full_name(settings.namespace)
+    rows = [sessions.CODEC.decode(record.value or b"") async for record in read_back(settings, topic, PARTITION)]
+    ids = [row.session_id for row in rows if isinstance(row, SessionState)]
+    assert len(ids) == 2 * fact.num_samples
+    kinds = [kind for kind, _ in groupby(type(row) for row in rows)]
+    assert kinds == [SessionState, TaskState, Position] * 2
+    built = completions.TOPIC.full_name(settings.namespace)
+    builds = [record async for record in read_back(settings, built, PARTITION) if b"build" in (record.value or b"")]
+    assert len(builds) == fact.num_samples
+
+
+@asynccontextmanager
+async def keeping(
+    settings: Settings, producer: LogProducer, leases: Leases, fleet: FleetView | None = None
+) -> AsyncIterator[Keeper]:
+    """A keeper of task `t`'s partition."""
     fenced = FencedProducer(settings, f"coordinator.{PARTITION}")
     await fenced.start()
-    keeper = Keeper(settings, PARTITION, fenced, producer, Hourly(), Ledger(), lambda: None, FleetView())
+    keeper = Keeper(settings, PARTITION, fenced, producer, leases, Ledger(), lambda: None, fleet or FleetView())
     running = asyncio.create_task(keeper.run())
-    written: list[int] = []
+    try:
+        yield keeper
+    finally:
+        running.cancel()
+        await asyncio.wait({running})
+        await fenced.stop()
+
+
+@asynccontextmanager
+async def positions(settings: Settings) -> AsyncIterator[list[Position]]:
+    """What is committed of the clock and the log's position, as it comes."""
+    written: list[Position] = []
 
     def on_row(record: sessions.Row, _: object) -> None:
         if isinstance(record, Position):
-            written.append(record.clock_ms)
+            written.append(record)
 
     follower = Follower(settings, sessions.TOPIC, on_row, since=Since.BEGINNING, committed=True)
     await follower.start()
-    async with asyncio.timeout(DEADLINE_S):
-        while len(written) < 2:
-            await asyncio.sleep(0.01)
-    running.cancel()
-    await asyncio.wait({running})
-    await follower.stop()
-    await fenced.stop()
-    assert written == sorted(set(written))
+    try:
+        yield written
+    finally:
+        await follower.stop()
 
 
 async def test_rows_that_are_none_are_passed_over_whatever_their_key(settings: Settings, producer: LogProducer) -> None:

@@ -1,15 +1,17 @@
-"""A task as a whole: with enough usable trajectories its other sessions are cancelled."""
+"""A task as a whole: with enough usable trajectories its other sessions are cancelled; what never comes is forgotten."""
 
 from __future__ import annotations
 
 import pytest
 from msgspec.structs import replace
 
+from consumers.coordinator.commands import TaskForgotten
+from consumers.coordinator.deadlines import FORGET_MS
 from polar.types.errors import Kind, SessionError
 from polar.types.session import Phase, Stage, Status
 from tests.consumers.coordinator.bench import PLAN, Bench, submitted
 from topics.control import CloseKey, Discard, Revoke
-from topics.events import CancelRequested, RunFinished, Stopped, TrajectoryEmitted
+from topics.events import CancelRequested, GroupEmitted, RunFinished, Stopped, TrajectoryEmitted
 
 
 def enough(bench: Bench, samples: int, usable: int) -> None:
@@ -82,3 +84,20 @@ def test_what_finishes_late_is_kept_as_it_is() -> None:
     task = bench.table.task("t")
     assert task is not None
     assert (task.usable, task.ended) == (2, 3)
+
+
+def test_a_cancel_of_a_task_that_never_comes_is_forgotten_and_of_one_that_comes_late_only_after_its_end() -> None:
+    bench = Bench()
+    bench.give(CancelRequested("f", "typo"), CancelRequested("f", "t", "t.1"), CancelRequested("f", "t", "t.1"))
+    assert bench.skipped == {"already_cancelled": 1}
+    bench.now = FORGET_MS - 1
+    assert bench.table.forgettable(bench.now) == []
+    bench.give(submitted(2))
+    assert bench.builds["t.1"].status is Status.CANCELLED
+    bench.now += 1
+    assert bench.table.forgettable(bench.now) == ["typo"]
+    bench.give(TaskForgotten("typo"))
+    assert bench.table.task("typo") is None
+    bench.give(GroupEmitted("f", "t"))
+    assert bench.table.forgettable(bench.now + FORGET_MS - 1) == []
+    assert bench.table.forgettable(bench.now + FORGET_MS) == ["t"]

@@ -1,0 +1,108 @@
+"""What leaves a partition outside its transactions: tickets, answers to claims, ends of keys and runtimes, refused tasks, dead letters.
+
+All are idempotent and go out after the commit; one that can't be sent voids the partition, whose next owner repeats what is due.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import structlog
+from msgspec.structs import replace
+
+from consumers.coordinator.commands import Command, RejectTask, ReleaseTicket
+from consumers.coordinator.deadlines import budget_s
+from consumers.coordinator.state import Table
+from polar.settings import Settings
+from polar.types.session import SessionState
+from topics import control, dead_letters, events, kafka, stages
+from topics.control import CloseKey, Discard, Grant, Revoke
+from topics.owner import OwnershipLost
+from topics.producer import LogProducer, Unacknowledged, dead_letter
+from topics.stages import Ticket
+
+log = structlog.get_logger()
+
+
+class Outbox:
+    """Sends what was decided, as the table stands now."""
+
+    def __init__(self, settings: Settings, producer: LogProducer, table: Table) -> None:
+        self._settings = settings
+        self._producer = producer
+        self._table = table
+
+    async def send(self, commands: Sequence[Command], position: int) -> None:
+        """Until all are acknowledged. `position`: of `polar.events`, for a task that is refused. Raises OwnershipLost."""
+        try:
+            await asyncio.gather(*(self._send_one(command, position) for command in commands))
+        except Unacknowledged as error:
+            raise OwnershipLost(f"a command could not be sent: {error}") from error
+
+    async def dead_letter(self, record: kafka.Record, reason: str) -> None:
+        """A record that is none goes to the dead letters."""
+        log.warning(
+            "dead letter",
+            action="coordinator.dead_letter",
+            partition=self._table.partition,
+            offset=record.offset,
+            reason=reason,
+        )
+        await dead_letter(self._producer, self._settings, record, reason=reason, process="coordinator")
+
+    async def _send_one(self, command: Command, position: int) -> None:
+        match command:
+            case ReleaseTicket():
+                session = self._table.session(command.session_id)
+                if session is not None:
+                    await self._release(command, session)
+            case Grant(log_partition=int(), log_offset=None):
+                # Decided before the broker had given its Open an offset.
+                session = self._table.session(command.session_id)
+                if session is not None and session.claim_id == command.claim_id:
+                    await self._control(replace(command, log_offset=session.log_offset))
+            case RejectTask():
+                await self._reject(command, position)
+            case _:
+                await self._control(command)
+
+    async def _release(self, command: ReleaseTicket, session: SessionState) -> None:
+        task = self._table.task_of(session)
+        assert task.plan is not None, "a session's task is known"
+        ticket = Ticket(
+            session.session_id,
+            session.sample_index,
+            session.attempt,
+            command.stage,
+            budget_s(command.stage, task),
+            body=task.body,
+            body_ref=task.body_ref,
+            runtime=session.runtime,
+            run_claim_id=session.run_claim_id,
+            status=session.status,
+            exit_code=session.exit_code,
+            error=session.error,
+        )
+        topic = stages.topic(command.stage, task.plan.pool)
+        await self._producer.send(topic, ticket, key=session.session_id, partition=command.queue_partition)
+
+    async def _control(self, command: Grant | Revoke | CloseKey | Discard) -> None:
+        await self._producer.send(control.TOPIC, command, key=command.session_id)
+
+    async def _reject(self, command: RejectTask, position: int) -> None:
+        body = command.fact.body or (command.fact.body_ref or "").encode()
+        log.warning("task refused", action="coordinator.refused", task=command.fact.task_id, reason=command.reason)
+        await self._producer.send_bytes(
+            dead_letters.TOPIC.full_name(self._settings.namespace),
+            body,
+            key=command.fact.task_id.encode(),
+            headers=dead_letters.headers(
+                reason=command.reason,
+                field="task_id",
+                process="coordinator",
+                topic=events.TOPIC.full_name(self._settings.namespace),
+                partition=self._table.partition,
+                offset=position,
+            ),
+        )
