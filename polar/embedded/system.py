@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from polar import keys
+from polar import keys, webhooks
 from polar.embedded import engine, readiness
 from polar.embedded.distribution import Meter
 from polar.embedded.engine import Engine
@@ -33,7 +33,7 @@ OTHERS_STOP_S = 10.0
 KAFKA_STOP_S = 6.0
 DECIDING = ("fanout", "coordinator", "builder")
 STAGES = ("init", "run", "evaluate")
-LAKE = ("analytics",)
+LAKE = ("analytics", "webhooks")
 
 
 @dataclass(frozen=True)
@@ -106,6 +106,7 @@ class System:
     def _prepare_folder(self) -> None:
         (self._data / "run").mkdir(parents=True, exist_ok=True)
         keys.ensure_keys_file(self._given.keys_path)
+        webhooks.ensure_secret_file(self._given.webhook_secret_path)
         token = self._data / "control.token"
         descriptor = os.open(token, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "w") as file:
@@ -117,6 +118,7 @@ class System:
             "POLAR_BLOBS": str(self._given.blobs_folder.absolute()),
             "POLAR_LAKE": str(self._given.lake_folder.parent.absolute()),
             "POLAR_KEYS_FILE": str(self._given.keys_path.absolute()),
+            "POLAR_WEBHOOK_SECRET_FILE": str(self._given.webhook_secret_path.absolute()),
         }
 
     async def _start(self) -> None:

@@ -1,0 +1,1 @@
+"""Webhooks: a task's `callback_url` is told of its finished group, signed, tried for a day, at least once."""

@@ -1,0 +1,45 @@
+"""When a delivery is tried again, for any luck, any endpoint, any delay between tries."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from consumers.webhooks.backoff import DAY_S, FIRST_S, LONGEST_S, SPREAD, pause_s
+
+CHANCES = st.floats(0, 1, exclude_max=True)
+
+
+@given(st.lists(CHANCES, min_size=60, max_size=60), st.floats(0, 15))
+def test_a_delivery_is_tried_for_a_day_and_no_longer(chances: list[float], try_s: float) -> None:
+    """`try_s`: what each try takes."""
+    failed_for, pauses = 0.0, []
+    for tries, chance in enumerate(chances, start=1):
+        pause = pause_s(tries, failed_for, 0, chance)
+        if pause is None:
+            break
+        pauses.append(pause)
+        failed_for += pause + try_s
+    else:
+        raise AssertionError("it never gives up")
+    assert DAY_S - LONGEST_S * (1 + SPREAD) <= failed_for <= DAY_S + try_s
+    assert 27 <= len(pauses) <= 42
+
+
+@given(st.integers(1, 10**6), CHANCES)
+def test_pauses_double_to_an_hour_within_their_spread(tries: int, chance: float) -> None:
+    wanted = min(FIRST_S * 2.0 ** min(tries - 1, 60), LONGEST_S)
+    pause = pause_s(tries, 0, 0, chance)
+    assert pause is not None
+    assert wanted * (1 - SPREAD) <= pause <= wanted * (1 + SPREAD)
+
+
+@given(st.integers(1, 60), st.floats(0, 2 * DAY_S), st.floats(0, 1e18), CHANCES)
+def test_what_an_endpoint_asks_for_is_honoured_as_far_as_the_day_goes(
+    tries: int, failed_for: float, asked: float, chance: float
+) -> None:
+    unasked, pause = pause_s(tries, failed_for, 0, chance), pause_s(tries, failed_for, asked, chance)
+    assert (pause is None) == (unasked is None)
+    if pause is not None and unasked is not None:
+        assert pause >= min(asked, DAY_S - failed_for)
+        assert unasked <= pause <= max(DAY_S - failed_for, unasked)
