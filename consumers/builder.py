@@ -18,6 +18,8 @@ import structlog
 from consumers.builders.base import BuiltFrom
 from consumers.builders.open_sessions import OpenSession, Sessions
 from consumers.builders.running import Builds, off_loop
+from consumers.builders.tally import Tally
+from consumers.metrics import Metrics
 from polar.settings import Settings
 from polar.types.completion import Completion
 from polar.types.errors import InputError, Kind, SessionError
@@ -46,15 +48,19 @@ HELD_BYTES = 64 * MIB
 log = structlog.get_logger()
 
 
-async def run_builder(settings: Settings, stop: asyncio.Event) -> None:
+async def run_builder(settings: Settings, stop: asyncio.Event, metrics: Metrics | None = None) -> None:
     """Build until `stop`. Any number of these share the partitions."""
+    tally = Tally()
     producer = LogProducer(settings)
     await producer.start()
     worker_id = new_worker_id("builder")
-    heart = Heart(settings, lambda: Heart.describe(worker_id, "builder"))
+    heart = Heart(settings, lambda: Heart.describe(worker_id, GROUP, leaving=stop.is_set()))
     heart.start()
     try:
-        owner = Owner(settings, GROUP, completions.TOPIC, lambda p, fenced: Keeper(settings, p, fenced, producer).run())
+        owner = Owner(
+            settings, GROUP, completions.TOPIC, lambda p, fenced: Keeper(settings, p, fenced, producer, tally).run()
+        )
+        tally.tell(metrics or Metrics(), heart, lambda: len(owner.partitions))
         await owner.run(stop)
     finally:
         heart.stop()
@@ -64,14 +70,17 @@ async def run_builder(settings: Settings, stop: asyncio.Event) -> None:
 class Keeper:
     """Owns one partition until it is cancelled or fenced."""
 
-    def __init__(self, settings: Settings, partition: int, fenced: FencedProducer, producer: LogProducer) -> None:
+    def __init__(
+        self, settings: Settings, partition: int, fenced: FencedProducer, producer: LogProducer, tally: Tally
+    ) -> None:
         self._settings = settings
         self._partition = partition
         self._fenced = fenced
         self._producer = producer
         self._topic = completions.TOPIC.full_name(settings.namespace)
         self._source = kafka.TopicPartition(self._topic, partition)
-        self._sessions = Sessions(HELD_BYTES)
+        self._tally = tally
+        self._sessions = Sessions(HELD_BYTES, tally.ignored)
         self._builds = Builds(self._build)
         self._committed = 0
         self._known = {trajectories.TOPIC.name, trajectories.EVAL.name}
@@ -134,11 +143,19 @@ class Keeper:
             await dead_letter(self._producer, self._settings, record, reason=str(error), process="builder")
             return
         if isinstance(decoded, UnknownRecord):
-            self._sessions.ignored[f"unknown_{decoded.type}"] += 1
+            self._tally.ignored[f"unknown_{decoded.type}"] += 1
             return
         self._sessions.take(decoded, record.offset, len(record.value or b""))
 
     async def _build(self, session: OpenSession) -> Trajectory:
+        began = time.monotonic()
+        try:
+            return await self._built(session)
+        finally:
+            self._tally.built += 1
+            self._tally.build_s += time.monotonic() - began
+
+    async def _built(self, session: OpenSession) -> Trajectory:
         assert session.build is not None, "only what is due is built"
         calls: Sequence[Completion] = session.calls
         if session.is_gap:
@@ -185,21 +202,23 @@ class Keeper:
         needed = [trajectories.topic(output) for output in outputs | {group.output for group in groups}]
         await self._ensure(needed + [webhooks.TOPIC] * any(group.callback_url for group in groups))
         writes = [write for group in groups for write in self._group_writes(group)]
-        emitted: list[str] = []
+        emitted: list[TrajectoryEmitted] = []
         for session, trajectory in built:
             if sum(len(write.value or b"") for write in writes) > TRANSACTION_BYTES:
                 break  # the rest goes with the next one, at once
-            writes += self._session_writes(session, trajectory)
-            emitted.append(session.opened.session_id)
+            of_session, fact = self._session_writes(session, trajectory)
+            writes += of_session
+            emitted.append(fact)
         await self._fenced.begin()
         await self._fenced.write(writes)
-        for session_id in emitted:
-            self._sessions.emitted(session_id, "")
+        for fact in emitted:
+            self._sessions.emitted(fact.session_id, "")
         for group in groups:
             self._sessions.emitted(None, group.task_id)
         self._committed = self._sessions.oldest()
         await self._fenced.commit_offset(f"{self._settings.namespace}.{GROUP}", self._source, self._committed)
         await self._fenced.commit()
+        self._tally.out(emitted, len(groups))
 
     async def _ensure(self, topics: Sequence[Topic]) -> None:
         """Make topics that were deleted since their task came, or that this cluster lacks yet: none may hold up a whole partition."""
@@ -208,7 +227,8 @@ class Keeper:
             await admin.apply(self._settings, missing.values(), embedded=self._settings.replication == 1)
             self._known |= missing.keys()
 
-    def _session_writes(self, session: OpenSession, trajectory: Trajectory) -> list[Write]:
+    def _session_writes(self, session: OpenSession, trajectory: Trajectory) -> tuple[list[Write], TrajectoryEmitted]:
+        """What goes out, the fact that says so among it."""
         session_id, build = session.opened.session_id, session.build
         assert build is not None, "only what is due was built"
         topic = trajectories.topic(build.output)
@@ -230,11 +250,12 @@ class Keeper:
             trajectory.error,
             trajectory.reward,
         )
-        return [
+        writes = [
             self._write(topic.full_name(self._settings.namespace), session_id, value),
             self._write(self._topic, session_id, encode(Emitted(build.task_id, session_id))),
             self._write(events.TOPIC.full_name(self._settings.namespace), session_id, encode(fact)),
         ]
+        return writes, fact
 
     def _group_writes(self, group: CloseGroup) -> list[Write]:
         ids = [f"{group.task_id}.{index}" for index in range(group.num_samples)]

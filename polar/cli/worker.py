@@ -112,11 +112,11 @@ def _start(
     if Role.COORDINATOR in roles:
         from consumers.coordinator.loop import run_coordinator
 
-        started["coordinator"] = run_coordinator(found, stop)
+        started["coordinator"] = run_coordinator(found, stop, metrics)
     if Role.BUILDER in roles:
         from consumers.builder import run_builder
 
-        started["builder"] = run_builder(found, stop)
+        started["builder"] = run_builder(found, stop, metrics)
     if Role.ANALYTICS in roles:
         from analytics.writing.writer import run_analytics
 

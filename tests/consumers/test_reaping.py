@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
 import uuid
 
 import pytest
+from msgspec.structs import replace
 
 from consumers import reaping
 from consumers.reaping import is_needed
@@ -75,6 +78,41 @@ async def test_a_runtime_that_is_being_made_is_safe_without_a_row(
                 await asyncio.sleep(0.01)
         await asyncio.sleep(1.5 * reaping.UNHELD_S)
         assert await names(backend) == made
+
+
+async def test_what_a_worker_made_that_died_before_it_could_say_so_is_gone(
+    settings: Settings, coordinator: Coordinator, backend: ProcessBackend
+) -> None:
+    """The worker is a process, killed between making the runtime and its InitFinished; what the table says follows it as in life."""
+    mark = uuid.uuid4().hex
+    prepare = [{"type": "exec", "command": "setsid sleep 60 & sleep 60", "env": {"MARK": mark}}]
+    task = shell("crashed", "true", runtime={"prepare": prepare})
+    dying = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "polar.cli", "worker", "init",
+        env={**os.environ, **environment(settings)}, stderr=asyncio.subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        claimed = await coordinator.granted(ticket(task, Stage.INIT))
+        await eventually(lambda: len(proctree.marked("MARK", mark)) >= 2)
+    finally:
+        dying.kill()
+        await dying.wait()
+    in_hand = SessionState("crashed.0", "crashed", 0, Phase.INIT, 0, claim_id=claimed.claim_id)
+    await coordinator.row(in_hand)
+    async with working(settings, [Stage.RUN]):
+        await eventually(lambda: not proctree.marked("MARK", mark))
+        await asyncio.sleep(1.5 * reaping.UNHELD_S)
+        assert await names(backend) == {claimed.claim_id}, "its lease hasn't ended yet"
+        await coordinator.row(replace(in_hand, phase=Phase.QUEUED, attempt=2, claim_id=None))
+        async with asyncio.timeout(15):
+            while await names(backend):
+                await asyncio.sleep(0.05)
+
+
+def environment(settings: Settings) -> dict[str, str]:
+    """These settings for a process."""
+    told = settings.model_dump(include={"data", "kafka", "namespace", "replication", "min_insync", "proxy_url"})
+    return {f"POLAR_{name.upper()}": str(value) for name, value in told.items()}
 
 
 async def test_a_revoke_kills_what_a_dead_worker_left_and_removes_what_it_made(
