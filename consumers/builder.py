@@ -31,7 +31,7 @@ from topics.completions import Build, CloseGroup, Emitted
 from topics.contract import MIB, Topic
 from topics.events import GroupEmitted, TrajectoryEmitted
 from topics.heartbeat import Heart, new_worker_id
-from topics.owner import STOP_DEADLINE_S, FencedProducer, Owner, Write, read_back
+from topics.owner import STOP_DEADLINE_S, FencedProducer, LogGap, Owner, Write, read_back
 from topics.producer import RECORD_OVERHEAD, LogProducer, dead_letter
 from topics.webhooks import Owed
 
@@ -44,6 +44,9 @@ TRANSACTION_BYTES = 8 * MIB
 """Protocol 3; the trajectory that passes it goes along."""
 HELD_BYTES = 64 * MIB
 """Calls' bodies that a partition keeps in memory; beyond that only their offsets, and they are read again at `Build` (protocol 26)."""
+
+LEFT = "its first call has left the log; keep polar.completions for longer"
+LOST = "acknowledged calls aren't on the log any more, which was cut: with one broker a broken disk can do that, with three copies none"
 
 log = structlog.get_logger()
 
@@ -88,7 +91,7 @@ class Keeper:
 
     async def run(self) -> None:
         await self._recover()
-        consumer = kafka.consumer(self._settings)
+        consumer = kafka.consumer(self._settings, auto_offset_reset="none")
         await consumer.start()
         fetch: asyncio.Task[dict[kafka.TopicPartition, list[kafka.Record]]] | None = None
         try:
@@ -119,10 +122,12 @@ class Keeper:
         try:
             committed = await asker.committed(self._source)
             first = (await asker.beginning_offsets([self._source]))[self._source]
+            end = (await asker.end_offsets([self._source]))[self._source]
         finally:
             await kafka.stop(asker, STOP_DEADLINE_S)
-        self._committed = self._sessions.position = max(committed or 0, first)
-        self._sessions.has_gap = (committed or 0) < first
+        self._sessions.has_gap = not first <= (committed or 0) <= end
+        # A log that was cut ends before what was read of it, and nothing tells where it goes on anew: it is read whole.
+        self._committed = self._sessions.position = first if self._sessions.has_gap else committed or 0
         async for record in read_back(self._settings, self._topic, self._partition, self._sessions.position):
             await self._take(record)
         log.info(
@@ -159,11 +164,14 @@ class Keeper:
         assert session.build is not None, "only what is due is built"
         calls: Sequence[Completion] = session.calls
         if session.is_gap:
-            return failed(
-                session.build, "log_gap", "its first call has left the log; keep polar.completions for longer", 0
-            )
+            return failed(session.build, "log_gap", LEFT, 0)
         if session.is_spilled:
-            calls = await self._reread(session)
+            try:
+                calls = await self._reread(session)
+            except LogGap:
+                return failed(session.build, "log_gap", LEFT, 0)
+        if missing := bases_missing(calls):
+            return failed(session.build, "log_gap", f"{len(missing)} {LOST} (one of them: {missing[0]})", len(calls))
         source = BuiltFrom(session.build, calls, frozenset(session.disowned), session.late)
         try:
             async with asyncio.timeout(BUILD_S):
@@ -277,6 +285,17 @@ class Keeper:
 
     def _write(self, topic: str, key: str, value: bytes) -> Write:
         return Write(topic, self._partition, key.encode(), value)
+
+
+def bases_missing(calls: Sequence[Completion]) -> list[str]:
+    """Ids that calls name as their base and that aren't before them: each was acknowledged once (protocol 21), so the log has lost it."""
+    known: set[str] = set()
+    missing: dict[str, None] = {}
+    for call in calls:
+        bases = (call.prompt.base, call.messages.base)
+        missing |= dict.fromkeys(base for base in bases if base is not None and base not in known)
+        known.add(call.call_id)
+    return list(missing)
 
 
 def failed(build: Build, code: str, message: str, calls: int, kind: Kind = Kind.INFRA) -> Trajectory:

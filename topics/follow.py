@@ -1,8 +1,9 @@
 """Reading a topic whole, without a group: every partition, from a chosen point on, for as long as the process lives.
 
 `workers`, `control` and `fleet` are followed by every process that acts on them; tables and logs by those that show them.
-Invariant: records of a partition are handed on in order, each once; a broker that goes and comes back costs time only. Unknown types
-and undecodable bytes are counted and skipped. The partitions are those of the start. What the records mean is the caller's.
+Invariant: records of a partition are handed on in order, each once; a broker that goes and comes back costs time only, one that has lost
+the log's end no more than that. Unknown types and undecodable bytes are counted and skipped. The partitions are those of the start. What
+the records mean is the caller's.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -124,7 +125,8 @@ class Follower:
         """Return when all that lies on the topic now was handed on. Raises TimeoutError, or what ended the follower."""
         assert self._reader is not None, "start() comes first"
         async with asyncio.timeout(deadline_s):
-            ends = await self._ends(self._reader)
+            reader = self._reader
+            ends = await self._asked(lambda: reader.end_offsets(self._partitions))
             self._ends_at_start = self._ends_at_start or ends
             # Looked at rather than signalled: the marker that ends a transaction moves a position, but is no record.
             while not self.failed.done():
@@ -147,7 +149,8 @@ class Follower:
     async def _open(self) -> None:
         count = await admin.partition_count(self._settings, self._name)
         partitions = [kafka.TopicPartition(self._name, number) for number in range(count)]
-        reader = kafka.consumer(self._settings, committed=self._committed)
+        # Where the log no longer holds our position: `_back_on`. aiokafka's own reset would hand on the whole log again.
+        reader = kafka.consumer(self._settings, committed=self._committed, auto_offset_reset="none")
         try:
             await reader.start()
             reader.assign(partitions)
@@ -172,10 +175,13 @@ class Follower:
         self._first = positions
         self._passed = dict(positions)
 
-    async def _ends(self, reader: kafka.Consumer) -> dict[kafka.TopicPartition, int]:
+    async def _asked(
+        self, ask: Callable[[], Awaitable[dict[kafka.TopicPartition, int]]]
+    ) -> dict[kafka.TopicPartition, int]:
+        """What a broker says, as soon as one does."""
         while True:
             try:
-                return await reader.end_offsets(self._partitions)
+                return await ask()
             except kafka.KafkaError as error:
                 if not error.retriable:
                     raise
@@ -191,6 +197,9 @@ class Follower:
         while True:
             try:
                 batches = await reader.getmany(timeout_ms=POLL_MS, max_records=BATCH)
+            except kafka.OffsetOutOfRangeError as error:
+                await self._back_on(reader, error.args[0])
+                continue
             except kafka.KafkaError as error:
                 if not error.retriable:
                     raise
@@ -201,6 +210,17 @@ class Follower:
             self._passed |= {partition: records[-1].offset + 1 for partition, records in batches.items()}
             # Only now: with the batch's position passed, nothing of it may wait while others are told that all was handed on.
             await self._bury([(record, error) for record, error in handed if error is not None])
+
+    async def _back_on(self, reader: kafka.Consumer, lost: dict[kafka.TopicPartition, int]) -> None:
+        """Go on where the log does: at its beginning where retention has passed us, at its end where that was cut off."""
+        firsts = await self._asked(lambda: reader.beginning_offsets(lost))
+        ends = await self._asked(lambda: reader.end_offsets(lost))
+        for partition, position in lost.items():
+            offset = firsts[partition] if position < firsts[partition] else ends[partition]
+            at = f"{partition.topic}[{partition.partition}]@{position}"
+            log.error("log gap", action="follow.log_gap", at=at, goes_on_at=offset)
+            reader.seek(partition, offset)
+            self._passed[partition] = offset
 
     def _hand_on(self, record: kafka.Record) -> DecodeError | None:
         """Returns why, where the record can't be decoded."""

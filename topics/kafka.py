@@ -15,7 +15,7 @@ import structlog
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
-from aiokafka.errors import KafkaConnectionError, KafkaError, MessageSizeTooLargeError
+from aiokafka.errors import KafkaConnectionError, KafkaError, MessageSizeTooLargeError, OffsetOutOfRangeError
 from aiokafka.helpers import create_ssl_context
 from aiokafka.structs import TopicPartition
 
@@ -32,6 +32,7 @@ __all__ = [
     "KafkaError",
     "MessageSizeTooLargeError",
     "OffsetAndTime",
+    "OffsetOutOfRangeError",
     "Producer",
     "Record",
     "RecordMetadata",

@@ -36,6 +36,10 @@ class OwnershipLost(Exception):  # noqa: N818 - named for what happened
     """A transaction failed or was fenced: memory and producer of this partition are void."""
 
 
+class LogGap(OwnershipLost):
+    """The log no longer holds what is to be read: retention has passed it, or it was cut."""
+
+
 @dataclass(frozen=True)
 class Write:
     """One record of a transaction; a value of None is a tombstone."""
@@ -58,7 +62,7 @@ class FencedProducer:
         )
 
     async def start(self) -> None:
-        await self._producer.start()
+        await self._guarded(self._producer.start())
 
     async def stop(self) -> None:
         await kafka.stop(self._producer, STOP_DEADLINE_S)
@@ -106,7 +110,8 @@ async def read_back(
     """Committed records of a partition from `start` (None: its beginning) to the high watermark as of now.
 
     The end of a read_committed consumer is the last stable offset, which an open transaction holds back (protocol 4, 24): the edge
-    is asked for uncommitted, and committed reading goes on until it has passed it. Raises OwnershipLost where that takes too long.
+    is asked for uncommitted, and committed reading goes on until it has passed it. Raises LogGap where the log begins after `start`,
+    OwnershipLost where that takes too long.
     """
     source = kafka.TopicPartition(topic, partition)
     edge = kafka.consumer(settings, committed=False)
@@ -115,11 +120,15 @@ async def read_back(
         end = (await edge.end_offsets([source]))[source]
     finally:
         await kafka.stop(edge, STOP_DEADLINE_S)
-    reader = kafka.consumer(settings)
+    # Where retention passes the reader, that is said, and nothing skipped.
+    reader = kafka.consumer(settings, auto_offset_reset="none")
     await reader.start()
     try:
         reader.assign([source])
-        reader.seek(source, (await reader.beginning_offsets([source]))[source] if start is None else start)
+        first = (await reader.beginning_offsets([source]))[source]
+        if start is not None and start < first:
+            raise LogGap(f"{topic}[{partition}] begins at {first}; {start} has left it")
+        reader.seek(source, first if start is None else start)
         deadline = time.monotonic() + READ_BACK_S
         while (at := await reader.position(source)) < end:
             found = await reader.getmany(timeout_ms=POLL_MS)
@@ -129,8 +138,26 @@ async def read_back(
                 deadline = time.monotonic() + READ_BACK_S
             elif time.monotonic() > deadline:
                 raise OwnershipLost(f"{topic}[{partition}] could not be read past {at} to {end}")
+    except kafka.OffsetOutOfRangeError:
+        raise LogGap(f"{topic}[{partition}] was deleted or cut while it was read") from None
     finally:
         await kafka.stop(reader, STOP_DEADLINE_S)
+
+
+async def on_the_log(settings: Settings, source: kafka.TopicPartition, position: int) -> int:
+    """Where one who stands at `position` goes on: there, at the log's beginning where retention has passed it, at its end where that was cut."""
+    asker = kafka.consumer(settings, committed=False)
+    await asker.start()
+    try:
+        first = (await asker.beginning_offsets([source]))[source]
+        end = (await asker.end_offsets([source]))[source]
+    finally:
+        await kafka.stop(asker, STOP_DEADLINE_S)
+    found = min(max(position, first), end)
+    if found != position:
+        at = f"{source.topic}[{source.partition}]@{position}"
+        log.error("log gap", action="owner.log_gap", at=at, goes_on_at=found)
+    return found
 
 
 Keeper = Callable[[int, FencedProducer], Awaitable[None]]
@@ -193,7 +220,7 @@ class Owner:
             try:
                 await producer.start()
                 await self._keep(partition, producer)
-            except OwnershipLost as lost:
+            except (OwnershipLost, kafka.KafkaError) as lost:
                 log.warning(
                     "partition lost", action="owner.lost", group=self._group, partition=partition, why=str(lost)
                 )

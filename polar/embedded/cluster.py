@@ -107,13 +107,14 @@ class Cluster:
         self._each(Broker.kill, nodes or self._nodes)
 
     def leader_of(self, topic: str, partition: int) -> int:
-        """The node that leads a partition, by the topic's full name; waits while there is none. Raises BrokerError."""
+        """The running node that leads a partition, by the topic's full name; waits while there is none. Raises BrokerError."""
         wanted = (topic, partition)
-        seen = self._await(
-            lambda seen: wanted in seen.partitions and seen.partitions[wanted].leader > 0,
-            f"have a leader of {topic}[{partition}]",
-        )
-        return seen.partitions[wanted].leader
+
+        def leads(seen: wire.Metadata) -> bool:
+            known = seen.partitions.get(wanted)
+            return known is not None and known.leader in self._nodes and self.broker(known.leader).alive()
+
+        return self._await(leads, f"have a leader of {topic}[{partition}]").partitions[wanted].leader
 
     def settle(self) -> None:
         """Wait until every replica of every partition is in sync: only now may another node go. Raises BrokerError."""

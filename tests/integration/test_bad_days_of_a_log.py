@@ -1,0 +1,255 @@
+"""One broker whose log loses records, to retention or to its disk: what was lost is said, never passed over, and nothing is read twice."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from aiokafka.admin import RecordsToDelete
+
+from consumers import builder
+from polar.embedded import Broker
+from polar.settings import Settings
+from polar.types.completion import CallOutcome, Completion, MessageDelta, TokenDelta
+from polar.types.session import Status
+from polar.types.tokens import IDS
+from polar.types.trajectory import Trajectory
+from topics import admin, catalogue, completions, control, kafka, trajectories
+from topics.completions import Build, CallRecord, Open
+from topics.contract import Topic
+from topics.control import Drain
+from topics.follow import Follower, Since
+from topics.owner import LogGap, on_the_log, read_back
+from topics.partition import partition_of_task
+from topics.producer import Ack, LogProducer, Unacknowledged
+
+DEADLINE_S = 60.0
+PARTITION = partition_of_task("t", completions.TOPIC.embedded_partitions)
+TOKENS = np.arange(8, dtype=IDS)
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    with Broker(tmp_path_factory.mktemp("forgetful"), announce=print) as started:
+        yield started
+
+
+@pytest.fixture
+async def settings(broker: Broker, namespace: str, tmp_path: Path) -> Settings:
+    made = Settings(kafka=broker.bootstrap, namespace=namespace, data=tmp_path, replication=1, min_insync=1)
+    await admin.apply(made, catalogue.FIXED, embedded=True)
+    return made
+
+
+@pytest.fixture
+async def log(settings: Settings) -> AsyncIterator[LogProducer]:
+    producer = LogProducer(settings)
+    await producer.start()
+    yield producer
+    await producer.stop()
+
+
+async def write(log: LogProducer, *records: CallRecord) -> list[int]:
+    """Offsets of the records of session `t.0`."""
+    return [(await sent(log, completions.TOPIC, record, "t.0")).offset for record in records]
+
+
+async def sent(log: LogProducer, topic: Topic, record: msgspec.Struct, key: str) -> Ack:
+    """As a harness asks again: a broker that has forgotten records refuses a producer's next one, which is replaced."""
+    try:
+        return await log.send(topic, record, key=key, task_id="t")
+    except Unacknowledged:
+        return await log.send(topic, record, key=key, task_id="t")
+
+
+def call(number: int) -> Completion:
+    """A call that goes on from the one before it."""
+    base = f"c{number - 1}" if number else None
+    shared = 16 * number
+    return Completion(
+        f"c{number}",
+        "t.0",
+        1,
+        "a",
+        CallOutcome.ANSWERED,
+        "d",
+        "e",
+        0,
+        0,
+        TokenDelta(TOKENS.tobytes(), shared, base),
+        MessageDelta(b'[{"role":"user"}]', 2 * number, base),
+        sampled=TOKENS.tobytes(),
+        logprobs=bytes(TOKENS.nbytes),
+        answer=b'{"role":"assistant"}',
+    )
+
+
+OPEN = Open("t.0", 1, "a")
+BUILD = Build("t.0", "t", 0, 1, 1, "a", Status.COMPLETED, "prefix_merging", b"{}", "shell")
+
+
+@asynccontextmanager
+async def building(settings: Settings) -> AsyncIterator[None]:
+    stop = asyncio.Event()
+    running = asyncio.create_task(builder.run_builder(settings, stop))
+    try:
+        yield
+    finally:
+        stop.set()
+        async with asyncio.timeout(DEADLINE_S):
+            await running
+
+
+async def emitted(settings: Settings) -> Trajectory:
+    name = trajectories.TOPIC.full_name(settings.namespace)
+    found: list[Any] = []
+    async with asyncio.timeout(DEADLINE_S):
+        while not found:
+            await asyncio.sleep(0.1)
+            found = [trajectories.CODEC.decode(r.value or b"") async for r in read_back(settings, name, PARTITION)]
+    (trajectory,) = found
+    assert isinstance(trajectory, Trajectory)
+    return trajectory
+
+
+async def expire(settings: Settings, before: int) -> None:
+    """What retention does, at once."""
+    client: Any = kafka.admin(settings)
+    await client.start()
+    try:
+        source = kafka.TopicPartition(completions.TOPIC.full_name(settings.namespace), PARTITION)
+        await client.delete_records({source: RecordsToDelete(before)})
+    finally:
+        await client.close()
+
+
+def cut(settings: Settings, broker: Broker, data: Path, name: str, partition: int, keep: int) -> None:
+    """Kill the broker, take all but `keep` bytes of a partition's log away, and start it again."""
+    broker.kill()
+    (segment,) = (data / f"{settings.namespace}.{name}-{partition}").glob("*.log")
+    with segment.open("r+b") as file:
+        file.truncate(keep)
+    broker.start()
+
+
+def data_of(broker: Broker) -> Path:
+    return broker._folder.data
+
+
+def size(settings: Settings, broker: Broker, name: str, partition: int) -> int:
+    (segment,) = (data_of(broker) / f"{settings.namespace}.{name}-{partition}").glob("*.log")
+    return segment.stat().st_size
+
+
+def said(trajectory: Trajectory) -> tuple[Status, str | None, int]:
+    code = None if trajectory.error is None else trajectory.error.code
+    return trajectory.status, code, trajectory.stats.trainable_tokens
+
+
+GAP = (Status.FAILED, "log_gap", 0)
+
+
+@pytest.mark.parametrize("held_bytes", [builder.HELD_BYTES, 0], ids=["in memory", "spilled"])
+async def test_a_session_that_retention_overtakes_is_whole_or_says_what_it_lacks(
+    settings: Settings, log: LogProducer, monkeypatch: pytest.MonkeyPatch, held_bytes: int
+) -> None:
+    monkeypatch.setattr(builder, "HELD_BYTES", held_bytes)
+    async with building(settings):
+        await write(log, OPEN, call(0))
+        await _read_by_the_builder(settings, log)
+        (last,) = await write(log, call(1))
+        await expire(settings, last)
+        await write(log, BUILD)
+        trajectory = await emitted(settings)
+    assert said(trajectory) == (GAP if held_bytes == 0 else (Status.COMPLETED, None, 16))
+
+
+async def _read_by_the_builder(settings: Settings, log: LogProducer) -> None:
+    """Another session's trajectory in the same partition tells that all before it was read."""
+    other = msgspec.structs.replace
+    opened, build = other(OPEN, session_id="t.1"), other(BUILD, session_id="t.1", output="other")
+    await admin.apply(settings, [trajectories.topic("other")], embedded=True)
+    await log.send(completions.TOPIC, opened, key="t.1", task_id="t")
+    await log.send(completions.TOPIC, build, key="t.1", task_id="t")
+    name = trajectories.topic("other").full_name(settings.namespace)
+    async with asyncio.timeout(DEADLINE_S):
+        while not [record async for record in read_back(settings, name, PARTITION)]:
+            await asyncio.sleep(0.1)
+
+
+async def test_a_session_whose_calls_have_left_before_anyone_read_them_says_so(
+    settings: Settings, log: LogProducer
+) -> None:
+    offsets = await write(log, OPEN, call(0), call(1), BUILD)
+    await expire(settings, offsets[2])
+    async with building(settings):
+        assert said(await emitted(settings)) == GAP
+
+
+@pytest.mark.parametrize("running", [True, False], ids=["under a builder", "before a builder"])
+async def test_calls_that_a_cut_log_has_lost_are_said_and_not_trained_around(
+    broker: Broker, settings: Settings, log: LogProducer, running: bool
+) -> None:
+    async def lose() -> None:
+        await write(log, OPEN, call(0))
+        if running:
+            await _read_by_the_builder(settings, log)
+        keep = size(settings, broker, "completions", PARTITION)
+        await write(log, call(1), call(2))
+        await asyncio.to_thread(cut, settings, broker, data_of(broker), "completions", PARTITION, keep)
+        await write(log, call(3), BUILD)
+
+    if running:
+        async with building(settings):
+            await lose()
+            trajectory = await emitted(settings)
+    else:
+        await lose()
+        async with building(settings):
+            trajectory = await emitted(settings)
+    assert said(trajectory) == GAP
+    assert trajectory.error is not None
+    assert "c2" in trajectory.error.message
+
+
+async def test_a_follower_goes_on_where_a_cut_log_does_and_reads_nothing_twice(
+    broker: Broker, settings: Settings, log: LogProducer
+) -> None:
+    seen: list[str] = []
+    follower = Follower(settings, control.TOPIC, lambda drain, _: seen.append(drain.worker_id), since=Since.BEGINNING)
+    await follower.start()
+    await drains(log, "a", "b")
+    keep = size(settings, broker, "control", 0)
+    await drains(log, "c", "d", "e")
+    await follower.caught_up(DEADLINE_S)
+    await asyncio.to_thread(cut, settings, broker, data_of(broker), "control", 0, keep)
+    async with asyncio.timeout(DEADLINE_S):
+        while "new" not in seen:  # what lies before the follower has found the log's end is lost with the cut
+            await drains(log, "new")
+            await asyncio.sleep(0.2)
+    await follower.caught_up(DEADLINE_S)
+    await follower.stop()
+    assert seen[:5] == ["a", "b", "c", "d", "e"]
+    assert set(seen[5:]) == {"new"}
+
+
+async def drains(log: LogProducer, *workers: str) -> None:
+    for worker in workers:
+        await sent(log, control.TOPIC, Drain(worker), worker)
+
+
+async def test_a_position_that_the_log_no_longer_has_moves_to_its_nearest_end(
+    settings: Settings, log: LogProducer
+) -> None:
+    source = kafka.TopicPartition(completions.TOPIC.full_name(settings.namespace), PARTITION)
+    offsets: Sequence[int] = await write(log, OPEN, call(0), call(1))
+    await expire(settings, offsets[1])
+    assert [await on_the_log(settings, source, position) for position in (0, 2, 3, 70)] == [1, 2, 3, 3]
+    with pytest.raises(LogGap, match="begins at 1; 0 has left it"):
+        _ = [record async for record in read_back(settings, source.topic, PARTITION, 0)]
