@@ -83,11 +83,13 @@ def decide(table: Table, given: Input, now: int) -> Decision:
         case GroupEmitted():
             return groups.group_emitted(table, given, now)
         case TaskForgotten():
-            return groups.forgotten(table, given)
+            return groups.forgotten(table, given, now)
         case FleetPaused() | FleetResumed():
             return _turned(table, isinstance(given, FleetPaused), now)
         case SlotLent():
             session = table.next_waiting(given.stage, given.pool, given.priority, given.user)
+            if session is None:
+                return Decision(skipped="nobody_waits")
         case _:
             session = table.session(given.session_id)
     if isinstance(given, Claimed):

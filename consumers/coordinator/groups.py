@@ -94,11 +94,15 @@ def group_emitted(table: Table, fact: GroupEmitted, now: int) -> Decision:
     task = table.task(fact.task_id)
     if task is None or task.closed_at is not None:
         return Decision(skipped="unknown_or_closed_group")
+    if task.body_hash is None or task.ended < task.num_samples:
+        return Decision(skipped="group_goes_on")
     return Decision(tasks=(replace(task, closed_at=now),))
 
 
-def forgotten(table: Table, given: TaskForgotten) -> Decision:
+def forgotten(table: Table, given: TaskForgotten, now: int) -> Decision:
     """Tombstones for all rows."""
+    if not table.is_forgettable(given.task_id, now):
+        return Decision(skipped="not_forgettable")
     sessions = [f"session:{session.session_id}" for session in table.sessions_of(given.task_id)]
     return Decision(forgotten=(*sessions, f"task:{given.task_id}"))
 

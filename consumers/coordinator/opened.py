@@ -95,6 +95,10 @@ def never_opened(table: Table, session: SessionState, given: DeadlinePassed, now
 
 
 def _of_claim(table: Table, task_id: str, claim_id: str) -> SessionState | None:
+    """The opened session that this claim was, or is, granted. A worker's claim is nobody else's to ask about."""
+    task = table.task(task_id)
+    if task is None or task.opened_at is None:
+        return None
     sessions = table.sessions_of(task_id)
     return next((s for s in sessions if s.run_claim_id == claim_id or claim_id in s.past_claims), None)
 

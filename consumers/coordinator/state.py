@@ -91,9 +91,10 @@ class Table:
 
     def forgettable(self, now: int) -> list[str]:
         """Takes out the tasks that may be forgotten at clock `now`."""
-        return [name for name in self._forgettable.passed(now) if self._is_forgettable(name, now)]
+        return [name for name in self._forgettable.passed(now) if self.is_forgettable(name, now)]
 
-    def _is_forgettable(self, task_id: str, now: int) -> bool:
+    def is_forgettable(self, task_id: str, now: int) -> bool:
+        """Whether nothing can ask for this task any more at clock `now`."""
         task = self._tasks.get(task_id)
         at = None if task is None else forgettable_at(task)
         return at is not None and at <= now

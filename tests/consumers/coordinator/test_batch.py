@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from consumers.coordinator.batch import BYTES, SESSIONS, Batch, Part
 from consumers.coordinator.commands import Decision, Input, TaskForgotten
+from consumers.coordinator.deadlines import FORGET_MS
 from consumers.coordinator.decide import decide
 from consumers.coordinator.state import Table
 from polar.types.session import Phase, SessionState, Status, TaskState
@@ -35,6 +36,7 @@ class Disk:
     written: Counter[tuple[str, str]] = field(default_factory=Counter)
     """By type and session: records of `polar.completions`."""
     table: Table = field(default_factory=lambda: Table(0))
+    now: int = 0
 
     def start(self) -> None:
         """A new owner, who knows only what is committed."""
@@ -47,7 +49,7 @@ class Disk:
 
     def give(self, given: Input, crash_after: int | None = None) -> Decision:
         """Decide and commit; `crash_after`: as many parts only."""
-        decision = decide(self.table, given, 0)
+        decision = decide(self.table, given, self.now)
         self.table.apply(decision)
         parts = list(Batch.of(decision).parts())
         assert [part.is_last for part in parts] == [False] * (len(parts) - 1) + [True]
@@ -107,6 +109,7 @@ def forgetting(disk: Disk) -> Input:
     for index in range(SAMPLES):
         disk.give(TrajectoryEmitted("f", f"t.{index}", 1))
     disk.give(GroupEmitted("f", "t"))
+    disk.now = FORGET_MS
     return TaskForgotten("t")
 
 

@@ -48,6 +48,8 @@ def test_the_plain_way_ends_with_one_build_and_a_group() -> None:
     assert bench.session().phase is Phase.ENDED
     bench.give(GroupEmitted("f", "t"))
     assert bench.table.forgettable(FORGET_MS) == ["t"]
+    assert bench.give(TaskForgotten("t")).skipped == "not_forgettable"
+    bench.now = FORGET_MS
     bench.give(TaskForgotten("t"))
     assert bench.table.task("t") is None
     assert bench.table.session("t.0") is None

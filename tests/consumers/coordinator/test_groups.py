@@ -98,6 +98,8 @@ def test_a_cancel_of_a_task_that_never_comes_is_forgotten_and_of_one_that_comes_
     assert bench.table.forgettable(bench.now) == ["typo"]
     bench.give(TaskForgotten("typo"))
     assert bench.table.task("typo") is None
+    assert bench.give(GroupEmitted("f", "t")).skipped == "group_goes_on"
+    bench.give(CancelRequested("f", "t"), *(TrajectoryEmitted("f", f"t.{index}", 1) for index in range(2)))
     bench.give(GroupEmitted("f", "t"))
     assert bench.table.forgettable(bench.now + FORGET_MS - 1) == []
     assert bench.table.forgettable(bench.now + FORGET_MS) == ["t"]

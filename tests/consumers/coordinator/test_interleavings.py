@@ -6,11 +6,14 @@ import random
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from consumers.coordinator.commands import (
     ClaimLost,
     DeadlinePassed,
     Decision,
+    FleetPaused,
+    FleetResumed,
     Input,
     PoolDark,
     ReleaseTicket,
@@ -19,7 +22,7 @@ from consumers.coordinator.deadlines import UNOPENED_MS
 from polar.types.errors import Kind, SessionError
 from polar.types.session import Phase, SessionState, Stage, Status
 from tests.consumers.coordinator.bench import PLAN, Bench, submitted
-from topics.control import Grant, Revoke
+from topics.control import Discard, Grant, Revoke
 from topics.events import (
     CancelRequested,
     Claimed,
@@ -36,6 +39,7 @@ from topics.events import (
 
 OPENED = {"o": 1, "p": 3}
 """Tasks of opened sessions, and how many samples they have."""
+NEEDED = (Phase.READY, Phase.RUNNING, Phase.RAN, Phase.EVALUATING)
 TTLS_MS = (1_000, 60_000, 3_600_000)
 
 
@@ -60,7 +64,10 @@ class World(Bench):
         """By claim id."""
         self.closes: set[str] = set()
         """Facts that ask for a session's end, by id."""
-        self.say(submitted(samples))
+        self.made: dict[str, bool] = {}
+        """By init claim: whether the runtime that it made is gone."""
+        plan = replace(PLAN, usable=None if seed % 3 else 1)
+        self.say(replace(submitted(samples), plan=plan))
 
     def say(self, fact: Input) -> None:
         self.said.append(fact)
@@ -73,6 +80,10 @@ class World(Bench):
                 assert self.asked[command.claim_id] == self.session(command.session_id).attempt, (
                     "a claim of this attempt"
                 )
+            if isinstance(command, Discard):
+                row = self.session(command.session_id)
+                assert row.init_claim_id != command.claim_id or row.phase not in NEEDED, "nobody works in it"
+                self.made[command.claim_id] = True
             if isinstance(command, ReleaseTicket):
                 session = self.session(command.session_id)
                 assert session.task_id not in OPENED, "no worker has a part in opened sessions"
@@ -127,10 +138,15 @@ class World(Bench):
         elif what == "dark":
             for session in live:
                 self._collect(self.give(PoolDark(session.session_id)))
+        elif what == "turn":
+            self.turn(paused=self.table.pauses.began is None)
         elif what == "clock":
             self.advance(pick.choice([500, 3_000, 11_000, 70_000]))
         elif what == "build":
             self.emit()
+
+    def turn(self, *, paused: bool) -> None:
+        self.give(FleetPaused() if paused else FleetResumed())
 
     def open(self) -> None:
         pick = self.random
@@ -180,12 +196,15 @@ class World(Bench):
         ids = ("f", session.session_id, session.attempt, claim)
         match session.phase:
             case Phase.INIT:
+                if failed is None:
+                    self.made[claim] = False
                 self.say(InitFinished(*ids, runtime=None if failed else {"dir": claim}, error=failed))
             case Phase.RUNNING:
                 self.say(RunFinished(*ids, status=Status.FAILED if failed else Status.COMPLETED, error=failed))
             case Phase.EVALUATING:
                 if failed is None:
                     self.rewards[session.session_id] = reward = pick.random()
+                    self.made[session.init_claim_id or ""] = True
                     self.say(Evaluated(*ids, reward=reward))
                 else:
                     self.say(Evaluated(*ids, error=failed))
@@ -196,7 +215,9 @@ class World(Bench):
         for build in list(self.builds.values()):
             if build.session_id not in self.emitted:
                 self.emitted.add(build.session_id)
-                self.say(TrajectoryEmitted("f", build.session_id, build.attempt))
+                self.say(
+                    TrajectoryEmitted("f", build.session_id, build.attempt, trainable_tokens=self.random.randrange(2))
+                )
 
     def check(self) -> None:
         for session in self.table.sessions():
@@ -222,6 +243,7 @@ STEPS = [
     "back",
     "cancel",
     "dark",
+    "turn",
     *["open"] * 3,
     *["close"] * 2,
     "withdraw",
@@ -237,6 +259,7 @@ def test_random_interleavings_end_every_session_once_and_never_get_stuck(
     for step in steps:
         world.step(step)
         world.check()
+    world.turn(paused=False)
     world.advance(UNOPENED_MS)
     for _ in range(60):
         if all(s.phase is Phase.ENDED for s in world.table.sessions()):
@@ -246,6 +269,7 @@ def test_random_interleavings_end_every_session_once_and_never_get_stuck(
             world.check()
     phases = {s.session_id: s.phase for s in world.table.sessions()}
     assert set(phases.values()) == {Phase.ENDED}, phases
+    assert all(world.made.values()), "no runtime is left to the reaper"
     tasks = {s.task_id for s in world.table.sessions()}
     assert len(phases) == samples + sum(OPENED[task_id] for task_id in tasks - {"t"})
     assert world.emitted == set(world.builds) == set(phases)

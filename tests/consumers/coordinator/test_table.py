@@ -1,0 +1,528 @@
+"""Each state that a session can be in × each thing that can happen: what comes of it, read off the coordinator's own tables.
+
+A state is a phase, and what else matters in it: whether a ticket is out, whether an attempt or a try is left. `o.` are sessions that
+were opened for someone's own agent. An outcome is the next phase (`stays`), then what is written and sent. A phase, an input or a
+transition that no case is about fails the last tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import UnionType
+from typing import Any, get_args
+
+import pytest
+from msgspec.structs import replace
+
+from consumers.coordinator.commands import (
+    ClaimLost,
+    Command,
+    DeadlinePassed,
+    Decision,
+    FleetPaused,
+    FleetResumed,
+    Input,
+    PoolDark,
+    SlotLent,
+    TaskForgotten,
+)
+from consumers.coordinator.deadlines import FORGET_MS, deadline_of
+from consumers.coordinator.decide import OPENED, TRANSITIONS
+from polar.types.errors import Kind, SessionError
+from polar.types.session import Phase, Stage, Status
+from tests.consumers.coordinator.bench import PLAN, Bench, submitted
+from topics.control import Revoke
+from topics.events import (
+    CancelRequested,
+    Claimed,
+    Evaluated,
+    GroupEmitted,
+    HandedBack,
+    InitFinished,
+    RunFinished,
+    SessionCloseRequested,
+    SessionOpenRequested,
+    SessionOpenWithdrawn,
+    Stopped,
+    TrajectoryEmitted,
+)
+
+TASK = replace(submitted(2), plan=replace(PLAN, usable=1))
+"""Session `t.0` is what the cases are about; `t.1` is being built all the time."""
+INFRA = SessionError("x", Kind.INFRA, "broken", "broken", retryable=True)
+NEVER = 2**60
+
+
+# --- states --------------------------------------------------------------------------------------------------------------------
+
+
+def queued(attempt: int = 1) -> Bench:
+    bench = Bench()
+    bench.give(TASK, CancelRequested("f", "t", "t.1"))
+    for lost in range(1, attempt):
+        bench.lend(Stage.INIT)
+        bench.claim(Stage.INIT, f"lost{lost}", attempt=lost)
+        bench.give(ClaimLost("t.0", f"lost{lost}"))
+    return bench
+
+
+def ticketed(bench: Bench, stage: Stage) -> Bench:
+    bench.lend(stage)
+    return bench
+
+
+def in_hand(bench: Bench, stage: Stage) -> Bench:
+    bench.lend(stage)
+    bench.claim(stage, stage.value, attempt=bench.session().attempt)
+    return bench
+
+
+def ready(attempt: int = 1) -> Bench:
+    bench = in_hand(queued(attempt), Stage.INIT)
+    bench.give(InitFinished("f", "t.0", attempt, "init", runtime={"dir": "x"}))
+    return bench
+
+
+def running(attempt: int = 1) -> Bench:
+    return in_hand(ready(attempt), Stage.RUN)
+
+
+def ran() -> Bench:
+    bench = running()
+    bench.give(RunFinished("f", "t.0", 1, "run", Status.COMPLETED, 0))
+    return bench
+
+
+def evaluating(tries: int = 1) -> Bench:
+    bench = in_hand(ran(), Stage.EVALUATE)
+    for _ in range(1, tries):
+        bench.give(ClaimLost("t.0", "evaluate"))
+        in_hand(bench, Stage.EVALUATE)
+    return bench
+
+
+def after(bench: Bench, *inputs: Input) -> Bench:
+    bench.give(*inputs)
+    return bench
+
+
+def opened() -> Bench:
+    bench = Bench()
+    bench.give(SessionOpenRequested("f", "t", "run", 60_000, 2), CancelRequested("f", "t", "t.1"))
+    return bench
+
+
+def unopened() -> Bench:
+    bench = opened()
+    bench.give(SessionOpenWithdrawn("f", "t", "run"))
+    return bench
+
+
+CANCEL = CancelRequested("f", "t", "t.0")
+JUDGED = Evaluated("f", "t.0", 1, "evaluate", reward=1.0)
+BUILT = TrajectoryEmitted("f", "t.0", 1, trainable_tokens=5)
+
+STATES: dict[str, Callable[[], Bench]] = {
+    "queued": queued,
+    "queued,ticket": lambda: ticketed(queued(), Stage.INIT),
+    "init": lambda: in_hand(queued(), Stage.INIT),
+    "init,last": lambda: in_hand(queued(3), Stage.INIT),
+    "ready": ready,
+    "ready,ticket": lambda: ticketed(ready(), Stage.RUN),
+    "running": running,
+    "running,last": lambda: running(3),
+    "ran": ran,
+    "ran,ticket": lambda: ticketed(ran(), Stage.EVALUATE),
+    "evaluating": evaluating,
+    "evaluating,last": lambda: evaluating(3),
+    "closing": lambda: after(running(), CANCEL),
+    "building": lambda: after(evaluating(), JUDGED),
+    "ended": lambda: after(evaluating(), JUDGED, BUILT),
+    "o.unopened": unopened,
+    "o.running": opened,
+    "o.closing": lambda: after(opened(), CANCEL),
+    "o.building": lambda: after(unopened(), CANCEL),
+    "o.ended": lambda: after(unopened(), CANCEL, BUILT),
+}
+
+
+# --- events --------------------------------------------------------------------------------------------------------------------
+
+
+def of(make: Callable[..., Input], *rest: Any, claim: str | None = None, **more: Any) -> Callable[[Bench], Input]:
+    """A worker's fact of the claim in hand, or of another."""
+    return lambda bench: make(
+        "f", "t.0", bench.session().attempt, claim or bench.session().claim_id or "-", *rest, **more
+    )
+
+
+def claim(stage: Stage, claim_id: str) -> Callable[[Bench], Input]:
+    return lambda bench: Claimed("f", "t.0", bench.session().attempt, stage, claim_id, "w")
+
+
+def at_deadline(bench: Bench) -> Input:
+    deadline = deadline_of(bench.session(), bench.table.task_of(bench.session()))
+    bench.now = NEVER if deadline is None else deadline
+    return DeadlinePassed("t.0")
+
+
+def at_deadline_paused(bench: Bench) -> Input:
+    bench.give(FleetPaused())
+    return at_deadline(bench)
+
+
+def again(bench: Bench) -> Input:
+    bench.give(FleetPaused())
+    return FleetResumed()
+
+
+def forgetting(bench: Bench) -> Input:
+    """After the end of the group, where it has one."""
+    bench.give(TrajectoryEmitted("f", "t.1", 1), GroupEmitted("f", "t"))
+    bench.now += FORGET_MS
+    return TaskForgotten("t")
+
+
+def just(given: Input) -> Callable[[Bench], Input]:
+    return lambda bench: given
+
+
+EVENTS: dict[str, Callable[[Bench], Input]] = {
+    "cancel": just(CANCEL),
+    "cancel of the task": just(CancelRequested("f", "t")),
+    "early stop": just(TrajectoryEmitted("f", "t.1", 1, 1, 9, 1, Status.COMPLETED, None, 1.0)),
+    "deadline": at_deadline,
+    "deadline in a pause": at_deadline_paused,
+    "too early a deadline": just(DeadlinePassed("t.0")),
+    "pause": just(FleetPaused()),
+    "resume": again,
+    "worker lost": lambda bench: ClaimLost("t.0", bench.session().claim_id or "-"),
+    "pool dark": just(PoolDark("t.0")),
+    "worker drains": of(HandedBack),
+    "slot": lambda bench: SlotLent(slot_of(bench), "default", "w", 0),
+    "init claimed": claim(Stage.INIT, "new"),
+    "run claimed": claim(Stage.RUN, "new"),
+    "evaluate claimed": claim(Stage.EVALUATE, "new"),
+    "asked again": lambda bench: claim(slot_of(bench), bench.session().claim_id or "-")(bench),
+    "init finished": of(InitFinished, runtime={"dir": "x"}),
+    "init failed": of(InitFinished, error=INFRA),
+    "run finished": of(RunFinished, Status.COMPLETED),
+    "run failed": of(RunFinished, Status.FAILED, error=INFRA),
+    "evaluated": of(Evaluated, reward=1.0),
+    "evaluation failed": of(Evaluated, error=INFRA),
+    "stopped": of(Stopped),
+    "init finished, twice": of(InitFinished, claim="init", runtime={"dir": "x"}),
+    "run finished, twice": of(RunFinished, Status.COMPLETED, claim="run"),
+    "evaluated, twice": of(Evaluated, claim="evaluate", reward=1.0),
+    "stopped, twice": of(Stopped, claim="run"),
+    "zombie's init": of(InitFinished, claim="zombie", runtime={"dir": "z"}),
+    "zombie's run": of(RunFinished, Status.COMPLETED, claim="zombie"),
+    "zombie's evaluation": of(Evaluated, claim="zombie", reward=1.0),
+    "zombie stopped": of(Stopped, claim="zombie"),
+    "zombie drains": of(HandedBack, claim="zombie"),
+    "zombie lost": just(ClaimLost("t.0", "zombie")),
+    "trajectory": just(BUILT),
+    "submitted again": just(TASK),
+    "open": just(SessionOpenRequested("f", "t", "new", 60_000, 2)),
+    "open, asked again": just(SessionOpenRequested("f", "t", "run", 60_000, 2)),
+    "open withdrawn": just(SessionOpenWithdrawn("f", "t", "run")),
+    "close": just(SessionCloseRequested("f", "t.0", 1.0)),
+    "group out": just(GroupEmitted("f", "t")),
+    "days later": forgetting,
+}
+
+
+def slot_of(bench: Bench) -> Stage:
+    """The stage that this state waits for or is in."""
+    stages = {
+        Phase.READY: Stage.RUN,
+        Phase.RUNNING: Stage.RUN,
+        Phase.RAN: Stage.EVALUATE,
+        Phase.EVALUATING: Stage.EVALUATE,
+    }
+    return stages.get(bench.session().phase, Stage.INIT)
+
+
+# --- outcomes ------------------------------------------------------------------------------------------------------------------
+
+EXPECTED = """
+cancel
+    building, CANCELLED: Open Build                                      <- queued queued,ticket o.unopened
+    building, CANCELLED: Open Build Revoke(init, cancelled)              <- init init,last
+    building, CANCELLED: Open Build Discard                              <- ready ready,ticket
+    closing, CANCELLED: Revoke(run, cancelled) CloseKey                  <- running running,last o.running
+    building, CANCELLED: Build Discard                                   <- ran ran,ticket
+    building, CANCELLED: Build Revoke(evaluate, cancelled) Discard       <- evaluating evaluating,last
+    stays                                                                <- others
+cancel of the task
+    building, CANCELLED: Open Build                                      <- queued queued,ticket o.unopened
+    building, CANCELLED: Open Build Revoke(init, cancelled)              <- init init,last
+    building, CANCELLED: Open Build Discard                              <- ready ready,ticket
+    closing, CANCELLED: Revoke(run, cancelled) CloseKey                  <- running running,last o.running
+    building, CANCELLED: Build Discard                                   <- ran ran,ticket
+    building, CANCELLED: Build Revoke(evaluate, cancelled) Discard       <- evaluating evaluating,last
+    stays                                                                <- others
+early stop
+    building, CANCELLED early_stop: Open Build                           <- queued queued,ticket
+    building, CANCELLED early_stop: Open Build Revoke(init, cancelled)   <- init init,last
+    building, CANCELLED early_stop: Open Build Discard                   <- ready ready,ticket
+    closing, CANCELLED early_stop: Revoke(run, cancelled) CloseKey       <- running running,last
+    building, CANCELLED early_stop: Build Discard                        <- ran ran,ticket
+    building, CANCELLED early_stop: Build Revoke(evaluate, cancelled) Discard <- evaluating evaluating,last
+    stays: CloseGroup                                                    <- ended o.ended
+    stays                                                                <- others
+deadline
+    building, FAILED no_worker: Open Build                               <- queued
+    queued, attempt 2: Revoke(init, deadline)                            <- init
+    building, FAILED deadline: Open Build Revoke(init, deadline)         <- init,last
+    building, FAILED no_worker: Open Build Discard                       <- ready
+    queued, attempt 2: Revoke(run, deadline) CloseKey Discard            <- running
+    closing, FAILED deadline: Revoke(run, deadline) CloseKey             <- running,last
+    building: Build Discard                                              <- ran closing
+    ran: Revoke(evaluate, deadline)                                      <- evaluating
+    building, FAILED deadline: Build Revoke(evaluate, deadline) Discard  <- evaluating,last
+    stays: Build                                                         <- building o.building
+    early_deadline                                                       <- ended o.ended
+    building, CANCELLED unopened: Open Build                             <- o.unopened
+    closing, TIMED_OUT timeout: Revoke(run, deadline) CloseKey           <- o.running
+    building: Build                                                      <- o.closing
+    wants a slot again                                                   <- others
+deadline in a pause
+    building, FAILED no_worker: Open Build                               <- queued
+    wants a slot again                                                   <- queued,ticket ready,ticket ran,ticket
+    queued, attempt 2: Revoke(init, deadline)                            <- init
+    building, FAILED deadline: Open Build Revoke(init, deadline)         <- init,last
+    building, FAILED no_worker: Open Build Discard                       <- ready
+    building: Build Discard                                              <- ran closing
+    ran: Revoke(evaluate, deadline)                                      <- evaluating
+    building, FAILED deadline: Build Revoke(evaluate, deadline) Discard  <- evaluating,last
+    stays: Build                                                         <- building o.building
+    building, CANCELLED unopened: Open Build                             <- o.unopened
+    building: Build                                                      <- o.closing
+    early_deadline                                                       <- others
+too early a deadline
+    early_deadline                                                       <- all
+pause
+    stays                                                                <- all
+resume
+    stays                                                                <- all
+worker lost
+    queued, attempt 2: Revoke(init, lost)                                <- init
+    building, FAILED lost: Open Build Revoke(init, lost)                 <- init,last
+    queued, attempt 2: Revoke(run, lost) CloseKey Discard                <- running
+    closing, FAILED lost: Revoke(run, lost) CloseKey                     <- running,last
+    ran: Revoke(evaluate, lost)                                          <- evaluating
+    building, FAILED lost: Build Revoke(evaluate, lost) Discard          <- evaluating,last
+    not allowed                                                          <- others
+pool dark
+    queued: Discard                                                      <- ready ready,ticket
+    not allowed                                                          <- others
+worker drains
+    queued                                                               <- init init,last
+    queued, attempt 2: CloseKey Discard                                  <- running
+    queued, attempt 4: CloseKey Discard                                  <- running,last
+    ran                                                                  <- evaluating evaluating,last
+    not allowed                                                          <- others
+slot
+    stays: ReleaseTicket                                                 <- queued ready ran
+    nobody_waits                                                         <- others
+init claimed
+    init: Grant                                                          <- queued,ticket
+    stays: Revoke(new, ended)                                            <- building ended o.building o.ended
+    stays: Revoke(new, taken)                                            <- others
+run claimed
+    running: Open Grant                                                  <- ready,ticket
+    stays: Revoke(new, ended)                                            <- building ended o.building o.ended
+    stays: Revoke(new, taken)                                            <- others
+evaluate claimed
+    evaluating: Grant                                                    <- ran,ticket
+    stays: Revoke(new, ended)                                            <- building ended o.building o.ended
+    stays: Revoke(new, taken)                                            <- others
+asked again
+    stays: Revoke(-, taken)                                              <- queued ready ran o.unopened
+    init: Grant                                                          <- queued,ticket
+    running: Open Grant                                                  <- ready,ticket
+    evaluating: Grant                                                    <- ran,ticket
+    stays: Revoke(run, taken)                                            <- closing o.closing
+    stays: Revoke(-, ended)                                              <- building ended o.building o.ended
+    stays: Grant                                                         <- others
+init finished
+    stays: Discard                                                       <- queued queued,ticket ready ready,ticket running running,last
+                                                                            ran ran,ticket evaluating evaluating,last closing building
+                                                                            ended
+    ready                                                                <- init init,last
+    not allowed                                                          <- others
+init failed
+    queued, attempt 2                                                    <- init
+    building, FAILED broken: Open Build                                  <- init,last
+    not allowed                                                          <- o.unopened o.running o.closing o.building o.ended
+    stale_claim                                                          <- others
+run finished
+    ran, COMPLETED: CloseKey                                             <- running running,last
+    not allowed                                                          <- others
+run failed
+    queued, attempt 2: CloseKey Discard                                  <- running
+    building, FAILED broken: Build CloseKey Discard                      <- running,last
+    not allowed                                                          <- others
+evaluated
+    building: Build                                                      <- evaluating evaluating,last
+    not allowed                                                          <- others
+evaluation failed
+    ran                                                                  <- evaluating
+    building, FAILED broken: Build Discard                               <- evaluating,last
+    not allowed                                                          <- others
+stopped
+    building: Build Discard                                              <- closing
+    not allowed                                                          <- others
+init finished, twice
+    stays: Discard                                                       <- queued queued,ticket
+    ready                                                                <- init init,last
+    not allowed                                                          <- o.unopened o.running o.closing o.building o.ended
+    stale_claim                                                          <- others
+run finished, twice
+    ran, COMPLETED: CloseKey                                             <- running running,last
+    not allowed                                                          <- others
+evaluated, twice
+    building: Build                                                      <- evaluating evaluating,last
+    not allowed                                                          <- others
+stopped, twice
+    building: Build Discard                                              <- closing
+    not allowed                                                          <- others
+zombie's init
+    stays: Discard                                                       <- queued queued,ticket init init,last ready ready,ticket running
+                                                                            running,last ran ran,ticket evaluating evaluating,last closing
+                                                                            building ended
+    not allowed                                                          <- others
+zombie's run
+    stale_claim                                                          <- running running,last
+    not allowed                                                          <- others
+zombie's evaluation
+    stale_claim                                                          <- evaluating evaluating,last
+    not allowed                                                          <- others
+zombie stopped
+    stale_claim                                                          <- closing
+    not allowed                                                          <- others
+zombie drains
+    stale_claim                                                          <- init init,last running running,last evaluating evaluating,last
+    not allowed                                                          <- others
+zombie lost
+    stale_claim                                                          <- init init,last running running,last evaluating evaluating,last
+    not allowed                                                          <- others
+trajectory
+    ended                                                                <- building o.building
+    not allowed                                                          <- others
+submitted again
+    stays: RejectTask                                                    <- o.unopened o.running o.closing o.building o.ended
+    duplicate_task                                                       <- others
+open
+    running: Open Grant                                                  <- o.unopened
+    stays: Revoke(new, taken)                                            <- o.running o.closing o.building o.ended
+    stays: Revoke(new, submitted)                                        <- others
+open, asked again
+    stays: Revoke(run, ended)                                            <- o.unopened o.closing o.building o.ended
+    stays: Grant                                                         <- o.running
+    stays: Revoke(run, submitted)                                        <- others
+open withdrawn
+    unopened                                                             <- o.running
+    nothing_to_withdraw                                                  <- others
+close
+    stays: Revoke(f, unopened)                                           <- o.unopened
+    closing, COMPLETED: Revoke(run, ended) CloseKey Grant                <- o.running
+    stays: Revoke(f, ended)                                              <- o.closing o.building o.ended
+    stays: Revoke(f, submitted)                                          <- others
+group out
+    group_goes_on                                                        <- all
+days later
+    forgotten                                                            <- ended o.ended
+    not_forgettable                                                      <- others
+"""
+"""Event, then outcome <- states; `others` are all that its event doesn't name."""
+
+
+def outcome(state: str, event: str) -> str:
+    """What comes of an event, in words."""
+    bench = STATES[state]()
+    before = bench.session()
+    decision = bench.give(EVENTS[event](bench))
+    now = bench.table.session("t.0")
+    if now is None:
+        return "forgotten"
+    if now == before and decision == Decision(skipped=decision.skipped):
+        is_in_no_table = decision.skipped is not None and decision.skipped.endswith(f"_in_{before.phase.value}")
+        return "not allowed" if is_in_no_table else decision.skipped or "stays"
+    next_try = f", attempt {now.attempt}" if now.attempt != before.attempt else ""
+    if before.lent_at is not None and now == replace(before, lent_at=None):
+        return "wants a slot again"
+    phase = "stays" if now.phase is before.phase and not next_try else now.phase.value + next_try
+    code = f" {now.error.code}" if now.error is not None and now.error != before.error else ""
+    status = f", {now.status.value}{code}" if now.status is not before.status and now.status is not None else ""
+    out = [*map(written, decision.records), *map(sent, decision.commands)]
+    return f"{phase}{status}" + (f": {' '.join(out)}" if out else "")
+
+
+def written(record: object) -> str:
+    return type(record).__name__
+
+
+def sent(command: Command) -> str:
+    kind = type(command).__name__
+    return f"{kind}({command.claim_id}, {command.reason})" if isinstance(command, Revoke) else kind
+
+
+def expected() -> dict[str, dict[str, str]]:
+    """By event and state, as the text above says."""
+    found: dict[str, dict[str, str]] = {}
+    event = said = ""
+    for line in EXPECTED.strip().splitlines():
+        if not line.startswith(" "):
+            event = line
+            found[event] = {}
+            continue
+        says, arrow, names = line.partition(" <- ")
+        said, names = (says.strip(), names) if arrow else (said, line)
+        for name in names.split():
+            for state in STATES if name in ("all", "others") else [name]:
+                assert state in STATES, state
+                found[event].setdefault(state, said)
+    return found
+
+
+@pytest.mark.parametrize("event", EVENTS)
+def test_what_comes_of_an_event_in_each_state(event: str) -> None:
+    assert {state: outcome(state, event) for state in STATES} == expected()[event]
+
+
+# --- nothing is left out -------------------------------------------------------------------------------------------------------
+
+
+def test_every_phase_has_a_state_of_submitted_or_opened_sessions() -> None:
+    phases = {state: make().session().phase for state, make in STATES.items()}
+    assert set(phases.values()) == set(Phase)
+    of_opened = {phase for state, phase in phases.items() if state.startswith("o.")}
+    assert of_opened == {phase for phase, _ in OPENED} | {Phase.ENDED}
+
+
+def test_every_input_has_an_event_and_every_event_a_row() -> None:
+    given = {type(event(make())) for event in EVENTS.values() for make in STATES.values()}
+    assert given == set(inputs(Input))
+    assert list(expected()) == list(EVENTS)
+
+
+def inputs(union: Any) -> list[type]:
+    return [each for part in get_args(union) for each in (inputs(part) if isinstance(part, UnionType) else [part])]
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_the_tables_allow_what_is_done_and_nothing_else(state: str) -> None:
+    """For the inputs that go by them and name a session; others are honoured in every phase, or find the session themselves."""
+    transitions = OPENED if state.startswith("o.") else TRANSITIONS
+    allowed: dict[type, bool] = {}
+    for name, event in EVENTS.items():
+        bench = STATES[state]()
+        given = event(bench)
+        is_of_tables = any(kind is type(given) for _, kind in {*TRANSITIONS, *OPENED})
+        if is_of_tables and getattr(given, "session_id", None) == "t.0":
+            due = outcome(state, name) not in ("not allowed", "early_deadline")
+            allowed[type(given)] = allowed.get(type(given), False) or due
+    phase = STATES[state]().session().phase
+    assert allowed == {kind: (phase, kind) in transitions for kind in allowed}
