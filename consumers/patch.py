@@ -125,6 +125,8 @@ class Snapshot:
 
 async def snapshot(runtime: Runtime) -> Snapshot | None:
     """The repository that the runtime's working directory lies in, or else the only one directly below; None where there is none."""
+    if await runtime.is_empty():
+        return None  # as of many tasks, whose runs then need not wait for git
     store = _store(runtime)
     said = await _git(runtime, _BEFORE, {"STORE": str(store)})
     if said is None:

@@ -126,6 +126,9 @@ class Runtime(Protocol):
     def logs(self) -> Path:
         """On this host."""
 
+    async def is_empty(self) -> bool:
+        """Whether nothing lies in the workspace; False, too, where that isn't known without starting a program."""
+
     async def write_file(self, path: str | PurePosixPath, data: bytes, mode: int = 0o600) -> None:
         """Write a file, its folders made as needed. InputError where `path` leaves the sandbox."""
 

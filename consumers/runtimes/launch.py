@@ -1,4 +1,4 @@
-"""The worker's end of a supervisor: starts one, tells it when time is up, and does not return before it has reported.
+"""The worker's end of a supervisor: has one forked, tells it when time is up, and does not return before it has reported.
 
 Owns the rule that an `exec` leaves no process behind, seen from the worker: a supervisor that ends without a report was killed,
 and then the caller's `sweep` finds what it had in its care. Leaves to the caller paths, environment and marks.
@@ -9,28 +9,20 @@ from __future__ import annotations
 import asyncio
 import marshal
 import os
-import sys
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+import socket
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 from consumers.runtimes.base import RuntimeFault
-from consumers.runtimes.supervisor import GRACE_S, KILL_S
+from consumers.runtimes.forkserver import ForkServer
+from consumers.runtimes.supervisor import GRACE_S, KILL_S, Orders, Report
 
-if TYPE_CHECKING:
-    from consumers.runtimes.supervisor import Orders, Report
-
-_PACKAGES = str(Path(__file__).parents[2])
-_COMMAND = (
-    sys.executable,
-    *("-I", "-S", "-c"),
-    "import sys; sys.path.append(sys.argv[1]); from consumers.runtimes.supervisor import main; main()",
-    _PACKAGES,
-)
-"""Imported, not run as a file: so it starts from its cached bytecode."""
+_READ = 65536
 _REPORT_S = GRACE_S + KILL_S + 5
 """From asking for an end to the report; past it the supervisor itself hangs, and is killed."""
+_LINE_S = 1.0
+"""For the line of a supervisor that was killed to end."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +36,7 @@ class Ended:
 
 async def launch(
     orders: Orders,
-    marks: Mapping[str, str],
+    forks: ForkServer,
     *,
     timeout_s: float | None,
     stop: asyncio.Event | None,
@@ -52,40 +44,44 @@ async def launch(
 ) -> Ended:
     """Run one program under a supervisor of its own, to the death of its whole tree.
 
-    `marks` are the supervisor's environment, so that a sweep finds it, too. Cancellation kills at once and is raised only when
-    all is dead. RuntimeFault: `supervisor_lost`, `not_started`, `unkillable`.
+    `sweep` kills all that bears the marks of `orders`, the supervisor too. Cancellation kills at once and is raised only when all is
+    dead. RuntimeFault: `supervisor_lost`, `not_started`, `unkillable`.
     """
-    supervisor = await _start(marks)
-    assert supervisor.stdin is not None
-    assert supervisor.stdout is not None
-    report = asyncio.create_task(supervisor.stdout.read(), name="supervisor-report")
-    time_is_up = False
     try:
-        data = marshal.dumps(dict(orders))
-        supervisor.stdin.write(len(data).to_bytes(4, "big") + data)
-        time_is_up = await _is_out_of_time(report, timeout_s, stop)
-        if not report.done():
-            supervisor.stdin.write(b"!")
-            await asyncio.wait({report}, timeout=_REPORT_S)
-    finally:
-        supervisor.stdin.close()  # with the report out this changes nothing; else it means: kill now
-        await _to_the_end(_bury(supervisor, report, sweep))
+        line = forks.fork()
+    except OSError as error:
+        raise RuntimeFault("not_started", f"no supervisor could be started: {error}") from error
+    with line:
+        line.setblocking(False)
+        report = asyncio.create_task(_read_whole(line), name="supervisor-report")
+        time_is_up = False
+        try:
+            data = marshal.dumps(dict(orders))
+            await _tell(line, len(data).to_bytes(4, "big") + data)
+            time_is_up = await _is_out_of_time(report, timeout_s, stop)
+            if not report.done():
+                await _tell(line, b"!")
+                await asyncio.wait({report}, timeout=_REPORT_S)
+        finally:
+            with suppress(OSError):
+                line.shutdown(socket.SHUT_WR)  # with the report out this changes nothing; else it means: kill now
+            await _to_the_end(_bury(report, sweep))
     return _read(report.result(), time_is_up)
 
 
-async def _start(marks: Mapping[str, str]) -> asyncio.subprocess.Process:
-    # An interpreter that was built against libraries in odd places doesn't start without the last.
-    library_path = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
-    try:
-        return await asyncio.create_subprocess_exec(
-            *_COMMAND,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            env={**marks, **library_path},
-            start_new_session=True,
-        )
-    except OSError as error:
-        raise RuntimeFault("not_started", f"no supervisor could be started: {error}") from error
+async def _read_whole(line: socket.socket) -> bytes:
+    loop = asyncio.get_running_loop()
+    data = b""
+    with suppress(ConnectionError):  # killed before it had read all
+        while more := await loop.sock_recv(line, _READ):
+            data += more
+    return data
+
+
+async def _tell(line: socket.socket, data: bytes) -> None:
+    """A supervisor that is gone is known by its report, or the lack of one."""
+    with suppress(ConnectionError):
+        await asyncio.get_running_loop().sock_sendall(line, data)
 
 
 async def _is_out_of_time(report: asyncio.Task[bytes], timeout_s: float | None, stop: asyncio.Event | None) -> bool:
@@ -103,18 +99,15 @@ async def _is_out_of_time(report: asyncio.Task[bytes], timeout_s: float | None, 
     return not done
 
 
-async def _bury(
-    supervisor: asyncio.subprocess.Process,
-    report: asyncio.Task[bytes],
-    sweep: Callable[[], Awaitable[None]],
-) -> None:
+async def _bury(report: asyncio.Task[bytes], sweep: Callable[[], Awaitable[None]]) -> None:
     """See the supervisor dead, and what it had in its care."""
-    await asyncio.wait({report}, timeout=_REPORT_S)
-    if not report.done():
-        supervisor.kill()
-    await supervisor.wait()
-    if not await report:
-        await sweep()
+    try:
+        await asyncio.wait({report}, timeout=_REPORT_S)
+        if not report.done() or not report.result():
+            await sweep()
+            await asyncio.wait({report}, timeout=_LINE_S)
+    finally:
+        report.cancel()  # what holds the line now is none of ours
 
 
 async def _to_the_end(ending: Coroutine[None, None, None]) -> None:

@@ -26,6 +26,7 @@ import msgspec
 
 from consumers.runtimes import proctree
 from consumers.runtimes.base import Exec, ExecResult, Handle, Labelled, Labels, RuntimeFault
+from consumers.runtimes.forkserver import ForkServer
 from consumers.runtimes.launch import launch
 from polar.types.errors import InputError, NotReady
 from polar.types.task import RuntimeSpec
@@ -53,9 +54,10 @@ class _Meta(msgspec.Struct):
 class ProcessRuntime:
     """One folder, held by one claim; see `base.Runtime`."""
 
-    def __init__(self, folder: Path, claim_id: str, spec: RuntimeSpec) -> None:
+    def __init__(self, folder: Path, claim_id: str, spec: RuntimeSpec, forks: ForkServer) -> None:
         """InputError where `spec.workdir` leads out of the folder."""
         self._folder = folder
+        self._forks = forks
         self._marks = {RUNTIME_MARK: folder.name, CLAIM_MARK: claim_id}
         self._env = dict(spec.env)
         self.workdir = self._inside(spec.workdir or ".", field="runtime.workdir")
@@ -75,6 +77,13 @@ class ProcessRuntime:
     @property
     def logs(self) -> Path:
         return self._folder / "logs"
+
+    async def is_empty(self) -> bool:
+        try:
+            with os.scandir(self.workspace) as entries:
+                return next(entries, None) is None
+        except OSError:  # an earlier program's doing
+            return False
 
     async def write_file(self, path: str | PurePosixPath, data: bytes, mode: int = 0o600) -> None:
         target = self._inside(path)
@@ -105,9 +114,10 @@ class ProcessRuntime:
                 "stdin": os.devnull if what.stdin is None else str(self._inside(what.stdin, field="stdin")),
                 "log": str(log),
                 "log_limit": what.log_limit,
+                "marks": self._marks,
                 "worker": os.getpid(),
             },
-            self._marks,
+            self._forks,
             timeout_s=what.timeout_s,
             stop=stop,
             sweep=lambda: _kill_marked(CLAIM_MARK, self._marks[CLAIM_MARK]),
@@ -159,11 +169,12 @@ class ProcessBackend:
         if sys.platform != "linux":
             raise NotReady(f"the runtime 'process' needs Linux, not {sys.platform}; run the workers in a container")
         self._root = root.absolute()
+        self._forks = ForkServer()
 
     async def create(self, labels: Labels, spec: RuntimeSpec) -> ProcessRuntime:
         """RuntimeFault `runtime_exists` where the claim has made one before; InputError for a `workdir` outside."""
         folder = self._folder(labels.claim_id)
-        runtime = ProcessRuntime(folder, labels.claim_id, spec)
+        runtime = ProcessRuntime(folder, labels.claim_id, spec, self._forks)
         self._root.mkdir(parents=True, exist_ok=True)
         try:
             folder.mkdir(mode=0o700)
@@ -184,7 +195,7 @@ class ProcessBackend:
                 "runtime_gone",
                 f"no runtime {handle['id']} under {self._root} on {socket.gethostname()}; it was made on {handle['host']}",
             )
-        return ProcessRuntime(folder, claim_id, spec)
+        return ProcessRuntime(folder, claim_id, spec, self._forks)
 
     async def labelled(self) -> list[Labelled]:
         if not self._root.is_dir():

@@ -2,22 +2,14 @@
 
 Owns the killing. Its promise: when `kill_until_gone` returns an empty set, what `find` looks for does not exist any more, though
 the processes fork, daemonise and restart one another meanwhile. Leaves to others what to look for.
-
-The supervisor imports this at each start, so nothing here may import more than the interpreter has loaded anyway: `signal`
-alone would cost a third of that start.
 """
 
 from __future__ import annotations
 
 import os
 import time
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-SIGKILL = 9
-SIGSTOP = 19
+from collections.abc import Callable, Iterator
+from signal import SIGKILL, SIGSTOP
 
 
 def parents() -> dict[int, int]:
@@ -28,7 +20,7 @@ def parents() -> dict[int, int]:
     found = {}
     for pid in _pids():
         try:
-            with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123 - pathlib costs a start more than the start itself
+            with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123 - pathlib would double the cost
                 # The name stands in parentheses and may hold anything, parentheses and spaces too.
                 fields = file.read().rpartition(b")")[2].split()
         except OSError:
@@ -59,9 +51,11 @@ def marked(name: str, value: str) -> set[int]:
     Those of other users are not seen: their environment can't be read, nor could they be killed.
     """
     mark = f"{name}={value}".encode()
+    holders = {pid for pid in _pids() if _holds(pid, mark)}
+    if not holders:  # mostly; the tree is two thirds of the work
+        return set()
     tree = parents()
-    holders = {pid for pid in tree if mark in _environment(pid)}
-    return (holders | descendants(holders, tree)) - {os.getpid()}
+    return ((holders & tree.keys()) | descendants(holders, tree)) - {os.getpid()}
 
 
 def kill_until_gone(find: Callable[[], set[int]], deadline_s: float) -> set[int]:
@@ -93,12 +87,13 @@ def _pids() -> Iterator[int]:
     return (int(name) for name in os.listdir("/proc") if name.isdigit())  # noqa: PTH208 - as above
 
 
-def _environment(pid: int) -> list[bytes]:
+def _holds(pid: int, mark: bytes) -> bool:
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:  # noqa: PTH123 - as above
-            return file.read().split(b"\0")
+            environment = file.read()
     except OSError:
-        return []
+        return False
+    return mark in environment and mark in environment.split(b"\0")
 
 
 def _signal(pid: int, number: int) -> None:

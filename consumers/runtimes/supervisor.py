@@ -2,15 +2,14 @@
 
 It is a child subreaper: what the program leaves behind, double-forked daemons with a session of their own included, becomes its
 child, so "no child left" means that none of the tree is left. It kills the tree when the program ends, when the worker asks, and
-when the worker dies (its end of the pipe closes; a pidfd covers a forked worker whose children hold the pipe, too). If the
+when the worker dies (its end of the line closes; a pidfd covers a forked worker whose children hold the line, too). If the
 supervisor itself is killed, the kernel kills the program (PDEATHSIG), and marks in the environment find the rest (`proctree`).
 
-The pipe, from the worker: one marshalled `Orders` behind its length (4 bytes, big-endian); then any byte asks for a stop
-(SIGTERM, grace, kill), and its end for a kill at once. To the worker: one marshalled `Report` when all is dead. Marshal, since
-both ends are the same interpreter and json would cost 8 ms of each start; orders come through the pipe so that no secret stands
-in an argument vector.
+The line, from the worker: one marshalled `Orders` behind its length (4 bytes, big-endian); then any byte asks for a stop
+(SIGTERM, grace, kill), and its end for a kill at once. To the worker: one marshalled `Report` when all is dead, then the end.
+Marshal, since both ends are the same interpreter; orders come through the line so that no secret stands in an argument vector.
 
-Leaves to the worker (`launch`): timeouts, and what the end means.
+Leaves to the worker (`launch`): timeouts, and what the end means. To the `forkserver`: the start.
 """
 
 from __future__ import annotations
@@ -19,33 +18,34 @@ import ctypes
 import marshal
 import os
 import select
+import signal
 import time
+from typing import TypedDict
 
-from consumers.runtimes import proctree
+from consumers.runtimes import marks, proctree
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import TypedDict
 
-    class Orders(TypedDict):
-        """What to run. `worker` is the pid to live and die with."""
+class Orders(TypedDict):
+    """What to run. `worker` is the pid to live and die with, `marks` are what the supervisor itself shows of whose it is."""
 
-        argv: list[str]
-        env: dict[str, str]
-        cwd: str
-        stdin: str
-        log: str
-        log_limit: int
-        worker: int
+    argv: list[str]
+    env: dict[str, str]
+    cwd: str
+    stdin: str
+    log: str
+    log_limit: int
+    marks: dict[str, str]
+    worker: int
 
-    class Report(TypedDict):
-        """How it ended: `status` as of waitpid, None where we ended it; `tail`: the last of its output; `left`: pids
-        that wouldn't die; `error`: why it was never started, else empty. An exit code of 127 is always the program's own."""
 
-        status: int | None
-        tail: bytes
-        left: list[int]
-        error: str
+class Report(TypedDict):
+    """How it ended: `status` as of waitpid, None where we ended it; `tail`: the last of its output; `left`: pids
+    that wouldn't die; `error`: why it was never started, else empty. An exit code of 127 is always the program's own."""
+
+    status: int | None
+    tail: bytes
+    left: list[int]
+    error: str
 
 
 GRACE_S = 2.0
@@ -62,7 +62,6 @@ _PIPE_READS = 32
 """More than the largest pipe holds (1 MiB), and a bound should a descriptor have been passed to a process elsewhere."""
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
-_SIGPIPE, _SIGTERM, _SIGXFSZ = 13, 15, 25
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
@@ -71,7 +70,7 @@ class Log:
 
     def __init__(self, path: str, limit: int) -> None:
         try:
-            os.unlink(path)  # noqa: PTH108 - pathlib costs a start more than the start itself
+            os.unlink(path)  # noqa: PTH108 - paths here are text, as orders come
         except FileNotFoundError:
             pass
         # O_EXCL: what an earlier program has put here (a link, a pipe) is neither followed nor waited for.
@@ -113,8 +112,8 @@ class Log:
 class Supervision:
     """One program, from its start to the death of the last of its tree."""
 
-    def __init__(self, orders: Orders, pipe: int) -> None:
-        self._pipe = pipe
+    def __init__(self, orders: Orders, line: int) -> None:
+        self._line = line
         self._worker = os.pidfd_open(orders["worker"])
         self._log = Log(orders["log"], orders["log_limit"])
         self._output, writer = os.pipe()
@@ -144,7 +143,7 @@ class Supervision:
     def _watch(self) -> None:
         """Until the program has ended or is to be killed. Wakes once a second at least, to reap daemons that ended."""
         poll = select.poll()
-        for fd in (self._pipe, self._worker, self._output, self._exit):
+        for fd in (self._line, self._worker, self._output, self._exit):
             poll.register(fd, select.POLLIN)
         end: float | None = None
         while True:
@@ -155,8 +154,8 @@ class Supervision:
             if self._output in ready and not self._copy_output():
                 poll.unregister(self._output)
             worker_gone = self._worker in ready
-            if self._pipe in ready:
-                worker_gone |= not os.read(self._pipe, 1)
+            if self._line in ready:
+                worker_gone |= not os.read(self._line, 1)
                 if not self._stopped and not worker_gone:
                     self._stopped, end = True, time.monotonic() + GRACE_S
                     self._ask_to_stop()
@@ -166,9 +165,9 @@ class Supervision:
 
     def _ask_to_stop(self) -> None:
         try:
-            os.killpg(self._program, _SIGTERM)
+            os.killpg(self._program, signal.SIGTERM)
         except ProcessLookupError:  # it has not yet come to its setsid
-            os.kill(self._program, _SIGTERM)
+            os.kill(self._program, signal.SIGTERM)
 
     def _kill_all(self) -> set[int]:
         """Kill all descendants. They are gone when no child is left; /proc alone could miss one whose parent dies meanwhile."""
@@ -209,10 +208,13 @@ def _start(orders: Orders, output: int, why: int) -> int:
         return pid
     try:
         os.setsid()
-        _LIBC.prctl(_PR_SET_PDEATHSIG, proctree.SIGKILL)
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != supervisor:
             os._exit(127)
-        for number in (_SIGPIPE, _SIGXFSZ):  # the interpreter ignores these, and a program would inherit that
+        for number in (
+            signal.SIGPIPE,
+            signal.SIGXFSZ,
+        ):  # the interpreter ignores these, and a program would inherit that
             _LIBC.signal(number, None)
         os.dup2(os.open(orders["stdin"], os.O_RDONLY), 0)
         os.dup2(output, 1)
@@ -230,24 +232,30 @@ def _start(orders: Orders, output: int, why: int) -> int:
         os._exit(127)
 
 
-def _read(pipe: int, size: int) -> bytes:
+def _read(line: int, size: int) -> bytes:
     data = b""
     while len(data) < size:
-        if not (more := os.read(pipe, size - len(data))):
-            raise EOFError("the worker closed the pipe before its orders were through")
+        if not (more := os.read(line, size - len(data))):
+            raise EOFError("the worker closed the line before its orders were through")
         data += more
     return data
 
 
-def main() -> None:
-    pipe, out = 0, 1
-    _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    orders: Orders = marshal.loads(_read(pipe, int.from_bytes(_read(pipe, 4), "big")))  # noqa: S302 - from our own worker
+def main(line: int) -> None:
+    """A supervisor's life, in a process that is new for it; `line` is its end of the line."""
     try:
-        report = Supervision(orders, pipe).run()
+        orders: Orders = marshal.loads(_read(line, int.from_bytes(_read(line, 4), "big")))  # noqa: S302 - our own worker's
+    except (EOFError, ConnectionError):
+        return  # the worker thought better of it
+    _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    marks.bear(orders["marks"])
+    try:
+        report = Supervision(orders, line).run()
     except OSError as error:
         report = {"status": None, "tail": b"", "left": [], "error": str(error)}
+    data = marshal.dumps(dict(report))
     try:
-        os.write(out, marshal.dumps(dict(report)))
-    except BrokenPipeError:
+        while data:
+            data = data[os.write(line, data) :]
+    except (BrokenPipeError, ConnectionResetError):
         pass  # the worker died; all is dead, nobody is to be told

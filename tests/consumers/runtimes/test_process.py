@@ -224,3 +224,11 @@ asyncio.run(main(pathlib.Path(sys.argv[1])))
             pytest.skip("we are root, to whom nothing is read-only, and setpriv isn't there to change that")
         command = ["setpriv", "--bounding-set", "-dac_override,-dac_read_search", *command]
     subprocess.run(command, check=True, cwd=Path(__file__).parents[3])
+
+
+async def test_a_workspace_is_empty_until_something_lies_in_it(runtime: ProcessRuntime) -> None:
+    assert await runtime.is_empty()
+    await runtime.write_file(".hidden", b"")
+    assert not await runtime.is_empty()
+    await runtime.exec(Exec("rm -r ../workspace"))
+    assert not await runtime.is_empty()

@@ -374,7 +374,7 @@ def programs(lines: list[str]) -> list[str]:
 def supervisors_of(claim: str) -> list[int]:
     mark = f"POLAR_RUNTIME={claim}".encode()
     inside = {pid for pid, environment in processes("environ") if mark in environment.split(b"\0")}
-    return [pid for pid, line in processes("cmdline") if pid in inside and b"runtimes.supervisor" in line]
+    return [pid for pid, line in processes("cmdline") if pid in inside and b"runtimes.forkserver" in line]
 
 
 def kill_group(leader: int) -> None:

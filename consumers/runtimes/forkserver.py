@@ -1,0 +1,123 @@
+"""Supervisors without the start of an interpreter: one small process of each worker forks them, which takes 1 ms where a start takes 10.
+
+    worker ── a message with one end of a line ──▶ fork server ── fork ──▶ supervisor, which has that end
+
+Invariant: the server itself does nothing but fork, so a supervisor is as if just started: no thread, no lock, no secret. It ends with
+its worker; supervisors outlive it, since each hangs on a line of its own. A server that was killed is replaced at the next fork. What a
+supervisor does is `supervisor`'s, what is said on its line `launch`'s.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import weakref
+from pathlib import Path
+
+from consumers.runtimes import supervisor
+from consumers.runtimes.marks import ROOM, ROOM_NAME
+
+_PACKAGES = str(Path(__file__).parents[2])
+_COMMAND = (
+    sys.executable,
+    *("-I", "-S", "-c"),
+    "import sys; sys.path.append(sys.argv[1]); from consumers.runtimes.forkserver import main; main()",
+    _PACKAGES,
+)
+_END_S = 5.0
+
+
+class ForkServer:
+    """The worker's end. Not for several threads."""
+
+    def __init__(self) -> None:
+        self._line: socket.socket | None = None
+        self._end: weakref.finalize[..., ForkServer] | None = None
+
+    def fork(self) -> socket.socket:
+        """A new supervisor's line, which awaits its orders there. OSError where none can be started.
+
+        A line that ends at once belongs to a supervisor that could not be forked, or was killed.
+        """
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                if self._line is None or not _sent(self._line, theirs):
+                    self._start()
+                    assert self._line is not None, "just started"
+                    socket.send_fds(self._line, [b"+"], [theirs.fileno()])
+            except BaseException:
+                ours.close()
+                raise
+        return ours
+
+    def _start(self) -> None:
+        if self._end is not None:
+            self._end()
+        ours, theirs = socket.socketpair()
+        # An interpreter that was built against libraries in odd places doesn't start without the last.
+        library_path = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
+        with theirs:
+            process = subprocess.Popen(
+                _COMMAND,
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+                env={ROOM_NAME: ROOM, **library_path},
+                start_new_session=True,
+            )
+        self._line = ours
+        self._end = weakref.finalize(self, _end, ours, process)
+
+
+def _sent(line: socket.socket, theirs: socket.socket) -> bool:
+    """False where the server was killed."""
+    try:
+        socket.send_fds(line, [b"+"], [theirs.fileno()])
+    except (BrokenPipeError, ConnectionResetError):
+        return False
+    return True
+
+
+def _end(line: socket.socket, process: subprocess.Popen[bytes]) -> None:
+    line.close()
+    try:
+        process.wait(_END_S)
+    except subprocess.TimeoutExpired:  # stopped by a signal, say
+        process.kill()
+        process.wait()
+
+
+def main() -> None:
+    """The server's life: a fork for each line that comes, until its worker is gone."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel takes in the dead
+    with socket.socket(fileno=0) as worker:
+        while True:
+            message, lines, _, _ = socket.recv_fds(worker, 1, 1)
+            if not message:
+                return
+            for line in lines:
+                os.set_inheritable(line, False)  # it isn't the program's
+                _fork(line, worker)
+                os.close(line)
+
+
+def _fork(line: int, worker: socket.socket) -> None:
+    try:
+        if os.fork():
+            return
+    except OSError as error:
+        # Its line ends, which tells the worker.
+        sys.stderr.write(f"no supervisor could be forked: {error}\n")
+        return
+    try:
+        worker.close()
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        os.setsid()
+        supervisor.main(line)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        os._exit(0)
