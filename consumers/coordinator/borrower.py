@@ -6,7 +6,7 @@ Invariant: a slot that was given is promised in the ledger until it is decided o
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from consumers.coordinator.commands import SlotLent
 from consumers.coordinator.ledger import Ledger
@@ -26,19 +26,30 @@ class Borrower:
         self._on_slot = on_slot
         self._slots: list[SlotLent] = []
 
-    def wants(self, stage: Stage, pool: str) -> Iterator[Want]:
-        """Sessions that want a slot, less the slots given; highest priority first."""
-        if not self.is_open:
-            return
-        given = Counter((slot.priority, slot.user) for slot in self._slots if (slot.stage, slot.pool) == (stage, pool))
-        for priority, user, sessions in self.waiting.wants(stage, pool):
-            if sessions > given[priority, user]:
-                yield Want(self._partition, stage, pool, priority, user, sessions - given[priority, user])
+    def sessions(self, stage: Stage, pool: str) -> Counter[int]:
+        """How many sessions wait, by priority; slots given aren't taken off."""
+        return self.waiting.sessions(stage, pool) if self.is_open else Counter()
+
+    def wants(self, stage: Stage, pool: str, priority: int, users: Iterable[str]) -> Iterator[Want]:
+        """Sessions of these users that want a slot, less the slots given."""
+        given = Counter(
+            slot.user for slot in self._slots if (slot.stage, slot.pool, slot.priority) == (stage, pool, priority)
+        )
+        waiting = self.waiting.users(stage, pool, priority)
+        for user in users:
+            tasks = waiting.get(user)
+            if tasks is not None and tasks.sessions > given[user]:
+                yield Want(self._partition, stage, pool, priority, user, tasks.sessions - given[user])
 
     def in_hand(self, stage: Stage, pool: str) -> Counter[str]:
         """By user: sessions with a ticket or a claim, and slots given."""
         given = Counter(slot.user for slot in self._slots if (slot.stage, slot.pool) == (stage, pool))
         return self.waiting.in_hand(stage, pool) + given
+
+    def staged(self, pool: str) -> Counter[int]:
+        """By priority: sessions between an INIT ticket and a run claim, and INIT slots given."""
+        given = Counter(slot.priority for slot in self._slots if (slot.stage, slot.pool) == (Stage.INIT, pool))
+        return self.waiting.staged(pool) + given
 
     def give(self, slot: SlotLent) -> None:
         self._slots.append(slot)

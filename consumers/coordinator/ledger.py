@@ -7,12 +7,12 @@ steered to the worker and that this heartbeat can't know of yet (protocol 7). Ti
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from consumers.coordinator.commands import ReleaseTicket, SlotLent
 from consumers.coordinator.deadlines import TICKET_MS
-from consumers.coordinator.lend import Free, Lent, Line, Want
+from consumers.coordinator.lend import Free, Lent, Line
 from polar.types.session import Stage
 from topics.workers import Heartbeat, StageSlots
 
@@ -77,17 +77,9 @@ class Ledger:
         while len(self._served) > TURNS:
             self._served.popitem(last=False)
 
-    def in_turn(self, wants: Iterable[Want]) -> list[Want]:
-        """Users first that were served longest ago, and of one user the partition that was: slots come free one at a time, and what
-        is equal in all else must not lose each time."""
-        at = self._served
-        return sorted(
-            wants,
-            key=lambda w: (
-                at.get((w.stage, w.pool, w.user, None), 0),
-                at.get((w.stage, w.pool, w.user, w.partition), 0),
-            ),
-        )
+    def served_at(self, line: Line, user: str, partition: int | None = None) -> int:
+        """How many slots had been lent when the user, or his partition, was lent his last there; 0 where none was."""
+        return self._served.get((*line, user, partition), 0)
 
     def kept(self, slot: SlotLent) -> None:
         """The partition has decided: what came of it is known by `released`, or nothing did."""

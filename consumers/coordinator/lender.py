@@ -5,14 +5,15 @@
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
 from consumers.coordinator.borrower import Borrower
 from consumers.coordinator.fleet import FleetView
 from consumers.coordinator.ledger import Ledger
-from consumers.coordinator.lend import Credit, Line, Room, lend
+from consumers.coordinator.lend import Credit, Line, Room, Want, lend
 from consumers.coordinator.shares import Peers, backlogs
 from polar.types.session import Stage
 from topics.workers import Backlog, Heartbeat
@@ -48,20 +49,36 @@ class Lender:
         if self._fleet.draining:
             return
         free = self._ledger.free(now)
-        lines = dict.fromkeys((worker.stage, worker.pool) for worker in free)
-        wants = [
-            want
-            for stage, pool in lines
-            for borrower in self.borrowers.values()
-            for want in borrower.wants(stage, pool)
-        ]
+        slots: Counter[Line] = Counter()
+        for worker in free:
+            slots[worker.stage, worker.pool] += worker.slots
+        in_hand = {line: _sum(borrower.in_hand(*line) for borrower in self.borrowers.values()) for line in slots}
+        wants = [want for line, count in slots.items() for want in self._wants(line, count, in_hand[line])]
         if not wants:
             return
-        for lent in lend(
-            free, self._ledger.in_turn(wants), self._credit(dict.fromkeys((w.stage, w.pool) for w in wants))
-        ):
+        for lent in lend(free, wants, self._credit(in_hand)):
             self._ledger.promise(lent)
             self.borrowers[lent.partition].give(lent.slot)
+
+    def _wants(self, line: Line, slots: int, in_hand: Counter[str]) -> Iterator[Want]:
+        """As many as so many slots may come to; at one priority first of those who were served longest ago.
+
+        Slots come free one at a time, and who is equal in all else must not lose each time. Of more users than slots those with the
+        fewest sessions in hand get all, and the others aren't looked at: there may be thousands, in each partition.
+        """
+        borrowers = self.borrowers.values()
+        waiting = _sum(borrower.sessions(*line) for borrower in borrowers)
+        for priority in sorted(waiting, reverse=True):
+            users = dict.fromkeys(user for borrower in borrowers for user in borrower.waiting.users(*line, priority))
+            first = heapq.nsmallest(slots, users, key=lambda u: (in_hand[u], self._ledger.served_at(line, u)))
+            first.sort(key=lambda user: self._ledger.served_at(line, user))
+            found = [want for borrower in borrowers for want in borrower.wants(*line, priority, first)]
+            order = {user: n for n, user in enumerate(first)}
+            found.sort(key=lambda w: (order[w.user], self._ledger.served_at(line, w.user, w.partition)))
+            yield from found
+            slots -= waiting[priority]
+            if slots <= 0:
+                return
 
     def backlogs(self) -> list[Backlog]:
         """For the heartbeat: what this process's partitions want and hold."""
@@ -83,17 +100,16 @@ class Lender:
         return {pool: self._staged(pool).total() for pool in pools}
 
     def _staged(self, pool: str) -> Counter[int]:
-        return _sum(borrower.waiting.staged(pool) for borrower in self.borrowers.values())
+        return _sum(borrower.staged(pool) for borrower in self.borrowers.values())
 
-    def _credit(self, lines: dict[Line, None]) -> Credit:
+    def _credit(self, in_hand: dict[Line, Counter[str]]) -> Credit:
         slots = self._ledger.slots()
-        in_hand = {line: _sum(borrower.in_hand(*line) for borrower in self.borrowers.values()) for line in lines}
-        rooms = {pool: self._room(pool, slots) for stage, pool in lines if stage is Stage.INIT}
+        rooms = {pool: self._room(pool, slots) for stage, pool in in_hand if stage is Stage.INIT}
         if self.is_alone:
             return Credit(in_hand, {}, rooms)
         shares = {
-            (stage, pool): self._peers.share(stage, pool, slots[stage, pool]) - in_hand[stage, pool].total()
-            for stage, pool in lines
+            (stage, pool): self._peers.share(stage, pool, slots[stage, pool]) - users.total()
+            for (stage, pool), users in in_hand.items()
         }
         return Credit(in_hand, shares, rooms)
 

@@ -9,7 +9,7 @@ Beside those that wait the index counts what `lend` weighs: sessions in hand by 
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterator
+from collections.abc import Mapping
 from typing import NamedTuple, TypeVar
 
 from polar.types.session import Stage
@@ -29,7 +29,7 @@ class Place(NamedTuple):
     user: str
 
 
-class _Tasks:
+class Tasks:
     """The waiting tasks of one user, in the order of their turns."""
 
     __slots__ = ("left", "samples", "sessions", "turn")
@@ -82,7 +82,7 @@ class _Queue:
     __slots__ = ("held", "in_hand", "users", "waiting")
 
     def __init__(self) -> None:
-        self.users: dict[int, dict[str, _Tasks]] = {}
+        self.users: dict[int, dict[str, Tasks]] = {}
         """Who waits, by priority."""
         self.waiting: Counter[int] = Counter()
         """Sessions that wait, by priority."""
@@ -129,13 +129,10 @@ class Waiting:
         queue = self._queues.get((stage, pool))
         return Counter() if queue is None else queue.waiting
 
-    def wants(self, stage: Stage, pool: str) -> Iterator[tuple[int, str, int]]:
-        """Priority, user and number of the sessions that wait; highest priority first."""
+    def users(self, stage: Stage, pool: str, priority: int) -> Mapping[str, Tasks]:
+        """Whose sessions wait at this priority, and what of each."""
         queue = self._queues.get((stage, pool))
-        if queue is not None:
-            for priority in sorted(queue.users, reverse=True):
-                for user, tasks in queue.users[priority].items():
-                    yield priority, user, tasks.sessions
+        return {} if queue is None else queue.users.get(priority, {})
 
     def in_hand(self, stage: Stage, pool: str) -> Counter[str]:
         """Sessions with a ticket or a claim, by user."""
@@ -170,7 +167,7 @@ class Waiting:
         queue = self._queue(place)
         tasks = queue.users.setdefault(place.priority, {}).get(place.user)
         if tasks is None:
-            tasks = queue.users[place.priority][place.user] = _Tasks()
+            tasks = queue.users[place.priority][place.user] = Tasks()
         tasks.add(task_id, index, again=again)
         queue.waiting[place.priority] += 1
 

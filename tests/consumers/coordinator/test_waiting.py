@@ -150,7 +150,11 @@ def test_no_session_is_lost_or_served_twice_and_none_before_a_higher_priority(
                     assert model[found].user == user
                 waiting.discard(model.pop(found), *found)
         assert waiting.sessions(Stage.RUN, "p") == Counter(p.priority for p in model.values())
-        asked = {(level, who): count for level, who, count in waiting.wants(Stage.RUN, "p")}
+        asked = {
+            (level, who): tasks.sessions
+            for level in waiting.sessions(Stage.RUN, "p")
+            for who, tasks in waiting.users(Stage.RUN, "p", level).items()
+        }
         assert asked == Counter((p.priority, p.user) for p in model.values())
     for session, place in model.items():
         waiting.discard(place, *session)
