@@ -173,5 +173,8 @@ class Debts:
 
 
 def host_of(url: str) -> str:
-    """`host[:port]`, as the URL says it, in lower case."""
-    return urlsplit(url).netloc.lower()
+    """`host[:port]`, as the URL says it, in lower case; empty where that is no URL, which no try will mend."""
+    try:
+        return urlsplit(url).netloc.rpartition("@")[2].lower()
+    except ValueError:
+        return ""

@@ -35,9 +35,11 @@ from topics.producer import LogProducer, Unacknowledged, dead_letter
 POLL_S = 0.1
 """For a record; then it is looked whether a partition's end is reached."""
 COMMIT_EVERY_S = 2.0
-COMMIT_S = 5.0
+COMMIT_S = 2.0
 START_S = 30.0
 STOP_S = 2.0
+ENDING_S = 6.0
+"""On a stop, for tries under way, a last commit, and leaving the group."""
 NAME_THREADS = 64
 """Names are looked up in threads; with asyncio's own few, some that hang would hold up all others."""
 MECHANISMS: dict[str, type[SASLPlaintext | SASLScram256 | SASLScram512]] = {
@@ -61,10 +63,10 @@ async def deliver(settings: Settings, stop: asyncio.Event, debts: Debts, tries: 
         reading = asyncio.create_task(_read(settings, debts, courier, producer, stop), name="webhooks-reader")
         try:
             await asyncio.wait({running, reading}, return_when=asyncio.FIRST_COMPLETED)
-            if not stop.is_set():  # one of them failed
-                running.cancel()
-                reading.cancel()
-            await asyncio.gather(running, reading)
+            if stop.is_set():
+                await asyncio.wait({running, reading}, timeout=ENDING_S)
+            for over in (task for task in (running, reading) if task.done()):
+                over.result()
         finally:
             running.cancel()
             reading.cancel()
@@ -120,7 +122,8 @@ class Member:
             self._debts.hold(held.partition for held in self._consumer.assignment())
             if message is not None:
                 await self._take(message.raw_message, await message.decode())
-            if await self._reach_ends() or message is not None:
+                await asyncio.sleep(0)  # what was fetched comes without a pause, and others have work, too
+            if await self._reach_ends() or (message is not None and not self._debts.unready()):
                 self._changed()
             if time.monotonic() >= commit_at:
                 await self._commit()

@@ -79,18 +79,18 @@ class Post:
 
     async def __call__(self, owed: Owed) -> Answer:
         """Try once. Whatever comes of it is an answer."""
-        if not any(fnmatchcase(urlsplit(owed.url).hostname or "", pattern) for pattern in self._hosts):
-            return Answer(Verdict.REFUSED, "POLAR_WEBHOOK_HOSTS doesn't name its host")
-        body = message(owed, self._namespace)
-        headers = webhooks.sign(webhook_id(owed, self._namespace), int(time.time()), body, self._signing())
-        headers |= {"content-type": "application/json", "user-agent": f"polar/{version('polar-rollouts')}"}
         try:
+            if not any(fnmatchcase(urlsplit(owed.url).hostname or "", pattern) for pattern in self._hosts):
+                return Answer(Verdict.REFUSED, "POLAR_WEBHOOK_HOSTS doesn't name its host")
+            body = message(owed, self._namespace)
+            headers = webhooks.sign(webhook_id(owed, self._namespace), int(time.time()), body, self._signing())
+            headers |= {"content-type": "application/json", "user-agent": f"polar/{version('polar-rollouts')}"}
             async with self._http.post(owed.url, data=body, headers=headers, allow_redirects=False) as response:
                 return judge(response.status, response.headers, time.time())
         except TimeoutError:
             return Answer(Verdict.FAILED, f"no answer within {TIMEOUT_S:.0f} s")
-        except (aiohttp.ClientError, OSError, ValueError) as error:
-            # aiohttp's own words may repeat the URL.
+        except (aiohttp.ClientError, OSError, ValueError, OverflowError) as error:
+            # The last two: an URL or an instant that was never checked. aiohttp's own words may repeat the URL.
             return Answer(Verdict.FAILED, _reason(error))
 
     def _signing(self) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -79,8 +80,17 @@ def test_a_partition_that_is_read_anew_after_a_rebalance_is_not_told_what_is_set
     assert debts.low_water() == {0: 3}
 
 
-def test_a_host_is_what_the_url_says_with_its_port() -> None:
-    assert host_of("https://Trainer.Example:8443/a?b=c") == "trainer.example:8443"
+@pytest.mark.parametrize(
+    ("url", "host"),
+    [
+        ("https://Trainer.Example:8443/a?b=c", "trainer.example:8443"),
+        ("http://user:word@x.example", "x.example"),
+        ("http://[::1", ""),
+        ("nonsense", ""),
+    ],
+)
+def test_a_host_is_what_the_url_says_with_its_port(url: str, host: str) -> None:
+    assert host_of(url) == host
 
 
 TASKS = st.integers(0, 7).map("t{}".format)

@@ -1,0 +1,65 @@
+"""From a group's end to its `callback_url`: the builder and the webhooks worker, on a real broker."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from consumers.builder import run_builder
+from consumers.webhooks.loop import run_webhooks
+from polar import webhooks as signing
+from polar.settings import Settings
+from polar.types.session import Status
+from polar.types.trajectory import GroupFinished
+from tests.consumers.coordinating import eventually
+from tests.consumers.webhooks.endpoint import receiving
+from topics import admin, catalogue, completions, trajectories
+from topics.completions import CloseGroup
+from topics.follow import Follower, Since
+from topics.producer import LogProducer
+
+
+async def test_a_group_that_ends_is_told_wherever_its_trajectories_go_and_only_where_a_task_asks(
+    kafka: str, namespace: str, tmp_path: Path
+) -> None:
+    settings = Settings(data=tmp_path, namespace=namespace, kafka=kafka, replication=1, min_insync=1)
+    signing.ensure_secret_file(settings.webhook_secret_path)
+    (secret,) = signing.read_secrets(settings.webhook_secret_path)
+    mine = trajectories.topic("mine")
+    await admin.apply(settings, [*catalogue.FIXED, mine], embedded=True)
+    groups: list[GroupFinished] = []
+    follower = Follower(settings, mine, lambda record, _: groups.append(record), since=Since.BEGINNING, committed=True)
+    stop, log = asyncio.Event(), LogProducer(settings)
+    await asyncio.gather(log.start(), follower.start())
+    running = [asyncio.create_task(run_builder(settings, stop)), asyncio.create_task(run_webhooks(settings, stop))]
+    try:
+        async with receiving() as endpoint:
+            for task_id, output, url in [
+                ("quiet", "mine", None),
+                ("named", "mine", f"{endpoint.url}/groups"),
+                ("judged", "eval", f"{endpoint.url}/groups"),
+                ("plain", None, f"{endpoint.url}/groups"),
+            ]:
+                group = CloseGroup(task_id, 1, [1.0], [Status.COMPLETED], output, url)
+                await log.send(completions.TOPIC, group, key=task_id, task_id=task_id)
+            await eventually(lambda: len(endpoint.calls) == 3)
+            told = {call.verified(secret)["data"]["task_id"]: call.verified(secret)["data"] for call in endpoint.calls}
+            await eventually(lambda: len(groups) == 2)
+    finally:
+        stop.set()
+        async with asyncio.timeout(20):
+            await asyncio.gather(*running)
+        await follower.stop()
+        await log.stop(1.0)
+    assert {task: data["output_topic"] for task, data in told.items()} == {
+        "named": f"{namespace}.trajectories.mine",
+        "judged": f"{namespace}.trajectories.eval",
+        "plain": f"{namespace}.trajectories",
+    }
+    named = next(group for group in groups if group.task_id == "named")
+    assert [told["named"][name] for name in ("session_ids", "rewards", "statuses", "num_samples")] == [
+        named.session_ids,
+        named.rewards,
+        named.statuses,
+        named.num_samples,
+    ]
