@@ -55,8 +55,7 @@ class Discards:
                 continue
             found = [
                 (backend, runtime)
-                for backend in self._site.backends()
-                for runtime in await backend.labelled()
+                for backend, runtime in await self._site.labelled()
                 if (asked := due.get(runtime.labels.claim_id)) and dict(runtime.handle) == asked.runtime
             ]
             turns = asyncio.Semaphore(AT_ONCE)

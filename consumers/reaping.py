@@ -81,7 +81,7 @@ class Reaper:
         return 0.0 if claim_id in self._claims else self._clock - self._held_at.setdefault(claim_id, self._clock)
 
     async def _round(self) -> None:
-        found = [(backend, runtime) for backend in self._site.backends() for runtime in await backend.labelled()]
+        found = await self._site.labelled()
         makers = {runtime.labels.claim_id for _, runtime in found}
         over = {claim for claim in self._revoked if self._unheld_s(claim) >= REVOKED_S}
         self._revoked -= over

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import structlog
+
 from consumers.budget import Budget
-from consumers.runtimes.base import Runtime, RuntimeBackend
+from consumers.runtimes.base import Labelled, Runtime, RuntimeBackend, RuntimeFault
 from polar import registry
 from polar.blobs import BlobStore
 from polar.settings import Settings
 from polar.types.errors import InputError
 from polar.types.task import RuntimeSpec
 from topics.fleet import FleetState
+
+log = structlog.get_logger()
 
 
 class Site:
@@ -60,3 +64,13 @@ class Site:
             except InputError:
                 continue  # installed without what it needs: then nobody here made any
         return list(self._backends.values())
+
+    async def labelled(self) -> list[tuple[RuntimeBackend, Labelled]]:
+        """All runtimes on this host; those of a kind that can't be asked now are left out, and found the next time."""
+        found: list[tuple[RuntimeBackend, Labelled]] = []
+        for backend in self.backends():
+            try:
+                found += [(backend, runtime) for runtime in await backend.labelled()]
+            except (RuntimeFault, OSError) as error:
+                log.warning("runtimes not listed", action="site.unlisted", kind=type(backend).__name__, why=str(error))
+        return found

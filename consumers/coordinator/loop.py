@@ -66,6 +66,8 @@ class Coordinator:
         self._skipped: Counter[str] = Counter()
         """These two of partitions that are owned no longer."""
         self._workers_lost = 0
+        self._left: set[str] = set()
+        """Processes whose newest heartbeat says that they go, with nothing in hand: their silence is no loss."""
         self._owner = Owner(settings, "coordinator", events.TOPIC, self._keep)
         self._heart = Heart(settings, self._beat)
         self._signs = Follower(
@@ -167,6 +169,8 @@ class Coordinator:
             case Heartbeat():
                 self._leases.beat(sign)
                 self._lender.beat(sign)
+                has_left = sign.leaving and not any(slots.claims for slots in sign.stages)
+                (self._left.add if has_left else self._left.discard)(sign.worker_id)
                 self._lend_soon.set()
 
     async def _probe(self) -> None:
@@ -189,12 +193,18 @@ class Coordinator:
                 pass
             self._lend_soon.clear()
             for worker in self._leases.gone():
-                log.info("worker lost", action="coordinator.worker_lost", worker=worker)
-                self._lender.lost(worker)
-                self._workers_lost += 1
+                self._gone(worker)
             self._lend_once()
             if not self._lender.is_alone and self._told != (self._lender.backlogs(), self._lender.staged()):
                 self._heart.changed()
+
+    def _gone(self, worker: str) -> None:
+        self._lender.lost(worker)
+        if worker in self._left:
+            self._left.discard(worker)
+        else:
+            log.info("worker lost", action="coordinator.worker_lost", worker=worker)
+            self._workers_lost += 1
 
     def _lend_once(self) -> None:
         self._lender.lend(self._leases.clock)

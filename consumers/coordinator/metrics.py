@@ -56,9 +56,10 @@ class _Instant:
 
 
 def _wants(figures: Figures, counts: Mapping[tuple[str, Stage, int], int]) -> dict[tuple[str, str, str], float]:
-    """A nought where a stage has slots and nothing wants them: an autoscaler must not take silence for it."""
+    """A nought for each stage of a pool that wants nothing: an autoscaler's sum of two figures is silence where one of them is."""
     told = {(pool, stage.value, str(priority)): float(count) for (pool, stage, priority), count in counts.items()}
-    idle = {(pool, stage.value, "0"): 0.0 for pool, stage in figures.slots}
+    pools = {pool for pool, _ in figures.slots} | {pool for pool, _, _ in (*figures.backlog, *figures.held)}
+    idle = {(pool, stage.value, "0"): 0.0 for pool in pools for stage in Stage}
     return idle | told
 
 

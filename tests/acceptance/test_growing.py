@@ -1,4 +1,4 @@
-"""Processes of every role join and leave while sessions run, and no session notices. Each role is a process of its own."""
+"""Processes of every role join and leave while sessions run, and versions meet; no session notices. Each role is a process of its own."""
 
 from __future__ import annotations
 
@@ -9,15 +9,20 @@ import urllib.request
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+import msgspec
 import pytest
 import pytest_asyncio
 from prometheus_client.parser import text_string_to_metric_families
 
 from polar.client import SessionTable
-from polar.types.session import Phase, SessionState, Status
+from polar.types.session import Phase, SessionState, Stage, Status
 from tests.acceptance.fleet import Fleet, fleet
-from topics import tasks
+from topics import catalogue, completions, control, events, sessions, stages, tasks, workers
+from topics import fleet as fleet_topic
+from topics.codec import encode
+from topics.contract import Topic
 from topics.producer import LogProducer
+from topics.stages import Ticket
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -76,11 +81,14 @@ async def has(system: Fleet, name: str, figure: tuple[str, ...], least: float) -
     return found
 
 
-async def submit(system: Fleet, task: dict[str, Any]) -> None:
+async def send(system: Fleet, topic: Topic, *values: bytes) -> None:
     producer = LogProducer(system.settings)
     await producer.start()
-    await producer.send_bytes(tasks.TOPIC.full_name(system.settings.namespace), json.dumps(task).encode())
-    await producer.stop()
+    try:
+        for value in values:
+            await producer.send_bytes(topic.full_name(system.settings.namespace), value, key=b"k")
+    finally:
+        await producer.stop()
 
 
 def shell(task_id: str, samples: int, seconds: float) -> dict[str, Any]:
@@ -92,12 +100,51 @@ def ended(table: SessionTable, task_id: str) -> list[SessionState]:
     return [row for row in table.sessions.get(task_id, {}).values() if row.phase is Phase.ENDED]
 
 
+def newer(record: msgspec.Struct) -> bytes:
+    """The record as a version writes it that knows one more field."""
+    return msgspec.msgpack.encode(msgspec.msgpack.decode(encode(record)) | {"colour": "green"})
+
+
+FUTURE = msgspec.msgpack.encode({"type": "from_the_future", "colour": "green"})
+ELSEWHERE = "elsewhere.0"
+"""A session that nobody knows."""
+KNOWN: list[tuple[Topic, list[msgspec.Struct]]] = [
+    (events.TOPIC, [events.Claimed("f1", ELSEWHERE, 1, Stage.RUN, "r-elsewhere", "worker-elsewhere")]),
+    (control.TOPIC, [control.Revoke(ELSEWHERE, "r-elsewhere", "ended"), control.Drain("worker-elsewhere")]),
+    (workers.TOPIC, [workers.Heartbeat("worker-elsewhere", "painter", "host", 1), workers.Probe("painter-1")]),
+    (fleet_topic.TOPIC, [fleet_topic.FleetState(generation=0)]),
+    (sessions.TOPIC, [SessionState(ELSEWHERE, "elsewhere", 0, Phase.ENDED, 0)]),
+    (completions.TOPIC, [completions.Open(ELSEWHERE, 1, "r-elsewhere")]),
+    (stages.topic(Stage.RUN, catalogue.DEFAULT_POOL), [Ticket(ELSEWHERE, 0, 1, Stage.RUN, 60.0, body=b"{}")]),
+    (stages.topic(Stage.EVALUATE, catalogue.DEFAULT_POOL), [Ticket(ELSEWHERE, 0, 1, Stage.EVALUATE, 60.0, body=b"{}")]),
+    (stages.topic(Stage.INIT, catalogue.DEFAULT_POOL), []),
+]
+"""What workers, coordinators, builders and proxies read, each with records that change nothing."""
+
+
+async def test_records_of_a_newer_version_are_counted_and_skipped_and_their_new_fields_too(system: Fleet) -> None:
+    async with SessionTable(system.settings, ["versions"]) as table:
+        await send(system, tasks.TOPIC, json.dumps(system.task("versions", 6, 6, pause_s=0.3)).encode())
+        await eventually(lambda: any(row.phase is Phase.RUNNING for row in table.sessions.get("versions", {}).values()))
+        for topic, records in KNOWN:
+            await send(system, topic, FUTURE, *map(newer, records), FUTURE)
+        await system.start_proxy("proxy-2")  # which reads them as it starts
+        for name, topics in (("coordinator-1", 1), ("builder-1", 1), ("init-1", 3), ("evaluate-1", 3), ("run-1", 3)):
+            role = name.partition("-")[0]
+            figure = ("polar_skipped_total", "unknown_from_the_future", role if role in DECIDING else "stages")
+            assert await has(system, name, figure, 2 * topics) == 2 * topics, name
+        await eventually(lambda: len(ended(table, "versions")) == 6)
+    rows = list(table.sessions["versions"].values())
+    assert {(row.status, row.attempt, row.calls, row.reward) for row in rows} == {(Status.COMPLETED, 1, 6, 1.0)}
+    assert await system.dead_letters() == 0
+
+
 async def test_workers_and_owners_come_and_go_and_every_session_completes_in_its_first_attempt(
     system: Fleet,
 ) -> None:
     finished = ("polar_claims_ended_total", "finished", "run")
     async with SessionTable(system.settings, ["grown"]) as table:
-        await submit(system, shell("grown", SAMPLES, 0.3))
+        await send(system, tasks.TOPIC, json.dumps(shell("grown", SAMPLES, 0.3)).encode())
         await eventually(lambda: len(ended(table, "grown")) >= 5)
         for name in ("run-2", "run-3", "run-4", *(f"{role}-2" for role in DECIDING)):
             await start(system, name)
@@ -105,6 +152,7 @@ async def test_workers_and_owners_come_and_go_and_every_session_completes_in_its
             await has(system, name, finished, 1)
         for name in ("coordinator-2", "builder-2"):
             await has(system, name, ("polar_partitions_owned", name.partition("-")[0]), 1)
+        await has(system, "coordinator-1", ("polar_slots", "default", "run"), 16)
         assert len(ended(table, "grown")) < SAMPLES, "they came while there was work"
         await asyncio.gather(*(leave(system, name) for name in ("run-1", "run-2", "run-3")))
         await asyncio.gather(*(leave(system, f"{role}-1") for role in DECIDING))
@@ -115,3 +163,11 @@ async def test_workers_and_owners_come_and_go_and_every_session_completes_in_its
     }
     await eventually(lambda: not system.runtimes())
     assert await system.dead_letters() == 0
+    await has(system, "coordinator-2", ("polar_partitions_owned", "coordinator"), 4)
+    await has(system, "coordinator-2", ("polar_sessions", Phase.ENDED), SAMPLES)
+    left = await scraped(system, "coordinator-2")
+    assert left["polar_slots", "default", "run"] == left["polar_slots_free", "default", "run"] == 4
+    assert not any(
+        value for (name, *_), value in left.items() if name in ("polar_backlog", "polar_held", "polar_staged")
+    )
+    assert left["polar_workers_lost_total",] == 0, "those who left have said so"
