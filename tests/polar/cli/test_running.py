@@ -1,0 +1,64 @@
+"""What signals do to a command that runs until it is told to stop. Each is a process, since signals are."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+PROGRAM = """
+import asyncio
+from polar.cli import running
+
+hurry = asyncio.Event() if {hurries} else None
+
+async def main(stop):
+    print("ready", flush=True)
+    await stop.wait()
+    print("stop", flush=True)
+    if hurry is not None:
+        await hurry.wait()
+        print("hurry", flush=True)
+    await asyncio.sleep(60)
+
+running.serve(main, hurry)
+"""
+
+
+@contextmanager
+def running(*, hurries: bool) -> Iterator[subprocess.Popen[str]]:
+    program = PROGRAM.format(hurries=hurries)
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert said(process) == "ready"
+            yield process
+        finally:
+            process.kill()
+
+
+def said(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
+def test_with_a_grace_a_second_signal_hurries_and_a_third_ends(second: signal.Signals) -> None:
+    with running(hurries=True) as process:
+        process.send_signal(signal.SIGTERM)
+        assert said(process) == "stop"
+        process.send_signal(second)
+        assert said(process) == "hurry"
+        process.send_signal(second)
+        assert process.wait(15) != 0
+
+
+def test_without_a_grace_a_second_signal_ends_the_process() -> None:
+    with running(hurries=False) as process:
+        process.send_signal(signal.SIGTERM)
+        assert said(process) == "stop"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(15) == -signal.SIGTERM
