@@ -85,6 +85,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     paused: bool
     """The fleet."""
     policy_version: int | None
+    """Of the engines that have no version of their own."""
     stages: list[StageLoad]
     calls: Calls
     ended: int
@@ -104,6 +105,12 @@ class Snapshot(msgspec.Struct, frozen=True):
     """How long Kafka hasn't answered: all else is as of then. None: it does."""
     reading: float | None = None
     """Share of what lay on the log that was read so far, before which nothing here is complete. None: all."""
+    paused_since: int | None = None
+    """Unix ms: when the pause began; None while the fleet isn't paused."""
+    draining: bool = False
+    """The fleet: no session gets a slot."""
+    fleet_generation: int = 0
+    """Changes of the fleet's state so far."""
 
 
 class Fold:
@@ -119,7 +126,8 @@ class Fold:
         self._ended = Minute()
         self._trainable = Minute()
         self._errors: dict[tuple[str, int, str, str, str], Trouble] = {}
-        self._paused = False
+        self._fleet = FleetState(generation=0)
+        self._paused_since: int | None = None
         self._policy_version: int | None = None
 
     def sign(self, record: Sign, at_ms: int) -> None:
@@ -177,12 +185,15 @@ class Fold:
             key = (record.session_id, record.attempt, "call", record.outcome.value, why.code)
             self._tell(key, why.message, at_ms)
 
-    def fleet(self, record: FleetRecord) -> None:
+    def fleet(self, record: FleetRecord, at_ms: int) -> None:
         """Of `polar.fleet`."""
-        if isinstance(record, FleetState):
-            self._paused = record.paused
-        else:
-            self._policy_version = record.version
+        if not isinstance(record, FleetState):
+            if record.engine is None:
+                self._policy_version = record.version
+        elif record.generation >= self._fleet.generation:
+            goes_on = record.paused and self._fleet.paused
+            self._paused_since = (self._paused_since if goes_on else at_ms) if record.paused else None
+            self._fleet = record
 
     def snapshot(self, now_ms: int) -> Snapshot:
         """Everything as of `now_ms`, Unix ms on the clock of `polar.workers`' records."""
@@ -190,7 +201,7 @@ class Fold:
         return Snapshot(
             at=now_ms,
             processes=dict(sorted(Counter(beat.role for beat in alive).items())),
-            paused=self._paused,
+            paused=self._fleet.paused,
             policy_version=self._policy_version,
             stages=self._loads(alive, now_ms),
             calls=Calls(
@@ -204,6 +215,9 @@ class Fold:
             statuses={status.value: count for status, count in self._standings.statuses().items()},
             groups=self._standings.groups(),
             errors=_newest(self._errors),
+            paused_since=self._paused_since,
+            draining=self._fleet.draining,
+            fleet_generation=self._fleet.generation,
         )
 
     def _loads(self, alive: list[Heartbeat], now_ms: int) -> list[StageLoad]:

@@ -105,7 +105,7 @@ class Live:
         fold = self._fold
         takes: dict[str, tuple[Callable[[Any, Record], None], Since]] = {
             workers.TOPIC.name: (self._on_sign, Since.ago(WORKERS_S)),
-            fleet.TOPIC.name: (lambda record, _: fold.fleet(record), Since.BEGINNING),
+            fleet.TOPIC.name: (lambda record, envelope: fold.fleet(record, envelope.timestamp), Since.BEGINNING),
             sessions.TOPIC.name: (lambda row, envelope: fold.row(row, envelope.timestamp), Since.BEGINNING),
             events.TOPIC.name: (lambda fact, envelope: fold.fact(fact, envelope.timestamp), Since.ago(CALLS_S)),
             completions.TOPIC.name: (lambda call, envelope: fold.call(call, envelope.timestamp), Since.ago(CALLS_S)),

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from polar.cli.rewards import bars
-from polar.cli.status import said
+from polar.cli.status import fleet_in_words, said
 from polar.cli.visible import visible
 from polar.types.session import Phase, Stage
 
@@ -96,8 +96,8 @@ def _notices(snapshot: Snapshot) -> list[Text]:
         notices.append(f"reading what lies on Kafka: {100 * snapshot.reading:.0f} %")
     elif not snapshot.processes:
         notices.append("no process lives: `polar up`, `polar worker` and `polar proxy` start them")
-    if snapshot.paused:
-        notices.append("the fleet is paused")
+    if (standing := fleet_in_words(snapshot)) is not None:
+        notices.append(standing)
     return [_one_line(Text(notice, style="bold yellow")) for notice in notices]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -111,8 +112,22 @@ def _head(live: Snapshot, *, ready: int) -> str:
         if load.workers
     ]
     busy = f"; slots busy: {', '.join(workers)}" if workers else ""
-    paused = "; the fleet is paused" if live.paused else ""
-    return f"alive: {said(live.processes) or 'no process'}{busy}; {ready} sessions READY{paused}\n"
+    notice = fleet_in_words(live)
+    standing = f"; {notice}" if notice else ""
+    return f"alive: {said(live.processes) or 'no process'}{busy}; {ready} sessions READY{standing}\n"
+
+
+def fleet_in_words(live: Snapshot) -> str | None:
+    """That the fleet is paused or draining, since when, and how that ends; None where it runs as ever."""
+    states = []
+    if live.paused:
+        at = datetime.fromtimestamp((live.paused_since or 0) / 1000, tz=UTC).astimezone()
+        states.append(f"paused since {at:%H:%M:%S}")
+    if live.draining:
+        states.append("draining")
+    if not states:
+        return None
+    return f"the fleet is {' and '.join(states)} (generation {live.fleet_generation}): `polar fleet resume` ends that"
 
 
 def _task_cells(row: dict[str, Any]) -> list[object]:

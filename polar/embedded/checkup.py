@@ -21,7 +21,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from consumers.harnesses.cli import Cli
-from polar import cache, registry
+from polar import cache, fleet, registry
 from polar.embedded import disk, distribution, engine, lock, readiness
 from polar.embedded.errors import BrokerError
 from polar.settings import Settings
@@ -100,8 +100,8 @@ async def system(settings: Settings) -> list[Finding]:
     if settings.kafka is None:
         return [Finding("system", State.LATER, f"nothing runs on {settings.data}", "start it: polar up")]
     found = [await _kafka(settings)]
-    for look in (_topics, _parts):
-        if found[-1].state is State.GOOD:  # without the one the other would only wait
+    for look in (_topics, _fleet, _parts):
+        if found[-1].state is not State.BAD:  # without the one the other would only wait
             found.append(await look(settings))
     if settings.control_url is not None:
         found.append(await _proxy(settings.control_url))
@@ -241,6 +241,16 @@ async def _topics(settings: Settings) -> Finding:
     if missing:
         return Finding("topics", State.BAD, "missing: " + ", ".join(missing), "make them: polar topics apply")
     return Finding("topics", State.GOOD, "all of the contract are there")
+
+
+async def _fleet(settings: Settings) -> Finding:
+    """Whether it runs: a trainer that was killed in mid-pause leaves it paused."""
+    standing = await fleet.state(settings)
+    if standing.state.paused:
+        return Finding("fleet", State.LATER, str(standing), "does its trainer live? If not: polar fleet resume")
+    if standing.state.draining:
+        return Finding("fleet", State.LATER, "draining: no session begins", "let it work again: polar fleet resume")
+    return Finding("fleet", State.GOOD, "runs")
 
 
 async def _parts(settings: Settings) -> Finding:

@@ -241,9 +241,16 @@ def test_an_outage_gives_those_that_lived_before_it_another_lease() -> None:
 def test_the_fleets_state_is_the_newest() -> None:
     fold = Fold()
     assert (fold.snapshot(NOW).paused, fold.snapshot(NOW).policy_version) == (False, None)
-    fold.fleet(FleetState(1, paused=True))
-    fold.fleet(PolicyVersion(7))
-    assert (fold.snapshot(NOW).paused, fold.snapshot(NOW).policy_version) == (True, 7)
+    fold.fleet(FleetState(1, paused=True), NOW)
+    fold.fleet(FleetState(2, paused=True, draining=True), NOW + 1)
+    fold.fleet(PolicyVersion(7), NOW + 2)
+    fold.fleet(PolicyVersion(9, "small"), NOW + 3)
+    found = fold.snapshot(NOW + 4)
+    assert (found.paused, found.paused_since, found.draining, found.fleet_generation) == (True, NOW, True, 2)
+    assert found.policy_version == 7
+    fold.fleet(FleetState(3), NOW + 5)
+    found = fold.snapshot(NOW + 6)
+    assert (found.paused, found.paused_since, found.draining, found.fleet_generation) == (False, None, False, 3)
 
 
 # --- errors

@@ -258,8 +258,11 @@ def test_status_tells_who_lives_what_is_ready_and_that_the_fleet_is_paused(setti
     write(settings, workers.TOPIC, [(beat.worker_id, beat) for beat in beats])
     code, stdout, _ = polar("status")
     assert code == 0
-    alive = "alive: 1 proxy, 1 worker; slots busy: init 0/4, run of gpu 3/8; 2 sessions READY; the fleet is paused"
-    assert stdout.splitlines()[0] == alive
+    alive = (
+        "alive: 1 proxy, 1 worker; slots busy: init 0/4, run of gpu 3/8; 2 sessions READY; the fleet is paused since "
+    )
+    assert stdout.splitlines()[0].startswith(alive)
+    assert stdout.splitlines()[0].endswith(" (generation 1): `polar fleet resume` ends that")
     assert [row["task_id"] for row in json.loads(polar("status", "--format", "json")[1])] == ["t"]
 
 

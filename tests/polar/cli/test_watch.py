@@ -87,6 +87,9 @@ snapshots = st.builds(
     errors=st.lists(troubles, max_size=5),
     away_s=st.none() | st.floats(0, 1e6),
     reading=st.none() | st.floats(0, 1),
+    paused_since=st.none() | st.integers(0, 2_000_000_000_000),
+    draining=st.booleans(),
+    fleet_generation=st.integers(0, 10**9),
 )
 
 
