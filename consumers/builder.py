@@ -267,9 +267,7 @@ class Keeper:
 
     def _group_writes(self, group: CloseGroup) -> list[Write]:
         ids = [f"{group.task_id}.{index}" for index in range(group.num_samples)]
-        finished = GroupFinished(
-            group.task_id, group.num_samples, ids, group.rewards, group.statuses, group.callback_url
-        )
+        finished = GroupFinished(group.task_id, group.num_samples, ids, group.rewards, group.statuses)
         fact = GroupEmitted(uuid.uuid4().hex, group.task_id)
         namespace = self._settings.namespace
         writes = [

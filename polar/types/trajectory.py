@@ -128,8 +128,6 @@ class GroupFinished(msgspec.Struct, frozen=True, tag="group_finished", omit_defa
     rewards: list[float | None]
     """By sample index; None where no evaluator gave one."""
     statuses: list[Status]
-    callback_url: str | None = None
-    """Where the task asks that its end be told."""
 
 
 class Span(msgspec.Struct, frozen=True):

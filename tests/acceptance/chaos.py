@@ -23,23 +23,30 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+from aiohttp import web
 
+from polar import fleet as fleet_control
 from polar.client import SessionTable
 from polar.scripted.record import Sampled
 from polar.types.completion import Completion
+from polar.types.errors import NotReady
 from polar.types.session import Phase, Status
 from polar.types.trajectory import GroupFinished, Trajectory, expand
 from tests.acceptance.fleet import Fleet, fleet
+from topics.kafka import KafkaError
+from topics.producer import Unacknowledged
 
 WORKERS = (
     *(f"{role}-{n}" for role in ("fanout", "coordinator", "builder", "init", "evaluate") for n in (1, 2)),
     *(f"run-{n}" for n in (1, 2, 3)),
     "analytics-1",
+    *(f"webhooks-{n}" for n in (1, 2)),
 )
 VICTIMS = (*WORKERS, "proxy", "proxy-2", "engine")
 SAMPLES = 4
 TURNS = 4
 PAUSE_S = 0.4
+LONGEST_PAUSE_S = 3.0
 LONGEST_STOP_S = 12.0
 """Twice a lease (6 s), a group's session (6 s), a transaction (5 s)."""
 SUBMITTED_S = 120.0
@@ -47,6 +54,10 @@ SETTLED_S = 300.0
 """From the end of the torment until the last trajectory is out."""
 REAPED_S = 120.0
 """Until runtimes that nobody needs are gone: they are looked at for 60 s."""
+
+TOLD_S = 90.0
+"""Until the last group's end is told: a try that failed comes again after 5 s, 10 s, 20 s."""
+LAKE_S = 120.0
 
 Say = Callable[[str], None]
 
@@ -78,7 +89,7 @@ class Torment:
 
     async def run(self, seconds: float) -> None:
         """All lanes for so long; at the end everything runs again."""
-        lanes = (self._kills, self._stops, self._brokers)
+        lanes = (self._kills, self._stops, self._brokers, self._growth, self._updates)
         async with asyncio.TaskGroup() as group:
             for lane in lanes:
                 group.create_task(lane(time.monotonic() + seconds), name=lane.__name__)
@@ -117,6 +128,47 @@ class Torment:
             await asyncio.sleep(self.chance.uniform(0, 8))
             await asyncio.gather(*(self.system.broker_up(name) for name in down))
 
+    async def _growth(self, until: float) -> None:
+        """Workers join, and leave again when they are asked to."""
+        n = 100
+        while time.monotonic() < until:
+            await asyncio.sleep(self.chance.uniform(2, 8))
+            n += 1
+            name = f"{self.chance.choice(('run', 'init', 'coordinator'))}-{n}"
+            self._note("join", name)
+            await self.system.start(name)
+            await asyncio.sleep(self.chance.uniform(2, 12))
+            self._note("leave", name)
+            await self.system.end(name)
+
+    async def _updates(self, until: float) -> None:
+        """A trainer's: pause, another version, go on. A pause that a dead broker or proxy breaks is tried again."""
+        version = 0
+        while time.monotonic() < until:
+            await asyncio.sleep(self.chance.uniform(4, 12))
+            try:
+                async with fleet_control.paused(
+                    self.system.settings, in_flight=self.chance.choice(("finish", "abort")), force=True
+                ) as pause:
+                    await asyncio.sleep(self.chance.uniform(0, LONGEST_PAUSE_S))
+                    version += 1
+                    await pause.publish(version)
+                    self._note("update", f"weights-{version}")
+            except (fleet_control.FleetError, NotReady, KafkaError, Unacknowledged) as error:
+                self.say(f"        update failed: {error!r:.200}")
+        await self._resumed()
+
+    async def _resumed(self) -> None:
+        """The last resume may have met a Kafka that was away."""
+        async with asyncio.timeout(SUBMITTED_S):
+            while True:
+                try:
+                    if not (await fleet_control.state(self.system.settings)).state.paused:
+                        return
+                    await fleet_control.resume(self.system.settings)
+                except (fleet_control.FleetError, NotReady, KafkaError, Unacknowledged):
+                    await asyncio.sleep(1)
+
     @asynccontextmanager
     async def _victim(self, names: tuple[str, ...]) -> AsyncIterator[str]:
         victim = self.chance.choice([name for name in names if name not in self._taken])
@@ -133,23 +185,70 @@ class Torment:
 
 async def run(data: Path, scenario: Scenario, say: Say) -> Counter[str]:
     """One whole torment and its checks; what was done. Raises AssertionError for a promise that was broken."""
-    workers = [name for name in WORKERS if scenario.brokers > 1 or not name.startswith("analytics")]
-    async with fleet(data, workers, brokers=scenario.brokers) as system:
+    async with fleet(data, WORKERS, brokers=scenario.brokers) as system, _told() as (url, told):
         await system.start("proxy-2")
         names = [f"chaos{n}" for n in range(scenario.tasks)]
         torment = Torment(system, random.Random(scenario.seed), say)
-        await asyncio.gather(torment.run(scenario.seconds), _submit_all(system, names, scenario.seconds * 0.8))
-        say(f"{time.monotonic():.0f}: at rest; done: {dict(sorted(torment.deeds.items()))}")
+        await asyncio.gather(torment.run(scenario.seconds), _submit_all(system, names, scenario.seconds * 0.8, url))
+        say(f"at rest; done: {dict(sorted(torment.deeds.items()))}")
         await _settle(system, names, say)
         await check(system, names)
+        async with asyncio.timeout(TOLD_S):
+            while told.keys() != set(names):
+                await asyncio.sleep(0.2)
+        await _check_lake(system, names)
         return torment.deeds
 
 
-async def _submit_all(system: Fleet, names: list[str], over_s: float) -> None:
+@asynccontextmanager
+async def _told() -> AsyncIterator[tuple[str, Counter[str]]]:
+    """An endpoint for webhooks, and how often each task's end was told to it."""
+    told: Counter[str] = Counter()
+
+    async def receive(request: web.Request) -> web.Response:
+        told[(await request.json())["data"]["task_id"]] += 1
+        return web.Response(status=204)
+
+    app = web.Application()
+    app.router.add_post("/", receive)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}/", told
+    finally:
+        await runner.cleanup()
+
+
+async def _check_lake(system: Fleet, names: list[str]) -> None:
+    """The lake tells of every session once, when it has caught up."""
+    expected = [{"tasks": len(names), "sessions": len(names) * SAMPLES, "trajectories": len(names) * SAMPLES}]
+    query = (
+        "SELECT (SELECT count(*) FROM groups WHERE ended = num_samples) AS tasks, (SELECT count(*) FROM sessions) AS sessions, "
+        "(SELECT count(*) FROM trajectories) AS trajectories"
+    )
+    found: object = None
+    async with asyncio.timeout(LAKE_S):
+        while found != expected:
+            code, out, said = await system.polar("sql", query, "--format", "json")
+            assert code == 0, said
+            found = json.loads(out)
+
+
+async def _submit_all(system: Fleet, names: list[str], over_s: float, callback_url: str) -> None:
     """In ten portions over this time: there is work whenever something is killed."""
     for portion in range(10):
         bodies = [
-            system.task(name, TURNS, SAMPLES, pause_s=PAUSE_S, max_attempts=100, timeouts={"run": 600})
+            system.task(
+                name,
+                TURNS,
+                SAMPLES,
+                pause_s=PAUSE_S,
+                max_attempts=100,
+                timeouts={"run": 600},
+                callback_url=callback_url,
+            )
             for name in names[portion::10]
         ]
         if bodies:
