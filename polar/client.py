@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Callable, Collection, Coroutine, Sequence
+from collections.abc import AsyncIterable, Callable, Collection, Coroutine, Sequence
 from contextlib import suppress
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -148,10 +149,7 @@ async def submit(
     id that is taken by another body (before anything is sent, unless another submits it at the same time), NotReady where Kafka
     doesn't take them all: submitting them again is safe.
     """
-    bodies = {request.task_id: request.canonical() for request in requests}
-    for task_id, body in bodies.items():
-        if len(body) > BODY_LIMIT:
-            raise InputError(task_id, f"{len(body)} bytes", f"a task has at most {BODY_LIMIT} bytes")
+    bodies = {request.task_id: _sized(request) for request in requests}
     hashes = {task_id: body_hash(body) for task_id, body in bodies.items()}
 
     def missing() -> list[str]:
@@ -161,6 +159,55 @@ async def submit(
     await _produce(settings, bodies)
     await table.until(lambda: not missing(), answer_s)
     return missing()
+
+
+async def feed(
+    settings: Settings,
+    requests: AsyncIterable[TaskRequest],
+    table: SessionTable,
+    *,
+    max_in_flight: int,
+    on_sent: Callable[[TaskRequest, int], None],
+) -> None:
+    """Produce tasks as they come, each as soon as it leaves at most `max_in_flight` sessions of this feed unfinished.
+
+    `table` is of all tasks, since nobody knows which will come; one that had finished before counts for nothing, so a feed may begin
+    anew. `on_sent` gets each task with the number of unfinished sessions, its own included. There is no deadline: what ends a session is
+    the coordinator's. Raises InputError for a task with more samples than that, a body that is too large and an id that is taken by
+    another body, NotReady where Kafka doesn't take one; what was sent stays sent.
+    """
+    under_way: dict[str, TaskRequest] = {}
+
+    def unfinished() -> int:
+        for task_id in [task_id for task_id in under_way if table.is_finished(task_id)]:
+            del under_way[task_id]
+        return sum(task.num_samples - len(table.ended(task_id)) for task_id, task in under_way.items())
+
+    def has_room(samples: int) -> bool:
+        return unfinished() + samples <= max_in_flight
+
+    topic = tasks.TOPIC.full_name(settings.namespace)
+    producer = LogProducer(settings)
+    await producer.start()
+    try:
+        async for request in requests:
+            samples = request.num_samples
+            if samples > max_in_flight:
+                raise InputError(
+                    f"{request.task_id}: num_samples",
+                    samples,
+                    f"more than {max_in_flight} sessions in flight; allow more",
+                )
+            body = _sized(request)
+            _is_shown(table, request.task_id, body_hash(body))  # refuses an id that is taken
+            await table.until(partial(has_room, samples), None)
+            await producer.send_bytes(topic, body, key=request.task_id.encode(), headers=[], deadline_s=SEND_S)
+            under_way[request.task_id] = request
+            on_sent(request, unfinished())
+    except Unacknowledged as error:
+        raise NotReady(f"Kafka didn't take task {request.task_id}: {error}; feed them again, none is doubled") from None
+    finally:
+        await producer.stop()
 
 
 async def cancel(settings: Settings, target: str) -> None:
@@ -177,6 +224,14 @@ async def cancel(settings: Settings, target: str) -> None:
         raise NotReady(f"Kafka didn't take the request: {error}") from None
     finally:
         await producer.stop()
+
+
+def _sized(request: TaskRequest) -> bytes:
+    """The canonical body. Raises InputError where it is too large."""
+    body = request.canonical()
+    if len(body) > BODY_LIMIT:
+        raise InputError(request.task_id, f"{len(body)} bytes", f"a task has at most {BODY_LIMIT} bytes")
+    return body
 
 
 def _is_shown(table: SessionTable, task_id: str, expected: str) -> bool:

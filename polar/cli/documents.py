@@ -9,6 +9,7 @@ import json
 import math
 import sys
 from collections.abc import Callable, Hashable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -33,22 +34,73 @@ class Document:
 
 def read(file: str) -> list[Document]:
     """All documents of a file; `-` is standard input. Raises InputError, naming file and line."""
-    name = "standard input" if file == STDIN else file
     try:
         data = sys.stdin.buffer.read() if file == STDIN else Path(file).read_bytes()
-        text = data.decode("utf-8-sig")
     except OSError as error:
         raise InputError("FILE", file, f"can't be read: {error.strerror}") from None
+    return _decoded(file, data)
+
+
+def stream(file: str) -> Iterator[Document]:
+    """The same one by one, as they come: JSON Lines are read line by line, so that a pipe may go on for days; all else whole.
+
+    Raises InputError when it comes to what is bad.
+    """
+    if file != STDIN and Path(file).suffix.lower() not in LINES_SUFFIXES:
+        yield from read(file)
+        return
+    name = _name(file)
+    try:
+        with nullcontext(sys.stdin.buffer) if file == STDIN else Path(file).open("rb") as lines:
+            found = False
+            for number, line in enumerate(lines, 1):
+                if file == STDIN and not found and line.strip() and not _is_one_line_of_json(line):
+                    yield from _decoded(file, line + lines.read())
+                    return
+                for document in _documents(name, _from_lines(name, _text(name, line), number)):
+                    found = True
+                    yield document
+    except OSError as error:
+        raise InputError("FILE", file, f"can't be read: {error.strerror}") from None
+    if not found:
+        raise InputError(name, "", "holds no TaskRequest")
+
+
+def _is_one_line_of_json(line: bytes) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except ValueError:
+        return False
+
+
+def _name(file: str) -> str:
+    return "standard input" if file == STDIN else file
+
+
+def _text(name: str, data: bytes) -> str:
+    try:
+        return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InputError(name, data[error.start : error.start + 8], f"not UTF-8 at byte {error.start}") from None
+
+
+def _decoded(file: str, data: bytes) -> list[Document]:
+    name = _name(file)
+    text = _text(name, data)
+    found = _documents(name, _reader(file, text)(name, text))
+    if not found:
+        raise InputError(name, text[:40], "holds no TaskRequest")
+    return found
+
+
+def _documents(name: str, bodies: Iterator[tuple[str, object]]) -> list[Document]:
+    """By place. Raises InputError unless all are bodies that JSON can carry."""
     try:
-        found = [Document(place, body) for place, body in _reader(file, text)(name, text)]
+        found = [Document(place, body) for place, body in bodies]
         for document in found:
             _check(document)
     except RecursionError:
-        raise InputError(name, text[:40], "nested too deeply") from None
-    if not found:
-        raise InputError(name, text[:40], "holds no TaskRequest")
+        raise InputError(name, "…", "nested too deeply") from None
     return found
 
 
@@ -87,9 +139,9 @@ def _from_json(name: str, text: str) -> Iterator[tuple[str, object]]:
     yield from _flattened(name, _json(name, text, 1))
 
 
-def _from_lines(name: str, text: str) -> Iterator[tuple[str, object]]:
+def _from_lines(name: str, text: str, first_line: int = 1) -> Iterator[tuple[str, object]]:
     # Not splitlines(): U+2028 and its like may stand in a JSON string.
-    for number, line in enumerate(text.split("\n"), 1):
+    for number, line in enumerate(text.split("\n"), first_line):
         if line.strip():
             yield f"{name}, line {number}", _json(name, line, number)
 

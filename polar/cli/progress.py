@@ -98,6 +98,19 @@ class _Lines:
             typer.echo(f"polar: {self._what}: {done} of {total}", err=True)
 
 
+def now_and_then() -> Callable[[str], None]:
+    """Says on stderr what it is given, at most every LINE_S."""
+    said_at = -LINE_S
+
+    def say(words: str) -> None:
+        nonlocal said_at
+        if time.monotonic() - said_at >= LINE_S:
+            said_at = time.monotonic()
+            typer.echo(f"polar: {words}", err=True)
+
+    return say
+
+
 async def until_finished(table: SessionTable, samples: Mapping[str, int]) -> None:
     """Return when every session of these tasks (id to number of samples) has its trajectory; say each group's rewards when it has ended.
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from polar import settings
-from polar.cli import documents, progress
+from polar.cli import documents, progress, trickle
 from polar.cli.exits import Exit
 from polar.cli.options import Data, Format, Output
 from polar.cli.status import of_task
@@ -30,10 +30,21 @@ def submit(
         list[str], typer.Argument(metavar="FILE", help="YAML, JSON or JSON Lines; - reads standard input.")
     ],
     wait: Annotated[bool, typer.Option("--wait", help="Until every session has its trajectory.")] = False,
+    max_in_flight: Annotated[
+        int | None,
+        typer.Option(
+            "--max-in-flight",
+            min=1,
+            metavar="N",
+            help="Submit as sessions finish: at most N are unfinished. JSON Lines are read line by line.",
+        ),
+    ] = None,
     output: Output = Format.TABLE,
     data: Data = None,
 ) -> None:
     """Submit tasks, and print their ids. With --wait, name those sessions that failed, and exit 1 where one did as `infra` or `input`."""
+    if max_in_flight is not None:
+        raise typer.Exit(asyncio.run(_feed(settings.load(data), files, max_in_flight, wait, output)))
     requests = _requests(files)
     raise typer.Exit(asyncio.run(_submit(settings.load(data), requests, wait, output)))
 
@@ -50,8 +61,7 @@ def _requests(files: Sequence[str]) -> list[TaskRequest]:
             continue
         for document in read:
             try:
-                request = documents.anchored(parse(document.body), file)
-                _warn_of_missing(document.place, request)
+                request = _parsed(document, file)
                 if found.setdefault(request.task_id, request) != request:
                     raise InputError("task_id", request.task_id, "another body of this submission has it, too")
             except InputError as error:
@@ -62,6 +72,13 @@ def _requests(files: Sequence[str]) -> list[TaskRequest]:
         typer.echo("polar: nothing was submitted", err=True)
         raise typer.Exit(Exit.BAD_INPUT)
     return list(found.values())
+
+
+def _parsed(document: documents.Document, file: str) -> TaskRequest:
+    """Its task. Raises InputError."""
+    request = documents.anchored(parse(document.body), file)
+    _warn_of_missing(document.place, request)
+    return request
 
 
 def _warn_of_missing(place: str, request: TaskRequest) -> None:
@@ -87,17 +104,61 @@ async def _submit(found: Settings, requests: list[TaskRequest], wait: bool, outp
                 "when `polar worker fanout coordinator` runs (what it refuses is in polar.dead-letters)",
                 err=True,
             )
-        if wait:
+        return await _ended(found, table, {request.task_id: request.num_samples for request in requests}, wait, output)
+
+
+async def _feed(found: Settings, files: Sequence[str], max_in_flight: int, wait: bool, output: Format) -> int:
+    """The exit code. What was sent before something bad stays sent, and is counted."""
+    from polar import client
+
+    samples: dict[str, int] = {}
+    said = progress.now_and_then()
+
+    def on_sent(request: TaskRequest, unfinished: int) -> None:
+        samples[request.task_id] = request.num_samples
+        if output is Format.TABLE:
+            typer.echo(request.task_id)
+        said(f"{len(samples)} tasks submitted, {unfinished} of at most {max_in_flight} sessions unfinished")
+
+    requests = trickle.trickled(_one_by_one(files))
+    async with client.SessionTable(found) as table:
+        feeding = client.feed(found, requests, table, max_in_flight=max_in_flight, on_sent=on_sent)
+        try:
+            await client.unless_gone(found, feeding)
+        except InputError as error:
+            typer.echo(f"polar: {visible(str(error))}", err=True)
+            typer.echo(
+                f"polar: {len(samples)} tasks were submitted before; submit the rest again, none is doubled", err=True
+            )
+            return Exit.BAD_INPUT
+        return await _ended(found, table, samples, wait, output)
+
+
+def _one_by_one(files: Sequence[str]) -> Iterator[TaskRequest]:
+    """Raises InputError, with the place, when it comes to a bad one."""
+    for file in files:
+        for document in documents.stream(file):
             try:
-                samples = {request.task_id: request.num_samples for request in requests}
-                await client.unless_gone(found, progress.until_finished(table, samples))
-            except asyncio.CancelledError:  # Ctrl-C
-                typer.echo("polar: the work goes on: `polar status` shows it, `polar cancel` ends it", err=True)
+                yield _parsed(document, file)
+            except InputError as error:
+                error.args = (f"{document.place}: {error}",)
                 raise
-        if output is Format.JSON:
-            tasks = [of_task(request.task_id, request.num_samples, table) for request in requests]
-            typer.echo(json.dumps(tasks, indent=2))
-        return _judged(table, ids) if wait else 0
+
+
+async def _ended(found: Settings, table: SessionTable, samples: Mapping[str, int], wait: bool, output: Format) -> int:
+    """What is said when all is submitted; the exit code. `samples`: by task id."""
+    from polar import client
+
+    if wait:
+        try:
+            await client.unless_gone(found, progress.until_finished(table, samples))
+        except asyncio.CancelledError:  # Ctrl-C
+            typer.echo("polar: the work goes on: `polar status` shows it, `polar cancel` ends it", err=True)
+            raise
+    if output is Format.JSON:
+        tasks = [of_task(task_id, count, table) for task_id, count in samples.items()]
+        typer.echo(json.dumps(tasks, indent=2))
+    return _judged(table, list(samples)) if wait else 0
 
 
 def _judged(table: SessionTable, ids: Sequence[str]) -> int:

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import AsyncIterator
 
 import pytest
 
 from polar import client
 from polar.settings import Settings
-from polar.types.errors import NotReady
+from polar.types.errors import InputError, NotReady
+from polar.types.session import Phase, SessionState, TaskState, session_id_of
+from polar.types.task import TaskRequest, body_hash, parse
+from topics import admin, catalogue, sessions
+from topics.producer import LogProducer
 
 
 @pytest.fixture
@@ -40,3 +45,103 @@ async def test_what_ends_in_time_ends_as_it_would_alone(no_kafka: Settings) -> N
 
     with pytest.raises(ValueError, match="its own"):
         await client.unless_gone(no_kafka, fail(), gone_s=5)
+
+
+# --- feeding -------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def settings(kafka: str, namespace: str) -> Settings:
+    found = Settings(kafka=kafka, namespace=namespace, replication=1, min_insync=1)
+    await admin.apply(found, catalogue.FIXED, embedded=True)
+    return found
+
+
+def task(task_id: str, samples: int) -> TaskRequest:
+    agent = {"harness": "shell", "custom_shell": {"command": "true"}}
+    return parse({"task_id": task_id, "instruction": "do", "num_samples": samples, "agent": agent})
+
+
+async def one_by_one(*requests: TaskRequest) -> AsyncIterator[TaskRequest]:
+    for request in requests:
+        yield request
+
+
+class Coordinator:
+    """A stand-in: shows tasks, and ends their sessions when it is told to."""
+
+    def __init__(self, producer: LogProducer) -> None:
+        self._producer = producer
+
+    async def show(self, request: TaskRequest) -> None:
+        row = TaskState(request.task_id, request.num_samples, body_hash(request.canonical()))
+        await self._write(row, request.task_id)
+
+    async def end(self, request: TaskRequest, *indexes: int) -> None:
+        for index in indexes:
+            name = session_id_of(request.task_id, index)
+            await self._write(SessionState(name, request.task_id, index, Phase.ENDED, since=0), request.task_id)
+
+    async def _write(self, row: sessions.Row, task_id: str) -> None:
+        await self._producer.send(sessions.TOPIC, row, key=sessions.key_of(row), task_id=task_id)
+
+
+@pytest.fixture
+async def coordinator(settings: Settings) -> AsyncIterator[Coordinator]:
+    producer = LogProducer(settings)
+    await producer.start()
+    yield Coordinator(producer)
+    await producer.stop()
+
+
+async def test_a_feed_keeps_so_many_sessions_unfinished_and_no_more(
+    settings: Settings, coordinator: Coordinator
+) -> None:
+    """Tasks of 2, 2, 1 and 3 sessions with 4 in flight; the first of them was finished long ago."""
+    old, a, b, c, d = (task(name, samples) for name, samples in zip("oabcd", (4, 2, 2, 1, 3), strict=True))
+    await coordinator.show(old)
+    await coordinator.end(old, 0, 1, 2, 3)
+    sent: asyncio.Queue[tuple[str, int]] = asyncio.Queue()
+
+    async def next_sent() -> tuple[str, int]:
+        async with asyncio.timeout(20):
+            return await sent.get()
+
+    async with client.SessionTable(settings) as table:
+        feeding = asyncio.create_task(
+            client.feed(
+                settings,
+                one_by_one(old, a, b, c, d),
+                table,
+                max_in_flight=4,
+                on_sent=lambda request, unfinished: sent.put_nowait((request.task_id, unfinished)),
+            ),
+            name="feed",
+        )
+        assert [await next_sent() for _ in range(3)] == [("o", 0), ("a", 2), ("b", 4)]
+        await coordinator.show(a)
+        await coordinator.show(b)
+        assert not feeding.done()
+        await coordinator.end(b, 1)
+        assert await next_sent() == ("c", 4)
+        await coordinator.end(a, 0, 1)
+        await coordinator.show(c)
+        assert sent.empty()
+        await coordinator.end(c, 0)
+        assert await next_sent() == ("d", 4)
+        async with asyncio.timeout(20):
+            await feeding
+
+
+async def test_a_task_larger_than_what_may_be_in_flight_is_refused(settings: Settings) -> None:
+    sent: list[str] = []
+    async with client.SessionTable(settings) as table:
+        with pytest.raises(InputError, match="large: num_samples: more than 4 sessions in flight; allow more"):
+            await client.feed(
+                settings,
+                one_by_one(task("small", 4), task("large", 5)),
+                table,
+                max_in_flight=4,
+                on_sent=lambda request, _: sent.append(request.task_id),
+            )
+        assert sent == ["small"]

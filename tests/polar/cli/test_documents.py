@@ -94,3 +94,46 @@ def test_a_missing_file_is_told(tmp_path: Path) -> None:
 def test_a_line_separator_within_a_json_string_ends_no_line(tmp_path: Path) -> None:
     line = json.dumps({"instruction": "a\u2028b\x85c"}, ensure_ascii=False)
     assert [document.body for document in read(tmp_path, "a.jsonl", line)] == [{"instruction": "a\u2028b\x85c"}]
+
+
+# --- one by one ----------------------------------------------------------------------------------------------------------------
+
+
+class Pipe(io.RawIOBase):
+    """Lines that come one at a time; how many were asked for is counted."""
+
+    def __init__(self, lines: list[bytes]) -> None:
+        self.asked = 0
+        self._lines = lines
+
+    def __iter__(self) -> Pipe:
+        return self
+
+    def __next__(self) -> bytes:
+        self.asked += 1
+        if not self._lines:
+            raise StopIteration
+        return self._lines.pop(0)
+
+
+def test_json_lines_of_a_pipe_are_read_as_they_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe = Pipe([b'{"task_id": "a"}\n', b"\n", b'{"task_id": "b"}\n', b"{]\n"])
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=pipe))
+    stream = documents.stream("-")
+    assert (next(stream).body, pipe.asked) == ({"task_id": "a"}, 1)
+    found = next(stream)
+    assert (found.body, found.place, pipe.asked) == ({"task_id": "b"}, "standard input, line 3", 3)
+    with pytest.raises(InputError, match="standard input, line 4"):
+        next(stream)
+
+
+@pytest.mark.parametrize("text", ['[{"task_id": "a"},\n {"task_id": "b"}]', "\ntask_id: a\n---\ntask_id: b\n"])
+def test_what_is_no_json_lines_is_read_whole(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(text.encode())))
+    assert [document.body for document in documents.stream("-")] == [{"task_id": "a"}, {"task_id": "b"}]
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.yaml", "a.json"])
+def test_a_file_gives_the_same_one_by_one(tmp_path: Path, name: str) -> None:
+    whole = read(tmp_path, name, '{"task_id": "a"}' + ('\n{"task_id": "b"}' if name == "a.jsonl" else ""))
+    assert list(documents.stream(str(tmp_path / name))) == whole
