@@ -35,7 +35,7 @@ class Borrower:
         given = Counter(
             slot.user for slot in self._slots if (slot.stage, slot.pool, slot.priority) == (stage, pool, priority)
         )
-        waiting = self.waiting.users(stage, pool, priority)
+        waiting = self.waiting.users(stage, pool, priority) if self.is_open else {}
         for user in users:
             tasks = waiting.get(user)
             if tasks is not None and tasks.sessions > given[user]:
