@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 from consumers.coordinator.commands import ReleaseTicket, SlotLent
 from consumers.coordinator.deadlines import TICKET_MS
 from consumers.coordinator.ledger import CLAIM_UNSEEN_MS, TURNS, Ledger
-from consumers.coordinator.lend import Credit, Lent, Want, lend
+from consumers.coordinator.lend import Lent
 from polar.types.session import Stage
 from topics.workers import Heartbeat, StageSlots
 
@@ -100,33 +98,13 @@ def test_lost_and_leaving_workers_lend_nothing() -> None:
     assert free_slots(ledger, 0) == 2, "what ended before it was lost is no slot of it now"
 
 
-def test_nobody_loses_each_time_where_one_slot_comes_free_at_a_time() -> None:
-    """In two stages by turns; users and their partitions have equally much in hand: nothing."""
-    ledger = Ledger()
-    slots = [StageSlots(stage, "default", 1, 1, [0]) for stage in (Stage.EVALUATE, Stage.RUN)]
-    ledger.beat(Heartbeat("w", "worker", "h", 1, slots))
-    asked = [(partition, stage, user) for partition in (0, 1, 2) for stage in Stage for user in ("ann", "bob")]
-    wants = [Want(partition, stage, "default", 0, user, 100) for partition, stage, user in asked]
-    served: Counter[tuple[Stage, int, str]] = Counter()
-    for _ in range(12):
-        for lent in lend(ledger.free(0), ledger.in_turn(wants), Credit({}, {}, {})):
-            ledger.promise(lent)
-            ledger.kept(lent.slot)
-            served[lent.slot.stage, lent.partition, lent.slot.user] += 1
-    assert served == {
-        (stage, partition, user): 2
-        for stage in (Stage.EVALUATE, Stage.RUN)
-        for partition in (0, 1, 2)
-        for user in ("ann", "bob")
-    }
-
-
 def test_users_that_come_and_go_leave_nothing_behind_for_ever() -> None:
     ledger = Ledger()
-    for n in range(2 * TURNS):
+    for n in range(TURNS):
         slot = SlotLent(Stage.RUN, "default", "w", 0, 0, str(n))
-        ledger.promise(Lent(0, slot))
+        ledger.promise(Lent(3, slot))
         ledger.kept(slot)
-    wants = [Want(0, Stage.RUN, "default", 0, user, 1) for user in (str(2 * TURNS - 1), "0")]
-    assert [want.user for want in ledger.in_turn(wants)] == ["0", str(2 * TURNS - 1)]
-    assert len(ledger._served) == TURNS
+    line, last = (Stage.RUN, "default"), str(TURNS - 1)
+    assert ledger.served_at(line, last) == ledger.served_at(line, last, 3) == TURNS
+    assert ledger.served_at(line, last, 4) == 0
+    assert ledger.served_at(line, "0") == 0, "one who was served so long ago is like one who never was"

@@ -9,9 +9,15 @@ from collections.abc import Callable
 
 import pytest
 
+from consumers.coordinator.borrower import Borrower
+from consumers.coordinator.fleet import FleetView
+from consumers.coordinator.ledger import Ledger
+from consumers.coordinator.lender import Lender
+from consumers.coordinator.waiting import Place, Waiting
 from polar.types.session import Stage, task_id_of
 from tests.consumers.coordinator.simulation import Simulation
 from topics.fleet import FleetState
+from topics.workers import Heartbeat, StageSlots
 
 SLOTS = {Stage.INIT: 4, Stage.RUN: 8, Stage.EVALUATE: 4}
 """Of each of the 4 workers: the defaults."""
@@ -81,6 +87,31 @@ def test_users_share_a_pool_evenly_however_much_each_has_submitted() -> None:
     users = Counter(session[0] for session, at in simulation.started.items() if at > 7_000)
     assert users.total() > 40
     assert abs(users["a"] - users["b"]) <= 0.25 * users.total()
+
+
+def test_nobody_loses_each_time_where_one_slot_comes_free_at_a_time() -> None:
+    """In two stages by turns; users and their partitions have equally much in hand: nothing."""
+    ledger = Ledger()
+    stages, users, partitions = (Stage.EVALUATE, Stage.RUN), ("ann", "bob"), (0, 1, 2)
+    slots = [StageSlots(stage, "default", 1, 1, [0]) for stage in stages]
+    ledger.beat(Heartbeat("w", "worker", "h", 1, slots))
+    lender = Lender("c", ledger, FleetView())
+    for partition in partitions:
+        waiting = Waiting()
+        lender.borrowers[partition] = borrower = Borrower(partition, waiting, ledger, lambda: None)
+        borrower.is_open = True
+        for stage in stages:
+            for user in users:
+                for index in range(100):
+                    waiting.add(Place(stage, "default", 0, user), user, index)
+    served: Counter[tuple[Stage, str, int]] = Counter()
+    for _ in range(12):
+        lender.lend(0)
+        for partition, borrower in lender.borrowers.items():
+            while (slot := borrower.slot) is not None:
+                served[slot.stage, slot.user, partition] += 1
+                borrower.decided()
+    assert served == {(stage, user, partition): 2 for stage in stages for user in users for partition in partitions}
 
 
 def test_a_small_task_does_not_wait_for_a_large_one_before_it() -> None:
