@@ -115,7 +115,10 @@ class TicketQueue:
                 await self._poll_full(consumer, assigned)
                 continue
             consumer.resume(*assigned)
-            for records in (await consumer.getmany(timeout_ms=POLL_MS, max_records=1)).values():
+            found = await consumer.getmany(timeout_ms=POLL_MS, max_records=1)
+            if leaving.is_set():
+                return  # not committed: it is another's
+            for records in found.values():
                 for record in records:
                     await self._take(consumer, record)
 
