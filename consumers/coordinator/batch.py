@@ -16,13 +16,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import chain
 
 from consumers.coordinator.commands import Command, Decision
 from topics.codec import encode
 from topics.completions import Build, CloseGroup, Open
 from topics.contract import MIB
-from topics.sessions import key_of
 
 SESSIONS = 500
 BYTES = 8 * MIB
@@ -65,17 +63,23 @@ class Batch:
     @classmethod
     def of(cls, decision: Decision) -> Batch:
         """One decision's."""
-        batch = cls(commands=list(decision.commands))
+        batch = cls()
         for session in decision.sessions:
+            key = f"session:{session.session_id}"
             # The newest state of a row counts, at its newest place: the fact's own session is last.
-            batch.sessions.pop(key_of(session), None)
-            batch.sessions[key_of(session)] = encode(session)
-        batch.tasks = {key_of(task): encode(task) for task in decision.tasks}
+            batch.sessions.pop(key, None)
+            batch.sessions[key] = value = encode(session)
+            batch.size += len(value)
+        for task in decision.tasks:
+            batch.tasks[f"task:{task.task_id}"] = value = encode(task)
+            batch.size += len(value)
         for key in decision.forgotten:
             (batch.tasks if key.startswith("task:") else batch.sessions)[key] = None
-        batch.records = [Record(_row_of(record), record, encode(record)) for record in decision.records]
-        values = chain(batch.sessions.values(), batch.tasks.values(), (record.value for record in batch.records))
-        batch.size = sum(len(value or b"") for value in values)
+        for record in decision.records:
+            value = encode(record)
+            batch.records.append(Record(_row_of(record), record, value))
+            batch.size += len(value)
+        batch.commands += decision.commands
         return batch
 
     def fits(self, more: Batch) -> bool:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
+
 from consumers.coordinator.deadlines import Pauses
 from polar.types.session import SessionState, Stage, TaskState
 from topics.completions import Build, CloseGroup, Open
@@ -94,9 +96,8 @@ Command = ReleaseTicket | RejectTask | Grant | Revoke | CloseKey | Discard
 """Sent after the commit, idempotent."""
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """All that one input changes."""
+class Decision(msgspec.Struct, frozen=True):
+    """All that one input changes. A struct, as one is made for every fact: a frozen dataclass takes ten times as long."""
 
     tasks: tuple[TaskState, ...] = ()
     sessions: tuple[SessionState, ...] = ()

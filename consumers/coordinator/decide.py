@@ -69,29 +69,15 @@ Handler = Callable[[Table, SessionState, Any, int], Decision]
 
 def decide(table: Table, given: Input, now: int) -> Decision:
     """What follows from one input at clock `now` (ms). Doesn't touch the table."""
-    match given:
-        case TaskSubmitted():
-            return groups.submitted(table, given, now)
-        case CancelRequested():
-            return groups.cancel_requested(table, given, now)
-        case SessionOpenRequested():
-            return opened.open_requested(table, given, now)
-        case SessionOpenWithdrawn():
-            return opened.withdrawn(table, given, now)
-        case SessionCloseRequested():
-            return opened.close_requested(table, given, now)
-        case GroupEmitted():
-            return groups.group_emitted(table, given, now)
-        case TaskForgotten():
-            return groups.forgotten(table, given, now)
-        case FleetPaused() | FleetResumed():
-            return _turned(table, isinstance(given, FleetPaused), now)
-        case SlotLent():
-            session = table.next_waiting(given.stage, given.pool, given.priority, given.user)
-            if session is None:
-                return Decision(skipped="nobody_waits")
-        case _:
-            session = table.session(given.session_id)
+    whole = WHOLE.get(type(given))
+    if whole is not None:
+        return whole(table, given, now)
+    if isinstance(given, SlotLent):
+        session = table.next_waiting(given.stage, given.pool, given.priority, given.user)
+        if session is None:
+            return Decision(skipped="nobody_waits")
+    else:
+        session = table.session(given.session_id)  # type: ignore[union-attr,arg-type] # all but those of `WHOLE` name one
     if isinstance(given, Claimed):
         return claimed(table, session, given, now)
     if session is None:
@@ -103,6 +89,14 @@ def decide(table: Table, given: Input, now: int) -> Decision:
     if handler is None:
         return Decision(skipped=f"{type(given).__name__}_in_{session.phase.value}")
     return handler(table, session, given, now)
+
+
+def _paused(table: Table, given: FleetPaused, now: int) -> Decision:
+    return _turned(table, True, now)
+
+
+def _resumed(table: Table, given: FleetResumed, now: int) -> Decision:
+    return _turned(table, False, now)
 
 
 def _turned(table: Table, paused: bool, now: int) -> Decision:
@@ -230,6 +224,18 @@ def _build_again(table: Table, session: SessionState, given: DeadlinePassed, now
     return Decision(sessions=again.sessions, records=tuple(r for r in again.records if isinstance(r, Build)))
 
 
+WHOLE: dict[type[Any], Callable[[Table, Any, int], Decision]] = {
+    TaskSubmitted: groups.submitted,
+    CancelRequested: groups.cancel_requested,
+    GroupEmitted: groups.group_emitted,
+    TaskForgotten: groups.forgotten,
+    SessionOpenRequested: opened.open_requested,
+    SessionOpenWithdrawn: opened.withdrawn,
+    SessionCloseRequested: opened.close_requested,
+    FleetPaused: _paused,
+    FleetResumed: _resumed,
+}
+"""What isn't about one session that must be there."""
 TRANSITIONS: dict[tuple[Phase, type[Any]], Handler] = {
     **{(phase, InitFinished): _init_unwanted for phase in Phase},
     (Phase.QUEUED, SlotLent): lent,

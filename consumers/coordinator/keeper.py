@@ -249,14 +249,11 @@ class Keeper:
         if not self._caught_up or time.monotonic() - self._judged_at < JUDGE_S:
             return given
         self._judged_at = time.monotonic()
-        for sessions_in_hand in self.table.in_hand().values():
-            for session in sessions_in_hand:
-                if session.claim_id is not None and self._leases.is_lost(session):
-                    given.append(ClaimLost(session.session_id, session.claim_id))
-        for session in self.table.ready():
-            plan = self.table.task_of(session).plan
-            if plan is not None and self._leases.is_dark(plan.pool):
-                given.append(PoolDark(session.session_id))
+        for worker_id, claims in self.table.in_hand.items():
+            given += [ClaimLost(claims[claim_id], claim_id) for claim_id in self._leases.lost(worker_id, claims.keys())]
+        for pool in self.table.waiting.pools_staged():
+            if self._leases.is_dark(pool):
+                given += [PoolDark(session.session_id) for session in self.table.ready(pool)]
         return given
 
     async def _decoded(self, record: kafka.Record) -> events.Fact | None:

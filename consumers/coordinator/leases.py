@@ -7,7 +7,9 @@ heartbeats haven't held it for as long.
 
 from __future__ import annotations
 
-from polar.types.session import SessionState, Stage
+from collections.abc import KeysView
+
+from polar.types.session import Stage
 from topics.workers import Heartbeat
 
 LEASE_MS = 6_000
@@ -56,6 +58,8 @@ class Leases:
         self._gone.pop(worker, None)
         self._seen[worker] = self.clock
         self._held[worker] = frozenset(claim for slots in heartbeat.stages for claim in slots.claims)
+        for claim in self._absent_since.keys() & self._held[worker]:
+            del self._absent_since[claim]
         for slots in heartbeat.stages:
             if slots.stage is Stage.RUN:
                 self._lit_at[slots.pool] = self.clock
@@ -72,21 +76,17 @@ class Leases:
         self._absent_since = {c: since for c, since in self._absent_since.items() if self.clock - since <= REMEMBER_MS}
         return lost
 
-    def is_lost(self, session: SessionState) -> bool:
-        """Whether the lease of this session's granted claim has ended. Call it for all claims in hand, again and again:
-        a claim's absence from its worker's heartbeats counts from when it was first noticed."""
-        assert session.claim_id is not None, "only a granted claim has a lease"
-        if session.worker_id in self._gone:
-            return True
-        held = self._held.get(session.worker_id or "")
-        if held is not None and session.claim_id in held:
-            self._absent_since.pop(session.claim_id, None)
-            return False
-        since = self._absent_since.setdefault(session.claim_id, self.clock)
-        if self.clock - since <= LEASE_MS:
-            return False
-        del self._absent_since[session.claim_id]
-        return True
+    def lost(self, worker_id: str, claims: KeysView[str]) -> list[str]:
+        """Which of the granted claims of a worker have lost their lease. Ask for all in hand, again and again: a claim's absence from
+        its worker's heartbeats counts from when it was first noticed."""
+        if worker_id in self._gone:
+            return list(claims)
+        absent = claims - self._held.get(worker_id, frozenset())
+        since = {claim: self._absent_since.setdefault(claim, self.clock) for claim in absent}
+        lost = [claim for claim, noticed in since.items() if self.clock - noticed > LEASE_MS]
+        for claim in lost:
+            del self._absent_since[claim]
+        return lost
 
     def is_dark(self, pool: str) -> bool:
         """Whether no run worker of the pool has lived for `DARK_MS`."""

@@ -6,7 +6,7 @@ Rows change only through `apply` and `load`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from consumers.coordinator.commands import Decision
 from consumers.coordinator.deadlines import Instants, Pauses, deadline_of, forgettable_at
@@ -28,7 +28,7 @@ class Table:
         self.waiting = Waiting()
         self.phases: Counter[Phase] = Counter()
         """Sessions by phase: for people and metrics."""
-        self._in_hand: dict[str, dict[str, None]] = {}
+        self._in_hand: dict[str, dict[str, str]] = {}
         self.pauses = Pauses()
         self._deadlines = Instants()
         self._run_deadlines = Instants()
@@ -65,12 +65,16 @@ class Table:
         found = self.waiting.next(stage, pool, priority, user)
         return None if found is None else self._sessions[session_id_of(*found)]
 
-    def in_hand(self) -> dict[str, list[SessionState]]:
-        """Sessions under a granted claim, by worker id."""
-        return {worker: [self._sessions[s] for s in ids] for worker, ids in self._in_hand.items() if ids}
+    @property
+    def in_hand(self) -> Mapping[str, Mapping[str, str]]:
+        """Granted claims by worker id: each with its session's id."""
+        return self._in_hand
 
-    def ready(self) -> list[SessionState]:
-        return [s for s in map(self._sessions.__getitem__, self.waiting.staged_sessions()) if s.phase is Phase.READY]
+    def ready(self, pool: str) -> list[SessionState]:
+        """A pool's sessions that wait for a run slot, beside their runtimes."""
+        staged = map(self._sessions.__getitem__, self.waiting.staged_sessions())
+        plans = ((session, self.task_of(session).plan) for session in staged if session.phase is Phase.READY)
+        return [session for session, plan in plans if plan is not None and plan.pool == pool]
 
     @property
     def awaited(self) -> int:
@@ -120,9 +124,9 @@ class Table:
             self._load_task(row)
             return
         old = self._sessions.get(row.session_id)
+        self._sessions[row.session_id] = row
         if old is not None:
             self._unindex(old)
-        self._sessions[row.session_id] = row
         self._index(row)
 
     def forget(self, key: str) -> None:
@@ -162,9 +166,9 @@ class Table:
                 self.waiting.add(place, task.task_id, session.sample_index, again=_had_ticket(session))
             else:
                 self.waiting.take(place, session.session_id)
-        elif session.phase in HAND and session.worker_id is not None:
+        elif session.phase in HAND and session.worker_id is not None and session.claim_id is not None:
             self.waiting.take(_place(task.plan, HAND[session.phase]), session.session_id)
-            self._in_hand.setdefault(session.worker_id, {})[session.session_id] = None
+            self._in_hand.setdefault(session.worker_id, {})[session.claim_id] = session.session_id
         if _is_staged(session):
             self.waiting.stage(task.plan.pool, task.plan.priority, session.session_id)
         deadline = deadline_of(session, task)
@@ -192,10 +196,10 @@ class Table:
         if waits_for is not None and session.lent_at is None:
             self.waiting.discard(_place(task.plan, waits_for.stage), task.task_id, session.sample_index)
         self.waiting.let_go(session.session_id)
-        if session.worker_id is not None:
+        if session.worker_id is not None and session.claim_id is not None:
             holding = self._in_hand.get(session.worker_id)
             if holding is not None:
-                holding.pop(session.session_id, None)
+                holding.pop(session.claim_id, None)
                 if not holding:
                     del self._in_hand[session.worker_id]
         self.waiting.unstage(task.plan.pool, session.session_id)

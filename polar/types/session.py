@@ -55,7 +55,7 @@ class Status(StrEnum):
     CANCELLED = "CANCELLED"
 
 
-class Accounting(msgspec.Struct, frozen=True, omit_defaults=True):
+class Accounting(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """Where a session's time went, for its last attempt, in milliseconds of log time (`*_queued_ms`) or of the worker."""
 
     init_queued_ms: int = 0
@@ -67,8 +67,11 @@ class Accounting(msgspec.Struct, frozen=True, omit_defaults=True):
     attempts_lost: int = 0
 
 
-class SessionState(msgspec.Struct, frozen=True, tag="session", omit_defaults=True):
-    """One row of the table; key `session:<id>`. Written by the coordinator that owns its partition alone."""
+class SessionState(msgspec.Struct, frozen=True, gc=False, tag="session", omit_defaults=True):
+    """One row of the table; key `session:<id>`. Written by the coordinator that owns its partition alone.
+
+    Without the collector, as are tasks' rows: they hold no cycles, and a coordinator keeps a hundred thousand of them.
+    """
 
     session_id: str
     task_id: str
@@ -118,7 +121,7 @@ class SessionState(msgspec.Struct, frozen=True, tag="session", omit_defaults=Tru
     """The partition's pauses so far, in all, when its run began: they don't count against the run's deadline (protocol 18)."""
 
 
-class TaskState(msgspec.Struct, frozen=True, tag="task", omit_defaults=True):
+class TaskState(msgspec.Struct, frozen=True, gc=False, tag="task", omit_defaults=True):
     """One task of the table; key `task:<id>`. A task that was cancelled before it was known has no body yet."""
 
     task_id: str
@@ -145,7 +148,7 @@ class TaskState(msgspec.Struct, frozen=True, tag="task", omit_defaults=True):
     """Clock, ms: when the first of its sessions was opened (protocol 28); None for a submitted task."""
 
 
-class Plan(msgspec.Struct, frozen=True, omit_defaults=True):
+class Plan(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """What the coordinator needs of a TaskRequest, so that deciding never parses or fetches a body."""
 
     pool: str

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, KeysView
 from contextlib import asynccontextmanager
 from itertools import groupby
 from pathlib import Path
@@ -53,8 +53,8 @@ async def producer(settings: Settings) -> AsyncIterator[LogProducer]:
 class AllLost(Leases):
     """No claim has a lease, whenever it is judged."""
 
-    def is_lost(self, session: SessionState) -> bool:
-        return session.claim_id is not None
+    def lost(self, worker_id: str, claims: KeysView[str]) -> list[str]:
+        return list(claims)
 
 
 async def test_no_lease_is_judged_while_a_fact_of_its_claim_may_be_unread(

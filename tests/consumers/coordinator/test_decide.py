@@ -83,12 +83,12 @@ def test_a_session_tells_how_long_it_waited_and_worked_and_who_has_it_in_hand() 
     bench.claim(Stage.INIT, "i1")
     bench.now = 3_000
     bench.give(InitFinished("f", "t.0", 1, "i1", runtime={"dir": "x"}, duration_ms=1_500))
-    assert bench.table.in_hand() == {}
+    assert bench.table.in_hand == {}
     bench.now = 7_000
     assert bench.claim(Stage.RUN, "early").commands == (Revoke("t.0", "early", "taken"),), "no ticket is out"
     bench.lend(Stage.RUN)
     assert bench.claim(Stage.RUN, "r1").commands == (Grant("t.0", 1, "r1", log_partition=0),)
-    assert bench.table.in_hand() == {"w": [bench.session()]}
+    assert bench.table.in_hand == {"w": {"r1": "t.0"}}
     assert bench.session().accounting == Accounting(init_queued_ms=1_000, init_ms=1_500, run_queued_ms=4_000)
     bench.now = 10_000
     bench.give(ClaimLost("t.0", "r1"))
