@@ -37,6 +37,8 @@ from topics.webhooks import Owed
 
 GROUP = "builder"
 FETCH_MS = 500
+GAP_S = 0.05
+"""Between two looks at the log: what has come meanwhile shares a fetch and a transaction. Nothing waits for a trajectory sooner."""
 FETCH_RECORDS = 500
 BUILD_S = 60.0
 """A build's budget (protocol 26)."""
@@ -98,6 +100,7 @@ class Keeper:
             consumer.assign([self._source])
             consumer.seek(self._source, self._sessions.position)
             while True:
+                await asyncio.sleep(GAP_S)
                 self._builds.keep(self._sessions.due())
                 fetch = fetch or asyncio.create_task(
                     consumer.getmany(timeout_ms=FETCH_MS, max_records=FETCH_RECORDS),

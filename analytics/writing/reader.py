@@ -31,7 +31,10 @@ class LogReader:
         self._settings = settings
         self._partitions = sorted(partitions)
         # A position that is out of range is for `_position` to judge, not for the client.
-        self._consumer = kafka.consumer(settings, auto_offset_reset="none", max_partition_fetch_bytes=FETCH_BYTES)
+        # So much is awaited, for half a second at most: an answer for each record would cost more than all that is done with it.
+        self._consumer = kafka.consumer(
+            settings, auto_offset_reset="none", max_partition_fetch_bytes=FETCH_BYTES, fetch_min_bytes=FETCH_BYTES
+        )
 
     async def start(self, manifest: Manifest) -> None:
         """Go to where the manifest says. Raises KafkaError."""

@@ -50,6 +50,10 @@ from topics.sessions import Position
 FACTS = 500
 """A transaction's facts at most (protocol 3)."""
 FETCH_MS = 500
+GAP_S = 0.01
+"""From the end of a transaction to the next: one costs some 10 ms of CPU, the broker's and ours, however little it holds."""
+GATHER_MS = 3
+"""For the answer of a broker that has something."""
 JUDGE_S = 0.25
 """How often leases and deadlines are looked at."""
 REPEAT_S = 300.0
@@ -118,17 +122,17 @@ class Keeper:
         await consumer.start()
         consumer.assign([source])
         consumer.seek(source, self._position)
-        fetch: asyncio.Task[dict[kafka.TopicPartition, list[kafka.Record]]] | None = None
+        fetch: asyncio.Task[list[kafka.Record]] | None = None
         try:
             while True:
+                await asyncio.sleep(self._written_at + GAP_S - time.monotonic())
                 fetch = fetch or asyncio.create_task(
-                    consumer.getmany(timeout_ms=FETCH_MS, max_records=FACTS),
-                    name=f"coordinator.fetch.{self._partition}",
+                    _facts(consumer, source), name=f"coordinator.fetch.{self._partition}"
                 )
                 await self._until_something(fetch)
                 records: Sequence[kafka.Record] = ()
                 if fetch.done():
-                    records = fetch.result().get(source, ())
+                    records = fetch.result()
                     end = consumer.highwater(source)
                     self._caught_up = end is not None and await consumer.position(source) >= end
                     fetch = None
@@ -313,6 +317,16 @@ class Keeper:
             located = replace(session, log_offset=offset)
             self.table.load(located)
             part.rows[sessions.key_of(located)] = encode(located)
+
+
+async def _facts(consumer: kafka.Consumer, source: kafka.TopicPartition) -> list[kafka.Record]:
+    """What lies on the log, at most so many as one transaction takes; none after half a second."""
+    records = (await consumer.getmany(timeout_ms=FETCH_MS, max_records=FACTS)).get(source, [])
+    if 0 < len(records) < FACTS:
+        # The client fetches on only when all is taken that it has: what has gathered meanwhile lies at the broker.
+        more = await consumer.getmany(timeout_ms=GATHER_MS, max_records=FACTS - len(records))
+        records += more.get(source, [])
+    return records
 
 
 def _key(record: Record) -> str:
