@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
 
-.PHONY: help install demo test test-harnesses chaos fuzz lint format types bench clean
+.PHONY: help install demo test test-docker test-harnesses chaos fuzz lint format types bench clean
 
 help: ## say what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -33,6 +33,9 @@ test-harnesses: install ## every agent CLI for real; prints the table of docs/ha
 
 chaos: install ## 10 minutes of killing everything, 200 sessions; CHAOS="--minutes 2 --seeds 20" for more seeds
 	$(BIN)/python -m tests.acceptance.chaos $(CHAOS)
+
+test-docker: install ## compose/ on images built here, scaled and hurt; its Kubernetes manifests
+	$(BIN)/pytest -m docker tests/compose
 
 fuzz: install ## 50,000 wrong requests at a proxy, with its memory and connections watched
 	POLAR_FUZZ_REQUESTS=50000 $(BIN)/pytest -s tests/proxy/fuzz

@@ -1,0 +1,32 @@
+#!/opt/polar/bin/python
+"""Makes what the processes of a fleet share, in the folder that is named, each unless it is there.
+
+keys.json signs the sessions' keys, webhook.secret the webhooks, control.token opens the proxies' control ports; Prometheus reads that
+one through its group.
+"""
+
+import secrets
+import sys
+from pathlib import Path
+
+from polar.keys import ensure_keys_file
+from polar.webhooks import ensure_secret_file
+
+
+def main(folder: Path) -> None:
+    """Each file is whole or not there."""
+    ensure_keys_file(folder / "keys.json")
+    ensure_secret_file(folder / "webhook.secret")
+    token = folder / "control.token"
+    if not token.exists():
+        unfinished = token.with_suffix(".new")
+        unfinished.touch(mode=0o600)
+        unfinished.write_text(secrets.token_urlsafe(32))
+        unfinished.chmod(0o640)
+        unfinished.replace(token)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("usage: make-secrets FOLDER")
+    main(Path(sys.argv[1]))

@@ -1,0 +1,48 @@
+"""The image that all others are built on, from Debian's packages: nothing is pulled."""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+from pathlib import Path
+
+import docker
+from docker.errors import ImageNotFound
+
+from polar import cache
+
+IMAGE = "polar-base:bookworm"
+SUITE = "bookworm"
+CERTIFICATES = Path("/usr/local/share/ca-certificates")
+"""Authorities that this machine trusts beyond Debian's: a registry's mirror may be signed by one."""
+BUNDLE = "/etc/ssl/certs/ca-certificates.crt"
+ENVIRONMENT = f"ENV PIP_CERT={BUNDLE} REQUESTS_CA_BUNDLE={BUNDLE}"
+
+
+def ensure_image(client: docker.DockerClient) -> str:
+    """The base image's name; it is made at first use, of a root file system that the user's cache keeps."""
+    try:
+        client.images.get(IMAGE)
+    except ImageNotFound:
+        folder = cache.installed(
+            f"debian-{SUITE}", _bootstrap, whole=lambda entry: (entry / "rootfs.tar").is_file(), announce=print
+        )
+        client.api.import_image_from_file(
+            str(folder / "rootfs.tar"),
+            repository=IMAGE.partition(":")[0],
+            tag=IMAGE.partition(":")[2],
+            changes=[ENVIRONMENT, 'CMD ["bash"]'],
+        )
+    return IMAGE
+
+
+def _bootstrap(entry: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix="polar-debian-", dir=entry) as root:
+        subprocess.run(["debootstrap", "--variant=minbase", SUITE, root], check=True)
+        trusted = Path(root, *CERTIFICATES.parts[1:])
+        trusted.mkdir(parents=True, exist_ok=True)
+        for certificate in CERTIFICATES.glob("*.crt"):
+            (trusted / certificate.name).write_bytes(certificate.read_bytes())
+        archive = ["tar", "--create", "--one-file-system", "--exclude=./var/cache/apt/archives/*.deb"]
+        subprocess.run([*archive, "--file", str(entry / "rootfs.tar.new"), "--directory", root, "."], check=True)
+    (entry / "rootfs.tar.new").rename(entry / "rootfs.tar")
