@@ -70,8 +70,12 @@ class Pausing:
         code, _, said = await self.system.polar("submit", "-", stdin=json.dumps(task))
         assert code == 0, said
         async with SessionTable(self.system.settings, {"talk"}) as table:
-            rows = table.sessions["talk"]
-            assert await table.until(lambda: all(row.phase is Phase.RUNNING for row in rows.values()), STARTED_S), rows
+
+            def all_run() -> bool:
+                phases = [row.phase for row in table.sessions.get("talk", {}).values()]
+                return phases == [Phase.RUNNING] * samples
+
+            assert await table.until(all_run, STARTED_S), table.sessions
 
     async def cycle(self, in_flight: InFlight, *, deadline_s: float = 30.0) -> Still:
         """One update, some time after the last one."""
@@ -85,9 +89,13 @@ class Pausing:
             await pause.publish(len(self._updates))
         return pause.still
 
+    def tell_to_end(self) -> None:
+        """Each session's harness ends after its call."""
+        self._stop.touch()
+
     async def end(self) -> None:
         """All sessions come to a good end."""
-        self._stop.touch()
+        self.tell_to_end()
         async with SessionTable(self.system.settings, {"talk"}) as table:
             assert await table.until(lambda: table.is_finished("talk"), FINISHED_S), table.sessions
             ended = table.ended("talk")

@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from polar.client import SessionTable
 from polar.fleet import Controls
+from polar.types.session import Phase
 from tests.acceptance.fleet import ROLES, fleet
 from tests.acceptance.pausing import ENGINE, Pausing
 
@@ -21,7 +23,7 @@ SAMPLES = 6
 CYCLES = 12
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 async def test_updates_under_load_cost_no_harness_an_error_and_no_call_its_version(tmp_path: Path) -> None:
     seed = int(os.environ.get("POLAR_PAUSES_SEED", random.randrange(2**32)))
     print(f"POLAR_PAUSES_SEED={seed}")
@@ -50,3 +52,37 @@ async def test_updates_under_load_cost_no_harness_an_error_and_no_call_its_versi
         assert len((await pausing.cycle("abort")).proxies) == 2
         await pausing.end()
         assert await pausing.check(some_asked_twice=True) > SAMPLES * CYCLES / 2
+
+
+@pytest.mark.timeout(600)
+async def test_a_drained_fleet_has_nothing_in_hand_and_goes_on_where_it_was(tmp_path: Path) -> None:
+    roles = [f"{role}-1" for role in ROLES]
+    async with (
+        fleet(tmp_path / "data", [*roles, "proxy-2"], *ENGINE) as system,
+        Controls(system.settings) as controls,
+    ):
+        pausing = Pausing(system, controls, random.Random(0))
+        await pausing.begin(2)
+        draining = asyncio.create_task(system.polar("fleet", "drain", "--timeout", "120"))
+        async with asyncio.timeout(60):
+            while not (await controls.standing()).state.draining:
+                await asyncio.sleep(0.1)
+        agent = {"harness": "shell", "custom_shell": {"command": "true"}}
+        code, _, said = await system.polar(
+            "submit", "-", stdin=json.dumps({"task_id": "later", "instruction": "wait", "agent": agent})
+        )
+        assert code == 0, said
+        assert not draining.done(), "sessions are in hand"
+        pausing.tell_to_end()
+        code, _, said = await draining
+        assert code == 0, said
+        async with SessionTable(system.settings) as table:
+            phases = {name: {row.phase for row in rows.values()} for name, rows in table.sessions.items()}
+            assert phases == {"talk": {Phase.RAN}, "later": {Phase.QUEUED}}
+            assert (await system.polar("fleet", "resume"))[0] == 0
+            assert await table.until(lambda: table.is_finished("later"), 60)
+        await pausing.end()
+        # Told by name a proxy ends; the other serves what comes.
+        first, _ = (await pausing.cycle("finish")).proxies
+        assert (await system.polar("fleet", "drain", first, "--timeout", "60"))[0] == 0
+        assert first not in (await pausing.cycle("finish")).proxies
