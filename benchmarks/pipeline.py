@@ -36,7 +36,7 @@ SAMPLES = 500
 WARM_UP = 50
 ONE_CALL = r"""
 body='{"model": "polar-scripted", "messages": [{"role": "user", "content": "hello"}]}'
-curl --silent --show-error --fail-with-body --config - --header 'Content-Type: application/json' --data "$body" \
+curl --silent --show-error --fail --output /dev/null --config - --header 'Content-Type: application/json' --data "$body" \
   "$OPENAI_BASE_URL/chat/completions" <<<"header = \"Authorization: Bearer $OPENAI_API_KEY\""
 """
 """The key comes on stdin: what stands in an argument vector is seen by all."""

@@ -34,6 +34,8 @@ PARTS = {
     "analytics": "analytics",
 }
 """What `polar up` starts, by a word of its command line."""
+HARNESSES = "supervisors, harnesses"
+"""What the stage workers start, which isn't there before the first."""
 
 
 class System:
@@ -49,7 +51,11 @@ class System:
         found = {"polar up": [self._up]}
         for child in self._up.children():
             name = next(name for word, name in PARTS.items() if word in child.cmdline())
-            found[name] = [child, *child.children(recursive=True)]
+            below = child.children(recursive=True)
+            if name == PARTS["evaluate"] and below:
+                found[name], found[HARNESSES] = [child], below
+            else:
+                found[name] = [child, *below]
         return found
 
     def cpu(self) -> dict[str, float]:
