@@ -14,7 +14,7 @@ from collections.abc import Mapping
 import structlog
 
 from polar.blobs import BlobStore
-from polar.keys import PREFIX
+from polar.keys import KEY_SHOWN, redacted_bytes
 
 AGENT_LOG = "agent_log"
 """What the harness wrote to its stdout and stderr."""
@@ -23,17 +23,10 @@ TRANSCRIPT = "agent_transcript"
 PATCH = "patch"
 """What the run changed in its repository; see `consumers.patch`."""
 
-KEY_SHOWN = "[a session's key]"
-"""What stands for a key in whatever is kept."""
-_KEY = re.compile(rf"{re.escape(PREFIX)}[A-Za-z0-9_.-]+")
-_KEY_BYTES = re.compile(_KEY.pattern.encode())
+_CUT = re.compile(rb"(left out here \.\.\.\]\n)[A-Za-z0-9_.-]+")
+"""A word whose beginning a log has left out: perhaps a key, which isn't known by its end."""
 
 log = structlog.get_logger()
-
-
-def redacted(text: str) -> str:
-    """`text` without keys: those of other sessions and the rest of one that was cut off, too."""
-    return _KEY.sub(KEY_SHOWN, text)
 
 
 async def stored(blobs: BlobStore, claim_id: str, found: Mapping[str, bytes]) -> dict[str, str]:
@@ -48,4 +41,4 @@ async def stored(blobs: BlobStore, claim_id: str, found: Mapping[str, bytes]) ->
 
 
 def _put(blobs: BlobStore, data: bytes) -> str:
-    return blobs.put(_KEY_BYTES.sub(KEY_SHOWN.encode(), data)).ref
+    return blobs.put(redacted_bytes(_CUT.sub(rb"\1" + KEY_SHOWN.encode(), data))).ref

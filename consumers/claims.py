@@ -23,6 +23,7 @@ import structlog
 
 from consumers.runtimes.base import RuntimeFault
 from polar.blobs import BlobStore
+from polar.keys import redacted
 from polar.types.errors import InputError, Kind, NotReady, SessionError
 from polar.types.session import Stage, Status, task_id_of
 from polar.types.task import TaskRequest
@@ -332,15 +333,17 @@ async def _outcome(claim: Claim, work: Work) -> Fact:
         said = ("worker_error", Kind.INFRA, f"{type(error).__name__}: {error}")
     code, kind, message = said
     stage = claim.ticket.stage.value
-    return claim.failure(SessionError(stage, kind, code, message[:MESSAGE_LIMIT], retryable=kind is Kind.INFRA))
+    return claim.failure(
+        SessionError(stage, kind, code, redacted(message)[:MESSAGE_LIMIT], retryable=kind is Kind.INFRA)
+    )
 
 
 def _complain(action: str, claim: Claim, error: BaseException) -> None:
     # The traceback as text: a log renderer that shows frames' variables would show session keys.
     log.error(
-        str(error) or type(error).__name__,
+        redacted(str(error)) or type(error).__name__,
         action=action,
         claim=claim.id,
         session=claim.ticket.session_id,
-        traceback="".join(traceback.format_exception(error)),
+        traceback=redacted("".join(traceback.format_exception(error))),
     )

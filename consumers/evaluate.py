@@ -17,6 +17,7 @@ from consumers.evaluators.base import Case, EvaluationError, Evaluator, Verdict
 from consumers.runtimes.base import Runtime, RuntimeFault
 from consumers.site import Site
 from polar import registry
+from polar.keys import redacted
 from polar.types.errors import InputError, Kind, NotReady, SessionError
 from polar.types.session import Stage, Status
 from polar.types.task import TaskRequest
@@ -97,9 +98,7 @@ class Evaluate:
             ticket.session_id,
             ticket.attempt,
             claim.id,
-            error=SessionError(
-                Stage.EVALUATE.value, Kind.EVALUATION, code, artifacts.redacted(message)[:MESSAGE_LIMIT]
-            ),
+            error=SessionError(Stage.EVALUATE.value, Kind.EVALUATION, code, redacted(message)[:MESSAGE_LIMIT]),
             artifacts=kept,
             duration_ms=claim.elapsed_ms,
         )

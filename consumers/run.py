@@ -23,7 +23,7 @@ from consumers.harnesses.base import Launch, ModelAccess, harness_of
 from consumers.runtimes.base import LOG_LIMIT, Exec, ExecResult, Runtime, RuntimeFault
 from consumers.runtimes.newest import newest
 from consumers.site import Site
-from polar.keys import BACKSTOP_S, KeyClaims, Limits, Signer
+from polar.keys import BACKSTOP_S, KeyClaims, Limits, Signer, redacted
 from polar.settings import Settings
 from polar.types.errors import InputError, Kind, NotReady, SessionError
 from polar.types.session import Stage, Status, task_id_of
@@ -69,7 +69,7 @@ class Run:
         before = await patch.snapshot(self._runtime)
         result = await self._launch(self._runtime, task, access, launch, budget)
         kept = await self._keep(self._runtime, result, launch, before)
-        return self._fact(result.exit_code, kept, artifacts.redacted(result.said)[-SAID_LIMIT:])
+        return self._fact(result.exit_code, kept, redacted(result.said)[-SAID_LIMIT:])
 
     async def tidy(self, fact: Fact | None) -> None:
         """After a run that won't be evaluated the runtime has no use; one that was taken from us may have."""

@@ -22,6 +22,8 @@ from pydantic_settings import (
 from polar.types.errors import InputError, NotReady
 
 ENV_FILE = "polar.env"
+SECRET = frozenset({"kafka_sasl_password"})
+"""Settings whose value no message repeats."""
 
 
 def _base(url: str) -> str:
@@ -64,11 +66,18 @@ class Settings(BaseSettings):
     """Prefixes topics, groups, transactional ids, container labels: two experiments share a cluster."""
     kafka: str | None = None
     """Bootstrap servers, host:port[,host:port]."""
-    kafka_security_protocol: str = "PLAINTEXT"
-    kafka_sasl_mechanism: str | None = None
+    kafka_security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
+    kafka_sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = "PLAIN"
     kafka_sasl_username: str | None = None
     kafka_sasl_password: str | None = Field(default=None, repr=False)
+    kafka_sasl_password_file: Path | None = None
+    """Holds the password, so that it stands in no environment."""
     kafka_ca_file: Path | None = None
+    """PEM of whom to trust for the brokers' certificates; the system's authorities where none is said."""
+    kafka_cert_file: Path | None = None
+    """PEM of the certificate that this client shows, with its chain."""
+    kafka_key_file: Path | None = None
+    """PEM of its key; None: in the same file."""
     replication: int = Field(default=3, ge=1)
     min_insync: int = Field(default=2, ge=1)
     proxy_url: str | None = None
@@ -108,6 +117,24 @@ class Settings(BaseSettings):
                 "start one with `polar up`, name the folder of one that runs (--data), or name your Kafka"
             )
         return self.kafka
+
+    @property
+    def sasl_password(self) -> str:
+        """Raises NotReady where none is set, or its file holds none."""
+        file = self.kafka_sasl_password_file
+        if file is None:
+            if self.kafka_sasl_password is None:
+                raise NotReady(
+                    f"{self.kafka_security_protocol} needs a password: set POLAR_KAFKA_SASL_PASSWORD_FILE to its file"
+                )
+            return self.kafka_sasl_password
+        try:
+            password = file.read_text().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise NotReady(f"POLAR_KAFKA_SASL_PASSWORD_FILE can't be read: {error}") from None
+        if not password:
+            raise NotReady(f"POLAR_KAFKA_SASL_PASSWORD_FILE: {file} is empty")
+        return password
 
     @property
     def blobs_folder(self) -> Path:
@@ -153,7 +180,9 @@ def load(data: Path | None = None, **flags: Any) -> Settings:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"])
         raise InputError(
-            field if len(first["loc"]) > 1 else f"POLAR_{field.upper()}", first["input"], first["msg"]
+            field if len(first["loc"]) > 1 else f"POLAR_{field.upper()}",
+            "…" if field in SECRET else first["input"],
+            first["msg"],
         ) from None
 
 

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from aiohttp import web
 
+from polar.keys import redacted, redacted_bytes
 from proxy.auth import Authenticator
 from proxy.bounds import require_head, require_values
 from proxy.call import Pipeline
@@ -188,9 +189,12 @@ def _is_gone(request: web.Request) -> bool:
 
 
 async def _wire_of(request: web.Request) -> Wire:
-    body = await _body_of(request)
+    # An agent that lists its environment tells its model the key, and so the log, the lake and the trajectory: what the model
+    # reads has no key in it, whatever dialect it comes in.
+    body = redacted_bytes(await _body_of(request))
     require_values(body)
-    return Wire(body, request.match_info, request.query, request.headers)
+    named = {name: redacted(value) for name, value in request.match_info.items()}
+    return Wire(body, named, request.query, request.headers)
 
 
 async def _body_of(request: web.Request) -> bytes:

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 
 import msgspec
 
+from polar.keys import redacted
+
 HEADERS: dict[str, tuple[str, ...]] = {
     "session": ("x-claude-code-session-id", "session-id", "x-session-id", "session_id"),
     "thread": ("thread-id",),
@@ -51,8 +53,8 @@ def lineage_of(headers: Mapping[str, str]) -> dict[str, str] | None:
 
 
 def _text(value: str) -> str:
-    """As the log takes it: of bytes that are no UTF-8 aiohttp makes halves of surrogates."""
-    return value[:VALUE_LIMIT].encode(errors="replace").decode()
+    """As the log takes it: of bytes that are no UTF-8 aiohttp makes halves of surrogates; and some client sends its key as its session."""
+    return redacted(value)[:VALUE_LIMIT].encode(errors="replace").decode()
 
 
 def _turn(metadata: str) -> _TurnMetadata:

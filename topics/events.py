@@ -6,8 +6,11 @@ task id where there is no session. A session's facts are in order. Each carries 
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 
+from polar.types import ids
 from polar.types.errors import SessionError
 from polar.types.session import Plan, Stage, Status
 from topics.codec import Codec
@@ -208,6 +211,27 @@ TOPIC = Topic(
     embedded_partitions=4,
     copartitioned=True,
 )
+
+
+_TASK_ID, _NAME = re.compile(ids.TASK_ID), re.compile(ids.NAME)
+
+
+def flaw(fact: Fact) -> str | None:
+    """Why a task that a fact begins can't be kept: it came past fanout and the control API, and would name topics; None for all others."""
+    if not isinstance(fact, TaskSubmitted | SessionOpenRequested):
+        return None
+    names = [("task_id", fact.task_id, _TASK_ID)]
+    if isinstance(fact, TaskSubmitted):
+        plan = fact.plan
+        names += [("plan.pool", plan.pool, _NAME)] + (
+            [] if plan.output is None else [("plan.output", plan.output, _NAME)]
+        )
+    for field, name, pattern in names:
+        if pattern.fullmatch(name) is None:
+            return f"{field}: must match {pattern.pattern} (got {name[:200]!r})"
+    if fact.num_samples is not None and not 1 <= fact.num_samples <= ids.SAMPLES_LIMIT:
+        return f"num_samples: must be 1 to {ids.SAMPLES_LIMIT} (got {fact.num_samples})"
+    return None
 
 
 def task_of(fact: Fact) -> str:

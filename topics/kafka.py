@@ -7,6 +7,7 @@ deadline, which aiokafka's own doesn't with the broker away (protocol 19). Retry
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -20,6 +21,7 @@ from aiokafka.helpers import create_ssl_context
 from aiokafka.structs import TopicPartition
 
 from polar.settings import Settings
+from polar.types.errors import NotReady
 from topics.contract import MIB
 
 log = structlog.get_logger()
@@ -50,8 +52,12 @@ Headers = Sequence[tuple[str, bytes]]
 
 SESSION_TIMEOUT_MS = 6_000
 HEARTBEAT_MS = 2_000
-REQUEST_TIMEOUT_MS = 40_000
-"""aiokafka's default. A producer's batch that is older while no leader is known fails."""
+REQUEST_TIMEOUT_MS = 15_000
+"""How long a broker that hangs, or has gone without a word, is waited for before another is asked. A group's members keep aiokafka's 40 s:
+a rebalance may take as long."""
+BATCH_TTL_S = 600.0
+"""After which aiokafka fails a batch while no leader is known: later than any sender waits, for the senders' clocks are what counts, and a
+failed batch spoils its producer."""
 TRANSACTION_BACKOFF_MS = 20
 """Short, since a transaction's first batch is regularly refused once while the broker verifies the partition."""
 PRODUCER_TASKS = (("_sender", "_sender_task"),)
@@ -177,19 +183,40 @@ class Admin(Protocol):
 
 
 def connection(settings: Settings) -> dict[str, Any]:
-    """How any client reaches the brokers: bootstrap servers, TLS, SASL. Raises NotReady where no Kafka is known."""
-    options: dict[str, Any] = {
-        "bootstrap_servers": settings.bootstrap,
-        "security_protocol": settings.kafka_security_protocol,
-    }
-    if settings.kafka_security_protocol.endswith("SSL"):
-        cafile = None if settings.kafka_ca_file is None else str(settings.kafka_ca_file)
-        options["ssl_context"] = create_ssl_context(cafile=cafile)
-    if settings.kafka_security_protocol.startswith("SASL"):
-        options["sasl_mechanism"] = settings.kafka_sasl_mechanism or "PLAIN"
+    """How any client reaches the brokers: bootstrap servers, TLS, SASL. Raises NotReady where something for that isn't there."""
+    protocol = settings.kafka_security_protocol
+    options: dict[str, Any] = {"bootstrap_servers": settings.bootstrap, "security_protocol": protocol}
+    if protocol.endswith("SSL"):
+        options["ssl_context"] = _tls(settings)
+    if protocol.startswith("SASL"):
+        if settings.kafka_sasl_username is None:
+            raise NotReady(f"{protocol} needs a user: set POLAR_KAFKA_SASL_USERNAME")
+        options["sasl_mechanism"] = settings.kafka_sasl_mechanism
         options["sasl_plain_username"] = settings.kafka_sasl_username
-        options["sasl_plain_password"] = settings.kafka_sasl_password
+        options["sasl_plain_password"] = settings.sasl_password
     return options
+
+
+def _tls(settings: Settings) -> ssl.SSLContext:
+    """Raises NotReady for files that can't be used."""
+    files = {
+        "cafile": settings.kafka_ca_file,
+        "certfile": settings.kafka_cert_file,
+        "keyfile": settings.kafka_key_file,
+    }
+    said = ", ".join(
+        f"POLAR_KAFKA_{name.removesuffix('file').upper()}_FILE={path}" for name, path in files.items() if path
+    )
+    try:
+        # The empty password: for a key that has one, OpenSSL would ask on the terminal.
+        made: ssl.SSLContext = create_ssl_context(
+            **{name: path and str(path) for name, path in files.items()}, password=""
+        )
+    except (OSError, ValueError) as error:
+        raise NotReady(
+            f"{said} can't be used for TLS: {error}; expected PEM files, the key without a password"
+        ) from None
+    return made
 
 
 def consumer(settings: Settings, *, group: str | None = None, committed: bool = True, **options: Any) -> Consumer:
@@ -208,6 +235,7 @@ def consumer(settings: Settings, *, group: str | None = None, committed: bool = 
             "heartbeat_interval_ms": HEARTBEAT_MS,
             "partition_assignment_strategy": (StickyPartitionAssignor,),
         }
+        | ({"request_timeout_ms": REQUEST_TIMEOUT_MS} if group is None else {})
         | options
     )
     return made
@@ -224,7 +252,7 @@ def producer(
         "transactional_id": f"{settings.namespace}.{transactional_id}",
         "retry_backoff_ms": TRANSACTION_BACKOFF_MS,
     }
-    made: Producer = aiokafka.AIOKafkaProducer(
+    made = aiokafka.AIOKafkaProducer(
         **connection(settings)
         | {
             "acks": "all",
@@ -238,7 +266,10 @@ def producer(
         | (transactional if transactional_id is not None else {})
         | options
     )
-    return made
+    # aiokafka 0.14 (pinned) has no setting of its own for it: it is the request's timeout.
+    made._message_accumulator._batch_ttl = BATCH_TTL_S
+    found: Producer = made
+    return found
 
 
 def admin(settings: Settings) -> Admin:
@@ -308,4 +339,5 @@ async def _cut_off(client: Any) -> None:
         async with asyncio.timeout(1):
             await inner.close()
     except (TimeoutError, KafkaError):
-        log.warning("connections_left_open", action="connections_left_open", client=type(client).__name__)
+        for connection in list(inner._conns.values()):
+            connection.close()

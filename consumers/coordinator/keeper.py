@@ -269,6 +269,9 @@ class Keeper:
         if isinstance(fact, UnknownRecord):
             self.skipped[f"unknown_{fact.type}"] += 1
             return None
+        if (flaw := events.flaw(fact)) is not None:
+            await self._outbox.dead_letter(record, flaw)
+            return None
         return fact
 
     # --- out

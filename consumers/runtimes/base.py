@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -31,6 +32,9 @@ LOG_LIMIT = 16 * 1024 * 1024
 """Bytes kept of one program's output; with more, the middle is left out and the log says how much."""
 NOTE_LIMIT = 100
 """Bytes of what a log says of that, on top."""
+TAIL_BYTES = 4096
+CUT_WORD = re.compile(r"\A[\w.-]+")
+"""What of a text's first word is left, where the text was cut before it."""
 
 
 class RuntimeFault(Exception):  # noqa: N818 - a fault of the sandbox, named so in facts too
@@ -92,12 +96,16 @@ class ExecResult:
     log: Path
     """On this host."""
     tail: str
-    """The log's last 4 KiB, undecodable bytes replaced."""
+    """The log's last 4 KiB (TAIL_BYTES), undecodable bytes replaced."""
 
     @property
     def said(self) -> str:
-        """The end of its output, as the end of a sentence for people."""
-        return f"its output ends with:\n{self.tail}" if self.tail.strip() else "it wrote no output"
+        """The end of its output, as the end of a sentence for people.
+
+        Where there was more it begins with a whole word: a secret whose beginning is missing would not be known for one.
+        """
+        tail = self.tail if len(self.tail.encode()) < TAIL_BYTES else CUT_WORD.sub("…", self.tail)
+        return f"its output ends with:\n{tail}" if tail.strip() else "it wrote no output"
 
     def output(self) -> bytes:
         """The log, or its tail alone where the program has put something else in the log's place. Never waits for it."""

@@ -188,12 +188,12 @@ class ProcessBackend:
         return runtime
 
     async def attach(self, handle: Handle, claim_id: str, spec: RuntimeSpec) -> ProcessRuntime:
-        folder = self._folder(handle["id"])
+        folder = self._folder_of(handle)
         _check_claim_id(claim_id)
         if not (folder / "workspace").is_dir():
             raise RuntimeFault(
                 "runtime_gone",
-                f"no runtime {handle['id']} under {self._root} on {socket.gethostname()}; it was made on {handle['host']}",
+                f"no runtime {folder.name} under {self._root} on {socket.gethostname()}; it was made on {handle.get('host')}",
             )
         return ProcessRuntime(folder, claim_id, spec, self._forks)
 
@@ -208,11 +208,18 @@ class ProcessBackend:
         ]
 
     async def remove(self, handle: Handle) -> None:
-        await _remove(self._folder(handle["id"]))
+        await _remove(self._folder_of(handle))
 
     async def kill_claim(self, claim_id: str) -> None:
         _check_claim_id(claim_id)
         await _kill_marked(CLAIM_MARK, claim_id)
+
+    def _folder_of(self, handle: Handle) -> Path:
+        """RuntimeFault for a handle that none of ours is: it came over the wire, and names what will be removed."""
+        claim_id = handle.get("id", "")
+        if _CLAIM_ID.fullmatch(claim_id) is None:
+            raise RuntimeFault("runtime_gone", f"no runtime has the id {claim_id!r:.200}")
+        return self._root / claim_id
 
     def _folder(self, claim_id: str) -> Path:
         _check_claim_id(claim_id)

@@ -24,6 +24,7 @@ from pydantic import (
 )
 
 from polar import registry
+from polar.types import ids
 from polar.types.errors import InputError
 
 INSTRUCTION_LIMIT = 1024 * 1024
@@ -34,16 +35,16 @@ CARRIED_LIMIT = 64 * 1024
 ARGUMENT_LIMIT = 128_000
 """Bytes of one argument or variable, its name left room for: Linux starts no program with more than 131,072."""
 RUN_LIMIT_S = 24 * 3600
-SAMPLES_LIMIT = 1024
+SAMPLES_LIMIT = ids.SAMPLES_LIMIT
 USER_LIMIT = 128
 """Characters of `metadata.user`."""
 RETENTION_BUDGET_S = 7 * 24 * 3600 / 2
 """A task's budgets sum to less than half of `polar.completions`' retention (protocol 31)."""
 
-TaskId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,127}$")]
-POOL_NAME = r"^[a-z0-9][a-z0-9-]{0,62}$"
+TaskId = Annotated[str, StringConstraints(pattern=f"^{ids.TASK_ID}$")]
+POOL_NAME = f"^{ids.NAME}$"
 PoolName = Annotated[str, StringConstraints(pattern=POOL_NAME)]
-TopicName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]
+TopicName = Annotated[str, StringConstraints(pattern=f"^{ids.NAME}$")]
 
 
 def _fits(value: str) -> str:

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from polar.keys import (
     CLOCK_GRACE_S,
+    KEY_SHOWN,
     PREFIX,
     KeyClaims,
     KeyRefused,
@@ -21,6 +22,8 @@ from polar.keys import (
     add_key,
     ensure_keys_file,
     read_keys_file,
+    redacted,
+    redacted_bytes,
     retire_key,
     use_key,
 )
@@ -193,3 +196,13 @@ def test_a_proxy_refuses_keys_of_a_secret_that_was_retired(tmp_path: Path) -> No
     assert keyring.refresh(at_once=True)
     with pytest.raises(Refused):
         doorman.claims_of(key)
+
+
+AROUND = st.text(st.characters(exclude_characters="abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-"))
+
+
+@given(AROUND, AROUND, st.from_regex(r"[A-Za-z0-9_-]{1,20}", fullmatch=True))
+def test_a_minted_key_is_taken_out_whole_wherever_it_stands(before: str, after: str, name: str) -> None:
+    key = Signer({"k": "s" * 32}).mint(KeyClaims(f"{name}.0", 1, "r-1", expires_at=2**31, issued_at=0))
+    assert redacted(before + key + after) == before + KEY_SHOWN + after
+    assert json.loads(redacted_bytes(json.dumps([before + key + after]).encode())) == [before + KEY_SHOWN + after]

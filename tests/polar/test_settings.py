@@ -140,3 +140,28 @@ def test_a_file_that_is_no_toml_is_named_with_the_place(clean: Path) -> None:
     with pytest.raises(InputError, match=r"polar.toml: is no TOML: Expected .* declaration") as raised:
         settings.load()
     assert str(clean) in str(raised.value)
+
+
+def test_a_password_is_read_from_its_file_each_time(clean: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = clean / "password"
+    file.write_text("first\n")
+    monkeypatch.setenv("POLAR_KAFKA_SASL_PASSWORD_FILE", str(file))
+    found = settings.load()
+    assert found.sasl_password == "first"
+    file.write_text("second")
+    assert found.sasl_password == "second"
+    file.write_text("\n")
+    with pytest.raises(NotReady, match="is empty"):
+        _ = found.sasl_password
+    file.unlink()
+    with pytest.raises(NotReady, match="POLAR_KAFKA_SASL_PASSWORD_FILE can't be read"):
+        _ = found.sasl_password
+
+
+def test_a_password_is_never_repeated(clean: Path) -> None:
+    (clean / "polar.toml").write_text('kafka_sasl_password = ["hush"]\n')
+    with pytest.raises(InputError, match="POLAR_KAFKA_SASL_PASSWORD") as refused:
+        settings.load()
+    assert "hush" not in str(refused.value)
+    (clean / "polar.toml").write_text('kafka_sasl_password = "hush"\n')
+    assert "hush" not in repr(settings.load())

@@ -33,7 +33,7 @@ def test_sasl_and_tls_are_passed_through() -> None:
 
 
 def test_a_ca_file_that_is_not_there_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(NotReady, match=r"POLAR_KAFKA_CA_FILE=.*none.pem"):
         connection(Settings(kafka="a:1", kafka_security_protocol="SSL", kafka_ca_file=tmp_path / "none.pem"))
 
 
