@@ -95,9 +95,9 @@ async def test_a_claim_id_that_names_no_folder_of_its_own_is_refused(backend: Pr
     handle = {"backend": "process", "host": "here", "id": claim}
     with pytest.raises(InputError, match="claim_id"):
         await backend.create(Labels("polar", "task.0", 1, claim), RuntimeSpec())
-    with pytest.raises(InputError, match="claim_id"):
+    with pytest.raises(RuntimeFault, match="no runtime has the id"):
         await backend.attach(handle, "b", RuntimeSpec())
-    with pytest.raises(InputError, match="claim_id"):
+    with pytest.raises(RuntimeFault, match="no runtime has the id"):
         await backend.remove(handle)
 
 
