@@ -15,8 +15,20 @@ import aiokafka
 import structlog
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+from aiokafka.conn import create_conn
 from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
-from aiokafka.errors import KafkaConnectionError, KafkaError, MessageSizeTooLargeError, OffsetOutOfRangeError
+from aiokafka.errors import (
+    AuthenticationFailedError,
+    ClusterAuthorizationFailedError,
+    GroupAuthorizationFailedError,
+    KafkaConnectionError,
+    KafkaError,
+    MessageSizeTooLargeError,
+    OffsetOutOfRangeError,
+    SaslAuthenticationFailed,
+    TopicAuthorizationFailedError,
+    TransactionalIdAuthorizationFailed,
+)
 from aiokafka.helpers import create_ssl_context
 from aiokafka.structs import TopicPartition
 
@@ -27,6 +39,8 @@ from topics.contract import MIB
 log = structlog.get_logger()
 
 __all__ = [
+    "LOGIN_REFUSED",
+    "REFUSALS",
     "Admin",
     "Consumer",
     "Headers",
@@ -42,6 +56,7 @@ __all__ = [
     "admin",
     "connection",
     "consumer",
+    "knock",
     "new_topic",
     "producer",
     "stop",
@@ -60,6 +75,14 @@ BATCH_TTL_S = 600.0
 failed batch spoils its producer."""
 TRANSACTION_BACKOFF_MS = 20
 """Short, since a transaction's first batch is regularly refused once while the broker verifies the partition."""
+REFUSALS: Mapping[type[KafkaError], str] = {
+    TopicAuthorizationFailedError: "the topic",
+    GroupAuthorizationFailedError: "the consumer group",
+    TransactionalIdAuthorizationFailed: "the transactional id",
+    ClusterAuthorizationFailedError: "something of the cluster",
+}
+"""What a user lacks an ACL for. The errors' arguments name it."""
+LOGIN_REFUSED = (AuthenticationFailedError, SaslAuthenticationFailed)
 PRODUCER_TASKS = (("_sender", "_sender_task"),)
 CONSUMER_TASKS = (
     ("_fetcher", "_fetch_task"),
@@ -217,6 +240,14 @@ def _tls(settings: Settings) -> ssl.SSLContext:
             f"{said} can't be used for TLS: {error}; expected PEM files, the key without a password"
         ) from None
     return made
+
+
+async def knock(settings: Settings) -> None:
+    """Make a connection to the first broker, log in and go. Raises KafkaError, OSError (ssl.SSLError among them), each as it came."""
+    options = connection(settings)
+    host, _, port = options.pop("bootstrap_servers").partition(",")[0].rpartition(":")
+    made = await create_conn(host, int(port), **options)
+    made.close()
 
 
 def consumer(settings: Settings, *, group: str | None = None, committed: bool = True, **options: Any) -> Consumer:

@@ -17,9 +17,11 @@ import structlog
 from polar.settings import Settings
 from topics import kafka
 from topics.contract import MIB, Topic
+from topics.refusals import refusal
 
 TRANSACTION_TIMEOUT_MS = 5_000
-COMMIT_DEADLINE_S = 30.0
+COMMIT_DEADLINE_S = 15.0
+"""Of a transaction's step: by then the broker has long ended the transaction."""
 STOP_DEADLINE_S = 5.0
 IN_FLIGHT_BYTES = 8 * MIB
 """Protocol 3. All that is ready goes into one request, and a broker closes the connection over a request that is too large."""
@@ -27,6 +29,8 @@ READ_BACK_S = 30.0
 """Without progress; an abandoned transaction is ended by the broker after 5 s and a sweep."""
 RESTART_S = 0.5
 """Between a failed transaction and the next try; the broker needs as long to elect."""
+LONGEST_RESTART_S = 2.0
+"""The same after many tries: brokers that are away for a minute aren't asked hundreds of times."""
 POLL_MS = 500
 
 log = structlog.get_logger()
@@ -145,7 +149,7 @@ async def read_back(
 
 
 async def on_the_log(settings: Settings, source: kafka.TopicPartition, position: int) -> int:
-    """Where one who stands at `position` goes on: there, at the log's beginning where retention has passed it, at its end where that was cut."""
+    """Where one at `position` goes on: there, at the beginning where retention has passed it, or at the end of a log that was cut."""
     asker = kafka.consumer(settings, committed=False)
     await asker.start()
     try:
@@ -179,7 +183,7 @@ class Owner:
         return sorted(self._tasks)
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Until `stop`; then every keeper is cancelled and the group left. A broker that is away is waited for."""
+        """Until `stop`; then every keeper is cancelled and the group left. A broker that is away is waited for. Raises Refused."""
         try:
             while not stop.is_set():
                 await self._be_member(stop)
@@ -199,7 +203,11 @@ class Owner:
                     member.pause(*assigned)
                 await member.getmany(timeout_ms=POLL_MS)
                 await self._reconcile({source.partition for source in member.assignment()})
+                for ended in [task for task in self._tasks.values() if task.done()]:
+                    ended.result()  # refused
         except kafka.KafkaError as error:
+            if (refused := refusal(self._settings, error)) is not None:
+                raise refused from None
             log.warning("membership lost", action="owner.membership_lost", group=self._group, why=repr(error))
             await asyncio.sleep(RESTART_S)
         finally:
@@ -215,12 +223,16 @@ class Owner:
             self._tasks[partition] = asyncio.create_task(self._own(partition), name=name)
 
     async def _own(self, partition: int) -> None:
+        pause = RESTART_S
         while True:
+            began = time.monotonic()
             producer = FencedProducer(self._settings, f"{self._group}.{partition}")
             try:
                 await producer.start()
                 await self._keep(partition, producer)
             except (OwnershipLost, kafka.KafkaError) as lost:
+                if (refused := refusal(self._settings, lost.__cause__ or lost)) is not None:
+                    raise refused from None
                 log.warning(
                     "partition lost", action="owner.lost", group=self._group, partition=partition, why=str(lost)
                 )
@@ -239,4 +251,6 @@ class Owner:
                 )
             finally:
                 await producer.stop()
-            await asyncio.sleep(RESTART_S)
+            await asyncio.sleep(pause)
+            lived = time.monotonic() - began > COMMIT_DEADLINE_S
+            pause = RESTART_S if lived else min(2 * pause, LONGEST_RESTART_S)

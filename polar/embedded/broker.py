@@ -21,8 +21,8 @@ from polar.embedded.errors import BrokerError
 from polar.embedded.folder import Folder
 from polar.embedded.properties import HEAP, Node
 
-START_S = 60.0
-"""Two seconds on an idle machine; many times that where every core is busy."""
+START_S = 120.0
+"""Two seconds on an idle machine; many times that where every core is busy, and a cluster's nodes wait for each other."""
 STOP_GRACE_S = 15.0
 """A clean stop takes about two seconds; after this the JVM is killed."""
 END_S = 5.0
