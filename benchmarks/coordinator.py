@@ -22,7 +22,7 @@ from msgspec.structs import replace
 
 from benchmarks import report
 from benchmarks.report import Figure
-from benchmarks.system import child
+from benchmarks.system import child, cpu
 from consumers.coordinator.batch import Batch
 from consumers.coordinator.commands import SlotLent
 from consumers.coordinator.decide import decide
@@ -108,10 +108,13 @@ async def restarting() -> list[Figure]:
             settings = load(data)
             await admin.apply(settings, catalogue.FIXED, embedded=True)
             await write(settings)
-            took = await until_decided(settings, folder)
+            took, cpu_s = await until_decided(settings, folder)
         finally:
             await asyncio.to_thread(broker.stop)
-    return [Figure(f"restart with {LIVE:,} live sessions", took, "s", f"≤ {WANTED_S}")]
+    return [
+        Figure(f"restart with {LIVE:,} live sessions", took, "s", f"≤ {WANTED_S}"),
+        Figure("CPU of it", cpu_s, "s"),
+    ]
 
 
 async def write(settings: Settings) -> None:
@@ -133,8 +136,8 @@ async def write(settings: Settings) -> None:
         await producer.stop()
 
 
-async def until_decided(settings: Settings, data: str) -> float:
-    """Start a coordinator; seconds until every new task has its rows."""
+async def until_decided(settings: Settings, data: str) -> tuple[float, float]:
+    """Start a coordinator; seconds until every new task has its rows, and the CPU that it took."""
     awaited = set(new_tasks())
     all_decided = asyncio.Event()
 
@@ -148,10 +151,10 @@ async def until_decided(settings: Settings, data: str) -> float:
     await follower.start()
     try:
         began = time.monotonic()
-        with child("-m", "polar.cli", "worker", "coordinator", "--data", data):
+        with child("-m", "polar.cli", "worker", "coordinator", "--data", data) as coordinator:
             async with asyncio.timeout(GIVE_UP_S):
                 await all_decided.wait()
-            return time.monotonic() - began
+            return time.monotonic() - began, cpu(psutil.Process(coordinator.pid))
     finally:
         await follower.stop()
 
