@@ -91,8 +91,22 @@ class Torment:
         """All lanes for so long; at the end everything runs again."""
         lanes = (self._kills, self._stops, self._brokers, self._growth, self._updates)
         async with asyncio.TaskGroup() as group:
-            for lane in lanes:
-                group.create_task(lane(time.monotonic() + seconds), name=lane.__name__)
+            keeping = group.create_task(self._keeps(), name="keeps")
+            async with asyncio.TaskGroup() as tormenting:
+                for lane in lanes:
+                    tormenting.create_task(lane(time.monotonic() + seconds), name=lane.__name__)
+            keeping.cancel()
+
+    async def _keeps(self) -> None:
+        """What any supervisor does: a process that ended by itself, since it met no Kafka for too long, is started again."""
+        while True:
+            await asyncio.sleep(1)
+            for name, process in list(self.system.processes.items()):
+                if process.returncode is not None and name in VICTIMS and name not in self._taken:
+                    self._taken.add(name)
+                    self._note(f"restart ({process.returncode})", name)
+                    await self.system.start(name)
+                    self._taken.remove(name)
 
     async def _kills(self, until: float) -> None:
         while time.monotonic() < until:

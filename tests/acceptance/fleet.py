@@ -25,6 +25,7 @@ from polar.keys import ensure_keys_file
 from polar.scripted.record import Sampled
 from polar.settings import Settings, write_env_file
 from polar.types.trajectory import GroupFinished, Trajectory
+from polar.webhooks import ensure_secret_file
 from topics import admin, catalogue, completions, trajectories, workers
 from topics.completions import CallRecord
 from topics.follow import Follower, Since
@@ -272,6 +273,7 @@ async def fleet(data: Path, names: Sequence[str], *engine_options: str, brokers:
     data.mkdir(exist_ok=True)
     (data / "answers").mkdir()
     ensure_keys_file(data / "keys.json")
+    ensure_secret_file(data / "webhook.secret")
     kafka = Broker(data, announce=print) if brokers == 1 else Cluster(data, brokers, announce=print)
     await asyncio.to_thread(kafka.start)
     copies, in_sync = (1, 1) if brokers == 1 else (3, 2)
