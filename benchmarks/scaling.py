@@ -146,7 +146,7 @@ class Fleet:
         )
 
     def judge(self) -> None:
-        """All leases, as keepers do four times a second."""
+        """All leases, as keepers do once a second."""
         lost = [
             claim
             for table in self.tables

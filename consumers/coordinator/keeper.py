@@ -55,7 +55,7 @@ GAP_S = 0.01
 GATHER_MS = 3
 """For the answer of a broker that has something."""
 JUDGE_S = 0.25
-"""How often leases and deadlines are looked at."""
+"""How often deadlines are looked at."""
 REPEAT_S = 300.0
 """How often the ends of keys are said again: half of what a starting proxy reads of `polar.control` (protocol 2, 18)."""
 REPEATED = 500
@@ -103,7 +103,8 @@ class Keeper:
         self._written_clock = 0
         self._written_position = 0
         self._caught_up = False
-        self._judged_at = 0.0
+        self._judged_at = -1
+        """Clock of the leases, which goes on with each probe."""
         self._repeated_at = -REPEAT_S
         self._to_repeat: list[str] = []
         self.facts = 0
@@ -250,9 +251,9 @@ class Keeper:
         now = self._now()
         given: list[Input] = [DeadlinePassed(session_id) for session_id in self.table.due(now)]
         given += [TaskForgotten(task_id) for task_id in self.table.forgettable(now)]
-        if not self._caught_up or time.monotonic() - self._judged_at < JUDGE_S:
+        if not self._caught_up or self._leases.clock == self._judged_at:
             return given
-        self._judged_at = time.monotonic()
+        self._judged_at = self._leases.clock
         for worker_id, claims in self.table.in_hand.items():
             given += [ClaimLost(claims[claim_id], claim_id) for claim_id in self._leases.lost(worker_id, claims.keys())]
         for pool in self.table.waiting.pools_staged():

@@ -77,9 +77,9 @@ class Leases:
         return lost
 
     def lost(self, worker_id: str, claims: KeysView[str]) -> list[str]:
-        """Which of the granted claims of a worker have lost their lease. Ask for all in hand, again and again: a claim's absence from
-        its worker's heartbeats counts from when it was first noticed."""
-        if worker_id in self._gone:
+        """Which of the granted claims of a worker have lost their lease. Ask for all in hand, whenever the clock has gone on: a claim's
+        absence from its worker's heartbeats counts from when it was first noticed."""
+        if worker_id in self._gone or self.clock - self._seen.get(worker_id, self.clock) > LEASE_MS:
             return list(claims)
         absent = claims - self._held.get(worker_id, frozenset())
         since = {claim: self._absent_since.setdefault(claim, self.clock) for claim in absent}

@@ -96,5 +96,6 @@ def test_a_claim_is_lost_as_soon_as_its_worker_is_and_not_a_lease_later() -> Non
     leases.beat(beat(claims=["c"]))
     assert not is_lost(leases)
     probe(leases, at, LEASE_MS // 1000 + 1)
+    assert is_lost(leases)
     assert leases.gone() == ["w"]
     assert is_lost(leases)
