@@ -24,6 +24,7 @@ from topics import admin, events, kafka, tasks, trajectories
 from topics.events import TaskSubmitted
 from topics.heartbeat import Heart, new_worker_id
 from topics.producer import LogProducer, RecordTooLarge, Unacknowledged, dead_letter
+from topics.refusals import refusal
 
 GROUP = "fanout"
 POLL_MS = 500
@@ -69,6 +70,8 @@ async def _consume(settings: Settings, fanout: Fanout, stop: asyncio.Event) -> N
                 async with asyncio.timeout(COMMIT_S):
                     await consumer.commit(ends)
     except (kafka.KafkaError, TimeoutError) as error:
+        if (refused := refusal(settings, error)) is not None:
+            raise refused from None
         log.warning("membership lost", action="fanout.lost", why=repr(error))
         await asyncio.sleep(RETRY_S)
     finally:

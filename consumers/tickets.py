@@ -20,6 +20,7 @@ from polar.types.session import Stage
 from topics import kafka, stages
 from topics.codec import DecodeError, UnknownRecord
 from topics.producer import LogProducer, Unacknowledged, dead_letter
+from topics.refusals import refusal
 from topics.workers import StageSlots
 
 POLL_MS = 500
@@ -101,6 +102,8 @@ class TicketQueue:
                 await consumer.start()
                 await self._take_all(consumer, leaving)
             except kafka.KafkaError as error:
+                if (refused := refusal(self._settings, error)) is not None:
+                    raise refused from None
                 log.warning("queue lost", action="queue.lost", stage=self.stage, pool=self.pool, why=repr(error))
                 await asyncio.sleep(RESTART_S)
             finally:

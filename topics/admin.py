@@ -16,6 +16,7 @@ from polar.settings import Settings
 from polar.types.errors import InputError, NotReady
 from topics import kafka
 from topics.contract import Topic
+from topics.refusals import denied, refusal, unheard
 
 DEADLINE_S = 30.0
 LOOK_S = 0.05
@@ -25,6 +26,7 @@ RETRY_S = 0.3
 OK = 0
 UNKNOWN_TOPIC = 3
 TOPIC_EXISTS = 36
+NOT_AUTHORIZED = {29: "the topic", 31: "to create or alter the topic"}
 TOO_FEW_BROKERS = 38
 """Kafka's error codes."""
 SET_ON_TOPIC = 1
@@ -63,15 +65,16 @@ async def apply(
     wanted = {topic.full_name(settings.namespace): topic for topic in topics}
     configs = {name: topic.broker_config(min_insync) for name, topic in wanted.items()}
     async with _connected(settings, reach_s) as admin:
-        existing = await _leaders(admin, list(wanted))
+        existing = await _leaders(settings, admin, list(wanted))
         for name, leaders in existing.items():
             _check_partitions(wanted[name], name, len(leaders), embedded)
         created = [name for name in wanted if name not in existing]
         await _create(
+            settings,
             admin,
             {name: (wanted[name].partition_count(embedded), replication, configs[name]) for name in created},
         )
-        altered = await _alter(admin, {name: configs[name] for name in existing})
+        altered = await _alter(settings, admin, {name: configs[name] for name in existing})
     outcomes: dict[str, Literal["created", "altered"]] = dict.fromkeys(created, "created")
     outcomes |= dict.fromkeys(altered, "altered")
     return [Applied(name, outcomes.get(name, "unchanged")) for name in wanted]
@@ -98,7 +101,7 @@ async def listing(settings: Settings) -> list[Listed]:
 async def partition_count(settings: Settings, name: str, *, reach_s: float = REACH_S) -> int:
     """How many partitions a topic has, by its full name. Raises NotReady where no broker answers or the topic isn't there."""
     async with _connected(settings, reach_s) as admin:
-        found = await _leaders(admin, [name])
+        found = await _leaders(settings, admin, [name])
     if not found.get(name):
         raise NotReady(f"Kafka at {settings.bootstrap} has no topic {name}; `polar topics apply` makes it")
     return len(found[name])
@@ -126,13 +129,17 @@ async def _reached(settings: Settings, reach_s: float) -> kafka.Admin:
                 return admin
         except (kafka.KafkaError, TimeoutError) as error:
             await admin.close()
+            if (refused := await unheard(settings)) is not None:
+                raise refused from None
             if asyncio.get_running_loop().time() > deadline:
                 raise away(settings, error) from None
         await asyncio.sleep(RETRY_S)
 
 
 def away(settings: Settings, error: Exception) -> NotReady:
-    """What is raised where no broker answers."""
+    """What is raised where no broker answers, or all refuse."""
+    if (refused := refusal(settings, error)) is not None:
+        return refused
     why = "" if isinstance(error, TimeoutError | kafka.KafkaConnectionError) else f" ({error!r})"
     return NotReady(
         f"Kafka at {settings.bootstrap} doesn't answer{why}: is it running there, and is POLAR_KAFKA what you mean?"
@@ -149,9 +156,11 @@ def _check_partitions(topic: Topic, name: str, count: int, embedded: bool) -> No
         )
 
 
-async def _leaders(admin: kafka.Admin, names: list[str]) -> dict[str, list[int]]:
-    """Each existing topic's leaders by partition, negative where there is none."""
+async def _leaders(settings: Settings, admin: kafka.Admin, names: list[str]) -> dict[str, list[int]]:
+    """Each existing topic's leaders by partition, negative where there is none. Raises Refused."""
     described = await admin.describe_topics(names)
+    for topic in described:
+        _require_authorized(settings, topic["topic"], topic["error_code"])
     return {
         topic["topic"]: [partition["leader"] for partition in topic["partitions"]]
         for topic in described
@@ -159,7 +168,15 @@ async def _leaders(admin: kafka.Admin, names: list[str]) -> dict[str, list[int]]
     }
 
 
-async def _create(admin: kafka.Admin, missing: Mapping[str, tuple[int, int, dict[str, str]]]) -> None:
+def _require_authorized(settings: Settings, name: str, code: int) -> None:
+    """Raises Refused."""
+    if code in NOT_AUTHORIZED:
+        raise denied(settings, f"{NOT_AUTHORIZED[code]} {name}")
+
+
+async def _create(
+    settings: Settings, admin: kafka.Admin, missing: Mapping[str, tuple[int, int, dict[str, str]]]
+) -> None:
     """Create topics (partitions, replication, settings by name) and wait until all have leaders."""
     if not missing:
         return
@@ -170,17 +187,18 @@ async def _create(admin: kafka.Admin, missing: Mapping[str, tuple[int, int, dict
         if code == TOO_FEW_BROKERS:
             reason = f"more copies than this Kafka has brokers for {name}; set POLAR_REPLICATION, and POLAR_MIN_INSYNC"
             raise InputError("POLAR_REPLICATION", missing[name][1], reason)
+        _require_authorized(settings, name, code)
         # Another process may have been first.
         if code not in (OK, TOPIC_EXISTS):
             raise InputError(name, code, f"{REFUSED}{message}")
     while True:
-        leaders = await _leaders(admin, list(missing))
+        leaders = await _leaders(settings, admin, list(missing))
         if leaders.keys() == missing.keys() and all(found and min(found) >= 0 for found in leaders.values()):
             return
         await asyncio.sleep(LOOK_S)
 
 
-async def _alter(admin: kafka.Admin, wanted: Mapping[str, dict[str, str]]) -> list[str]:
+async def _alter(settings: Settings, admin: kafka.Admin, wanted: Mapping[str, dict[str, str]]) -> list[str]:
     """Bring settings in line; the names of the topics that differed."""
     carried = await _configs(admin, list(wanted))
     differing = _differing(wanted, carried)
@@ -189,6 +207,7 @@ async def _alter(admin: kafka.Admin, wanted: Mapping[str, dict[str, str]]) -> li
     # The request replaces all that a topic carries, so what it has besides is said again.
     answers = await admin.alter_configs([kafka.topic_config(name, carried[name] | wanted[name]) for name in differing])
     for resource in (resource for answer in answers for resource in answer.to_object()["resources"]):
+        _require_authorized(settings, resource["resource_name"], resource["error_code"])
         if resource["error_code"] != OK:
             raise InputError(resource["resource_name"], resource["error_code"], f"{REFUSED}{resource['error_message']}")
     # The controller has them; brokers learn of it a moment later.

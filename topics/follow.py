@@ -23,6 +23,7 @@ from topics import admin, kafka
 from topics.codec import Codec, DecodeError, UnknownRecord
 from topics.contract import Topic
 from topics.producer import LogProducer, Unacknowledged, dead_letter
+from topics.refusals import Refused, refusal
 
 START_S = 60.0
 POLL_MS = 500
@@ -97,7 +98,11 @@ class Follower:
                 while self._task is None:
                     try:
                         await self._open()
+                    except Refused:
+                        raise
                     except (NotReady, kafka.KafkaError) as error:
+                        if (refused := refusal(self._settings, error)) is not None:
+                            raise refused from None
                         trouble = str(error)
                         await asyncio.sleep(RETRY_S)
                 await self.caught_up(deadline_s)
@@ -202,7 +207,7 @@ class Follower:
                 continue
             except kafka.KafkaError as error:
                 if not error.retriable:
-                    raise
+                    raise refusal(self._settings, error) or error from None
                 log.warning("can't read", action="follow.retry", topic=self._name, reason=repr(error))
                 await asyncio.sleep(RETRY_S)
                 continue

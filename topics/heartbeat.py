@@ -20,6 +20,7 @@ import structlog
 from polar.settings import Settings
 from topics import kafka
 from topics.codec import encode
+from topics.refusals import refusal
 from topics.workers import TOPIC, Backlog, Heartbeat, StageSlots
 
 INTERVAL_S = 2.0
@@ -153,7 +154,8 @@ class Heart:
                 if beat is not None:
                     await self._send(producer, beat)
             except (kafka.KafkaError, OSError, TimeoutError) as error:
-                log.info("no heartbeat", action="heart.skipped", reason=repr(error))
+                why = refusal(self._settings, error) or repr(error)
+                log.info("no heartbeat", action="heart.skipped", reason=str(why))
                 if producer is not None:
                     await kafka.stop(producer, 0.0)
                     producer = None

@@ -13,6 +13,7 @@ import structlog
 
 from polar.settings import Settings
 from topics import dead_letters, kafka
+from topics.refusals import refusal, unheard
 
 STOP_S = 5.0
 CUT_OFF_S = 2.0
@@ -55,9 +56,10 @@ class Lines:
         self.trouble = ""
         """Why there is no line yet, as the last try to connect ended."""
         self._retiring: set[asyncio.Task[None]] = set()
+        self._was_connected = False
 
     def open(self) -> asyncio.Task[Line]:
-        """The newest line, being made for as long as no broker answers; cancelled by `close`."""
+        """The newest line, being made for as long as no broker answers; cancelled by `close`. The first ends where we are refused."""
         if self._newest is None:
             self._newest = asyncio.create_task(self._connect(), name="log-producer-connect")
         return self._newest
@@ -100,9 +102,14 @@ class Lines:
             try:
                 async with asyncio.timeout(CONNECT_S):
                     await producer.start()
+                    self._was_connected = True
                     return Line(producer)
             except (kafka.KafkaError, OSError, TimeoutError) as error:
-                self.trouble = repr(error)
+                refused = refusal(self._settings, error) or await unheard(self._settings)
+                self.trouble = str(refused or repr(error))
+                if refused is not None and not self._was_connected:
+                    await kafka.stop(producer, 0.0)
+                    raise refused from None
                 log.info("no broker", action="producer.no_broker", reason=self.trouble)
                 await kafka.stop(producer, 0.0)
             except BaseException:

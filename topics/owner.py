@@ -17,7 +17,7 @@ import structlog
 from polar.settings import Settings
 from topics import kafka
 from topics.contract import MIB, Topic
-from topics.refusals import refusal
+from topics.refusals import Refused, refusal
 
 TRANSACTION_TIMEOUT_MS = 5_000
 COMMIT_DEADLINE_S = 15.0
@@ -236,6 +236,8 @@ class Owner:
                 log.warning(
                     "partition lost", action="owner.lost", group=self._group, partition=partition, why=str(lost)
                 )
+            except Refused:
+                raise
             except asyncio.CancelledError:
                 task = asyncio.current_task()
                 if task is None or task.cancelling():

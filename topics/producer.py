@@ -11,6 +11,7 @@ import asyncio
 from dataclasses import dataclass
 
 import msgspec
+import structlog
 
 from polar.settings import Settings
 from polar.types.errors import NotReady
@@ -19,6 +20,7 @@ from topics.codec import encode
 from topics.contract import MIB, Topic
 from topics.line import STOP_S, Line, Lines
 from topics.partition import partition_of_task
+from topics.refusals import refusal
 
 DEADLINE_S = 120.0
 """How long a call may wait for its acknowledgement (protocol 19)."""
@@ -26,6 +28,9 @@ RETRY_S = 0.2
 """Between tries to hand a record over."""
 RECORD_OVERHEAD = 1024
 """Bytes that a record's framing and ids take beside its key, value and headers, generously."""
+
+
+log = structlog.get_logger()
 
 
 class Unacknowledged(Exception):  # noqa: N818 - what is known, not a fault
@@ -72,7 +77,7 @@ class LogProducer:
         self._stopped = False
 
     async def start(self, deadline_s: float = 60.0) -> None:
-        """Connect, waiting for a broker that is away. Raises NotReady where none answers in time."""
+        """Connect, waiting for a broker that is away. Raises NotReady where none answers in time, at once where we are refused."""
         opening = self._lines.open()
         await asyncio.wait([opening], timeout=deadline_s)
         if not opening.done():
@@ -171,7 +176,7 @@ class LogProducer:
         if future.cancelled():
             raise Unacknowledged(f"{outgoing.topic}: the producer was stopped before the acknowledgement")
         if (error := future.exception()) is not None:
-            raise Unacknowledged(f"{outgoing.topic}: {error!r}")
+            raise Unacknowledged(f"{outgoing.topic}: {refusal(self._settings, error) or repr(error)}")
         return Ack(future.result().partition, future.result().offset)
 
     async def _hand_over(
@@ -194,7 +199,9 @@ class LogProducer:
                     except kafka.MessageSizeTooLargeError as error:
                         raise RecordTooLarge(f"{outgoing.topic}: {error}") from None
                     except kafka.KafkaError as error:
-                        why = repr(error)
+                        if (refused := refusal(self._settings, error)) is not None and str(refused) != why:
+                            log.error("refused", action="producer.refused", why=str(refused))
+                        why = str(refused or repr(error))
                         if not error.retriable:
                             self._lines.replace(line)
                     await asyncio.sleep(RETRY_S)

@@ -37,12 +37,14 @@ class Ticket(msgspec.Struct, frozen=True, tag="ticket", omit_defaults=True):
 
 
 CODEC: Codec[Ticket] = Codec(Ticket)
+PREFIX = "stage."
+"""Of every queue's name."""
 
 
 def topic(stage: Stage, pool: str) -> Topic:
     """The queue of a stage and pool; at most 64 worker processes share one."""
     return Topic(
-        name=f"stage.{stage.value}.{pool}",
+        name=f"{PREFIX}{stage.value}.{pool}",
         records=(Ticket,),
         key="session id (the partition steers to a worker with a free slot)",
         writers="coordinator",

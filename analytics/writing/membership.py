@@ -13,6 +13,7 @@ import structlog
 
 from polar.settings import Settings
 from topics import completions, events, kafka, trajectories
+from topics.refusals import refusal
 
 GROUP = "analytics"
 POLL_MS = 200
@@ -75,6 +76,8 @@ class Membership:
                 await member.getmany(timeout_ms=POLL_MS)
                 self.assigned = frozenset(member.assignment())
         except kafka.KafkaError as error:
+            if (refused := refusal(self._settings, error)) is not None:
+                raise refused from None
             log.warning("membership lost", action="analytics.membership_lost", why=repr(error))
             await asyncio.sleep(RESTART_S)
         finally:

@@ -31,6 +31,7 @@ from polar.types.errors import InputError
 from topics import kafka, webhooks
 from topics.codec import DecodeError, UnknownRecord
 from topics.producer import LogProducer, Unacknowledged, dead_letter
+from topics.refusals import refusal
 
 POLL_S = 0.1
 """For a record; then it is looked whether a partition's end is reached."""
@@ -82,6 +83,8 @@ async def _read(settings: Settings, debts: Debts, courier: Courier, producer: Lo
         try:
             await member.run(stop)
         except (kafka.KafkaError, TimeoutError) as error:
+            if (refused := refusal(settings, error)) is not None:
+                raise refused from None
             log.warning("membership lost", action="webhooks.lost", why=repr(error))
             await asyncio.sleep(RETRY_S)
         finally:

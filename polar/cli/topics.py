@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from enum import StrEnum
 from typing import Annotated
 
@@ -13,6 +14,9 @@ import typer
 from polar import settings
 from polar.cli.options import Data, Format, Output
 from polar.cli.tables import show
+from polar.types.errors import InputError
+
+PRINCIPAL = re.compile(r"[A-Za-z]+:[^'\\]+")
 
 app = typer.Typer(no_args_is_help=True, help="Create, list and describe the topics.")
 
@@ -41,6 +45,54 @@ def apply(
     single = found.replication == 1
     applied = asyncio.run(admin.apply(found, [*catalogue.FIXED, *queues], embedded=single))
     show(["topic", "outcome"], [[one.topic, one.outcome] for one in applied])
+
+
+class Rights(StrEnum):
+    """Forms of the list of rights."""
+
+    TABLE = "table"
+    JSON = "json"
+    COMMANDS = "commands"
+
+
+@app.command("acl")
+def list_rights(
+    roles: Annotated[
+        list[str] | None, typer.Option("--role", help="One role alone; may be repeated.", show_default=False)
+    ] = None,
+    principals: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--principal-of", metavar="ROLE=User:NAME", help="Whom Kafka knows it as; else User:ROLE. May be repeated."
+        ),
+    ] = None,
+    form: Annotated[
+        Rights, typer.Option("--format", help="commands: lines for a shell, of Kafka's own kafka-acls.sh.")
+    ] = Rights.TABLE,
+    data: Data = None,
+) -> None:
+    """List the rights on Kafka that each role needs; needs no Kafka."""
+    from topics import acl
+
+    found = settings.load(data)
+    wanted = [_known(role, "--role") for role in roles or acl.ROLES]
+    named = dict(_principal(given) for given in principals or ())
+    rights = [(role, right) for role in wanted for right in acl.rights(role, found.namespace)]
+    match form:
+        case Rights.TABLE:
+            show(
+                ["role", "kind", "name", "operations"],
+                [[role, r.kind, r.name + "*" * r.prefixed, " ".join(r.operations)] for role, r in rights],
+            )
+        case Rights.JSON:
+            told = [
+                {"role": role, "principal": named.get(role, f"User:{role}"), **msgspec.to_builtins(right)}
+                for role, right in rights
+            ]
+            typer.echo(json.dumps(told, indent=2))
+        case Rights.COMMANDS:
+            lines = acl.commands(wanted, found.namespace, named, found.kafka or "BROKER:9092")
+            typer.echo("\n".join(lines))
 
 
 @app.command("list")
@@ -79,6 +131,23 @@ def docs(
             typer.echo(json.dumps(asyncapi.document(namespace), indent=2))
         case Document.MARKDOWN:
             typer.echo(markdown.page(namespace), nl=False)
+
+
+def _known(role: str, field: str) -> str:
+    """Raises InputError."""
+    from topics import acl
+
+    if role not in acl.ROLES:
+        raise InputError(field, role, f"no such role; there are: {', '.join(acl.ROLES)}")
+    return role
+
+
+def _principal(given: str) -> tuple[str, str]:
+    """Role and principal. Raises InputError."""
+    role, _, principal = given.partition("=")
+    if PRINCIPAL.fullmatch(principal) is None:
+        raise InputError("--principal-of", given, "expected ROLE=User:NAME, without quotes in the name")
+    return _known(role, "--principal-of"), principal
 
 
 def _cells(name: str, partitions: int, records: int, config: dict[str, str]) -> list[object]:
