@@ -3,7 +3,7 @@
     worker ── a message with one end of a line ──▶ fork server ── fork ──▶ supervisor, which has that end
 
 Invariant: the server itself does nothing but fork, so a supervisor is as if just started: no thread, no lock, no secret. It ends with
-its worker; supervisors outlive it, since each hangs on a line of its own. A server that was killed is replaced at the next fork. What a
+its worker; supervisors outlive it, since each hangs on a line of its own. A server that was killed, or hangs, is replaced. What a
 supervisor does is `supervisor`'s, what is said on its line `launch`'s.
 """
 
@@ -27,7 +27,10 @@ _COMMAND = (
     "import sys; sys.path.append(sys.argv[1]); from consumers.runtimes.forkserver import main; main()",
     _PACKAGES,
 )
-_END_S = 5.0
+_END_S = 0.5
+"""To end by itself. Then it is killed, which harms nobody."""
+_TAKE_S = 2.0
+"""For a message to be taken: a fork takes 1 ms, and a worker that stands still for longer loses its lease."""
 
 
 class ForkServer:
@@ -54,10 +57,16 @@ class ForkServer:
                 raise
         return ours
 
-    def _start(self) -> None:
+    def replace(self) -> None:
+        """The server does nothing any more: the next fork is another's. What this one has forked goes on."""
         if self._end is not None:
             self._end()
+        self._line = None
+
+    def _start(self) -> None:
+        self.replace()
         ours, theirs = socket.socketpair()
+        ours.settimeout(_TAKE_S)
         # An interpreter that was built against libraries in odd places doesn't start without the last.
         library_path = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
         with theirs:
@@ -73,10 +82,10 @@ class ForkServer:
 
 
 def _sent(line: socket.socket, theirs: socket.socket) -> bool:
-    """False where the server was killed."""
+    """False where the server was killed, or hangs."""
     try:
         socket.send_fds(line, [b"+"], [theirs.fileno()])
-    except (BrokenPipeError, ConnectionResetError):
+    except (BrokenPipeError, ConnectionResetError, TimeoutError):
         return False
     return True
 

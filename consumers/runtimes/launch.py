@@ -66,6 +66,10 @@ async def launch(
             with suppress(OSError):
                 line.shutdown(socket.SHUT_WR)  # with the report out this changes nothing; else it means: kill now
             await _to_the_end(_bury(report, sweep))
+    if report.cancelled():
+        # Not even its line ended: it was never forked, since the server hangs.
+        forks.replace()
+        raise RuntimeFault("supervisor_lost", "no supervisor was forked for a program, or it told nothing of its end")
     return _read(report.result(), time_is_up)
 
 

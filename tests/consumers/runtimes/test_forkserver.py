@@ -5,9 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 from pathlib import Path
 
-from consumers.runtimes.base import Exec
+import pytest
+
+from consumers.runtimes import forkserver, launch, proctree
+from consumers.runtimes.base import Exec, RuntimeFault
 from consumers.runtimes.forkserver import ForkServer
 from consumers.runtimes.process import ProcessRuntime
 from tests.consumers.runtimes.conftest import Eventually
@@ -15,8 +19,8 @@ from tests.consumers.runtimes.conftest import Eventually
 
 def servers() -> set[int]:
     """Fork servers of this process."""
-    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-    return {int(pid) for pid in children if b"runtimes.forkserver" in Path(f"/proc/{pid}/cmdline").read_bytes()}
+    children = [pid for pid, parent in proctree.parents().items() if parent == os.getpid()]
+    return {pid for pid in children if b"runtimes.forkserver" in Path(f"/proc/{pid}/cmdline").read_bytes()}
 
 
 async def test_a_server_that_was_killed_is_replaced_and_its_supervisors_work_on(
@@ -30,6 +34,38 @@ async def test_a_server_that_was_killed_is_replaced_and_its_supervisors_work_on(
     await eventually(lambda: not Path(f"/proc/{server}/cmdline").read_bytes())
     assert (await runtime.exec(Exec("touch go"))).exit_code == 0
     assert (await long).exit_code == 0
+
+
+async def test_a_server_that_hangs_is_a_fault_of_one_program_and_is_replaced(
+    runtime: ProcessRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "_REPORT_S", 0.2)
+    others = servers()
+    assert (await runtime.exec(Exec("true"))).exit_code == 0
+    (server,) = servers() - others
+    os.kill(server, signal.SIGSTOP)
+    with pytest.raises(RuntimeFault) as fault:
+        await runtime.exec(Exec("touch ran", timeout_s=0.1))
+    assert fault.value.code == "supervisor_lost"
+    assert (await runtime.exec(Exec("test ! -e ran"))).exit_code == 0
+    assert server not in servers()
+
+
+async def test_a_server_that_hangs_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its line takes some hundred messages; the next one finds it full."""
+    monkeypatch.setattr(forkserver, "_TAKE_S", 0.1)
+    others = servers()
+    forks = ForkServer()
+    lines = [forks.fork()]
+    (server,) = servers() - others
+    os.kill(server, signal.SIGSTOP)
+    while server in servers():
+        assert len(lines) < 5_000
+        lines.append(forks.fork())
+    lines[-1].shutdown(socket.SHUT_WR)
+    assert lines[-1].recv(1) == b"", "the new server's supervisor has seen that there are no orders"
+    for line in lines:
+        line.close()
 
 
 async def test_a_server_ends_with_its_owner() -> None:
