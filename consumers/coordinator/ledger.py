@@ -83,7 +83,11 @@ class Ledger:
 
     def kept(self, slot: SlotLent) -> None:
         """The partition has decided: what came of it is known by `released`, or nothing did."""
-        self._promised[slot.worker_id, slot.stage] -= 1
+        key = slot.worker_id, slot.stage
+        self._promised[key] -= 1
+        if not self._promised[key]:
+            # There is no end to workers.
+            del self._promised[key]
 
     def released(self, ticket: ReleaseTicket, now: int) -> None:
         self._steered[ticket.session_id, ticket.stage] = _Steered(ticket.worker_id, ticket.stage, now)
@@ -122,6 +126,14 @@ class Ledger:
         found: Counter[Line] = Counter()
         for _, slots in self._working():
             found[slots.stage, slots.pool] += slots.slots
+        return found
+
+    def shared(self) -> Counter[Line]:
+        """These, and what leaving workers still have in hand: it counts as held by its coordinators, and must not cost them a slot."""
+        found = self.slots()
+        for beat in self._beats.values():
+            for slots in beat.stages if beat.leaving else ():
+                found[slots.stage, slots.pool] += len(slots.claims)
         return found
 
     def _working(self) -> Iterator[tuple[str, StageSlots]]:

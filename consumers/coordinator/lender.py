@@ -107,8 +107,9 @@ class Lender:
         rooms = {pool: self._room(pool, slots) for stage, pool in in_hand if stage is Stage.INIT}
         if self.is_alone:
             return Credit(in_hand, {}, rooms)
+        shared = self._ledger.shared()
         shares = {
-            (stage, pool): self._peers.share(stage, pool, slots[stage, pool]) - users.total()
+            (stage, pool): self._peers.share(stage, pool, shared[stage, pool]) - users.total()
             for (stage, pool), users in in_hand.items()
         }
         return Credit(in_hand, shares, rooms)

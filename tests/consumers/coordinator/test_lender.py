@@ -17,7 +17,7 @@ from consumers.coordinator.waiting import Place, Waiting
 from polar.types.session import Stage, task_id_of
 from tests.consumers.coordinator.simulation import Simulation
 from topics.fleet import FleetState
-from topics.workers import Heartbeat, StageSlots
+from topics.workers import Backlog, Heartbeat, StageSlots
 
 SLOTS = {Stage.INIT: 4, Stage.RUN: 8, Stage.EVALUATE: 4}
 """Of each of the 4 workers: the defaults."""
@@ -137,6 +137,27 @@ def test_a_coordinator_that_comes_late_to_a_full_pool_gets_its_share() -> None:
         simulation.submit(f"t{n}", 8)
     simulation.run(12_000)
     assert RUN_SLOTS / 3 <= simulation.running(partition=1) <= 2 * RUN_SLOTS / 3
+
+
+def test_what_leaving_workers_finish_keeps_no_coordinator_from_the_slots_of_new_ones() -> None:
+    """A rolling upgrade, an hour's sessions still in hand: both coordinators hold half of them, and want more than there is."""
+    ledger, waiting = Ledger(), Waiting()
+    lender = Lender("a", ledger, FleetView())
+    lender.borrowers[0] = borrower = Borrower(0, waiting, ledger, lambda: None)
+    borrower.is_open = True
+    place = Place(Stage.RUN, "default", 0, "")
+    for n in range(4):
+        waiting.take(place, f"old.{n}")
+        for index in range(8):
+            waiting.add(place, f"new{n}", index)
+    claims = [f"r-{n}" for n in range(8)]
+    lender.beat(Heartbeat("o", "worker", "h", 1, [StageSlots(Stage.RUN, "default", 8, 0, [0], claims)], leaving=True))
+    lender.beat(Heartbeat("n", "worker", "h", 2, [StageSlots(Stage.RUN, "default", 8, 8, [0])]))
+    for name in ("a", "b"):
+        told = [Backlog(Stage.RUN, "default", 0, sessions=32, held=4)]
+        lender.beat(Heartbeat(name, "coordinator", "h", 3, backlogs=told))
+    lender.lend(0)
+    assert borrower.in_hand(Stage.RUN, "default").total() == 4 + 4
 
 
 def test_while_the_fleet_drains_no_session_is_given_a_slot() -> None:
