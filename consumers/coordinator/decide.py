@@ -194,8 +194,12 @@ def _lost(table: Table, session: SessionState, code: str, what: str, now: int) -
 
 
 def _pool_dark(table: Table, session: SessionState, given: PoolDark, now: int) -> Decision:
-    """The runtime's host may be gone for good: made anew elsewhere, at no cost."""
-    again = wait(session, Phase.QUEUED, now, runtime=None, init_claim_id=None)
+    """The runtime's host may be gone for good: made anew elsewhere, at no cost.
+
+    A run ticket that is out names this runtime, and may be found when the pool comes back: it must not count then, so that attempt ends.
+    """
+    same = wait(session, Phase.QUEUED, now, runtime=None, init_claim_id=None)
+    again = next_attempt(session, now) if session.releases else same
     return Decision(sessions=(again,), commands=discard(session))
 
 

@@ -261,6 +261,19 @@ def test_a_dark_pool_gives_ready_sessions_back_at_no_cost() -> None:
     assert bench.session().runtime is None
 
 
+def test_a_ticket_from_before_the_dark_names_a_runtime_that_is_gone_and_counts_no_more() -> None:
+    bench = Bench()
+    bench.give(submitted())
+    bench.init()
+    bench.lend(Stage.RUN)
+    bench.give(PoolDark("t.0"))
+    assert (bench.session().phase, bench.session().spent) == (Phase.QUEUED, 0)
+    bench.init(attempt=2)
+    bench.lend(Stage.RUN)
+    assert bench.claim(Stage.RUN, "old").commands == (Revoke("t.0", "old", "taken"),)
+    assert isinstance(bench.claim(Stage.RUN, "new", attempt=2).commands[0], Grant)
+
+
 def test_a_stale_deadline_entry_does_nothing() -> None:
     bench = Bench()
     bench.give(submitted())

@@ -315,7 +315,8 @@ worker lost
     building, FAILED lost: Build Revoke(evaluate, lost) Discard          <- evaluating,last
     not allowed                                                          <- others
 pool dark
-    queued: Discard                                                      <- ready ready,ticket
+    queued: Discard                                                      <- ready
+    queued, attempt 2: Discard                                           <- ready,ticket
     not allowed                                                          <- others
 worker drains
     queued                                                               <- init init,last
