@@ -87,7 +87,9 @@ class Load:
         while not stop.is_set():
             call = Disowned(f"{sender}.{number}", f"t{sender}.0", "c", "closed")
             began = time.monotonic()
-            await producer.send(completions.TOPIC, call, key=call.session_id, task_id=f"t{sender}")
+            await producer.send(
+                completions.TOPIC, call, key=call.session_id, task_id=f"t{sender}", deadline_s=3 * DEADLINE_S
+            )
             self.longest_s = max(self.longest_s, time.monotonic() - began)
             self.calls.append(call.call_id)
             number = self.sent[sender] = number + 1
