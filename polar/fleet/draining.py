@@ -11,14 +11,14 @@ from polar.fleet.controls import SEND_S, Controls
 from polar.fleet.errors import NotDrained
 from polar.fleet.watching import Watching
 from polar.types.errors import InputError, NotReady
-from polar.types.session import Phase
+from polar.types.session import Phase, SessionState
 from topics import control
 from topics.control import Drain
 from topics.producer import Unacknowledged
 
 IN_HAND = frozenset({Phase.INIT, Phase.RUNNING, Phase.EVALUATING, Phase.CLOSING, Phase.BUILDING})
 QUIET_S = 2.0
-"""For which nothing must be in hand: a ticket that was out when the draining began is claimed sooner."""
+"""For which nothing must be in hand: what was decided before the coordinators heard of it is on the table sooner."""
 LOOK_S = 0.25
 """Between two looks at the whole table."""
 Progress = Callable[[int], None]
@@ -40,7 +40,7 @@ async def whole(controls: Controls, *, deadline_s: float | None, progress: Progr
         told: int | None = None
 
         def in_hand() -> int:
-            rows = sum(row.phase in IN_HAND for rows in table.sessions.values() for row in rows.values())
+            rows = sum(_is_in_hand(row) for rows in table.sessions.values() for row in rows.values())
             claims = sum(len(slots.claims) for beat in watching.echoes.live.values() for slots in beat.stages)
             return max(rows, claims)
 
@@ -102,3 +102,8 @@ async def processes(
         except TimeoutError:
             left = ", ".join(sorted(watching.echoes.live.keys() & set(names)))
             raise NotDrained(f"{left} still live after {deadline_s:g} s; they go on draining") from None
+
+
+def _is_in_hand(row: SessionState) -> bool:
+    """Or about to be: a ticket that is out will be claimed, or is no longer counted after 10 s."""
+    return row.phase in IN_HAND or row.lent_at is not None

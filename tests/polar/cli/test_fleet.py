@@ -7,11 +7,12 @@ import json
 from collections.abc import Sequence
 
 import pytest
+from msgspec.structs import replace
 
 from polar.settings import Settings
-from polar.types.session import Stage
+from polar.types.session import Phase, SessionState, Stage
 from tests.polar.cli.test_commands import polar, settings, write  # noqa: F401 - `settings` is a fixture
-from topics import control, fleet, workers
+from topics import control, fleet, sessions, workers
 from topics.control import CODEC, Drain
 from topics.fleet import FleetState
 from topics.owner import read_back
@@ -81,6 +82,15 @@ def test_draining_says_what_is_in_hand_until_nothing_is(settings: Settings) -> N
         "nothing is in hand, and nothing begins; `polar fleet resume` ends that\n",
     )
     assert polar("fleet", "resume")[0] == 0
+
+
+def test_a_ticket_that_is_out_is_in_hand_for_draining_however_long_nobody_claims_it(settings: Settings) -> None:  # noqa: F811
+    """A stage's group that rebalances takes nothing for seconds, and then all that lies there."""
+    waiting = SessionState("t.0", "t", 0, Phase.QUEUED, 0, releases=1)
+    write(settings, sessions.TOPIC, [("session:t.0", replace(waiting, lent_at=5))])
+    assert polar("fleet", "drain", "--timeout", "5")[0] == 1
+    write(settings, sessions.TOPIC, [("session:t.0", waiting)])
+    assert polar("fleet", "drain", "--timeout", "30")[0] == 0
 
 
 def test_named_processes_are_told_to_end_and_waited_for(settings: Settings) -> None:  # noqa: F811
