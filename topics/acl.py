@@ -127,7 +127,7 @@ _ROLES: dict[str, _Role] = {
     ),
     "trainer": _Role(
         "polar.trainer, polar.fleet, polar fleet, polar policy",
-        reads=(fleet.TOPIC, workers.TOPIC),
+        reads=(fleet.TOPIC, sessions.TOPIC, workers.TOPIC),
         writes=(fleet.TOPIC, control.TOPIC, workers.TOPIC),
         outputs=("Read",),
     ),

@@ -43,6 +43,10 @@ def test_every_topic_is_written_and_read_by_someone_and_decisions_by_their_owner
     assert {name: roles_that("Write", name) for name in ALONE} == ALONE
 
 
+def test_who_drains_the_fleet_may_see_what_is_in_hand() -> None:
+    assert "trainer" in roles_that("Read", "sessions")
+
+
 def test_no_right_reaches_beyond_the_namespace() -> None:
     for role in acl.ROLES:
         for right in acl.rights(role, "ns"):
