@@ -8,8 +8,9 @@ from collections.abc import Awaitable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
+import structlog
 import typer
 
 from polar import settings
@@ -24,6 +25,12 @@ if TYPE_CHECKING:
     from consumers.metrics import Metrics
 
 POOL = re.compile(POOL_NAME)
+STAGES = "stages"
+"""What init, run and evaluate are in a process: one worker."""
+LEAVE_S = 8.0
+"""For a consumer to leave, Kafka or not; a client's own end takes 2 s more."""
+
+log = structlog.get_logger()
 
 
 class Role(StrEnum):
@@ -128,7 +135,7 @@ def _start(
     if asked.stages:
         from consumers.worker import run_worker
 
-        started["stages"] = run_worker(
+        started[STAGES] = run_worker(
             found,
             asked.stages,
             pool=asked.pool,
@@ -143,11 +150,27 @@ def _start(
 
 async def _together(consumers: dict[str, Awaitable[None]], stop: asyncio.Event, hurry: asyncio.Event) -> None:
     """Run all; when one ends, the others are stopped too, and its error is the process's."""
-    running = {asyncio.ensure_future(consumer): name for name, consumer in consumers.items()}
-    await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+    running: dict[asyncio.Future[None], str] = {asyncio.ensure_future(one): name for name, one in consumers.items()}
+    stopping = asyncio.ensure_future(stop.wait())
+    either: list[asyncio.Future[Any]] = [*running, stopping]
+    await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
     if not stop.is_set():
         hurry.set()  # the sooner is the whole started again
     stop.set()
-    await asyncio.wait(running)
+    await _left(running)
     for task in running:
-        task.result()
+        if not task.cancelled():
+            task.result()
+
+
+async def _left(running: dict[asyncio.Future[None], str]) -> None:
+    """Wait until all have left; stage workers bound that themselves. The others may hang on a Kafka that answers nothing: cut off, they
+    lose no more than a crash would."""
+    bounded = [task for task, name in running.items() if name != STAGES]
+    if bounded:
+        _, hanging = await asyncio.wait(bounded, timeout=LEAVE_S)
+        for task in hanging:
+            log.warning("cut off", action="worker.cut_off", consumer=running[task])
+            task.cancel()
+    await asyncio.wait(running)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -62,3 +65,19 @@ def test_without_a_grace_a_second_signal_ends_the_process() -> None:
         assert said(process) == "stop"
         process.send_signal(signal.SIGTERM)
         assert process.wait(15) == -signal.SIGTERM
+
+
+@pytest.mark.parametrize("role", ["fanout", "coordinator", "builder", "analytics", "webhooks"])
+def test_a_consumer_whose_kafka_answers_nothing_leaves_when_it_is_told_to(role: str, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        kafka = {"POLAR_KAFKA": f"127.0.0.1:{silent.getsockname()[1]}", "POLAR_DATA": str(tmp_path)}
+        (tmp_path / "webhook.secret").write_text("whsec_" + "A" * 43 + "=")
+        command = [sys.executable, "-m", "polar.cli", "worker", role]
+        with subprocess.Popen(command, env=os.environ | kafka) as process:
+            try:
+                silent.settimeout(60)
+                with silent.accept()[0]:
+                    process.send_signal(signal.SIGTERM)
+                    assert process.wait(30) == 0
+            finally:
+                process.kill()
