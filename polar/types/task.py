@@ -19,6 +19,7 @@ from pydantic import (
     Field,
     StringConstraints,
     ValidationError,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
@@ -299,16 +300,16 @@ class TaskRequest(Part):
     def _known_user(cls, value: dict[str, Any]) -> dict[str, Any]:
         user = value.get("user", "")
         if not isinstance(user, str) or len(user) > USER_LIMIT:
-            raise ValueError(f"user must be text of at most {USER_LIMIT} characters, got {str(user)[:40]!r}")
+            raise ValueError(f"user must be text of at most {USER_LIMIT} characters")
         return value
 
-    @model_validator(mode="after")
-    def _enough_samples(self) -> Self:
-        if self.early_stop is not None and self.early_stop.usable > self.num_samples:
-            raise ValueError(
-                f"early_stop.usable={self.early_stop.usable} is more than num_samples={self.num_samples}: it could never be reached"
-            )
-        return self
+    @field_validator("early_stop")
+    @classmethod
+    def _reachable(cls, value: EarlyStop | None, info: ValidationInfo) -> EarlyStop | None:
+        samples = info.data.get("num_samples")
+        if value is not None and samples is not None and value.usable > samples:
+            raise ValueError(f"usable={value.usable} is more than num_samples={samples}, so it could never be reached")
+        return value
 
     @model_validator(mode="after")
     def _budgets(self) -> Self:

@@ -103,7 +103,7 @@ def test_null_means_none_given(silent: str) -> None:
         ({"evaluator": {"refresh_runtime": True}}, "evaluator.refresh_runtime: "),
         ({"callback_url": "ftp://x"}, "callback_url: must be an http or https URL"),
         ({"callback_url": "http://me:secret@x"}, "callback_url: must hold no user or password"),
-        ({"early_stop": {"usable": 2}, "num_samples": 1}, "task: early_stop.usable=2 is more than num_samples=1"),
+        ({"early_stop": {"usable": 2}, "num_samples": 1}, "early_stop: usable=2 is more than num_samples=1"),
         ({"early_stop": {"usable": 0}}, "early_stop.usable: "),
         ({"metadata": {"user": 3}}, "metadata: user must be text"),
         ({"timeout_seconds": 60, "timeouts": {"run": 60}}, "task: timeout_seconds and timeouts.run say the same"),
