@@ -30,6 +30,7 @@ from topics import completions, events, kafka, trajectories
 from topics.codec import Codec, DecodeError, UnknownRecord
 from topics.contract import MIB
 from topics.heartbeat import Heart, new_worker_id
+from topics.refusals import Refused
 
 ROLE = "analytics"
 FLUSH_S = 1.0
@@ -57,7 +58,7 @@ class Metrics(Protocol):
 async def run_analytics(settings: Settings, stop: asyncio.Event, metrics: Metrics | None = None) -> None:
     """Write until `stop`, then what is in hand. Any number of these share the partitions, and a lake.
 
-    Raises NotReady where no Kafka is known; one that doesn't answer is waited for, as is a folder that can't be written.
+    Raises NotReady where no Kafka is known, or it refuses us; one that doesn't answer is waited for, as is a folder that can't be written.
     """
     kafka.connection(settings)  # which raises here, not within a task group
     worker_id = new_worker_id(ROLE)
@@ -82,6 +83,9 @@ async def run_analytics(settings: Settings, stop: asyncio.Event, metrics: Metric
                     await writer.run(stop)
                 finally:
                     left.set()
+    except ExceptionGroup as several:
+        refused = several.subgroup(Refused)
+        raise several if refused is None else refused.exceptions[0] from None
     finally:
         heart.stop()
 

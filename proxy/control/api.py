@@ -23,7 +23,7 @@ import structlog
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
 
-from polar.keys import BACKSTOP_S, KeyClaims, Keyring, Limits, environment
+from polar.keys import BACKSTOP_S, KeyClaims, Keyring, Limits, environment, redacted
 from polar.types.session import task_id_of
 from polar.types.task import RUN_LIMIT_S, SAMPLES_LIMIT, TRAINING_DEFAULTS, LimitsSpec, TaskId
 from proxy.control.opening import Declined, Openings, Unanswered, Wish
@@ -225,9 +225,9 @@ async def json_errors(request: web.Request, handler: Handler) -> web.StreamRespo
         raise
     except Exception:
         # Never log.exception: renderers show locals, and these hold keys.
-        log.error("control request failed", action="control_failed", trace=traceback.format_exc())
+        log.error("control request failed", action="control_failed", trace=redacted(traceback.format_exc()))
         told = Refused(503, "failed", "the proxy failed; its log says why")
-    error_body = {"code": told.code, "field": told.field, "message": told.message}
+    error_body = {"code": told.code, "field": told.field, "message": redacted(told.message)}
     return _json(told.status, {"error": {name: value for name, value in error_body.items() if value is not None}})
 
 
