@@ -27,7 +27,6 @@ from consumers.webhooks.courier import GROUP, RETRY_S, Courier
 from consumers.webhooks.debts import Debts
 from consumers.webhooks.post import Post
 from polar.settings import Settings
-from polar.types.errors import InputError
 from topics import kafka, webhooks
 from topics.codec import DecodeError, UnknownRecord
 from topics.producer import LogProducer, Unacknowledged, dead_letter
@@ -204,17 +203,14 @@ def broker(settings: Settings) -> KafkaBroker:
 
 
 def security(settings: Settings) -> BaseSecurity | None:
-    """The settings of `kafka.connection` in FastStream's words; None: PLAINTEXT. Raises InputError for a mechanism that it lacks."""
+    """The settings of `kafka.connection` in FastStream's words; None: PLAINTEXT."""
     options = kafka.connection(settings)
     protocol = options["security_protocol"]
     context = options.get("ssl_context")
     if not protocol.startswith("SASL"):
         return BaseSecurity(ssl_context=context) if protocol == "SSL" else None
-    mechanism = options["sasl_mechanism"]
-    if mechanism not in MECHANISMS:
-        raise InputError("POLAR_KAFKA_SASL_MECHANISM", mechanism, f"webhooks know {', '.join(MECHANISMS)}")
-    return MECHANISMS[mechanism](
-        options["sasl_plain_username"] or "", options["sasl_plain_password"] or "", ssl_context=context
+    return MECHANISMS[options["sasl_mechanism"]](
+        options["sasl_plain_username"], options["sasl_plain_password"], ssl_context=context
     )
 
 
