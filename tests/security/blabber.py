@@ -1,6 +1,6 @@
 """A harness that says more than it should: prints its whole environment, and shows its key wherever a client might.
 
-`CODE` is what it exits with. Standard library alone.
+`CODE` is what it exits with, `HELD_UNTIL` a file that it waits for before. Standard library alone.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
+HELD_S = 120.0
 KEY = os.environ["OPENAI_API_KEY"]
 BASE = os.environ["ANTHROPIC_BASE_URL"]
 FORGED = KEY[:-6] + "AAAAAA"
@@ -60,7 +61,9 @@ def main() -> None:
     for number, answer in enumerate(answers):
         if KEY[:16] in answer:
             print(f"LEAK: answer {number} holds a key: {answer.replace(KEY[:16], '')[:300]}")
-    time.sleep(float(os.environ.get("PAUSE_S", "0")))
+    deadline = time.monotonic() + HELD_S
+    while "HELD_UNTIL" in os.environ and not Path(os.environ["HELD_UNTIL"]).exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
     sys.exit(int(os.environ.get("CODE", "0")))
 
 

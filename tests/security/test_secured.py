@@ -120,13 +120,14 @@ async def test_who_lacks_a_right_or_isnt_let_in_is_told_so_in_seconds(system: Se
 
 def blabbing(task_id: str, code: int = 0, **more: Any) -> str:
     shell = {"command": f"{sys.executable} {BLABBER}", **more.pop("shell", {})}
-    env = {"CODE": str(code), "PAUSE_S": str(more.pop("pause_s", 0))}
+    env = {"CODE": str(code), **more.pop("env", {})}
     agent = {"harness": "shell", "custom_shell": shell, "env": env}
     return json.dumps({"task_id": task_id, "instruction": "say all", "agent": agent, **more})
 
 
 async def misbehave(system: Secured) -> None:
     """Harnesses that print their keys and fail, one whose worker is killed, calls with keys that are no good, hostile records."""
+    released = system.data / "released"
     tasks = "".join(
         f"{line}\n"
         for line in (
@@ -134,7 +135,7 @@ async def misbehave(system: Secured) -> None:
             blabbing("fails", 3),
             blabbing("nowhere", shell={"cwd": "not-there"}),
             blabbing("unmade", runtime={"prepare": [{"type": "exec", "command": "env; exit 4"}]}, max_attempts=1),
-            blabbing("killed", pause_s=20),
+            blabbing("killed", env={"HELD_UNTIL": str(released)}),
         )
     )
     waiting = asyncio.create_task(system.polar_as("submitter", "submit", "-", "--wait", stdin=tasks))
@@ -142,6 +143,7 @@ async def misbehave(system: Secured) -> None:
         while not await is_running(system, "killed"):
             await asyncio.sleep(0.5)
         await system.kill("run-1")
+        released.touch()
         await system.start("run-2")
         await hostile(system)
         await at_the_control_port(system)

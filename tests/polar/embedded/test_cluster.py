@@ -1,4 +1,4 @@
-"""A secured cluster, as the real Kafka that it is: who gets in, and who may do what. One node: three are `tests/integration/test_bad_days.py`'s."""
+"""The cluster: who gets in with which security, and who may do what. One node: three are `tests/integration/test_bad_days.py`'s."""
 
 import asyncio
 import ssl
