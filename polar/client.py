@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
+from collections import Counter
 from collections.abc import AsyncIterable, Callable, Collection, Coroutine, Sequence
 from contextlib import suppress
 from functools import partial
@@ -46,6 +47,8 @@ class SessionTable:
         self.tasks: dict[str, TaskState] = {}
         self.sessions: dict[str, dict[int, SessionState]] = {}
         """By task id and sample index."""
+        self._ended: Counter[str] = Counter()
+        """By task id: its sessions whose trajectory is out."""
         self._settings = settings
         self._task_ids = task_ids
         self._changed = asyncio.Event()
@@ -75,9 +78,8 @@ class SessionTable:
     def is_finished(self, task_id: str) -> bool:
         """Whether every session of the task has its trajectory."""
         task = self.tasks.get(task_id)
-        if task is None or task.body_hash is None or task.ended < task.num_samples:
-            return False  # told by one row: this is asked at every change, of thousands of sessions
-        return len(self.ended(task_id)) == task.num_samples
+        # Counted, not looked for: this is asked at every change, of thousands of sessions.
+        return task is not None and task.body_hash is not None and self._ended[task_id] == task.num_samples
 
     async def until(self, holds: Callable[[], bool], deadline_s: float | None) -> bool:
         """Wait until `holds()`, asked after each change; False when the deadline passes. Raises what ended the reading."""
@@ -102,7 +104,9 @@ class SessionTable:
             case TaskState() if self._is_wanted(row.task_id):
                 self.tasks[row.task_id] = row
             case SessionState() if self._is_wanted(row.task_id):
-                self.sessions.setdefault(row.task_id, {})[row.sample_index] = row
+                rows = self.sessions.setdefault(row.task_id, {})
+                self._ended[row.task_id] += _has_ended(row) - _has_ended(rows.get(row.sample_index))
+                rows[row.sample_index] = row
         self._changed.set()
 
     def _is_wanted(self, task_id: str) -> bool:
@@ -113,8 +117,13 @@ class SessionTable:
         if kind == "task":
             self.tasks.pop(name, None)
         elif kind == "session":
-            self.sessions.get(task_id_of(name), {}).pop(int(name.rpartition(".")[2]), None)
+            row = self.sessions.get(task_id_of(name), {}).pop(int(name.rpartition(".")[2]), None)
+            self._ended[task_id_of(name)] -= _has_ended(row)
         self._changed.set()
+
+
+def _has_ended(row: SessionState | None) -> bool:
+    return row is not None and row.phase is Phase.ENDED
 
 
 async def require(settings: Settings, topic: Topic) -> None:

@@ -94,7 +94,7 @@ async def test_a_block_is_a_pause_and_what_is_published_in_it_is_what_calls_say_
 async def test_calls_that_do_not_end_fail_the_pause_and_the_fleet_runs_again(
     bench: Bench, client: AsyncOpenAI, scripted: ScriptedEngine
 ) -> None:
-    call = await under_way(client, scripted, 3.0)
+    call = await under_way(client, scripted, 30.0)
     with pytest.raises(fleet.NotStill, match=r"proxy-.* has 1 calls at engines\. Allow more time") as failed:
         await fleet.pause(bench.settings, deadline_s=0.8)
     assert len(failed.value.proxies) == 1
