@@ -24,7 +24,7 @@ from topics.stages import Ticket
 from topics.workers import Heartbeat
 
 POOL = "default"
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 PROXY = "http://127.0.0.1:9"
 
 T = TypeVar("T")
