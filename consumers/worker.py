@@ -231,7 +231,7 @@ class _Worker:
                 self._drained.set()
 
     def _on_fleet(self, record: FleetRecord, _: kafka.Record) -> None:
-        if isinstance(record, FleetState) and record.generation >= self._site.fleet.generation:
+        if isinstance(record, FleetState) and record.counts_after(self._site.fleet):
             self._site.fleet = record
 
     def _changed(self) -> None:

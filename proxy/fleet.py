@@ -72,7 +72,7 @@ class Fleet:
     def apply(self, record: FleetRecord) -> None:
         """Takes in a record of `polar.fleet`."""
         match record:
-            case FleetState() if record.generation >= self._state.generation:
+            case FleetState() if record.counts_after(self._state):
                 self._become(record)
             case PolicyVersion():
                 self._publications += 1

@@ -24,6 +24,11 @@ class FleetState(msgspec.Struct, frozen=True, tag="fleet_state", omit_defaults=T
     by: str = ""
     """Who said so: an id of each hand on the fleet, its host's name in it."""
 
+    def counts_after(self, known: FleetState) -> bool:
+        """Whether it is the fleet's state from now on, read after `known`. Of two of one generation the first counts: who wrote the
+        second writes again, so that all readers, whenever they began, come to the same (docs/decisions.md 61)."""
+        return self.generation > known.generation
+
 
 class PolicyVersion(msgspec.Struct, frozen=True, tag="policy_version", omit_defaults=True):
     """Key `policy`, or `policy:<engine>`: the integer that the trainer gives the weights now served."""

@@ -19,11 +19,10 @@ from polar.types.session import Phase, SessionState, Stage, TaskState
 from topics.completions import CallRecord
 from topics.events import Evaluated, Fact, InitFinished, RunFinished, TrajectoryEmitted
 from topics.fleet import FleetRecord, FleetState
+from topics.lease import LEASE_MS
 from topics.sessions import Row
 from topics.workers import Heartbeat, Sign
 
-ALIVE_MS = 6_000
-"""A process lives while its newest heartbeat is younger (protocol 12)."""
 REMEMBER_MS = 60_000
 """A dead process is forgotten after so long."""
 ERRORS = 32
@@ -146,7 +145,7 @@ class Fold:
     def back(self, from_ms: int, now_ms: int) -> None:
         """Kafka was away from `from_ms` on: who lived then couldn't say so since, and is given another lease (protocol 12)."""
         for worker_id, (beat, at) in self._beats.items():
-            if from_ms - at <= ALIVE_MS:
+            if from_ms - at <= LEASE_MS:
                 self._beats[worker_id] = (beat, now_ms)
 
     def row(self, record: Row, at_ms: int) -> None:
@@ -190,14 +189,14 @@ class Fold:
         if not isinstance(record, FleetState):
             if record.engine is None:
                 self._policy_version = record.version
-        elif record.generation >= self._fleet.generation:
+        elif record.counts_after(self._fleet):
             goes_on = record.paused and self._fleet.paused
             self._paused_since = (self._paused_since if goes_on else at_ms) if record.paused else None
             self._fleet = record
 
     def snapshot(self, now_ms: int) -> Snapshot:
         """Everything as of `now_ms`, Unix ms on the clock of `polar.workers`' records."""
-        alive = [beat for beat, at in self._beats.values() if now_ms - at <= ALIVE_MS]
+        alive = [beat for beat, at in self._beats.values() if now_ms - at <= LEASE_MS]
         return Snapshot(
             at=now_ms,
             processes=dict(sorted(Counter(beat.role for beat in alive).items())),

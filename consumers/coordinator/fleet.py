@@ -1,6 +1,6 @@
 """What `polar.fleet` says, as one coordinator process knows it: told by its follower, read by the lending and by its keepers.
 
-Of two states the one of the newer generation counts, whatever order they come in. Who changes it is no matter of the coordinator's.
+Who changes it is no matter of the coordinator's.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ class FleetView:
 
     def apply(self, record: FleetRecord) -> None:
         """A record of `polar.fleet`."""
-        if isinstance(record, FleetState) and record.generation >= self._state.generation:
+        if isinstance(record, FleetState) and record.counts_after(self._state):
             self._state = record
 
     @property

@@ -10,11 +10,9 @@ from __future__ import annotations
 from collections.abc import KeysView
 
 from polar.types.session import Stage
+from topics.lease import GAP_MS, LEASE_MS
 from topics.workers import Heartbeat
 
-LEASE_MS = 6_000
-GAP_MS = 3_000
-"""A wider gap between probes starts all leases anew."""
 REMEMBER_MS = 60_000
 DARK_MS = 10 * 60_000
 """A pool without a live run worker for so long gives its READY sessions back (protocol 10)."""

@@ -108,13 +108,16 @@ class Ledger:
         if claim_id in self._claims:
             self._ended[claim_id] = _Steered(*self._claims[claim_id], now, claim_id)
 
+    def turn(self) -> None:
+        """A round of lending begins: each worker's slots go to the partition after the one they went to last."""
+        self._turn += 1
+
     def free(self, now: int) -> list[Free]:
         """Free slots at `now`, of live workers that don't leave."""
         self._expire(now)
         taken = Counter((steered.worker_id, steered.stage) for steered in self._steered.values()) + self._promised
         ended = Counter((steered.worker_id, steered.stage) for steered in self._ended.values())
         found: list[Free] = []
-        self._turn += 1
         for worker_id, slots in self._working():
             free = slots.free + ended[worker_id, slots.stage] - taken[worker_id, slots.stage]
             if free > 0:

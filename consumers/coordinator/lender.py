@@ -48,6 +48,7 @@ class Lender:
         """A round at `now`, process clock, ms. While the fleet drains nothing is lent."""
         if self._fleet.draining:
             return
+        self._ledger.turn()
         free = self._ledger.free(now)
         slots: Counter[Line] = Counter()
         for worker in free:

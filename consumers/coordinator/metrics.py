@@ -9,10 +9,10 @@ import time
 from collections.abc import Callable, Mapping
 
 from consumers.coordinator.figures import Figures
+from consumers.coordinator.shares import ROLE
 from consumers.metrics import Metrics
 from polar.types.session import Phase, Stage
 
-ROLE = "coordinator"
 INSTANT_S = 0.2
 """Figures of one instant: a scrape reads them one by one."""
 

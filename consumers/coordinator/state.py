@@ -56,10 +56,6 @@ class Table:
         ids = (f"{task_id}.{index}" for index in range(task.num_samples if task else 0))
         return [self._sessions[session_id] for session_id in ids if session_id in self._sessions]
 
-    def wants(self) -> dict[tuple[Stage, str], int]:
-        """How many sessions want a slot, by stage and pool."""
-        return {key: self.waiting.sessions(*key).total() for key in self.waiting.queues()}
-
     def next_waiting(self, stage: Stage, pool: str, priority: int, user: str) -> SessionState | None:
         """The session that a slot lent for this user at this priority goes to (`Waiting.next`)."""
         found = self.waiting.next(stage, pool, priority, user)

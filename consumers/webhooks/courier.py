@@ -14,6 +14,7 @@ from typing import TypeVar
 
 import structlog
 
+from consumers.webhooks import GROUP
 from consumers.webhooks.backoff import pause_s
 from consumers.webhooks.debts import Debt, Debts
 from consumers.webhooks.post import Answer, Verdict
@@ -30,7 +31,6 @@ SEND_S = 30.0
 RETRY_S = 1.0
 FINISH_S = 3.0
 """On a stop, for what is under way."""
-GROUP = "webhooks"
 
 T = TypeVar("T")
 log = structlog.get_logger()

@@ -23,7 +23,8 @@ from faststream import AckPolicy
 from faststream.kafka import KafkaBroker
 from faststream.security import BaseSecurity, SASLPlaintext, SASLScram256, SASLScram512
 
-from consumers.webhooks.courier import GROUP, RETRY_S, Courier
+from consumers.webhooks import GROUP
+from consumers.webhooks.courier import RETRY_S, Courier
 from consumers.webhooks.debts import Debts
 from consumers.webhooks.post import Post
 from polar.settings import Settings

@@ -270,7 +270,7 @@ class Controls:
         if isinstance(record, PolicyVersion):
             versions = {} if record.engine is None else now.versions
             self._standing = Standing(now.state, now.since_ms, {**versions, record.engine: record.version})
-        elif record.generation > now.state.generation:
+        elif record.counts_after(now.state):
             self._standing = Standing(record, envelope.timestamp, now.versions)
         else:
             self._late.add(envelope.offset)

@@ -17,6 +17,8 @@ from topics.control import Drain
 from topics.producer import Unacknowledged
 
 IN_HAND = frozenset({Phase.INIT, Phase.RUNNING, Phase.EVALUATING, Phase.CLOSING, Phase.BUILDING})
+DRAINED = frozenset({"worker", "proxy"})
+"""Roles that heed a `Drain`: the others hold no session's work."""
 QUIET_S = 2.0
 """For which nothing must be in hand: what was decided before the coordinators heard of it is on the table sooner."""
 LOOK_S = 0.25
@@ -73,7 +75,7 @@ async def processes(
 ) -> None:
     """These workers or proxies take nothing more, finish what they have and end; returns when their heartbeats have ended.
 
-    Raises InputError for one that doesn't live, NotDrained at the deadline: they go on draining. NotReady.
+    Raises InputError for one that doesn't live or is of another role, NotDrained at the deadline: they go on draining. NotReady.
     """
     async with Watching(controls.settings, controls.producer, controls.by) as watching:
         live = watching.echoes.live
@@ -81,6 +83,13 @@ async def processes(
             raise InputError(
                 "WORKER", unknown[0], f"no such process lives; there are: {', '.join(sorted(live)) or 'none'}"
             )
+        for name in names:
+            if (role := live[name].role) not in DRAINED:
+                raise InputError(
+                    "WORKER",
+                    name,
+                    f"is a {role}, which has nothing to drain: end it by SIGTERM, another takes its work over",
+                )
         for name in names:
             try:
                 await controls.producer.send(control.TOPIC, Drain(name), key=name, deadline_s=SEND_S)

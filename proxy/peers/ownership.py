@@ -18,12 +18,9 @@ import structlog
 
 from proxy.rendezvous import ranked
 from topics import kafka
+from topics.lease import Leases
 from topics.workers import Heartbeat, Sign
 
-LEASE_MS = 6_000
-"""Of log time without a heartbeat, after which a proxy is lost."""
-GAP_MS = 3_000
-"""A wider gap between any two records was an outage or a pause of all: leases start anew after it, as coordinators' do."""
 LAG_S = 5.0
 """Within which every proxy has read of a change; until then another may still act on the set before it."""
 BEHIND_S = 2.0
@@ -47,24 +44,22 @@ class LiveSet:
     """The proxies that live and take sessions: fed with what `polar.workers` holds, in log order."""
 
     def __init__(self) -> None:
-        self._clock = 0
-        """Log time since the first record, ms; stands still while nothing is read."""
-        self._newest: int | None = None
-        self._heard: dict[str, int] = {}
+        self._leases = Leases()
         self._addresses: dict[str, str] = {}
         self._leaving: set[str] = set()
         self._superseded: set[str] = set()
 
     def hear(self, sign: Sign, append_ms: int) -> None:
         """Takes in one record; `append_ms` is the broker's time."""
-        self._tick(append_ms)
+        for worker_id in self._leases.tick(append_ms):
+            self._forget(worker_id)
         if isinstance(sign, Heartbeat) and sign.role == "proxy" and sign.address is not None:
             self._beat(sign.worker_id, sign.address, leaving=sign.leaving)
 
     @property
     def leased(self) -> frozenset[str]:
         """Worker ids with a lease, of those that leave, too."""
-        return frozenset(self._heard)
+        return self._leases.held()
 
     @property
     def owners(self) -> dict[str, Peer]:
@@ -75,21 +70,12 @@ class LiveSet:
             if worker_id not in self._leaving
         }
 
-    def _tick(self, append_ms: int) -> None:
-        gap = 0 if self._newest is None else append_ms - self._newest
-        self._newest = append_ms  # earlier than the last one's where the broker's clock was put back
-        self._clock += min(max(gap, 0), GAP_MS)
-        if gap > GAP_MS:
-            self._heard = dict.fromkeys(self._heard, self._clock)
-        for worker_id in [each for each, at in self._heard.items() if self._clock - at > LEASE_MS]:
-            self._forget(worker_id)
-
     def _beat(self, worker_id: str, address: str, *, leaving: bool) -> None:
         if worker_id in self._superseded:
             return
-        if worker_id not in self._heard:
+        if worker_id not in self._leases:
             self._supersede(worker_id, address)
-        self._heard[worker_id] = self._clock
+        self._leases.renew(worker_id)
         self._addresses[worker_id] = address
         if leaving:
             self._leaving.add(worker_id)
@@ -98,11 +84,11 @@ class LiveSet:
         """Who newly has an address is the only one there: what was started again on its port needn't wait for its own lease to end."""
         for worker_id in [each for each, held in self._addresses.items() if held == address]:
             log.info("proxy superseded", action="proxy_superseded", worker_id=worker_id, by=by, address=address)
+            self._leases.end(worker_id)
             self._forget(worker_id)
             self._superseded.add(worker_id)
 
     def _forget(self, worker_id: str) -> None:
-        del self._heard[worker_id]
         del self._addresses[worker_id]
         self._leaving.discard(worker_id)
 

@@ -2,14 +2,12 @@
 
 import json
 import stat
-import time
 from pathlib import Path
 
 import jwt
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from msgspec.structs import replace
 
 from polar.keys import (
     CLOCK_GRACE_S,
@@ -28,8 +26,6 @@ from polar.keys import (
     use_key,
 )
 from polar.types.errors import InputError
-from proxy.auth import Authenticator
-from proxy.errors import Refused
 
 CLAIMS = KeyClaims(
     "t.0",
@@ -181,21 +177,6 @@ def test_a_keyring_whose_file_is_damaged_or_gone_goes_on_with_what_it_knows(tmp_
         damage()
         assert not keyring.refresh(at_once=True)
         assert keyring.check(key, now_s=0) == CLAIMS
-
-
-def test_a_proxy_refuses_keys_of_a_secret_that_was_retired(tmp_path: Path) -> None:
-    path = tmp_path / "keys.json"
-    ensure_keys_file(path)
-    keyring, old = Keyring(path), signing(path)
-    doorman = Authenticator(keyring)
-    now = replace(CLAIMS, expires_at=int(time.time()) + 60)
-    key = keyring.mint(now)
-    assert doorman.claims_of(key) == now
-    use_key(path, add_key(path))
-    retire_key(path, old)
-    assert keyring.refresh(at_once=True)
-    with pytest.raises(Refused):
-        doorman.claims_of(key)
 
 
 AROUND = st.text(st.characters(exclude_characters="abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-"))

@@ -89,6 +89,13 @@ async def test_an_older_generation_changes_nothing() -> None:
     assert (fleet.generation, fleet.paused) == (5, False)
 
 
+async def test_of_two_records_of_one_generation_the_first_counts() -> None:
+    fleet = Told().fleet
+    fleet.apply(FleetState(1, paused=True, by="a"))
+    fleet.apply(FleetState(1, by="b"))
+    assert fleet.paused
+
+
 async def test_a_call_is_held_until_the_fleet_runs_and_no_longer_than_it_may() -> None:
     fleet = Told().fleet
     now = asyncio.get_running_loop().time

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analytics.live.fold import ALIVE_MS, ERRORS, MESSAGE_LIMIT, REMEMBER_MS, Fold, Snapshot
+from analytics.live.fold import ERRORS, MESSAGE_LIMIT, REMEMBER_MS, Fold, Snapshot
 from analytics.live.rates import Minute
 from analytics.live.standings import RECENT
 from polar.types.completion import CallError, CallOutcome, Completion, MessageDelta, TokenDelta
@@ -21,6 +21,7 @@ from polar.types.session import Phase, Plan, SessionState, Stage, Status, TaskSt
 from polar.types.tokens import pack_ids
 from topics.events import InitFinished, TrajectoryEmitted
 from topics.fleet import FleetState, PolicyVersion
+from topics.lease import LEASE_MS
 from topics.sessions import Row, key_of
 from topics.workers import Heartbeat, Probe, StageSlots
 
@@ -219,10 +220,10 @@ def test_a_process_lives_for_six_seconds_and_one_that_leaves_is_gone_at_once() -
     for n, beat in enumerate([a_beat("w1"), a_beat("w2", free=8), a_beat("p", role="proxy")]):
         fold.sign(beat, NOW + n)
     fold.sign(Probe("c"), NOW)
-    found = fold.snapshot(NOW + ALIVE_MS)
+    found = fold.snapshot(NOW + LEASE_MS)
     assert found.processes == {"proxy": 1, "worker": 2}
     assert [load(found, Stage.RUN)[field] for field in ("workers", "slots", "busy")] == [2, 16, 5]
-    assert fold.snapshot(NOW + ALIVE_MS + 1).processes == {"proxy": 1, "worker": 1}
+    assert fold.snapshot(NOW + LEASE_MS + 1).processes == {"proxy": 1, "worker": 1}
     fold.sign(a_beat("w2", leaving=True), NOW + 10)
     assert fold.snapshot(NOW + 10).processes == {"proxy": 1, "worker": 1}
     fold.sign(a_beat("p", role="proxy"), NOW + 2 * REMEMBER_MS)
@@ -231,7 +232,7 @@ def test_a_process_lives_for_six_seconds_and_one_that_leaves_is_gone_at_once() -
 
 def test_an_outage_gives_those_that_lived_before_it_another_lease() -> None:
     fold = Fold()
-    fold.sign(a_beat("dead"), NOW - 2 * ALIVE_MS)
+    fold.sign(a_beat("dead"), NOW - 2 * LEASE_MS)
     fold.sign(a_beat("alive"), NOW)
     fold.back(NOW + 1000, NOW + 60_000)
     assert fold.snapshot(NOW + 61_000).processes == {"worker": 1}
@@ -251,6 +252,13 @@ def test_the_fleets_state_is_the_newest() -> None:
     fold.fleet(FleetState(3), NOW + 5)
     found = fold.snapshot(NOW + 6)
     assert (found.paused, found.paused_since, found.draining, found.fleet_generation) == (False, None, False, 3)
+
+
+def test_of_two_records_of_one_generation_the_first_counts() -> None:
+    fold = Fold()
+    fold.fleet(FleetState(1, paused=True, by="a"), NOW)
+    fold.fleet(FleetState(1, by="b"), NOW + 1)
+    assert (fold.snapshot(NOW + 2).paused, fold.snapshot(NOW + 2).paused_since) == (True, NOW)
 
 
 # --- errors

@@ -26,6 +26,11 @@ from topics.events import (
 PLAN = Plan("default", 0, 3, 600, 3600, 600, "shell", "prefix_merging", b"{}", None, "train", b"{}")
 
 
+def wants(table: Table) -> dict[tuple[Stage, str], int]:
+    """How many sessions want a slot, by stage and pool."""
+    return {key: table.waiting.sessions(*key).total() for key in table.waiting.queues()}
+
+
 def submitted(samples: int = 1, body: str = "a", task_id: str = "t") -> TaskSubmitted:
     return TaskSubmitted("f", task_id, samples, body, PLAN, body=body.encode())
 

@@ -14,7 +14,7 @@ from consumers.coordinator.commands import (
 from consumers.coordinator.deadlines import BUILDING_MS, CLOSING_MS, FORGET_MS, QUEUE_MS, TICKET_MS
 from polar.types.errors import Kind, SessionError
 from polar.types.session import Accounting, Phase, Stage, Status
-from tests.consumers.coordinator.bench import PLAN, Bench, submitted
+from tests.consumers.coordinator.bench import PLAN, Bench, submitted, wants
 from topics.completions import CloseGroup, Open
 from topics.control import CloseKey, Discard, Grant, Revoke
 from topics.events import (
@@ -162,10 +162,10 @@ def test_an_unclaimed_ticket_is_released_again_at_no_cost_and_the_old_one_still_
     bench = Bench()
     bench.give(submitted())
     bench.lend(Stage.INIT)
-    assert bench.table.wants() == {}
+    assert wants(bench.table) == {}
     bench.now = 10_000
     bench.give(*(DeadlinePassed(s) for s in bench.table.due(bench.now)))
-    assert bench.table.wants() == {(Stage.INIT, "default"): 1}
+    assert wants(bench.table) == {(Stage.INIT, "default"): 1}
     assert bench.claim(Stage.INIT, "a").commands == (Grant("t.0", 1, "a"),)
     assert bench.session().spent == 0
 

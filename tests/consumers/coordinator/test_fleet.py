@@ -27,6 +27,13 @@ def test_the_newest_generation_counts_in_whatever_order_records_come() -> None:
         assert (view.generation, view.paused, view.draining) == (3, False, False)
 
 
+def test_of_two_records_of_one_generation_the_first_counts() -> None:
+    view = FleetView()
+    view.apply(FleetState(1, draining=True, by="a"))
+    view.apply(FleetState(1, by="b"))
+    assert view.draining
+
+
 def test_a_pause_and_a_drain_are_seen() -> None:
     view = FleetView()
     seen: list[tuple[bool, bool]] = []

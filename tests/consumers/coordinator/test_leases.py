@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from consumers.coordinator.leases import DARK_MS, GAP_MS, LEASE_MS, Leases
+from consumers.coordinator.leases import DARK_MS, Leases
 from polar.types.session import Stage
+from topics.lease import GAP_MS, LEASE_MS
 from topics.workers import Heartbeat, StageSlots
 
 

@@ -103,6 +103,13 @@ def test_named_processes_are_told_to_end_and_waited_for(settings: Settings) -> N
     assert asyncio.run(told(settings)) == [Drain("w"), Drain("w")]
 
 
+def test_what_heeds_no_drain_is_refused_by_name_before_anyone_is_told(settings: Settings) -> None:  # noqa: F811
+    beats(settings, Heartbeat("w", "worker", "far", 8), Heartbeat("b", "builder", "far", 9))
+    code, _, stderr = polar("fleet", "drain", "w", "b", "--timeout", "30")
+    assert (code, "'b'" in stderr, "is a builder" in stderr, "SIGTERM" in stderr) == (2, True, True, True)
+    assert asyncio.run(told(settings)) == []
+
+
 async def told(found: Settings) -> Sequence[object]:
     name = control.TOPIC.full_name(found.namespace)
     return [CODEC.decode(record.value or b"") async for record in read_back(found, name, 0)]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polar.fleet.echoes import GAP_MS, LEASE_MS, Echoes
+from polar.fleet.echoes import Echoes
+from topics.lease import GAP_MS, LEASE_MS
 from topics.workers import Heartbeat, Probe
 
 

@@ -25,7 +25,7 @@ BEAT_S = 0.2
 
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("proxy.peers.ownership.LEASE_MS", 2_500)
+    monkeypatch.setattr("topics.lease.LEASE_MS", 2_500)
     monkeypatch.setattr("proxy.peers.routing.HOLD_S", 6.0)
 
 
