@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -72,10 +72,27 @@ async def run_worker(
     if Stage.RUN in stages:
         require(settings)
     # Before the first heartbeat: a coordinator that knows the worker may write to its queues at once.
-    await admin.apply(settings, catalogue.of_pool(pool), embedded=settings.replication == 1, reach_s=KAFKA_S)
+    applying = admin.apply(settings, catalogue.of_pool(pool), embedded=settings.replication == 1, reach_s=KAFKA_S)
+    if not await _before(stop, applying):
+        return
     worker = _Worker(settings, stages, pool, concurrency)
     worker.tell(metrics or Metrics())
     await worker.run(_Notice(stop, grace_s, hurry or asyncio.Event()))
+
+
+async def _before(stop: asyncio.Event, starting: Coroutine[Any, Any, object]) -> bool:
+    """Whether it was done before `stop`, which cuts it off: nothing is in hand yet, and Kafka may be away for longer than anyone waits."""
+    doing, stopping = asyncio.create_task(starting, name="starting"), asyncio.create_task(stop.wait(), name="stop")
+    try:
+        await asyncio.wait({doing, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if doing.done():
+            doing.result()
+            return True
+        return False
+    finally:
+        doing.cancel()
+        stopping.cancel()
+        await asyncio.gather(doing, stopping, return_exceptions=True)
 
 
 @dataclass(frozen=True)
@@ -156,10 +173,8 @@ class _Worker:
         """Until told to leave, or until a part of it fails: then the worker stops as a whole, and raises what that part did."""
         running: list[asyncio.Task[Any]] = []
         try:
-            await self._log.start()
-            await self._control.start()
-            await self._fleet.start()
-            self._heart.start()
+            if not await _before(notice.stop, self._start()):
+                return
             parts = [
                 asyncio.create_task(self._reaper.run(), name="reaper"),
                 asyncio.create_task(self._discards.run(), name="discards"),
@@ -186,6 +201,12 @@ class _Worker:
             await self._leave(running)
         for task in ended:
             task.result()
+
+    async def _start(self) -> None:
+        await self._log.start()
+        await self._control.start()
+        await self._fleet.start()
+        self._heart.start()
 
     async def _finish(self) -> None:
         """Take no more, and return when nothing is in hand."""

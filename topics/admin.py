@@ -6,9 +6,8 @@ Applying twice changes nothing; settings that an operator added beside ours are 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
-from typing import Literal
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Literal, TypeVar
 
 import msgspec
 
@@ -32,6 +31,8 @@ TOO_FEW_BROKERS = 38
 SET_ON_TOPIC = 1
 """`config_source` of a setting that the topic itself carries (DescribeConfigs)."""
 REFUSED = "the broker refused it: "
+
+T = TypeVar("T")
 
 
 class Applied(msgspec.Struct, frozen=True):
@@ -64,29 +65,41 @@ async def apply(
     min_insync, replication = (1, 1) if embedded else (settings.min_insync, settings.replication)
     wanted = {topic.full_name(settings.namespace): topic for topic in topics}
     configs = {name: topic.broker_config(min_insync) for name, topic in wanted.items()}
-    async with _connected(settings, reach_s) as admin:
+    altered: list[str] = []
+    created: list[str] = []
+
+    async def bring_in_line(admin: kafka.Admin) -> None:
         existing = await _leaders(settings, admin, list(wanted))
         for name, leaders in existing.items():
             _check_partitions(wanted[name], name, len(leaders), embedded)
-        created = [name for name in wanted if name not in existing]
+        created.extend(name for name in wanted if name not in existing)
         await _create(
             settings,
             admin,
-            {name: (wanted[name].partition_count(embedded), replication, configs[name]) for name in created},
+            {
+                name: (topic.partition_count(embedded), replication, configs[name])
+                for name, topic in wanted.items()
+                if name not in existing
+            },
         )
-        altered = await _alter(settings, admin, {name: configs[name] for name in existing})
-    outcomes: dict[str, Literal["created", "altered"]] = dict.fromkeys(created, "created")
-    outcomes |= dict.fromkeys(altered, "altered")
+        altered.extend(await _alter(settings, admin, {name: configs[name] for name in existing}))
+
+    await _asked(settings, bring_in_line, reach_s)
+    outcomes: dict[str, Literal["created", "altered"]] = dict.fromkeys(altered, "altered")
+    outcomes |= dict.fromkeys(created, "created")
     return [Applied(name, outcomes.get(name, "unchanged")) for name in wanted]
 
 
 async def listing(settings: Settings) -> list[Listed]:
     """The namespace's topics, by name. Raises NotReady where no broker answers."""
-    async with _connected(settings) as admin:
-        described = await admin.describe_topics()
+
+    async def described(admin: kafka.Admin) -> tuple[dict[str, int], dict[str, dict[str, str]]]:
         prefix = f"{settings.namespace}."
-        counts = {t["topic"]: len(t["partitions"]) for t in described if t["topic"].startswith(prefix)}
-        configs = await _configs(admin, list(counts))
+        found = [topic for topic in await admin.describe_topics() if topic["topic"].startswith(prefix)]
+        counts = {topic["topic"]: len(topic["partitions"]) for topic in found}
+        return counts, await _configs(admin, list(counts))
+
+    counts, configs = await _asked(settings, described, REACH_S)
     reader = kafka.consumer(settings, committed=False)
     try:
         await reader.start()
@@ -100,39 +113,33 @@ async def listing(settings: Settings) -> list[Listed]:
 
 async def partition_count(settings: Settings, name: str, *, reach_s: float = REACH_S) -> int:
     """How many partitions a topic has, by its full name. Raises NotReady where no broker answers or the topic isn't there."""
-    async with _connected(settings, reach_s) as admin:
-        found = await _leaders(settings, admin, [name])
+    found = await _asked(settings, lambda admin: _leaders(settings, admin, [name]), reach_s)
     if not found.get(name):
         raise NotReady(f"Kafka at {settings.bootstrap} has no topic {name}; `polar topics apply` makes it")
     return len(found[name])
 
 
-@asynccontextmanager
-async def _connected(settings: Settings, reach_s: float = REACH_S) -> AsyncIterator[kafka.Admin]:
-    admin = await _reached(settings, reach_s)
-    try:
-        async with asyncio.timeout(DEADLINE_S):
-            yield admin
-    except (kafka.KafkaError, TimeoutError) as error:
-        raise away(settings, error) from None
-    finally:
-        await admin.close()
-
-
-async def _reached(settings: Settings, reach_s: float) -> kafka.Admin:
-    deadline = asyncio.get_running_loop().time() + reach_s
+async def _asked(settings: Settings, ask: Callable[[kafka.Admin], Awaitable[T]], reach_s: float) -> T:
+    """What `ask` returns, which is asked again where the broker that was picked doesn't answer: it may have died this moment, and others
+    live. Raises NotReady when none has answered within `reach_s`, or what one began to answer has failed for 8 s."""
+    now = asyncio.get_running_loop().time
+    began, reached = now(), False
     while True:
         admin = kafka.admin(settings)
         try:
             async with asyncio.timeout(DEADLINE_S):
                 await admin.start()
-                return admin
+                reached = True
+                return await ask(admin)
         except (kafka.KafkaError, TimeoutError) as error:
+            failed = error
+        finally:
             await admin.close()
-            if (refused := await unheard(settings)) is not None:
-                raise refused from None
-            if asyncio.get_running_loop().time() > deadline:
-                raise away(settings, error) from None
+        if not reached and (refused := await unheard(settings)) is not None:
+            raise refused from None
+        is_final = isinstance(failed, kafka.KafkaError) and not failed.retriable
+        if (is_final and reached) or now() > began + (max(reach_s, REACH_S) if reached else reach_s):
+            raise away(settings, failed) from None
         await asyncio.sleep(RETRY_S)
 
 

@@ -27,7 +27,7 @@ class SessionError(msgspec.Struct, frozen=True, omit_defaults=True):
     """Why a session, or a stage of it, did not go well."""
 
     stage: str
-    """`init`, `run`, `evaluate`, `build`, or `queue` for a session that no worker ever took."""
+    """`init`, `run`, `evaluate`, `build`, or `queue` for a session that waited for a worker."""
     kind: Kind
     code: str
     """Stable, for programs: `exit_code`, `timeout`, `lost`, `no_worker`, …"""

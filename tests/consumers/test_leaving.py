@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 import uuid
 from pathlib import Path
@@ -103,3 +104,16 @@ async def test_what_ends_within_the_grace_is_reported_and_the_worker_is_gone_wit
         held.let_go()
     assert (await coordinator.fact(RunFinished, "held.0")).status is Status.COMPLETED
     assert not coordinator.of(HandedBack, "held.0")
+
+
+async def test_a_worker_that_still_waits_for_kafka_goes_at_once(tmp_path: Path) -> None:
+    stop = asyncio.Event()
+    with socket.socket() as door:
+        door.bind(("127.0.0.1", 0))
+        nobody = Settings(kafka=f"127.0.0.1:{door.getsockname()[1]}", data=tmp_path)
+        worker = asyncio.create_task(run_worker(nobody, [Stage.INIT], pool=POOL, concurrency=1, stop=stop))
+        await asyncio.sleep(0.5)
+        assert not worker.done()
+        stop.set()
+        async with asyncio.timeout(5):
+            await worker

@@ -200,6 +200,15 @@ async def test_a_leader_that_dies_costs_seconds_and_comes_back_with_half_its_dis
         await asyncio.to_thread(cluster.settle)
 
 
+async def test_who_asks_while_one_of_three_is_dead_is_answered_by_another(
+    cluster: Cluster, settings: Settings, name: str
+) -> None:
+    """Brokers tell of the dead one until its session has ended, and clients pick among those that they are told of."""
+    await asyncio.to_thread(cluster.kill, cluster.nodes[-1])
+    for _ in range(20):
+        assert await admin.partition_count(settings, name, reach_s=0) == PARTITIONS
+
+
 @pytest.mark.skipif(not LONG, reason="takes minutes: POLAR_TEST_BAD_DAYS=long runs it")
 async def test_all_three_are_restarted_one_by_one(cluster: Cluster, settings: Settings) -> None:
     async with load(settings):
