@@ -9,9 +9,21 @@ from __future__ import annotations
 
 import argparse
 
-from benchmarks import builder, idle_memory, lake, log_bytes, pipeline, proxy, report, trainer
+from benchmarks import (
+    builder,
+    coordinator,
+    idle_memory,
+    lake,
+    log_bytes,
+    pauses,
+    pipeline,
+    proxy,
+    report,
+    scaling,
+    trainer,
+)
 
-BENCHMARKS = (proxy, log_bytes, idle_memory, builder, lake, trainer, pipeline)
+BENCHMARKS = (proxy, log_bytes, idle_memory, builder, lake, trainer, coordinator, scaling, pipeline, pauses)
 
 
 def main() -> None:

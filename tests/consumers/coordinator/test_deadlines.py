@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from consumers.coordinator.commands import DeadlinePassed, FleetPaused, FleetResumed
@@ -14,6 +14,7 @@ from consumers.coordinator.state import Table
 from polar.types.session import Phase, SessionState, Stage, TaskState
 from tests.consumers.coordinator.bench import PLAN, Bench, submitted
 from topics.codec import encode
+from topics.completions import Build, Open
 from topics.events import SessionOpenRequested
 from topics.sessions import CODEC, Position
 
@@ -27,6 +28,8 @@ class Written:
 
     rows: list[bytes]
     worked: dict[str, int]
+    opened: dict[str, Open]
+    builds: dict[str, Build]
 
 
 class Fleet(Bench):
@@ -44,7 +47,8 @@ class Fleet(Bench):
     def commit(self) -> Written:
         rows = [self.table.task("t"), self.table.task("o"), *self.table.sessions()]
         position = Position(0, self.now, self.table.pauses.total_ms(self.now))
-        self.written = Written([encode(row) for row in [*rows, position] if row is not None], dict(self.worked))
+        encoded = [encode(row) for row in [*rows, position] if row is not None]
+        self.written = Written(encoded, dict(self.worked), dict(self.opened), dict(self.builds))
         return self.written
 
     def begin(self) -> None:
@@ -79,6 +83,7 @@ class Fleet(Bench):
         self.now = position.clock_ms
         self.table.pauses = Pauses(position.paused_ms)
         self.worked = dict(self.written.worked)
+        self.opened, self.builds = dict(self.written.opened), dict(self.written.builds)
         if self.is_paused:
             self.give(FleetPaused())
         self.judge()
@@ -92,6 +97,7 @@ STEPS = st.one_of(
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(STEPS, max_size=30))
+@example(["begin", LIMITS_MS["t.0"] - 1, 10_000, "die", LIMITS_MS["t.0"] // 2, 10_000])
 def test_a_run_ends_after_its_budget_of_unpaused_time_through_any_pauses_and_restarts(steps: list[str | int]) -> None:
     fleet = Fleet()
     for step in steps:
