@@ -34,8 +34,9 @@ test-harnesses: install ## every agent CLI for real; prints the table of docs/ha
 chaos: install ## 10 minutes of killing everything, 200 sessions; CHAOS="--minutes 2 --seeds 20" for more seeds
 	$(BIN)/python -m tests.acceptance.chaos $(CHAOS)
 
+# Docker's own client leaves its sockets to the collector.
 test-docker: install ## compose/ on images built here, scaled and hurt; its Kubernetes manifests
-	$(BIN)/pytest -m docker tests/compose
+	$(BIN)/pytest -m docker -W ignore::ResourceWarning tests/compose
 
 fuzz: install ## 50,000 wrong requests at a proxy, with its memory and connections watched
 	POLAR_FUZZ_REQUESTS=50000 $(BIN)/pytest -s tests/proxy/fuzz
