@@ -137,7 +137,7 @@ async def _asked(settings: Settings, ask: Callable[[kafka.Admin], Awaitable[T]],
             await admin.close()
         if not reached and (refused := await unheard(settings)) is not None:
             raise refused from None
-        is_final = isinstance(failed, kafka.KafkaError) and not failed.retriable
+        is_final = isinstance(failed, kafka.KafkaError) and not kafka.may_pass(failed)
         if (is_final and reached) or now() > began + (max(reach_s, REACH_S) if reached else reach_s):
             raise away(settings, failed) from None
         await asyncio.sleep(RETRY_S)

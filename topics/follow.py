@@ -188,7 +188,7 @@ class Follower:
             try:
                 return await ask()
             except kafka.KafkaError as error:
-                if not error.retriable:
+                if not kafka.may_pass(error):
                     raise
                 await asyncio.sleep(RETRY_S)
 
@@ -206,7 +206,7 @@ class Follower:
                 await self._back_on(reader, error.args[0])
                 continue
             except kafka.KafkaError as error:
-                if not error.retriable:
+                if not kafka.may_pass(error):
                     raise refusal(self._settings, error) or error from None
                 log.warning("can't read", action="follow.retry", topic=self._name, reason=repr(error))
                 await asyncio.sleep(RETRY_S)

@@ -23,6 +23,7 @@ from aiokafka.errors import (
     GroupAuthorizationFailedError,
     KafkaConnectionError,
     KafkaError,
+    KafkaTimeoutError,
     MessageSizeTooLargeError,
     OffsetOutOfRangeError,
     SaslAuthenticationFailed,
@@ -57,6 +58,7 @@ __all__ = [
     "connection",
     "consumer",
     "knock",
+    "may_pass",
     "new_topic",
     "producer",
     "stop",
@@ -94,6 +96,11 @@ CONSUMER_TASKS = (
 """Where aiokafka's clients keep their tasks: part, attribute."""
 MAX_BATCH_BYTES = MIB
 """Of one partition. One request a broker is in flight, so what gathers meanwhile is what a batch can hold."""
+
+
+def may_pass(error: KafkaError) -> bool:
+    """Whether the same may be asked again and answered: aiokafka doesn't count a request that no broker answered in time among these."""
+    return bool(error.retriable) or isinstance(error, KafkaTimeoutError)
 
 
 class Record(Protocol):

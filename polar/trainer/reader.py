@@ -163,7 +163,7 @@ class Reader:
         """To where the last good poll ended: aiokafka drops what it has gathered when one partition's records can't be had."""
         log.warning("can't read", action="trainer.retry", topic=self._topic, reason=repr(error))
         is_out_of_range = getattr(error, "errno", None) == OUT_OF_RANGE
-        if not error.retriable and not is_out_of_range:
+        if not kafka.may_pass(error) and not is_out_of_range:
             self._seek(self.positions)
             raise NotReady(f"{self._topic} can't be read: {error!r}") from None
         await asyncio.sleep(RETRY_S)

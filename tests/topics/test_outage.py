@@ -1,6 +1,8 @@
 """The broker dies and comes back: what waits gets through, what was given up or stopped doesn't hang, nothing is handed on twice."""
 
 import asyncio
+import os
+import signal
 import time
 from collections.abc import Callable
 
@@ -24,6 +26,24 @@ async def until(holds: Callable[[], bool], deadline_s: float) -> None:
 @pytest.fixture
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Broker:
     return Broker(tmp_path_factory.mktemp("dying"), announce=print)
+
+
+async def test_a_broker_that_hangs_for_longer_than_a_request_may_take_is_asked_again(
+    broker: Broker, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("topics.kafka.REQUEST_TIMEOUT_MS", 1_000)
+    with broker:
+        settings = Settings(kafka=broker.bootstrap, namespace=namespace)
+        await admin.apply(settings, [control.TOPIC], embedded=True)
+        follower = Follower(settings, control.TOPIC, lambda *_: None, since=Since.BEGINNING)
+        await follower.start()
+        os.kill(broker.pid, signal.SIGSTOP)
+        asked = asyncio.create_task(follower.caught_up(60))
+        done, _ = await asyncio.wait({asked}, timeout=3)
+        os.kill(broker.pid, signal.SIGCONT)
+        assert not done
+        await asked
+        await follower.stop()
 
 
 async def test_an_outage_costs_time_only(broker: Broker, namespace: str) -> None:
