@@ -35,6 +35,8 @@ ROLES = ("fanout", "coordinator", "builder", "init", "run", "evaluate")
 AGENT = Path(__file__).with_name("agent.py")
 READY_S = 60.0
 STOP_S = 20.0
+NOT_READY = 3
+"""A process's exit code where something that it needs isn't there."""
 
 
 class Leftover(NamedTuple):
@@ -104,10 +106,17 @@ class Fleet:
         port = (self.proxy_url.rpartition(":")[2] or "0") if name == "proxy" else "0"
         ready = self.data / f"{name}.ready"
         ready.unlink(missing_ok=True)
-        await self.spawn(
-            name, "polar.cli", "proxy", "--data", str(self.data), "--engine", self.engine_url, "--port", port,
+        arguments = (
+            "polar.cli", "proxy", "--data", str(self.data), "--engine", self.engine_url, "--port", port,
             "--control-port", "0", "--ready-file", str(ready),
         )  # fmt: skip
+        async with asyncio.timeout(READY_S):
+            await self.spawn(name, *arguments)
+            while not ready.exists() and self.processes[name].returncode in (None, NOT_READY):
+                await asyncio.sleep(0.05)
+                if self.processes[name].returncode == NOT_READY:
+                    # As any supervisor does where the engine, or Kafka, hangs just now.
+                    await self.spawn(name, *arguments)
         url = (await self._ready(name))["url"]
         if name == "proxy":
             self.proxy_url = url
