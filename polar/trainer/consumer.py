@@ -6,8 +6,9 @@ only the two together are a checkpoint: no consumer group stores a position. Wha
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,8 +18,9 @@ from typing import Any, Generic, Self, TypeVar
 import structlog
 
 from polar.settings import Settings, load
+from polar.trainer.groups import Checked, Group, Patience, Rule, enough, patience
 from polar.trainer.loop_thread import LoopThread
-from polar.trainer.progress import Fold, Group, Groups, Items, Mark, State, Trajectories
+from polar.trainer.progress import Fold, Groups, Items, Mark, State, Trajectories
 from polar.trainer.reader import Reader, Start
 from polar.types.errors import InputError
 from polar.types.trajectory import Trajectory
@@ -27,10 +29,6 @@ from topics.codec import DecodeError, UnknownRecord
 from topics.kafka import Record
 
 OUTAGE_S = 300.0
-FOLDS: Mapping[Items, Callable[[Mapping[int, Mark], Counter[str]], Fold[Any]]] = {
-    "trajectories": Trajectories,
-    "groups": Groups,
-}
 
 log = structlog.get_logger()
 
@@ -94,8 +92,11 @@ class TrajectoryConsumer:
         self._marks: dict[int, Mark] | None = None
         """What was handed out before the fold; None where that is nothing, and unknown where it begins."""
         self._fold: Fold[Any] | None = None
+        self._patience: Patience | None = None
+        self._checked: list[Checked] = []
         self.skipped: Counter[str] = Counter()
-        """Records passed over: `undecodable`, `unknown_<type>`; `incomplete_group`: a group that began before reading did."""
+        """What was passed over, and why: `undecodable`, `unknown_<type>`; `incomplete_group`: a group that began before reading did;
+        `late_sample`: one whose group was out; and what rules dropped, by their reasons."""
 
     def __iter__(self) -> Iterator[Trajectory]:
         return iter(self._stream("trajectories"))
@@ -103,12 +104,17 @@ class TrajectoryConsumer:
     def __aiter__(self) -> AsyncIterator[Trajectory]:
         return aiter(self._stream("trajectories"))
 
-    def groups(self) -> Stream[Group]:
-        """Whole groups, each when its last trajectory is out; for `for` and `async for`.
+    def groups(self, *rules: Rule, at_least: int | None = None, within_s: float | None = None) -> Stream[Group]:
+        """Groups, each when its last trajectory is out; for `for` and `async for`.
 
-        Holds the trajectories of the groups that aren't whole: of the tasks in flight.
+        `rules` are asked in their order. `at_least`: groups with fewer usable samples (a reward, tokens to train) are dropped; with
+        `within_s` a group that has so many leaves that long after its first trajectory was written, without the rest. Holds the
+        trajectories of the groups that aren't whole: of the tasks in flight. Raises InputError.
         """
-        return self._stream("groups")
+        self._patience = patience(at_least, within_s)
+        given: Sequence[object] = rules  # mypy takes no function for a Checked
+        self._checked = [rule for rule in given if isinstance(rule, Checked)]
+        return self._stream("groups", *rules, *([] if at_least is None else [enough(at_least)]))
 
     def state_dict(self) -> dict[str, Any]:
         """What was handed out so far, as JSON can hold it. Raises RuntimeError before the consumer was opened, or loaded."""
@@ -182,8 +188,17 @@ class TrajectoryConsumer:
             await self._reader.place({number: mark.start for number, mark in self._marks.items()})
         self._is_placed = True
 
-    def _stream(self, items: Items) -> Stream[Any]:
-        return Stream(partial(self._take, items), self._fill, self._fill_from_outside)
+    def _stream(self, items: Items, *rules: Rule) -> Stream[Any]:
+        return Stream(partial(self._kept, items, rules), self._fill, self._fill_from_outside)
+
+    def _kept(self, items: Items, rules: Sequence[Rule]) -> Any | None:
+        """The next item of what is read already that the rules keep, as they leave it."""
+        while (item := self._take(items)) is not None:
+            for rule in rules:
+                item = None if item is None else rule(item, self.skipped)
+            if item is not None:
+                return item
+        return None
 
     def _take(self, items: Items) -> Any | None:
         """The next item of what is read already; it counts as handed out."""
@@ -196,23 +211,37 @@ class TrajectoryConsumer:
         self._items = items
         if self._fold is None:
             assert self._marks is not None, "placed"
-            self._fold = FOLDS[items](self._marks, self.skipped)
+            self._fold = (
+                Trajectories(self._marks, self.skipped)
+                if items == "trajectories"
+                else Groups(self._marks, self.skipped, lambda: self._patience)
+            )
         ready = self._reader.ready
-        while ready:
+        while (item := self._fold.due()) is None and ready:
             record = ready.popleft()
-            item = self._fold.take(record.partition, record.offset, self._decoded(record))
+            item = self._fold.take(record.partition, record.offset, self._decoded(record), record.timestamp)
             if item is not None:
-                return item
-        return None
+                break
+        return item
 
     async def _fill(self) -> bool:
         """Read on, all that was read being taken; False where iteration is to end."""
         if not self._is_placed:
             await self._place()
-        elif self._fold is not None:
-            for number, offset in self._reader.positions.items():
-                self._fold.reached(number, offset)
-        return await self._reader.fill(self._timeout_s)
+        going_on = await self._reader.fill(self._timeout_s, self._due_ms)
+        if going_on and not self._reader.ready and self._fold is not None:
+            self._fold.passed(round(time.time() * 1000))
+        return going_on
+
+    def _due_ms(self) -> int | None:
+        """When an item is to be had without a record; asked while all that was read is taken. Raises what rules do that are asked."""
+        for rule in self._checked:
+            rule.check()
+        if self._fold is None:
+            return None
+        for number, offset in self._reader.positions.items():
+            self._fold.reached(number, offset)
+        return self._fold.due_ms()
 
     def _fill_from_outside(self) -> bool:
         """`_fill`, for code that doesn't await."""

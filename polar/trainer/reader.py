@@ -7,8 +7,9 @@ that have left the log before they were read are an error unless they may be. Wh
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Literal
 
 import structlog
@@ -100,23 +101,26 @@ class Reader:
             offsets = {number: self._reachable(number, offset, first, end) for number, offset in start.items()}
         self.positions = self._seek(offsets)
 
-    async def fill(self, timeout_s: float | None) -> bool:
+    async def fill(self, timeout_s: float | None, due_ms: Callable[[], int | None] = lambda: None) -> bool:
         """Wait for records and add them to `ready`; False where Kafka says that there are no more, and none came in that time.
 
-        None: wait for ever, as long as Kafka is there. Cancelling it loses nothing. Raises NotReady where Kafka was away for `outage_s`.
+        None: wait for ever, as long as Kafka is there. True without records: it is `due_ms()`, of this host's clock, and all that
+        was written before is read. Cancelling it loses nothing. Raises NotReady where Kafka was away for `outage_s`.
         """
         loop = asyncio.get_running_loop()
         began = answered = asked = loop.time()
         while not (records := await self._poll()):
             now = loop.time()
             is_idle = timeout_s is not None and now - began >= timeout_s
-            if not is_idle and now - asked < ASK_S:
+            due = due_ms()
+            is_due = due is not None and time.time() * 1000 >= due
+            if not is_idle and not is_due and now - asked < ASK_S:
                 continue
             asked = now
             if (is_at_end := await self._is_at_end()) is not None:
                 answered = loop.time()
-                if is_idle and is_at_end:
-                    return False
+                if is_at_end and (is_due or is_idle):
+                    return is_due
             elif now - answered > self._outage_s:
                 raise NotReady(f"Kafka at {self._settings.bootstrap} has been away for {self._outage_s:.0f} s")
         self.ready.extend(records)

@@ -22,10 +22,10 @@ from aiokafka.errors import UnsupportedCodecError
 from numpy.typing import NDArray
 
 from polar.settings import Settings
-from polar.trainer import Group, TrajectoryConsumer, reader
+from polar.trainer import Group, TrajectoryConsumer, drop_zero_advantage, reader
 from polar.types.errors import InputError, NotReady
 from polar.types.trajectory import ExpandedTrace, Trajectory
-from tests.polar.trainer.writing import PARTITIONS, Writer, group, trajectory
+from tests.polar.trainer.writing import PARTITIONS, Writer, finished, group, trajectory
 from topics import kafka, trajectories
 from topics.codec import encode
 from topics.owner import FencedProducer, Write
@@ -353,3 +353,39 @@ def test_importing_it_costs_no_kafka_client() -> None:
     code = "import polar.trainer, sys; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not {"aiokafka", "numpy", "pydantic"} & set(loaded)
+
+
+async def test_a_group_leaves_with_the_samples_that_are_there_and_never_again(
+    settings: Settings, writer: Writer
+) -> None:
+    """Nothing more comes meanwhile; the deadline is the log's, and another process goes on from the state."""
+    policy: dict[str, Any] = {"at_least": 2, "within_s": 0.5}
+    await writer.write([trajectory("t", 0, 4, 1.0), trajectory("t", 3, 4, 0.0)])
+    async with TrajectoryConsumer(settings=settings) as opened:
+        async with asyncio.timeout(20):
+            early = await anext(aiter(opened.groups(**policy)))
+        state = json.loads(json.dumps(opened.state_dict()))
+    assert [one.sample_index for one in early.trajectories] == [0, 3]
+    await writer.write(
+        [trajectory("t", 1, 4), trajectory("t", 2, 4), finished("t", [1.0] * 4), *group("u", [1.0, 0.0])]
+    )
+    async with consumer(settings) as opened:
+        opened.load_state_dict(state)
+        assert [one.task_id async for one in opened.groups(**policy)] == ["u"]
+    assert opened.skipped == {"late_sample": 2}
+
+
+async def test_what_rules_drop_is_counted_and_what_they_keep_comes_as_they_leave_it(
+    settings: Settings, writer: Writer
+) -> None:
+    def last_sample_out(found: Group, counts: Counter[str]) -> Group:
+        counts["last_out"] += 1
+        return Group(found.task_id, found.trajectories[:-1])
+
+    tasks = {"same": [1.0, 1.0], "few": [1.0, None, 0.0], "kept": [1.0, 0.0, 1.0]}
+    await writer.write(record for task, rewards in tasks.items() for record in group(task, rewards))
+    with consumer(settings) as opened:
+        found = list(opened.groups(drop_zero_advantage, last_sample_out, at_least=2))
+    assert [(one.task_id, one.rewards) for one in found] == [("kept", [1.0, 0.0])]
+    assert opened.skipped == {"zero_advantage": 1, "last_out": 2, "too_few_usable": 1}
+    assert len(opened.state_dict()["partitions"]) == PARTITIONS

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polar.trainer.progress import Fold, Group, Groups, Mark, State, Trajectories
+from polar.trainer.groups import Group, Patience
+from polar.trainer.progress import Fold, Groups, Mark, State, Trajectories
 from polar.types.errors import InputError
 from polar.types.trajectory import Trajectory
 from tests.polar.trainer.writing import finished, trajectory
@@ -66,8 +67,19 @@ class Trainer:
     def step(self, partition: int) -> None:
         if self.unread[partition]:
             offset, record = self.unread[partition].pop(0)
-            item = self.fold.take(partition, offset, record)
+            item = self.fold.take(partition, offset, record, written_ms=offset)
             self.given += [] if item is None else [item]
+            self.hand_out()
+
+    def hand_out(self) -> None:
+        """What is due."""
+        while (item := self.fold.due()) is not None:
+            self.given.append(item)
+
+    def wait(self) -> None:
+        """No record comes for so long that nothing can be waited for any more."""
+        self.fold.passed(10**9)
+        self.hand_out()
 
     def reach(self, partition: int) -> None:
         """A reader's position lies behind the ends of transactions, before the next record."""
@@ -85,7 +97,9 @@ class Trainer:
 
 
 MOVES = st.lists(
-    st.tuples(st.integers(0, 2), st.integers(0, 6), st.sampled_from(["read on", "reach", "checkpoint", "die", "die"])),
+    st.tuples(
+        st.integers(0, 2), st.integers(0, 6), st.sampled_from(["read on", "reach", "wait", "checkpoint", "die", "die"])
+    ),
     min_size=4,
     max_size=20,
 )
@@ -101,6 +115,8 @@ def given_in_the_end(log: Log, make: Made, moves: list[tuple[int, int, str]]) ->
         match then:
             case "reach":
                 trainer.reach(partition)
+            case "wait":
+                trainer.wait()
             case "checkpoint":
                 trainer.checkpoint()
             case "die":
@@ -108,7 +124,7 @@ def given_in_the_end(log: Log, make: Made, moves: list[tuple[int, int, str]]) ->
     for partition, unread in trainer.unread.items():
         while unread:
             trainer.step(partition)
-    assert not trainer.skipped
+    assert not trainer.skipped.keys() - {"late_sample"}
     return trainer.given
 
 
@@ -123,6 +139,79 @@ def test_each_group_is_given_once_whole_and_in_order(log: Log, moves: list[tuple
         assert {(one.task_id, one.num_samples) for one in group.trajectories} == {
             (group.task_id, len(group.trajectories))
         }
+
+
+@settings(max_examples=200)
+@given(logs(), MOVES, st.integers(1, 3), st.integers(0, 8))
+def test_each_group_is_given_once_though_some_leave_early(
+    log: Log, moves: list[tuple[int, int, str]], at_least: int, within_ms: int
+) -> None:
+    def make(marks: Mapping[int, Mark], skipped: Counter[str]) -> Groups:
+        return Groups(marks, skipped, lambda: Patience(at_least, within_ms))
+
+    groups: list[Group] = given_in_the_end(log, make, moves)
+    ends = [record for records in log.values() for _, record in records if not isinstance(record, Trajectory)]
+    assert sorted(group.task_id for group in groups) == sorted(end.task_id for end in ends)
+    for group in groups:
+        indexes = [one.sample_index for one in group.trajectories]
+        assert indexes == sorted(set(indexes))
+        assert len(indexes) >= min(at_least, group.trajectories[0].num_samples)
+
+
+def early(at_least: int = 2, within_ms: int = 100, marks: Mapping[int, Mark] | None = None) -> Groups:
+    return Groups(marks or {0: Mark(0, 0)}, Counter(), lambda: Patience(at_least, within_ms))
+
+
+def test_a_group_leaves_when_its_time_has_come_with_the_samples_that_are_there() -> None:
+    fold = early()
+    for offset, index in enumerate((2, 0)):
+        assert fold.take(0, offset, trajectory("t", index, 4), written_ms=1000) is None
+    assert fold.due_ms() == 1100
+    fold.passed(1099)
+    assert fold.due() is None
+    fold.passed(1100)
+    group = fold.due()
+    assert group is not None
+    assert [one.sample_index for one in group.trajectories] == [0, 2]
+    assert fold.due() is None
+    assert fold.marks() == {0: Mark(2, 2, ["t"])}
+    assert fold.take(0, 2, trajectory("t", 1, 4)) is fold.take(0, 3, finished("t", [1.0] * 4)) is None
+    assert fold.skipped == {"late_sample": 1}
+    assert fold.marks() == {0: Mark(4, 4)}
+
+
+def test_after_its_time_a_group_leaves_as_soon_as_it_has_enough_usable_samples() -> None:
+    fold = early()
+    fold.take(0, 0, trajectory("t", 0, 4), written_ms=1000)
+    fold.take(0, 1, trajectory("t", 1, 4, reward=None), written_ms=1000)
+    fold.passed(2000)
+    assert fold.due() is None
+    assert fold.due_ms() is None
+    fold.take(0, 2, trajectory("t", 2, 4), written_ms=2000)
+    group = fold.due()
+    assert group is not None
+    assert group.rewards == [1.0, None, 1.0]
+
+
+def test_the_log_tells_the_time_so_that_a_trainer_that_was_away_loses_no_sample() -> None:
+    """All four lie on the log within the deadline, and are read an hour later."""
+    fold = early(at_least=1)
+    for index in range(4):
+        fold.take(0, index, trajectory("t", index, 4), written_ms=1000 + index)
+        assert fold.due() is None
+    group = fold.take(0, 4, finished("t", [1.0] * 4), written_ms=1010)
+    assert group is not None
+    assert len(group.trajectories) == 4
+
+
+def test_a_state_knows_of_a_group_that_left_early_until_its_end_was_read() -> None:
+    fold = early(marks={0: Mark(0, 3, ["t"])})
+    assert fold.take(0, 1, trajectory("t", 0, 3), written_ms=1) is None
+    fold.passed(10**6)
+    assert fold.due() is None, "not while the log is read again, and not a second time"
+    fold.take(0, 3, trajectory("t", 1, 3))
+    assert fold.skipped == {"late_sample": 1}, "what was seen before the state isn't counted again"
+    assert fold.marks() == {0: Mark(4, 4, ["t"])}
 
 
 @given(logs(), MOVES)

@@ -9,7 +9,7 @@ from typing import TypeVar
 from polar.settings import Settings
 from polar.types.session import Status
 from polar.types.tokens import pack_ids, pack_logprobs
-from polar.types.trajectory import ROOT, Call, GroupFinished, Node, Trace, Trajectory
+from polar.types.trajectory import ROOT, Call, GroupFinished, Node, Stats, Trace, Trajectory
 from topics import admin, trajectories
 from topics.codec import encode
 from topics.owner import FencedProducer, Write
@@ -37,6 +37,7 @@ def trajectory(task_id: str, index: int = 0, samples: int = 1, reward: float | N
         nodes=nodes,
         calls=[call],
         traces=[Trace(f"{task_id}.{index}/c0", leaf=1, trains=[1], reward=reward)],
+        stats=Stats(calls=1, answered=1, traces=1, tokens=5, sampled_tokens=2, trainable_tokens=2),
         metadata=b'{"set": "train"}',
     )
 

@@ -1,0 +1,89 @@
+"""What the exporters share: a session's traces as linear sequences of a prompt and a response.
+
+The response begins with the first trained token, so that what a trainer keeps per response token covers nothing that can't be trained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from polar.trainer.groups import Group
+from polar.trainer.versions import UNKNOWN, Versions, versions
+from polar.types.trajectory import Call, ExpandedTrace, Trace, Trajectory, expand
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A trace with something to train."""
+
+    index: int
+    """Into the trajectory's traces."""
+    expanded: ExpandedTrace
+    prompt_length: int
+    """Tokens before the first trained one."""
+    policy_versions: Versions
+    """Of its trained tokens, in order, without those that nobody knows; int64."""
+
+    @property
+    def reward(self) -> float:
+        """The trace's; asked where its session has one."""
+        found = self.expanded.trace.reward
+        assert found is not None, "a trace without its session's reward is no segment"
+        return found
+
+    def __len__(self) -> int:
+        """Of its response."""
+        return len(self.expanded.token_ids) - self.prompt_length
+
+    @property
+    def prompt_ids(self) -> list[int]:
+        return list(self.expanded.token_ids[: self.prompt_length].tolist())
+
+    @property
+    def response_ids(self) -> list[int]:
+        return list(self.expanded.token_ids[self.prompt_length :].tolist())
+
+    @property
+    def response_mask(self) -> list[int]:
+        return list(self.expanded.loss_mask[self.prompt_length :].tolist())
+
+    @property
+    def response_logprobs(self) -> list[float]:
+        return list(self.expanded.logprobs[self.prompt_length :].tolist())
+
+    @property
+    def calls(self) -> list[Call]:
+        """Those that sampled its trained tokens, in order, each once."""
+        return list({span.call.call_id: span.call for span in self.expanded.spans}.values())
+
+    def runs(self) -> Iterator[tuple[int, int]]:
+        """`[start, end)` of trained tokens that stand together, ascending: one sampled run may be several spans."""
+        edges = np.flatnonzero(np.diff(self.expanded.loss_mask, prepend=0, append=0).astype(np.int8))
+        yield from zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)
+
+
+def segments(trajectory: Trajectory) -> list[Segment]:
+    """The longest trace last, since a trainer that looks at one row of a rollout takes the last.
+
+    A trace that doesn't take its session's reward is none.
+    """
+    return [
+        _segment(trajectory, index, trace)
+        for index, trace in reversed(list(enumerate(trajectory.traces)))
+        if trace.trains and (trace.reward is not None or trajectory.reward is None)
+    ]
+
+
+def rewarded(group: Group) -> list[tuple[Trajectory, list[Segment]]]:
+    """The group's sessions that have a reward and something to train."""
+    found = [(trajectory, segments(trajectory)) for trajectory in group.trajectories if trajectory.reward is not None]
+    return [(trajectory, rows) for trajectory, rows in found if rows]
+
+
+def _segment(trajectory: Trajectory, index: int, trace: Trace) -> Segment:
+    expanded = expand(trajectory, trace)
+    found = np.concatenate([versions(trajectory, node) for node in trace.trains])
+    return Segment(index, expanded, expanded.spans[0].start, found[found != UNKNOWN])

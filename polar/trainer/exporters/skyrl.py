@@ -1,0 +1,55 @@
+"""SkyRL's `GeneratorOutput`, step-wise (`skyrl/train/generators/base.py`, NovaSky-AI/SkyRL at a9564572e, August 2026).
+
+What SkyRL asks (`validate_generator_output`): all lists equally long; a row's `loss_masks`, `rollout_logprobs` and response equally
+long; a trajectory's rows stand together, `is_last_step` is True on its last row and nowhere else; a reward counts on that row alone,
+whose advantage the others get. Here a row is a trace, the longest is the last, and `generator.step_wise_trajectories` is on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from polar.trainer.exporters.segments import rewarded
+from polar.trainer.groups import Group
+
+
+@dataclass(frozen=True)
+class TrajectoryID:
+    """As SkyRL's."""
+
+    instance_id: str
+    """The task."""
+    repetition_id: int
+    """The sample index."""
+
+    def to_string(self) -> str:
+        return f"{self.instance_id}_{self.repetition_id}"
+
+
+def generator_output(groups: Sequence[Group]) -> dict[str, Any]:
+    """Of all rows, in the order of the groups; what Polar has nothing for is None."""
+    rows = [
+        (trajectory, segment, segment is parts[-1])
+        for group in groups
+        for trajectory, parts in rewarded(group)
+        for segment in parts
+    ]
+    return {
+        "prompt_token_ids": [segment.prompt_ids for _, segment, _ in rows],
+        "response_ids": [segment.response_ids for _, segment, _ in rows],
+        "rewards": [segment.reward if is_last else 0.0 for _, segment, is_last in rows],
+        "loss_masks": [segment.response_mask for _, segment, _ in rows],
+        "stop_reasons": [segment.expanded.trace.finish_reason or "stop" for _, segment, _ in rows],
+        "rollout_metrics": None,
+        "rollout_logprobs": [segment.response_logprobs for _, segment, _ in rows],
+        "trajectory_ids": [TrajectoryID(trajectory.task_id, trajectory.sample_index) for trajectory, _, _ in rows],
+        "trajectory_generation_times": None,
+        "trajectory_time_splits": None,
+        "rollout_expert_indices": None,
+        "is_last_step": [is_last for _, _, is_last in rows],
+        "env_metrics": None,
+        "pixel_values": None,
+        "image_grid_thw": None,
+    }

@@ -1,0 +1,164 @@
+"""verl's `AgentLoopOutput` and the `DataProto` that its workers make of them (`verl/experimental/agent_loop/agent_loop.py`,
+verl-project/verl at 1dda039b9, August 2026).
+
+What verl asks: prompts are padded left, responses right; `response_mask` is 1 on the model's tokens alone; the reward stands on the last
+token of the response; of a rollout's several outputs the last one's reward and `reward_extra_info` are copied to the others, and only
+it stands in the group's baseline (`trainer/ppo/v1/utils.py`); `uid` names the group. Here the longest trace is the last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from polar.trainer.exporters.segments import Segment, rewarded, segments
+from polar.trainer.groups import Group
+from polar.trainer.rows import grpo
+from polar.types.errors import InputError
+from polar.types.trajectory import Trajectory
+
+
+class DataProto(msgspec.Struct, frozen=True):
+    """As verl's; `DataProto.from_dict(tensors, non_tensors, meta_info)` takes the parts, the arrays as tensors."""
+
+    batch: dict[str, NDArray[Any]]
+    """int64 [rows, prompt_length], [rows, response_length] or both; float32 where it is scores or logprobs."""
+    non_tensor_batch: dict[str, NDArray[Any]]
+    """object or int32 [rows]"""
+    meta_info: dict[str, Any]
+
+
+def agent_loop_outputs(trajectory: Trajectory) -> list[dict[str, Any]]:
+    """One for each trace, `AgentLoopOutput(**one)`; none where the session has no reward: an agent loop then returns None."""
+    if trajectory.reward is None:
+        return []
+    return [_output(trajectory, segment) for segment in segments(trajectory)]
+
+
+def data_proto(
+    groups: Sequence[Group], *, prompt_length: int, response_length: int, pad_token_id: int, leave_one_out: bool = False
+) -> DataProto:
+    """A batch of all rows, with `advantages` and `returns` by rollout, so that verl's own step for these is left out.
+
+    Raises InputError for a prompt or a response that is longer, and where no row is left.
+    """
+    rows = [
+        (trajectory, segment)
+        for group in groups
+        for trajectory, parts in rewarded(group)
+        for segment in parts
+        if _fits(trajectory, segment, prompt_length, response_length)
+    ]
+    if not rows:
+        raise InputError("groups", [group.task_id for group in groups], "none has a session with a reward to train")
+    advantages = {
+        (row.session_id, row.trace): row.advantages
+        for group in groups
+        for row in grpo(group, leave_one_out=leave_one_out)
+    }
+    returns = [
+        advantages[trajectory.session_id, segment.index][segment.prompt_length :] for trajectory, segment in rows
+    ]
+    parts = [segment for _, segment in rows]
+    return DataProto(_tensors(parts, returns, prompt_length, response_length, pad_token_id), _names(rows), {})
+
+
+def _tensors(
+    parts: Sequence[Segment], returns: list[Any], prompt_length: int, response_length: int, pad_token_id: int
+) -> dict[str, NDArray[Any]]:
+    def left(values: list[Any], fill: int) -> NDArray[Any]:
+        return _padded(values, prompt_length, np.int64, fill, is_left=True)
+
+    def right(values: list[Any], kind: type[np.generic], fill: int = 0) -> NDArray[Any]:
+        return _padded(values, response_length, kind, fill, is_left=False)
+
+    prompts, responses = [segment.prompt_ids for segment in parts], [segment.response_ids for segment in parts]
+    made = {
+        "prompts": left(prompts, pad_token_id),
+        "responses": right(responses, np.int64, pad_token_id),
+        "response_mask": right([segment.response_mask for segment in parts], np.int64),
+        "rollout_log_probs": right([segment.response_logprobs for segment in parts], np.float32),
+        "rm_scores": right([_on_last(segment) for segment in parts], np.float32),
+        "advantages": right(returns, np.float32),
+        "returns": right(returns, np.float32),
+    }
+    ones = [left([np.ones_like(ids) for ids in prompts], 0), right([np.ones_like(ids) for ids in responses], np.int64)]
+    attention_mask = np.concatenate(ones, axis=1)
+    return {
+        **made,
+        "input_ids": np.concatenate([made["prompts"], made["responses"]], axis=1),
+        "attention_mask": attention_mask,
+        "position_ids": (attention_mask.cumsum(axis=1) - 1).clip(min=0),
+    }
+
+
+def _fits(trajectory: Trajectory, segment: Segment, prompt_length: int, response_length: int) -> bool:
+    """Always; raises InputError where it doesn't: what verl would cut off is the caller's to decide."""
+    lengths = {"prompt_length": (prompt_length, segment.prompt_length)}
+    lengths["response_length"] = (response_length, len(segment))
+    for name, (allowed, length) in lengths.items():
+        if length > allowed:
+            raise InputError(
+                name, allowed, f"{trajectory.session_id}, trace {segment.index}, has {length} tokens there"
+            )
+    return True
+
+
+def _padded(values: list[Any], width: int, kind: type[np.generic], fill: int, *, is_left: bool) -> NDArray[Any]:
+    made = np.full((len(values), width), fill, dtype=kind)
+    for row, value in zip(made, values, strict=True):
+        if len(value):
+            row[-len(value) if is_left else 0 : None if is_left else len(value)] = value
+    return made
+
+
+def _on_last(segment: Segment) -> NDArray[np.float32]:
+    scores = np.zeros(len(segment), dtype=np.float32)
+    scores[-1] = segment.reward
+    return scores
+
+
+def _names(rows: Sequence[tuple[Trajectory, Segment]]) -> dict[str, NDArray[Any]]:
+    columns = {
+        "uid": [trajectory.task_id for trajectory, _ in rows],
+        "session_id": [trajectory.session_id for trajectory, _ in rows],
+        "min_global_steps": [_steps(segment)["min_global_steps"] for _, segment in rows],
+        "max_global_steps": [_steps(segment)["max_global_steps"] for _, segment in rows],
+    }
+    turns = np.array([_turns(segment) for _, segment in rows], dtype=np.int32)
+    return {"__num_turns__": turns, **{name: np.array(column, dtype=object) for name, column in columns.items()}}
+
+
+def _output(trajectory: Trajectory, segment: Segment) -> dict[str, Any]:
+    names = {"session_id": trajectory.session_id, "trace": segment.index}
+    return {
+        "prompt_ids": segment.prompt_ids,
+        "response_ids": segment.response_ids,
+        "response_mask": segment.response_mask,
+        "response_logprobs": segment.response_logprobs,
+        "reward_score": segment.reward,
+        "num_turns": _turns(segment),
+        "metrics": {"generate_sequences": _generating_s(segment), "tool_calls": 0.0, "num_preempted": -1},
+        # Read of the last output of a rollout wherever that has a reward.
+        "extra_fields": {"reward_extra_info": {}, **_steps(segment), **names},
+    }
+
+
+def _turns(segment: Segment) -> int:
+    """The prompt's, and for each call the model's; what lies between two calls is one."""
+    return 2 * len(segment.calls)
+
+
+def _generating_s(segment: Segment) -> float:
+    return sum(call.completed_at - call.received_at for call in segment.calls) / 1000
+
+
+def _steps(segment: Segment) -> dict[str, int | None]:
+    """verl's words for the policy versions that a row spans."""
+    found = segment.policy_versions
+    oldest, newest = (int(found.min()), int(found.max())) if len(found) else (None, None)
+    return {"min_global_steps": oldest, "max_global_steps": newest}

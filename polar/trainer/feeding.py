@@ -1,0 +1,189 @@
+"""Tasks submitted as groups are consumed: so many sessions are under way, or out and not yet seen by the trainer, and no more.
+
+    with TrajectoryConsumer() as consumer, Feed(tasks, max_in_flight=64) as feed:
+        for group in consumer.groups(feed, drop_zero_advantage):
+            ...
+
+`Feed` is a rule that keeps every group and notes that it came; it stands first, before rules that drop some. Invariant: the samples of
+tasks that were sent and whose group didn't come are at most `max_in_flight`, so that none grows older than a trainer at work makes
+it. Sending is `polar.client.feed`'s, which bounds the unfinished sessions by the same number, stragglers of early groups included.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import AsyncGenerator, Iterable, Mapping
+from itertools import islice
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+import structlog
+
+from polar import client
+from polar.settings import Settings, load
+from polar.trainer.groups import Group
+from polar.trainer.loop_thread import LoopThread
+from polar.types.errors import InputError, NotReady
+from polar.types.task import TaskRequest
+
+OUTAGE_S = 300.0
+"""How long Kafka may be away, as for the consumer."""
+RETRY_S = 1.0
+
+log = structlog.get_logger()
+
+
+class State(msgspec.Struct, frozen=True):
+    """A checkpoint: with the consumer's, of the same moment, it says what is still to come."""
+
+    drawn: int
+    """Tasks taken from the iterable."""
+    waiting: list[int]
+    """Of these, by position from 0: whose group didn't come yet."""
+
+
+class Feed:
+    """Runs inside `with`, once, in a thread of its own, where the tasks are drawn, too, one at a time. A rule, for `groups`."""
+
+    def __init__(
+        self,
+        tasks: Iterable[TaskRequest],
+        max_in_flight: int,
+        *,
+        data: str | Path | None = None,
+        settings: Settings | None = None,
+    ) -> None:
+        """`tasks`: any number, each with an id of its own; the same ones in the same order where a state is loaded.
+
+        `max_in_flight`: sessions. `data`, `settings`: as for `TrajectoryConsumer`. Raises InputError.
+        """
+        if max_in_flight < 1:
+            raise InputError("max_in_flight", max_in_flight, "must be 1 or more sessions")
+        self._settings = settings or load(None if data is None else Path(data))
+        self._tasks = iter(tasks)
+        self._max = max_in_flight
+        self._begins = State(0, [])
+        self._drawn = 0
+        self._waiting: dict[str, tuple[int, TaskRequest]] = {}
+        """By task id, with its position: sent, or about to be, and its group didn't come yet."""
+        self._news = asyncio.Event()
+        self._thread: LoopThread | None = None
+        self._feeding: asyncio.Task[None] | None = None
+
+    def __call__(self, group: Group, counts: Counter[str]) -> Group:
+        """Note that the group came."""
+        del counts  # nothing is dropped here
+        self._on_loop.call(self._came(group.task_id))
+        return group
+
+    def check(self) -> None:
+        """Raises what ended the sending: nothing more will come."""
+        if self._feeding is not None and self._feeding.done():
+            self._feeding.result()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Which tasks were drawn, and which of them are to come, as JSON can hold it; taken beside the consumer's."""
+        state = self._begins if self._thread is None else self._thread.call(self._state())
+        made: dict[str, Any] = msgspec.to_builtins(state)
+        return made
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there, before `with`. Raises InputError where it is no such state."""
+        assert self._thread is None, "loaded before it is entered"
+        try:
+            self._begins = msgspec.convert(state, State)
+        except msgspec.ValidationError as error:
+            raise InputError("state", state, f"not a feed's state_dict(): {error}") from None
+
+    def __enter__(self) -> Self:
+        self._thread = LoopThread("feed")
+        try:
+            self._thread.call(self._begin())
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end()
+
+    @property
+    def _on_loop(self) -> LoopThread:
+        if self._thread is None:
+            raise RuntimeError("a feed is used inside `with Feed(...) as feed:`")
+        return self._thread
+
+    async def _begin(self) -> None:
+        """Returns when the first task is sent, so that one that can't be is an error here, and not a trainer that waits for ever."""
+        tasks = enumerate(islice(self._tasks, self._begins.drawn))
+        wanted = set(self._begins.waiting)
+        self._waiting = {task.task_id: (position, task) for position, task in tasks if position in wanted}
+        self._drawn = self._begins.drawn
+        sent = asyncio.Event()
+        self._feeding = asyncio.create_task(self._feed(sent), name="feed")
+        first = asyncio.create_task(sent.wait(), name="first-sent")
+        await asyncio.wait({self._feeding, first}, return_when=asyncio.FIRST_COMPLETED)
+        first.cancel()
+        self.check()
+
+    def _end(self) -> None:
+        thread, self._thread = self._thread, None
+        assert thread is not None, "entered by `with`"
+        self._begins = thread.call(self._stop())
+        thread.stop()
+
+    async def _stop(self) -> State:
+        if self._feeding is not None:
+            self._feeding.cancel()
+            await asyncio.gather(self._feeding, return_exceptions=True)
+        return await self._state()
+
+    async def _state(self) -> State:
+        return State(self._drawn, sorted(position for position, _ in self._waiting.values()))
+
+    async def _came(self, task_id: str) -> None:
+        self._waiting.pop(task_id, None)
+        self._news.set()
+
+    async def _feed(self, sent: asyncio.Event) -> None:
+        """Send all tasks. Raises what `client.feed` does; NotReady only once Kafka was away for `OUTAGE_S`."""
+        away_at: float | None = None
+
+        def on_sent(*_: object) -> None:
+            nonlocal away_at
+            away_at = None
+            sent.set()
+
+        while True:
+            try:
+                async with client.SessionTable(self._settings) as table:
+                    await client.feed(self._settings, self._due(), table, max_in_flight=self._max, on_sent=on_sent)
+                    return
+            except NotReady as error:
+                away_at = time.monotonic() if away_at is None else away_at
+                if time.monotonic() - away_at > OUTAGE_S:
+                    raise
+                log.warning("can't send tasks", action="trainer.feed_retry", reason=str(error))
+            await asyncio.sleep(RETRY_S)
+
+    async def _due(self) -> AsyncGenerator[TaskRequest, None]:
+        """First those that may not have been taken, then new ones as there is room."""
+        for _, task in list(self._waiting.values()):
+            yield task
+        for task in self._tasks:
+            while self._under_way() + task.num_samples > self._max and self._waiting:
+                self._news.clear()
+                await self._news.wait()
+            # Together, and after the wait: a state in between would lose the task.
+            self._waiting[task.task_id] = (self._drawn, task)
+            self._drawn += 1
+            yield task
+
+    def _under_way(self) -> int:
+        return sum(task.num_samples for _, task in self._waiting.values())

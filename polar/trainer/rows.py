@@ -1,0 +1,111 @@
+"""A group as rows to train: each trace's arrays, with an advantage and a weight for every token.
+
+Invariant: each trained token is in one row. The weights of a session sum to 1 over all its rows (`weigh="session"`), or are 1 a token:
+either way the number of its traces changes nothing. Sessions without a reward give no rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polar.trainer.advantages import Baseline, baselines
+from polar.trainer.groups import Group
+from polar.trainer.versions import UNKNOWN, Versions, versions
+from polar.types.tokens import Ids, Logprobs, count
+from polar.types.trajectory import Trace, Trajectory, expand, path
+
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A sequence to train; all arrays are equally long."""
+
+    session_id: str
+    trace: int
+    """Index into the trajectory's traces."""
+    token_ids: Ids
+    """int32 [n]"""
+    loss_mask: NDArray[np.uint8]
+    """uint8 [n], 1 where trained"""
+    logprobs: Logprobs
+    """float32 [n], of the policy that sampled; here and below 0 where the mask is 0"""
+    advantages: Floats
+    """float32 [n]"""
+    weights: Floats
+    """float32 [n]"""
+    policy_versions: Versions
+    """int64 [n], -1 where the mask is 0, or nobody knows"""
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+
+def grpo(
+    group: Group,
+    *,
+    by_deviation: bool = True,
+    leave_one_out: bool = False,
+    weigh: Literal["session", "token"] = "session",
+) -> list[Row]:
+    """The rows of all sessions with a reward, in the order of the group; traces without a trained token give none.
+
+    A token's reward is its call's, where the evaluator judged the call, else its trace's; a trace without one takes no credit and
+    isn't trained. The baseline is that of the sessions' rewards (`advantages.baselines`, which has the options).
+    `weigh`: a session's weights sum to 1, spread evenly over its tokens; or each token weighs 1, as in a mean over tokens.
+    """
+    found = baselines(group.rewards, by_deviation=by_deviation, leave_one_out=leave_one_out)
+    return [
+        row
+        for trajectory, baseline in zip(group.trajectories, found, strict=True)
+        if baseline is not None
+        for row in _rows(trajectory, baseline, weigh)
+    ]
+
+
+def _rows(trajectory: Trajectory, baseline: Baseline, weigh: Literal["session", "token"]) -> Iterator[Row]:
+    credited = [
+        (index, trace) for index, trace in enumerate(trajectory.traces) if trace.trains and trace.reward is not None
+    ]
+    trained = sum(count(trajectory.nodes[node].tokens) for _, trace in credited for node in trace.trains)
+    weight = 1 / trained if weigh == "session" and trained else 1.0
+    for index, trace in credited:
+        yield _row(trajectory, index, trace, baseline, weight)
+
+
+def _row(trajectory: Trajectory, index: int, trace: Trace, baseline: Baseline, weight: float) -> Row:
+    expanded = expand(trajectory, trace)
+    size = len(expanded.token_ids)
+    advantages = np.zeros(size, dtype=np.float32)
+    policy_versions = np.full(size, UNKNOWN, dtype=np.int64)
+    trained = set(trace.trains)
+    start = 0
+    for node in path(trajectory, trace.leaf):
+        end = start + count(trajectory.nodes[node].tokens)
+        if node in trained:
+            advantages[start:end] = baseline.advantage(_reward(trajectory, trace, node))
+            policy_versions[start:end] = versions(trajectory, node)
+        start = end
+    return Row(
+        trajectory.session_id,
+        index,
+        expanded.token_ids,
+        expanded.loss_mask,
+        expanded.logprobs,
+        advantages,
+        expanded.loss_mask * np.float32(weight),
+        policy_versions,
+    )
+
+
+def _reward(trajectory: Trajectory, trace: Trace, node: int) -> float:
+    call = trajectory.nodes[node].call
+    assert call is not None, "a trained node has a call"
+    assert trace.reward is not None, "a credited trace has a reward"
+    own = trajectory.calls[call].reward
+    return trace.reward if own is None else own

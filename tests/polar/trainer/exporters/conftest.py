@@ -1,0 +1,29 @@
+"""Groups for all exporters: three sessions, of which one branched and one has no reward."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from polar.trainer.groups import Group
+from polar.types.tokens import pack_ids, pack_logprobs
+from polar.types.trajectory import ROOT, Call, Node
+from tests.polar.trainer.trees import built
+from tests.polar.trainer.writing import trajectory
+
+
+@pytest.fixture
+def group() -> Group:
+    """`t.0`: [1 2] (3 4) [5] (6), and from its (3 4) on [7] (8), reward 1; `t.1`: reward 0; `t.2`: none."""
+    calls = [Call(f"c{n}", "main", "answered", "openai_chat", n, n + 2000, policy_version=4 + n) for n in range(3)]
+    nodes = [
+        Node(ROOT, pack_ids([1, 2])),
+        Node(0, pack_ids([3, 4]), pack_logprobs([-0.5, -0.25]), call=0),
+        Node(1, pack_ids([5, 5])),
+        Node(2, pack_ids([6]), pack_logprobs([-1.0]), call=1),
+        Node(1, pack_ids([7])),
+        Node(4, pack_ids([8]), pack_logprobs([-2.0]), call=2),
+    ]
+    branched = built("t.0", nodes, calls, reward=1.0, samples=3)
+    branched = msgspec.structs.replace(branched, metadata=b'{"set": "train"}')
+    return Group("t", [branched, trajectory("t", 1, 3, 0.0), trajectory("t", 2, 3, None)])

@@ -1,0 +1,56 @@
+"""TRL's rollout dictionary and `RolloutSample`: a completion a slot, one linear row, and one advantage a conversation."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+
+from polar.trainer.advantages import advantages
+from polar.trainer.exporters.trl import rollout_samples, rollouts
+from polar.trainer.groups import Group
+from polar.types.errors import InputError
+from tests.polar.trainer.trees import groups, trained_tokens
+
+
+def test_every_sample_has_its_slot_and_one_without_a_reward_says_none(group: Group) -> None:
+    made = rollouts([group], num_generations=3, branches="longest")
+    assert made["prompt_ids"] == [[1, 2], [1, 2, 3], [1, 2, 3]]
+    assert made["completion_ids"] == [[3, 4, 5, 5, 6], [10, 1], [10, 2]]
+    assert made["env_mask"] == [[1, 1, 0, 0, 1], [1, 1], [1, 1]]
+    assert made["logprobs"] == [[-0.5, -0.25, 0, 0, -1], [-0.5, -0.25], [-0.5, -0.25]]
+    assert made["reward"] == [1.0, 0.0, None]
+
+
+def test_what_trl_has_no_place_for_is_refused_by_name(group: Group) -> None:
+    with pytest.raises(InputError, match=r"groups: has 2 traces, TRL takes one: say branches='longest'.*t\.0"):
+        rollouts([group], num_generations=3)
+    with pytest.raises(InputError, match="num_generations: t has 3 samples; TRL takes whole groups of one size"):
+        rollouts([group], num_generations=4, branches="longest")
+
+
+def test_rollout_samples_are_all_rows_of_a_conversation(group: Group) -> None:
+    side, main, other = rollout_samples(group, group_id=5)
+    assert main.input_ids == [1, 2, 3, 4, 5, 5, 6]
+    assert main.completion_mask == [0, 0, 1, 1, 0, 0, 1]
+    assert main.old_log_probs == [0, 0, -0.5, -0.25, 0, 0, -1]
+    assert (side.input_ids, side.completion_mask) == ([1, 2, 3, 4, 7, 8], [0, 0, 0, 0, 0, 1])
+    assert main.advantage == side.advantage == pytest.approx(1, abs=1e-5)
+    assert [one.model_version for one in (side, main, other)] == [6, 4, 7]
+    assert {one.group_id for one in (side, main, other)} == {5}
+
+
+@given(groups())
+def test_arrays_are_aligned_and_each_trained_token_is_in_one_row(group: Group) -> None:
+    samples = rollout_samples(group, group_id=0)
+    for sample in samples:
+        assert len(sample.input_ids) == len(sample.completion_mask) == len(sample.old_log_probs)
+        assert any(sample.completion_mask)
+        assert sample.advantage in advantages(group.rewards)
+    found = [
+        token
+        for sample in samples
+        for token, mask in zip(sample.input_ids, sample.completion_mask, strict=True)
+        if mask
+    ]
+    judged = [one for one in group.trajectories if one.reward is not None]
+    assert sorted(found) == sorted(token for one in judged for token in trained_tokens(one))

@@ -1,0 +1,125 @@
+"""A feed beside a consumer: never more in flight than was said, every group once, across a restart, too, and errors are told."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+
+from polar.settings import Settings
+from polar.trainer import Feed, Group, TrajectoryConsumer
+from polar.types.errors import InputError
+from polar.types.task import TaskRequest
+from tests.polar.test_client import Coordinator, task
+from tests.polar.trainer.writing import Writer, group
+from topics import admin, catalogue, kafka, tasks
+from topics.producer import LogProducer
+
+MAX = 4
+SIZES = [2, 2, 1, 3, 4, 1, 1, 2, 1]
+DEADLINE_S = 60.0
+
+
+def requests() -> Iterator[TaskRequest]:
+    return (task(f"t{number}", samples) for number, samples in enumerate(SIZES))
+
+
+@pytest.fixture
+async def system(settings: Settings) -> AsyncIterator[None]:
+    """A stand-in for everything between a task and its trajectories: each task is shown and ended, and its group is out, at once."""
+    await admin.apply(settings, catalogue.FIXED, embedded=True)
+    producer = LogProducer(settings)
+    await producer.start()
+    async with Writer(settings) as writer:
+        running = asyncio.create_task(work(settings, Coordinator(producer), writer), name="system")
+        yield
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+    await producer.stop()
+
+
+async def work(settings: Settings, coordinator: Coordinator, writer: Writer) -> None:
+    name = tasks.TOPIC.full_name(settings.namespace)
+    client = kafka.consumer(settings, auto_offset_reset="earliest")
+    await client.start()
+    client.assign([kafka.TopicPartition(name, number) for number in range(tasks.TOPIC.embedded_partitions)])
+    seen: set[str] = set()
+    try:
+        while True:
+            for records in (await client.getmany(timeout_ms=100)).values():
+                for record in records:
+                    sent = TaskRequest.model_validate_json(record.value or b"")
+                    if sent.task_id in seen:
+                        continue
+                    seen.add(sent.task_id)
+                    await coordinator.show(sent)
+                    await coordinator.end(sent, *range(sent.num_samples))
+                    await writer.write(group(sent.task_id, [1.0] * sent.num_samples))
+    finally:
+        await client.stop()
+
+
+def consume(settings: Settings, states: dict[str, Any], at_most: int) -> list[tuple[str, int]]:
+    """Task ids as they come, and how many sessions are in flight then; `states` is loaded, and left as it is after the last."""
+    found: list[tuple[str, int]] = []
+    feed = Feed(requests(), MAX, settings=settings)
+    consumer = TrajectoryConsumer(settings=settings)
+    if states:
+        feed.load_state_dict(states["feed"])
+        consumer.load_state_dict(states["consumer"])
+    with consumer, feed:
+        for one in consumer.groups(feed):
+            state = feed.state_dict()
+            found.append((one.task_id, sum(SIZES[position] for position in state["waiting"])))
+            if len(found) == at_most:
+                states |= json.loads(json.dumps({"feed": state, "consumer": consumer.state_dict()}))
+                break
+    return found
+
+
+async def test_so_many_are_in_flight_and_a_restart_loses_and_doubles_none(settings: Settings, system: None) -> None:
+    states: dict[str, Any] = {}
+    found: list[tuple[str, int]] = []
+    async with asyncio.timeout(DEADLINE_S):
+        for at_most in (2, 3, len(SIZES) - 5):
+            found += await asyncio.to_thread(consume, settings, states, at_most)
+    assert sorted(name for name, _ in found) == [f"t{number}" for number in range(len(SIZES))]
+    assert all(in_flight <= MAX for _, in_flight in found)
+    assert states["feed"] == {"drawn": len(SIZES), "waiting": []}
+
+
+async def test_a_task_that_can_t_be_is_an_error_at_the_start(settings: Settings, system: None) -> None:
+    def enter() -> None:
+        with Feed([task("large", MAX + 1)], MAX, settings=settings):
+            pass
+
+    async with asyncio.timeout(DEADLINE_S):
+        with pytest.raises(InputError, match="large: num_samples: more than 4 sessions in flight"):
+            await asyncio.to_thread(enter)
+
+
+async def test_what_ends_the_sending_ends_the_waiting_for_groups(settings: Settings, system: None) -> None:
+    def enter() -> None:
+        with (
+            TrajectoryConsumer(settings=settings) as consumer,
+            Feed([task("a", 2), task("large", 5)], MAX, settings=settings) as feed,
+        ):
+            for _ in consumer.groups(feed):
+                pass
+
+    async with asyncio.timeout(DEADLINE_S):
+        with pytest.raises(InputError, match="large: num_samples"):
+            await asyncio.to_thread(enter)
+
+
+def test_a_bound_or_a_state_that_can_t_be_is_refused(settings: Settings) -> None:
+    with pytest.raises(InputError, match="max_in_flight: must be 1 or more sessions"):
+        Feed([], 0, settings=settings)
+    with pytest.raises(InputError, match=r"state: not a feed's state_dict\(\)"):
+        Feed([], 1, settings=settings).load_state_dict({"drawn": "all"})
+    with pytest.raises(RuntimeError, match="inside `with Feed"):
+        Feed([], 1, settings=settings)(Group("t", []), Counter())

@@ -1,0 +1,124 @@
+"""Trajectories of any shape for properties: token trees, built by hand, whose traces part them as `prefix_merging` does."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+from hypothesis import strategies as st
+
+from polar.trainer.groups import Group
+from polar.types.completion import Sampling
+from polar.types.session import Status
+from polar.types.tokens import count, pack_ids, pack_logprobs
+from polar.types.trajectory import ROOT, Call, Node, Stats, Trace, Trajectory, path
+
+REWARDS = st.one_of(st.none(), st.sampled_from([0.0, 0.25, 1.0]), st.floats(-4, 4, width=32))
+VERSIONS = st.one_of(st.none(), st.integers(0, 6))
+
+
+@st.composite
+def trees(
+    draw: st.DrawFn,
+    task_id: str = "t",
+    index: int = 0,
+    samples: int = 1,
+    rewards: st.SearchStrategy[float | None] = REWARDS,
+    versions: st.SearchStrategy[int | None] = VERSIONS,
+) -> Trajectory:
+    """A prompt, and below it up to eight nodes that were read or sampled; some sampled runs lie in two nodes, some are masked."""
+    ids = iter(range(10_000))
+    nodes: list[Node] = []
+    calls: list[Call] = []
+
+    def add(parent: int, *, sampled: bool, masked: bool = False, call: int | None = None) -> None:
+        size = draw(st.integers(1, 3))
+        tokens = pack_ids([next(ids) for _ in range(size)])
+        if not sampled:
+            nodes.append(Node(parent, tokens))
+            return
+        if call is None:
+            call = len(calls)
+            name = f"{task_id}.{index}.c{call}"
+            sampling = Sampling(temperature=draw(st.sampled_from([None, 1.0, 0.5])))
+            calls.append(
+                Call(
+                    name,
+                    "main",
+                    "answered",
+                    "openai_chat",
+                    call,
+                    call + 1,
+                    policy_version=draw(versions),
+                    sampling=sampling,
+                )
+            )
+        logprobs = pack_logprobs([-draw(st.integers(1, 64)) / 16 for _ in range(size)])
+        nodes.append(Node(parent, tokens, logprobs, call, "why" if masked else None))
+
+    add(ROOT, sampled=False)
+    for number in range(1, draw(st.integers(1, 8)) + 1):
+        parent = draw(st.integers(0, number - 1))
+        kind = draw(st.sampled_from(["read", "sampled", "sampled", "rest", "masked"]))
+        split = nodes[parent].call if kind == "rest" else None
+        add(parent, sampled=kind != "read", masked=kind == "masked", call=split)
+    return built(f"{task_id}.{index}", nodes, calls, reward=draw(rewards), samples=samples)
+
+
+def built(
+    session_id: str, nodes: Sequence[Node], calls: Sequence[Call], *, reward: float | None, samples: int = 1
+) -> Trajectory:
+    """Traces of all leaves, longest first; a sampled node is trained in the first that holds it."""
+    task_id, _, index = session_id.rpartition(".")
+    draft = Trajectory(
+        session_id, task_id, int(index), samples, 1, Status.COMPLETED, "prefix_merging", "shell",
+        reward=reward, nodes=list(nodes), calls=list(calls),
+    )  # fmt: skip
+
+    def length(leaf: int) -> int:
+        return sum(count(nodes[node].tokens) for node in path(draft, leaf))
+
+    seen: set[int] = set()
+    traces = []
+    leaves = {*range(len(nodes))} - {node.parent for node in nodes}
+    for leaf in sorted(leaves, key=lambda leaf: (-length(leaf), leaf)):
+        trains = [
+            at for at in path(draft, leaf) if at not in seen and nodes[at].call is not None and not nodes[at].masked
+        ]
+        seen |= {*path(draft, leaf)}
+        traces.append(Trace(f"{session_id}/{leaf}", leaf, trains, reward=reward))
+    return msgspec.structs.replace(draft, traces=traces, stats=tallied(draft, traces))
+
+
+def tallied(trajectory: Trajectory, traces: Sequence[Trace]) -> Stats:
+    sampled = [node for node in trajectory.nodes if node.call is not None]
+    masked: Counter[str] = Counter()
+    for node in sampled:
+        if node.masked is not None:
+            masked[node.masked] += count(node.tokens)
+    return Stats(
+        traces=len(traces),
+        tokens=sum(count(node.tokens) for node in trajectory.nodes),
+        sampled_tokens=sum(count(node.tokens) for node in sampled),
+        trainable_tokens=sum(count(trajectory.nodes[at].tokens) for trace in traces for at in trace.trains),
+        masked_tokens=dict(masked),
+    )
+
+
+@st.composite
+def groups(
+    draw: st.DrawFn,
+    rewards: st.SearchStrategy[float | None] = REWARDS,
+    versions: st.SearchStrategy[int | None] = VERSIONS,
+) -> Group:
+    """Of one to four samples."""
+    samples = draw(st.integers(1, 4))
+    return Group("t", [draw(trees("t", index, samples, rewards, versions)) for index in range(samples)])
+
+
+def trained_tokens(trajectory: Trajectory) -> list[int]:
+    """Ids of the trained tokens, each as often as it is trained, ascending."""
+    expanded = trajectory.expanded()
+    return sorted(np.concatenate([one.token_ids[one.loss_mask == 1] for one in expanded]).tolist()) if expanded else []
