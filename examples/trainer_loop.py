@@ -16,12 +16,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from polar.trainer import Group, TrajectoryConsumer
+from polar.trainer import Group, Row, TrajectoryConsumer, grpo, pack
+from polar.trainer.advantages import advantages
 from polar.types.errors import InputError, NotReady
 
-EPSILON = 1e-6
+MAX_TOKENS = 1 << 17
+"""Of one forward pass."""
 
 
 def main() -> None:
@@ -43,33 +43,24 @@ def main() -> None:
 def train(step: int, batch: Sequence[Group]) -> None:
     """Where the gradient step goes; here it says what it would be made of."""
     print(f"step {step}")
-    tokens = 0
+    rows: list[Row] = []
     for group in batch:
         weights = advantages(group.rewards)
         print(f"  {group.task_id}" + ("" if any(weights) else ": no spread in its rewards, dropped"))
+        if not any(weights):
+            continue
+        rows += grpo(group)
         for trajectory, advantage in zip(group.trajectories, weights, strict=True):
             if advantage is None:
                 continue
-            traces = trajectory.expanded()
-            # A row of a batch: trace.token_ids, trace.loss_mask, trace.logprobs, and the advantage of its rollout.
-            trained = sum(int(trace.loss_mask.sum()) for trace in traces)
-            shape = "+".join(str(len(trace.token_ids)) for trace in traces)
+            own = [row for row in rows if row.session_id == trajectory.session_id]
+            trained = sum(int(row.loss_mask.sum()) for row in own)
+            shape = "+".join(str(len(row)) for row in own)
             print(f"    {trajectory.sample_index:2} {trajectory.status:9} reward {trajectory.reward:5.2f}"
                   f"  advantage {advantage:+.2f}  {shape} tokens, {trained} trained")  # fmt: skip
-            tokens += trained
-    print(f"  {tokens} tokens trained")
-
-
-def advantages(rewards: Sequence[float | None]) -> list[float | None]:
-    """GRPO: each reward against its group, in standard deviations. None: out of the batch.
-
-    A missing reward is out of the baseline, too: no evaluator gave one. Where all are equal nothing can be learned.
-    """
-    known = [reward for reward in rewards if reward is not None]
-    mean, deviation = (np.mean(known), np.std(known)) if known else (0, 0)
-    if deviation == 0:
-        return [None] * len(rewards)
-    return [None if reward is None else float((reward - mean) / (deviation + EPSILON)) for reward in rewards]
+    # A forward pass each: batch.token_ids, batch.cu_seqlens, and the loss of batch.logprobs, batch.advantages and batch.weights.
+    batches = pack(rows, MAX_TOKENS)
+    print(f"  {sum(int(batch.loss_mask.sum()) for batch in batches)} tokens trained")
 
 
 def save(file: Path, state: dict[str, Any]) -> None:

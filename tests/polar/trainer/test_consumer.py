@@ -382,7 +382,7 @@ async def test_what_rules_drop_is_counted_and_what_they_keep_comes_as_they_leave
         counts["last_out"] += 1
         return Group(found.task_id, found.trajectories[:-1])
 
-    tasks = {"same": [1.0, 1.0], "few": [1.0, None, 0.0], "kept": [1.0, 0.0, 1.0]}
+    tasks: dict[str, list[float | None]] = {"same": [1.0, 1.0], "few": [1.0, None, 0.0], "kept": [1.0, 0.0, 1.0]}
     await writer.write(record for task, rewards in tasks.items() for record in group(task, rewards))
     with consumer(settings) as opened:
         found = list(opened.groups(drop_zero_advantage, last_sample_out, at_least=2))

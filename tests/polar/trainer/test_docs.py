@@ -1,4 +1,4 @@
-"""The Python of docs/trainer.md does what it says, as it stands there."""
+"""The Python of docs/trainer.md and docs/exporters.md does what it says, as it stands there."""
 
 from __future__ import annotations
 
@@ -6,30 +6,58 @@ import asyncio
 import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from polar.settings import Settings, write_env_file
 from tests.polar.trainer.writing import Writer, group
+from topics import admin, catalogue
 
-PAGE = Path(__file__).parents[3] / "docs" / "trainer.md"
-BLOCKS = {
-    section.partition("\n")[0]: block
-    for section in PAGE.read_text().split("\n## ")
-    for block in re.findall(r"^```python\n(.*?)^```", section, re.DOTALL | re.MULTILINE)
-}
-"""By the heading that each stands under."""
+DOCS = Path(__file__).parents[3] / "docs"
+AT_ONCE = 4
 DEADLINE_S = 60.0
+
+
+def blocks(page: str) -> dict[str, str]:
+    """By the heading that each stands under."""
+    return {
+        section.partition("\n")[0]: block
+        for section in (DOCS / page).read_text().split("\n## ")
+        for block in re.findall(r"^```python\n(.*?)^```", section, re.DOTALL | re.MULTILINE)
+    }
+
+
 EXPECTED = {
-    "The first loop": [
-        f"math.{index} {reward} 5 tokens, 2 trained" for index, reward in ((2, None), (1, 0.0), (0, 1.0))
-    ],
-    "Groups": ["math [1.0, -1.0]"],
-    "Checkpoints": ["step 0 math"],
-    "Async": ["math [1.0, 0.0, None]"],
-    "Evaluation": ["mean reward 0.50 of 2"],
-    "Packing": ["(15,) 6 [0, 5, 10, 15]"],
+    "trainer.md": {
+        "The first loop": [
+            f"math.{index} {reward} 5 tokens, 2 trained" for index, reward in ((2, None), (1, 0.0), (0, 1.0))
+        ],
+        "Groups": ["2 sequences, 10 tokens, 4 trained"],
+        "Which groups are trained": ["math 3 of 3", "{}"],
+        "Staleness": ["{'stale_token': 6, 'stale_group': 1}"],
+        "Advantages": ["math.0 1.0 1.0 7", "math.1 -1.0 1.0 7"],
+        "Checkpoints": ["step 0 math"],
+        "Async": ["math [1.0, 0.0, None]"],
+        "Evaluation": ["mean reward 0.50 of 2"],
+        "Packing": [f"[('math.{index}', 0)] [0, 5] [0, 1, 2, 3, 4]" for index in (0, 1)],
+        "Submitting as you consume": ["math"],
+    },
+    "exporters.md": {
+        "slime": ["[(0, 2, 1.0)]", "[(1, 2, -1.0)]"],
+        "verl": [
+            "[[0, 1, 2, 3, 10, 0, 0], [0, 1, 2, 3, 10, 1, 0]] [[1, 1, 0], [1, 1, 0]]",
+            "[[10, 0], [10, 1]]",
+        ],
+        "prime-rl": [f"[False, False, False, True, True] [0.0, 0.0, 0.0, {at}, {at}] 163 bytes" for at in (1.0, -1.0)],
+        "NeMo Gym and NeMo RL": ["0 1.0 [[10, 0]]", "1 0.0 [[10, 1]]"],
+        "SkyRL": ["['math_0', 'math_1'] [True, True] [1.0, 0.0]"],
+        "TRL": [
+            "[[10, 0], [10, 1], [10, 2]] [[1, 1], [1, 1], [1, 1]] [1.0, 0.0, None]",
+            "[(0, 1.0, 7), (0, -1.0, 7)]",
+        ],
+    },
 }
 
 
@@ -38,6 +66,7 @@ def folder(settings: Settings) -> Path:
     """Where a system's data lie: one trained group, one evaluated."""
 
     async def fill() -> None:
+        await admin.apply(settings, catalogue.FIXED, embedded=True)
         async with Writer(settings) as trained, Writer(settings, "eval") as evaluated:
             await trained.write(group("math", [1.0, 0.0, None]))
             await evaluated.write(group("exam", [1.0, 0.0]))
@@ -48,26 +77,28 @@ def folder(settings: Settings) -> Path:
     return data
 
 
-def start(folder: Path, block: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
+def run(folder: Path, block: str) -> tuple[list[str], str]:
+    """What it prints, and its errors."""
+    done = subprocess.run(
         [sys.executable, "-c", block],
         cwd=folder,
         env={"POLAR_DATA": str(folder)},
         text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        capture_output=True,
+        timeout=DEADLINE_S,
+        check=False,
     )
+    return done.stdout.splitlines(), done.stderr
 
 
-def test_each_block_says_what_is_expected(folder: Path) -> None:
-    running = {section: start(folder, block) for section, block in BLOCKS.items()}
-    said = {section: process.communicate(timeout=DEADLINE_S) for section, process in running.items()}
-    assert {section: (out.splitlines(), error) for section, (out, error) in said.items()} == {
-        section: (lines, "") for section, lines in EXPECTED.items()
-    }
+@pytest.mark.parametrize("page", EXPECTED)
+def test_each_block_says_what_is_expected(folder: Path, page: str) -> None:
+    found = blocks(page)
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        said = dict(zip(found, pool.map(lambda block: run(folder, block), found.values()), strict=True))
+    assert said == {section: (lines, "") for section, lines in EXPECTED[page].items()}
 
 
 def test_a_checkpoint_is_gone_on_from(folder: Path) -> None:
-    block = BLOCKS["Checkpoints"]
-    outputs = [start(folder, block).communicate(timeout=DEADLINE_S) for _ in range(2)]
-    assert outputs == [("step 0 math\n", ""), ("", "")]
+    block = blocks("trainer.md")["Checkpoints"]
+    assert [run(folder, block) for _ in range(2)] == [(["step 0 math"], ""), ([], "")]
