@@ -298,7 +298,8 @@ def _problem(tasks: Sequence[dict[str, Any]], found: Sequence[dict[str, Any]], *
     if is_scripted and all(len(of_task) == 1 for of_task in rewards.values()):
         return "rewards differ within no task, though the scripts have good ends and bad ones"
     stopped = [each["stats"]["calls"] for each in found if each["status"] == "TIMED_OUT"]
-    if is_scripted and (len(stopped) != 1 or stopped[0] == 0):
+    # One by its script; on a machine that is short of time others, too.
+    if is_scripted and (not stopped or 0 in stopped):
         return f"one sample should be TIMED_OUT with the calls that it made; the calls of those that are: {stopped}"
     return None
 
