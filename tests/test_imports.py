@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = ("polar", "topics", "proxy", "consumers", "analytics")
 FLOOR = {"types", "settings", "registry", "keys", "blobs", "cache", "webhooks"}
 ACROSS = {"polar.cli", "polar.embedded"}
-SDK = {("polar.sessions", "polar.client"), ("polar.fleet", "polar.client")}
+SDK = {("polar.sessions", "polar.client"), ("polar.fleet", "polar.client"), ("polar.trainer", "polar.client")}
 """Of what programs import, the parts that stand on another."""
 TRAINER = {"floor", "topics", "polar.client", "polar.fleet", "polar.sessions", "polar.trainer"}
 """What a trainer's environment imports: the packages without an extra must do."""
