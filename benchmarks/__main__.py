@@ -11,6 +11,7 @@ import argparse
 
 from benchmarks import (
     builder,
+    cancelling,
     coordinator,
     idle_memory,
     lake,
@@ -23,7 +24,7 @@ from benchmarks import (
     trainer,
 )
 
-BENCHMARKS = (proxy, log_bytes, idle_memory, builder, lake, trainer, coordinator, scaling, pipeline, pauses)
+BENCHMARKS = (proxy, log_bytes, idle_memory, builder, lake, trainer, coordinator, scaling, pipeline, pauses, cancelling)
 
 
 def main() -> None:

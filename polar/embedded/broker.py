@@ -6,6 +6,7 @@ died is the caller's to decide: `wait` tells, `start` does it.
 """
 
 import base64
+import dataclasses
 import os
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from types import TracebackType
 from typing import Self
 
 from polar.embedded import distribution, supervisor, wire
-from polar.embedded.errors import BrokerError
+from polar.embedded.errors import AddressTaken, BrokerError
 from polar.embedded.folder import Folder
 from polar.embedded.properties import HEAP, Node
 
@@ -27,6 +28,10 @@ STOP_GRACE_S = 15.0
 """A clean stop takes about two seconds; after this the JVM is killed."""
 END_S = 5.0
 """How long the kernel may take to end a killed process."""
+PORT_TRIES = 3
+"""Between the choice of a port and the broker's start, which takes seconds, another program may take it."""
+TAKEN = "Address already in use"
+"""Java's words for that."""
 
 _PLAIN_JVM = (
     "-XX:+UseSerialGC",
@@ -97,6 +102,17 @@ class Broker:
         """
         if self.alive():
             raise BrokerError(f"this broker already runs (process {self.pid}): stop() it first")
+        is_first = self._node is None and not self._folder.has_ports()
+        for others in reversed(range(PORT_TRIES)):
+            try:
+                self._start()
+                return
+            except AddressTaken:
+                if self._node is None or not (is_first and others):
+                    raise
+                self._node = dataclasses.replace(self._node, cluster=(self._folder.choose_others(),))
+
+    def _start(self) -> None:
         self.kill()  # lets go of what is left of one that died
         class_path = distribution.class_path(self._announce, self._meter)
         lock = self._folder.claim()
@@ -192,7 +208,8 @@ class Broker:
         deadline = time.monotonic() + START_S
         while (seen := wire.metadata(node.ports.broker, node.security)) is None or node.id not in seen.brokers:
             if not self.alive():
-                raise BrokerError(f"Kafka ended with code {self.wait()} while it started:\n{self._folder.log_tail()}")
+                said = f"Kafka ended with code {self.wait()} while it started:\n{self._folder.log_tail()}"
+                raise AddressTaken(said) if TAKEN in said else BrokerError(said)
             if time.monotonic() > deadline:
                 raise BrokerError(f"Kafka did not serve within {START_S:.0f} s:\n{self._folder.log_tail()}")
             time.sleep(0.05)

@@ -77,6 +77,15 @@ class Folder:
         except (ValueError, TypeError) as error:
             raise BrokerError(f"{self._ports} is damaged ({error}); delete it, and new ports are chosen") from error
 
+    def has_ports(self) -> bool:
+        """Whether they are chosen: before the first start they aren't."""
+        return self._ports.exists()
+
+    def choose_others(self) -> Ports:
+        """Other ports than those that were chosen, for a folder that no client knows yet. Raises BrokerError."""
+        self._remember(_free_ports(self.ports()))
+        return self.ports()
+
     def await_free(self, ports: Ports) -> None:
         """Wait for a predecessor to let go of them. Raises BrokerError where another program has one."""
         deadline = time.monotonic() + RELEASE_S

@@ -7,6 +7,7 @@ import json
 import re
 import urllib.request
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -81,6 +82,13 @@ async def has(system: Fleet, name: str, figure: tuple[str, ...], least: float) -
     return found
 
 
+async def full(system: Fleet, name: str) -> None:
+    """Until each of its run slots has a session."""
+    async with asyncio.timeout(PATIENCE_S):
+        while (await scraped(system, name)).get(("polar_worker_slots_free", "default", "run")) != 0:
+            await asyncio.sleep(0.05)
+
+
 async def send(system: Fleet, topic: Topic, *values: bytes) -> None:
     producer = LogProducer(system.settings)
     await producer.start()
@@ -91,8 +99,9 @@ async def send(system: Fleet, topic: Topic, *values: bytes) -> None:
         await producer.stop()
 
 
-def shell(task_id: str, samples: int, seconds: float) -> dict[str, Any]:
-    agent = {"harness": "shell", "custom_shell": {"command": f"sleep {seconds}"}}
+def shell(task_id: str, samples: int, seconds: float, held: Path) -> dict[str, Any]:
+    command = f"sleep {seconds}; while [ -e {held} ]; do sleep 0.1; done"
+    agent = {"harness": "shell", "custom_shell": {"command": command}}
     return {"task_id": task_id, "instruction": "wait", "num_samples": samples, "agent": agent}
 
 
@@ -143,17 +152,23 @@ async def test_workers_and_owners_come_and_go_and_every_session_completes_in_its
     system: Fleet,
 ) -> None:
     finished = ("polar_claims_ended_total", "finished", "run")
+    held = system.data / "held"
+    """While it lies there no session ends: however long a process takes to start, there is work."""
     async with SessionTable(system.settings, ["grown"]) as table:
-        await send(system, tasks.TOPIC, json.dumps(shell("grown", SAMPLES, 0.3)).encode())
+        await send(system, tasks.TOPIC, json.dumps(shell("grown", SAMPLES, 0.3, held)).encode())
         await eventually(lambda: len(ended(table, "grown")) >= 5)
+        held.touch()
         for name in ("run-2", "run-3", "run-4", *(f"{role}-2" for role in DECIDING)):
             await start(system, name)
+        for name in ("run-2", "run-3", "run-4"):
+            await full(system, name)
+        assert len(ended(table, "grown")) < SAMPLES, "they came while there was work"
+        held.unlink()
         for name in ("run-2", "run-3", "run-4"):
             await has(system, name, finished, 1)
         for name in ("coordinator-2", "builder-2"):
             await has(system, name, ("polar_partitions_owned", name.partition("-")[0]), 1)
         await has(system, "coordinator-1", ("polar_slots", "default", "run"), 16)
-        assert len(ended(table, "grown")) < SAMPLES, "they came while there was work"
         await asyncio.gather(*(leave(system, name) for name in ("run-1", "run-2", "run-3")))
         await asyncio.gather(*(leave(system, f"{role}-1") for role in DECIDING))
         await eventually(lambda: len(ended(table, "grown")) == SAMPLES)

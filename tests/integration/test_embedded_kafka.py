@@ -23,10 +23,10 @@ import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
-from polar.embedded import Broker, BrokerError
+from polar.embedded import Broker, BrokerError, folder
 from polar.embedded.broker import new_cluster_id
 from polar.embedded.distribution import TRIES, Jar, download, locked_jars
-from polar.embedded.properties import MAX_MESSAGE_BYTES
+from polar.embedded.properties import MAX_MESSAGE_BYTES, Ports
 
 DEADLINE_S = 30.0
 BACK_AGAIN_S = 40.0
@@ -222,6 +222,25 @@ def test_a_taken_port_is_named_with_the_way_out(tmp_path: Path) -> None:
         (tmp_path / "kafka" / "ports.json").write_text(json.dumps({"broker": port, "controller": port + 1}))
         with pytest.raises(BrokerError, match=rf"port {port}, .* is taken .* delete .*ports\.json"):
             Broker(tmp_path, announce=print).start()
+
+
+def test_a_port_that_is_taken_as_the_broker_starts_for_the_first_time_costs_it_another_choice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket() as another:
+        another.bind(("127.0.0.1", 0))
+        another.listen()
+        taken = another.getsockname()[1]
+        choose, is_free = folder._free_ports, folder._is_free
+        monkeypatch.setattr(folder, "_is_free", lambda port: port == taken or is_free(port))
+        monkeypatch.setattr(
+            folder, "_free_ports", lambda but: choose(but) if but else Ports(taken, choose(but).controller)
+        )
+        with Broker(tmp_path, announce=print) as broker:
+            assert broker.bootstrap != f"127.0.0.1:{taken}"
+            found = broker.bootstrap
+        with Broker(tmp_path, announce=print) as broker:
+            assert broker.bootstrap == found, "and it keeps that"
 
 
 def test_a_jar_is_its_bytes(tmp_path: Path) -> None:

@@ -136,16 +136,14 @@ async def test_a_registry_that_lacks_the_package_is_said_in_its_own_words(
 async def test_an_installation_that_is_given_up_dies_with_its_npm(
     empty_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    before = proctree.descendants({os.getpid()}, proctree.parents())
+    started: set[int] = set()
+
     def installers() -> set[int]:
-        mark = str(empty_cache).encode()
-        found = set()
-        for pid in proctree.parents():
-            try:
-                if mark in Path(f"/proc/{pid}/cmdline").read_bytes():
-                    found.add(pid)
-            except OSError:
-                continue
-        return found
+        """Those that live; by descent, since npm writes a title of its own over its command line, and by what was seen before."""
+        tree = proctree.parents()
+        started.update(proctree.descendants({os.getpid()}, tree) - before)
+        return started & tree.keys()
 
     async with npm_registry(silence) as url:
         monkeypatch.setenv("npm_config_registry", url)
