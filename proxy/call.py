@@ -15,10 +15,10 @@ import structlog
 
 from polar.types.completion import CallError, CallOutcome
 from proxy.capture import ACK_S, RETRY_AFTER_S, Asked, Capture
-from proxy.chat import Answer
+from proxy.chat import Answer, Doubt
 from proxy.engines.pool import Engines
 from proxy.errors import EngineFault, Refusal, Refused, refusal_of
-from proxy.fleet import HELD_S, Fleet, Halted
+from proxy.fleet import HELD_S, Fleet, Halted, UnderWay
 from proxy.metrics import Metrics
 from proxy.session.claims import Ending, closed
 from topics.producer import LogProducer, RecordTooLarge, Unacknowledged
@@ -65,6 +65,8 @@ class Pipeline:
         self._capture = capture
         self._fleet = fleet
         self._metrics = metrics
+        self._warned: set[tuple[str, Doubt]] = set()
+        """Of an engine, by name, each doubt is said once, and counted always."""
 
     async def run(self, call: Call, size: int) -> Answer | Refused:
         """An answer that is on the log, or why there is none; `size` is the request's, in bytes."""
@@ -133,7 +135,21 @@ class Pipeline:
                 was_held = True
                 continue
             self._metrics.engine_s.observe(time.perf_counter() - began)
-            return answer, under_way.version if answer.policy_version is None else answer.policy_version
+            return answer, self._version(engine.name, answer, under_way)
+
+    def _version(self, engine: str, answer: Answer, under_way: UnderWay) -> int | None:
+        """The engine's word, else the fleet's, but where the engine tells of a change within the answer: the fleet knows of none."""
+        doubt = answer.policy_doubt
+        if doubt is not None:
+            self._metrics.doubted.labels(doubt).inc()
+            if (engine, doubt) not in self._warned:
+                self._warned.add((engine, doubt))
+                log.warning(
+                    "the engine's weights have no versions", action="policy_doubted", engine=engine, reason=doubt
+                )
+        if answer.policy_version is not None or doubt in ("mixed", "gaps"):
+            return answer.policy_version
+        return under_way.version
 
     async def _captured(self, call: Call, answer: Answer, policy_version: int | None) -> None:
         try:

@@ -160,6 +160,8 @@ def _answered(asked: Asked, written: Written, answer: Answer, policy_version: in
         finish_reason=answer.finish_reason,
         model_served=answer.model,
         policy_version=policy_version,
+        policy_spans=list(answer.policy_spans),
+        realigned=answer.realigned,
     )
 
 

@@ -176,6 +176,7 @@ def to_wire(request: ChatRequest, model: str, session_id: str) -> bytes:
         "response_format": request.response_format if bytes(request.response_format) else None,
         "reasoning_effort": request.reasoning_effort if request.reasoning_effort in EFFORTS else None,
         "session_id": session_id,
+        "cache_salt": request.cache_salt,
         "return_token_ids": True,
         "logprobs": True,
         "top_logprobs": 0,
