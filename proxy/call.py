@@ -15,11 +15,12 @@ import structlog
 
 from polar.types.completion import CallError, CallOutcome
 from proxy.capture import ACK_S, RETRY_AFTER_S, Asked, Capture
-from proxy.chat import Answer, Doubt
+from proxy.chat import Answer
 from proxy.engines.pool import Engines
 from proxy.errors import EngineFault, Refusal, Refused, refusal_of
-from proxy.fleet import HELD_S, Fleet, Halted, UnderWay
+from proxy.fleet import HELD_S, Fleet, Halted
 from proxy.metrics import Metrics
+from proxy.policy import Policies
 from proxy.session.claims import Ending, closed
 from topics.producer import LogProducer, RecordTooLarge, Unacknowledged
 
@@ -65,15 +66,14 @@ class Pipeline:
         self._capture = capture
         self._fleet = fleet
         self._metrics = metrics
-        self._warned: set[tuple[str, Doubt]] = set()
-        """Of an engine, by name, each doubt is said once, and counted always."""
+        self._policies = Policies(metrics)
 
     async def run(self, call: Call, size: int) -> Answer | Refused:
         """An answer that is on the log, or why there is none; `size` is the request's, in bytes."""
         self._metrics.in_flight.inc()
         try:
-            answer, policy_version = await self._asked(call, size)
-            await self._captured(call, answer, policy_version)
+            answer = await self._asked(call, size)
+            await self._captured(call, answer)
             self._count(call, CallOutcome.ANSWERED)
             return answer
         except Refused as refused:
@@ -102,8 +102,8 @@ class Pipeline:
                 Refusal.OVERLOADED, "too much waits to be recorded; try again", retry_after_s=RETRY_AFTER_S
             ) from None
 
-    async def _asked(self, call: Call, size: int) -> tuple[Answer, int | None]:
-        """The engine's answer and the policy version that sampled it, None where it can't be told."""
+    async def _asked(self, call: Call, size: int) -> Answer:
+        """The engine's answer, with what can be told of the policy versions that sampled it."""
         asked = call.asked
         try:
             return await self._sampled(asked, size)
@@ -117,7 +117,7 @@ class Pipeline:
             self._unanswered(call, CallOutcome.ABANDONED, ENDINGS[call.ended or "stopped"])
             raise
 
-    async def _sampled(self, asked: Asked, size: int) -> tuple[Answer, int | None]:
+    async def _sampled(self, asked: Asked, size: int) -> Answer:
         """The same, of the first try that no pause ended."""
         engine = self.engines.for_model(asked.request.model)
         held_until = asyncio.get_running_loop().time() + HELD_S
@@ -135,25 +135,11 @@ class Pipeline:
                 was_held = True
                 continue
             self._metrics.engine_s.observe(time.perf_counter() - began)
-            return answer, self._version(engine.name, answer, under_way)
+            return self._policies.told(engine.name, answer, under_way.version)
 
-    def _version(self, engine: str, answer: Answer, under_way: UnderWay) -> int | None:
-        """The engine's word, else the fleet's, but where the engine tells of a change within the answer: the fleet knows of none."""
-        doubt = answer.policy_doubt
-        if doubt is not None:
-            self._metrics.doubted.labels(doubt).inc()
-            if (engine, doubt) not in self._warned:
-                self._warned.add((engine, doubt))
-                log.warning(
-                    "the engine's weights have no versions", action="policy_doubted", engine=engine, reason=doubt
-                )
-        if answer.policy_version is not None or doubt in ("mixed", "gaps"):
-            return answer.policy_version
-        return under_way.version
-
-    async def _captured(self, call: Call, answer: Answer, policy_version: int | None) -> None:
+    async def _captured(self, call: Call, answer: Answer) -> None:
         try:
-            await self._capture.answered(call.asked, answer, policy_version)
+            await self._capture.answered(call.asked, answer)
         except asyncio.CancelledError:
             self._capture.disown(call.asked, DISOWNED[call.ended or "stopped"])
             raise

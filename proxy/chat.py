@@ -177,7 +177,7 @@ class Answer(msgspec.Struct, frozen=True):
     """As the engine names it."""
     logprobs_mode: str = "processed"
     policy_version: int | None = None
-    """Where the engine itself tells it; of the first token."""
+    """Of the first token; None from an engine that doesn't tell."""
     stop_sequence: str | None = None
     """The stop string that ended it, where one did."""
     policy_spans: tuple[PolicySpan, ...] = ()

@@ -8,12 +8,12 @@ only names that are one in decimal digits are versions. Nothing is guessed: what
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import groupby
 from typing import NamedTuple
 
 import msgspec
 
-from polar.types.completion import PolicySpan
+from polar.types.completion import PolicySpan, are_whole
 from proxy.chat import Doubt
 
 LARGEST = 2**63 - 1
@@ -41,18 +41,19 @@ def versions(told: Sequence[NamedSpan] | None, sampled: int) -> Versions:
     named = [span for span in told or () if span.start < span.end]
     if not named:
         return Versions()
-    edges = [named[0].start, *(span.end for span in named)]
-    if edges[0] != 0 or edges[-1] != sampled or any(one.end != other.start for one, other in pairwise(named)):
-        return Versions(policy_doubt="gaps")
-    found = [version_of(span.version) for span in named]
-    if None in found:
-        return Versions(policy_doubt="not_ours" if len({span.version for span in named}) == 1 else "mixed")
     spans: list[PolicySpan] = []
-    for version, span in zip(found, named, strict=True):
-        assert version is not None, "none of them is"
-        begin = spans.pop().start if spans and spans[-1].version == version else span.start
-        spans.append(PolicySpan(version, begin, span.end))
-    return Versions(spans[0].version, tuple(spans) if len(spans) > 1 else ())
+    for span in named:
+        version = version_of(span.version)
+        if version is None:
+            return Versions(policy_doubt="not_ours" if len({each.version for each in named}) == 1 else "mixed")
+        spans.append(PolicySpan(version, span.start, span.end))
+    if not are_whole(spans, sampled):
+        return Versions(policy_doubt="gaps")
+    joined = [
+        PolicySpan(version, run[0].start, run[-1].end)
+        for version, run in ((version, list(run)) for version, run in groupby(spans, lambda span: span.version))
+    ]
+    return Versions(joined[0].version, tuple(joined) if len(joined) > 1 else ())
 
 
 def version_of(name: str | int | None) -> int | None:
