@@ -69,14 +69,14 @@ class Capture:
         self._metrics = metrics
         self._beside: set[asyncio.Task[None]] = set()
 
-    async def answered(self, asked: Asked, answer: Answer, policy_version: int | None) -> None:
+    async def answered(self, asked: Asked, answer: Answer) -> None:
         """Returns when the call is on the log. Raises Refused when it may not be: the call is disowned then. RecordTooLarge: it isn't.
 
         Cancelled, it leaves disowning to the caller, who knows why.
         """
         began = time.perf_counter()
         written = asked.claim.history.write(asked.told)
-        record = _answered(asked, written, answer, policy_version)
+        record = _answered(asked, written, answer)
         try:
             await self._send(record, ACK_S)
         except Unacknowledged as error:
@@ -150,7 +150,7 @@ class Capture:
         task.add_done_callback(self._beside.discard)
 
 
-def _answered(asked: Asked, written: Written, answer: Answer, policy_version: int | None) -> Completion:
+def _answered(asked: Asked, written: Written, answer: Answer) -> Completion:
     return msgspec.structs.replace(
         _completion(asked, written, CallOutcome.ANSWERED, asked.claim.history.prompt(answer)),
         sampled=answer.sampled_ids,
@@ -160,7 +160,9 @@ def _answered(asked: Asked, written: Written, answer: Answer, policy_version: in
         finish_reason=answer.finish_reason,
         stop_sequence=answer.stop_sequence,
         model_served=answer.model,
-        policy_version=policy_version,
+        policy_version=answer.policy_version,
+        policy_spans=list(answer.policy_spans),
+        realigned=answer.realigned,
     )
 
 

@@ -122,7 +122,7 @@ class Engine:
             deltas=deltas,
             finish_reason=finish_reason,
             stop_reason=stop_reason,
-            cached_tokens=self._cache.hit(request.sample, prompt),
+            cached_tokens=self._cache.hit((request.sample, request.cache_salt), prompt),
             reasoning_tokens=self._parser.reasoning_tokens(token_ids),
             top_alternatives=request.top_alternatives,
             returns_token_ids=bool(request.return_token_ids),
@@ -135,7 +135,7 @@ class Engine:
     def write_down(self, work: Work, outcome: Literal["completed", "aborted"], tokens: int) -> None:
         """Puts a call into the record, and the cache, with the first `tokens` of what it sampled."""
         said = work.generation
-        self._cache.keep(work.request.sample, work.prompt, said.token_ids[:tokens])
+        self._cache.keep((work.request.sample, work.request.cache_salt), work.prompt, said.token_ids[:tokens])
         self.record.append(
             Sampled(
                 call=work.number,

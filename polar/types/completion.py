@@ -7,7 +7,9 @@ is all of it. `topics/delta.py` makes and resolves them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
+from itertools import pairwise
 
 import msgspec
 
@@ -68,6 +70,16 @@ class PolicySpan(msgspec.Struct, frozen=True, array_like=True):
     version: int
     start: int
     end: int
+
+
+def are_whole(spans: Sequence[PolicySpan], tokens: int) -> bool:
+    """Whether each of so many tokens lies in one of the spans, which ascend."""
+    ends = [0, *(span.end for span in spans)]
+    return (
+        ends[-1] == tokens
+        and all(start < end for start, end in pairwise(ends))
+        and all(span.start == before for span, before in zip(spans, ends, strict=False))
+    )
 
 
 class CallError(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -185,6 +185,7 @@ def fields_of(request: ChatRequest, model: str, session_id: str) -> dict[str, An
         "response_format": request.response_format if bytes(request.response_format) else None,
         "reasoning_effort": request.reasoning_effort if request.reasoning_effort in EFFORTS else None,
         "session_id": session_id,
+        "cache_salt": request.cache_salt,
         "return_token_ids": True,
         "logprobs": True,
         "top_logprobs": 0,
