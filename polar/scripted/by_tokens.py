@@ -41,7 +41,6 @@ class GenerateRequest(msgspec.Struct):
     sampling_params: SamplingParams
     model: str | None = None
     cache_salt: str | None = None
-    features: msgspec.Raw = msgspec.Raw(b"null")
     stream: bool = False
 
     def as_chat(self, tools: Sequence[dict[str, Any]], session_id: str | None) -> ChatRequest:
