@@ -1,4 +1,4 @@
-"""Token faithful, by vLLM's own word: agents of all four dialects work through `polar up` against a real vLLM, and it scores every trace again.
+"""Token faithful, by vLLM's own word: agents of all four dialects work through `polar up`, and vLLM scores every trace again.
 
 Real: the server and its weights, Kafka, proxy, builder, the providers' clients. The model is tiny and trained to call tools.
 """
@@ -9,7 +9,6 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
