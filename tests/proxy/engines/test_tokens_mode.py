@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
-import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -28,10 +25,8 @@ from polar.scripted.scripts import Script, ScriptCall, ScriptTurn, Variant
 from polar.scripted.template import ChatTemplate
 from polar.types.completion import Sampling
 from polar.types.tokens import unpack_ids
-from proxy.chat import Answer, ChatRequest, Function, FunctionCall, ImagePart, ImageUrl, Message, TextPart, Tool
-from proxy.engines.continuing import Continuing
+from proxy.chat import Answer, ChatRequest, Function, FunctionCall, Message, Tool
 from proxy.engines.vllm_tokens import VllmTokens
-from proxy.errors import EngineFault
 from proxy.session.claims import Claim
 
 MODEL = "polar-scripted"
