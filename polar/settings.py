@@ -48,7 +48,7 @@ class EngineSettings(BaseModel):
     models: tuple[str, ...] = ("*",)
     """What harnesses may ask for; `*`: anything."""
     mode: str = "chat"
-    """`chat`, or the name of an engine plug-in."""
+    """`chat`; `tokens`, which goes on from the tokens that were sampled; or the name of an engine plug-in."""
     concurrency: int = Field(default=256, ge=1)
     """Calls under way at most, of one proxy process; more wait their turn."""
     logprobs_mode: Literal["raw", "processed"] = "raw"

@@ -86,7 +86,7 @@ class Capture:
                 Refusal.UNAVAILABLE, "the call could not be recorded; try again", retry_after_s=RETRY_AFTER_S
             ) from None
         self._metrics.ack_s.observe(time.perf_counter() - began)
-        asked.claim.acknowledged(asked.call_id, asked.request, asked.told, answer)
+        asked.claim.acknowledged(asked.call_id, asked.engine, asked.request, asked.told, answer)
 
     def unanswered(self, asked: Asked, outcome: CallOutcome, error: CallError) -> None:
         """Records a failed or abandoned call, beside the way."""
@@ -158,6 +158,7 @@ def _answered(asked: Asked, written: Written, answer: Answer) -> Completion:
         logprobs_mode=answer.logprobs_mode,
         answer=_encode(answer.message),
         finish_reason=answer.finish_reason,
+        stop_sequence=answer.stop_sequence,
         model_served=answer.model,
         policy_version=answer.policy_version,
         policy_spans=list(answer.policy_spans),
@@ -187,6 +188,7 @@ def _completion(asked: Asked, written: Written, outcome: CallOutcome, prompt: To
         tools=written.tools,
         model_requested=request.model,
         sampling=request.sampling,
+        reasoning_effort=request.reasoning_effort,
         kind=asked.kind.name,
         kind_rule=asked.kind.rule,
         lineage=asked.lineage,

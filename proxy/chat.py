@@ -12,6 +12,7 @@ from typing import Literal
 import msgspec
 
 from polar.types.completion import PolicySpan, Sampling
+from polar.types.tokens import Ids
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 FinishReason = Literal["stop", "length", "tool_calls", "content_filter"]
@@ -103,6 +104,17 @@ class ForcedTool(msgspec.Struct, frozen=True):
 ToolChoice = Literal["none", "auto", "required"] | ForcedTool
 
 
+class Continued(msgspec.Struct, frozen=True, eq=False):
+    """The newest answer of a session that a request repeats, after the very messages that it answered."""
+
+    position: int
+    """Of its message in the request."""
+    tokens: Ids
+    """Its call's prompt and what was sampled."""
+    is_ended: bool
+    """The last of them is one that ends turns: neither a limit nor a stop string ended it."""
+
+
 class ChatRequest(msgspec.Struct, frozen=True):
     """What a harness asks for, in any dialect."""
 
@@ -130,6 +142,8 @@ class ChatRequest(msgspec.Struct, frozen=True):
     stream: bool = False
     stream_usage: bool = False
     """The stream tells usage at its end; dialects that always do so set it."""
+    continued: Continued | None = None
+    """For engines that own their prompts: the answer whose tokens stand in this one's. Set where the call is made."""
     cache_salt: str | None = None
     """What its engine keeps the prefixes that it caches for it apart by: those of other weights. Set where the call reaches the engine."""
     wire: object = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 import msgspec
 
@@ -21,10 +22,11 @@ from proxy.kinds import kind_of
 from proxy.lineage import lineage_of
 from proxy.metrics import Metrics
 from proxy.session.claims import Claim
-from proxy.session.history import Transcript, transcript
+from proxy.session.history import Transcript, frame_of, transcript
 from proxy.session.limits import admit
 from proxy.session.repeats import is_retry, name_of
 from proxy.session.reply import Answering, Reply
+from topics.delta import Spelled
 
 
 class Intake:
@@ -47,18 +49,23 @@ class Intake:
         """The answer to a request of `size` bytes, under way. Raises Refused for what the claim may not have."""
         lineage = lineage_of(headers)
         whole = claim.stored.continued(request)
-        messages, spelled = claim.turns.restore(whole.messages, request.tools)
-        told = transcript(spelled, request.tools)
+        engine = self._pipeline.engines.for_model(request.model)
+        bare = transcript(Spelled(), request.tools)
+        frame = frame_of(engine.name, bare.tools_digest, request.reasoning_effort) if engine.owns_prompts else None
+        messages, spelled = claim.turns.restore(whole.messages, request.tools, frame)
+        told = replace(bare, messages=spelled)
         asked_for = imposed(msgspec.structs.replace(whole, messages=messages), claim.key)
         name = name_of(dialect.name, asked_for, told, lineage)
         answering = claim.repeats.shared(name, is_retry=is_retry(lineage))
         if answering is not None:
             self._metrics.repeated.inc()
             return Reply(answering, request)
+        if frame is not None:
+            asked_for = msgspec.structs.replace(asked_for, continued=claim.continued(spelled, frame))
         admit(claim.key.limits, claim.spent, len(claim.in_flight), request.choices)
         calls = [
             Call(self._pipeline, asked, size)
-            for asked in self._asked(dialect, claim, asked_for, told, lineage, received_at)
+            for asked in self._asked(dialect, claim, engine.name, asked_for, told, lineage, received_at)
         ]
         answering = Answering(self._pipeline, calls)
         claim.repeats.start(name, answering)
@@ -68,6 +75,7 @@ class Intake:
         self,
         dialect: Dialect,
         claim: Claim,
+        engine: str,
         request: ChatRequest,
         told: Transcript,
         lineage: dict[str, str] | None,
@@ -75,7 +83,6 @@ class Intake:
     ) -> Iterator[Asked]:
         """A request's choices."""
         first = dialect.id_prefix + os.urandom(16).hex()
-        engine = self._pipeline.engines.for_model(request.model).name
         kind = kind_of(request, lineage)
         for choice in range(request.choices):
             yield Asked(

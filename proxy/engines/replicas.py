@@ -45,6 +45,11 @@ class Replicas:
         self._servers = {url: Server(url, engine) for url, engine in servers.items()}
 
     @property
+    def owns_prompts(self) -> bool:
+        """Whether calls go on from tokens; servers of one engine are asked in one way."""
+        return all(server.engine.owns_prompts for server in self._servers.values())
+
+    @property
     def healthy(self) -> int:
         """Servers that are up."""
         return sum(server.is_up for server in self._servers.values())

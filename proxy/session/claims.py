@@ -16,15 +16,16 @@ from typing import Literal, Protocol
 from polar.keys import KeyClaims
 from polar.types.tokens import count
 from proxy.bounds import CALL_S
-from proxy.chat import Answer, ChatRequest, Message
+from proxy.chat import Answer, ChatRequest, Continued, Message
 from proxy.errors import Refusal, Refused
-from proxy.session.history import History, Transcript
+from proxy.session.history import History, Transcript, frame_of
 from proxy.session.limits import Spent
 from proxy.session.recalled import recalled
 from proxy.session.recovery import ClaimLog
 from proxy.session.repeats import Repeats
 from proxy.session.stored import Stored
 from proxy.session.turns import Turns
+from topics.delta import Spelled
 
 CLAIMS = 4096
 """Claims remembered; one in use is never forgotten."""
@@ -68,12 +69,24 @@ class Claim:
         self._unsaid: set[bytes | str] = set()
         """What requests repeated that the log doesn't hold either."""
 
-    def acknowledged(self, call_id: str, request: ChatRequest, told: Transcript, answer: Answer) -> None:
-        """An answer is on the log, and about to leave."""
+    def acknowledged(self, call_id: str, engine: str, request: ChatRequest, told: Transcript, answer: Answer) -> None:
+        """An answer of an engine, by name, is on the log, and about to leave."""
         self._remember(call_id, told, answer.prompt_ids, answer.sampled_ids, answer.message)
-        self.turns.add(call_id, told.messages.link, answer.message)
+        self.turns.add(
+            call_id,
+            told.messages.link,
+            answer.message,
+            frame=frame_of(engine, told.tools_digest, request.reasoning_effort),
+            is_ended=_is_ended(answer.finish_reason, answer.stop_sequence),
+        )
         if (first := request.stored_from) is not None:
             self.stored.add(call_id, request.messages, told.messages, answer.message, first)
+
+    def continued(self, spelled: Spelled, frame: bytes) -> Continued | None:
+        """The newest answer that restored messages continue, with its tokens; None where there is none, or they were forgotten."""
+        repeated = self.turns.repeated(spelled, frame)
+        tokens = None if repeated is None else self.history.tokens(repeated.call_id)
+        return None if repeated is None or tokens is None else Continued(repeated.position, tokens, repeated.is_ended)
 
     def undelivered(self, call_id: str) -> None:
         """That answer was seen by nobody."""
@@ -90,7 +103,13 @@ class Claim:
             self._remember(call_id, one.told, prompt, one.call.sampled, one.answer)
             if call_id in log.disowned:
                 continue
-            self.turns.add(call_id, one.told.messages.link, one.answer)
+            self.turns.add(
+                call_id,
+                one.told.messages.link,
+                one.answer,
+                frame=frame_of(one.call.engine, one.told.tools_digest, one.call.reasoning_effort),
+                is_ended=_is_ended(one.call.finish_reason, one.call.stop_sequence),
+            )
             if (first := one.call.stored_from) is not None:
                 self.stored.add(call_id, one.messages, one.told.messages, one.answer, first)
 
@@ -241,6 +260,11 @@ class Claims:
             if idle is not None:
                 del self._claims[idle.key.claim_id]
                 self._known_since = max(self._known_since, idle.key.issued_at + 1)
+
+
+def _is_ended(finish_reason: str | None, stop_sequence: str | None) -> bool:
+    """Whether the model itself ended its turn."""
+    return finish_reason in ("stop", "tool_calls") and stop_sequence is None
 
 
 def closed() -> Refused:
