@@ -9,8 +9,12 @@ from typing import Any, Final, Literal
 from uuid import uuid4
 
 from polar.scripted.answer import AnswerParser
+from polar.scripted.by_tokens import DerenderRequest, GenerateRequest, derendered, rendered
 from polar.scripted.cache import PrefixCache
+from polar.scripted.conversation import Turn
+from polar.scripted.drift import Drift
 from polar.scripted.faults import Fault, Faults, kind_of
+from polar.scripted.reading import conversation
 from polar.scripted.record import Record, Sampled
 from polar.scripted.request import ApiError, ChatRequest, DetokenizeRequest, TokenizeRequest, to_turns
 from polar.scripted.response import FinishReason, Generation, Wire
@@ -51,13 +55,14 @@ class Engine:
         model: str = DEFAULT_MODEL,
         max_model_len: int = DEFAULT_CONTEXT,
         record: Record | None = None,
+        drifts: frozenset[Drift] = frozenset(),
     ) -> None:
         self.model: Final = model
         self.max_model_len: Final = max_model_len
         self.record: Final = record if record is not None else Record()
         self.faults: Final = Faults()
         self.tokenizer: Final = Tokenizer()
-        self._template = ChatTemplate(self.tokenizer)
+        self._template = ChatTemplate(self.tokenizer, drifts)
         self._parser = AnswerParser(self.tokenizer)
         self._cache = PrefixCache()
         self._sampler = Sampler(self.tokenizer, self._template, scripts, seed)
@@ -90,9 +95,34 @@ class Engine:
             raise ApiError(404, f"The model `{request.model}` does not exist; `{self.model}` does.", param="model")
         turns = to_turns(request.messages)
         prompt = self._template.encode(turns, fields.get("tools") or ())
+        return self._begin(request, fields, turns, prompt, demanded(request, fields))
+
+    def begin_tokens(self, asked: GenerateRequest, fields: dict[str, Any], session_id: str | None) -> Work:
+        """The same for a prompt of token ids. Raises ApiError as `begin` does."""
+        turns, tools = conversation(asked.token_ids, self.tokenizer, self._parser)
+        return self._begin(asked.as_chat(tools, session_id), fields, turns, array("i", asked.token_ids), asked.demanded)
+
+    def render(self, request: ChatRequest, fields: dict[str, Any]) -> dict[str, Any]:
+        """The request for `begin_tokens` that is the same as a chat request. Raises ApiError as `begin` does."""
+        turns = to_turns(request.messages)
+        prompt = self._template.encode(turns, fields.get("tools") or ())
+        limit = self._token_limit(request, prompt)
+        return rendered(request, prompt.tolist(), limit, demanded(request, fields))
+
+    def derender(self, asked: DerenderRequest) -> dict[str, Any]:
+        """The chat completion whose message sampled tokens spell; special tokens that no parser takes are text, as with vLLM."""
+        return derendered(asked, self._parser, self.tokenizer, self.model)
+
+    def _begin(
+        self,
+        request: ChatRequest,
+        fields: dict[str, Any],
+        turns: Sequence[Turn],
+        prompt: array[int],
+        wanted: Turn | None,
+    ) -> Work:
         limit = self._token_limit(request, prompt)
         number = self.record.next_call()
-        wanted = demanded(request, fields)
         said = self._sampler.answer(number, turns, request.offered_tools, request.sample, wanted)
         generation = self._generation(request, prompt, list(said.token_ids[:limit]), said)
         fault = self.faults.take() or said.fault
@@ -144,7 +174,9 @@ class Engine:
                 model=said.model,
                 script=work.script,
                 stream=bool(work.request.stream),
-                parameters={name: value for name, value in work.fields.items() if name not in ("messages", "tools")},
+                parameters={
+                    name: value for name, value in work.fields.items() if name not in ("messages", "tools", "token_ids")
+                },
                 prompt_token_ids=said.prompt_token_ids,
                 token_ids=said.token_ids[:tokens],
                 logprobs=said.logprobs[:tokens],

@@ -1,9 +1,9 @@
 """vLLM asked by tokens: it renders, we put in place what it has sampled before, it samples on from there and parses what it said.
 
-Three of its routes, which it serves with `--enable-scale-out`: `/v1/chat/completions/render` (messages to token ids, sampling parameters and
-the grammar), `/inference/v1/generate` (token ids to token ids), `/v1/chat/completions/derender` (token ids to a message, with the server's own
-parsers). No text is tokenized here. What the answer's message is like is what `vllm_chat` gives: the token that ends a turn, and a stop
-string, are in the tokens and not in the text. A prompt with images stands as it was rendered: where they lie in it is the server's word.
+Three of its routes, which it serves with `--enable-scale-out`: `/v1/chat/completions/render` (messages to token ids, sampling parameters
+and the grammar), `/inference/v1/generate` (token ids to token ids), `/v1/chat/completions/derender` (token ids to a message, with the
+server's own parsers). No text is tokenized here. The message is what `vllm_chat` gives: the token that ends a turn, and a stop string, are
+in the tokens and not in the text. A prompt with images stands as it was rendered: where they lie in it is the server's word.
 
 Codes of EngineFault: those of `http` and `vllm_chat`.
 """

@@ -101,9 +101,7 @@ class Turns:
     ) -> None:
         """Notes an answer to the messages whose chain ends with the link `follows`; `frame` as `restore` takes it."""
         spelled = spell(message)
-        turn = _Turn(
-            call_id, follows, _words(message), message, spelled, link_after(follows, spelled), frame, is_ended
-        )
+        turn = _Turn(call_id, follows, _words(message), message, spelled, link_after(follows, spelled), frame, is_ended)
         self._turns[call_id] = turn
         self._bytes += len(turn.spelled)
         self._in_place[follows, turn.words.rounded].append(turn)
