@@ -19,6 +19,15 @@ Model = Annotated[
     str | None, typer.Option("--model", metavar="NAME", help="Model at the engine; its only one where none is said.")
 ]
 
+EngineMode = Annotated[
+    str | None,
+    typer.Option(
+        "--mode",
+        metavar="chat|tokens",
+        help="How --engine is asked: chat (default), or tokens: on from what it sampled.",
+    ),
+]
+
 
 class Format(StrEnum):
     """How results are written."""

@@ -9,7 +9,6 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -109,17 +108,6 @@ def trace_of(told: Mapping[str, Any]) -> Trace:
 
 def traces_of(sessions: Mapping[str, Sequence[Session]]) -> list[Trace]:
     return [trace for group in sessions.values() for session in group for trace in session.traces]
-
-
-@pytest.fixture
-def tell(capsys: pytest.CaptureFixture[str]) -> Any:
-    """Prints a figure where people see it."""
-
-    def show(line: str) -> None:
-        with capsys.disabled():
-            print(f"\n  {line}", end="", flush=True)
-
-    return show
 
 
 @pytest.mark.parametrize("dialect", AGENTS)
