@@ -61,6 +61,8 @@ class Fleet:
     processes: dict[str, asyncio.subprocess.Process] = field(default_factory=dict)
     proxy_url: str = ""
     engine_url: str = ""
+    mode: str = "chat"
+    """How proxies ask the engine."""
 
     @property
     def answers(self) -> Path:
@@ -111,7 +113,7 @@ class Fleet:
         ready = self.data / f"{name}.ready"
         ready.unlink(missing_ok=True)
         arguments = (
-            "polar.cli", "proxy", "--data", str(self.data), "--engine", self.engine_url, "--port", port,
+            "polar.cli", "proxy", "--data", str(self.data), "--engine", self.engine_url, "--mode", self.mode, "--port", port,
             "--control-port", "0", "--ready-file", str(ready),
         )  # fmt: skip
         async with self._deadline(READY_S, f"{name} wasn't ready", name):
@@ -296,7 +298,9 @@ class Fleet:
 
 
 @asynccontextmanager
-async def fleet(data: Path, names: Sequence[str], *engine_options: str, brokers: int = 1) -> AsyncIterator[Fleet]:
+async def fleet(
+    data: Path, names: Sequence[str], *engine_options: str, brokers: int = 1, mode: str = "chat"
+) -> AsyncIterator[Fleet]:
     """A system with these workers, started in order, on one broker or several; all of it is stopped at the end."""
     data.mkdir(exist_ok=True)
     (data / "answers").mkdir()
@@ -306,7 +310,7 @@ async def fleet(data: Path, names: Sequence[str], *engine_options: str, brokers:
     await asyncio.to_thread(kafka.start)
     copies, in_sync = (1, 1) if brokers == 1 else (3, 2)
     settings = Settings(kafka=kafka.bootstrap, data=data, namespace="polar", replication=copies, min_insync=in_sync)
-    made = Fleet(data, kafka, settings)
+    made = Fleet(data, kafka, settings, mode=mode)
     try:
         topics = [*catalogue.FIXED, *catalogue.of_pool(catalogue.DEFAULT_POOL)]
         await admin.apply(settings, topics, embedded=brokers == 1, reach_s=READY_S)

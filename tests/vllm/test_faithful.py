@@ -112,17 +112,6 @@ def traces_of(sessions: Mapping[str, Sequence[Session]]) -> list[Trace]:
     return [trace for group in sessions.values() for session in group for trace in session.traces]
 
 
-@pytest.fixture
-def tell(capsys: pytest.CaptureFixture[str]) -> Any:
-    """Prints a figure where people see it."""
-
-    def show(line: str) -> None:
-        with capsys.disabled():
-            print(f"\n  {line}", end="", flush=True)
-
-    return show
-
-
 @pytest.mark.parametrize("dialect", AGENTS)
 def test_sessions_with_tools_become_traces_that_hold_every_call(
     plain: dict[str, list[Session]], dialect: str, tell: Any
