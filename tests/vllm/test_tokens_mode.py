@@ -1,7 +1,7 @@
 """What drift costs, and that mode tokens costs none of it: the same long conversations twice, on a server whose template and parser drift.
 
-Real: the server, its weights, its template (earlier turns lose their reasoning, arguments are written anew) and its parsers, Kafka, proxy,
-builder. The model is tiny, thinks a sentence before each turn and calls tools; what it samples is not always what its tokenizer would write.
+Real: the server, its weights, its template (earlier turns lose their reasoning, arguments are written anew) and parsers, Kafka, proxy,
+builder. The model is tiny, thinks a sentence before each turn and calls tools; its words aren't always cut as its tokenizer cuts them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.vllm import conftest
 from tests.vllm.long_talks import WORDS, talk
 from tests.vllm.scoring import Agreement, scores
 from tests.vllm.test_faithful import trace_of
-from tests.vllm.thinking import DRIFTING
+from tests.vllm.thinking import drifting
 from tests.vllm.work import Work
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
@@ -68,11 +68,11 @@ class Outcome:
 def drifting_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server of the thinking model with the drifting template."""
     assert PYTHON.exists(), f"no vLLM at {PYTHON}: make vllm"
-    folder = tmp_path_factory.mktemp("drifting")
+    folder, model = tmp_path_factory.mktemp("drifting"), _thinking_model()
     template = folder / "drifting.jinja"
-    template.write_text(DRIFTING)
+    template.write_text(drifting((model / "chat_template.jinja").read_text()))
     flags = [*FLAGS, "--chat-template", str(template), "--reasoning-parser", "deepseek_r1"]
-    with serving(_thinking_model(), log=folder / "server.log", flags=flags) as server:
+    with serving(model, log=folder / "server.log", flags=flags) as server:
         yield server
 
 

@@ -1,7 +1,7 @@
 """Prompts that go on from sampled tokens: what a harness repeats stands as it was sampled, what it edited as it is rendered.
 
-The server is the scripted engine, by HTTP, with every drift; what it sampled and how its template writes are known, and that is what prompts
-are held against. Of the proxy there is the claim's memory and the engine's client; dialects, log and HTTP are in test_tokens_proxy.py.
+The server is the scripted engine, by HTTP, with every drift: what it sampled and how its template writes are known, and prompts are held
+against that. Of the proxy there is the claim's memory and the engine's client; for dialects and log see tests/proxy/test_tokens_mode.py.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
+import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -25,8 +27,22 @@ from polar.scripted.scripts import Script, ScriptCall, ScriptTurn, Variant
 from polar.scripted.template import ChatTemplate
 from polar.types.completion import Sampling
 from polar.types.tokens import unpack_ids
-from proxy.chat import Answer, ChatRequest, Function, FunctionCall, Message, Tool
+from proxy.chat import (
+    Answer,
+    ChatRequest,
+    Continued,
+    Function,
+    FunctionCall,
+    ImagePart,
+    ImageUrl,
+    Message,
+    TextPart,
+    Tool,
+    ToolChoice,
+)
+from proxy.engines.continuing import Continuing
 from proxy.engines.vllm_tokens import VllmTokens
+from proxy.errors import EngineFault
 from proxy.session.claims import Claim
 
 MODEL = "polar-scripted"
@@ -41,7 +57,6 @@ SAID = (
     ScriptTurn("  Blanks around  ", "", (ScriptCall("look", "{}"),)),
 )
 SCRIPT = Script("s", "", (Variant(SAID),))
-REST = Turn("user", "")
 
 
 def claim() -> Claim:
@@ -220,3 +235,180 @@ def test_prompts_are_what_was_sampled_as_far_as_it_is_repeated_and_what_is_rende
                 harness.hear(("answer", step), answer, how)
 
     asyncio.run(talk())
+
+
+# --- named cases
+
+
+async def twice(
+    session: Session, *, then: str = "Go on.", how: str = "verbatim", **first: Any
+) -> tuple[Answer, Answer]:
+    """An answer, and the next one of the conversation that it begins."""
+    said = [Message("user", "hi")]
+    before = await session.ask(said, **first)
+    said.append(repeated(before.message, how))
+    said += [Message("tool", "found", tool_call_id=call.id) for call in before.message.tool_calls]
+    return before, await session.ask([*said, Message("user", then)])
+
+
+def goes_on(before: Answer, after: Answer) -> bool:
+    """Whether the second prompt begins with the first call's tokens."""
+    tokens = prompt_of(before) + sampled_by(before)
+    return prompt_of(after)[: len(tokens)] == tokens
+
+
+async def test_without_drift_the_rendering_stands_and_costs_no_more_than_itself() -> None:
+    async with opened(drifting(drifts=frozenset())) as session:
+        counted = Counted(session.engine)
+        before, after = await twice(session)
+        assert goes_on(before, after)
+        assert (after.realigned, counted.renders) == (0, 2)
+
+
+async def test_under_drift_a_call_costs_one_rendering_more_and_a_kind_of_answer_three_once() -> None:
+    async with opened(drifting()) as session:
+        counted = Counted(session.engine)
+        before, after = await twice(session)
+        assert goes_on(before, after)
+        assert after.realigned > 0
+        assert counted.renders == 1 + 2 + 3
+        before, after = await twice(Session(session.engine))
+        assert goes_on(before, after)
+        assert counted.renders == 6 + 1 + 2
+
+
+class Counted:
+    """Counts what an engine renders."""
+
+    def __init__(self, engine: VllmTokens) -> None:
+        self.renders = 0
+        post = engine._http.post
+
+        async def counting(path: str, body: bytes, session_id: str | None = None) -> bytes:
+            self.renders += path.endswith("/render")
+            return await post(path, body, session_id)
+
+        engine._http.post = counting  # type: ignore[method-assign]
+
+
+async def test_a_stop_string_is_among_the_tokens_and_not_in_the_text() -> None:
+    async with opened(drifting()) as session:
+        before, after = await twice(session, stop=["see"])
+        assert (before.message.content, before.finish_reason, before.stop_sequence) == ("Let us ", "stop", "see")
+        assert goes_on(before, after)
+        end = prompt_of(after)[len(prompt_of(before)) + len(sampled_by(before))]
+        assert end == ScriptedEngine().tokenizer.special_ids["<|im_end|>"]
+
+
+async def test_a_turn_that_was_cut_off_gets_the_templates_own_end() -> None:
+    async with opened(drifting()) as session:
+        before, after = await twice(session, sampling=Sampling(max_tokens=5))
+        assert before.finish_reason == "length"
+        assert goes_on(before, after)
+        assert prompt_of(after)[len(prompt_of(before)) + 5] == ScriptedEngine().tokenizer.special_ids["<|im_end|>"]
+
+
+async def test_where_a_call_was_followed_by_a_cut_the_rendering_stands() -> None:
+    """After the arguments the template ends the call, and whether the model did can't be told from its message."""
+    said = Script("s", "", (Variant((ScriptTurn("", "Hm", (ScriptCall("look", "{}"), ScriptCall("look", "{}"))),)),))
+    async with opened(ScriptedEngine([said], drifts=frozenset({Drift.REASONING}))) as session:
+        whole = await session.ask([Message("user", "hi")])
+        cut = len(sampled_by(whole)) - 3
+        before, after = await twice(session, sampling=Sampling(max_tokens=cut))
+        assert before.message.tool_calls
+        assert not goes_on(before, after)
+        assert after.realigned == 0
+
+
+@pytest.mark.parametrize("change", [{"reasoning_effort": "high"}, {"tools": []}], ids=["effort", "tools"])
+async def test_what_else_shapes_a_prompt_begins_another_branch(change: dict[str, Any]) -> None:
+    async with opened(drifting()) as session:
+        said = [Message("user", "hi")]
+        before = await session.ask(said)
+        session.tools = change.pop("tools", TOOLS)
+        after = await session.ask([*said, before.message, Message("user", "Go on.")], **change)
+        assert not goes_on(before, after)
+        assert after.realigned == 0
+
+
+async def test_an_answer_that_nobody_saw_is_not_gone_on_from() -> None:
+    async with opened(drifting()) as session:
+        said = [Message("user", "hi")]
+        before = await session.ask(said)
+        session.claim.undelivered("call1")
+        after = await session.ask([*said, before.message, Message("user", "Go on.")])
+        assert not goes_on(before, after)
+
+
+async def test_parts_of_text_and_images_come_through() -> None:
+    async with opened(drifting()) as session:
+        seen = [TextPart("see"), ImagePart(ImageUrl("data:image/png;base64,AAAA"))]
+        before = await session.ask([Message("user", seen)])
+        parted = msgspec.structs.replace(before.message, content=[TextPart(str(before.message.content))])
+        after = await session.ask([Message("user", seen), parted, Message("user", "Go on.")])
+        assert goes_on(before, after)
+
+
+async def test_a_prompt_that_does_not_fit_is_told_with_its_numbers() -> None:
+    async with opened(drifting(max_model_len=200)) as session:
+        answer = await session.ask([Message("user", "hi")], sampling=Sampling(max_tokens=32_000))
+        assert answer.finish_reason == "tool_calls"
+        with pytest.raises(EngineFault) as fault:
+            await session.ask([Message("user", "word " * 300)])
+        assert fault.value.code == "context_length"
+        assert fault.value.context is not None
+        assert fault.value.context[1] == 200
+
+
+@pytest.mark.parametrize(
+    ("choice", "finish"), [("required", "tool_calls"), ({"function": {"name": "look"}}, "stop")], ids=["any", "named"]
+)
+async def test_a_forced_call_comes_and_ends_as_chat_completions_say(choice: Any, finish: str) -> None:
+    async with opened(ScriptedEngine()) as session:
+        told = msgspec.convert(
+            {"choice": choice | {"type": "function"} if isinstance(choice, dict) else choice}, Chosen
+        )
+        answer = await session.ask([Message("user", "hi")], tool_choice=told.choice)
+        assert [call.function.name for call in answer.message.tool_calls] == ["look"]
+        assert answer.finish_reason == finish
+
+
+class Chosen(msgspec.Struct):
+    choice: ToolChoice
+
+
+async def test_a_grammar_reaches_the_sampler() -> None:
+    form = msgspec.Raw(b'{"type":"json_schema","json_schema":{"name":"x","schema":{"const":{"a":1}}}}')
+    async with opened(ScriptedEngine()) as session:
+        session.tools = []
+        answer = await session.ask([Message("user", "hi")], response_format=form)
+        assert answer.message.content == '{"a":1}'
+
+
+async def test_of_parallel_calls_one_is_told_where_one_is_wanted() -> None:
+    async with opened(ScriptedEngine([Script("s", "", (Variant((SAID[1],)),))])) as session:
+        answer = await session.ask([Message("user", "hi")], parallel_tool_calls=False)
+        assert len(answer.message.tool_calls) == 1
+
+
+async def test_a_template_that_takes_no_twin_leaves_the_rendering() -> None:
+    async def refused(_: ChatRequest) -> Any:
+        raise EngineFault("refused", "no")
+
+    tokens, rendered = np.arange(9, dtype=np.int32), np.arange(3, 12, dtype=np.int32)
+    request = ChatRequest([Message("user", "a"), Message("assistant", "b")], continued=Continued(1, tokens, True))
+    prompt = await Continuing(refused).prompt(request, rendered)
+    assert (prompt.ids.tolist(), prompt.realigned) == (rendered.tolist(), 0)
+
+
+async def test_another_end_than_the_templates_stands_before_it() -> None:
+    """A model may end a turn with a token that its template never writes."""
+
+    async def render(request: ChatRequest) -> Any:
+        return np.array([1, *(ord(c) for m in request.messages for c in f"{m.role[0]}{m.content}."), 2], np.int32)
+
+    said = [Message("user", "a"), Message("assistant", "b"), Message("user", "c")]
+    sampled = np.array([1, 900, 901], np.int32)
+    request = ChatRequest(said, continued=Continued(1, sampled, True))
+    prompt = await Continuing(render).prompt(request, await render(request))
+    assert prompt.ids.tolist() == [1, 900, 901, ord("."), ord("u"), ord("c"), ord("."), 2]
