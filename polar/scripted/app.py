@@ -7,6 +7,7 @@ a client that goes away before that ends the call, which is recorded as aborted.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from importlib.metadata import version
@@ -19,7 +20,8 @@ from aiohttp import web
 from polar.scripted.by_tokens import decode_derender, decode_generate, generated
 from polar.scripted.engine import Engine, Work
 from polar.scripted.faults import Cut, Fault, Garbage, Hang, Slow, Status, spoil
-from polar.scripted.request import ApiError, decode_chat, decode_detokenize, decode_tokenize
+from polar.scripted.request import ApiError, decode_chat, decode_detokenize, decode_tokenize, decode_weights
+from polar.scripted.weights import NamedSpan
 
 NAME: Final = "polar-scripted"
 VERSION: Final = version("polar-rollouts")
@@ -49,6 +51,8 @@ def create_app(engine: Engine) -> web.Application:
             web.get("/version", _version),
             web.post("/tokenize", _tokenize),
             web.post("/detokenize", _detokenize),
+            web.post("/update_weight_version", _update_weight_version),
+            web.get("/weight_info", _weight_info),
             web.get("/scripted/record", _record),
             web.get("/scripted/faults", _list_faults),
             web.post("/scripted/faults", _add_fault),
@@ -78,13 +82,13 @@ async def _chat(request: web.Request) -> web.StreamResponse:
     engine = request.app[ENGINE]
     work = engine.begin(*decode_chat(await request.read()))
     wire = engine.wire(work)
-    return await _answered(request, _Answer(request, work, wire.body))
+    return await _answered(request, _Answer(request, work, lambda _: wire.body()))
 
 
 async def _generate(request: web.Request) -> web.StreamResponse:
     asked, fields = decode_generate(await request.read())
     work = request.app[ENGINE].begin_tokens(asked, fields, request.headers.get("X-Session-ID"))
-    return await _answered(request, _Answer(request, work, lambda: generated(work.generation)))
+    return await _answered(request, _Answer(request, work, lambda weights: generated(work.generation, weights)))
 
 
 async def _render(request: web.Request) -> web.Response:
@@ -110,14 +114,15 @@ async def _answered(request: web.Request, answer: _Answer) -> web.StreamResponse
         return await (answer.stream() if work.request.stream else answer.body())
     finally:
         if not answer.is_written_down:
-            engine.write_down(work, "aborted", answer.tokens_told)
+            told = answer.tokens_told
+            engine.write_down(work, "aborted", told, engine.weighed(work, told))
 
 
 class _Answer:
     """One answer on its way out."""
 
-    def __init__(self, request: web.Request, work: Work, body: Callable[[], dict[str, Any]]) -> None:
-        """`body` makes the whole answer; streams are chat completions."""
+    def __init__(self, request: web.Request, work: Work, body: Callable[[list[NamedSpan]], dict[str, Any]]) -> None:
+        """`body` makes the whole answer, of what sampled it; streams are chat completions."""
         self.is_written_down = False
         self.tokens_told = 0
         self._request = request
@@ -129,10 +134,11 @@ class _Answer:
     async def body(self) -> web.StreamResponse:
         """Answers with one JSON body."""
         await self._wait()
-        encoded = _encode(self._body(), self.work.fault)
+        weights = self._weights()
+        encoded = _encode(self._body(weights), self.work.fault)
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         response.content_length = len(encoded)
-        self._write_down()
+        self._write_down(weights)
         await response.prepare(self._request)
         await self._send(response, encoded)
         return response
@@ -150,7 +156,7 @@ class _Answer:
             if told:
                 await asyncio.sleep(pause)
             if told == total:
-                self._write_down()
+                self._write_down(self._weights())
             if not await self._send(response, _event(_encode(chunk, self.work.fault))):
                 return response
             self.tokens_told = told
@@ -163,9 +169,13 @@ class _Answer:
         fault = self.work.fault
         await asyncio.sleep(self.work.delay_s + (fault.delay_s if isinstance(fault, Slow) else 0.0))
 
-    def _write_down(self) -> None:
+    def _weights(self) -> list[NamedSpan]:
+        """What sampled the whole answer."""
+        return self._engine.weighed(self.work, len(self.work.generation.token_ids))
+
+    def _write_down(self, weights: list[NamedSpan]) -> None:
         self.is_written_down = True
-        self._engine.write_down(self.work, "completed", len(self.work.generation.token_ids))
+        self._engine.write_down(self.work, "completed", len(self.work.generation.token_ids), weights)
 
     async def _send(self, response: web.StreamResponse, data: bytes) -> bool:
         """Sends a part of the body; False once the connection is cut."""
@@ -224,6 +234,16 @@ async def _tokenize(request: web.Request) -> web.Response:
 
 async def _detokenize(request: web.Request) -> web.Response:
     return _json({"prompt": request.app[ENGINE].detokenize(decode_detokenize(await request.read()))})
+
+
+async def _update_weight_version(request: web.Request) -> web.Response:
+    named = decode_weights(await request.read())
+    request.app[ENGINE].weights.update(named.new_version, time.monotonic())
+    return _json({"success": True, "new_version": named.new_version})
+
+
+async def _weight_info(request: web.Request) -> web.Response:
+    return _json({"weight_version": request.app[ENGINE].weights.name})
 
 
 async def _record(request: web.Request) -> web.StreamResponse:

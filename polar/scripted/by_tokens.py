@@ -18,6 +18,7 @@ from polar.scripted.conversation import Call, Turn
 from polar.scripted.request import ApiError, ChatRequest, Tool, ToolFunction, decoded
 from polar.scripted.response import Generation
 from polar.scripted.tokenizer import Tokenizer
+from polar.scripted.weights import NamedSpan
 
 DEMANDED: Final = "turn"
 """Under `structured_outputs`: the turn that the answer is held to."""
@@ -129,8 +130,8 @@ def rendered(request: ChatRequest, ids: list[int], limit: int, held_to: Turn | N
     }
 
 
-def generated(said: Generation) -> dict[str, Any]:
-    """The answer to a generate request."""
+def generated(said: Generation, weights: Sequence[NamedSpan]) -> dict[str, Any]:
+    """The answer to a generate request, with the `weights` that sampled it."""
     pairs = zip(said.token_ids, said.logprobs, strict=True)
     content = [{"token_id": token_id, "logprob": logprob, "rank": 1, "top_logprobs": []} for token_id, logprob in pairs]
     choice = {
@@ -139,6 +140,7 @@ def generated(said: Generation) -> dict[str, Any]:
         "stop_reason": said.stop_reason,
         "token_ids": said.token_ids,
         "logprobs": None if said.top_alternatives is None else {"content": content},
+        "weight_versions": weights,
     }
     prompt, sampled = len(said.prompt_token_ids), len(said.token_ids)
     usage = {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}

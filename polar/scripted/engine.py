@@ -2,6 +2,7 @@
 
 from __future__ import annotations  # `array[int]` is no expression before Python 3.12
 
+import time
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from polar.scripted.stopping import before, stop_in
 from polar.scripted.structured import demanded
 from polar.scripted.template import ChatTemplate
 from polar.scripted.tokenizer import Tokenizer
+from polar.scripted.weights import NamedSpan, Weights
 
 DEFAULT_MODEL: Final = "polar-scripted"
 DEFAULT_CONTEXT: Final = 131_072
@@ -42,6 +44,8 @@ class Work:
     script: str | None
     delay_s: float
     fault: Fault | None
+    began: float
+    """On the clock of `time.monotonic`."""
 
 
 class Engine:
@@ -61,6 +65,7 @@ class Engine:
         self.max_model_len: Final = max_model_len
         self.record: Final = record if record is not None else Record()
         self.faults: Final = Faults()
+        self.weights: Final = Weights()
         self.tokenizer: Final = Tokenizer()
         self._template = ChatTemplate(self.tokenizer, drifts)
         self._parser = AnswerParser(self.tokenizer)
@@ -126,7 +131,7 @@ class Engine:
         said = self._sampler.answer(number, turns, request.offered_tools, request.sample, wanted)
         generation = self._generation(request, prompt, list(said.token_ids[:limit]), said)
         fault = self.faults.take() or said.fault
-        return Work(number, request, fields, prompt, generation, said.script, said.delay_s, fault)
+        return Work(number, request, fields, prompt, generation, said.script, said.delay_s, fault, time.monotonic())
 
     def _generation(
         self, request: ChatRequest, prompt: array[int], token_ids: list[int], said: Utterance
@@ -162,8 +167,14 @@ class Engine:
         """The wire form of a call's answer."""
         return Wire(work.generation, self.tokenizer)
 
-    def write_down(self, work: Work, outcome: Literal["completed", "aborted"], tokens: int) -> None:
-        """Puts a call into the record, and the cache, with the first `tokens` of what it sampled."""
+    def weighed(self, work: Work, tokens: int) -> list[NamedSpan]:
+        """Which weights sampled the call's first `tokens`, if they are sampled by now."""
+        return self.weights.spans(work.began, time.monotonic(), tokens)
+
+    def write_down(
+        self, work: Work, outcome: Literal["completed", "aborted"], tokens: int, weights: list[NamedSpan]
+    ) -> None:
+        """Puts a call into the record, and the cache, with the first `tokens` of what it sampled, by these `weights`."""
         said = work.generation
         self._cache.keep((work.request.sample, work.request.cache_salt), work.prompt, said.token_ids[:tokens])
         self.record.append(
@@ -184,6 +195,7 @@ class Engine:
                 finish_reason=said.finish_reason if outcome == "completed" else None,
                 outcome=outcome,
                 fault=kind_of(work.fault) if work.fault else None,
+                weight_versions=weights,
             )
         )
 

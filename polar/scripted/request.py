@@ -181,6 +181,17 @@ def decode_tokenize(body: bytes) -> tuple[TokenizeRequest, dict[str, Any]]:
     return request, fields
 
 
+class NamedWeights(msgspec.Struct):
+    """A request to /update_weight_version."""
+
+    new_version: str
+
+
+def decode_weights(body: bytes) -> NamedWeights:
+    """A request that names the weights. Raises ApiError 400."""
+    return decoded(body, NamedWeights)[0]
+
+
 def decode_detokenize(body: bytes) -> DetokenizeRequest:
     """A detokenize request. Raises ApiError 400."""
     return decoded(body, DetokenizeRequest)[0]

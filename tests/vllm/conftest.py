@@ -9,6 +9,7 @@ import hashlib
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,7 +36,7 @@ def tiny_model() -> Path:
 
 
 def _make(folder: Path) -> None:
-    command = [PYTHON, "-m", "examples.tiny_model", folder, "--seed", str(SEED), "--quick"]
+    command: list[str | Path] = [PYTHON, "-m", "examples.tiny_model", folder, "--seed", str(SEED), "--quick"]
     subprocess.run(command, cwd=ROOT, env=environment(), check=True, timeout=MAKE_S)
 
 
@@ -51,3 +52,14 @@ def vllm_server(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> It
     """A running server; its weights are those of `model_dir`, and a test that changes them changes them back."""
     with serving(model_dir, log=tmp_path_factory.mktemp("vllm") / "server.log") as server:
         yield server
+
+
+@pytest.fixture
+def tell(capsys: pytest.CaptureFixture[str]) -> Any:
+    """Prints a figure where people see it."""
+
+    def show(line: str) -> None:
+        with capsys.disabled():
+            print(f"\n  {line}", end="", flush=True)
+
+    return show

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from examples.vllm_cpu.serve import Server
 from polar.sessions import open_session
@@ -58,13 +59,14 @@ class Trace:
     calls: list[dict[str, Any]]
 
     @property
-    def trained(self) -> Floats:
+    def trained(self) -> NDArray[np.bool_]:
         """Where the mask is 1."""
-        return np.array(self.loss_mask) == 1
+        return np.array(self.loss_mask, bool)
 
     def deltas(self, scored: Floats) -> Floats:
         """Of the trained tokens: recorded less scored."""
-        return (np.array(self.logprobs) - scored)[self.trained]
+        differences: Floats = (np.array(self.logprobs) - scored)[self.trained]
+        return differences
 
 
 @pytest.fixture(scope="module")
@@ -108,17 +110,6 @@ def trace_of(told: Mapping[str, Any]) -> Trace:
 
 def traces_of(sessions: Mapping[str, Sequence[Session]]) -> list[Trace]:
     return [trace for group in sessions.values() for session in group for trace in session.traces]
-
-
-@pytest.fixture
-def tell(capsys: pytest.CaptureFixture[str]) -> Any:
-    """Prints a figure where people see it."""
-
-    def show(line: str) -> None:
-        with capsys.disabled():
-            print(f"\n  {line}", end="", flush=True)
-
-    return show
 
 
 @pytest.mark.parametrize("dialect", AGENTS)

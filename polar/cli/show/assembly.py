@@ -149,6 +149,8 @@ def _call(record: Completion, place: Place | None) -> Call:
         branch=place.branch if place is not None else Branch.BASE_MISSING,
         finish_reason=record.finish_reason,
         policy_version=record.policy_version,
+        policy_spans=record.policy_spans,
+        realigned=record.realigned,
         sampling=record.sampling,
         model_served=record.model_served,
     )
