@@ -84,7 +84,7 @@ async def test_in_chat_mode_the_same_conversation_is_a_trace_a_call(bench: Bench
 
 
 async def test_another_proxy_goes_on_from_the_tokens_of_the_log(bench: Bench, http: aiohttp.ClientSession) -> None:
-    key = bench.key(**await bench.open(), issued_at=1)
+    key = bench.key("t.0", "c1", issued_at=1, **await bench.open())
     talk = Talk(http, key, "openai_chat")
     async with running(drifting()) as url:
         for turn in range(3):

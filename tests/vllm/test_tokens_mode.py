@@ -82,7 +82,7 @@ def _thinking_model() -> Path:
     digest = hashlib.sha256(b"".join(script.read_bytes() for script in scripts)).hexdigest()[:12]
 
     def make(folder: Path) -> None:
-        command = [PYTHON, "-m", "tests.vllm.thinking", folder, "--seed", str(conftest.SEED), "--quick"]
+        command = [str(PYTHON), "-m", "tests.vllm.thinking", str(folder), "--seed", str(conftest.SEED), "--quick"]
         subprocess.run(command, cwd=ROOT, env=environment(), check=True, timeout=conftest.MAKE_S)
 
     return cache.installed(

@@ -36,6 +36,7 @@ from proxy.chat import (
     ImagePart,
     ImageUrl,
     Message,
+    Part,
     TextPart,
     Tool,
     ToolChoice,
@@ -105,11 +106,11 @@ def drifting(**options: Any) -> ScriptedEngine:
 
 
 def prompt_of(answer: Answer) -> list[int]:
-    return unpack_ids(answer.prompt_ids).tolist()
+    return [int(one) for one in unpack_ids(answer.prompt_ids)]
 
 
 def sampled_by(answer: Answer) -> list[int]:
-    return unpack_ids(answer.sampled_ids).tolist()
+    return [int(one) for one in unpack_ids(answer.sampled_ids)]
 
 
 # --- what a harness does
@@ -342,9 +343,10 @@ async def test_an_answer_that_nobody_saw_is_not_gone_on_from() -> None:
 
 async def test_parts_of_text_and_images_come_through() -> None:
     async with opened(drifting()) as session:
-        seen = [TextPart("see"), ImagePart(ImageUrl("data:image/png;base64,AAAA"))]
+        seen: list[Part] = [TextPart("see"), ImagePart(ImageUrl("data:image/png;base64,AAAA"))]
         before = await session.ask([Message("user", seen)])
-        parted = msgspec.structs.replace(before.message, content=[TextPart(str(before.message.content))])
+        parts: list[Part] = [TextPart(str(before.message.content))]
+        parted = msgspec.structs.replace(before.message, content=parts)
         after = await session.ask([Message("user", seen), parted, Message("user", "Go on.")])
         assert goes_on(before, after)
 
