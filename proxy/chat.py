@@ -11,7 +11,7 @@ from typing import Literal
 
 import msgspec
 
-from polar.types.completion import Sampling
+from polar.types.completion import PolicySpan, Sampling
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 FinishReason = Literal["stop", "length", "tool_calls", "content_filter"]
@@ -176,3 +176,8 @@ class Answer(msgspec.Struct, frozen=True):
     """Where the engine itself tells it."""
     stop_sequence: str | None = None
     """The stop string that ended it, where one did."""
+    policy_spans: tuple[PolicySpan, ...] = ()
+    """Where the engine tells that weights changed within the answer: ascending, without gaps, over all sampled tokens. Empty:
+    `policy_version` is every token's."""
+    realigned: int = 0
+    """Tokens of the prompt that stand as they were sampled where the engine's own rendering spelled them otherwise: tokens mode."""

@@ -62,6 +62,14 @@ class MessageDelta(msgspec.Struct, frozen=True, omit_defaults=True):
     base: str | None = None
 
 
+class PolicySpan(msgspec.Struct, frozen=True, array_like=True):
+    """The sampled tokens `[start, end)` of a call are of one policy version; a list of three on the wire."""
+
+    version: int
+    start: int
+    end: int
+
+
 class CallError(msgspec.Struct, frozen=True, omit_defaults=True):
     """Why a call has no answer."""
 
@@ -100,6 +108,7 @@ class Completion(msgspec.Struct, frozen=True, tag="completion", omit_defaults=Tr
     model_requested: str | None = None
     model_served: str | None = None
     policy_version: int | None = None
+    """Of the weights that sampled it, its first token where `policy_spans` tell more; None: not known."""
     sampling: Sampling = Sampling()
     kind: str = "main"
     """`main`, or the side call that a rule recognised (`title`, `summary`, …)."""
@@ -113,3 +122,8 @@ class Completion(msgspec.Struct, frozen=True, tag="completion", omit_defaults=Tr
     stored_from: int | None = None
     """Another call may continue this one (OpenAI's `store`): the first message that it inherits, which are not this one's own
     instructions. None: this one isn't stored."""
+    policy_spans: list[PolicySpan] = []
+    """Where weights changed within one answer and the engine tells: ascending, without gaps, over all of `sampled`. Empty:
+    `policy_version` is every token's."""
+    realigned: int = 0
+    """Tokens of the prompt that stand as they were sampled where the engine's own rendering spelled them otherwise: tokens mode."""

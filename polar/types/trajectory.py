@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from polar.types.completion import Sampling
+from polar.types.completion import PolicySpan, Sampling
 from polar.types.errors import SessionError
 from polar.types.session import Accounting, Status
 from polar.types.tokens import Ids, Logprobs, count, unpack_ids, unpack_logprobs
@@ -38,9 +38,15 @@ class Call(msgspec.Struct, frozen=True, omit_defaults=True):
     """`root`, or why it is no plain continuation of its parent: a reason code; None where it is one, or has no answer."""
     finish_reason: str | None = None
     policy_version: int | None = None
+    """Of the weights that sampled it, its first token where `policy_spans` tell more; None: not known."""
     sampling: Sampling = Sampling()
     model_served: str | None = None
     reward: float | None = None
+    policy_spans: list[PolicySpan] = []
+    """Where weights changed within its answer: over all of its sampled tokens, as in its Completion; empty: `policy_version` is
+    every token's."""
+    realigned: int = 0
+    """Tokens of its prompt that stand as they were sampled where the engine's own rendering spelled them otherwise."""
 
 
 class Node(msgspec.Struct, frozen=True, omit_defaults=True):
