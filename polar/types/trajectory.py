@@ -90,6 +90,8 @@ class Stats(msgspec.Struct, frozen=True, omit_defaults=True):
     branches: dict[str, int] = {}
     drift: dict[str, int] = {}
     late_calls: int = 0
+    filtered: dict[str, int] = {}
+    """What the task's filters left out, by reason: calls, and for `filtered_short` traces. Their tokens are in `masked_tokens`."""
 
 
 class Trajectory(msgspec.Struct, frozen=True, tag="trajectory", omit_defaults=True):

@@ -97,7 +97,8 @@ class Log:
         array = np.array(ids, np.int32)
         base = max(self._known, key=lambda i: common_prefix(array, np.array(self._known[i], np.int32)), default=None)
         written = written or delta(ids, base, self._known[base] if base else None)
-        fields.setdefault("received_at", len(self.calls))
+        fields.setdefault("received_at", 10 * len(self.calls))
+        fields.setdefault("completed_at", fields["received_at"] + 5)
         self.calls.append(completion(call_id, written, answer, **fields))
         self._known[call_id] = ids + answer
 
