@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import math
-
 import msgspec
 import numpy as np
 import pytest
@@ -10,10 +8,10 @@ from consumers.builders.base import Builder, BuiltFrom
 from consumers.builders.per_request import PerRequest
 from consumers.builders.prefix_merging import PrefixMerging
 from polar import registry
-from polar.types.completion import CallOutcome, TokenDelta
+from polar.types.completion import TokenDelta
 from polar.types.errors import InputError, Kind, SessionError
 from polar.types.session import Status
-from polar.types.tokens import count, pack_ids, pack_logprobs
+from polar.types.tokens import pack_ids
 from polar.types.trajectory import Trajectory, expand
 from tests.consumers.builders.transcripts import (
     Log,
@@ -21,7 +19,6 @@ from tests.consumers.builders.transcripts import (
     build_record,
     completion,
     ids_of,
-    line,
     lines,
     logprobs_for,
     parents,
