@@ -224,6 +224,9 @@ class _Partition:
                 if session is not None and session.build is not None:
                     await self._build(session)
             case CloseGroup():
+                for session in self._sessions.due():
+                    if task_id_of(session.opened.session_id) == record.task_id:
+                        await self._build(session)
                 self._close(record)
         self._sessions.take(record, offset, size)
 
@@ -231,6 +234,7 @@ class _Partition:
         assert session.build is not None, "only what is due is built"
         build = self._as_wanted(session.build)
         session_id = session.opened.session_id
+        self._sessions.emitted(session_id, build.task_id)
         if session_id in self._out:
             if self._out[session_id] != (build.builder, build.builder_config):
                 by, config = self._out[session_id]

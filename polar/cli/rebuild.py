@@ -16,7 +16,6 @@ from polar.cli.options import Data, Format, Output
 from polar.cli.tables import show
 from polar.cli.visible import visible
 from polar.settings import Settings
-from polar.types import building
 from polar.types.errors import InputError
 
 if TYPE_CHECKING:
@@ -98,10 +97,12 @@ def _checked(builder: str | None, config: str | None) -> bytes:
         raise InputError("--config", config, f"isn't JSON: {error}") from None
     if not isinstance(body, dict):
         raise InputError("--config", config, "expected a JSON object of settings")
-    if builder in building.OPTIONS:
-        building.options(builder, body)
-    else:
+    try:
         loaded(**body)
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError("--config", config or "{}", f"{builder} takes no such settings: {error}") from error
     return json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
 
 
