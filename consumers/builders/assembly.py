@@ -40,12 +40,15 @@ def trajectory(
     traces: Iterable[Trace],
     options: Options = Options(),  # noqa: B008 - frozen
 ) -> Trajectory:
-    """The session's trajectory; what isn't in the calls is the Build's. Leaves out traces that are too short, and takes back their reward
-    from those that aren't credited."""
+    """The session's trajectory; what isn't in the calls is the Build's.
+
+    Leaves out traces that are too short, takes the reward back from those that aren't credited, and masks what no trace trains. Raises
+    ValueError where a trace trains what it may not: a node that isn't sampled, is masked, or is trained by another.
+    """
     build = session.build
     rewards = build.call_rewards or {}
     kept, short = _by_length(tree, traces, options.filters.min_trainable_tokens)
-    nodes = _without(tree.nodes, short)
+    nodes = _masked(tree.nodes, kept, short)
     return Trajectory(
         session_id=build.session_id,
         task_id=build.task_id,
@@ -78,11 +81,18 @@ def _by_length(tree: TokenTree, traces: Iterable[Trace], least: int) -> tuple[li
     return kept, short
 
 
-def _without(nodes: list[Node], short: Iterable[Trace]) -> list[Node]:
-    """The nodes, masked where only a trace that is left out would have trained them."""
-    left_out = {index for made in short for index in made.trains}
+def _masked(nodes: list[Node], kept: Iterable[Trace], short: Iterable[Trace]) -> list[Node]:
+    """The nodes, those masked, too, that no trace trains."""
+    reasons = dict.fromkeys((index for made in short for index in made.trains), Masked.FILTERED_SHORT)
+    trained: set[int] = set()
+    for index in (index for made in kept for index in made.trains):
+        if index in trained or nodes[index].call is None or nodes[index].masked is not None:
+            raise ValueError(f"node {index} is trained twice, was not sampled, or is masked ({nodes[index].masked})")
+        trained.add(index)
     return [
-        msgspec.structs.replace(node, masked=Masked.FILTERED_SHORT) if index in left_out else node
+        node
+        if node.call is None or node.masked is not None or index in trained
+        else msgspec.structs.replace(node, masked=reasons.get(index, Masked.NO_TRACE))
         for index, node in enumerate(nodes)
     ]
 

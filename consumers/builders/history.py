@@ -60,8 +60,8 @@ class _Placer:
         parent = self._parent(prompt, call)
         left = self._left(prompt, parent)
         branch = self._branch(prompt, parent, left, call) if answered else None
-        end = prompt.extend(sampled)
-        place = self._by_id[call.call_id] = Place(index, call, prompt, end, parent, left and left.call, branch)
+        end, left_call = prompt.extend(sampled), None if left is None else left.call
+        place = self._by_id[call.call_id] = Place(index, call, prompt, end, parent, left_call, branch)
         if place.sampled and call.call_id not in self._disowned:
             self._remember(place)
         return place

@@ -52,6 +52,8 @@ class Masked(StrEnum):
     """The task's filter `max_tokens`: its prompt and sampled tokens are more."""
     FILTERED_SHORT = "filtered_short"
     """The task's filter `min_trainable_tokens`: its trace would train fewer."""
+    NO_TRACE = "no_trace"
+    """The builder made no trace that trains it; the builders that come with Polar leave none so."""
 
 
 FILTERS = frozenset(reason for reason in Masked if reason.startswith("filtered_"))

@@ -109,7 +109,7 @@ def test_builders_are_found_by_name_and_refuse_settings_they_do_not_have(name: s
 def test_other_systems_end_of_turn_setting_is_taken_and_changes_nothing() -> None:
     assert chain().build(PrefixMerging(end_of_turn_token_id=5)) == chain().build()
     with pytest.raises(InputError, match="end_of_turn_token_id"):
-        PrefixMerging(end_of_turn_token_id="5")  # type: ignore[arg-type] # as a task may have it
+        PrefixMerging(end_of_turn_token_id="5")  # as a task may have it
 
 
 def test_a_thousand_growing_turns_are_built_from_their_new_tokens_alone() -> None:
