@@ -189,6 +189,7 @@ def test_up_needs_an_engine_that_answers() -> None:
         ),
         (["--model", "m"], "--model: goes with --engine (got 'm')"),
         (["--engine", "http://127.0.0.1:9", "--scripts", "."], "--scripts: the scripted engine's"),
+        (["--mode", "telepathy"], "--mode: must be chat, tokens, or an engine plug-in"),
     ],
 )
 def test_up_refuses_options_that_make_no_sense(arguments: list[str], said: str) -> None:
