@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 
 import msgspec
 
@@ -22,11 +21,10 @@ from proxy.kinds import kind_of
 from proxy.lineage import lineage_of
 from proxy.metrics import Metrics
 from proxy.session.claims import Claim
-from proxy.session.history import Transcript, frame_of, transcript
+from proxy.session.history import Transcript
 from proxy.session.limits import admit
 from proxy.session.repeats import is_retry, name_of
 from proxy.session.reply import Answering, Reply
-from topics.delta import Spelled
 
 
 class Intake:
@@ -48,20 +46,14 @@ class Intake:
     ) -> Reply:
         """The answer to a request of `size` bytes, under way. Raises Refused for what the claim may not have."""
         lineage = lineage_of(headers)
-        whole = claim.stored.continued(request)
         engine = self._pipeline.engines.for_model(request.model)
-        bare = transcript(Spelled(), request.tools)
-        frame = frame_of(engine.name, bare.tools_digest, request.reasoning_effort) if engine.owns_prompts else None
-        messages, spelled = claim.turns.restore(whole.messages, request.tools, frame)
-        told = replace(bare, messages=spelled)
-        asked_for = imposed(msgspec.structs.replace(whole, messages=messages), claim.key)
+        restored, told = claim.restored(request, engine.name if engine.owns_prompts else None)
+        asked_for = imposed(restored, claim.key)
         name = name_of(dialect.name, asked_for, told, lineage)
         answering = claim.repeats.shared(name, is_retry=is_retry(lineage))
         if answering is not None:
             self._metrics.repeated.inc()
             return Reply(answering, request)
-        if frame is not None:
-            asked_for = msgspec.structs.replace(asked_for, continued=claim.continued(spelled, frame))
         admit(claim.key.limits, claim.spent, len(claim.in_flight), request.choices)
         calls = [
             Call(self._pipeline, asked, size)

@@ -88,7 +88,7 @@ def _build(folder: Path, announce: Callable[[str], None]) -> None:
     announce(f"installing vLLM's CPU build into {folder.parent}: {GIGABYTES} GB, some minutes, once a machine")
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)
     python = folder / "bin" / "python"
-    pip = [python, "-m", "pip", "--disable-pip-version-check", "install"]
+    pip: list[str | Path] = [python, "-m", "pip", "--disable-pip-version-check", "install"]
     subprocess.run([*pip, "--no-deps", "--no-compile", "-r", PINS], check=True)
     name = _packages(folder) / f"vllm-{VERSION}.dist-info"
     name.mkdir()

@@ -20,11 +20,11 @@ Model = Annotated[
 ]
 
 EngineMode = Annotated[
-    str | None,
+    str,
     typer.Option(
         "--mode",
-        metavar="chat|tokens",
-        help="How --engine is asked: chat (default), or tokens: on from what it sampled.",
+        metavar="MODE",
+        help="How the engine is asked: chat; tokens, going on from the tokens that were sampled; or an engine plug-in.",
     ),
 ]
 

@@ -33,7 +33,7 @@ def proxy(
         ),
     ] = None,
     model: Model = None,
-    mode: EngineMode = None,
+    mode: EngineMode = "chat",
     host: Annotated[str, typer.Option(help="Address that harnesses reach.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free one.")] = PORT,
     control_host: Annotated[str, typer.Option(help="Address of health and metrics.")] = "127.0.0.1",
@@ -127,25 +127,18 @@ def _say_nothing(line: str) -> None:
 
 
 def _settings(
-    data: Path | None,
-    engine_urls: list[str],
-    model: str | None,
-    mode: str | None,
-    *,
-    announce: Callable[[str], None],
+    data: Path | None, engine_urls: list[str], model: str | None, mode: str, *, announce: Callable[[str], None]
 ) -> settings.Settings:
     """With the engines that flags name, else those of polar.toml, each with its model, asked what they can do."""
     from polar.embedded import engine
 
     if model is not None and not engine_urls:
         raise InputError("--model", model, "goes with --engine")
-    if mode is not None and not engine_urls:
+    if mode != "chat" and not engine_urls:
         raise InputError("--mode", mode, "goes with --engine; in polar.toml it is the engine's `mode`")
     found = settings.load(data)
     if engine_urls:
-        told = settings.EngineSettings(
-            urls=tuple(engine_urls), model=engine.model_at(engine_urls, model), mode=mode or "chat"
-        )
+        told = settings.EngineSettings(urls=tuple(engine_urls), model=engine.model_at(engine_urls, model), mode=mode)
         named: Mapping[str, settings.EngineSettings] = {FLAGGED: told}
     else:
         named = engine.with_models(found.engines)

@@ -25,7 +25,7 @@ def up(
     data: Data = None,
     engine_url: EngineUrl = None,
     model: Model = None,
-    mode: EngineMode = None,
+    mode: EngineMode = "chat",
     ready_file: Annotated[
         Path | None, typer.Option(metavar="F", help="Written when everything answers: what DIR/polar.env holds.")
     ] = None,
@@ -49,7 +49,7 @@ def up(
     upstream = None
     if engine_url is not None:
         upstream = engine.find(engine_url, model)
-        asyncio.run(_examine(upstream, mode or "chat"))
+        asyncio.run(_examine(upstream, mode))
     given = settings.load(data)
     if given.engines and upstream is None:
         raise InputError(
@@ -64,7 +64,7 @@ def up(
         # What a killed `up` has left is true no more, and must not pass for settings.
         (folder / ENV_FILE).unlink(missing_ok=True)
         found = settings.load(data)
-        options = Options(engine=upstream, mode=mode or "chat", scripts=scripts or [], port=port)
+        options = Options(engine=upstream, mode=mode, scripts=scripts or [], port=port)
         running.serve(lambda stop: _run(found, options, held, ready_file, stop))
     finally:
         os.close(held)

@@ -188,14 +188,17 @@ class _Server:
             self._post("/inference/v1/generate", token_ids=[0], sampling_params={"max_tokens": 1}),
             self._post("/v1/chat/completions/derender"),
         )
+        render, generate, derender = map(route_of, routes)
         return Capabilities(
             version,
             context_of(models, self._model),
             logprobs_mode_of(likeliest_of(one), likeliest_of(two)),
             _is_well(tools),
             _is_well(counted) and text_of(text, "prompt") is not None,
-            *map(route_of, routes),
-            weight_version=text_of(weights, "weight_version"),
+            render,
+            generate,
+            derender,
+            text_of(weights, "weight_version"),
         )
 
     async def _chat(self, **fields: Any) -> Response | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from typing import Any, get_args
+from typing import Any, ClassVar, get_args
 
 import msgspec
 import numpy as np
@@ -103,7 +103,7 @@ _encode = msgspec.json.Encoder().encode
 class VllmChat:
     """The engine `vllm_chat`."""
 
-    owns_prompts = False
+    owns_prompts: ClassVar[bool] = False
 
     def __init__(
         self, base_url: str, model: str, *, logprobs_mode: str = "raw", deadline_s: float = DEADLINE_S

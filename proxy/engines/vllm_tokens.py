@@ -109,8 +109,8 @@ class VllmTokens(VllmChat):
         asked = generation_of(rendered, prompt.ids, request.sampling.max_tokens)
         generated = _read(_generated, await self._http.post(GENERATE, _encode(asked), session_id), "generation")
         choice = _checked(generated)
+        sampled, logprobs = ids_of(choice.token_ids or [], "token_ids"), _logprobs(choice)
         message = await self._message(request, fields, prompt.ids, choice)
-        sampled, stop = ids_of(choice.token_ids or [], "token_ids"), _stop_string(choice)
         details = (generated.usage or _Usage()).prompt_tokens_details or _Details()
         return Answer(
             message=message,
@@ -118,10 +118,10 @@ class VllmTokens(VllmChat):
             usage=Usage(len(prompt.ids), len(sampled) // 4, details.cached_tokens),
             prompt_ids=prompt.ids.tobytes(),
             sampled_ids=sampled,
-            logprobs=_logprobs(choice),
+            logprobs=logprobs,
             model=generated.model or self._model,
             logprobs_mode=self._logprobs_mode,
-            stop_sequence=stop,
+            stop_sequence=_stop_string(choice),
             realigned=prompt.realigned,
             **versions(choice.weight_versions, len(sampled) // 4)._asdict(),
         )
@@ -133,10 +133,9 @@ class VllmTokens(VllmChat):
     async def _render(self, fields: dict[str, Any]) -> tuple[_Rendered, Ids]:
         body, ids = lift(await self._http.post(RENDER, _encode(fields)), "token_ids")
         rendered = _read(_rendered, body, "rendering")
-        ids = ids if ids is not None else ids_of(rendered.token_ids or [], "token_ids")
-        if not ids:
+        if ids is None and not rendered.token_ids:
             raise EngineFault("no_token_ids", "the rendering has no token_ids")
-        return rendered, unpack_ids(ids)
+        return rendered, unpack_ids(ids or ids_of(rendered.token_ids or [], "token_ids"))
 
     async def _ids(self, request: ChatRequest) -> Ids:
         return (await self._render(self._fields(request)))[1]

@@ -8,17 +8,20 @@ claims are forgotten, and of closed keys the newest are remembered; a key older 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from typing import Literal, Protocol
+
+from msgspec.structs import replace
 
 from polar.keys import KeyClaims
 from polar.types.tokens import count
 from proxy.bounds import CALL_S
 from proxy.chat import Answer, ChatRequest, Continued, Message
 from proxy.errors import Refusal, Refused
-from proxy.session.history import History, Transcript, frame_of
+from proxy.session.history import History, Transcript, frame_of, transcript
 from proxy.session.limits import Spent
 from proxy.session.recalled import recalled
 from proxy.session.recovery import ClaimLog
@@ -82,8 +85,21 @@ class Claim:
         if (first := request.stored_from) is not None:
             self.stored.add(call_id, request.messages, told.messages, answer.message, first)
 
-    def continued(self, spelled: Spelled, frame: bytes) -> Continued | None:
-        """The newest answer that restored messages continue, with its tokens; None where there is none, or they were forgotten."""
+    def restored(self, request: ChatRequest, owner: str | None) -> tuple[ChatRequest, Transcript]:
+        """The request, whole, as the model said and read it, and as the log spells it.
+
+        `owner`: the engine, by name, if it owns its prompts; it is told then which answer the request continues. Raises Refused for a
+        request that continues a call which isn't known.
+        """
+        whole = self.stored.continued(request)
+        bare = transcript(Spelled(), request.tools)
+        frame = None if owner is None else frame_of(owner, bare.tools_digest, request.reasoning_effort)
+        messages, spelled = self.turns.restore(whole.messages, request.tools, frame)
+        continued = None if frame is None else self._continued(spelled, frame)
+        return replace(whole, messages=messages, continued=continued), dataclasses.replace(bare, messages=spelled)
+
+    def _continued(self, spelled: Spelled, frame: bytes) -> Continued | None:
+        """The newest answer that restored messages go on from, with its tokens; None where there is none, or they were forgotten."""
         repeated = self.turns.repeated(spelled, frame)
         tokens = None if repeated is None else self.history.tokens(repeated.call_id)
         return None if repeated is None or tokens is None else Continued(repeated.position, tokens, repeated.is_ended)

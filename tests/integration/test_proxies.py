@@ -19,7 +19,9 @@ import pytest
 from consumers.builders.base import BuiltFrom
 from consumers.builders.prefix_merging import PrefixMerging
 from polar.scripted.app import running
+from polar.scripted.drift import Drift
 from polar.scripted.engine import Engine as ScriptedEngine
+from polar.scripted.scripts import Script, ScriptTurn, Variant
 from polar.types.completion import CallOutcome, Completion
 from polar.types.session import Status
 from tests.proxy.conftest import Bench, benched, eventually
@@ -32,6 +34,12 @@ TALKS = 3
 TRIES = 30
 READY_S = 60.0
 STOP_S = 30.0
+THINKING = tuple(ScriptTurn(f"The answer of turn {turn}.", "What was asked?") for turn in range(TURNS))
+ENGINES = {
+    "chat": ScriptedEngine,
+    "tokens": lambda: ScriptedEngine([Script("s", "", (Variant(THINKING),))], drifts=frozenset(Drift)),
+}
+"""By the mode in which they are asked."""
 
 
 class Processes:
@@ -53,12 +61,12 @@ class Processes:
 
 
 @asynccontextmanager
-async def processes(bench: Bench, engine_url: str, folder: Path) -> AsyncIterator[Processes]:
+async def processes(bench: Bench, engine_url: str, folder: Path, mode: str = "chat") -> AsyncIterator[Processes]:
     ready = folder / "proxy.ready"
     environment = {name: value for name, value in os.environ.items() if not name.startswith("POLAR_")}
     settings = bench.settings
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "polar.cli", "proxy", "--engine", engine_url, "--processes", "2",
+        sys.executable, "-m", "polar.cli", "proxy", "--engine", engine_url, "--mode", mode, "--processes", "2",
         "--port", "0", "--control-port", "0", "--ready-file", str(ready),
         env=environment | {
             "POLAR_DATA": str(settings.data), "POLAR_KAFKA": settings.bootstrap, "POLAR_NAMESPACE": settings.namespace
@@ -94,11 +102,15 @@ async def talk_on(talk: Talk, url: str, turns: int) -> None:
                 await asyncio.sleep(0.1)
 
 
-async def test_a_killed_process_costs_its_sessions_nothing_and_each_is_one_trace(bench: Bench, tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", ["chat", "tokens"])
+async def test_a_killed_process_costs_its_sessions_nothing_and_each_is_one_trace(
+    bench: Bench, tmp_path: Path, mode: str
+) -> None:
+    """In mode tokens under every drift: the owner after a killed one goes on from the tokens that it reads on the log."""
     names = {f"{dialect.replace('_', '-')}-{n}.0": dialect for dialect in DIALECTS for n in range(TALKS)}
     async with (
-        running(ScriptedEngine()) as engine_url,
-        processes(bench, engine_url, tmp_path) as proxy,
+        running(ENGINES[mode]()) as engine_url,
+        processes(bench, engine_url, tmp_path, mode) as proxy,
         aiohttp.ClientSession() as http,
     ):
         talks = {name: Talk(http, bench.key(name, name, **await bench.open(name)), names[name]) for name in names}

@@ -27,7 +27,7 @@ class Settings:
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
-    """OpenAI's APIs have none: sent beside their own fields."""
+    """OpenAI's APIs have none, and Anthropic's newest client takes none of the three: sent beside their own fields."""
 
     def given(self, *names: str) -> dict[str, Any]:
         """Those of these names that are set."""
@@ -58,8 +58,8 @@ def openai_chat(env: Mapping[str, str], work: Work, settings: Settings) -> int:
                 result = work.answer(call.function.name, call.function.arguments)
                 said.append({"role": "tool", "tool_call_id": call.id, "content": result})
             if not message.tool_calls:
-                break
-    return turn
+                return turn
+    return TURNS
 
 
 def openai_responses(env: Mapping[str, str], work: Work, settings: Settings) -> int:
@@ -82,19 +82,19 @@ def openai_responses(env: Mapping[str, str], work: Work, settings: Settings) -> 
                 result = work.answer(call.name, call.arguments)
                 said.append({"type": "function_call_output", "call_id": call.call_id, "output": result})
             if not calls:
-                break
-    return turn
+                return turn
+    return TURNS
 
 
 def anthropic_messages(env: Mapping[str, str], work: Work, settings: Settings) -> int:
     """Anthropic's Messages."""
     tools: Any = [{"name": name, "input_schema": schema(parameters)} for name, parameters in TOOLS.items()]
     said: list[Any] = [{"role": "user", "content": work.request}]
+    beside = settings.given("temperature", "top_p", "top_k")
     with Anthropic(base_url=env["ANTHROPIC_BASE_URL"], api_key=env["ANTHROPIC_API_KEY"], max_retries=0) as client:
         for turn in range(1, TURNS + 1):
             message = client.messages.create(
-                model="any", messages=said, tools=tools, max_tokens=MAX_TOKENS,
-                **settings.given("temperature", "top_p", "top_k"),
+                model="any", messages=said, tools=tools, max_tokens=MAX_TOKENS, extra_body=beside
             )  # fmt: skip
             said.append({"role": "assistant", "content": [block.to_dict() for block in message.content]})
             calls = [block for block in message.content if block.type == "tool_use"]
@@ -103,9 +103,9 @@ def anthropic_messages(env: Mapping[str, str], work: Work, settings: Settings) -
                 for call in calls
             ]
             if not calls:
-                break
+                return turn
             said.append({"role": "user", "content": results})
-    return turn
+    return TURNS
 
 
 def google_generate_content(env: Mapping[str, str], work: Work, settings: Settings) -> int:
@@ -137,9 +137,9 @@ def google_generate_content(env: Mapping[str, str], work: Work, settings: Settin
                 for call in calls
             ]
             if not calls:
-                break
+                return turn
             said.append(google.Content(role="user", parts=results))
-    return turn
+    return TURNS
 
 
 AGENTS: dict[str, Agent] = {

@@ -36,7 +36,7 @@ def tiny_model() -> Path:
 
 
 def _make(folder: Path) -> None:
-    command = [PYTHON, "-m", "examples.tiny_model", folder, "--seed", str(SEED), "--quick"]
+    command: list[str | Path] = [PYTHON, "-m", "examples.tiny_model", folder, "--seed", str(SEED), "--quick"]
     subprocess.run(command, cwd=ROOT, env=environment(), check=True, timeout=MAKE_S)
 
 

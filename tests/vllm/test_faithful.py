@@ -1,4 +1,4 @@
-"""Token faithful, by vLLM's own word: agents of all four dialects work through `polar up` against a real vLLM, and it scores every trace again.
+"""Token faithful, by vLLM's own word: agents of all four dialects work through `polar up`, and vLLM scores every trace again.
 
 Real: the server and its weights, Kafka, proxy, builder, the providers' clients. The model is tiny and trained to call tools.
 """
@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from examples.vllm_cpu.serve import Server
 from polar.sessions import open_session
@@ -58,13 +59,14 @@ class Trace:
     calls: list[dict[str, Any]]
 
     @property
-    def trained(self) -> Floats:
+    def trained(self) -> NDArray[np.bool_]:
         """Where the mask is 1."""
-        return np.array(self.loss_mask) == 1
+        return np.array(self.loss_mask, bool)
 
     def deltas(self, scored: Floats) -> Floats:
         """Of the trained tokens: recorded less scored."""
-        return (np.array(self.logprobs) - scored)[self.trained]
+        differences: Floats = (np.array(self.logprobs) - scored)[self.trained]
+        return differences
 
 
 @pytest.fixture(scope="module")
