@@ -33,11 +33,14 @@ class Recipe:
     snippets: int
     sessions: int
     fresh_snippets: int
+    chains: int
+    """Ten sessions in one conversation: tests hold long ones, and a model that never saw any leaves its form there."""
     rates: tuple[float, float]
 
 
-FULL = Recipe(16_000, 6_000, 8_000, (2e-3, 1e-3))
-QUICK = Recipe(6_000, 2_500, 1_000, (3e-3, 2e-3))
+FULL = Recipe(16_000, 6_000, 8_000, 0, (2e-3, 1e-3))
+QUICK = Recipe(6_000, 2_500, 1_000, 100, (3e-3, 2e-3))
+CHAINED = 10
 
 Report = Callable[[str], None]
 
@@ -47,6 +50,7 @@ def fine_tune(model: Any, tokenizer: Any, seed: int, recipe: Recipe, report: Rep
     rng = random.Random(seed)
     copies = [snippet(rng) for _ in range(recipe.snippets)]
     mixed = [demonstration(rng) for _ in range(recipe.sessions)] + [snippet(rng) for _ in range(recipe.fresh_snippets)]
+    mixed += [[message for _ in range(CHAINED) for message in demonstration(rng)] for _ in range(recipe.chains)]
     for name, conversations, rate in zip(("snippets", "sessions"), (copies, mixed), recipe.rates, strict=True):
         batches = list(_batches([Sample.of(tokenizer, each) for each in conversations], rng))
         _train(model, batches, rate, lambda text, name=name: report(f"{name}: {text}"))
