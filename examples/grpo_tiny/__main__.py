@@ -9,12 +9,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import shutil
 import subprocess
 import sys
 import time
-from collections import Counter
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -92,10 +90,10 @@ class Run:
             self._follow("-m", "examples.tiny_model", str(folder), "--seed", str(self.options.seed), *words)
         return folder
 
-    def _train(self, model: Path, server: Server) -> Counter[str]:
+    def _train(self, model: Path, server: Server) -> dict[str, float]:
         """Run the trainer to its end, killed once where that was asked for; the CPU seconds by part."""
         out, options = self.options.out, self.options
-        before = costs.seconds_by_part(os.getpid())
+        before = costs.seconds_by_part()
         words = [
             "-m",
             "examples.grpo_tiny.trainer",
@@ -111,7 +109,7 @@ class Run:
         if options.kill_at is not None:
             self._follow(*map(str, words), kill_at=f"step {options.kill_at}: ")
         self._follow(*map(str, words))
-        return costs.seconds_by_part(os.getpid()) - before
+        return costs.since(before)
 
     def _follow(self, *words: str, kill_at: str | None = None) -> None:
         """Run a program in vLLM's environment and say what it says; SIGKILL at its first line that begins with `kill_at`.

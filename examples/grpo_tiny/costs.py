@@ -2,31 +2,41 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import resource
+from collections import defaultdict
 
 import psutil
 
 PARTS = {
-    "vLLM": ("vllm",),
-    "trainer": ("examples.grpo_tiny.trainer",),
+    "vLLM": ("vllm.entrypoints", "VLLM::"),
     "Kafka": ("kafka.Kafka",),
     "proxy": ("polar.cli proxy",),
     "fanout, coordinator, builder": ("worker fanout",),
     "stages and agents": ("worker init",),
     "analytics, webhooks": ("worker analytics",),
 }
-"""What to find in a program's command line, first found first. A stage worker's time holds that of its supervisors and agents."""
+"""What to find in a program's command line. A stage worker's time holds that of the agents that have ended."""
+OTHER = "other"
+ENDED = "trainer"
+"""Programs of this process that it has waited for: where there is something to compare, only trainers."""
 
 
-def seconds_by_part(root: int) -> Counter[str]:
-    """CPU seconds so far of all that descends from process `root`; what has ended counts where its parent has waited for it."""
-    found: Counter[str] = Counter()
-    for process in psutil.Process(root).children(recursive=True):
+def seconds_by_part() -> dict[str, float]:
+    """CPU seconds so far of this process's programs; what has ended counts where its parent has waited for it."""
+    found: defaultdict[str, float] = defaultdict(float)
+    for process in psutil.Process().children(recursive=True):
         try:
             found[_part(process)] += _seconds(process)
         except psutil.NoSuchProcess:
             continue
-    return found
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return {**found, ENDED: ended.ru_utime + ended.ru_stime}
+
+
+def since(before: dict[str, float]) -> dict[str, float]:
+    """CPU seconds by part since then, the largest first."""
+    used = {part: seconds - before.get(part, 0) for part, seconds in seconds_by_part().items()}
+    return dict(sorted(used.items(), key=lambda item: -item[1]))
 
 
 def _part(process: psutil.Process) -> str:
@@ -36,7 +46,7 @@ def _part(process: psutil.Process) -> str:
         for part, words in PARTS.items():
             if any(word in line for word in words):
                 return part
-    return "other"
+    return OTHER
 
 
 def _seconds(process: psutil.Process) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -47,7 +47,7 @@ class Result:
     after: HeldOut
     seconds: dict[str, float]
     """Wall clock, by phase."""
-    processor: Mapping[str, float]
+    processor: dict[str, float]
     """CPU seconds while it trained, by part."""
     steps: list[Step]
 
@@ -145,7 +145,7 @@ def _parts(results: Sequence[Result]) -> Table:
 
 
 def _processor(results: Sequence[Result]) -> Table:
-    names = [name for name, _ in Counter(results[0].processor).most_common()]
+    names = list(results[0].processor)
     rows = (
         [_name(result), *(f"{result.processor.get(name, 0) / len(result.steps):.2f}" for name in names)]
         for result in results

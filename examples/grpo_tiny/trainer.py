@@ -12,7 +12,6 @@ import argparse
 import asyncio
 import sys
 import time
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -43,13 +42,13 @@ class Clock:
     """Seconds by part."""
 
     def __init__(self) -> None:
-        self.seconds: defaultdict[str, float] = defaultdict(float)
+        self.seconds: dict[str, float] = {}
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
         began = time.monotonic()
         yield
-        self.seconds[name] += time.monotonic() - began
+        self.seconds[name] = time.monotonic() - began
 
 
 class Trainer:
