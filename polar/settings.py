@@ -51,8 +51,8 @@ class EngineSettings(BaseModel):
     """`chat`, or the name of an engine plug-in."""
     concurrency: int = Field(default=256, ge=1)
     """Calls under way at most, of one proxy process; more wait their turn."""
-    logprobs_mode: Literal["raw", "processed"] = "raw"
-    """As the servers were started; vLLM's default is raw."""
+    logprobs_mode: Literal["raw", "processed"] | None = None
+    """As the servers were started (`--logprobs-mode`); None: as they are found at the proxy's start, else raw, vLLM's default."""
 
 
 class Settings(BaseSettings):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlsplit
@@ -69,7 +70,7 @@ def proxy(
     logs.for_service()
     advertised = _advertised(advertise, processes)
     require_address(host, advertised)
-    found = _settings(data, engine_urls or [], model)
+    found = _settings(data, engine_urls or [], model, announce=_announce if peer_port is None else _say_nothing)
     calls, controls = (
         Binding(*at, shared=peer_port is not None) for at in ((host, port), (control_host, control_port))
     )
@@ -120,8 +121,14 @@ def _announce(line: str) -> None:
     typer.echo(f"polar: {line}", err=True)
 
 
-def _settings(data: Path | None, engine_urls: list[str], model: str | None) -> settings.Settings:
-    """With the engines that flags name, else those of polar.toml, each with its model."""
+def _say_nothing(line: str) -> None:
+    """Of several processes one tells."""
+
+
+def _settings(
+    data: Path | None, engine_urls: list[str], model: str | None, *, announce: Callable[[str], None]
+) -> settings.Settings:
+    """With the engines that flags name, else those of polar.toml, each with its model, asked what they can do."""
     from polar.embedded import engine
 
     if model is not None and not engine_urls:
@@ -129,8 +136,10 @@ def _settings(data: Path | None, engine_urls: list[str], model: str | None) -> s
     found = settings.load(data)
     if engine_urls:
         told = settings.EngineSettings(urls=tuple(engine_urls), model=engine.model_at(engine_urls, model))
-        return found.model_copy(update={"engines": {FLAGGED: told}})
-    return found.model_copy(update={"engines": engine.with_models(found.engines)})
+        named: Mapping[str, settings.EngineSettings] = {FLAGGED: told}
+    else:
+        named = engine.with_models(found.engines)
+    return found.model_copy(update={"engines": engine.examined(named, announce)})
 
 
 def _write(ready_file: Path, urls: dict[str, Any]) -> None:

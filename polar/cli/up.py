@@ -17,6 +17,7 @@ from polar.settings import ENV_FILE, Settings, write_env_file
 from polar.types.errors import InputError
 
 if TYPE_CHECKING:
+    from polar.embedded.engine import Engine
     from polar.embedded.system import Options, System
 
 
@@ -47,7 +48,7 @@ def up(
     upstream = None
     if engine_url is not None:
         upstream = engine.find(engine_url, model)
-        asyncio.run(engine.probe(upstream))
+        asyncio.run(_examine(upstream))
     given = settings.load(data)
     if given.engines and upstream is None:
         raise InputError(
@@ -66,6 +67,16 @@ def up(
         running.serve(lambda stop: _run(found, options, held, ready_file, stop))
     finally:
         os.close(held)
+
+
+async def _examine(upstream: Engine) -> None:
+    """Raises NotReady where it can't serve training."""
+    from polar.embedded import engine
+
+    await engine.probe(upstream)
+    found = await engine.examine(upstream, "chat", _announce)
+    if found is not None:
+        _announce(f"the engine: {found.summary}")
 
 
 async def _run(found: Settings, options: Options, held: int, ready_file: Path | None, stop: asyncio.Event) -> None:

@@ -63,5 +63,5 @@ def _replicas(name: str, told: EngineSettings, options: Mapping[str, object]) ->
         raise InputError(
             f"engines.{name}.mode", told.mode, f"must be chat, or an engine plug-in: {error.reason}"
         ) from None
-    servers = {url: plug_in(url, told.model, logprobs_mode=told.logprobs_mode, **options) for url in told.urls}
+    servers = {url: plug_in(url, told.model, logprobs_mode=told.logprobs_mode or "raw", **options) for url in told.urls}
     return Replicas(name, servers, model=told.model, models=told.models, concurrency=told.concurrency)
