@@ -76,7 +76,7 @@ SCHEMAS = [schema("grep", "key"), schema("edit", "path", "old", "new"), schema("
 def main() -> int:
     """0: it said something without a call, or its turns are spent; else `MALFORMED`."""
     base = urlsplit(os.environ["OPENAI_BASE_URL"])
-    connection = http.client.HTTPConnection(base.hostname, base.port, timeout=ANSWER_S)
+    connection = http.client.HTTPConnection(base.netloc, timeout=ANSWER_S)
     messages = [{"role": "user", "content": sys.stdin.read()}]
     for _ in range(TURNS):
         message, finish_reason = ask(connection, base.path, messages)

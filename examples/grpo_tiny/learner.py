@@ -37,7 +37,7 @@ PASS_TOKENS = 12_000
 
 @dataclass(frozen=True)
 class Padded:
-    """Rows of one forward pass, as tensors of [rows, longest]; `at` are the rows' places in the list that they come from."""
+    """Rows of one forward pass, as tensors of [rows, longest]."""
 
     token_ids: torch.Tensor
     mask: torch.Tensor
@@ -74,13 +74,13 @@ class Learner:
         self.model.config.save_pretrained(folder)
         torch.save(self.optimiser.state_dict(), folder / checkpoint.OPTIMISER)
 
-    @torch.no_grad()
     def drift(self, rows: Sequence[Row]) -> Drift:
         """Of all trained tokens of the rows."""
         found = []
-        for padded in _passes(rows):
-            is_trained = padded.mask[:, 1:] == 1
-            found.append((self._logprobs(padded) - padded.logprobs[:, 1:])[is_trained].abs())
+        with torch.no_grad():
+            for padded in _passes(rows):
+                is_trained = padded.mask[:, 1:] == 1
+                found.append((self._logprobs(padded) - padded.logprobs[:, 1:])[is_trained].abs())
         differences = torch.cat(found)
         return Drift(len(differences), float(differences.max()), float(differences.mean()))
 
