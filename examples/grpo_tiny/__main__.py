@@ -48,8 +48,12 @@ class Run:
         print(f"{time.monotonic() - self.began:5.0f} s  {text}", flush=True)
 
     def whole(self) -> Result:
-        """All of it. Raises ProgramError, NotReady, ServerError."""
+        """All of it. Raises InputError, ProgramError, NotReady, ServerError."""
         out, options = self.options.out, self.options
+        if (out / "polar").exists():
+            raise InputError(
+                "--out", str(out), "there was a run in it: name another folder (--model takes the model that it made)"
+            )
         marks = [("model", time.monotonic())]
         model = self._model()
         served = out / "served"
@@ -169,7 +173,7 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> int:
-    """0; 1 where a part of it failed, 3 where something needed isn't there."""
+    """0; 1 where a part of it failed, 2 for bad usage, 3 where something needed isn't there."""
     options = arguments()
     options.out = options.out.absolute()
     options.out.mkdir(parents=True, exist_ok=True)
@@ -178,7 +182,7 @@ def main() -> int:
         result = run.whole()
     except (ProgramError, InputError, NotReady, ServerError) as error:
         print(f"grpo_tiny: {error}", file=sys.stderr)
-        return 1 if isinstance(error, ProgramError) else 3
+        return 1 if isinstance(error, ProgramError) else 2 if isinstance(error, InputError) else 3
     (options.out / "result.json").write_text(json.dumps(asdict(result)))
     (options.out / "report.md").write_text(report.text([result]))
     run.say(f"{options.out / 'report.md'}:")
