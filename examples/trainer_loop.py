@@ -49,11 +49,12 @@ def train(step: int, batch: Sequence[Group]) -> None:
         print(f"  {group.task_id}" + ("" if any(weights) else ": no spread in its rewards, dropped"))
         if not any(weights):
             continue
-        rows += grpo(group)
+        of_group = grpo(group)
+        rows += of_group
         for trajectory, advantage in zip(group.trajectories, weights, strict=True):
             if advantage is None:
                 continue
-            own = [row for row in rows if row.session_id == trajectory.session_id]
+            own = [row for row in of_group if row.session_id == trajectory.session_id]
             trained = sum(int(row.loss_mask.sum()) for row in own)
             shape = "+".join(str(len(row)) for row in own)
             print(f"    {trajectory.sample_index:2} {trajectory.status:9} reward {trajectory.reward:5.2f}"

@@ -48,11 +48,11 @@ class EngineSettings(BaseModel):
     models: tuple[str, ...] = ("*",)
     """What harnesses may ask for; `*`: anything."""
     mode: str = "chat"
-    """`chat`, or the name of an engine plug-in."""
+    """`chat`; `tokens`, which goes on from the tokens that were sampled; or the name of an engine plug-in."""
     concurrency: int = Field(default=256, ge=1)
     """Calls under way at most, of one proxy process; more wait their turn."""
-    logprobs_mode: Literal["raw", "processed"] = "raw"
-    """As the servers were started; vLLM's default is raw."""
+    logprobs_mode: Literal["raw", "processed"] | None = None
+    """As the servers were started (`--logprobs-mode`); None: as they are found at the proxy's start, else raw, vLLM's default."""
 
 
 class Settings(BaseSettings):

@@ -41,6 +41,7 @@ from proxy.session.recovery import Recovery
 from proxy.unreadable import Runner
 from topics import control as control_topic
 from topics import fleet as fleet_topic
+from topics import kafka
 from topics import workers as workers_topic
 from topics.control import CloseKey, Control
 from topics.follow import Follower, Since
@@ -259,8 +260,8 @@ class Proxy:
             calls=self._fleet.calls,
         )
 
-    def _on_fleet(self, record: fleet_topic.FleetRecord, _: object) -> None:
-        self._fleet.apply(record)
+    def _on_fleet(self, record: fleet_topic.FleetRecord, envelope: kafka.Record) -> None:
+        self._fleet.apply(record, envelope.offset)
 
     def _on_control(self, record: Control, _: object) -> None:
         self._openings.on_control(record)

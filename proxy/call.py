@@ -20,6 +20,7 @@ from proxy.engines.pool import Engines
 from proxy.errors import EngineFault, Refusal, Refused, refusal_of
 from proxy.fleet import HELD_S, Fleet, Halted
 from proxy.metrics import Metrics
+from proxy.policy import Policies
 from proxy.session.claims import Ending, closed
 from topics.producer import LogProducer, RecordTooLarge, Unacknowledged
 
@@ -65,13 +66,14 @@ class Pipeline:
         self._capture = capture
         self._fleet = fleet
         self._metrics = metrics
+        self._policies = Policies(metrics)
 
     async def run(self, call: Call, size: int) -> Answer | Refused:
         """An answer that is on the log, or why there is none; `size` is the request's, in bytes."""
         self._metrics.in_flight.inc()
         try:
-            answer, policy_version = await self._asked(call, size)
-            await self._captured(call, answer, policy_version)
+            answer = await self._asked(call, size)
+            await self._captured(call, answer)
             self._count(call, CallOutcome.ANSWERED)
             return answer
         except Refused as refused:
@@ -100,8 +102,8 @@ class Pipeline:
                 Refusal.OVERLOADED, "too much waits to be recorded; try again", retry_after_s=RETRY_AFTER_S
             ) from None
 
-    async def _asked(self, call: Call, size: int) -> tuple[Answer, int | None]:
-        """The engine's answer and the policy version that sampled it, None where it can't be told."""
+    async def _asked(self, call: Call, size: int) -> Answer:
+        """The engine's answer, with what can be told of the policy versions that sampled it."""
         asked = call.asked
         try:
             return await self._sampled(asked, size)
@@ -115,7 +117,7 @@ class Pipeline:
             self._unanswered(call, CallOutcome.ABANDONED, ENDINGS[call.ended or "stopped"])
             raise
 
-    async def _sampled(self, asked: Asked, size: int) -> tuple[Answer, int | None]:
+    async def _sampled(self, asked: Asked, size: int) -> Answer:
         """The same, of the first try that no pause ended."""
         engine = self.engines.for_model(asked.request.model)
         held_until = asyncio.get_running_loop().time() + HELD_S
@@ -133,11 +135,11 @@ class Pipeline:
                 was_held = True
                 continue
             self._metrics.engine_s.observe(time.perf_counter() - began)
-            return answer, under_way.version if answer.policy_version is None else answer.policy_version
+            return self._policies.told(engine.name, answer, under_way.version)
 
-    async def _captured(self, call: Call, answer: Answer, policy_version: int | None) -> None:
+    async def _captured(self, call: Call, answer: Answer) -> None:
         try:
-            await self._capture.answered(call.asked, answer, policy_version)
+            await self._capture.answered(call.asked, answer)
         except asyncio.CancelledError:
             self._capture.disown(call.asked, DISOWNED[call.ended or "stopped"])
             raise

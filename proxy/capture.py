@@ -69,14 +69,14 @@ class Capture:
         self._metrics = metrics
         self._beside: set[asyncio.Task[None]] = set()
 
-    async def answered(self, asked: Asked, answer: Answer, policy_version: int | None) -> None:
+    async def answered(self, asked: Asked, answer: Answer) -> None:
         """Returns when the call is on the log. Raises Refused when it may not be: the call is disowned then. RecordTooLarge: it isn't.
 
         Cancelled, it leaves disowning to the caller, who knows why.
         """
         began = time.perf_counter()
         written = asked.claim.history.write(asked.told)
-        record = _answered(asked, written, answer, policy_version)
+        record = _answered(asked, written, answer)
         try:
             await self._send(record, ACK_S)
         except Unacknowledged as error:
@@ -86,7 +86,7 @@ class Capture:
                 Refusal.UNAVAILABLE, "the call could not be recorded; try again", retry_after_s=RETRY_AFTER_S
             ) from None
         self._metrics.ack_s.observe(time.perf_counter() - began)
-        asked.claim.acknowledged(asked.call_id, asked.request, asked.told, answer)
+        asked.claim.acknowledged(asked.call_id, asked.engine, asked.request, asked.told, answer)
 
     def unanswered(self, asked: Asked, outcome: CallOutcome, error: CallError) -> None:
         """Records a failed or abandoned call, beside the way."""
@@ -150,7 +150,7 @@ class Capture:
         task.add_done_callback(self._beside.discard)
 
 
-def _answered(asked: Asked, written: Written, answer: Answer, policy_version: int | None) -> Completion:
+def _answered(asked: Asked, written: Written, answer: Answer) -> Completion:
     return msgspec.structs.replace(
         _completion(asked, written, CallOutcome.ANSWERED, asked.claim.history.prompt(answer)),
         sampled=answer.sampled_ids,
@@ -158,8 +158,11 @@ def _answered(asked: Asked, written: Written, answer: Answer, policy_version: in
         logprobs_mode=answer.logprobs_mode,
         answer=_encode(answer.message),
         finish_reason=answer.finish_reason,
+        stop_sequence=answer.stop_sequence,
         model_served=answer.model,
-        policy_version=policy_version,
+        policy_version=answer.policy_version,
+        policy_spans=list(answer.policy_spans),
+        realigned=answer.realigned,
     )
 
 
@@ -185,6 +188,7 @@ def _completion(asked: Asked, written: Written, outcome: CallOutcome, prompt: To
         tools=written.tools,
         model_requested=request.model,
         sampling=request.sampling,
+        reasoning_effort=request.reasoning_effort,
         kind=asked.kind.name,
         kind_rule=asked.kind.rule,
         lineage=asked.lineage,

@@ -12,9 +12,12 @@ from typing import Literal
 import msgspec
 
 from polar.types.completion import PolicySpan, Sampling
+from polar.types.tokens import Ids
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 FinishReason = Literal["stop", "length", "tool_calls", "content_filter"]
+Doubt = Literal["not_ours", "mixed", "gaps"]
+"""The engine has another name for its weights than a version; several, and not all of them versions; or doesn't say one for each token."""
 NOT_GIVEN = msgspec.Raw()
 """msgspec takes no `Raw | None`: no bytes stand for None."""
 
@@ -101,6 +104,17 @@ class ForcedTool(msgspec.Struct, frozen=True):
 ToolChoice = Literal["none", "auto", "required"] | ForcedTool
 
 
+class Continued(msgspec.Struct, frozen=True, eq=False):
+    """The newest answer of a session that a request repeats, after the very messages that it answered."""
+
+    position: int
+    """Of its message in the request."""
+    tokens: Ids
+    """Its call's prompt and what was sampled."""
+    is_ended: bool
+    """The last of them is one that ends turns: neither a limit nor a stop string ended it."""
+
+
 class ChatRequest(msgspec.Struct, frozen=True):
     """What a harness asks for, in any dialect."""
 
@@ -128,6 +142,10 @@ class ChatRequest(msgspec.Struct, frozen=True):
     stream: bool = False
     stream_usage: bool = False
     """The stream tells usage at its end; dialects that always do so set it."""
+    continued: Continued | None = None
+    """For engines that own their prompts: the answer whose tokens stand in this one's. Set where the call is made."""
+    cache_salt: str | None = None
+    """What its engine keeps the prefixes that it caches for it apart by: those of other weights. Set where the call reaches the engine."""
     wire: object = None
     """The dialect's own: what its answer repeats of the request. Nobody else looks at it."""
 
@@ -173,11 +191,13 @@ class Answer(msgspec.Struct, frozen=True):
     """As the engine names it."""
     logprobs_mode: str = "processed"
     policy_version: int | None = None
-    """Where the engine itself tells it."""
+    """Of the first token; None from an engine that doesn't tell."""
     stop_sequence: str | None = None
     """The stop string that ended it, where one did."""
     policy_spans: tuple[PolicySpan, ...] = ()
     """Where the engine tells that weights changed within the answer: ascending, without gaps, over all sampled tokens. Empty:
     `policy_version` is every token's."""
+    policy_doubt: Doubt | None = None
+    """Why the engine's word on versions isn't passed on."""
     realigned: int = 0
     """Tokens of the prompt that stand as they were sampled where the engine's own rendering spelled them otherwise: tokens mode."""

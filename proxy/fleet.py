@@ -2,7 +2,8 @@
 
 Invariant: in a pause no call begins at an engine. Those under way go on, or are ended there and asked anew after it, as the pause says;
 `calls` counts them, so that a pause knows when the fleet is still. A call's policy version is told only where the weights can't have
-changed under it: nothing was published for its engine meanwhile, and no pause ended.
+changed under it: nothing was published for its engine meanwhile, and no pause ended. An engine's cache is salted with what was published
+when the call reaches it, so that no call goes on from what other weights computed.
 """
 
 from __future__ import annotations
@@ -29,9 +30,14 @@ class Weights(NamedTuple):
 
     version: int | None
     publication: int
-    """Which one told the version."""
+    """The offset of the record that told the version, the same for all proxies."""
     resumes: int
     """Pauses that have ended: each may have changed the weights."""
+
+    @property
+    def salt(self) -> str | None:
+        """For an engine's prefix cache: no two publications share one, whatever they call their versions. None: no version is known."""
+        return None if self.version is None else f"policy-{self.version}-{self.publication}"
 
 
 class Fleet:
@@ -44,9 +50,8 @@ class Fleet:
         self._running = asyncio.Event()
         self._running.set()
         self._resumes = 0
-        self._publications = 0
         self._policies: dict[str | None, tuple[int | None, int]] = {}
-        """(version, publication) by engine; None: of those not named."""
+        """(version, offset of its record) by engine; None: of those not named."""
         self._under_way: set[UnderWay] = set()
 
     @property
@@ -66,19 +71,18 @@ class Fleet:
 
     def weights(self, engine: str) -> Weights:
         """What a call that begins now at an engine is sampled with."""
-        version, publication = self._policies.get(engine) or self._policies.get(None) or (None, 0)
+        version, publication = self._policies.get(engine) or self._policies.get(None) or (None, -1)
         return Weights(version, publication, self._resumes)
 
-    def apply(self, record: FleetRecord) -> None:
-        """Takes in a record of `polar.fleet`."""
+    def apply(self, record: FleetRecord, offset: int) -> None:
+        """Takes in a record of `polar.fleet`; its `offset` there."""
         match record:
             case FleetState() if record.counts_after(self._state):
                 self._become(record)
             case PolicyVersion():
-                self._publications += 1
                 if record.engine is None:
                     self._policies = {}
-                self._policies[record.engine] = record.version, self._publications
+                self._policies[record.engine] = record.version, offset
         self._on_change()
 
     async def runs(self, until: float) -> bool:
@@ -134,6 +138,11 @@ class UnderWay:
         self._halted = False
         self.version: int | None = None
         """Afterwards: the policy version that sampled it, None where that can't be told."""
+
+    @property
+    def salt(self) -> str | None:
+        """For its engine's cache, if it is asked now."""
+        return self._fleet.weights(self._engine).salt
 
     def halt(self) -> None:
         """End it soon."""

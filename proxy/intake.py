@@ -21,7 +21,7 @@ from proxy.kinds import kind_of
 from proxy.lineage import lineage_of
 from proxy.metrics import Metrics
 from proxy.session.claims import Claim
-from proxy.session.history import Transcript, transcript
+from proxy.session.history import Transcript
 from proxy.session.limits import admit
 from proxy.session.repeats import is_retry, name_of
 from proxy.session.reply import Answering, Reply
@@ -46,10 +46,9 @@ class Intake:
     ) -> Reply:
         """The answer to a request of `size` bytes, under way. Raises Refused for what the claim may not have."""
         lineage = lineage_of(headers)
-        whole = claim.stored.continued(request)
-        messages, spelled = claim.turns.restore(whole.messages, request.tools)
-        told = transcript(spelled, request.tools)
-        asked_for = imposed(msgspec.structs.replace(whole, messages=messages), claim.key)
+        engine = self._pipeline.engines.for_model(request.model)
+        restored, told = claim.restored(request, engine.name if engine.owns_prompts else None)
+        asked_for = imposed(restored, claim.key)
         name = name_of(dialect.name, asked_for, told, lineage)
         answering = claim.repeats.shared(name, is_retry=is_retry(lineage))
         if answering is not None:
@@ -58,7 +57,7 @@ class Intake:
         admit(claim.key.limits, claim.spent, len(claim.in_flight), request.choices)
         calls = [
             Call(self._pipeline, asked, size)
-            for asked in self._asked(dialect, claim, asked_for, told, lineage, received_at)
+            for asked in self._asked(dialect, claim, engine.name, asked_for, told, lineage, received_at)
         ]
         answering = Answering(self._pipeline, calls)
         claim.repeats.start(name, answering)
@@ -68,6 +67,7 @@ class Intake:
         self,
         dialect: Dialect,
         claim: Claim,
+        engine: str,
         request: ChatRequest,
         told: Transcript,
         lineage: dict[str, str] | None,
@@ -75,7 +75,6 @@ class Intake:
     ) -> Iterator[Asked]:
         """A request's choices."""
         first = dialect.id_prefix + os.urandom(16).hex()
-        engine = self._pipeline.engines.for_model(request.model).name
         kind = kind_of(request, lineage)
         for choice in range(request.choices):
             yield Asked(

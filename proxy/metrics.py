@@ -36,6 +36,12 @@ class Metrics:
             "polar_proxy_misdirected", "Forwarded requests refused because their session isn't ours", registry=to
         )
         self.read_back = Counter("polar_proxy_read_back", "Claims read back from the log", registry=to)
+        self.doubted = Counter(
+            "polar_proxy_policy_doubts",
+            "Answers whose engine didn't name their weights by versions",
+            ["reason"],
+            registry=to,
+        )
         self.unrecorded = Counter(
             "polar_proxy_unrecorded", "Records that didn't reach the log", ["record"], registry=to
         )

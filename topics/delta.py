@@ -135,9 +135,10 @@ class PromptIndex:
         strand.note(call_id, len(tokens))
         self._ends[call_id] = strand, len(tokens)
 
-    def tokens(self, call_id: str, length: int) -> Ids | None:
-        """The first `length` tokens of a call's prompt and sampled tokens; None where it is not known, or shorter."""
+    def tokens(self, call_id: str, length: int | None = None) -> Ids | None:
+        """The first `length` tokens of a call's prompt and sampled tokens, else all; None where it is not known, or shorter."""
         strand, end = self._ends.get(call_id, (None, 0))
+        length = end if length is None else length
         if strand is None or length > end:
             return None
         parts: list[Ids] = []
@@ -183,7 +184,7 @@ class Spelled:
 
     def append(self, spelled: bytes) -> None:
         """One more message, as `spell` writes it."""
-        self.links.append(_link(self.link, spelled))
+        self.links.append(link_after(self.link, spelled))
         self.messages.append(spelled)
 
 
@@ -212,7 +213,7 @@ class MessageIndex:
         """Note an acknowledged call; `answer` None where it has none."""
         links = spelled.links
         if answer is not None:
-            links = [*links, _link(spelled.link, spell(answer))]
+            links = [*links, link_after(spelled.link, spell(answer))]
         if len(self._calls) + len(links) > self._max_messages:
             self._calls = {}
         for link in reversed(links):
@@ -221,5 +222,6 @@ class MessageIndex:
             self._calls[link] = call_id
 
 
-def _link(last: bytes, message: bytes) -> bytes:
+def link_after(last: bytes, message: bytes) -> bytes:
+    """The chain's link after one more message, as `spell` writes it."""
     return hashlib.blake2b(last + message, digest_size=LINK_BYTES).digest()

@@ -30,6 +30,7 @@ TYPES = {
     schema.LOGPROBS: "FLOAT[]",
     schema.TEXTS: "MAP(VARCHAR, VARCHAR)",
     schema.COUNTS: "MAP(VARCHAR, BIGINT)",
+    schema.SPANS: 'STRUCT("version" BIGINT, "start" BIGINT, "end" BIGINT)[]',
     pa.int16(): "SMALLINT",
     pa.binary(): "BLOB",
     pa.list_(pa.string()): "VARCHAR[]",
@@ -102,11 +103,13 @@ CALLS = View(
         "shared_tokens": "how many of them are an earlier call's prompt and answer; they are kept once",
         "sampled_tokens": "in the answer",
         "finish_reason": "`stop`, `length`, `tool_calls`, …; null: no answer",
-        "policy_version": "of the weights that sampled it; null: not known",
+        "policy_version": "of the weights that sampled it, its first token where they changed within it; null: not known",
+        "policy_versions": "all of them, in the order of its tokens; empty: not known",
         "error_code": "why there is no answer; null: there is one",
         "received_at": "when the proxy got it",
         "completed_at": "when the engine's answer, or the error, was there",
         "latency_ms": "between these two",
+        "realigned": "tokens of the prompt that stand as they were sampled where the engine rendered them otherwise; null: not told",
     },
     """
     WITH first AS (
@@ -125,8 +128,15 @@ CALLS = View(
         CASE WHEN is_placed THEN placed.parent_id ELSE base END AS parent_id,
         branch, harness, dialect, engine, model_requested, model_served, kind, kind_rule, lineage,
         CASE WHEN is_disowned THEN 'disowned' ELSE outcome END AS outcome,
-        prompt_tokens, shared_tokens, sampled_tokens, finish_reason, policy_version, error_code, received_at, completed_at,
-        epoch_ms(completed_at) - epoch_ms(received_at) AS latency_ms
+        prompt_tokens, shared_tokens, sampled_tokens, finish_reason, policy_version,
+        CASE
+            WHEN len(policy_spans) > 0 THEN list_transform(policy_spans, lambda span: span.version)
+            WHEN policy_version IS NOT NULL THEN [policy_version]
+            ELSE []
+        END AS policy_versions,
+        error_code, received_at, completed_at,
+        epoch_ms(completed_at) - epoch_ms(received_at) AS latency_ms,
+        realigned
     FROM first
     LEFT JOIN disowned USING (call_id)
     LEFT JOIN placed USING (call_id)

@@ -16,7 +16,7 @@ from polar.types.completion import CallError, Completion, Sampling
 from polar.types.errors import SessionError
 from polar.types.session import Accounting, Stage, task_id_of
 from polar.types.tokens import count, pack_ids
-from polar.types.trajectory import ROOT, GroupFinished, Stats, Trajectory
+from polar.types.trajectory import ROOT, Call, GroupFinished, Stats, Trajectory
 from topics import events, kafka
 from topics.completions import Disowned
 from topics.events import Fact
@@ -107,7 +107,7 @@ def _detail(fact: Fact) -> bytes:
 COMPLETION_FIELDS = (
     "call_id", "session_id", "attempt", "claim_id", "outcome", "dialect", "engine", "model_requested", "model_served", "kind",
     "kind_rule", "received_at", "completed_at", "sampled", "logprobs", "logprobs_mode", "tools", "finish_reason", "policy_version",
-    "lineage", "stream", "choice", "stored_from",
+    "lineage", "stream", "choice", "stored_from", "realigned",
 )  # fmt: skip
 
 
@@ -127,9 +127,14 @@ def _completion(call: Completion) -> Row:
         "messages_shared": messages.shared,
         "messages_rest": messages.rest,
         "answer": call.answer or None,
+        "policy_spans": _spans(call),
         **_prefixed("", call.sampling, Sampling),
         **_prefixed("error_", call.error, CallError),
     }
+
+
+def _spans(call: Completion | Call) -> list[Row]:
+    return [msgspec.structs.asdict(span) for span in call.policy_spans]
 
 
 def _sample_index(session_id: str) -> int | None:
@@ -144,7 +149,7 @@ TRAJECTORY_FIELDS = (
 )  # fmt: skip
 CALL_FIELDS = (
     "call_id", "branch", "kind", "outcome", "dialect", "received_at", "completed_at", "prompt_tokens", "sampled_tokens",
-    "finish_reason", "policy_version", "model_served", "reward",
+    "finish_reason", "policy_version", "model_served", "reward", "realigned",
 )  # fmt: skip
 
 
@@ -163,7 +168,7 @@ def _trajectory(trajectory: Trajectory, at: Row) -> Rows:
     calls = trajectory.calls
     for index, call in enumerate(calls):
         told = {"call": index, "parent_id": call.parent, "sampling": msgspec.json.encode(call.sampling)}
-        yield "trajectory_calls", part | _fields(call, *CALL_FIELDS) | told
+        yield "trajectory_calls", part | _fields(call, *CALL_FIELDS) | told | {"policy_spans": _spans(call)}
     for index, node in enumerate(trajectory.nodes):
         told = {"node": index, "call_id": None if node.call is None else calls[node.call].call_id}
         yield "nodes", part | _fields(node, "parent", "tokens", "logprobs", "masked") | told

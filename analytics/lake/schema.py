@@ -24,6 +24,7 @@ LOGPROBS = pa.list_(pa.float32())
 PACKED = (IDS, LOGPROBS)
 TEXTS = pa.map_(TEXT, TEXT)
 COUNTS = pa.map_(TEXT, INT)
+SPANS = pa.list_(pa.struct([("version", INT), ("start", INT), ("end", INT)]))
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,20 @@ ERROR = (
     Column("error_retryable", FLAG, "whether another attempt may go better"),
 )
 OUTPUT = (Column("output", TEXT, "suffix of the trajectories topic that holds the record; null: the default one"),)
+POLICY = (
+    Column(
+        "policy_spans",
+        SPANS,
+        "where weights changed within the answer: which sampled its tokens `[start, end)`; empty, and null in older files: "
+        "`policy_version` is every token's",
+    ),
+    Column(
+        "realigned",
+        INT,
+        "tokens of the prompt that stand as they were sampled where the engine rendered them otherwise",
+    ),
+)
+"""Of a call."""
 
 EVENTS = Table(
     "events",
@@ -127,7 +142,7 @@ COMPLETIONS = Table(
         Column("answer", TEXT, "JSON: the assistant's message; null: not answered"),
         Column("tools", TEXT, "JSON array of tools where they differ from base's; null: the same, or none"),
         Column("finish_reason", TEXT, "null: not answered"),
-        Column("policy_version", INT, "null: not known"),
+        Column("policy_version", INT, "of its first token; null: not known"),
         Column("temperature", FLOAT, "this and the next ten: what it was sampled with; null: the engine's default"),
         Column("top_p", FLOAT, ""),
         Column("top_k", INT, ""),
@@ -150,6 +165,7 @@ COMPLETIONS = Table(
             "which of the answers that one request asked for (OpenAI's n), from 0; null: written by an older Polar",
         ),
         Column("stored_from", INT, "the first message that a call which continues this one inherits; null: none may"),
+        *POLICY,
     ),
 )
 DISOWNED = Table(
@@ -218,11 +234,12 @@ TRAJECTORY_CALLS = Table(
         Column("prompt_tokens", INT, "in the whole prompt"),
         Column("sampled_tokens", INT, "in the answer"),
         Column("finish_reason", TEXT, "null: not answered"),
-        Column("policy_version", INT, "null: not known"),
+        Column("policy_version", INT, "of its first token; null: not known"),
         Column("model_served", TEXT, "null: not told"),
         Column("reward", FLOAT, "of the call; null: none given"),
         Column("sampling", TEXT, "JSON object: what differs from the engine's defaults"),
         *OUTPUT,
+        *POLICY,
     ),
 )
 TRACES = Table(

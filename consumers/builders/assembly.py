@@ -125,6 +125,8 @@ def _call(tree: TokenTree, index: int, reward: float | None) -> Call:
         branch=tree.branches[index],
         finish_reason=call.finish_reason,
         policy_version=call.policy_version,
+        policy_spans=call.policy_spans,
+        realigned=call.realigned,
         sampling=call.sampling,
         model_served=call.model_served,
         reward=reward,

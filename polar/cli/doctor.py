@@ -40,7 +40,7 @@ def doctor(
     findings = [*checkup.machine(found.data), *checkup.installed()]
     findings += asyncio.run(checkup.system(found))
     if engine_url is not None:
-        findings.append(asyncio.run(checkup.inference(engine_url, model)))
+        findings += asyncio.run(checkup.inference(engine_url, model))
     if output is Format.JSON:
         typer.echo(json.dumps([asdict(finding) for finding in findings], indent=2))
     else:

@@ -19,6 +19,15 @@ Model = Annotated[
     str | None, typer.Option("--model", metavar="NAME", help="Model at the engine; its only one where none is said.")
 ]
 
+EngineMode = Annotated[
+    str,
+    typer.Option(
+        "--mode",
+        metavar="MODE",
+        help="How the engine is asked: chat; tokens, going on from the tokens that were sampled; or an engine plug-in.",
+    ),
+]
+
 
 class Format(StrEnum):
     """How results are written."""

@@ -44,7 +44,7 @@ TRACE = _struct(
     loss_mask=pa.list_(pa.uint8()),
     logprobs=pa.list_(pa.float32()),
     policy_versions=pa.list_(INT),
-    calls=pa.list_(_struct(call_id=TEXT, start=INT, end=INT, sampling=SAMPLING)),
+    calls=pa.list_(_struct(call_id=TEXT, start=INT, end=INT, sampling=SAMPLING, policy_version=INT)),
     kind=TEXT,
     reward=REAL,
     finish_reason=TEXT,
@@ -121,7 +121,7 @@ def _row(trajectory: Trajectory) -> dict[str, Any]:
 
 
 def _trace(expanded: ExpandedTrace) -> dict[str, Any]:
-    versions = dict.fromkeys(span.call.policy_version for span in expanded.spans)
+    versions = dict.fromkeys(span.policy_version for span in expanded.spans)
     return {
         "trace_id": expanded.trace.trace_id,
         "token_ids": expanded.token_ids,
@@ -134,6 +134,7 @@ def _trace(expanded: ExpandedTrace) -> dict[str, Any]:
                 "start": span.start,
                 "end": span.end,
                 "sampling": msgspec.structs.asdict(span.call.sampling),
+                "policy_version": span.policy_version,
             }
             for span in expanded.spans
         ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlsplit
@@ -13,7 +14,7 @@ import typer
 
 from polar import settings
 from polar.cli import logs, running
-from polar.cli.options import Data, Model
+from polar.cli.options import Data, EngineMode, Model
 from polar.types.errors import InputError, NotReady
 
 PORT = 8400
@@ -32,6 +33,7 @@ def proxy(
         ),
     ] = None,
     model: Model = None,
+    mode: EngineMode = "chat",
     host: Annotated[str, typer.Option(help="Address that harnesses reach.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free one.")] = PORT,
     control_host: Annotated[str, typer.Option(help="Address of health and metrics.")] = "127.0.0.1",
@@ -69,7 +71,7 @@ def proxy(
     logs.for_service()
     advertised = _advertised(advertise, processes)
     require_address(host, advertised)
-    found = _settings(data, engine_urls or [], model)
+    found = _settings(data, engine_urls or [], model, mode, announce=_announce if peer_port is None else _say_nothing)
     calls, controls = (
         Binding(*at, shared=peer_port is not None) for at in ((host, port), (control_host, control_port))
     )
@@ -120,17 +122,27 @@ def _announce(line: str) -> None:
     typer.echo(f"polar: {line}", err=True)
 
 
-def _settings(data: Path | None, engine_urls: list[str], model: str | None) -> settings.Settings:
-    """With the engines that flags name, else those of polar.toml, each with its model."""
+def _say_nothing(line: str) -> None:
+    """Of several processes one tells."""
+
+
+def _settings(
+    data: Path | None, engine_urls: list[str], model: str | None, mode: str, *, announce: Callable[[str], None]
+) -> settings.Settings:
+    """With the engines that flags name, else those of polar.toml, each with its model, asked what they can do."""
     from polar.embedded import engine
 
     if model is not None and not engine_urls:
         raise InputError("--model", model, "goes with --engine")
+    if mode != "chat" and not engine_urls:
+        raise InputError("--mode", mode, "goes with --engine; in polar.toml it is the engine's `mode`")
     found = settings.load(data)
     if engine_urls:
-        told = settings.EngineSettings(urls=tuple(engine_urls), model=engine.model_at(engine_urls, model))
-        return found.model_copy(update={"engines": {FLAGGED: told}})
-    return found.model_copy(update={"engines": engine.with_models(found.engines)})
+        told = settings.EngineSettings(urls=tuple(engine_urls), model=engine.model_at(engine_urls, model), mode=mode)
+        named: Mapping[str, settings.EngineSettings] = {FLAGGED: told}
+    else:
+        named = engine.with_models(found.engines)
+    return found.model_copy(update={"engines": engine.examined(named, announce)})
 
 
 def _write(ready_file: Path, urls: dict[str, Any]) -> None:

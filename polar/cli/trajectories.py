@@ -150,7 +150,7 @@ def line(trajectory: Trajectory) -> dict[str, Any]:
 
 
 def _trace(expanded: ExpandedTrace) -> dict[str, Any]:
-    versions = dict.fromkeys(span.call.policy_version for span in expanded.spans)
+    versions = dict.fromkeys(span.policy_version for span in expanded.spans)
     return {
         "trace_id": expanded.trace.trace_id,
         "token_ids": expanded.token_ids.tolist(),
@@ -162,6 +162,7 @@ def _trace(expanded: ExpandedTrace) -> dict[str, Any]:
                 "call_id": span.call.call_id,
                 "start": span.start,
                 "end": span.end,
+                "policy_version": span.policy_version,
                 "sampling": msgspec.to_builtins(span.call.sampling),
             }
             for span in expanded.spans

@@ -12,11 +12,12 @@ import typer
 
 from polar import settings
 from polar.cli import progress, running
-from polar.cli.options import Data, EngineUrl, Model
+from polar.cli.options import Data, EngineMode, EngineUrl, Model
 from polar.settings import ENV_FILE, Settings, write_env_file
 from polar.types.errors import InputError
 
 if TYPE_CHECKING:
+    from polar.embedded.engine import Engine
     from polar.embedded.system import Options, System
 
 
@@ -24,6 +25,7 @@ def up(
     data: Data = None,
     engine_url: EngineUrl = None,
     model: Model = None,
+    mode: EngineMode = "chat",
     ready_file: Annotated[
         Path | None, typer.Option(metavar="F", help="Written when everything answers: what DIR/polar.env holds.")
     ] = None,
@@ -47,7 +49,7 @@ def up(
     upstream = None
     if engine_url is not None:
         upstream = engine.find(engine_url, model)
-        asyncio.run(engine.probe(upstream))
+        asyncio.run(_examine(upstream, mode))
     given = settings.load(data)
     if given.engines and upstream is None:
         raise InputError(
@@ -62,10 +64,20 @@ def up(
         # What a killed `up` has left is true no more, and must not pass for settings.
         (folder / ENV_FILE).unlink(missing_ok=True)
         found = settings.load(data)
-        options = Options(engine=upstream, scripts=scripts or [], port=port)
+        options = Options(engine=upstream, mode=mode, scripts=scripts or [], port=port)
         running.serve(lambda stop: _run(found, options, held, ready_file, stop))
     finally:
         os.close(held)
+
+
+async def _examine(upstream: Engine, mode: str) -> None:
+    """Raises NotReady where it can't serve training."""
+    from polar.embedded import engine
+
+    await engine.probe(upstream)
+    found = await engine.examine(upstream, mode, _announce)
+    if found is not None:
+        _announce(f"the engine: {found.summary}")
 
 
 async def _run(found: Settings, options: Options, held: int, ready_file: Path | None, stop: asyncio.Event) -> None:

@@ -26,6 +26,8 @@ from polar.embedded import disk, distribution, engine, lock, readiness
 from polar.embedded.errors import BrokerError
 from polar.settings import Settings
 from polar.types.errors import InputError, NotReady
+from proxy.engines import capabilities
+from proxy.engines.connection import Unreachable
 from topics import admin, catalogue
 
 RUN_S = 15.0
@@ -108,14 +110,22 @@ async def system(settings: Settings) -> list[Finding]:
     return found
 
 
-async def inference(url: str, model: str | None) -> Finding:
-    """Whether an engine can serve training."""
+async def inference(url: str, model: str | None) -> list[Finding]:
+    """Whether an engine can serve training, and in which mode."""
     try:
         upstream = await asyncio.to_thread(engine.find, url, model)
         await engine.probe(upstream)
-    except (InputError, NotReady) as error:
-        return Finding("engine", State.BAD, str(error), "see `--engine` and `--model`")
-    return Finding("engine", State.GOOD, f"{upstream.url} serves {upstream.model} with token ids and logprobs")
+        found = await capabilities.ask(upstream.url, upstream.model)
+    except (InputError, NotReady, Unreachable) as error:
+        return [Finding("engine", State.BAD, str(error), "see `--engine` and `--model`")]
+    told = f"{upstream.url} serves {upstream.model} with token ids and logprobs"
+    if found is None:
+        return [Finding("engine", State.GOOD, f"{told}: the scripted engine")]
+    missing = [
+        Finding(f"engine: {lack.what}", State.LATER, lack.said, lack.mend)
+        for lack in capabilities.lacks(found, "tokens")
+    ]
+    return [Finding("engine", State.GOOD, f"{told}: {found.summary}"), *missing]
 
 
 def harnesses() -> Iterator[Finding]:

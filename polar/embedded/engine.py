@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import structlog
@@ -14,10 +15,15 @@ from polar.settings import EngineSettings
 from polar.types.completion import Sampling
 from polar.types.errors import InputError, NotReady
 from proxy.chat import ChatRequest, Message
+from proxy.engines import capabilities
+from proxy.engines.capabilities import Capabilities
+from proxy.engines.connection import Unreachable
 from proxy.engines.vllm_chat import VllmChat
 from proxy.errors import EngineFault
 
 ANSWER_S = 10.0
+VLLM_DEFAULT = "raw"
+"""Its --logprobs-mode."""
 PROBE_S = 120.0
 """For one token: a server that has just started compiles on its first call."""
 NO_IDS = (
@@ -106,6 +112,49 @@ async def probe(engine: Engine) -> None:
         raise NotReady(f"the engine at {engine.url} ({engine.model}) can't be used: {what}") from None
     finally:
         await asked.stop()
+
+
+def examined(engines: Mapping[str, EngineSettings], announce: Callable[[str], None]) -> dict[str, EngineSettings]:
+    """The engines, each with the `logprobs_mode` that its servers are found to have; `announce` is told what they lack.
+
+    A server that isn't up yet isn't asked, nor is the scripted engine: `raw` then, vLLM's default, where none is said. Raises NotReady
+    where a server can't do what its engine's mode needs, InputError where another `logprobs_mode` is said or servers differ.
+    """
+
+    async def ask() -> dict[str, EngineSettings]:
+        return {name: await _examined(name, told, announce) for name, told in engines.items()}
+
+    return asyncio.run(ask())
+
+
+async def examine(engine: Engine, mode: str, announce: Callable[[str], None]) -> Capabilities | None:
+    """What a server can do; None for the scripted engine and for one that isn't up. `announce` is told what it lacks.
+
+    Raises NotReady where it can't do what the mode needs, with the way out.
+    """
+    try:
+        found = await capabilities.ask(engine.url, engine.model)
+    except Unreachable:
+        return None
+    for lack in () if found is None else capabilities.lacks(found, mode):
+        if lack.is_fatal:
+            raise NotReady(f"the engine at {engine.url} ({engine.model}) can't be used: {lack}")
+        announce(f"the engine at {engine.url}: {lack}")
+    return found
+
+
+async def _examined(name: str, told: EngineSettings, announce: Callable[[str], None]) -> EngineSettings:
+    assert told.model is not None, "it was asked for where none was said"
+    servers = await asyncio.gather(*(examine(Engine(url, told.model), told.mode, announce) for url in told.urls))
+    modes = {found.logprobs_mode for found in servers if found is not None} - {None}
+    if len(modes) > 1:
+        raise InputError(
+            f"engines.{name}.urls", ", ".join(told.urls), "some tell raw logprobs, others processed: start all alike"
+        )
+    found = modes.pop() if modes else None
+    if found is not None and told.logprobs_mode not in (None, found):
+        raise InputError(f"engines.{name}.logprobs_mode", told.logprobs_mode, f"its servers tell {found} logprobs")
+    return told.model_copy(update={"logprobs_mode": told.logprobs_mode or found or VLLM_DEFAULT})
 
 
 def _models(base: str) -> list[str]:

@@ -42,6 +42,8 @@ class Options:
 
     engine: Engine | None = None
     """None: the scripted engine."""
+    mode: str = "chat"
+    """How the proxy asks it."""
     scripts: Sequence[Path] = ()
     """The scripted engine's."""
     port: int = 0
@@ -166,6 +168,7 @@ class System:
 
     async def _start_proxy(self, upstream: Engine) -> None:
         arguments = ["polar.cli", "proxy", "--engine", upstream.url, "--model", upstream.model]
+        arguments += ["--mode", self._options.mode]
         answer = await self._launch_listening("proxy", arguments, {"--port": self._options.port, "--control-port": 0})
         self.addresses |= {"POLAR_PROXY_URL": answer["url"], "POLAR_CONTROL_URL": answer["control_url"]}
         write_env_file(self._data / ENV_FILE, self.addresses)

@@ -17,6 +17,7 @@ import uvloop
 
 from polar.scripted import scripts
 from polar.scripted.app import VERSION, WHAT_IT_IS, running
+from polar.scripted.drift import Drift
 from polar.scripted.engine import DEFAULT_CONTEXT, DEFAULT_MODEL, Engine
 from polar.scripted.faults import Fault
 from polar.scripted.record import Record
@@ -33,6 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             model=options.model,
             max_model_len=options.max_model_len,
             record=record,
+            drifts=frozenset(options.drifts),
         )
     except (scripts.ScriptError, OSError, msgspec.DecodeError) as error:
         sys.stderr.write(f"polar scripted engine: {error}\n")
@@ -79,6 +81,15 @@ def _parser() -> argparse.ArgumentParser:
         "--scripts", type=Path, action="append", default=[], help="a file or folder of scripts; may be repeated"
     )
     parser.add_argument("--record", type=Path, metavar="FILE", help="where all that is sampled is written down")
+    parser.add_argument(
+        "--drift",
+        type=Drift,
+        choices=list(Drift),
+        action="append",
+        default=[],
+        dest="drifts",
+        help="earlier answers are rendered otherwise than they were sampled; may be repeated",
+    )
     parser.add_argument(
         "--fault",
         type=_fault,

@@ -4,19 +4,24 @@ Every answer names the engine in its `Server` header. A call is in the record be
 a client that goes away before that ends the call, which is recorded as aborted.
 """
 
+from __future__ import annotations
+
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from importlib.metadata import version
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import structlog
 from aiohttp import web
 
+from polar.scripted.by_tokens import decode_derender, decode_generate, generated
 from polar.scripted.engine import Engine, Work
 from polar.scripted.faults import Cut, Fault, Garbage, Hang, Slow, Status, spoil
-from polar.scripted.request import ApiError, decode_chat, decode_detokenize, decode_tokenize
+from polar.scripted.request import ApiError, decode_chat, decode_detokenize, decode_tokenize, decode_weights
+from polar.scripted.weights import NamedSpan
 
 NAME: Final = "polar-scripted"
 VERSION: Final = version("polar-rollouts")
@@ -38,11 +43,16 @@ def create_app(engine: Engine) -> web.Application:
     app.add_routes(
         [
             web.post("/v1/chat/completions", _chat),
+            web.post("/v1/chat/completions/render", _render),
+            web.post("/inference/v1/generate", _generate),
+            web.post("/v1/chat/completions/derender", _derender),
             web.get("/v1/models", _models),
             web.get("/health", _health),
             web.get("/version", _version),
             web.post("/tokenize", _tokenize),
             web.post("/detokenize", _detokenize),
+            web.post("/update_weight_version", _update_weight_version),
+            web.get("/weight_info", _weight_info),
             web.get("/scripted/record", _record),
             web.get("/scripted/faults", _list_faults),
             web.post("/scripted/faults", _add_fault),
@@ -71,6 +81,26 @@ async def running(engine: Engine, host: str = "127.0.0.1", port: int = 0) -> Asy
 async def _chat(request: web.Request) -> web.StreamResponse:
     engine = request.app[ENGINE]
     work = engine.begin(*decode_chat(await request.read()))
+    wire = engine.wire(work)
+    return await _answered(request, _Answer(request, work, lambda _: wire.body()))
+
+
+async def _generate(request: web.Request) -> web.StreamResponse:
+    asked, fields = decode_generate(await request.read())
+    work = request.app[ENGINE].begin_tokens(asked, fields, request.headers.get("X-Session-ID"))
+    return await _answered(request, _Answer(request, work, lambda weights: generated(work.generation, weights)))
+
+
+async def _render(request: web.Request) -> web.Response:
+    return _json(request.app[ENGINE].render(*decode_chat(await request.read())))
+
+
+async def _derender(request: web.Request) -> web.Response:
+    return _json(request.app[ENGINE].derender(decode_derender(await request.read())))
+
+
+async def _answered(request: web.Request, answer: _Answer) -> web.StreamResponse:
+    engine, work = request.app[ENGINE], answer.work
     match work.fault:
         case Hang():
             await asyncio.Event().wait()
@@ -80,33 +110,35 @@ async def _chat(request: web.Request) -> web.StreamResponse:
         case Cut(after_bytes=None):
             _close(request)
             return web.Response()
-    answer = _Answer(request, work)
     try:
         return await (answer.stream() if work.request.stream else answer.body())
     finally:
         if not answer.is_written_down:
-            engine.write_down(work, "aborted", answer.tokens_told)
+            told = answer.tokens_told
+            engine.write_down(work, "aborted", told, engine.weighed(work, told))
 
 
 class _Answer:
     """One answer on its way out."""
 
-    def __init__(self, request: web.Request, work: Work) -> None:
+    def __init__(self, request: web.Request, work: Work, body: Callable[[list[NamedSpan]], dict[str, Any]]) -> None:
+        """`body` makes the whole answer, of what sampled it; streams are chat completions."""
         self.is_written_down = False
         self.tokens_told = 0
         self._request = request
         self._engine = request.app[ENGINE]
-        self._work = work
-        self._wire = self._engine.wire(work)
+        self.work = work
+        self._body = body
         self._bytes_left = work.fault.after_bytes if isinstance(work.fault, Cut) else None
 
     async def body(self) -> web.StreamResponse:
         """Answers with one JSON body."""
         await self._wait()
-        encoded = _encode(self._wire.body(), self._work.fault)
+        weights = self._weights()
+        encoded = _encode(self._body(weights), self.work.fault)
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         response.content_length = len(encoded)
-        self._write_down()
+        self._write_down(weights)
         await response.prepare(self._request)
         await self._send(response, encoded)
         return response
@@ -116,29 +148,34 @@ class _Answer:
         await self._wait()
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
         await response.prepare(self._request)
-        pause = self._work.fault.chunk_delay_s if isinstance(self._work.fault, Slow) else 0.0
-        options = self._work.request.stream_options
-        total = len(self._work.generation.token_ids)
-        for chunk, told in self._wire.chunks():
+        pause = self.work.fault.chunk_delay_s if isinstance(self.work.fault, Slow) else 0.0
+        options = self.work.request.stream_options
+        total = len(self.work.generation.token_ids)
+        wire = self._engine.wire(self.work)
+        for chunk, told in wire.chunks():
             if told:
                 await asyncio.sleep(pause)
             if told == total:
-                self._write_down()
-            if not await self._send(response, _event(_encode(chunk, self._work.fault))):
+                self._write_down(self._weights())
+            if not await self._send(response, _event(_encode(chunk, self.work.fault))):
                 return response
             self.tokens_told = told
         if options is not None and options.include_usage:
-            await self._send(response, _event(_encode(self._wire.usage_chunk(), self._work.fault)))
+            await self._send(response, _event(_encode(wire.usage_chunk(), self.work.fault)))
         await self._send(response, _event(b"[DONE]"))
         return response
 
     async def _wait(self) -> None:
-        fault = self._work.fault
-        await asyncio.sleep(self._work.delay_s + (fault.delay_s if isinstance(fault, Slow) else 0.0))
+        fault = self.work.fault
+        await asyncio.sleep(self.work.delay_s + (fault.delay_s if isinstance(fault, Slow) else 0.0))
 
-    def _write_down(self) -> None:
+    def _weights(self) -> list[NamedSpan]:
+        """What sampled the whole answer."""
+        return self._engine.weighed(self.work, len(self.work.generation.token_ids))
+
+    def _write_down(self, weights: list[NamedSpan]) -> None:
         self.is_written_down = True
-        self._engine.write_down(self._work, "completed", len(self._work.generation.token_ids))
+        self._engine.write_down(self.work, "completed", len(self.work.generation.token_ids), weights)
 
     async def _send(self, response: web.StreamResponse, data: bytes) -> bool:
         """Sends a part of the body; False once the connection is cut."""
@@ -197,6 +234,16 @@ async def _tokenize(request: web.Request) -> web.Response:
 
 async def _detokenize(request: web.Request) -> web.Response:
     return _json({"prompt": request.app[ENGINE].detokenize(decode_detokenize(await request.read()))})
+
+
+async def _update_weight_version(request: web.Request) -> web.Response:
+    named = decode_weights(await request.read())
+    request.app[ENGINE].weights.update(named.new_version, time.monotonic())
+    return _json({"success": True, "new_version": named.new_version})
+
+
+async def _weight_info(request: web.Request) -> web.Response:
+    return _json({"weight_version": request.app[ENGINE].weights.name})
 
 
 async def _record(request: web.Request) -> web.StreamResponse:

@@ -1,4 +1,5 @@
-"""Which part of a prompt an engine with a prefix cache would not compute again: what earlier calls of the session left there.
+"""Which part of a prompt an engine with a prefix cache would not compute again: what earlier calls of the session, with the same salt,
+left there.
 
 Told in the usage and nowhere else; calls that are under way at the same time don't see each other's.
 """
@@ -22,22 +23,24 @@ BRANCHES: Final = 8
 
 
 Tokens = npt.NDArray[np.int32]
+Whose = tuple[str | None, str | None]
+"""A session, and the `cache_salt` of its call."""
 
 
 class PrefixCache:
-    """Tokens that were computed, by session."""
+    """Tokens that were computed, by session and salt."""
 
     def __init__(self) -> None:
-        self._sessions: OrderedDict[str | None, list[Tokens]] = OrderedDict()
+        self._sessions: OrderedDict[Whose, list[Tokens]] = OrderedDict()
         self._held = 0
 
-    def hit(self, session: str | None, prompt: array[int]) -> int:
+    def hit(self, session: Whose, prompt: array[int]) -> int:
         """The tokens of a prompt that are there already: never all, since the last one must be computed to go on."""
         tokens = np.frombuffer(prompt, np.int32)
         shared = max((_shared(tokens, known) for known in self._sessions.get(session, ())), default=0)
         return min(shared, len(tokens) - 1) // BLOCK * BLOCK
 
-    def keep(self, session: str | None, prompt: array[int], sampled: Sequence[int]) -> None:
+    def keep(self, session: Whose, prompt: array[int], sampled: Sequence[int]) -> None:
         """Remembers a prompt and what was sampled after it."""
         kept = np.concatenate([np.frombuffer(prompt, np.int32), np.array(sampled, np.int32)])
         known = self._sessions.setdefault(session, [])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations  # `array[int]` is no expression before Python 3.12
 
+import time
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,8 +10,12 @@ from typing import Any, Final, Literal
 from uuid import uuid4
 
 from polar.scripted.answer import AnswerParser
+from polar.scripted.by_tokens import DerenderRequest, GenerateRequest, derendered, rendered
 from polar.scripted.cache import PrefixCache
+from polar.scripted.conversation import Turn
+from polar.scripted.drift import Drift
 from polar.scripted.faults import Fault, Faults, kind_of
+from polar.scripted.reading import conversation
 from polar.scripted.record import Record, Sampled
 from polar.scripted.request import ApiError, ChatRequest, DetokenizeRequest, TokenizeRequest, to_turns
 from polar.scripted.response import FinishReason, Generation, Wire
@@ -20,6 +25,7 @@ from polar.scripted.stopping import before, stop_in
 from polar.scripted.structured import demanded
 from polar.scripted.template import ChatTemplate
 from polar.scripted.tokenizer import Tokenizer
+from polar.scripted.weights import NamedSpan, Weights
 
 DEFAULT_MODEL: Final = "polar-scripted"
 DEFAULT_CONTEXT: Final = 131_072
@@ -38,6 +44,8 @@ class Work:
     script: str | None
     delay_s: float
     fault: Fault | None
+    began: float
+    """On the clock of `time.monotonic`."""
 
 
 class Engine:
@@ -51,13 +59,15 @@ class Engine:
         model: str = DEFAULT_MODEL,
         max_model_len: int = DEFAULT_CONTEXT,
         record: Record | None = None,
+        drifts: frozenset[Drift] = frozenset(),
     ) -> None:
         self.model: Final = model
         self.max_model_len: Final = max_model_len
         self.record: Final = record if record is not None else Record()
         self.faults: Final = Faults()
+        self.weights: Final = Weights()
         self.tokenizer: Final = Tokenizer()
-        self._template = ChatTemplate(self.tokenizer)
+        self._template = ChatTemplate(self.tokenizer, drifts)
         self._parser = AnswerParser(self.tokenizer)
         self._cache = PrefixCache()
         self._sampler = Sampler(self.tokenizer, self._template, scripts, seed)
@@ -90,13 +100,38 @@ class Engine:
             raise ApiError(404, f"The model `{request.model}` does not exist; `{self.model}` does.", param="model")
         turns = to_turns(request.messages)
         prompt = self._template.encode(turns, fields.get("tools") or ())
+        return self._begin(request, fields, turns, prompt, demanded(request, fields))
+
+    def begin_tokens(self, asked: GenerateRequest, fields: dict[str, Any], session_id: str | None) -> Work:
+        """The same for a prompt of token ids. Raises ApiError as `begin` does."""
+        turns, tools = conversation(asked.token_ids, self.tokenizer, self._parser)
+        return self._begin(asked.as_chat(tools, session_id), fields, turns, array("i", asked.token_ids), asked.demanded)
+
+    def render(self, request: ChatRequest, fields: dict[str, Any]) -> dict[str, Any]:
+        """The request for `begin_tokens` that is the same as a chat request. Raises ApiError as `begin` does."""
+        turns = to_turns(request.messages)
+        prompt = self._template.encode(turns, fields.get("tools") or ())
+        limit = self._token_limit(request, prompt)
+        return rendered(request, prompt.tolist(), limit, demanded(request, fields))
+
+    def derender(self, asked: DerenderRequest) -> dict[str, Any]:
+        """The chat completion whose message sampled tokens spell; special tokens that no parser takes are text, as with vLLM."""
+        return derendered(asked, self._parser, self.tokenizer, self.model)
+
+    def _begin(
+        self,
+        request: ChatRequest,
+        fields: dict[str, Any],
+        turns: Sequence[Turn],
+        prompt: array[int],
+        wanted: Turn | None,
+    ) -> Work:
         limit = self._token_limit(request, prompt)
         number = self.record.next_call()
-        wanted = demanded(request, fields)
         said = self._sampler.answer(number, turns, request.offered_tools, request.sample, wanted)
         generation = self._generation(request, prompt, list(said.token_ids[:limit]), said)
         fault = self.faults.take() or said.fault
-        return Work(number, request, fields, prompt, generation, said.script, said.delay_s, fault)
+        return Work(number, request, fields, prompt, generation, said.script, said.delay_s, fault, time.monotonic())
 
     def _generation(
         self, request: ChatRequest, prompt: array[int], token_ids: list[int], said: Utterance
@@ -122,7 +157,7 @@ class Engine:
             deltas=deltas,
             finish_reason=finish_reason,
             stop_reason=stop_reason,
-            cached_tokens=self._cache.hit(request.sample, prompt),
+            cached_tokens=self._cache.hit((request.sample, request.cache_salt), prompt),
             reasoning_tokens=self._parser.reasoning_tokens(token_ids),
             top_alternatives=request.top_alternatives,
             returns_token_ids=bool(request.return_token_ids),
@@ -132,10 +167,16 @@ class Engine:
         """The wire form of a call's answer."""
         return Wire(work.generation, self.tokenizer)
 
-    def write_down(self, work: Work, outcome: Literal["completed", "aborted"], tokens: int) -> None:
-        """Puts a call into the record, and the cache, with the first `tokens` of what it sampled."""
+    def weighed(self, work: Work, tokens: int) -> list[NamedSpan]:
+        """Which weights sampled the call's first `tokens`, if they are sampled by now."""
+        return self.weights.spans(work.began, time.monotonic(), tokens)
+
+    def write_down(
+        self, work: Work, outcome: Literal["completed", "aborted"], tokens: int, weights: list[NamedSpan]
+    ) -> None:
+        """Puts a call into the record, and the cache, with the first `tokens` of what it sampled, by these `weights`."""
         said = work.generation
-        self._cache.keep(work.request.sample, work.prompt, said.token_ids[:tokens])
+        self._cache.keep((work.request.sample, work.request.cache_salt), work.prompt, said.token_ids[:tokens])
         self.record.append(
             Sampled(
                 call=work.number,
@@ -144,7 +185,9 @@ class Engine:
                 model=said.model,
                 script=work.script,
                 stream=bool(work.request.stream),
-                parameters={name: value for name, value in work.fields.items() if name not in ("messages", "tools")},
+                parameters={
+                    name: value for name, value in work.fields.items() if name not in ("messages", "tools", "token_ids")
+                },
                 prompt_token_ids=said.prompt_token_ids,
                 token_ids=said.token_ids[:tokens],
                 logprobs=said.logprobs[:tokens],
@@ -152,6 +195,7 @@ class Engine:
                 finish_reason=said.finish_reason if outcome == "completed" else None,
                 outcome=outcome,
                 fault=kind_of(work.fault) if work.fault else None,
+                weight_versions=weights,
             )
         )
 

@@ -11,6 +11,8 @@ from typing import Any, Final, Literal, Self
 
 import msgspec
 
+from polar.scripted.weights import NamedSpan
+
 CALLS_IN_MEMORY: Final = 10_000
 
 
@@ -41,6 +43,8 @@ class Sampled(msgspec.Struct, frozen=True, kw_only=True):
     outcome: Literal["completed", "aborted"]
     fault: str | None
     """The fault that befell the answer, if any; what is recorded is right even so."""
+    weight_versions: list[NamedSpan] = []
+    """Which weights sampled which of `token_ids`, told in the answer or not; empty: from before this was kept."""
 
 
 class Record:

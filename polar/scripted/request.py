@@ -161,7 +161,7 @@ class DetokenizeRequest(msgspec.Struct):
 
 def decode_chat(body: bytes) -> tuple[ChatRequest, dict[str, Any]]:
     """A chat request and all of its fields as they came. Raises ApiError 400 with the field in the message."""
-    request, fields = _decode(body, ChatRequest)
+    request, fields = decoded(body, ChatRequest)
     if request.n is not None and request.n != 1:
         raise ApiError(400, f"n: the scripted engine answers with one choice, not {request.n}", param="n")
     if request.top_logprobs is not None and not request.logprobs:
@@ -175,18 +175,30 @@ def decode_chat(body: bytes) -> tuple[ChatRequest, dict[str, Any]]:
 
 def decode_tokenize(body: bytes) -> tuple[TokenizeRequest, dict[str, Any]]:
     """A tokenize request and all of its fields as they came. Raises ApiError 400."""
-    request, fields = _decode(body, TokenizeRequest)
+    request, fields = decoded(body, TokenizeRequest)
     if (request.prompt is None) == (request.messages is None):
         raise ApiError(400, "either `prompt` or `messages` is needed, and not both", param="prompt")
     return request, fields
 
 
+class NamedWeights(msgspec.Struct):
+    """A request to /update_weight_version."""
+
+    new_version: str
+
+
+def decode_weights(body: bytes) -> NamedWeights:
+    """A request that names the weights. Raises ApiError 400."""
+    return decoded(body, NamedWeights)[0]
+
+
 def decode_detokenize(body: bytes) -> DetokenizeRequest:
     """A detokenize request. Raises ApiError 400."""
-    return _decode(body, DetokenizeRequest)[0]
+    return decoded(body, DetokenizeRequest)[0]
 
 
-def _decode(body: bytes, kind: type[_Kind]) -> tuple[_Kind, dict[str, Any]]:
+def decoded(body: bytes, kind: type[_Kind]) -> tuple[_Kind, dict[str, Any]]:
+    """A body as a type, and all of its fields as they came. Raises ApiError 400 with the field in the message."""
     try:
         fields = msgspec.json.decode(body, type=dict[str, Any])
         return msgspec.convert(fields, kind), fields

@@ -42,6 +42,12 @@ class Tokenizer:
         vocabulary: dict[str, int] = self._fast.get_vocab()
         self.special_ids: Final = {name: vocabulary[name] for name in SPECIALS}
         self._bytes: Final = _bytes_by_id(vocabulary)
+        self._special: Final = frozenset(self.special_ids.values())
+        self._of_byte: Final = {
+            raw[0]: token_id
+            for token_id, raw in enumerate(self._bytes)
+            if len(raw) == 1 and token_id not in self._special
+        }
         self.size: Final = len(self._bytes)
         self._remembered = lru_cache(REMEMBERED_TEXTS)(self._encode)
 
@@ -52,6 +58,11 @@ class Tokenizer:
     def bytes_of(self, token_id: int) -> bytes:
         """The bytes that one token stands for: maybe a part of a character; a special token's own name."""
         return self._bytes[token_id]
+
+    def pieces_of(self, token_id: int) -> list[int]:
+        """The tokens of single bytes that say what an ordinary token says; a special token is one piece."""
+        raw = self._bytes[token_id]
+        return [token_id] if token_id in self._special else [self._of_byte[byte] for byte in raw]
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of token ids; bytes that are no whole character become U+FFFD."""

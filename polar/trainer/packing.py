@@ -15,8 +15,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from polar.trainer.rows import Floats, Row
-from polar.trainer.versions import Versions
+from polar.trainer.rows import Floats, Row, Versions
 from polar.types.errors import InputError, NotReady
 from polar.types.tokens import Ids, Logprobs
 

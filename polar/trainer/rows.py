@@ -15,11 +15,13 @@ from numpy.typing import NDArray
 
 from polar.trainer.advantages import Baseline, baselines
 from polar.trainer.groups import Group
-from polar.trainer.versions import UNKNOWN, Versions, versions
 from polar.types.tokens import Ids, Logprobs, count
 from polar.types.trajectory import Trace, Trajectory, expand, path
 
 Floats = NDArray[np.float32]
+Versions = NDArray[np.int64]
+UNKNOWN = -1
+"""The version of a token that nobody knows it of, and of one that isn't trained."""
 
 
 @dataclass(frozen=True)
@@ -89,8 +91,10 @@ def _row(trajectory: Trajectory, index: int, trace: Trace, baseline: Baseline, w
         end = start + count(trajectory.nodes[node].tokens)
         if node in trained:
             advantages[start:end] = baseline.advantage(_reward(trajectory, trace, node))
-            policy_versions[start:end] = versions(trajectory, node)
         start = end
+    for span in expanded.spans:
+        if span.policy_version is not None:
+            policy_versions[span.start : span.end] = span.policy_version
     return Row(
         trajectory.session_id,
         index,

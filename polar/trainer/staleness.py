@@ -3,26 +3,35 @@
     for group in consumer.groups(Staleness(lambda: version, limit=2, drop="token")):
 
 Invariant: what leaves has no trained token that is more than `limit` versions old, and what was left out is counted. Which version
-sampled a token is the proxy's word (`span.call.policy_version`); this only compares.
+sampled a token is the proxy's word (`span.policy_version`); this only compares.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from itertools import pairwise
+from typing import Literal, NamedTuple
 
 import msgspec
 
 from polar.trainer.groups import Group
-from polar.trainer.versions import UNKNOWN, versions
 from polar.types.errors import InputError
-from polar.types.tokens import count
-from polar.types.trajectory import Trajectory
+from polar.types.tokens import WIDTH, count
+from polar.types.trajectory import ROOT, Node, Trajectory
 
 STALE = "stale"
 UNKNOWN_VERSION = "unknown_version"
+
+
+class Run(NamedTuple):
+    """Tokens `[start, end)` of a node that are too old."""
+
+    node: int
+    start: int
+    end: int
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -45,7 +54,7 @@ class Staleness:
 
     def __call__(self, group: Group, counts: Counter[str]) -> Group | None:
         oldest = self.current() - self.limit
-        found = [self._reasons(trajectory, oldest) for trajectory in group.trajectories]
+        found = [self._too_old(trajectory, oldest) for trajectory in group.trajectories]
         if not any(found):
             return group
         if self.drop == "group":
@@ -58,40 +67,62 @@ class Staleness:
             return None
         return msgspec.structs.replace(group, trajectories=left)
 
-    def _kept(self, trajectory: Trajectory, reasons: Mapping[int, str], counts: Counter[str]) -> Trajectory | None:
-        if not reasons:
+    def _kept(self, trajectory: Trajectory, runs: Sequence[Run], counts: Counter[str]) -> Trajectory | None:
+        if not runs:
             return trajectory
         if self.drop == "sample":
-            counts[f"{_worst([reasons])}_sample"] += 1
+            counts[f"{_worst([runs])}_sample"] += 1
             return None
-        for index, reason in reasons.items():
-            counts[f"{reason}_token"] += count(trajectory.nodes[index].tokens)
-        return masked(trajectory, reasons)
+        for run in runs:
+            counts[f"{run.reason}_token"] += run.end - run.start
+        return masked(trajectory, runs)
 
-    def _reasons(self, trajectory: Trajectory, oldest: int) -> dict[int, str]:
-        """By index of a trained node: why it is too old."""
-        reasons = {}
+    def _too_old(self, trajectory: Trajectory, oldest: int) -> list[Run]:
+        """Runs of trained tokens."""
+        above = _sampled_above(trajectory)
+        runs = []
         for index in sorted({node for trace in trajectory.traces for node in trace.trains}):
-            found = versions(trajectory, index)
-            if ((found < oldest) & (found != UNKNOWN)).any():
-                reasons[index] = STALE
-            elif self.unknown == "stale" and (found == UNKNOWN).any():
-                reasons[index] = UNKNOWN_VERSION
-        return reasons
+            node = trajectory.nodes[index]
+            assert node.call is not None, "a trained node has a call"
+            first = above[index]
+            for version, start, end in trajectory.calls[node.call].versions(first, first + count(node.tokens)):
+                reason = self._reason(version, oldest)
+                if reason is not None:
+                    runs.append(Run(index, start - first, end - first, reason))
+        return runs
+
+    def _reason(self, version: int | None, oldest: int) -> str | None:
+        if version is None:
+            return UNKNOWN_VERSION if self.unknown == "stale" else None
+        return STALE if version < oldest else None
 
 
-def masked(trajectory: Trajectory, reasons: Mapping[int, str]) -> Trajectory:
-    """The same without these trained nodes: by index, with the reason that each gets. All that reads traces takes it as any other."""
+def masked(trajectory: Trajectory, runs: Sequence[Run]) -> Trajectory:
+    """The same without these runs, which ascend: each is a node of its own with its reason. All that reads traces takes it as any other."""
     replace = msgspec.structs.replace
     by_reason = Counter(trajectory.stats.masked_tokens)
-    for index, reason in reasons.items():
-        by_reason[reason] += count(trajectory.nodes[index].tokens)
+    of_node: dict[int, list[Run]] = {}
+    for run in runs:
+        by_reason[run.reason] += run.end - run.start
+        of_node.setdefault(run.node, []).append(run)
     newly = by_reason.total() - sum(trajectory.stats.masked_tokens.values())
+    nodes: list[Node] = []
+    became: list[range] = []
+    """By old index: the new ones."""
+    for node in trajectory.nodes:
+        parent = node.parent if node.parent == ROOT else became[node.parent][-1]
+        parts = _cut(node, of_node.get(len(became), ()))
+        became.append(range(len(nodes), len(nodes) + len(parts)))
+        nodes.extend(replace(part, parent=at) for at, part in zip((parent, *became[-1]), parts, strict=False))
     return replace(
         trajectory,
-        nodes=[replace(node, masked=reasons.get(index, node.masked)) for index, node in enumerate(trajectory.nodes)],
+        nodes=nodes,
         traces=[
-            replace(trace, trains=[index for index in trace.trains if index not in reasons])
+            replace(
+                trace,
+                leaf=became[trace.leaf][-1],
+                trains=[new for old in trace.trains for new in became[old] if nodes[new].masked is None],
+            )
             for trace in trajectory.traces
         ],
         stats=replace(
@@ -102,6 +133,34 @@ def masked(trajectory: Trajectory, reasons: Mapping[int, str]) -> Trajectory:
     )
 
 
-def _worst(found: Collection[Mapping[int, str]]) -> str:
+def _cut(node: Node, runs: Sequence[Run]) -> list[Node]:
+    """The node as parts in its order: the runs, each with its reason, and what lies between them."""
+    reasons: dict[int, str | None] = {}
+    for run in runs:
+        reasons[run.start] = run.reason
+        reasons.setdefault(run.end, None)
+    starts = sorted({0, *reasons} - {count(node.tokens)})
+    return [
+        msgspec.structs.replace(
+            node,
+            tokens=node.tokens[start * WIDTH : end * WIDTH],
+            logprobs=None if node.logprobs is None else node.logprobs[start * WIDTH : end * WIDTH],
+            masked=reasons.get(start) or node.masked,
+        )
+        for start, end in pairwise([*starts, count(node.tokens)])
+    ]
+
+
+def _sampled_above(trajectory: Trajectory) -> list[int]:
+    """By node: how many tokens its call sampled before the node's: the nodes of one call follow one another."""
+    found: list[int] = []
+    for node in trajectory.nodes:
+        above = None if node.parent == ROOT else trajectory.nodes[node.parent]
+        goes_on = above is not None and node.call is not None and above.call == node.call
+        found.append(found[node.parent] + count(above.tokens) if above is not None and goes_on else 0)
+    return found
+
+
+def _worst(found: Collection[Sequence[Run]]) -> str:
     """What a whole is counted as: stale where a version says so, else unknown."""
-    return STALE if any(STALE in reasons.values() for reasons in found) else UNKNOWN_VERSION
+    return STALE if any(run.reason == STALE for runs in found for run in runs) else UNKNOWN_VERSION

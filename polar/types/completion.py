@@ -7,7 +7,9 @@ is all of it. `topics/delta.py` makes and resolves them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
+from itertools import pairwise
 
 import msgspec
 
@@ -70,6 +72,16 @@ class PolicySpan(msgspec.Struct, frozen=True, array_like=True):
     end: int
 
 
+def are_whole(spans: Sequence[PolicySpan], tokens: int) -> bool:
+    """Whether each of so many tokens lies in one of the spans, which ascend."""
+    ends = [0, *(span.end for span in spans)]
+    return (
+        ends[-1] == tokens
+        and all(start < end for start, end in pairwise(ends))
+        and all(span.start == before for span, before in zip(spans, ends, strict=False))
+    )
+
+
 class CallError(msgspec.Struct, frozen=True, omit_defaults=True):
     """Why a call has no answer."""
 
@@ -105,11 +117,15 @@ class Completion(msgspec.Struct, frozen=True, tag="completion", omit_defaults=Tr
     tools: bytes | None = None
     """JSON array of tool definitions where they differ from base's; None: the same as base's, or none without a base."""
     finish_reason: str | None = None
+    stop_sequence: str | None = None
+    """The stop string that ended it, where one did: its last token is then none that ends turns."""
     model_requested: str | None = None
     model_served: str | None = None
     policy_version: int | None = None
     """Of the weights that sampled it, its first token where `policy_spans` tell more; None: not known."""
     sampling: Sampling = Sampling()
+    reasoning_effort: str | None = None
+    """As asked for: with messages and tools what the prompt was rendered of."""
     kind: str = "main"
     """`main`, or the side call that a rule recognised (`title`, `summary`, …)."""
     kind_rule: str | None = None

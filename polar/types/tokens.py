@@ -50,3 +50,8 @@ def common_prefix(a: Ids, b: Ids) -> int:
     differs = a[:shared] != b[:shared]
     first = int(differs.argmax()) if shared else 0
     return first if shared and differs[first] else shared
+
+
+def common_suffix(a: Ids, b: Ids) -> int:
+    """Length of the longest common suffix of two id arrays, in tokens."""
+    return common_prefix(a[::-1], b[::-1])

@@ -48,6 +48,13 @@ class Call(msgspec.Struct, frozen=True, omit_defaults=True):
     realigned: int = 0
     """Tokens of its prompt that stand as they were sampled where the engine's own rendering spelled them otherwise."""
 
+    def versions(self, start: int, end: int) -> list[tuple[int | None, int, int]]:
+        """Of its sampled tokens `[start, end)`: runs of one policy version, each with its own start and end, ascending."""
+        if not self.policy_spans:
+            return [(self.policy_version, start, end)]
+        parts = [(span.version, max(span.start, start), min(span.end, end)) for span in self.policy_spans]
+        return [part for part in parts if part[1] < part[2]]
+
 
 class Node(msgspec.Struct, frozen=True, omit_defaults=True):
     """A run of tokens that all its descendants share."""
@@ -143,11 +150,13 @@ class GroupFinished(msgspec.Struct, frozen=True, tag="group_finished", omit_defa
 
 
 class Span(msgspec.Struct, frozen=True):
-    """Tokens `[start, end)` of an expanded trace that one call sampled."""
+    """Tokens `[start, end)` of an expanded trace that one call sampled, by weights of one version."""
 
     call: Call
     start: int
     end: int
+    policy_version: int | None = None
+    """None: not known."""
 
 
 class ExpandedTrace(msgspec.Struct, frozen=True):
@@ -183,8 +192,12 @@ def expand(trajectory: Trajectory, trace: Trace) -> ExpandedTrace:
     logprobs = np.zeros(total, dtype=np.float32)
     spans: list[Span] = []
     trained = set(trace.trains)
-    at = 0
+    at = first = 0
+    sampler: int | None = None
     for index, node in zip(indexes, nodes, strict=True):
+        if node.call != sampler:
+            # The nodes of one call follow one another: here its answer begins.
+            first, sampler = at, node.call
         end = at + count(node.tokens)
         ids[at:end] = unpack_ids(node.tokens)
         if index in trained:
@@ -192,6 +205,8 @@ def expand(trajectory: Trajectory, trace: Trace) -> ExpandedTrace:
             assert node.call is not None, "a trained node has a call"
             mask[at:end] = 1
             logprobs[at:end] = unpack_logprobs(node.logprobs)
-            spans.append(Span(trajectory.calls[node.call], at, end))
+            call = trajectory.calls[node.call]
+            runs = call.versions(at - first, end - first)
+            spans += [Span(call, first + start, first + stop, version) for version, start, stop in runs]
         at = end
     return ExpandedTrace(trace, ids, mask, logprobs, spans)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from proxy.chat import Answer, ChatRequest
 
 
 class Engine(Protocol):
     """One inference server, asked in one way. A plug-in is made with its URL, its model and `logprobs_mode`."""
+
+    owns_prompts: ClassVar[bool]
+    """Whether `complete` goes on from the tokens of `ChatRequest.continued`; False: the server renders each prompt anew."""
 
     async def start(self) -> None:
         """Opens what calls need; doesn't ask whether the server is there."""

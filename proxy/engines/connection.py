@@ -108,10 +108,13 @@ class Connections:
         """The longest idle first."""
         self._busy: set[Connection] = set()
 
-    async def ask(self, method: str, path: str, body: bytes, deadline_s: float) -> Response:
-        """The whole answer to a request whose body is JSON. Raises Unreachable, and as `Connection.ask` does."""
+    async def ask(self, method: str, path: str, body: bytes, deadline_s: float, headers: str = "") -> Response:
+        """The whole answer to a request whose body is JSON, with more `headers`, each with its line's end.
+
+        Raises Unreachable, and as `Connection.ask` does.
+        """
         sized = f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n" if body else "\r\n"
-        request = f"{method} {self._path}{path}{self._fixed}{sized}".encode() + body
+        request = f"{method} {self._path}{path}{self._fixed}{headers}{sized}".encode() + body
         kept = self._kept()
         if kept is not None:
             try:

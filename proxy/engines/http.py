@@ -16,6 +16,8 @@ from proxy.engines.overflow import is_overflow, numbers_of
 from proxy.engines.response import MAX_BODY_BYTES, Broken, TooLarge
 from proxy.errors import OVERLOAD, EngineFault
 
+SESSION_HEADER = "X-Session-ID"
+"""By which vLLM, and routers before it, keep a session where its prefix is cached."""
 SHOWN_CHARS = 500
 SECONDS = re.compile(r"[0-9]{1,6}")
 """Of a Retry-After; its other form, a date, no inference server sends."""
@@ -47,10 +49,11 @@ class EngineHttp:
         """Closes connections; calls in flight fail."""
         self._connections.close()
 
-    async def post(self, path: str, body: bytes) -> bytes:
-        """The body of a 200 answer. Raises EngineFault."""
+    async def post(self, path: str, body: bytes, session_id: str | None = None) -> bytes:
+        """The body of a 200 answer; `session_id` goes as a header, for routes whose bodies have no place for it. Raises EngineFault."""
+        headers = "" if session_id is None else f"{SESSION_HEADER}: {session_id}\r\n"
         try:
-            response = await self._connections.ask("POST", path, body, self._deadline_s)
+            response = await self._connections.ask("POST", path, body, self._deadline_s, headers)
         except Unreachable as error:
             raise EngineFault("unreachable", str(error), retryable=True) from None
         except TimeoutError:

@@ -1,4 +1,4 @@
-"""A prompt that doesn't fit, in the words that vLLM has had for it: they change with its releases, and no code beside them says the same.
+"""A prompt that doesn't fit, in the words that vLLM and SGLang have had for it: they change with releases, and no code beside them says so.
 
 What counts is that it is this error and no other, and its numbers, by which harnesses shorten their history.
 """
@@ -9,14 +9,17 @@ import re
 
 OVERFLOW = re.compile(
     r"maximum context length|context length is only|context_length_exceeded|longer than the maximum model length"
-    r"|cannot be greater than max_model_len",
+    r"|cannot be greater than max_model_len|longer than the model's context length",
     re.IGNORECASE,
 )
-LIMIT = re.compile(r"(?:context length is(?: only)?|maximum model length of) (\d{1,9})", re.IGNORECASE)
+LIMIT = re.compile(
+    r"(?:context length is(?: only)? |maximum model length of |context length \()(\d{1,9})", re.IGNORECASE
+)
 PROMPT = (
     re.compile(r"(?<!\d)(?<!upper bound for )(\d{1,9}) input tokens"),
     re.compile(r"(?<!\d)(\d{1,9})(?: tokens)? in the messages"),
     re.compile(r"prompt \(length (\d{1,9})\)"),
+    re.compile(r"input \((\d{1,9}) tokens\)"),
 )
 
 

@@ -9,7 +9,7 @@ from polar.settings import EngineSettings
 from polar.types.errors import InputError
 from proxy.engines.replicas import Replicas
 
-MODES = {"chat": "vllm_chat"}
+MODES = {"chat": "vllm_chat", "tokens": "vllm_tokens"}
 """Plug-ins by `mode`; any other mode is a plug-in's own name."""
 
 
@@ -61,7 +61,7 @@ def _replicas(name: str, told: EngineSettings, options: Mapping[str, object]) ->
         plug_in = registry.load(registry.Kind.ENGINE, MODES.get(told.mode, told.mode))
     except InputError as error:
         raise InputError(
-            f"engines.{name}.mode", told.mode, f"must be chat, or an engine plug-in: {error.reason}"
+            f"engines.{name}.mode", told.mode, f"must be chat, tokens, or an engine plug-in: {error.reason}"
         ) from None
-    servers = {url: plug_in(url, told.model, logprobs_mode=told.logprobs_mode, **options) for url in told.urls}
+    servers = {url: plug_in(url, told.model, logprobs_mode=told.logprobs_mode or "raw", **options) for url in told.urls}
     return Replicas(name, servers, model=told.model, models=told.models, concurrency=told.concurrency)

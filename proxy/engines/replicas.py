@@ -10,8 +10,10 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import nullcontext
 from typing import TypeVar
+
+import msgspec
 
 from proxy.chat import Answer, ChatRequest
 from proxy.engines.admission import Admission
@@ -19,6 +21,7 @@ from proxy.engines.base import Engine
 from proxy.engines.health import Server
 from proxy.engines.retry import with_retries
 from proxy.errors import EngineFault
+from proxy.fleet import UnderWay
 from proxy.rendezvous import ranked
 
 ANY = "*"
@@ -42,6 +45,11 @@ class Replicas:
         self._servers = {url: Server(url, engine) for url, engine in servers.items()}
 
     @property
+    def owns_prompts(self) -> bool:
+        """Whether calls go on from tokens; servers of one engine are asked in one way."""
+        return all(server.engine.owns_prompts for server in self._servers.values())
+
+    @property
     def healthy(self) -> int:
         """Servers that are up."""
         return sum(server.is_up for server in self._servers.values())
@@ -60,15 +68,21 @@ class Replicas:
         request: ChatRequest,
         session_id: str,
         *,
-        under_way: AbstractAsyncContextManager[object] | None = None,
+        under_way: UnderWay | None = None,
         patiently: bool = False,
     ) -> Answer:
         """A call's answer, within the budget for retries. Raises EngineFault.
 
-        `under_way` is entered while the call has its turn; `patiently` as `Admission.turn` takes it.
+        `under_way` is entered while the call has its turn, and says what each try's cache is salted with; `patiently` as
+        `Admission.turn` takes it.
         """
+
+        def ask(engine: Engine) -> Awaitable[Answer]:
+            salt = None if under_way is None else under_way.salt
+            return engine.complete(msgspec.structs.replace(request, cache_salt=salt), session_id)
+
         async with self.admission.turn(patiently=patiently), under_way or nullcontext():
-            return await self._asked(session_id, lambda engine: engine.complete(request, session_id))
+            return await self._asked(session_id, ask)
 
     async def count_tokens(self, request: ChatRequest) -> int:
         """By any server that is up. Raises EngineFault."""

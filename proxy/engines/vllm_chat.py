@@ -34,21 +34,23 @@ EFFORTS = frozenset({"none", "low", "medium", "high"})
 """Values of reasoning_effort that vLLM takes; with any other it refuses the call."""
 
 
-class _Function(msgspec.Struct):
+class _WireFunction(msgspec.Struct):
     name: str
     arguments: str = ""
 
 
-class _ToolCall(msgspec.Struct):
-    function: _Function
+class _WireCall(msgspec.Struct):
+    function: _WireFunction
     id: str | None = None
 
 
-class _Message(msgspec.Struct):
+class WireMessage(msgspec.Struct):
+    """An assistant's message, as chat completions have it."""
+
     content: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
-    tool_calls: list[_ToolCall] | None = None
+    tool_calls: list[_WireCall] | None = None
 
 
 class _Entry(msgspec.Struct):
@@ -60,7 +62,7 @@ class _Logprobs(msgspec.Struct):
 
 
 class _Choice(msgspec.Struct):
-    message: _Message
+    message: WireMessage
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     token_ids: list[int] | None = None
@@ -100,6 +102,8 @@ _encode = msgspec.json.Encoder().encode
 
 class VllmChat:
     """The engine `vllm_chat`."""
+
+    owns_prompts = False
 
     def __init__(
         self, base_url: str, model: str, *, logprobs_mode: str = "raw", deadline_s: float = DEADLINE_S
@@ -156,6 +160,11 @@ class VllmChat:
 
 def to_wire(request: ChatRequest, model: str, session_id: str) -> bytes:
     """The request as vLLM takes it."""
+    return _encode(fields_of(request, model, session_id))
+
+
+def fields_of(request: ChatRequest, model: str, session_id: str) -> dict[str, Any]:
+    """The request's fields as vLLM takes them."""
     sampling = request.sampling
     wire: dict[str, Any] = {
         "model": model,
@@ -176,11 +185,12 @@ def to_wire(request: ChatRequest, model: str, session_id: str) -> bytes:
         "response_format": request.response_format if bytes(request.response_format) else None,
         "reasoning_effort": request.reasoning_effort if request.reasoning_effort in EFFORTS else None,
         "session_id": session_id,
+        "cache_salt": request.cache_salt,
         "return_token_ids": True,
         "logprobs": True,
         "top_logprobs": 0,
     }
-    return _encode({name: value for name, value in wire.items() if value is not None})
+    return {name: value for name, value in wire.items() if value is not None}
 
 
 def from_wire(body: bytes, model: str, logprobs_mode: str) -> Answer:
@@ -194,7 +204,7 @@ def from_wire(body: bytes, model: str, logprobs_mode: str) -> Answer:
         # `abort` comes of a weight update: half an answer.
         raise EngineFault("unfinished", f"finish_reason is {choice.finish_reason!r}", retryable=True)
     if prompt_ids is None and told.prompt_token_ids:
-        prompt_ids = _ids(told.prompt_token_ids, "prompt_token_ids")
+        prompt_ids = ids_of(told.prompt_token_ids, "prompt_token_ids")
     if prompt_ids is None or not choice.token_ids:
         missing = "prompt_token_ids" if prompt_ids is None else "token_ids"
         raise EngineFault("no_token_ids", f"the answer has no {missing}")
@@ -203,12 +213,12 @@ def from_wire(body: bytes, model: str, logprobs_mode: str) -> Answer:
         found = "no" if entries is None else len(entries)
         raise EngineFault("length_mismatch", f"{len(choice.token_ids)} token ids, {found} logprobs")
     return Answer(
-        message=_message(choice.message),
+        message=message_of(choice.message),
         finish_reason=choice.finish_reason,  # type: ignore[arg-type] # it is one of FINISHED
         usage=_usage(told.usage or _Usage(), count(prompt_ids), len(choice.token_ids)),
         prompt_ids=prompt_ids,
-        sampled_ids=_ids(choice.token_ids, "token_ids"),
-        logprobs=_logprobs([entry.logprob for entry in entries]),
+        sampled_ids=ids_of(choice.token_ids, "token_ids"),
+        logprobs=logprobs_of([entry.logprob for entry in entries]),
         model=told.model or model,
         logprobs_mode=logprobs_mode,
         # A number is a token that ends turns, of the model's own.
@@ -241,7 +251,8 @@ def _decode_with_nan(body: bytes) -> _Body:
     return told
 
 
-def _ids(ids: list[int], field: str) -> bytes:
+def ids_of(ids: list[int], field: str) -> bytes:
+    """Token ids, int32 LE. Raises EngineFault `bad_token_ids`, naming the field."""
     try:
         packed = np.fromiter(ids, dtype=IDS, count=len(ids))
     except OverflowError:
@@ -251,7 +262,8 @@ def _ids(ids: list[int], field: str) -> bytes:
     return packed.tobytes()
 
 
-def _logprobs(values: list[float | None]) -> bytes:
+def logprobs_of(values: list[float | None]) -> bytes:
+    """Logprobs of sampled tokens, float32 LE. Raises EngineFault `bad_logprobs` for what none can be."""
     with np.errstate(over="ignore"):
         packed = np.array(values, dtype=LOGPROBS)  # None becomes NaN, what is too low -inf
     good = (packed <= ABOVE_ZERO) & (packed > NO_LOGPROB)
@@ -261,7 +273,8 @@ def _logprobs(values: list[float | None]) -> bytes:
     return packed.tobytes()
 
 
-def _message(wire: _Message) -> Message:
+def message_of(wire: WireMessage) -> Message:
+    """The same in canonical form; calls without an id get one."""
     calls = [
         ToolCall(call.id or f"call_{uuid.uuid4().hex[:24]}", FunctionCall(call.function.name, call.function.arguments))
         for call in wire.tool_calls or ()

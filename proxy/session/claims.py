@@ -8,23 +8,27 @@ claims are forgotten, and of closed keys the newest are remembered; a key older 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from typing import Literal, Protocol
 
+from msgspec.structs import replace
+
 from polar.keys import KeyClaims
 from polar.types.tokens import count
 from proxy.bounds import CALL_S
-from proxy.chat import Answer, ChatRequest, Message
+from proxy.chat import Answer, ChatRequest, Continued, Message
 from proxy.errors import Refusal, Refused
-from proxy.session.history import History, Transcript
+from proxy.session.history import History, Transcript, frame_of, transcript
 from proxy.session.limits import Spent
 from proxy.session.recalled import recalled
 from proxy.session.recovery import ClaimLog
 from proxy.session.repeats import Repeats
 from proxy.session.stored import Stored
 from proxy.session.turns import Turns
+from topics.delta import Spelled
 
 CLAIMS = 4096
 """Claims remembered; one in use is never forgotten."""
@@ -68,12 +72,37 @@ class Claim:
         self._unsaid: set[bytes | str] = set()
         """What requests repeated that the log doesn't hold either."""
 
-    def acknowledged(self, call_id: str, request: ChatRequest, told: Transcript, answer: Answer) -> None:
-        """An answer is on the log, and about to leave."""
+    def acknowledged(self, call_id: str, engine: str, request: ChatRequest, told: Transcript, answer: Answer) -> None:
+        """An answer of an engine, by name, is on the log, and about to leave."""
         self._remember(call_id, told, answer.prompt_ids, answer.sampled_ids, answer.message)
-        self.turns.add(call_id, told.messages.link, answer.message)
+        self.turns.add(
+            call_id,
+            told.messages.link,
+            answer.message,
+            frame=frame_of(engine, told.tools_digest, request.reasoning_effort),
+            is_ended=_is_ended(answer.finish_reason, answer.stop_sequence),
+        )
         if (first := request.stored_from) is not None:
             self.stored.add(call_id, request.messages, told.messages, answer.message, first)
+
+    def restored(self, request: ChatRequest, owner: str | None) -> tuple[ChatRequest, Transcript]:
+        """The request, whole, as the model said and read it, and as the log spells it.
+
+        `owner`: the engine, by name, if it owns its prompts; it is told then which answer the request continues. Raises Refused for a
+        request that continues a call which isn't known.
+        """
+        whole = self.stored.continued(request)
+        bare = transcript(Spelled(), request.tools)
+        frame = None if owner is None else frame_of(owner, bare.tools_digest, request.reasoning_effort)
+        messages, spelled = self.turns.restore(whole.messages, request.tools, frame)
+        continued = None if frame is None else self._continued(spelled, frame)
+        return replace(whole, messages=messages, continued=continued), dataclasses.replace(bare, messages=spelled)
+
+    def _continued(self, spelled: Spelled, frame: bytes) -> Continued | None:
+        """The newest answer that restored messages go on from, with its tokens; None where there is none, or they were forgotten."""
+        repeated = self.turns.repeated(spelled, frame)
+        tokens = None if repeated is None else self.history.tokens(repeated.call_id)
+        return None if repeated is None or tokens is None else Continued(repeated.position, tokens, repeated.is_ended)
 
     def undelivered(self, call_id: str) -> None:
         """That answer was seen by nobody."""
@@ -90,7 +119,13 @@ class Claim:
             self._remember(call_id, one.told, prompt, one.call.sampled, one.answer)
             if call_id in log.disowned:
                 continue
-            self.turns.add(call_id, one.told.messages.link, one.answer)
+            self.turns.add(
+                call_id,
+                one.told.messages.link,
+                one.answer,
+                frame=frame_of(one.call.engine, one.told.tools_digest, one.call.reasoning_effort),
+                is_ended=_is_ended(one.call.finish_reason, one.call.stop_sequence),
+            )
             if (first := one.call.stored_from) is not None:
                 self.stored.add(call_id, one.messages, one.told.messages, one.answer, first)
 
@@ -241,6 +276,11 @@ class Claims:
             if idle is not None:
                 del self._claims[idle.key.claim_id]
                 self._known_since = max(self._known_since, idle.key.issued_at + 1)
+
+
+def _is_ended(finish_reason: str | None, stop_sequence: str | None) -> bool:
+    """Whether the model itself ended its turn."""
+    return finish_reason in ("stop", "tool_calls") and stop_sequence is None
 
 
 def closed() -> Refused:

@@ -12,7 +12,7 @@ from hashlib import blake2b
 import msgspec
 
 from polar.types.completion import MessageDelta, TokenDelta
-from polar.types.tokens import pack_ids, unpack_ids
+from polar.types.tokens import Ids, pack_ids, unpack_ids
 from proxy.chat import Answer, Message, Tool
 from topics.delta import MessageIndex, PromptIndex, Spelled
 
@@ -53,6 +53,11 @@ def transcript_of(messages: Spelled, tools: bytes) -> Transcript:
 NO_TOOLS = transcript(Spelled(), []).tools_digest
 
 
+def frame_of(engine: str, tools_digest: bytes, reasoning_effort: str | None) -> bytes:
+    """What, but for its messages, a prompt is rendered of: whose template, with which tools, thinking how much."""
+    return blake2b(_encode((engine, reasoning_effort)) + tools_digest, digest_size=16).digest()
+
+
 class History:
     """The acknowledged calls of one claim."""
 
@@ -77,6 +82,10 @@ class History:
             return prompt.rest
         shared = self._prompts.tokens(prompt.base, prompt.shared)
         return None if shared is None else pack_ids(shared) + prompt.rest
+
+    def tokens(self, call_id: str) -> Ids | None:
+        """A call's prompt and sampled tokens; None where they were forgotten."""
+        return self._prompts.tokens(call_id)
 
     def add(self, call_id: str, told: Transcript, prompt: bytes, sampled: bytes, answer: Message) -> None:
         """Notes a call that is on the log; `prompt`, whole, and `sampled` are int32 LE."""

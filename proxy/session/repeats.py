@@ -61,7 +61,9 @@ class Repeats:
 
 def name_of(dialect: str, request: ChatRequest, told: Transcript, lineage: Mapping[str, str] | None) -> bytes:
     """What a request asks, as a digest; `told` stands for its messages and tools."""
-    bare = msgspec.structs.replace(request, messages=[], tools=[], stream=False, stream_usage=False, wire=None)
+    bare = msgspec.structs.replace(
+        request, messages=[], tools=[], stream=False, stream_usage=False, continued=None, wire=None
+    )
     whose = {name: value for name, value in (lineage or {}).items() if name != RETRY}
     asked = _encode((dialect, bare, whose))
     return blake2b(told.messages.link + told.tools_digest + asked, digest_size=16).digest()

@@ -23,7 +23,7 @@ import msgspec
 
 from proxy.chat import Message, TextPart, Tool
 from proxy.session.defaults import is_completed
-from topics.delta import Spelled, spell
+from topics.delta import Spelled, link_after, spell
 
 TURNS = 4096
 BYTES = 8 * 1024 * 1024
@@ -47,6 +47,16 @@ class _Words(NamedTuple):
     """The same with the numbers that were written; equal to `rounded` where none is changed by that."""
 
 
+class Repeated(NamedTuple):
+    """An answer that a request repeats."""
+
+    call_id: str
+    position: int
+    """Of its message in the request."""
+    is_ended: bool
+    """Its last token is one that ends turns: neither a limit nor a stop string ended it."""
+
+
 UNLIKE = _Words(b"", b"")
 """Those of a turn that no answer can equal."""
 
@@ -61,6 +71,12 @@ class _Turn:
     words: _Words
     message: Message
     spelled: bytes
+    link: bytes
+    """Of its request's messages and itself."""
+    frame: bytes
+    """Of what else its prompt was rendered."""
+    is_ended: bool
+    """Its last token is one that ends turns."""
 
 
 class Turns:
@@ -75,18 +91,24 @@ class Turns:
         """By their words, oldest first."""
         self._by_tool_call: dict[str, _Turn] = {}
         """By the id of their first tool call, the newest."""
+        self._by_link: dict[bytes, _Turn] = {}
+        """By their link, the newest."""
         self._words: dict[bytes, _Words] = {}
         """By the digest of a spelling, so that a long history isn't parsed at each call."""
 
-    def add(self, call_id: str, follows: bytes, message: Message) -> None:
-        """Notes an answer to the messages whose chain ends with the link `follows`."""
-        turn = _Turn(call_id, follows, _words(message), message, spell(message))
+    def add(
+        self, call_id: str, follows: bytes, message: Message, *, frame: bytes = b"", is_ended: bool = False
+    ) -> None:
+        """Notes an answer to the messages whose chain ends with the link `follows`; `frame` as `restore` takes it."""
+        spelled = spell(message)
+        turn = _Turn(call_id, follows, _words(message), message, spelled, link_after(follows, spelled), frame, is_ended)
         self._turns[call_id] = turn
         self._bytes += len(turn.spelled)
         self._in_place[follows, turn.words.rounded].append(turn)
         self._alike[turn.words.rounded].append(turn)
         if message.tool_calls:
             self._by_tool_call[message.tool_calls[0].id] = turn
+        self._by_link[turn.link] = turn
         while len(self._turns) > TURNS or self._bytes > BYTES:
             self.forget(next(iter(self._turns)))
 
@@ -104,9 +126,25 @@ class Turns:
         for call in turn.message.tool_calls[:1]:
             if self._by_tool_call.get(call.id) is turn:
                 del self._by_tool_call[call.id]
+        if self._by_link.get(turn.link) is turn:
+            del self._by_link[turn.link]
 
-    def restore(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> tuple[list[Message], Spelled]:
-        """The messages as the model said and read them, and how the log spells them; `tools` are what the request declares."""
+    def repeated(self, spelled: Spelled, frame: bytes) -> Repeated | None:
+        """The newest answer that restored messages repeat after the very messages that it answered; None: they repeat none."""
+        for at in range(len(spelled.links) - 1, -1, -1):
+            turn = self._by_link.get(spelled.links[at])
+            if turn is not None and turn.frame == frame:
+                return Repeated(turn.call_id, at, turn.is_ended)
+        return None
+
+    def restore(
+        self, messages: Sequence[Message], tools: Sequence[Tool] = (), frame: bytes | None = None
+    ) -> tuple[list[Message], Spelled]:
+        """The messages as the model said and read them, and how the log spells them; `tools` are what the request declares.
+
+        `frame`, of a request whose prompt repeats tokens: what else it is rendered of. Answers to these very messages in this frame have
+        their reasoning then, whether the harness keeps it or not: it is among the tokens.
+        """
         restored: list[Message] = []
         spelled = Spelled()
         ids: dict[str, list[str]] = {}
@@ -117,7 +155,8 @@ class Turns:
                 written = spell(message)
                 found = self._find(message, written, spelled.link, tools) if self._turns else None
                 if found is not None and found.spelled != written:
-                    told = _as_sampled(found.message, message)
+                    is_repeated = found.follows == spelled.link and found.frame == frame
+                    told = found.message if is_repeated else _as_sampled(found.message, message)
                     written = found.spelled if told is found.message else spell(told)
                 _note(ids, message, told)
             else:

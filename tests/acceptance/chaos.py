@@ -203,7 +203,9 @@ async def run(data: Path, scenario: Scenario, say: Say) -> Counter[str]:
         await system.start("proxy-2")
         names = [f"chaos{n}" for n in range(scenario.tasks)]
         torment = Torment(system, random.Random(scenario.seed), say)
-        await asyncio.gather(torment.run(scenario.seconds), _submit_all(system, names, scenario.seconds * 0.8, url))
+        async with asyncio.TaskGroup() as group:
+            group.create_task(torment.run(scenario.seconds), name="torment")
+            group.create_task(_submit_all(system, names, scenario.seconds * 0.8, url), name="submit")
         say(f"at rest; done: {dict(sorted(torment.deeds.items()))}")
         await _settle(system, names, say)
         await check(system, names)

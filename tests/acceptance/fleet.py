@@ -33,8 +33,12 @@ from topics.owner import read_back
 
 ROLES = ("fanout", "coordinator", "builder", "init", "run", "evaluate")
 AGENT = Path(__file__).with_name("agent.py")
-READY_S = 60.0
-STOP_S = 20.0
+READY_S = 180.0
+"""Two seconds on an idle machine; a proxy waits for brokers that were killed, and those for each other."""
+STOP_S = 45.0
+"""A second or two on an idle machine."""
+LOG_SHOWN = 4000
+"""Characters of a log that a failure shows."""
 NOT_READY = 3
 """A process's exit code where something that it needs isn't there."""
 
@@ -57,6 +61,8 @@ class Fleet:
     processes: dict[str, asyncio.subprocess.Process] = field(default_factory=dict)
     proxy_url: str = ""
     engine_url: str = ""
+    mode: str = "chat"
+    """How proxies ask the engine."""
 
     @property
     def answers(self) -> Path:
@@ -107,10 +113,10 @@ class Fleet:
         ready = self.data / f"{name}.ready"
         ready.unlink(missing_ok=True)
         arguments = (
-            "polar.cli", "proxy", "--data", str(self.data), "--engine", self.engine_url, "--port", port,
+            "polar.cli", "proxy", "--data", str(self.data), "--engine", self.engine_url, "--mode", self.mode, "--port", port,
             "--control-port", "0", "--ready-file", str(ready),
         )  # fmt: skip
-        async with asyncio.timeout(READY_S):
+        async with self._deadline(READY_S, f"{name} wasn't ready", name):
             await self.spawn(name, *arguments)
             while not ready.exists() and self.processes[name].returncode in (None, NOT_READY):
                 await asyncio.sleep(0.05)
@@ -121,9 +127,19 @@ class Fleet:
         if name == "proxy":
             self.proxy_url = url
 
+    @asynccontextmanager
+    async def _deadline(self, seconds: float, what: str, name: str) -> AsyncIterator[None]:
+        """Past it an AssertionError shows the end of the process's log."""
+        try:
+            async with asyncio.timeout(seconds):
+                yield
+        except TimeoutError:
+            log = (self.data / "logs" / f"{name}.log").read_text(errors="replace")[-LOG_SHOWN:]
+            raise AssertionError(f"{what} within {seconds:.0f} s; its log:\n{log}") from None
+
     async def _ready(self, name: str) -> dict[str, str]:
         file = self.data / f"{name}.ready"
-        async with asyncio.timeout(READY_S):
+        async with self._deadline(READY_S, f"{name} wasn't ready", name):
             while not file.exists():
                 assert self.processes[name].returncode is None, (self.data / "logs" / f"{name}.log").read_text()
                 await asyncio.sleep(0.05)
@@ -150,7 +166,7 @@ class Fleet:
     async def end(self, name: str) -> None:
         """SIGTERM, and wait for a clean end."""
         self.processes[name].terminate()
-        async with asyncio.timeout(STOP_S):
+        async with self._deadline(STOP_S, f"{name} didn't end", name):
             code = await self.processes[name].wait()
         # By the signal itself where it had only just been started.
         assert code in (0, -signal.SIGTERM), (name, code)
@@ -196,7 +212,12 @@ class Fleet:
             sys.executable, "-m", "polar.cli", *arguments, "--data", str(self.data), env=self._environment(),
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
         )  # fmt: skip
-        out, err = await process.communicate(stdin.encode())
+        try:
+            out, err = await process.communicate(stdin.encode())
+        except asyncio.CancelledError:
+            process.kill()
+            await process.communicate()
+            raise
         assert process.returncode is not None
         return process.returncode, out.decode(), err.decode()
 
@@ -277,7 +298,9 @@ class Fleet:
 
 
 @asynccontextmanager
-async def fleet(data: Path, names: Sequence[str], *engine_options: str, brokers: int = 1) -> AsyncIterator[Fleet]:
+async def fleet(
+    data: Path, names: Sequence[str], *engine_options: str, brokers: int = 1, mode: str = "chat"
+) -> AsyncIterator[Fleet]:
     """A system with these workers, started in order, on one broker or several; all of it is stopped at the end."""
     data.mkdir(exist_ok=True)
     (data / "answers").mkdir()
@@ -287,7 +310,7 @@ async def fleet(data: Path, names: Sequence[str], *engine_options: str, brokers:
     await asyncio.to_thread(kafka.start)
     copies, in_sync = (1, 1) if brokers == 1 else (3, 2)
     settings = Settings(kafka=kafka.bootstrap, data=data, namespace="polar", replication=copies, min_insync=in_sync)
-    made = Fleet(data, kafka, settings)
+    made = Fleet(data, kafka, settings, mode=mode)
     try:
         topics = [*catalogue.FIXED, *catalogue.of_pool(catalogue.DEFAULT_POOL)]
         await admin.apply(settings, topics, embedded=brokers == 1, reach_s=READY_S)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import re
 from collections.abc import Callable
 
 import pytest
@@ -10,6 +12,9 @@ import pytest
 from proxy.errors import Refused
 from proxy.fleet import Fleet, Halted, UnderWay
 from topics.fleet import FleetRecord, FleetState, PolicyVersion
+
+offsets = itertools.count()
+"""Of records, as they come."""
 
 
 class Told:
@@ -27,7 +32,7 @@ async def sampled(fleet: Fleet, *meanwhile: FleetRecord, engine: str = "default"
     """The version of a call under which these records came."""
     async with fleet.call(engine) as call:
         for record in meanwhile:
-            fleet.apply(record)
+            fleet.apply(record, next(offsets))
     return call.version
 
 
@@ -51,20 +56,58 @@ async def test_a_call_says_its_version_only_where_the_weights_cannot_have_change
     meanwhile: list[FleetRecord], told: int | None
 ) -> None:
     fleet = Told().fleet
-    fleet.apply(FleetState(1))
-    fleet.apply(PolicyVersion(7))
+    fleet.apply(FleetState(1), next(offsets))
+    fleet.apply(PolicyVersion(7), next(offsets))
     assert await sampled(fleet, *meanwhile) == told
 
 
 async def test_an_engine_has_its_own_version_until_one_is_published_for_all() -> None:
     fleet = Told().fleet
     assert await sampled(fleet) is None
-    fleet.apply(PolicyVersion(3, "small"))
+    fleet.apply(PolicyVersion(3, "small"), next(offsets))
     assert (await sampled(fleet), await sampled(fleet, engine="small")) == (None, 3)
-    fleet.apply(PolicyVersion(4))
+    fleet.apply(PolicyVersion(4), next(offsets))
     assert (await sampled(fleet), await sampled(fleet, engine="small")) == (4, 4)
-    fleet.apply(PolicyVersion(None))
+    fleet.apply(PolicyVersion(None), next(offsets))
     assert await sampled(fleet) is None
+
+
+async def test_no_two_publications_salt_an_engines_cache_alike_and_what_nobody_knows_salts_none() -> None:
+    fleet = Told().fleet
+    async with fleet.call("a") as call:
+        assert call.salt is None
+    salts = []
+    for record in (PolicyVersion(7), PolicyVersion(8), PolicyVersion(7), PolicyVersion(7, "a")):
+        fleet.apply(record, next(offsets))
+        async with fleet.call("a") as call:
+            salts.append(call.salt)
+    assert None not in salts
+    assert len(set(salts)) == 4
+    assert all(re.fullmatch(r"[\w.-]{1,128}", salt or "") for salt in salts), "what vLLM takes as a salt"
+    fleet.apply(PolicyVersion(None), next(offsets))
+    async with fleet.call("a") as call:
+        assert call.salt is None
+
+
+async def test_all_proxies_salt_alike_whatever_records_compaction_has_left_them() -> None:
+    salts = set()
+    for seen in ([(PolicyVersion(6), 3), (FleetState(9), 4), (PolicyVersion(7), 5)], [(PolicyVersion(7), 5)]):
+        fleet = Told().fleet
+        for record, offset in seen:
+            fleet.apply(record, offset)
+        salts.add(fleet.weights("a").salt)
+    assert len(salts) == 1
+
+
+async def test_a_call_that_waited_out_a_pause_is_salted_with_the_weights_that_it_reaches() -> None:
+    fleet = Told().fleet
+    fleet.apply(PolicyVersion(1), 0)
+    call = fleet.call("a")
+    fleet.apply(FleetState(1, paused=True), 1)
+    fleet.apply(PolicyVersion(2), 2)
+    fleet.apply(FleetState(2), 3)
+    async with call:
+        assert call.salt == fleet.weights("a").salt
 
 
 async def test_in_a_pause_no_call_begins_and_the_last_one_to_end_is_news() -> None:
@@ -72,7 +115,7 @@ async def test_in_a_pause_no_call_begins_and_the_last_one_to_end_is_news() -> No
     fleet = told.fleet
     async with fleet.call("a"):
         async with fleet.call("a"):
-            fleet.apply(FleetState(1, paused=True))
+            fleet.apply(FleetState(1, paused=True), next(offsets))
             assert (fleet.calls, fleet.generation, told.news) == (2, 1, 1)
         assert (fleet.calls, told.news) == (1, 1)
         with pytest.raises(Halted):
@@ -84,15 +127,15 @@ async def test_in_a_pause_no_call_begins_and_the_last_one_to_end_is_news() -> No
 
 async def test_an_older_generation_changes_nothing() -> None:
     fleet = Told().fleet
-    fleet.apply(FleetState(5))
-    fleet.apply(FleetState(4, paused=True))
+    fleet.apply(FleetState(5), next(offsets))
+    fleet.apply(FleetState(4, paused=True), next(offsets))
     assert (fleet.generation, fleet.paused) == (5, False)
 
 
 async def test_of_two_records_of_one_generation_the_first_counts() -> None:
     fleet = Told().fleet
-    fleet.apply(FleetState(1, paused=True, by="a"))
-    fleet.apply(FleetState(1, by="b"))
+    fleet.apply(FleetState(1, paused=True, by="a"), next(offsets))
+    fleet.apply(FleetState(1, by="b"), next(offsets))
     assert fleet.paused
 
 
@@ -100,12 +143,12 @@ async def test_a_call_is_held_until_the_fleet_runs_and_no_longer_than_it_may() -
     fleet = Told().fleet
     now = asyncio.get_running_loop().time
     assert not await fleet.runs(now() + 5)
-    fleet.apply(FleetState(1, paused=True))
+    fleet.apply(FleetState(1, paused=True), next(offsets))
     with pytest.raises(Refused, match="paused"):
         await fleet.runs(now() + 0.05)
     held = asyncio.create_task(fleet.runs(now() + 5))
     await asyncio.sleep(0)
-    fleet.apply(FleetState(2))
+    fleet.apply(FleetState(2), next(offsets))
     assert await held
 
 
@@ -134,15 +177,15 @@ class Asking:
 
 async def test_a_pause_that_aborts_ends_calls_which_are_asked_anew_after_it() -> None:
     told = Told()
-    told.fleet.apply(PolicyVersion(1))
+    told.fleet.apply(PolicyVersion(1), next(offsets))
     asking = Asking(told.fleet)
     running = asyncio.create_task(asking.run())
     await asking.at_engine.wait()
-    told.fleet.apply(FleetState(1, paused=True, in_flight="abort"))
+    told.fleet.apply(FleetState(1, paused=True, in_flight="abort"), next(offsets))
     await eventually(lambda: told.fleet.calls == 0)
     assert not running.done()
-    told.fleet.apply(PolicyVersion(2))
-    told.fleet.apply(FleetState(2))
+    told.fleet.apply(PolicyVersion(2), next(offsets))
+    told.fleet.apply(FleetState(2), next(offsets))
     async with asyncio.timeout(5):
         await asking.at_engine.wait()
     asking.answer.set()
@@ -162,9 +205,9 @@ async def test_a_second_word_to_abort_does_no_harm_while_a_call_is_being_ended()
 
     running = asyncio.create_task(slow_to_end())
     await eventually(lambda: fleet.calls == 1)
-    fleet.apply(FleetState(1, paused=True))
+    fleet.apply(FleetState(1, paused=True), next(offsets))
     for generation in (2, 3):
-        fleet.apply(FleetState(generation, paused=True, in_flight="abort"))
+        fleet.apply(FleetState(generation, paused=True, in_flight="abort"), next(offsets))
         await asyncio.sleep(0.01)
     assert fleet.calls == 1, "it is at the engine until it is cleared up"
     clears_up.set()
@@ -177,7 +220,7 @@ async def test_who_ends_a_call_for_good_is_heard_over_a_pause() -> None:
     asking = Asking(fleet)
     running = asyncio.create_task(asking.run())
     await asking.at_engine.wait()
-    fleet.apply(FleetState(1, paused=True, in_flight="abort"))
+    fleet.apply(FleetState(1, paused=True, in_flight="abort"), next(offsets))
     running.cancel()
     await asyncio.wait([running])
     assert running.cancelled()

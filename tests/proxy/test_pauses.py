@@ -69,6 +69,33 @@ async def test_a_pause_holds_new_calls_back_and_the_proxy_goes_on_taking_them_in
     assert recorded.policy_version == 7
 
 
+async def test_engines_are_told_to_keep_apart_what_other_weights_cached(
+    client: AsyncOpenAI, bench: Bench, scripted: ScriptedEngine, beats: Beats
+) -> None:
+    talk = HI.copy()
+
+    async def turn() -> int:
+        """Tokens of the prompt that the engine had in its cache."""
+        said = await client.chat.completions.create(model="m", messages=talk)
+        talk.append({"role": "assistant", "content": said.choices[0].message.content or ""})
+        talk.append({"role": "user", "content": "go on, and tell me all that you know of it"})
+        assert said.usage is not None
+        assert said.usage.prompt_tokens_details is not None
+        return said.usage.prompt_tokens_details.cached_tokens or 0
+
+    await turn()
+    cached = [await turn()]
+    for version in (1, 2):
+        await bench.fleet(FleetState(2 * version - 1, paused=True))
+        await bench.fleet(PolicyVersion(version))
+        await bench.fleet(FleetState(2 * version))
+        await eventually(lambda: beats.say(2 * version, 0))  # noqa: B023 - it is called in this round alone
+        cached += [await turn(), await turn()]
+    assert [count > 0 for count in cached] == [True, False, True, False, True]
+    salts = [call.parameters.get("cache_salt") for call in scripted.record.calls("t.0")]
+    assert (salts[:2], salts[2::2] == salts[3::2], len(set(salts))) == ([None, None], True, 3)
+
+
 async def test_a_version_that_changed_under_a_call_is_not_told(
     client: AsyncOpenAI, bench: Bench, scripted: ScriptedEngine
 ) -> None:

@@ -6,9 +6,11 @@ import asyncio
 import io
 import json
 import logging
+import re
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import aiohttp
 import msgspec
@@ -22,7 +24,7 @@ from polar.scripted.app import running
 from polar.scripted.engine import Engine as ScriptedEngine
 from polar.scripted.faults import Cut, Fault, Garbage, Hang, Slow, Status
 from polar.scripted.scripts import Script, ScriptCall, ScriptTurn, Variant
-from polar.types.completion import CallOutcome
+from polar.types.completion import CallOutcome, PolicySpan
 from polar.types.session import Status as SessionStatus
 from polar.types.tokens import unpack_ids, unpack_logprobs
 from proxy.app import Proxy
@@ -34,6 +36,7 @@ from proxy.engines.replicas import Replicas
 from proxy.engines.vllm_chat import VllmChat
 from tests.proxy.conftest import Bench, eventually, proxied
 from topics.completions import Build
+from topics.fleet import PolicyVersion
 
 HI: list[ChatCompletionMessageParam] = [{"role": "user", "content": "hi"}]
 BASH: ChatCompletionToolParam = {
@@ -395,6 +398,42 @@ async def plugged(bench: Bench, engine: PlugIn) -> AsyncIterator[Proxy]:
         yield proxy
     finally:
         await proxy.stop(drain_s=0.0)
+
+
+@pytest.mark.parametrize(
+    ("told", "version", "spans"),
+    [
+        ({}, 7, []),
+        ({"policy_version": 8}, 8, []),
+        (
+            {"policy_version": 8, "policy_spans": (PolicySpan(8, 0, 1), PolicySpan(9, 1, 2)), "realigned": 5},
+            8,
+            [PolicySpan(8, 0, 1), PolicySpan(9, 1, 2)],
+        ),
+        ({"policy_version": 8, "policy_spans": (PolicySpan(8, 0, 1),)}, None, []),
+        ({"policy_doubt": "not_ours"}, 7, []),
+        ({"policy_doubt": "mixed"}, None, []),
+        ({"policy_doubt": "gaps"}, None, []),
+    ],
+    ids=str,
+)
+async def test_what_an_engine_says_of_its_weights_goes_before_what_the_fleet_says(
+    bench: Bench, http: aiohttp.ClientSession, told: dict[str, Any], version: int | None, spans: list[PolicySpan]
+) -> None:
+    await bench.fleet(PolicyVersion(7))
+    answer = Answer(
+        Message("assistant", "hi"), "stop", Usage(1, 2), b"\1\0\0\0", b"\2\0\0\0" * 2, b"\0" * 8, "m", **told
+    )
+    async with plugged(bench, PlugIn(answer)) as proxy:
+        headers = {"Authorization": f"Bearer {bench.key()}"}
+        async with http.post(proxy.url + "/v1/chat/completions", headers=headers, json={"messages": HI}) as response:
+            assert response.status == 200
+        async with http.get(proxy.control_url + "/metrics") as response:
+            counted = re.findall(r'^polar_proxy_policy_doubts_total{reason="(\w+)"} 1.0$', await response.text(), re.M)
+    [call] = await bench.calls(1)
+    assert (call.policy_version, call.policy_spans, call.realigned) == (version, spans, told.get("realigned", 0))
+    doubt = told.get("policy_doubt") or ("gaps" if told and version is None else None)
+    assert counted == ([doubt] if doubt else [])
 
 
 @pytest.mark.parametrize(

@@ -150,6 +150,8 @@ def _call(record: Completion, place: Place | Branch) -> Call:
         branch=place.branch if isinstance(place, Place) else place,
         finish_reason=record.finish_reason,
         policy_version=record.policy_version,
+        policy_spans=record.policy_spans,
+        realigned=record.realigned,
         sampling=record.sampling,
         model_served=record.model_served,
     )

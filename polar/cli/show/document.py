@@ -76,6 +76,8 @@ def call_document(told: CallStory) -> dict[str, Any]:
         "sampled_tokens": call.sampled_tokens,
         "finish_reason": call.finish_reason,
         "policy_version": call.policy_version,
+        "policy_spans": [msgspec.structs.asdict(span) for span in call.policy_spans],
+        "realigned": call.realigned,
         "model_served": call.model_served,
         "sampling": msgspec.to_builtins(call.sampling),
         "reward": call.reward,

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from polar.trainer.groups import Group
-from polar.trainer.versions import UNKNOWN, Versions, versions
 from polar.types.trajectory import Call, ExpandedTrace, Trace, Trajectory, expand
 
 
@@ -24,8 +23,6 @@ class Segment:
     expanded: ExpandedTrace
     prompt_length: int
     """Tokens before the first trained one."""
-    policy_versions: Versions
-    """Of its trained tokens, in order, without those that nobody knows; int64."""
 
     @property
     def reward(self) -> float:
@@ -59,6 +56,12 @@ class Segment:
         """Those that sampled its trained tokens, in order, each once."""
         return list({span.call.call_id: span.call for span in self.expanded.spans}.values())
 
+    @property
+    def policy_versions(self) -> list[int]:
+        """That sampled its trained tokens: those known, of each call in order, each once a call."""
+        told = {(span.call.call_id, span.policy_version): span.policy_version for span in self.expanded.spans}
+        return [version for version in told.values() if version is not None]
+
     def runs(self) -> Iterator[tuple[int, int]]:
         """`[start, end)` of trained tokens that stand together, ascending: one sampled run may be several spans."""
         edges = np.flatnonzero(np.diff(self.expanded.loss_mask, prepend=0, append=0).astype(np.int8))
@@ -85,5 +88,4 @@ def rewarded(group: Group) -> list[tuple[Trajectory, list[Segment]]]:
 
 def _segment(trajectory: Trajectory, index: int, trace: Trace) -> Segment:
     expanded = expand(trajectory, trace)
-    found = np.concatenate([versions(trajectory, node) for node in trace.trains])
-    return Segment(index, expanded, expanded.spans[0].start, found[found != UNKNOWN])
+    return Segment(index, expanded, expanded.spans[0].start)

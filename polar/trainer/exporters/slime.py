@@ -55,7 +55,7 @@ def _sample(
         "response_length": len(segment),
         "reward": segment.reward if advantage is None else advantage,
         "loss_mask": segment.response_mask,
-        "weight_versions": [str(call.policy_version) for call in segment.calls if call.policy_version is not None],
+        "weight_versions": [str(version) for version in segment.policy_versions],
         "rollout_log_probs": segment.response_logprobs,
         "status": "truncated" if is_cut else STATUS[trajectory.status],
         "metadata": {**trajectory.task_metadata(), **names, "raw_reward": segment.reward},

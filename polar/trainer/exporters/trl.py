@@ -76,7 +76,7 @@ def rollout_samples(group: Group, *, group_id: int) -> list[RolloutSample]:
 
 def _sample(segment: Segment, advantage: float | None, group_id: int) -> RolloutSample:
     assert advantage is not None, "its session has a reward"
-    expanded, found = segment.expanded, segment.policy_versions
+    expanded = segment.expanded
     return RolloutSample(
         prompt=[],
         completion=[],
@@ -84,7 +84,7 @@ def _sample(segment: Segment, advantage: float | None, group_id: int) -> Rollout
         completion_mask=expanded.loss_mask.tolist(),
         old_log_probs=expanded.logprobs.tolist(),
         advantage=advantage,
-        model_version=int(found.min()) if len(found) else -1,
+        model_version=min(segment.policy_versions, default=-1),
         group_id=group_id,
         metrics={"reward": segment.reward},
     )

@@ -160,5 +160,4 @@ def _generating_s(segment: Segment) -> float:
 def _steps(segment: Segment) -> dict[str, int | None]:
     """verl's words for the policy versions that a row spans."""
     found = segment.policy_versions
-    oldest, newest = (int(found.min()), int(found.max())) if len(found) else (None, None)
-    return {"min_global_steps": oldest, "max_global_steps": newest}
+    return {"min_global_steps": min(found, default=None), "max_global_steps": max(found, default=None)}

@@ -15,7 +15,8 @@ import pytest
 from analytics.asking import views
 from analytics.lake import schema
 from analytics.lake.manifest import EMPTY, File, Lake
-from tests.analytics.story import NOON, story, submitted, write
+from polar.types.completion import PolicySpan
+from tests.analytics.story import NOON, call, story, submitted, write
 
 DESIGN = {
     "calls": "call_id, session_id, task_id, attempt, parent_id, dialect, engine, model_requested, model_served, kind, outcome, "
@@ -87,6 +88,19 @@ def test_a_call_is_told_once_with_its_harness_its_parent_and_how_it_ended(told: 
         ("mend.1-1-3", "pi", "mend.1-1-1", None, "disowned", "main", 110, 90, 10, None, 500),
         ("mend.1-1-4", "pi", None, None, "failed", "main", 20, 0, 0, "overloaded", 500),
     ]
+
+
+def test_a_call_tells_all_versions_that_sampled_it_also_from_files_of_an_older_writer(tmp_path: Path) -> None:
+    spans = [PolicySpan(7, 0, 4), PolicySpan(8, 4, 10)]
+    told: list[dict[str, Any]] = [{"policy_spans": spans, "realigned": 3}, {}, {"policy_version": None}]
+    calls = [call("mend.0", turn, 5 + turn, **more) for turn, more in enumerate(told)]
+    lake = write(tmp_path, [(0, submitted("mend", 1)), *calls])
+    asked = "SELECT policy_version, policy_versions, realigned FROM calls ORDER BY received_at"
+    with opened(lake) as connection:
+        assert rows(connection, asked) == [(7, [7, 8], 3), (7, [7], 0), (None, [], 0)]
+    without_columns(lake, "completions", "policy_spans", "realigned")
+    with opened(lake) as connection:
+        assert rows(connection, asked) == [(7, [7], None), (7, [7], None), (None, [], None)]
 
 
 def test_a_record_that_came_twice_and_a_lost_attempt_are_one_call_each(told: duckdb.DuckDBPyConnection) -> None:
@@ -166,15 +180,20 @@ def test_a_task_whose_submission_has_left_the_log_is_known_by_its_trajectories(t
         assert rows(connection, "SELECT DISTINCT harness FROM calls WHERE task_id = 'parse'") == [("shell",)]
 
 
-def test_files_of_an_older_writer_lack_columns_and_are_read_all_the_same(tmp_path: Path) -> None:
-    lake = write(tmp_path, story())
+def without_columns(lake: Lake, of: str, *names: str) -> None:
+    """Writes a table's only file again as a writer did that didn't know these columns."""
     with lake.writing() as writing:
         newest = lake.newest()
-        [old] = newest.files["trajectories"]
+        [old] = newest.files[of]
         older = writing.new_name()
-        table = pq.read_table(lake.path("trajectories", old)).drop_columns(["mode", "artifacts"])
-        pq.write_table(table, lake.folder / "trajectories" / older)
-        lake.commit(newest, newest.replaced("trajectories", [old], [File(older, table.num_rows, 0)]))
+        table = pq.read_table(lake.path(of, old)).drop_columns(list(names))
+        pq.write_table(table, lake.folder / of / older)
+        lake.commit(newest, newest.replaced(of, [old], [File(older, table.num_rows, 0)]))
+
+
+def test_files_of_an_older_writer_lack_columns_and_are_read_all_the_same(tmp_path: Path) -> None:
+    lake = write(tmp_path, story())
+    without_columns(lake, "trajectories", "mode", "artifacts")
     with opened(lake) as connection:
         assert rows(connection, "SELECT DISTINCT mode, artifacts FROM trajectories") == [(None, None)]
         assert len(rows(connection, "FROM sessions WHERE status IS NOT NULL")) == 6

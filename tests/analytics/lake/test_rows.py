@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from analytics.lake import files, rows
 from analytics.lake.rows import Row
 from analytics.lake.schema import TABLES
-from polar.types.completion import CallError, CallOutcome, Completion, MessageDelta, Sampling, TokenDelta
+from polar.types.completion import CallError, CallOutcome, Completion, MessageDelta, PolicySpan, Sampling, TokenDelta
 from polar.types.errors import Kind, SessionError
 from polar.types.session import Accounting, Status
 from polar.types.tokens import pack_ids, pack_logprobs
@@ -136,6 +136,7 @@ def call_of(row: Row) -> Completion:
         "answer": (row["answer"] or "").encode(),
         "tools": None if row["tools"] is None else row["tools"].encode(),
         "sampling": Sampling(**{name: row[name] for name in Sampling.__struct_fields__}),
+        "policy_spans": [PolicySpan(**span) for span in row["policy_spans"]],
         "error": None,
     }
     if row["error_code"] is not None:
@@ -166,7 +167,10 @@ TRAJECTORY = Trajectory(
         Node(3, pack_ids([9]), pack_logprobs([0]), call=1),
     ],
     calls=[
-        Call("c0", "main", "answered", "openai_chat", 1_000, 2_000, 3, 3, finish_reason="stop", sampling=Sampling(top_k=5)),
+        Call(
+            "c0", "main", "answered", "openai_chat", 1_000, 2_000, 3, 3, finish_reason="stop", sampling=Sampling(top_k=5),
+            policy_version=3, policy_spans=[PolicySpan(3, 0, 1), PolicySpan(4, 1, 3)], realigned=2,
+        ),
         Call("c1", "main", "answered", "openai_chat", 3_000, 2**60, 7, 1, parent="c0", branch="edited", reward=1.0, policy_version=4),
     ],
     traces=[Trace("t.1/0", 2, [1]), Trace("t.1/1", 4, [1, 4], kind="main", reward=0.5, finish_reason="stop")],
@@ -224,6 +228,7 @@ def trajectory_of(whole: Row, read: dict[str, list[Row]]) -> Trajectory:
                 received_at=milliseconds(row["received_at"]),
                 completed_at=milliseconds(row["completed_at"] or EPOCH),
                 sampling=msgspec.json.decode(row["sampling"], type=Sampling),
+                policy_spans=[PolicySpan(**span) for span in row["policy_spans"]],
             )
             for row in read["trajectory_calls"]
         ],

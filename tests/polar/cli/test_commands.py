@@ -331,7 +331,7 @@ def test_trajectories_are_written_out_as_programs_expect(settings: Settings) -> 
         "token_ids": [1, 2, 3, 4, 5, 6],
         "loss_mask": [0, 0, 1, 1, 0, 0],
         "policy_versions": [7],
-        "calls": [{"call_id": "c0", "start": 2, "end": 4, "sampling": {"temperature": 1.0}}],
+        "calls": [{"call_id": "c0", "start": 2, "end": 4, "policy_version": 7, "sampling": {"temperature": 1.0}}],
         "kind": "main",
         "reward": 0.5,
         "finish_reason": "stop",

@@ -80,9 +80,9 @@ async def test_a_broker_without_topics_is_told(kafka: str, namespace: str) -> No
 async def test_an_engine_is_asked_for_a_token() -> None:
     scripted = Engine()
     async with running(scripted) as url:
-        assert (await checkup.inference(url, None)).state is State.GOOD
+        assert [one.state for one in await checkup.inference(url, None)] == [State.GOOD]
         scripted.faults.add(Garbage(form="no_token_ids"))
-        lacking = await checkup.inference(f"{url}/v1", None)
+        [lacking] = await checkup.inference(f"{url}/v1", None)
     assert lacking.state is State.BAD
     assert "returns no token ids" in lacking.said
-    assert (await checkup.inference("http://127.0.0.1:9", None)).state is State.BAD
+    assert [one.state for one in await checkup.inference("http://127.0.0.1:9", None)] == [State.BAD]

@@ -18,6 +18,7 @@ from polar.scripted.engine import Engine as ScriptedEngine
 from polar.scripted.faults import Garbage, Status
 from polar.settings import EngineSettings
 from polar.types.errors import InputError, NotReady
+from tests.proxy.engines.recorded import BARE, FULL, answering
 
 
 @contextmanager
@@ -123,3 +124,33 @@ async def test_what_an_engine_lacks_is_told(fault: Garbage | Status, said: str) 
 async def test_an_engine_that_is_gone_is_told() -> None:
     with pytest.raises(NotReady, match="can't be used: it gave no usable answer"):
         await engine.probe(engine.Engine("http://127.0.0.1:9", "m"))
+
+
+def test_engines_get_the_logprobs_mode_that_their_servers_have() -> None:
+    told: list[str] = []
+    with answering(FULL) as full, answering(BARE) as bare:
+        engines = {
+            "full": EngineSettings(urls=(full,), model="tiny"),
+            "bare": EngineSettings(urls=(bare,), model="tiny"),
+            "gone": EngineSettings(urls=("http://127.0.0.1:9",), model="tiny"),
+        }
+        found = engine.examined(engines, told.append)
+        assert {name: one.logprobs_mode for name, one in found.items()} == {
+            "full": "processed",
+            "bare": "raw",
+            "gone": "raw",
+        }
+        assert [line.startswith(f"the engine at {bare}: ") for line in told] == [True] * 3
+        wrong = {"bare": EngineSettings(urls=(bare,), model="tiny", logprobs_mode="processed")}
+        with pytest.raises(InputError, match=r"engines\.bare\.logprobs_mode: its servers tell raw logprobs"):
+            engine.examined(wrong, told.append)
+        mixed = {"both": EngineSettings(urls=(full, bare), model="tiny")}
+        with pytest.raises(InputError, match=r"engines\.both\.urls: some tell raw logprobs"):
+            engine.examined(mixed, told.append)
+
+
+def test_a_mode_that_a_server_cannot_serve_is_refused_with_the_way_out() -> None:
+    with answering(BARE) as url:
+        engines = {"bare": EngineSettings(urls=(url,), model="tiny", mode="tokens")}
+        with pytest.raises(NotReady, match=r"can't be used: .* start vLLM with --enable-scale-out, or use mode"):
+            engine.examined(engines, print)

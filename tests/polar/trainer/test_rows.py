@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
 import msgspec
@@ -14,9 +13,9 @@ from hypothesis import strategies as st
 from polar.trainer.advantages import advantages
 from polar.trainer.groups import Group
 from polar.trainer.rows import Row, grpo
-from polar.types.tokens import count, pack_ids, pack_logprobs
+from polar.types.tokens import pack_ids, pack_logprobs
 from polar.types.trajectory import ROOT, Call, Node, Trajectory
-from tests.polar.trainer.trees import built, groups, trained_tokens, trees
+from tests.polar.trainer.trees import built, groups, trained_tokens, trees, versions_of
 
 OPTIONS = st.fixed_dictionaries({"by_deviation": st.booleans(), "leave_one_out": st.booleans()})
 
@@ -92,17 +91,18 @@ def test_what_has_no_reward_is_in_no_row_and_changes_none(group: Group) -> None:
     assert [credit([row]) for row in grpo(group)] == [credit([row]) for row in grpo(judged)]
 
 
-@given(trees(rewards=st.just(1.0)))
-def test_versions_are_those_of_the_calls(trajectory: Trajectory) -> None:
-    wanted: Counter[int] = Counter()
-    for trace in trajectory.traces:
-        for at in trace.trains:
-            call = trajectory.nodes[at].call
-            assert call is not None
-            known = trajectory.calls[call].policy_version
-            wanted[-1 if known is None else known] += count(trajectory.nodes[at].tokens)
-    found = [row.policy_versions[row.loss_mask == 1].tolist() for row in grpo(Group("t", [trajectory]))]
-    assert Counter(version for row in found for version in row) == wanted
+@given(trees(rewards=st.just(1.0), updated=True))
+def test_each_token_has_the_version_that_its_call_tells_of_it(trajectory: Trajectory) -> None:
+    found = {
+        token: version
+        for row in grpo(Group("t", [trajectory]))
+        for token, version, trained in zip(
+            row.token_ids.tolist(), row.policy_versions.tolist(), row.loss_mask, strict=True
+        )
+        if trained
+    }
+    wanted = versions_of(trajectory)
+    assert found == {token: -1 if version is None else version for token, version in wanted.items()}
 
 
 def two_calls(reward: float, first: float | None) -> Trajectory:

@@ -14,7 +14,7 @@ from polar.trainer.staleness import Staleness
 from polar.types.errors import InputError
 from polar.types.tokens import count
 from polar.types.trajectory import Trajectory
-from tests.polar.trainer.trees import groups, tallied, trained_tokens
+from tests.polar.trainer.trees import groups, tallied, trained_tokens, versions_of
 
 CURRENT = 5
 DROPS = st.sampled_from(["group", "sample", "token"])
@@ -63,6 +63,28 @@ def test_by_token_exactly_the_fresh_ones_are_trained(
         assert len(trained_tokens(one)) == one.stats.trainable_tokens
 
 
+@given(groups(updated=True), st.integers(0, 6), UNKNOWNS)
+def test_where_weights_changed_within_an_answer_its_fresh_tokens_are_trained_as_they_were(
+    group: Group, limit: int, unknown: Literal["stale", "fresh"]
+) -> None:
+    counts: Counter[str] = Counter()
+    kept = Staleness(lambda: CURRENT, limit, drop="token", unknown=unknown)(group, counts)
+    for before, after in zip(group.trajectories, kept.trajectories if kept else group.trajectories, strict=True):
+        fresh = {token: version for token, version in versions_of(before).items() if is_fresh(version, limit, unknown)}
+        if kept is None:
+            assert not fresh
+            continue
+        assert versions_of(after) == fresh
+        assert after.stats == tallied(after, after.traces)
+        for one, other in zip(before.expanded(), after.expanded(), strict=True):
+            assert one.token_ids.tolist() == other.token_ids.tolist()
+            trained = other.loss_mask == 1
+            assert other.logprobs[trained].tolist() == one.logprobs[trained].tolist()
+            assert set(other.token_ids[trained].tolist()) == set(one.token_ids[one.loss_mask == 1].tolist()) & set(
+                fresh
+            )
+
+
 @given(groups(), st.integers(0, 6), UNKNOWNS)
 def test_by_sample_those_without_a_stale_token_are_left(
     group: Group, limit: int, unknown: Literal["stale", "fresh"]
@@ -89,7 +111,7 @@ def test_by_group_it_is_kept_as_it_is_or_dropped_whole(
     assert counts.total() == (0 if all_fresh else 1)
 
 
-@given(groups(), DROPS)
+@given(groups(updated=True), DROPS)
 def test_what_was_kept_once_is_kept_again(group: Group, drop: Literal["group", "sample", "token"]) -> None:
     rule = Staleness(lambda: CURRENT, 2, drop=drop)
     once = rule(group, Counter())

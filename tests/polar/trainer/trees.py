@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import pairwise
 
 import msgspec
 import numpy as np
 from hypothesis import strategies as st
 
 from polar.trainer.groups import Group
-from polar.types.completion import Sampling
+from polar.types.completion import PolicySpan, Sampling
 from polar.types.session import Status
-from polar.types.tokens import count, pack_ids, pack_logprobs
+from polar.types.tokens import count, pack_ids, pack_logprobs, unpack_ids
 from polar.types.trajectory import ROOT, Call, Node, Stats, Trace, Trajectory, path
 
 REWARDS = st.one_of(st.none(), st.sampled_from([0.0, 0.25, 1.0]), st.floats(-4, 4, width=32))
@@ -27,8 +28,13 @@ def trees(
     samples: int = 1,
     rewards: st.SearchStrategy[float | None] = REWARDS,
     versions: st.SearchStrategy[int | None] = VERSIONS,
+    *,
+    updated: bool = False,
 ) -> Trajectory:
-    """A prompt, and below it up to eight nodes that were read or sampled; some sampled runs lie in two nodes, some are masked."""
+    """A prompt, and below it up to eight nodes that were read or sampled; some sampled runs lie in two nodes, some are masked.
+
+    `updated`: weights may have changed within an answer.
+    """
     ids = iter(range(10_000))
     nodes: list[Node] = []
     calls: list[Call] = []
@@ -64,7 +70,46 @@ def trees(
         kind = draw(st.sampled_from(["read", "sampled", "sampled", "rest", "masked"]))
         split = nodes[parent].call if kind == "rest" else None
         add(parent, sampled=kind != "read", masked=kind == "masked", call=split)
+    if updated:
+        calls = [draw(spanned(call, _sampled(nodes, number))) for number, call in enumerate(calls)]
     return built(f"{task_id}.{index}", nodes, calls, reward=draw(rewards), samples=samples)
+
+
+@st.composite
+def spanned(draw: st.DrawFn, call: Call, tokens: int) -> Call:
+    """The call, under which weights may have changed, but for one whose version nobody knows."""
+    edges = sorted(draw(st.sets(st.integers(1, tokens - 1), max_size=3))) if tokens > 1 else []
+    if call.policy_version is None or not edges:
+        return call
+    spans = [PolicySpan(draw(st.integers(0, 6)), start, end) for start, end in pairwise([0, *edges, tokens])]
+    return msgspec.structs.replace(call, policy_version=spans[0].version, policy_spans=spans)
+
+
+def _sampled(nodes: Sequence[Node], call: int) -> int:
+    """Tokens of a call, along its longest way down."""
+    ends: list[int] = []
+    for node in nodes:
+        above = ends[node.parent] if node.parent != ROOT and nodes[node.parent].call == call else 0
+        ends.append(above + count(node.tokens) if node.call == call else 0)
+    return max(ends)
+
+
+def versions_of(trajectory: Trajectory) -> dict[int, int | None]:
+    """By trained token, each of which is another in these trees: its version, looked up token by token."""
+    found = {}
+    for index in {at for trace in trajectory.traces for at in trace.trains}:
+        number = trajectory.nodes[index].call
+        assert number is not None
+        call = trajectory.calls[number]
+        above = 0
+        parent = trajectory.nodes[index].parent
+        while parent != ROOT and trajectory.nodes[parent].call == number:
+            above += count(trajectory.nodes[parent].tokens)
+            parent = trajectory.nodes[parent].parent
+        for at, token in enumerate(unpack_ids(trajectory.nodes[index].tokens).tolist(), above):
+            told = [span.version for span in call.policy_spans if span.start <= at < span.end]
+            found[token] = told[0] if told else call.policy_version
+    return found
 
 
 def built(
@@ -112,10 +157,14 @@ def groups(
     draw: st.DrawFn,
     rewards: st.SearchStrategy[float | None] = REWARDS,
     versions: st.SearchStrategy[int | None] = VERSIONS,
+    *,
+    updated: bool = False,
 ) -> Group:
     """Of one to four samples."""
     samples = draw(st.integers(1, 4))
-    return Group("t", [draw(trees("t", index, samples, rewards, versions)) for index in range(samples)])
+    return Group(
+        "t", [draw(trees("t", index, samples, rewards, versions, updated=updated)) for index in range(samples)]
+    )
 
 
 def trained_tokens(trajectory: Trajectory) -> list[int]:

@@ -1,7 +1,11 @@
 """A token tree written out along its paths."""
 
+import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from polar.types.completion import PolicySpan, are_whole
 from polar.types.session import Status
 from polar.types.tokens import pack_ids, pack_logprobs
 from polar.types.trajectory import ROOT, Call, Node, Span, Trace, Trajectory, expand, path
@@ -56,3 +60,28 @@ def test_a_trace_is_written_out_with_mask_logprobs_and_spans(
         -0.5 * token if trained else 0.0 for token, trained in zip(ids, mask, strict=True)
     ]
     assert written.spans == spans
+
+
+def test_a_span_is_of_one_version_where_weights_changed_within_an_answer() -> None:
+    updated = msgspec.structs.replace(
+        CALLS[0], policy_version=7, policy_spans=[PolicySpan(7, 0, 1), PolicySpan(8, 1, 4), PolicySpan(9, 4, 5)]
+    )
+    nodes = [read(ROOT, 1, 2), sampled(0, 0, 3, 4), sampled(1, 0, 5, 6, 7), read(2, 8), sampled(3, 1, 9)]
+    traces = [Trace("a", leaf=4, trains=[1, 2, 4]), Trace("b", leaf=4, trains=[2])]
+    tree = msgspec.structs.replace(TREE, nodes=nodes, traces=traces, calls=[updated, CALLS[1]])
+    assert expand(tree, traces[0]).spans == [
+        Span(updated, 2, 3, 7),
+        Span(updated, 3, 4, 8),
+        Span(updated, 4, 6, 8),
+        Span(updated, 6, 7, 9),
+        Span(CALLS[1], 8, 9, None),
+    ]
+    assert expand(tree, traces[1]).spans == [Span(updated, 4, 6, 8), Span(updated, 6, 7, 9)]
+
+
+@given(st.lists(st.integers(-1, 12), max_size=6), st.integers(0, 12))
+def test_spans_are_whole_where_each_token_is_in_one_and_they_ascend(edges: list[int], tokens: int) -> None:
+    spans = [PolicySpan(0, start, end) for start, end in zip(edges[::2], edges[1::2], strict=False)]
+    covered = [at for span in spans for at in range(span.start, span.end)]
+    is_proper = all(span.start < span.end for span in spans)
+    assert are_whole(spans, tokens) == (is_proper and covered == [*range(tokens)])

@@ -52,6 +52,6 @@ async def test_an_engines_calls_and_servers_are_counted_by_its_name() -> None:
 def test_an_unknown_mode_names_those_that_there_are() -> None:
     with pytest.raises(
         InputError,
-        match=r"engines\.\w+\.mode: must be chat, or an engine plug-in: no such engine; there are: vllm_chat",
+        match=r"engines\.\w+\.mode: must be chat, tokens, or an engine plug-in: no such engine; there are: sglang_tokens, vllm_chat",
     ):
         Engines.of({"a": EngineSettings(urls=("http://127.0.0.1:9",), model="m", mode="smoke")})

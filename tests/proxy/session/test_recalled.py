@@ -94,7 +94,7 @@ def lived(turns: Sequence[Turn]) -> tuple[Claim, list[Completion], frozenset[str
         )
         if not is_answered:
             continue
-        claim.acknowledged(call_id, request, told, answer)
+        claim.acknowledged(call_id, "default", request, told, answer)
         if turn.outcome == "disowned":
             claim.undelivered(call_id)
             disowned.add(call_id)

@@ -1,0 +1,171 @@
+"""vLLM's routes for those that own their prompts: render, generate, derender, in the shapes of vLLM 0.32.
+
+`render` makes of a chat request one for `generate`, `generate` samples on from token ids, `derender` parses what was sampled. What an
+answer is held to travels in `sampling_params.structured_outputs`, as with vLLM, in a form that only this engine reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Final
+from uuid import uuid4
+
+import msgspec
+from msgspec import Meta
+
+from polar.scripted.answer import AnswerParser, joined
+from polar.scripted.conversation import Call, Turn
+from polar.scripted.request import ApiError, ChatRequest, Tool, ToolFunction, decoded
+from polar.scripted.response import Generation
+from polar.scripted.tokenizer import Tokenizer
+from polar.scripted.weights import NamedSpan
+
+DEMANDED: Final = "turn"
+"""Under `structured_outputs`: the turn that the answer is held to."""
+
+_Positive = Annotated[int, Meta(ge=1)]
+
+
+class SamplingParams(msgspec.Struct):
+    """What matters here of vLLM's."""
+
+    max_tokens: _Positive | None = None
+    stop: list[str] | None = None
+    logprobs: int | None = None
+    structured_outputs: dict[str, Any] | None = None
+
+
+class GenerateRequest(msgspec.Struct):
+    """A request to /inference/v1/generate."""
+
+    token_ids: Annotated[list[int], Meta(min_length=1)]
+    sampling_params: SamplingParams
+    model: str | None = None
+    cache_salt: str | None = None
+    stream: bool = False
+
+    def as_chat(self, tools: Sequence[dict[str, Any]], session_id: str | None) -> ChatRequest:
+        """A chat request that wants the same of an answer; its prompt is elsewhere."""
+        names = [Tool(ToolFunction(tool["function"]["name"])) for tool in tools]
+        params = self.sampling_params
+        return ChatRequest(
+            [],
+            model=self.model,
+            tools=names,
+            stop=params.stop,
+            max_tokens=params.max_tokens,
+            logprobs=params.logprobs is not None,
+            top_logprobs=params.logprobs,
+            session_id=session_id,
+            cache_salt=self.cache_salt,
+        )
+
+    @property
+    def demanded(self) -> Turn | None:
+        """What the answer is held to."""
+        held = (self.sampling_params.structured_outputs or {}).get(DEMANDED)
+        return None if held is None else msgspec.convert(held, Turn)
+
+
+class Choice(msgspec.Struct):
+    """What was sampled."""
+
+    token_ids: Annotated[list[int], Meta(min_length=1)]
+    finish_reason: str | None = "stop"
+    stop_reason: int | str | None = None
+    index: int = 0
+
+
+class GenerateResponse(msgspec.Struct):
+    """What /inference/v1/generate answered, as far as it is parsed."""
+
+    choices: list[Choice]
+
+
+class DerenderRequest(msgspec.Struct):
+    """A request to /v1/chat/completions/derender."""
+
+    generate_response: GenerateResponse
+    chat_request: dict[str, Any] | None = None
+
+
+def decode_generate(body: bytes) -> tuple[GenerateRequest, dict[str, Any]]:
+    """A generate request and all of its fields as they came. Raises ApiError 400."""
+    request, fields = decoded(body, GenerateRequest)
+    if request.stream:
+        raise ApiError(400, "stream: the scripted engine generates whole answers", param="stream")
+    return request, fields
+
+
+def decode_derender(body: bytes) -> DerenderRequest:
+    """A derender request. Raises ApiError 400."""
+    request, _ = decoded(body, DerenderRequest)
+    if request.chat_request is None:
+        # vLLM says so where it has a tool or reasoning parser, and this engine has both.
+        raise ApiError(400, "chat_request is required when a tool or reasoning parser is configured")
+    return request
+
+
+def rendered(request: ChatRequest, ids: list[int], limit: int, held_to: Turn | None) -> dict[str, Any]:
+    """The request for an answer to a rendered prompt, of `limit` tokens at most."""
+    params = {
+        "n": 1,
+        "max_tokens": limit,
+        "stop": request.stops,
+        "logprobs": request.top_alternatives,
+        "structured_outputs": None if held_to is None else {DEMANDED: msgspec.to_builtins(held_to)},
+    }
+    return {
+        "request_id": f"chatcmpl-{uuid4().hex}",
+        "token_ids": ids,
+        "token_offsets": None,
+        "features": None,
+        "sampling_params": params,
+        "model": request.model,
+        "reasoning_ended": None,
+        "reasoning_parser_kwargs": None,
+        "stream": False,
+        "cache_salt": request.cache_salt,
+        "priority": 0,
+    }
+
+
+def generated(said: Generation, weights: Sequence[NamedSpan]) -> dict[str, Any]:
+    """The answer to a generate request, with the `weights` that sampled it."""
+    pairs = zip(said.token_ids, said.logprobs, strict=True)
+    content = [{"token_id": token_id, "logprob": logprob, "rank": 1, "top_logprobs": []} for token_id, logprob in pairs]
+    choice = {
+        "index": 0,
+        "finish_reason": "length" if said.finish_reason == "length" else "stop",
+        "stop_reason": said.stop_reason,
+        "token_ids": said.token_ids,
+        "logprobs": None if said.top_alternatives is None else {"content": content},
+        "weight_versions": weights,
+    }
+    prompt, sampled = len(said.prompt_token_ids), len(said.token_ids)
+    usage = {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
+    cached = {"prompt_tokens_details": {"cached_tokens": said.cached_tokens}}
+    return {"request_id": said.request_id, "model": said.model, "usage": usage | cached, "choices": [choice]}
+
+
+def derendered(asked: DerenderRequest, parser: AnswerParser, tokenizer: Tokenizer, model: str) -> dict[str, Any]:
+    """The chat completion of a generate answer, as vLLM gives it: the end of a turn is text where it wasn't taken off, and a stop string
+    stays."""
+    choices = []
+    for choice in asked.generate_response.choices:
+        whole = joined(parser.deltas(choice.token_ids))
+        end = tokenizer.special_ids["<|im_end|>"]
+        text = whole.text + ("<|im_end|>" if choice.token_ids[-1] == end else "")
+        message = {
+            "role": "assistant",
+            "content": text or None,
+            "reasoning": whole.reasoning or None,
+            "tool_calls": [_call(call) for _, call in whole.calls],
+        }
+        choices.append({"index": choice.index, "message": message, "finish_reason": choice.finish_reason})
+    return {"object": "chat.completion", "model": model, "choices": choices}
+
+
+def _call(call: Call) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": f"call_{uuid4().hex[:24]}", "type": "function", "function": function}

@@ -1,0 +1,134 @@
+"""SGLang asked by tokens, through its chat completions: `input_ids` stand for the prompt, and it parses what it samples itself.
+
+It has no route that renders alone: a prompt is read off an answer of one token (`return_prompt_token_ids`), which is thrown away and leaves
+the prompt in the cache. A call that continues no answer costs one request, one that does two, three where the template drifts. Sampled ids
+and their logprobs are in `meta_info` (`return_meta_info`), and so is which weights sampled them. Fields as of SGLang 0.5.13.
+
+Not yet run against a live server: written and tested by the shapes that SGLang's sources and their users tell.
+Codes of EngineFault: those of `http` and `vllm_chat`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from polar.types.tokens import Ids, unpack_ids
+from proxy.chat import Answer, ChatRequest, Usage
+from proxy.engines.continuing import Continuing, Prompt
+from proxy.engines.http import UNREADABLE
+from proxy.engines.versions import NamedSpan, versions
+from proxy.engines.vllm_chat import FINISHED, VllmChat, WireMessage, fields_of, ids_of, logprobs_of, message_of
+from proxy.errors import EngineFault
+
+CHAT = "/v1/chat/completions"
+OF_VLLM = ("return_token_ids", "top_logprobs", "session_id", "cache_salt")
+"""Fields that SGLang lacks, or has under another name."""
+
+
+class _Meta(msgspec.Struct):
+    output_token_logprobs: list[tuple[float | None, int, str | None]] | None = None
+    weight_versions: list[NamedSpan] | None = None
+    weight_version: str | None = None
+    cached_tokens: int | None = None
+
+
+class _Choice(msgspec.Struct):
+    message: WireMessage
+    finish_reason: str | None = None
+    matched_stop: str | int | None = None
+    prompt_token_ids: list[int] | None = None
+    meta_info: _Meta | None = None
+
+
+class _Body(msgspec.Struct):
+    choices: list[_Choice]
+    model: str = ""
+
+
+_bodies = msgspec.json.Decoder(_Body)
+_encode = msgspec.json.Encoder().encode
+
+
+class SglangTokens(VllmChat):
+    """The engine `sglang_tokens`."""
+
+    owns_prompts = True
+
+    def __init__(self, base_url: str, model: str, **options: Any) -> None:
+        """As `VllmChat`."""
+        super().__init__(base_url, model, **options)
+        self._continuing = Continuing(self._render)
+
+    async def complete(self, request: ChatRequest, session_id: str) -> Answer:
+        """One completion of one to three requests. Raises EngineFault."""
+        prompt = None
+        if request.continued is not None:
+            prompt = await self._continuing.prompt(request, await self._render(request))
+        body = await self._http.post(CHAT, to_wire(request, self._model, prompt))
+        return from_wire(body, self._model, self._logprobs_mode, prompt)
+
+    async def _render(self, request: ChatRequest) -> Ids:
+        bare = msgspec.structs.replace(request.sampling, max_tokens=1, temperature=0.0)
+        # What an answer is held to doesn't show in its prompt, and compiling a grammar takes time.
+        asked = msgspec.structs.replace(request, sampling=bare, stop=[], response_format=msgspec.Raw())
+        body = _read(await self._http.post(CHAT, to_wire(asked, self._model, None)))
+        return unpack_ids(_prompt_ids(body))
+
+
+def to_wire(request: ChatRequest, model: str, prompt: Prompt | None) -> bytes:
+    """The request as SGLang takes it; `prompt` stands for its messages, which say what may be called and where to stop all the same."""
+    fields = {name: value for name, value in fields_of(request, model, "").items() if name not in OF_VLLM}
+    fields |= {"return_meta_info": True, "return_prompt_token_ids": True}
+    if prompt is not None:
+        fields["input_ids"] = prompt.ids.tolist()
+    if request.cache_salt is not None:
+        fields["extra_key"] = request.cache_salt
+    return _encode(fields)
+
+
+def from_wire(body: bytes, model: str, logprobs_mode: str, prompt: Prompt | None) -> Answer:
+    """The answer, checked. Raises EngineFault with the reason."""
+    told = _read(body)
+    choice = told.choices[0]
+    if choice.finish_reason not in FINISHED:
+        raise EngineFault("unfinished", f"finish_reason is {choice.finish_reason!r}", retryable=True)
+    meta = choice.meta_info or _Meta()
+    if not meta.output_token_logprobs:
+        raise EngineFault("no_token_ids", "the answer has no meta_info.output_token_logprobs")
+    sampled = ids_of([token_id for _, token_id, _ in meta.output_token_logprobs], "output_token_logprobs")
+    prompt_ids = _prompt_ids(told) if prompt is None else prompt.ids.tobytes()
+    count = len(meta.output_token_logprobs)
+    whole = [NamedSpan(meta.weight_version, 0, count)] if meta.weight_version is not None else None
+    return Answer(
+        message=message_of(choice.message),
+        finish_reason=choice.finish_reason,  # type: ignore[arg-type] # it is one of FINISHED
+        usage=Usage(len(prompt_ids) // 4, count, meta.cached_tokens),
+        prompt_ids=prompt_ids,
+        sampled_ids=sampled,
+        logprobs=logprobs_of([logprob for logprob, _, _ in meta.output_token_logprobs]),
+        model=told.model or model,
+        logprobs_mode=logprobs_mode,
+        # A number is a token that ends turns, of the model's own.
+        stop_sequence=choice.matched_stop if isinstance(choice.matched_stop, str) else None,
+        realigned=0 if prompt is None else prompt.realigned,
+        **versions(meta.weight_versions or whole, count)._asdict(),
+    )
+
+
+def _prompt_ids(told: _Body) -> bytes:
+    ids = told.choices[0].prompt_token_ids
+    if not ids:
+        raise EngineFault("no_token_ids", "the answer has no prompt_token_ids")
+    return ids_of(ids, "prompt_token_ids")
+
+
+def _read(body: bytes) -> _Body:
+    try:
+        told = _bodies.decode(body)
+    except UNREADABLE as error:
+        raise EngineFault("malformed", f"the answer is not a chat completion: {error}") from None
+    if len(told.choices) != 1:
+        raise EngineFault("malformed", f"expected one choice, got {len(told.choices)}")
+    return told

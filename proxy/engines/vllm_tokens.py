@@ -1,0 +1,226 @@
+"""vLLM asked by tokens: it renders, we put in place what it has sampled before, it samples on from there and parses what it said.
+
+Three of its routes, which it serves with `--enable-scale-out`: `/v1/chat/completions/render` (messages to token ids, sampling parameters
+and the grammar), `/inference/v1/generate` (token ids to token ids), `/v1/chat/completions/derender` (token ids to a message, with the
+server's own parsers). No text is tokenized here. The message is what `vllm_chat` gives: the token that ends a turn, and a stop string, are
+in the tokens and not in the text. A prompt with images stands as it was rendered: where they lie in it is the server's word.
+
+Codes of EngineFault: those of `http` and `vllm_chat`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import msgspec
+
+from polar.types.tokens import Ids, unpack_ids
+from proxy.chat import Answer, ChatRequest, FinishReason, Message, Usage
+from proxy.engines.continuing import Continuing, Prompt
+from proxy.engines.http import UNREADABLE
+from proxy.engines.ids import lift
+from proxy.engines.versions import NamedSpan, versions
+from proxy.engines.vllm_chat import VllmChat, WireMessage, fields_of, ids_of, logprobs_of, message_of
+from proxy.errors import EngineFault
+
+RENDER = "/v1/chat/completions/render"
+GENERATE = "/inference/v1/generate"
+DERENDER = "/v1/chat/completions/derender"
+OF_ONE_ROUTE = ("return_token_ids", "max_completion_tokens", "top_logprobs", "logprobs", "session_id")
+"""Of a chat completion's fields those that neither shape the prompt nor the parsing; a limit makes a long prompt a refused one."""
+ENDED = ("stop", "length")
+
+
+class _Rendered(msgspec.Struct):
+    """A request of `GENERATE` as the server made it: what isn't ours to change stays as it is."""
+
+    token_ids: list[int] | None = None
+    sampling_params: dict[str, Any] | None = None
+    features: msgspec.Raw = msgspec.Raw(b"null")
+    model: msgspec.Raw = msgspec.Raw(b"null")
+    reasoning_ended: msgspec.Raw = msgspec.Raw(b"null")
+    reasoning_parser_kwargs: msgspec.Raw = msgspec.Raw(b"null")
+    cache_salt: msgspec.Raw = msgspec.Raw(b"null")
+    priority: int = 0
+
+
+class _Entry(msgspec.Struct):
+    token_id: int
+    logprob: float | None = None
+
+
+class _Logprobs(msgspec.Struct):
+    content: list[_Entry] | None = None
+
+
+class _Choice(msgspec.Struct):
+    token_ids: list[int] | None = None
+    logprobs: _Logprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    weight_versions: list[NamedSpan] | None = None
+
+
+class _Details(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens_details: _Details | None = None
+
+
+class _Generated(msgspec.Struct):
+    choices: list[_Choice]
+    model: str | None = None
+    usage: _Usage | None = None
+
+
+class _Said(msgspec.Struct):
+    message: WireMessage
+
+
+class _Derendered(msgspec.Struct):
+    choices: list[_Said]
+
+
+T = TypeVar("T")
+_rendered = msgspec.json.Decoder(_Rendered)
+_generated = msgspec.json.Decoder(_Generated)
+_derendered = msgspec.json.Decoder(_Derendered)
+_encode = msgspec.json.Encoder().encode
+
+
+class VllmTokens(VllmChat):
+    """The engine `vllm_tokens`."""
+
+    owns_prompts = True
+
+    def __init__(self, base_url: str, model: str, **options: Any) -> None:
+        """As `VllmChat`."""
+        super().__init__(base_url, model, **options)
+        self._continuing = Continuing(self._ids)
+
+    async def complete(self, request: ChatRequest, session_id: str) -> Answer:
+        """One completion of at least three requests. Raises EngineFault."""
+        fields = self._fields(request)
+        rendered, ids = await self._render(fields)
+        is_text = bytes(rendered.features) == b"null"
+        prompt = await self._continuing.prompt(request, ids) if is_text else Prompt(ids, 0)
+        asked = generation_of(rendered, prompt.ids, request.sampling.max_tokens)
+        generated = _read(_generated, await self._http.post(GENERATE, _encode(asked), session_id), "generation")
+        choice = _checked(generated)
+        sampled, logprobs = ids_of(choice.token_ids or [], "token_ids"), _logprobs(choice)
+        message = await self._message(request, fields, prompt.ids, choice)
+        details = (generated.usage or _Usage()).prompt_tokens_details or _Details()
+        return Answer(
+            message=message,
+            finish_reason=_finish_reason(request, message, choice),
+            usage=Usage(len(prompt.ids), len(sampled) // 4, details.cached_tokens),
+            prompt_ids=prompt.ids.tobytes(),
+            sampled_ids=sampled,
+            logprobs=logprobs,
+            model=generated.model or self._model,
+            logprobs_mode=self._logprobs_mode,
+            stop_sequence=_stop_string(choice),
+            realigned=prompt.realigned,
+            **versions(choice.weight_versions, len(sampled) // 4)._asdict(),
+        )
+
+    def _fields(self, request: ChatRequest) -> dict[str, Any]:
+        wire = fields_of(request, self._model, "")
+        return {name: value for name, value in wire.items() if name not in OF_ONE_ROUTE}
+
+    async def _render(self, fields: dict[str, Any]) -> tuple[_Rendered, Ids]:
+        body, ids = lift(await self._http.post(RENDER, _encode(fields)), "token_ids")
+        rendered = _read(_rendered, body, "rendering")
+        if ids is None and not rendered.token_ids:
+            raise EngineFault("no_token_ids", "the rendering has no token_ids")
+        return rendered, unpack_ids(ids or ids_of(rendered.token_ids or [], "token_ids"))
+
+    async def _ids(self, request: ChatRequest) -> Ids:
+        return (await self._render(self._fields(request)))[1]
+
+    async def _message(self, request: ChatRequest, fields: dict[str, Any], prompt: Ids, choice: _Choice) -> Message:
+        """What the sampled tokens say, by the server's own parsers."""
+        told = choice.token_ids or []
+        if choice.finish_reason == "stop" and not isinstance(choice.stop_reason, str):
+            told = told[:-1]  # the end of the turn: it would be in the text
+        if not told:
+            return Message("assistant", content="")
+        only = {"index": 0, "token_ids": told, "finish_reason": choice.finish_reason}
+        response = {"request_id": "derender", "choices": [only], "prompt_token_ids": prompt.tolist()}
+        asked = {"model": self._model, "generate_response": response, "chat_request": fields}
+        said = _read(_derendered, await self._http.post(DERENDER, _encode(asked)), "derendering")
+        if len(said.choices) != 1:
+            raise EngineFault("malformed", f"expected one derendered choice, got {len(said.choices)}")
+        message = message_of(said.choices[0].message)
+        if request.parallel_tool_calls is False:
+            message = msgspec.structs.replace(message, tool_calls=message.tool_calls[:1])
+        stop = _stop_string(choice)
+        return message if stop is None else _before(message, stop)
+
+
+def generation_of(rendered: _Rendered, ids: Ids, max_tokens: int | None) -> dict[str, Any]:
+    """The request for an answer to these ids, with all else as the server rendered it."""
+    params = dict(rendered.sampling_params or {})
+    most = params.pop("max_tokens", None)
+    if max_tokens is not None:
+        # What the server leaves at most is of the rendering; where our prompt leaves less, it ends the answer there.
+        params["max_tokens"] = max_tokens if most is None else min(max_tokens, most)
+    asked = msgspec.structs.asdict(rendered) | {"token_ids": ids.tolist()}
+    return asked | {"sampling_params": params | {"logprobs": 0, "n": 1}, "stream": False}
+
+
+def _checked(generated: _Generated) -> _Choice:
+    """The only choice, whole. Raises EngineFault."""
+    if len(generated.choices) != 1:
+        raise EngineFault("malformed", f"expected one choice, got {len(generated.choices)}")
+    choice = generated.choices[0]
+    if choice.finish_reason not in ENDED:
+        # `abort` comes of a weight update: half an answer.
+        raise EngineFault("unfinished", f"finish_reason is {choice.finish_reason!r}", retryable=True)
+    if not choice.token_ids:
+        raise EngineFault("no_token_ids", "the answer has no token_ids")
+    return choice
+
+
+def _logprobs(choice: _Choice) -> bytes:
+    """Those of the sampled tokens. Raises EngineFault."""
+    entries = choice.logprobs.content if choice.logprobs is not None else None
+    ids = choice.token_ids or []
+    if entries is None or len(entries) != len(ids):
+        found = "no" if entries is None else len(entries)
+        raise EngineFault("length_mismatch", f"{len(ids)} token ids, {found} logprobs")
+    if any(entry.token_id != token_id for entry, token_id in zip(entries, ids, strict=True)):
+        raise EngineFault("bad_logprobs", "logprobs are of other tokens than were sampled")
+    return logprobs_of([entry.logprob for entry in entries])
+
+
+def _stop_string(choice: _Choice) -> str | None:
+    """A number is a token that ends turns, of the model's own."""
+    return choice.stop_reason if isinstance(choice.stop_reason, str) else None
+
+
+def _before(message: Message, stop: str) -> Message:
+    """The message up to the stop string, which is at the end of what was said, wherever the parser has put that."""
+    content = message.content if isinstance(message.content, str) else None
+    if content is not None and stop in content:
+        return msgspec.structs.replace(message, content=content[: content.index(stop)])
+    if message.reasoning is not None and stop in message.reasoning:
+        return msgspec.structs.replace(message, reasoning=message.reasoning[: message.reasoning.index(stop)])
+    return message
+
+
+def _finish_reason(request: ChatRequest, message: Message, choice: _Choice) -> FinishReason:
+    """As chat completions name it: calls that the model made are `tool_calls`, one that it was made to make is `stop`."""
+    if choice.finish_reason == "length":
+        return "length"
+    chose = request.tool_choice in (None, "auto", "required")
+    return "tool_calls" if message.tool_calls and chose else "stop"
+
+
+def _read(decoder: msgspec.json.Decoder[T], body: bytes, what: str) -> T:
+    try:
+        return decoder.decode(body)
+    except UNREADABLE as error:
+        raise EngineFault("malformed", f"the answer is no {what}: {error}") from None

@@ -1,0 +1,122 @@
+"""Servers that answer as real ones did: bodies recorded from vLLM 0.32.0 on a CPU, shortened to what is read, served over real HTTP."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+Answer = tuple[int, Any]
+"""Status and JSON."""
+Told = Answer | Callable[[dict[str, Any]], Answer]
+"""Of a path: an answer, or what makes one of a request's body."""
+
+OFF: Answer = (
+    403,
+    {
+        "error": {
+            "message": "Scale-out endpoints are disabled. Restart vllm serve with --enable-scale-out to enable them.",
+            "type": "PermissionDeniedError",
+            "param": None,
+            "code": 403,
+        }
+    },
+)
+NOT_FOUND: Answer = (404, {"detail": "Not Found"})
+NO_TOOLS: Answer = (
+    400,
+    {
+        "error": {
+            "message": '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set',
+            "type": "BadRequestError",
+            "param": None,
+            "code": 400,
+        }
+    },
+)
+LOGPROBS = {".": -0.12776759, " raises": -3.77282524, " ar": -4.08332252, '"]': -4.52399921, "45": -5.19981766}
+"""At temperature 1; raw they are the same at any."""
+AT_TWO = {"OL": -7.10372639, ".": -1.79948640, " raises": -3.62201500, " ar": -3.77726364, '"]': -3.99760199}
+"""Processed, at temperature 2: computed, halved differences are all that counts; the sampled token comes first, whatever its rank."""
+
+
+def likeliest(logprobs: Mapping[str, float]) -> Answer:
+    """A chat completion of one token with its alternatives."""
+    alternatives = [
+        {"token": token, "logprob": value, "bytes": list(token.encode())} for token, value in logprobs.items()
+    ]
+    entry = {**alternatives[0], "top_logprobs": alternatives}
+    choice = {"index": 0, "message": {"role": "assistant", "content": entry["token"]}, "logprobs": {"content": [entry]}}
+    return 200, {"id": "chatcmpl-a5ce", "object": "chat.completion", "model": "tiny", "choices": [choice]}
+
+
+def raw_chat(asked: dict[str, Any]) -> Answer:
+    """As a server that was started without any of the flags."""
+    return NO_TOOLS if "tools" in asked else likeliest(LOGPROBS)
+
+
+def processed_chat(asked: dict[str, Any]) -> Answer:
+    """As one that Polar wants."""
+    return likeliest(AT_TWO if asked.get("temperature") == 2.0 else LOGPROBS)
+
+
+BARE: dict[str, Told] = {
+    "/version": (200, {"version": "0.32.0"}),
+    "/v1/models": (200, {"object": "list", "data": [{"id": "tiny", "object": "model", "max_model_len": 8192}]}),
+    "/weight_info": NOT_FOUND,
+    "/tokenize": (200, {"count": 3, "max_model_len": 8192, "tokens": [0, 1800, 205], "token_strs": None}),
+    "/detokenize": (200, {"prompt": "<|im_start|>"}),
+    "/v1/chat/completions": raw_chat,
+    "/v1/chat/completions/render": OFF,
+    "/inference/v1/generate": OFF,
+    "/v1/chat/completions/derender": OFF,
+}
+"""`vllm serve MODEL`, by path."""
+FULL: dict[str, Told] = {
+    **BARE,
+    "/weight_info": (200, {"weight_version": "default"}),
+    "/v1/chat/completions": processed_chat,
+    "/v1/chat/completions/render": (200, {"request_id": "chatcmpl-8926", "token_ids": [0, 1800, 205]}),
+    "/inference/v1/generate": (
+        200,
+        {"request_id": "generate-tokens-8ef4", "choices": [{"index": 0, "token_ids": [2452]}]},
+    ),
+    "/v1/chat/completions/derender": (400, {"error": {"message": "3 validation errors: …", "code": 400}}),
+}
+"""The same with the flags of docs/vllm.md."""
+
+
+@contextmanager
+def answering(told: Mapping[str, Told]) -> Iterator[str]:
+    """The base URL of a server that answers so; a path that isn't there gets a 404."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self._answer({})
+
+        def do_POST(self) -> None:
+            self._answer(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+
+        def _answer(self, asked: dict[str, Any]) -> None:
+            answer = told.get(self.path, NOT_FOUND)
+            status, body = answer(asked) if callable(answer) else answer
+            written = json.dumps(body).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(written)))
+            self.end_headers()
+            self.wfile.write(written)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()

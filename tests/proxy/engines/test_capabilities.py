@@ -1,0 +1,111 @@
+"""What a server says of itself is read right, and each thing that it can't do has its flag. Answers as real servers gave them."""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+import pytest
+
+from polar.scripted.app import running
+from polar.scripted.engine import Engine as ScriptedEngine
+from proxy.engines import capabilities
+from proxy.engines.capabilities import Capabilities, Route, ask, lacks, logprobs_mode_of
+from proxy.engines.connection import Unreachable
+from tests.proxy.engines.recorded import AT_TWO, BARE, FULL, LOGPROBS, NOT_FOUND, Told, answering
+
+
+async def asked(told: dict[str, Told]) -> Capabilities:
+    with answering(told) as url:
+        found = await ask(f"{url}/v1", "tiny")
+    assert found is not None
+    return found
+
+
+def said(found: Capabilities, mode: str) -> list[tuple[str, bool]]:
+    return [(lack.what, lack.is_fatal) for lack in lacks(found, mode)]
+
+
+async def test_a_server_with_all_flags_lacks_nothing() -> None:
+    found = await asked(FULL)
+    works = Route.WORKS
+    assert found == Capabilities("0.32.0", 8192, "processed", True, True, works, works, works, "default")
+    assert said(found, "chat") == said(found, "tokens") == []
+    assert found.summary == (
+        "vLLM 0.32.0, 8192 tokens of context, processed logprobs, tool calls, render, generate and derender, weights 'default'"
+    )
+
+
+async def test_a_server_without_flags_is_told_which_it_wants() -> None:
+    found = await asked(BARE)
+    off = Route.OFF
+    assert found == Capabilities("0.32.0", 8192, "raw", False, True, off, off, off, None)
+    assert said(found, "chat") == [("logprobs", False), ("tool calls", False), ("versions", False)]
+    fatal, *_ = lacks(found, "tokens")
+    assert fatal.is_fatal
+    assert str(fatal) == (
+        'mode "tokens" needs render, generate, derender: switched off: start vLLM with --enable-scale-out, or use mode "chat"'
+    )
+    flags = " ".join(lack.mend for lack in lacks(found, "tokens"))
+    for flag in ("--logprobs-mode processed_logprobs", "--enable-auto-tool-choice", "--tool-call-parser", "DEV_MODE=1"):
+        assert flag in flags
+
+
+async def test_routes_that_an_older_server_has_not_are_told_apart_from_those_that_are_off() -> None:
+    found = await asked({**FULL, "/v1/chat/completions/derender": NOT_FOUND})
+    [fatal] = lacks(found, "tokens")
+    assert str(fatal).startswith('mode "tokens" needs derender: not there: use vLLM 0.24 or newer')
+
+
+async def test_a_gateway_that_knows_chat_alone_can_be_used_in_chat_mode() -> None:
+    found = await asked({"/v1/chat/completions": FULL["/v1/chat/completions"]})
+    assert (found.version, found.context, found.logprobs_mode) == (None, None, "processed")
+    assert said(found, "chat") == [("tokenizer", False), ("versions", False)]
+
+
+@pytest.mark.parametrize("body", [None, [], "words", {"choices": []}, {"choices": [{"logprobs": None}]}])
+async def test_answers_that_make_no_sense_show_no_logprobs(body: Any) -> None:
+    found = await asked(
+        {**FULL, "/v1/chat/completions": (200, body), "/version": (200, body), "/v1/models": (200, body)}
+    )
+    assert (found.version, found.context, found.logprobs_mode) == (None, None, None)
+    assert said(found, "chat") == [("logprobs", False)]
+
+
+@pytest.mark.parametrize(
+    ("at_one", "at_two", "mode"),
+    [
+        (LOGPROBS, LOGPROBS, "raw"),
+        (LOGPROBS, AT_TWO, "processed"),
+        ({"a": -1e-6, "b": -14.0}, {"a": -1e-3, "b": -7.0}, "processed"),
+        ({"a": -1e-6, "b": -14.0}, {"b": -14.0, "a": -1e-6}, "raw"),
+        ({"a": -0.693, "b": -0.693}, {"a": -0.693, "b": -0.693}, None),
+        ({"a": -0.1}, {"a": -0.2}, None),
+        ({"a": -0.1, "b": -3.0}, {"c": -0.1, "d": -3.0}, None),
+        ({}, LOGPROBS, None),
+    ],
+)
+def test_two_temperatures_show_the_mode(at_one: dict[str, float], at_two: dict[str, float], mode: str | None) -> None:
+    assert logprobs_mode_of(at_one, at_two) == mode
+
+
+async def test_a_server_that_hangs_lacks_what_it_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capabilities, "QUESTIONS_S", 0.2)
+
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as silent:  # takes connections, and that is all
+        found = await ask(f"http://127.0.0.1:{silent.getsockname()[1]}", "tiny")
+    assert found is not None
+    assert {found.render, found.generate, found.derender} == {Route.SILENT}
+    assert next(lacks(found, "tokens")).is_fatal
+
+
+async def test_the_scripted_engine_is_asked_nothing() -> None:
+    scripted = ScriptedEngine()
+    async with running(scripted) as url:
+        assert await ask(url, "polar-scripted") is None
+    assert scripted.record.calls() == []
+
+
+async def test_nobody_there_is_not_a_server_that_can_do_nothing() -> None:
+    with pytest.raises(Unreachable):
+        await ask("http://127.0.0.1:9", "tiny")

@@ -1,0 +1,123 @@
+"""SGLang by tokens, on answers of the shapes that its sources tell; the server is a stand-in, and no live one has been asked yet."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from polar.types.completion import PolicySpan, Sampling
+from polar.types.tokens import unpack_ids, unpack_logprobs
+from proxy.chat import Answer, ChatRequest, Continued, Message
+from proxy.engines.overflow import is_overflow, numbers_of
+from proxy.engines.sglang_tokens import SglangTokens
+from proxy.errors import EngineFault
+
+BEGIN, END = 1, 2
+
+
+class Server:
+    """Renders turns as their characters between a begin and an end, and answers "ok"; earlier answers it writes in capitals."""
+
+    def __init__(self, **meta: Any) -> None:
+        self.meta = meta
+        self.asked: list[dict[str, Any]] = []
+
+    async def answer(self, request: web.Request) -> web.Response:
+        asked = msgspec.json.decode(await request.read())
+        self.asked.append(asked)
+        meta = {"output_token_logprobs": [[-0.25, 111, None], [-0.5, 107, None], [-0.125, END, None]]} | self.meta
+        choice = {
+            "index": 0,
+            "message": {"role": "assistant", "content": "ok", "reasoning_content": None, "tool_calls": None},
+            "finish_reason": "stop",
+            "matched_stop": END,
+            "prompt_token_ids": asked.get("input_ids") or rendered(asked["messages"]),
+            "meta_info": meta,
+        }
+        body = {"id": "x", "object": "chat.completion", "model": "m", "choices": [choice]}
+        return web.Response(body=msgspec.json.encode(body), content_type="application/json")
+
+
+def rendered(messages: list[dict[str, Any]]) -> list[int]:
+    ids = []
+    for message in messages:
+        text = message["content"].upper() if message["role"] == "assistant" else message["content"]
+        ids += [BEGIN, *map(ord, text), END]
+    return [*ids, BEGIN]
+
+
+@asynccontextmanager
+async def served(server: Server) -> AsyncIterator[SglangTokens]:
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", server.answer)
+    async with TestServer(app) as running:
+        engine = SglangTokens(str(running.make_url("")), "m", logprobs_mode="processed")
+        await engine.start()
+        try:
+            yield engine
+        finally:
+            await engine.stop()
+
+
+async def answer_of(server: Server, request: ChatRequest) -> Answer:
+    async with served(server) as engine:
+        return await engine.complete(request, "t.0")
+
+
+HI = ChatRequest([Message("user", "hi")], sampling=Sampling(max_tokens=9), cache_salt="policy-1-2")
+
+
+async def test_a_first_call_is_one_request_whose_prompt_the_server_tells() -> None:
+    server = Server(cached_tokens=2)
+    answer = await answer_of(server, HI)
+    assert unpack_ids(answer.prompt_ids).tolist() == [BEGIN, *map(ord, "hi"), END, BEGIN]
+    assert unpack_ids(answer.sampled_ids).tolist() == [111, 107, END]
+    assert unpack_logprobs(answer.logprobs).tolist() == [-0.25, -0.5, -0.125]
+    assert (answer.message, answer.finish_reason) == (Message("assistant", "ok"), "stop")
+    assert (answer.usage.cached, answer.stop_sequence, answer.logprobs_mode) == (2, None, "processed")
+    [asked] = server.asked
+    assert (asked["return_meta_info"], asked["return_prompt_token_ids"]) == (True, True)
+    assert (asked["logprobs"], asked["max_completion_tokens"], asked["extra_key"]) == (True, 9, "policy-1-2")
+    assert not {"input_ids", "return_token_ids", "session_id", "top_logprobs", "cache_salt"} & asked.keys()
+
+
+async def test_the_next_call_goes_on_from_the_tokens() -> None:
+    server = Server()
+    async with served(server) as engine:
+        before = await engine.complete(HI, "t.0")
+        tokens = np.concatenate((unpack_ids(before.prompt_ids), unpack_ids(before.sampled_ids)))
+        said = [*HI.messages, before.message, Message("user", "on")]
+        after = await engine.complete(ChatRequest(said, continued=Continued(1, tokens, True)), "t.0")
+    expected = [*tokens.tolist(), BEGIN, *map(ord, "on"), END, BEGIN]
+    assert unpack_ids(after.prompt_ids).tolist() == expected
+    assert server.asked[-1]["input_ids"] == expected
+    assert after.realigned == 2
+    assert all(asked["max_completion_tokens"] == 1 for asked in server.asked[1:-1])
+
+
+async def test_versions_are_of_spans_or_of_the_whole_answer() -> None:
+    spans = [{"version": "3", "start": 0, "end": 1}, {"version": "4", "start": 1, "end": 3}]
+    answer = await answer_of(Server(weight_versions=spans, weight_version="4"), HI)
+    assert answer.policy_spans == (PolicySpan(3, 0, 1), PolicySpan(4, 1, 3))
+    answer = await answer_of(Server(weight_version="4"), HI)
+    assert (answer.policy_version, answer.policy_spans) == (4, ())
+
+
+async def test_an_answer_without_its_tokens_is_none() -> None:
+    with pytest.raises(EngineFault, match="output_token_logprobs"):
+        await answer_of(Server(output_token_logprobs=None), HI)
+    with pytest.raises(EngineFault, match="logprob"):
+        await answer_of(Server(output_token_logprobs=[[None, 5, None]]), HI)
+
+
+def test_a_prompt_that_does_not_fit_is_known_by_sglangs_words() -> None:
+    words = "The input (5000 tokens) is longer than the model's context length (4096 tokens)."
+    assert is_overflow(words)
+    assert numbers_of(words) == (5000, 4096)

@@ -1,0 +1,170 @@
+"""What vLLM's generate answers, believed only where every token and logprob is there; the server is a stand-in that is told what to say."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from polar.types.completion import PolicySpan, Sampling
+from polar.types.tokens import unpack_ids, unpack_logprobs
+from proxy.chat import Answer, ChatRequest, Message
+from proxy.engines.vllm_tokens import DERENDER, GENERATE, RENDER, VllmTokens
+from proxy.errors import EngineFault
+
+RENDERED: dict[str, Any] = {
+    "request_id": "r",
+    "token_ids": [1, 2, 3],
+    "sampling_params": {"max_tokens": 97, "temperature": 0.5, "stop_token_ids": [7], "logprobs": None},
+    "model": "served",
+    "features": None,
+    "reasoning_ended": True,
+    "stream": False,
+}
+CHOICE: dict[str, Any] = {
+    "index": 0,
+    "token_ids": [5, 6, 7],
+    "finish_reason": "stop",
+    "stop_reason": None,
+    "logprobs": {"content": [{"token_id": n, "logprob": -0.5, "rank": 1, "top_logprobs": []} for n in (5, 6, 7)]},
+    "weight_versions": None,
+}
+GENERATED: dict[str, Any] = {
+    "request_id": "r",
+    "model": "served",
+    "usage": {"prompt_tokens": 3, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 2}},
+    "choices": [CHOICE],
+}
+SAID: dict[str, Any] = {"choices": [{"index": 0, "message": {"role": "assistant", "content": "hi", "tool_calls": []}}]}
+
+
+class Server:
+    """Answers each route with what it is given, and keeps what it was asked."""
+
+    def __init__(self, **told: Any) -> None:
+        self.told = {RENDER: RENDERED, GENERATE: GENERATED, DERENDER: SAID} | told
+        self.asked: dict[str, dict[str, Any]] = {}
+        self.sessions: list[str | None] = []
+
+    async def answer(self, request: web.Request) -> web.Response:
+        self.asked[request.path] = msgspec.json.decode(await request.read())
+        self.sessions.append(request.headers.get("X-Session-ID"))
+        return web.Response(body=msgspec.json.encode(self.told[request.path]), content_type="application/json")
+
+
+@asynccontextmanager
+async def served(server: Server) -> AsyncIterator[VllmTokens]:
+    app = web.Application()
+    app.router.add_post("/{path:.*}", server.answer)
+    async with TestServer(app) as running:
+        engine = VllmTokens(str(running.make_url("")), "m", logprobs_mode="processed")
+        await engine.start()
+        try:
+            yield engine
+        finally:
+            await engine.stop()
+
+
+async def answer_of(server: Server, **fields: Any) -> Answer:
+    async with served(server) as engine:
+        return await engine.complete(ChatRequest([Message("user", "hi")], **fields), "t.0")
+
+
+def generated(**changes: Any) -> dict[str, Any]:
+    return {GENERATE: GENERATED | {"choices": [CHOICE | changes]}}
+
+
+async def test_the_answer_is_of_the_tokens_that_were_asked_for_and_sampled() -> None:
+    server = Server()
+    answer = await answer_of(server, sampling=Sampling(max_tokens=40), cache_salt="policy-3-9")
+    assert unpack_ids(answer.prompt_ids).tolist() == [1, 2, 3]
+    assert unpack_ids(answer.sampled_ids).tolist() == [5, 6, 7]
+    assert unpack_logprobs(answer.logprobs).tolist() == [-0.5] * 3
+    assert (answer.message, answer.finish_reason) == (Message("assistant", "hi"), "stop")
+    assert (answer.usage.prompt, answer.usage.sampled, answer.usage.cached) == (3, 3, 2)
+    assert (answer.model, answer.logprobs_mode, answer.realigned) == ("served", "processed", 0)
+
+
+async def test_what_the_server_rendered_goes_back_to_it_but_for_what_is_ours() -> None:
+    server = Server()
+    await answer_of(server, sampling=Sampling(max_tokens=40), cache_salt="policy-3-9")
+    assert "max_completion_tokens" not in server.asked[RENDER]
+    assert server.asked[RENDER]["cache_salt"] == "policy-3-9"
+    asked = server.asked[GENERATE]
+    assert (asked["token_ids"], asked["reasoning_ended"], asked["stream"]) == ([1, 2, 3], True, False)
+    params = {"max_tokens": 40, "temperature": 0.5, "stop_token_ids": [7], "logprobs": 0, "n": 1}
+    assert asked["sampling_params"] == params
+    assert server.sessions == [None, "t.0", None]
+    response = server.asked[DERENDER]["generate_response"]
+    assert response["prompt_token_ids"] == [1, 2, 3]
+    assert response["choices"][0]["token_ids"] == [5, 6], "the end of the turn would be text"
+
+
+@pytest.mark.parametrize(("wanted", "told"), [(None, None), (40, 40), (32_000, 97)])
+async def test_a_limit_is_the_harness_s_or_what_the_context_leaves(wanted: int | None, told: int | None) -> None:
+    server = Server()
+    await answer_of(server, sampling=Sampling(max_tokens=wanted))
+    assert server.asked[GENERATE]["sampling_params"].get("max_tokens") == told
+
+
+@pytest.mark.parametrize(
+    ("changes", "parsed", "message"),
+    [
+        ({"finish_reason": "length"}, [5, 6, 7], Message("assistant", "hi")),
+        ({"stop_reason": 7}, [5, 6], Message("assistant", "hi")),
+        ({"stop_reason": "i"}, [5, 6, 7], Message("assistant", "h")),
+    ],
+    ids=["cut off", "its own end", "stop string"],
+)
+async def test_what_is_parsed_is_what_was_said(changes: dict[str, Any], parsed: list[int], message: Message) -> None:
+    server = Server(**generated(**changes))
+    answer = await answer_of(server)
+    assert answer.message == message
+    assert server.asked[DERENDER]["generate_response"]["choices"][0]["token_ids"] == parsed
+
+
+async def test_an_answer_that_only_ends_its_turn_is_empty_and_parsed_by_nobody() -> None:
+    entries = {"content": CHOICE["logprobs"]["content"][2:]}
+    server = Server(**generated(token_ids=[7], logprobs=entries))
+    assert (await answer_of(server)).message == Message("assistant", "")
+    assert DERENDER not in server.asked
+
+
+async def test_spans_of_weights_are_told() -> None:
+    spans = [{"version": "3", "start": 0, "end": 2}, {"version": "4", "start": 2, "end": 3}]
+    answer = await answer_of(Server(**generated(weight_versions=spans)))
+    assert answer.policy_version == 3
+    assert answer.policy_spans == (PolicySpan(3, 0, 2), PolicySpan(4, 2, 3))
+
+
+async def test_a_prompt_with_images_stands_as_the_server_rendered_it() -> None:
+    features = {"mm_hashes": {"image": ["x"]}, "mm_placeholders": {"image": [{"offset": 1, "length": 1}]}}
+    server = Server(**{RENDER: RENDERED | {"features": features}})
+    assert (await answer_of(server)).realigned == 0
+    assert server.asked[GENERATE]["features"] == features
+
+
+@pytest.mark.parametrize(
+    ("told", "code"),
+    [
+        ({RENDER: RENDERED | {"token_ids": []}}, "no_token_ids"),
+        ({RENDER: [1]}, "malformed"),
+        ({GENERATE: GENERATED | {"choices": []}}, "malformed"),
+        (generated(finish_reason="abort"), "unfinished"),
+        (generated(token_ids=None), "no_token_ids"),
+        (generated(token_ids=[5, 6, -1]), "bad_token_ids"),
+        (generated(logprobs=None), "length_mismatch"),
+        (generated(token_ids=[5, 6, 8]), "bad_logprobs"),
+        (generated(logprobs={"content": [{"token_id": n, "logprob": -9999.0} for n in (5, 6, 7)]}), "bad_logprobs"),
+        ({DERENDER: {"choices": []}}, "malformed"),
+    ],
+)
+async def test_half_an_answer_is_none(told: dict[str, Any], code: str) -> None:
+    with pytest.raises(EngineFault) as fault:
+        await answer_of(Server(**told))
+    assert fault.value.code == code

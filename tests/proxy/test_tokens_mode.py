@@ -1,0 +1,116 @@
+"""Tokens mode through the proxy: in each dialect a conversation that only grows is one trace, whatever its template makes of it.
+
+The engine is the scripted one with every drift, a real Kafka holds the log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import aiohttp
+import pytest
+
+from consumers.builders.base import BuiltFrom
+from consumers.builders.prefix_merging import PrefixMerging
+from polar.scripted.app import running
+from polar.scripted.drift import Drift
+from polar.scripted.engine import Engine as ScriptedEngine
+from polar.scripted.faults import Slow, Status
+from polar.scripted.scripts import Script, ScriptTurn, Variant
+from polar.settings import EngineSettings
+from polar.types.completion import Completion
+from polar.types.session import Status as SessionStatus
+from polar.types.tokens import unpack_ids
+from proxy.app import Proxy
+from proxy.doors import Binding
+from proxy.engines.pool import Engines
+from proxy.identity import KEY_HEADER
+from proxy.registered import dialects
+from tests.proxy.conftest import Bench, eventually
+from tests.proxy.talks import DIALECTS, Talk
+from topics.completions import Build
+
+TURNS = 6
+SAID = tuple(ScriptTurn(f"This is the answer of turn {n}.", f"What was asked in turn {n}?") for n in range(TURNS))
+
+
+def drifting() -> ScriptedEngine:
+    return ScriptedEngine([Script("s", "", (Variant(SAID),))], drifts=frozenset(Drift))
+
+
+@asynccontextmanager
+async def proxied(bench: Bench, url: str, mode: str) -> AsyncIterator[Proxy]:
+    told = EngineSettings(urls=(url,), model="polar-scripted", mode=mode)
+    local = Binding("127.0.0.1", 0)
+    proxy = Proxy(bench.settings, Engines.of({"default": told}, deadline_s=10.0), dialects(), local, local)
+    try:
+        await proxy.start()
+        yield proxy
+    finally:
+        await proxy.stop(drain_s=0.0)
+
+
+def traces_of(calls: list[Completion]) -> list[tuple[int, int]]:
+    """Of each trace, longest first: its calls, and its trainable tokens."""
+    told = Build("t.0", "t", 0, 1, 1, "c1", SessionStatus.COMPLETED, "prefix_merging", b"{}", "shell")
+    trajectory = PrefixMerging().build(BuiltFrom(told, calls, frozenset()))
+    found = [(len(trace.spans), int(sum(trace.loss_mask))) for trace in trajectory.expanded()]
+    return sorted(found, reverse=True)
+
+
+def sampled(calls: list[Completion]) -> int:
+    return sum(len(unpack_ids(call.sampled)) for call in calls)
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+async def test_a_conversation_under_drift_is_one_trace(bench: Bench, http: aiohttp.ClientSession, dialect: str) -> None:
+    async with running(drifting()) as url, proxied(bench, url, "tokens") as proxy:
+        talk = Talk(http, bench.key(), dialect)
+        for turn in range(TURNS):
+            await talk.say(proxy.url, f"and turn {turn}")
+    calls = await bench.calls(TURNS)
+    assert traces_of(calls) == [(TURNS, sampled(calls))]
+    assert [call.realigned > 0 for call in calls] == [False] + [True] * (TURNS - 1)
+
+
+async def test_in_chat_mode_the_same_conversation_is_a_trace_a_call(bench: Bench, http: aiohttp.ClientSession) -> None:
+    async with running(drifting()) as url, proxied(bench, url, "chat") as proxy:
+        talk = Talk(http, bench.key(), "openai_chat")
+        for turn in range(TURNS):
+            await talk.say(proxy.url, f"and turn {turn}")
+    assert len(traces_of(await bench.calls(TURNS))) == TURNS
+
+
+async def test_another_proxy_goes_on_from_the_tokens_of_the_log(bench: Bench, http: aiohttp.ClientSession) -> None:
+    key = bench.key(**await bench.open(), issued_at=1)
+    talk = Talk(http, key, "openai_chat")
+    async with running(drifting()) as url:
+        for turn in range(3):
+            async with proxied(bench, url, "tokens") as proxy:
+                await talk.say(proxy.url, f"and turn {turn}")
+                await talk.say(proxy.url, f"and more of turn {turn}")
+    calls = await bench.calls(TURNS)
+    assert traces_of(calls) == [(TURNS, sampled(calls))]
+
+
+async def test_a_harness_that_hangs_up_ends_the_call_at_the_engine(bench: Bench, http: aiohttp.ClientSession) -> None:
+    scripted = drifting()
+    scripted.faults.add(Slow(delay_s=60.0))
+    async with running(scripted) as url, proxied(bench, url, "tokens") as proxy:
+        body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+        asked = asyncio.create_task(
+            http.post(proxy.url + "/v1/chat/completions", headers={KEY_HEADER: bench.key()}, json=body)
+        )
+        await eventually(lambda: not scripted.faults.pending())
+        asked.cancel()
+        await eventually(lambda: [call.outcome for call in scripted.record.calls()] == ["aborted"])
+
+
+async def test_a_server_that_fails_is_asked_again(bench: Bench, http: aiohttp.ClientSession) -> None:
+    scripted = drifting()
+    scripted.faults.add(Status(status=503))
+    async with running(scripted) as url, proxied(bench, url, "tokens") as proxy:
+        await Talk(http, bench.key(), "openai_chat").say(proxy.url, "hi")
+    assert len(scripted.record.calls()) == 1

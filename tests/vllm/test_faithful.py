@@ -1,0 +1,189 @@
+"""Token faithful, by vLLM's own word: agents of all four dialects work through `polar up`, and vLLM scores every trace again.
+
+Real: the server and its weights, Kafka, proxy, builder, the providers' clients. The model is tiny and trained to call tools.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from examples.vllm_cpu.serve import Server
+from polar.sessions import open_session
+from tests.acceptance.test_cli import Up
+from tests.vllm.agents import AGENTS, Agent, Settings
+from tests.vllm.scoring import Agreement, Floats, distributions, scores, transformed
+from tests.vllm.work import Work
+
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.timeout(600),
+    # How Google's client makes its own sessions of aiohttp.
+    pytest.mark.filterwarnings("ignore:Inheritance class AiohttpClientSession:DeprecationWarning"),
+]
+
+SESSIONS = 8
+"""Of each dialect."""
+AT_ONCE = 8
+OTHERS = {
+    "cooler": Settings(temperature=0.7),
+    "top_p": Settings(temperature=1.0, top_p=0.9),
+    "top_k": Settings(temperature=1.3, top_k=8),
+    "all": Settings(temperature=1.2, top_p=0.95, top_k=20),
+}
+"""Sampling that isn't the plain distribution; only `--mode eval` leaves it to the agent."""
+
+
+@dataclass(frozen=True)
+class Session:
+    """What an agent had, and what came of it."""
+
+    answers: int
+    traces: list[Trace]
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A trace as `polar trajectories --format jsonl` writes it."""
+
+    token_ids: list[int]
+    loss_mask: list[int]
+    logprobs: list[float]
+    calls: list[dict[str, Any]]
+
+    @property
+    def trained(self) -> NDArray[np.bool_]:
+        """Where the mask is 1."""
+        return np.array(self.loss_mask, bool)
+
+    def deltas(self, scored: Floats) -> Floats:
+        """Of the trained tokens: recorded less scored."""
+        differences: Floats = (np.array(self.logprobs) - scored)[self.trained]
+        return differences
+
+
+@pytest.fixture(scope="module")
+def up(vllm_server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    running = Up(tmp_path_factory.mktemp("faithful"), "--engine", vllm_server.url)
+    try:
+        yield running
+    finally:
+        running.process.terminate()
+        running.process.wait()
+
+
+@pytest.fixture(scope="module")
+def plain(up: Up) -> dict[str, list[Session]]:
+    """Sessions by dialect, sampled as training does: temperature 1, nothing truncated."""
+    given = [(name, Settings(), seed) for name in AGENTS for seed in range(SESSIONS)]
+    sessions = worked(up, given, mode="train")
+    return {name: sessions[at * SESSIONS : (at + 1) * SESSIONS] for at, name in enumerate(AGENTS)}
+
+
+def worked(up: Up, given: Sequence[tuple[str, Settings, int]], *, mode: Literal["train", "eval"]) -> list[Session]:
+    """A session for each agent, settings and seed of the work; what came out of each."""
+
+    def work(one: tuple[str, Settings, int]) -> tuple[str, int]:
+        name, settings, seed = one
+        agent: Agent = AGENTS[name]
+        with open_session(up.data, mode=mode, ttl_s=300) as session:
+            return session.session_id, agent(session.env, Work(seed), settings)
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        ended = list(pool.map(work, given))
+    topic = ["--topic", "eval"] if mode == "eval" else []
+    lines = up.polar("trajectories", *topic, "--format", "jsonl").stdout.splitlines()
+    found = {line["session_id"]: line["traces"] for line in map(json.loads, lines)}
+    return [Session(answers, [trace_of(told) for told in found[session_id]]) for session_id, answers in ended]
+
+
+def trace_of(told: Mapping[str, Any]) -> Trace:
+    return Trace(*(told[name] for name in ("token_ids", "loss_mask", "logprobs", "calls")))
+
+
+def traces_of(sessions: Mapping[str, Sequence[Session]]) -> list[Trace]:
+    return [trace for group in sessions.values() for session in group for trace in session.traces]
+
+
+@pytest.mark.parametrize("dialect", AGENTS)
+def test_sessions_with_tools_become_traces_that_hold_every_call(
+    plain: dict[str, list[Session]], dialect: str, tell: Any
+) -> None:
+    sessions = plain[dialect]
+    for session in sessions:
+        calls = [call["call_id"] for trace in session.traces for call in trace.calls]
+        assert len(set(calls)) == session.answers
+    longest = max(len(trace.calls) for session in sessions for trace in session.traces)
+    answers, traces = sum(one.answers for one in sessions), sum(len(one.traces) for one in sessions)
+    tell(f"{dialect}: {len(sessions)} sessions, {answers} answers, {traces} traces, the longest of {longest} calls")
+    assert longest >= 3, "no conversation with tools was merged"
+
+
+def test_vllm_scores_every_trace_as_it_was_recorded(
+    vllm_server: Server, plain: dict[str, list[Session]], tell: Any
+) -> None:
+    traces = traces_of(plain)
+    agreement = Agreement.of(np.concatenate([trace.deltas(scores(vllm_server, trace.token_ids)) for trace in traces]))
+    tell(f"{len(traces)} traces: {agreement}")
+    assert agreement.is_faithful
+
+
+@pytest.mark.parametrize("tampering", ["tokens shifted by one", "neighbours swapped", "logprobs shifted by one"])
+def test_the_score_shows_what_is_wrong(
+    vllm_server: Server, plain: dict[str, list[Session]], tampering: str, tell: Any
+) -> None:
+    traces = [tampered(trace, tampering) for trace in traces_of(plain)[:: SESSIONS // 2]]
+    found = [Agreement.of(trace.deltas(scores(vllm_server, trace.token_ids))) for trace in traces]
+    least = min(found, key=lambda one: one.p99)
+    tell(f"{tampering}, the one of {len(traces)} traces that shows it least: {least}")
+    assert not any(agreement.is_faithful for agreement in found)
+    assert least.largest > 1.0
+
+
+def tampered(trace: Trace, how: str) -> Trace:
+    """Each call's sampled tokens, or their logprobs, moved within the call; mask and prompt stay."""
+    ids, logprobs = list(trace.token_ids), list(trace.logprobs)
+    for call in trace.calls:
+        start, end = call["start"], call["end"]
+        match how:
+            case "tokens shifted by one":
+                ids[start:end] = [*ids[start + 1 : end], ids[start]]
+            case "neighbours swapped":
+                at = next((one for one in range(start, end - 1) if ids[one] != ids[one + 1]), None)
+                if at is not None:
+                    ids[at], ids[at + 1] = ids[at + 1], ids[at]
+            case _:
+                logprobs[start:end] = [*logprobs[start + 1 : end], logprobs[start]]
+    return Trace(ids, trace.loss_mask, logprobs, trace.calls)
+
+
+@pytest.mark.parametrize("settings", OTHERS.values(), ids=OTHERS)
+def test_other_sampling_agrees_after_the_same_transform(
+    vllm_server: Server, up: Up, settings: Settings, tell: Any
+) -> None:
+    sessions = worked(up, [(name, settings, 100) for name in AGENTS], mode="eval")
+    deltas, unlike = [], []
+    for trace in (trace for session in sessions for trace in session.traces):
+        plain = distributions(vllm_server, trace.token_ids)
+        unlike.append(trace.deltas(picked(plain, trace.token_ids)))
+        for call in trace.calls:
+            span = slice(call["start"], call["end"])
+            told = picked(transformed(plain[span], call["sampling"]), trace.token_ids[span])
+            deltas.append((np.array(trace.logprobs[span]) - told)[trace.trained[span]])
+    agreement = Agreement.of(np.concatenate(deltas))
+    tell(f"{settings}: {agreement}")
+    assert agreement.is_faithful
+    assert not Agreement.of(np.concatenate(unlike)).is_faithful, "without the transform they would agree, too"
+
+
+def picked(logprobs: Floats, token_ids: Sequence[int]) -> Floats:
+    """Of each row the given token's."""
+    found: Floats = logprobs[np.arange(len(token_ids)), token_ids]
+    return found

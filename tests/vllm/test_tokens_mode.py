@@ -1,0 +1,151 @@
+"""What drift costs, and that mode tokens costs none of it: the same long conversations twice, on a server whose template and parser drift.
+
+Real: the server, its weights, its template (earlier turns lose their reasoning, arguments are written anew) and parsers, Kafka, proxy,
+builder. The model is tiny, thinks a sentence before each turn and calls tools; its words aren't always cut as its tokenizer cuts them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from examples.vllm_cpu.serve import FLAGS, PYTHON, ROOT, Server, environment, serving
+from polar import cache
+from polar.sessions import open_session
+from tests.acceptance.test_cli import Up
+from tests.vllm import conftest
+from tests.vllm.long_talks import WORDS, talk
+from tests.vllm.scoring import Agreement, scores
+from tests.vllm.test_faithful import trace_of
+from tests.vllm.thinking import drifting
+from tests.vllm.work import Work
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
+
+TURNS = 30
+SESSIONS = 2
+"""Of each dialect."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of one mode's conversations: a line of `polar trajectories --format jsonl` for each."""
+
+    lines: list[dict[str, Any]]
+
+    @property
+    def traces(self) -> list[dict[str, Any]]:
+        return [trace for line in self.lines for trace in line["traces"]]
+
+    def total(self, field: str) -> int:
+        return sum(line["stats"].get(field, 0) for line in self.lines)
+
+    def counted(self, field: str) -> dict[str, int]:
+        """Counts by reason, of all."""
+        reasons = sorted({reason for line in self.lines for reason in line["stats"].get(field, {})})
+        return {reason: sum(line["stats"].get(field, {}).get(reason, 0) for line in self.lines) for reason in reasons}
+
+    def __str__(self) -> str:
+        rows = sum(len(trace["token_ids"]) for trace in self.traces)
+        return (
+            f"{len(self.lines)} conversations of {TURNS} answers: {len(self.traces)} traces, {rows} tokens in rows for "
+            f"{self.total('tokens')} of their own, {self.total('trainable_tokens')} of {self.total('sampled_tokens')} "
+            f"sampled tokens trainable; branches {self.counted('branches')}, drift {self.counted('drift')}, "
+            f"masked {self.counted('masked_tokens')}"
+        )
+
+
+@pytest.fixture(scope="module")
+def drifting_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server of the thinking model with the drifting template."""
+    assert PYTHON.exists(), f"no vLLM at {PYTHON}: make vllm"
+    folder, model = tmp_path_factory.mktemp("drifting"), _thinking_model()
+    template = folder / "drifting.jinja"
+    template.write_text(drifting((model / "chat_template.jinja").read_text()))
+    flags = [*FLAGS, "--chat-template", str(template), "--reasoning-parser", "deepseek_r1"]
+    with serving(model, log=folder / "server.log", flags=flags) as server:
+        yield server
+
+
+def _thinking_model() -> Path:
+    """The model's folder; made and kept as that of `conftest` is."""
+    scripts = [*sorted(conftest.MAKER.rglob("*.py")), Path(__file__).with_name("thinking.py")]
+    digest = hashlib.sha256(b"".join(script.read_bytes() for script in scripts)).hexdigest()[:12]
+
+    def make(folder: Path) -> None:
+        command = [PYTHON, "-m", "tests.vllm.thinking", folder, "--seed", str(conftest.SEED), "--quick"]
+        subprocess.run(command, cwd=ROOT, env=environment(), check=True, timeout=conftest.MAKE_S)
+
+    return cache.installed(
+        f"thinking-model-{digest}-seed{conftest.SEED}-quick",
+        make,
+        whole=lambda folder: all((folder / name).exists() for name in conftest.FILES),
+        announce=print,
+    )
+
+
+@pytest.fixture(scope="module")
+def outcomes(drifting_server: Server, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
+    """By mode."""
+    return {mode: _outcome(drifting_server, mode, tmp_path_factory.mktemp(mode)) for mode in ("tokens", "chat")}
+
+
+def _outcome(server: Server, mode: str, folder: Path) -> Outcome:
+    up = Up(folder, "--engine", server.url, "--mode", mode)
+    try:
+
+        def work(dialect: str, seed: int) -> None:
+            with open_session(up.data, ttl_s=600) as session:
+                talk(session.env, dialect, Work(seed), TURNS)
+
+        with ThreadPoolExecutor() as pool:
+            working = [pool.submit(work, dialect, seed) for dialect in WORDS for seed in range(SESSIONS)]
+            for each in working:
+                each.result()
+        lines = up.polar("trajectories", "--format", "jsonl").stdout.splitlines()
+    finally:
+        up.process.terminate()
+        up.process.wait()
+    return Outcome([json.loads(line) for line in lines])
+
+
+def test_in_tokens_mode_a_conversation_is_one_trace_and_all_its_tokens_train(
+    outcomes: dict[str, Outcome], capsys: pytest.CaptureFixture[str]
+) -> None:
+    outcome = outcomes["tokens"]
+    with capsys.disabled():
+        print(f"\n  tokens: {outcome}")
+    assert len(outcome.traces) == len(outcome.lines) == len(WORDS) * SESSIONS
+    assert {len(trace["calls"]) for trace in outcome.traces} == {TURNS}
+    assert outcome.total("trainable_tokens") == outcome.total("sampled_tokens") > 0
+
+
+def test_in_chat_mode_the_same_conversations_fork(
+    outcomes: dict[str, Outcome], capsys: pytest.CaptureFixture[str]
+) -> None:
+    outcome = outcomes["chat"]
+    with capsys.disabled():
+        print(f"\n  chat: {outcome}")
+    assert len(outcome.lines) == len(WORDS) * SESSIONS
+    assert len(outcome.traces) > 10 * len(outcome.lines)
+
+
+def test_what_stands_as_it_was_sampled_was_sampled_there(
+    drifting_server: Server, outcomes: dict[str, Outcome], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """vLLM scores the long traces again: each trained token under its very prefix."""
+    traces = [trace_of(trace) for trace in outcomes["tokens"].traces]
+    found = [trace.deltas(scores(drifting_server, trace.token_ids)) for trace in traces]
+    agreement = Agreement.of(np.concatenate(found))
+    with capsys.disabled():
+        print(f"\n  tokens, scored again: {agreement}")
+    assert agreement.is_faithful

@@ -1,0 +1,212 @@
+"""Weights change on the disk of a real vLLM in the middle of sessions, and each token's version is proven by vLLM's own score of it.
+
+A token that says version v has the logprob that the weights of v give it after what stands before it, and not the one that others do: the
+version is right, then, and no prefix was gone on from that other weights had computed. The server is this module's own: its weights change.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import numpy as np
+import pytest
+from openai import AsyncOpenAI
+
+from examples.vllm_cpu.serve import Server, serving
+from polar import settings
+from polar.fleet import Controls
+from polar.sessions import open_session
+from tests.acceptance.test_cli import Up
+from tests.vllm.agents import AGENTS, Settings
+from tests.vllm.scoring import Agreement, Floats, scores
+from tests.vllm.weights import Served, load, post
+from tests.vllm.work import Work
+
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.timeout(600),
+    # How Google's client makes its own sessions of aiohttp.
+    pytest.mark.filterwarnings("ignore:Inheritance class AiohttpClientSession:DeprecationWarning"),
+]
+
+AT_ONCE = 4
+BETWEEN_S = 4.0
+UPDATES = ("finish", "abort", "finish")
+LONG_TOKENS = 1500
+LONG_NOISE = 1.0
+"""Nothing of the model is left: its answers hardly ever end."""
+TRIES = 5
+
+
+@pytest.fixture(scope="module")
+def served(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Served:
+    return Served(tmp_path_factory.mktemp("served") / "model", model_dir)
+
+
+@pytest.fixture(scope="module")
+def server(served: Served, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with serving(served.folder, log=tmp_path_factory.mktemp("updated") / "server.log") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def up(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    running = Up(tmp_path_factory.mktemp("up"), "--engine", server.url, "--mode", "tokens")
+    try:
+        yield running
+    finally:
+        running.process.terminate()
+        running.process.wait()
+
+
+class Talk:
+    """Agents that work one session after another until told to stop."""
+
+    def __init__(self, up: Up) -> None:
+        self.answers: dict[str, int] = {}
+        """That each session's agent got."""
+        self._up = up
+        self._is_over = False
+
+    async def run(self) -> None:
+        await asyncio.gather(*(asyncio.to_thread(self._work, number) for number in range(AT_ONCE)))
+
+    def stop(self) -> None:
+        self._is_over = True
+
+    def _work(self, number: int) -> None:
+        names = list(AGENTS)
+        while not self._is_over:
+            with open_session(self._up.data, ttl_s=300) as session:
+                agent = AGENTS[names[(number + len(self.answers)) % len(names)]]
+                self.answers[session.session_id] = agent(session.env, Work(len(self.answers)), Settings())
+
+
+async def test_tokens_of_all_versions_are_scored_by_their_own_weights(
+    server: Server, served: Served, up: Up, tell: Any
+) -> None:
+    talk = Talk(up)
+    async with Controls(settings.load(up.data)) as controls, aiohttp.ClientSession(server.url) as http:
+        await load(http, 0)
+        await controls.publish(0)
+        talking = asyncio.create_task(talk.run())
+        for version, in_flight in enumerate(UPDATES, 1):
+            await asyncio.sleep(BETWEEN_S)
+            async with controls.paused(in_flight=in_flight) as pause:  # type: ignore[arg-type] # one of the two
+                served.write(version)
+                # Without /reset_prefix_cache: what is cached is of other salts.
+                await load(http, version)
+                await pause.publish(version)
+        await asyncio.sleep(BETWEEN_S)
+        talk.stop()
+        await talking
+        traces = traces_of(up, list(talk.answers))
+        for session_id, answers in talk.answers.items():
+            calls = {call["call_id"] for trace in traces[session_id] for call in trace["calls"]}
+            assert len(calls) == answers, "an answer is in no trace"
+        all_traces = [trace for group in traces.values() for trace in group]
+        versions = range(len(UPDATES) + 1)
+        assert {call["policy_version"] for trace in all_traces for call in trace["calls"]} == {*versions}
+        spanning = [trace for trace in all_traces if len(trace["policy_versions"]) > 1]
+        assert spanning, "no session went on across an update"
+        for version in versions:
+            served.write(version)
+            await load(http, version)
+            await post(http, "/reset_prefix_cache")
+            own, others = await asyncio.to_thread(compared, server, all_traces, version)
+            tell(f"version {version}: its own {own}; of others {others}")
+            assert own.is_faithful
+            assert not others.is_faithful, "these weights are too much like the others to tell"
+
+
+async def test_an_answer_that_spans_an_update_says_where_the_new_weights_begin(
+    server: Server, served: Served, up: Up, tell: Any
+) -> None:
+    """vLLM keeps the call across its own pause, and Polar's fleet isn't paused."""
+    async with Controls(settings.load(up.data)) as controls, aiohttp.ClientSession(server.url) as http:
+        version = 100
+        await updated(controls, http, served, version)
+        for _ in range(TRIES):
+            with open_session(up.data, ttl_s=300) as session:
+                before = await sampled_tokens(http)
+                asking = asyncio.create_task(long_answer(session.env))
+                async with asyncio.timeout(60):
+                    while not asking.done() and await sampled_tokens(http) < before + 20:
+                        await asyncio.sleep(0.05)
+                version += 1
+                await updated(controls, http, served, version, mode="keep")
+                await asking
+            [trace] = traces_of(up, [session.session_id])[session.session_id]
+            if len(trace["calls"]) == 2:
+                break
+        first, second = trace["calls"]
+        assert (first["call_id"], first["end"]) == (second["call_id"], second["start"])
+        assert (first["policy_version"], second["policy_version"]) == (version - 1, version)
+        served.write(version - 1, LONG_NOISE)
+        await load(http, version - 1)
+        await post(http, "/reset_prefix_cache")
+        scored = await asyncio.to_thread(scores, server, trace["token_ids"])
+        own, others = Agreement.of(deltas(trace, scored, first)), Agreement.of(deltas(trace, scored, second))
+        tell(f"before the update {own}; after it {others}")
+        assert own.is_faithful
+        assert not others.is_faithful
+        [row] = json.loads(up.polar("sql", question(session.session_id), "--format", "json").stdout)
+        assert row == {"policy_version": version - 1, "policy_versions": [version - 1, version]}
+
+
+def question(session_id: str) -> str:
+    return f"SELECT policy_version, policy_versions FROM calls WHERE session_id = '{session_id}'"
+
+
+async def updated(
+    controls: Controls, http: aiohttp.ClientSession, served: Served, version: int, mode: str = "abort"
+) -> None:
+    """An update by vLLM's own pause, told to the fleet as it runs."""
+    served.write(version, LONG_NOISE)
+    await post(http, f"/pause?mode={mode}")
+    await load(http, version)
+    await post(http, "/resume")
+    await controls.publish(version)
+
+
+async def long_answer(env: dict[str, str]) -> None:
+    async with AsyncOpenAI(base_url=env["OPENAI_BASE_URL"], api_key=env["OPENAI_API_KEY"], max_retries=0) as client:
+        await client.chat.completions.create(
+            model="any", messages=[{"role": "user", "content": "go on for long"}], max_tokens=LONG_TOKENS
+        )
+
+
+async def sampled_tokens(http: aiohttp.ClientSession) -> float:
+    """By the server, since its start."""
+    async with http.get("/metrics") as response:
+        lines = (await response.text()).splitlines()
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith("vllm:generation_tokens_total"))
+
+
+def traces_of(up: Up, sessions: list[str]) -> dict[str, list[dict[str, Any]]]:
+    """Of these sessions, as `polar trajectories --format jsonl` writes them."""
+    lines = up.polar("trajectories", "--format", "jsonl").stdout.splitlines()
+    found = {told["session_id"]: told["traces"] for told in map(json.loads, lines)}
+    return {session: found[session] for session in sessions}
+
+
+def compared(server: Server, traces: list[dict[str, Any]], version: int) -> tuple[Agreement, Agreement]:
+    """What the weights served now say of the tokens of this version, and of all others."""
+    found: defaultdict[bool, list[Floats]] = defaultdict(list)
+    for trace in traces:
+        scored = scores(server, trace["token_ids"])
+        for call in trace["calls"]:
+            found[call["policy_version"] == version].append(deltas(trace, scored, call))
+    return Agreement.of(np.concatenate(found[True])), Agreement.of(np.concatenate(found[False]))
+
+
+def deltas(trace: dict[str, Any], scored: Floats, span: dict[str, Any]) -> Floats:
+    """Of a span's tokens: recorded less scored."""
+    at = slice(span["start"], span["end"])
+    return np.asarray(trace["logprobs"][at]) - scored[at]
