@@ -39,8 +39,6 @@ AT_ONCE = 4
 BETWEEN_S = 4.0
 UPDATES = ("finish", "abort", "finish")
 LONG_TOKENS = 1500
-LONG_NOISE = 1.0
-"""Nothing of the model is left: its answers hardly ever end."""
 TRIES = 5
 
 
@@ -148,7 +146,7 @@ async def test_an_answer_that_spans_an_update_says_where_the_new_weights_begin(
         first, second = trace["calls"]
         assert (first["call_id"], first["end"]) == (second["call_id"], second["start"])
         assert (first["policy_version"], second["policy_version"]) == (version - 1, version)
-        served.write(version - 1, LONG_NOISE)
+        served.write(version - 1, is_vague=True)
         await load(http, version - 1)
         await post(http, "/reset_prefix_cache")
         scored = await asyncio.to_thread(scores, server, trace["token_ids"])
@@ -168,7 +166,7 @@ async def updated(
     controls: Controls, http: aiohttp.ClientSession, served: Served, version: int, mode: str = "abort"
 ) -> None:
     """An update by vLLM's own pause, told to the fleet as it runs."""
-    served.write(version, LONG_NOISE)
+    served.write(version, is_vague=True)
     await post(http, f"/pause?mode={mode}")
     await load(http, version)
     await post(http, "/resume")

@@ -13,6 +13,9 @@ import aiohttp
 import numpy as np
 
 WEIGHTS = "model.safetensors"
+NOISE = 0.06
+"""So that versions give most tokens other logprobs, and still call tools."""
+VAGUE_NOISE, VAGUE_HEAD = 3.0, 0.2
 UPDATE_S = 60.0
 
 
@@ -25,21 +28,27 @@ class Served:
         self.folder = folder
         self._original = (original / WEIGHTS).read_bytes()
 
-    def write(self, version: int, noise: float = 0.03) -> None:
-        """Puts the weights of a version in the file's place; version 0 is the original's."""
+    def write(self, version: int, *, is_vague: bool = False) -> None:
+        """Puts the weights of a version in the file's place; version 0 is the original's.
+
+        A vague one says anything, and hardly ever that it is done.
+        """
         new = self.folder / f"{WEIGHTS}.new"
-        new.write_bytes(noisy(self._original, version, noise) if version else self._original)
+        noise, head = (VAGUE_NOISE, VAGUE_HEAD) if is_vague else (NOISE, 1.0)
+        new.write_bytes(noisy(self._original, version, noise, head) if version else self._original)
         new.replace(self.folder / WEIGHTS)
 
 
-def noisy(file: bytes, seed: int, noise: float) -> bytes:
-    """Each number times 1 ± `noise`, as much as that from one to the next. float32 alone."""
+def noisy(file: bytes, seed: int, noise: float, head: float) -> bytes:
+    """Each number times a normal one around 1 with the deviation `noise`, those of the output head times `head`, too. float32 alone."""
     begin = 8 + int.from_bytes(file[:8], "little")
     tensors = json.loads(file[8:begin])
     tensors.pop("__metadata__", None)
     assert {tensor["dtype"] for tensor in tensors.values()} == {"F32"}, "the tiny model is float32"
     numbers = np.frombuffer(file, "<f4", offset=begin)
     factors = 1 + noise * np.random.default_rng(seed).standard_normal(len(numbers), dtype=np.float32)
+    start, end = (offset // 4 for offset in tensors["lm_head.weight"]["data_offsets"])
+    factors[start:end] *= head
     return file[:begin] + (numbers * factors).astype("<f4").tobytes()
 
 
