@@ -25,7 +25,7 @@ from polar.sessions import open_session
 from tests.acceptance.test_cli import Up
 from tests.vllm.agents import AGENTS, Settings
 from tests.vllm.scoring import Agreement, Floats, scores
-from tests.vllm.weights import Served, load, post
+from tests.vllm.weights import Served, asking, load, post
 from tests.vllm.work import Work
 
 pytestmark = [
@@ -90,7 +90,7 @@ async def test_tokens_of_all_versions_are_scored_by_their_own_weights(
     server: Server, served: Served, up: Up, tell: Any
 ) -> None:
     talk = Talk(up)
-    async with Controls(settings.load(up.data)) as controls, aiohttp.ClientSession(server.url) as http:
+    async with Controls(settings.load(up.data)) as controls, asking(server.url) as http:
         await load(http, 0)
         await controls.publish(0)
         talking = asyncio.create_task(talk.run())
@@ -127,7 +127,7 @@ async def test_an_answer_that_spans_an_update_says_where_the_new_weights_begin(
     server: Server, served: Served, up: Up, tell: Any
 ) -> None:
     """vLLM keeps the call across its own pause, and Polar's fleet isn't paused."""
-    async with Controls(settings.load(up.data)) as controls, aiohttp.ClientSession(server.url) as http:
+    async with Controls(settings.load(up.data)) as controls, asking(server.url) as http:
         version = 100
         await updated(controls, http, served, version)
         for _ in range(TRIES):

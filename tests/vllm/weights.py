@@ -53,6 +53,11 @@ def noisy(file: bytes, seed: int, noise: float, head: float) -> bytes:
     return file[:begin] + changed
 
 
+def asking(url: str) -> aiohttp.ClientSession:
+    """For steps of updates: each on a connection of its own, since vLLM drops idle ones."""
+    return aiohttp.ClientSession(url, connector=aiohttp.TCPConnector(force_close=True))
+
+
 async def load(http: aiohttp.ClientSession, version: int) -> None:
     """What lies on the disk is served from now on, under this name."""
     await post(http, "/collective_rpc", {"method": "reload_weights"})
