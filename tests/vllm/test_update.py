@@ -133,13 +133,13 @@ async def test_an_answer_that_spans_an_update_says_where_the_new_weights_begin(
         for _ in range(TRIES):
             with open_session(up.data, ttl_s=300) as session:
                 before = await sampled_tokens(http)
-                asking = asyncio.create_task(long_answer(session.env))
+                answering = asyncio.create_task(long_answer(session.env))
                 async with asyncio.timeout(60):
-                    while not asking.done() and await sampled_tokens(http) < before + 20:
+                    while not answering.done() and await sampled_tokens(http) < before + 20:
                         await asyncio.sleep(0.05)
                 version += 1
                 await updated(controls, http, served, version, mode="keep")
-                await asking
+                await answering
             [trace] = traces_of(up, [session.session_id])[session.session_id]
             if len(trace["calls"]) == 2:
                 break
