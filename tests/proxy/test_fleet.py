@@ -91,7 +91,11 @@ async def test_no_two_publications_salt_an_engines_cache_alike_and_what_nobody_k
 
 async def test_all_proxies_salt_alike_whatever_records_compaction_has_left_them() -> None:
     salts = set()
-    for seen in ([(PolicyVersion(6), 3), (FleetState(9), 4), (PolicyVersion(7), 5)], [(PolicyVersion(7), 5)]):
+    logs: list[list[tuple[FleetRecord, int]]] = [
+        [(PolicyVersion(6), 3), (FleetState(9), 4), (PolicyVersion(7), 5)],
+        [(PolicyVersion(7), 5)],
+    ]
+    for seen in logs:
         fleet = Told().fleet
         for record, offset in seen:
             fleet.apply(record, offset)

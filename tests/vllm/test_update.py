@@ -25,7 +25,7 @@ from polar.sessions import open_session
 from tests.acceptance.test_cli import Up
 from tests.vllm.agents import AGENTS, Settings
 from tests.vllm.scoring import Agreement, Floats, scores
-from tests.vllm.weights import Served, load, post
+from tests.vllm.weights import Served, asking, load, post
 from tests.vllm.work import Work
 
 pytestmark = [
@@ -90,7 +90,7 @@ async def test_tokens_of_all_versions_are_scored_by_their_own_weights(
     server: Server, served: Served, up: Up, tell: Any
 ) -> None:
     talk = Talk(up)
-    async with Controls(settings.load(up.data)) as controls, aiohttp.ClientSession(server.url) as http:
+    async with Controls(settings.load(up.data)) as controls, asking(server.url) as http:
         await load(http, 0)
         await controls.publish(0)
         talking = asyncio.create_task(talk.run())
@@ -127,19 +127,19 @@ async def test_an_answer_that_spans_an_update_says_where_the_new_weights_begin(
     server: Server, served: Served, up: Up, tell: Any
 ) -> None:
     """vLLM keeps the call across its own pause, and Polar's fleet isn't paused."""
-    async with Controls(settings.load(up.data)) as controls, aiohttp.ClientSession(server.url) as http:
+    async with Controls(settings.load(up.data)) as controls, asking(server.url) as http:
         version = 100
         await updated(controls, http, served, version)
         for _ in range(TRIES):
             with open_session(up.data, ttl_s=300) as session:
                 before = await sampled_tokens(http)
-                asking = asyncio.create_task(long_answer(session.env))
+                answering = asyncio.create_task(long_answer(session.env))
                 async with asyncio.timeout(60):
-                    while not asking.done() and await sampled_tokens(http) < before + 20:
+                    while not answering.done() and await sampled_tokens(http) < before + 20:
                         await asyncio.sleep(0.05)
                 version += 1
                 await updated(controls, http, served, version, mode="keep")
-                await asking
+                await answering
             [trace] = traces_of(up, [session.session_id])[session.session_id]
             if len(trace["calls"]) == 2:
                 break

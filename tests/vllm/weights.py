@@ -49,7 +49,13 @@ def noisy(file: bytes, seed: int, noise: float, head: float) -> bytes:
     factors = 1 + noise * np.random.default_rng(seed).standard_normal(len(numbers), dtype=np.float32)
     start, end = (offset // 4 for offset in tensors["lm_head.weight"]["data_offsets"])
     factors[start:end] *= head
-    return file[:begin] + (numbers * factors).astype("<f4").tobytes()
+    changed: bytes = (numbers * factors).astype("<f4").tobytes()
+    return file[:begin] + changed
+
+
+def asking(url: str) -> aiohttp.ClientSession:
+    """For steps of updates: each on a connection of its own, since vLLM drops idle ones."""
+    return aiohttp.ClientSession(url, connector=aiohttp.TCPConnector(force_close=True))
 
 
 async def load(http: aiohttp.ClientSession, version: int) -> None:
