@@ -153,7 +153,7 @@ def _lacks_routes(found: Capabilities) -> Iterator[Lack]:
 async def ask(base_url: str, model: str) -> Capabilities | None:
     """Ask a server; None for the scripted engine, which is asked nothing.
 
-    Raises Unreachable where there is none; what it answers with an error, or not in time, it can't do.
+    Raises Unreachable where there is none; what it answers with an error it can't do.
     """
     server = _Server(base_url, model)
     try:
@@ -193,8 +193,8 @@ class _Server:
             version,
             context_of(models, self._model),
             logprobs_mode_of(likeliest_of(one), likeliest_of(two)),
-            _is_well(tools),
-            _is_well(counted) and text_of(text, "prompt") is not None,
+            not _is_refused(tools),
+            not (_is_refused(counted) or _is_refused(text)),
             render,
             generate,
             derender,
@@ -272,8 +272,9 @@ def text_of(told: Response | None, field: str) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _is_well(told: Response | None) -> bool:
-    return told is not None and told.status == 200
+def _is_refused(told: Response | None) -> bool:
+    """No answer in time is no refusal: a busy server may be late."""
+    return told is not None and told.status != 200
 
 
 def _json(told: Response | None) -> Any:

@@ -89,7 +89,9 @@ def test_two_temperatures_show_the_mode(at_one: dict[str, float], at_two: dict[s
     assert logprobs_mode_of(at_one, at_two) == mode
 
 
-async def test_a_server_that_hangs_lacks_what_it_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_server_that_hangs_is_not_said_to_refuse_and_its_routes_are_not_relied_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(capabilities, "QUESTIONS_S", 0.2)
 
     with socket.create_server(("127.0.0.1", 0), backlog=64) as silent:  # takes connections, and that is all
@@ -97,6 +99,7 @@ async def test_a_server_that_hangs_lacks_what_it_does_not_answer(monkeypatch: py
     assert found is not None
     assert {found.render, found.generate, found.derender} == {Route.SILENT}
     assert next(lacks(found, "tokens")).is_fatal
+    assert (found.tools, found.tokenizer, found.logprobs_mode) == (True, True, None)
 
 
 async def test_the_scripted_engine_is_asked_nothing() -> None:
