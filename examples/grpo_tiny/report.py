@@ -194,6 +194,7 @@ def main() -> None:
     print(text(results))
     if options.picture is not None:
         curves = [picture.Curve(_name(one), one.smooth, one.means, one.before.mean, one.after.mean) for one in results]
+        options.picture.parent.mkdir(parents=True, exist_ok=True)
         options.picture.write_text(picture.svg(curves))
 
 

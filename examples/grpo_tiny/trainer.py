@@ -84,7 +84,8 @@ class Trainer:
                     await asyncio.to_thread(self._learner.step, number, rows, self._options.seed)
                 steps = [*self._state.steps, _step(number, groups, rows, drift, clock)]
                 self._state = State(steps, consumer.state_dict())
-                # Before the engine gets them: whoever goes on from here has the weights that it may have sampled with.
+                # Before the engine gets them: whoever goes on from here has the weights that it may have sampled with. How long this and
+                # the push take is told by the next checkpoint, whose steps share their clocks with these.
                 with clock.part("checkpoint"):
                     await asyncio.to_thread(self._save)
                 with clock.part("push"):

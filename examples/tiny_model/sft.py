@@ -40,7 +40,7 @@ class Recipe:
 
 
 FULL = Recipe(16_000, 6_000, 8_000, 0, (2e-3, 1e-3))
-QUICK = Recipe(9_000, 1_000, 1_000, 40, (2e-3, 1e-3))
+QUICK = Recipe(12_000, 1_000, 1_000, 40, (2e-3, 1e-3))
 CHAINED = 10
 
 Report = Callable[[str], None]
