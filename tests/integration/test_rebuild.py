@@ -16,11 +16,11 @@ from typer.testing import CliRunner
 from consumers.builder import run_builder
 from consumers.builders.base import BuiltFrom
 from consumers.builders.per_request import PerRequest
-from consumers.rebuild import Wanted, rebuild
+from consumers.rebuild import Done, Wanted, rebuild
 from polar.cli.app import app
 from polar.settings import Settings
 from polar.types.completion import Completion
-from polar.types.errors import InputError
+from polar.types.errors import InputError, NotReady
 from polar.types.session import Status
 from polar.types.trajectory import GroupFinished, Trajectory
 from tests.consumers.builders.transcripts import Log
@@ -161,6 +161,16 @@ async def test_a_run_that_was_cut_short_is_taken_up_and_tasks_may_be_added(
     assert rest.sessions + rest.were_out == 4
     assert sorted(await rebuilt(settings)) == ["t.0", "t.1", "u.0", "u.1"]
     assert passed[-1][0] <= passed[-1][1]
+
+
+async def test_two_runs_at_once_into_one_topic_write_each_session_once(settings: Settings, log: LogProducer) -> None:
+    await finished(log, settings, "t", "u")
+    both = await asyncio.gather(*(rebuild(settings, PER_REQUEST) for _ in range(2)), return_exceptions=True)
+    for one in both:
+        assert isinstance(one, (Done, NotReady)), one
+    last = await rebuild(settings, PER_REQUEST)
+    assert last.sessions + last.were_out == 4
+    assert sorted(await rebuilt(settings)) == ["t.0", "t.1", "u.0", "u.1"]
 
 
 async def test_what_was_built_otherwise_and_what_the_builder_writes_is_refused(

@@ -63,7 +63,8 @@ def test_a_row_has_every_column_and_says_where_it_is_from(record: type[msgspec.S
         made: msgspec.Struct = TRAJECTORY
     else:
         packed = {"sampled": pack_ids([1, 2]), "logprobs": pack_logprobs([-1, -2]), "prompt": TokenDelta(pack_ids([7]))}
-        made = msgspec.structs.replace(full(record), **packed if record is Completion else {})
+        changed: dict[type, dict[str, Any]] = {Completion: packed, GroupFinished: {"rebuilt": False}}
+        made = msgspec.structs.replace(full(record), **changed.get(record, {}))
     for name, read in stored(made, tmp_path, "eval").items():
         for row in read:
             assert row.keys() == {column.name for column in TABLES[name].columns}
@@ -237,14 +238,20 @@ def trajectory_of(whole: Row, read: dict[str, list[Row]]) -> Trajectory:
     return made
 
 
+def test_what_was_rebuilt_has_no_rows_beside_those_of_the_same_sessions() -> None:
+    for record in (TRAJECTORY, full(GroupFinished)):
+        mark = {"rebuilt": True} if isinstance(record, GroupFinished) else {"rebuilt_with": b"{}"}
+        assert list(rows.of_record(msgspec.structs.replace(record, **mark), ORIGIN, "again")) == []
+
+
 @settings(deadline=None, max_examples=50)
 @given(any_of(GroupFinished), any_of(Disowned))
 def test_a_group_and_a_disowned_call_are_in_their_rows(
     tmp_path_factory: pytest.TempPathFactory, group: Any, call: Any
 ) -> None:
     folder = tmp_path_factory.getbasetemp()
-    (row,) = stored(group, folder)["groups"]
-    assert all(row[name] == getattr(group, name) for name in GroupFinished.__struct_fields__)
+    (row,) = stored(msgspec.structs.replace(group, rebuilt=False), folder)["groups"]
+    assert all(row[name] == getattr(group, name) for name in GroupFinished.__struct_fields__ if name != "rebuilt")
     (row,) = stored(call, folder)["disowned"]
     assert all(row[name] == getattr(call, name) for name in Disowned.__struct_fields__)
 
