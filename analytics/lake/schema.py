@@ -166,6 +166,8 @@ COMPLETIONS = Table(
         ),
         Column("stored_from", INT, "the first message that a call which continues this one inherits; null: none may"),
         *POLICY,
+        Column("stop_sequence", TEXT, "the stop string that ended the answer; null: none did"),
+        Column("reasoning_effort", TEXT, "as asked for; null: not said"),
     ),
 )
 DISOWNED = Table(
