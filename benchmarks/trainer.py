@@ -78,8 +78,8 @@ def conversation(seed: int) -> Trajectory:
     for turn in range(CALLS):
         base = f"c{turn - 1}" if turn else None
         prompt = TokenDelta(pack_ids(words(random, READ)), shared=turn * (READ + SAMPLED), base=base)
-        call = builder.call(random, turn, prompt, words(random, SAMPLED))
-        calls.append(msgspec.structs.replace(call, logprobs=pack_logprobs(-random.random(SAMPLED, np.float32))))
+        logprobs = pack_logprobs(-random.random(SAMPLED, np.float32))
+        calls.append(builder.call(f"c{turn}", turn, prompt, words(random, SAMPLED), logprobs))
     return PrefixMerging().build(BuiltFrom(builder.BUILD, calls))
 
 

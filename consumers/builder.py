@@ -15,24 +15,21 @@ from collections.abc import Sequence
 
 import structlog
 
-from consumers.builders.base import BuiltFrom
 from consumers.builders.open_sessions import OpenSession, Sessions
-from consumers.builders.running import Builds, off_loop
+from consumers.builders.outcome import encoded, outcome
+from consumers.builders.running import Builds
 from consumers.builders.tally import Tally
 from consumers.metrics import Metrics
 from polar.settings import Settings
-from polar.types.completion import Completion
-from polar.types.errors import InputError, Kind, SessionError
-from polar.types.session import Status
-from polar.types.trajectory import GroupFinished, Stats, Trajectory
+from polar.types.trajectory import GroupFinished, Trajectory
 from topics import admin, completions, events, kafka, trajectories, webhooks
 from topics.codec import DecodeError, UnknownRecord, encode
-from topics.completions import Build, CloseGroup, Emitted
+from topics.completions import CloseGroup, Emitted
 from topics.contract import MIB, Topic
 from topics.events import GroupEmitted, TrajectoryEmitted
 from topics.heartbeat import Heart, new_worker_id
-from topics.owner import STOP_DEADLINE_S, FencedProducer, LogGap, Owner, Write, read_back
-from topics.producer import RECORD_OVERHEAD, LogProducer, dead_letter
+from topics.owner import STOP_DEADLINE_S, FencedProducer, Owner, Write, read_back
+from topics.producer import LogProducer, dead_letter
 from topics.webhooks import Owed
 
 GROUP = "builder"
@@ -40,15 +37,10 @@ FETCH_MS = 500
 GAP_S = 0.05
 """Between two looks at the log: what has come meanwhile shares a fetch and a transaction. Nothing waits for a trajectory sooner."""
 FETCH_RECORDS = 500
-BUILD_S = 60.0
-"""A build's budget (protocol 26)."""
 TRANSACTION_BYTES = 8 * MIB
 """Protocol 3; the trajectory that passes it goes along."""
 HELD_BYTES = 64 * MIB
 """Calls' bodies that a partition keeps in memory; beyond that only their offsets, and they are read again at `Build` (protocol 26)."""
-
-LEFT = "its first call has left the log; keep polar.completions for longer"
-LOST = "acknowledged calls aren't on the log any more, which was cut: with one broker a broken disk can do that, with three copies none"
 
 log = structlog.get_logger()
 
@@ -158,49 +150,10 @@ class Keeper:
     async def _build(self, session: OpenSession) -> Trajectory:
         began = time.monotonic()
         try:
-            return await self._built(session)
+            return await outcome(session, self._settings, self._partition)
         finally:
             self._tally.built += 1
             self._tally.build_s += time.monotonic() - began
-
-    async def _built(self, session: OpenSession) -> Trajectory:
-        assert session.build is not None, "only what is due is built"
-        calls: Sequence[Completion] = session.calls
-        if session.is_gap:
-            return failed(session.build, "log_gap", LEFT, 0)
-        if session.is_spilled:
-            try:
-                calls = await self._reread(session)
-            except LogGap:
-                return failed(session.build, "log_gap", LEFT, 0)
-        if missing := bases_missing(calls):
-            return failed(session.build, "log_gap", f"{len(missing)} {LOST} (one of them: {missing[0]})", len(calls))
-        source = BuiltFrom(session.build, calls, frozenset(session.disowned), session.late)
-        try:
-            async with asyncio.timeout(BUILD_S):
-                return await off_loop(source)
-        except TimeoutError:
-            return failed(session.build, "builder_timeout", f"the builder took longer than {BUILD_S:.0f} s", len(calls))
-        except InputError as error:
-            return failed(session.build, "builder_input", str(error), len(calls), Kind.INPUT)
-        except Exception as error:
-            log.exception("build failed", action="builder.build_failed", session=session.build.session_id)
-            return failed(session.build, "builder", f"{type(error).__name__}: {error}", len(calls))
-
-    async def _reread(self, session: OpenSession) -> list[Completion]:
-        calls: list[Completion] = []
-        async for record in read_back(self._settings, self._topic, self._partition, session.offset):
-            if record.key != session.opened.session_id.encode():
-                continue
-            try:
-                decoded = completions.CODEC.decode(record.value or b"")
-            except DecodeError:
-                continue  # told when it was first read
-            if isinstance(decoded, Build):
-                break
-            if isinstance(decoded, Completion) and decoded.claim_id == session.opened.claim_id:
-                calls.append(decoded)
-        return calls
 
     async def _emit(self) -> None:
         """1. Trajectories, ends of groups, and what says so. 2. Offset of the oldest open session. 3. Commit, or all is void."""
@@ -243,12 +196,7 @@ class Keeper:
         session_id, build = session.opened.session_id, session.build
         assert build is not None, "only what is due was built"
         topic = trajectories.topic(build.output)
-        value = encode(trajectory)
-        if len(value) + RECORD_OVERHEAD > topic.max_bytes:
-            trajectory = failed(
-                build, "too_large", f"{len(value)} bytes; a record holds {topic.max_bytes}", len(session.calls)
-            )
-            value = encode(trajectory)
+        trajectory, value = encoded(trajectory, build, topic)
         stats = trajectory.stats
         fact = TrajectoryEmitted(
             uuid.uuid4().hex,
@@ -286,34 +234,3 @@ class Keeper:
 
     def _write(self, topic: str, key: str, value: bytes) -> Write:
         return Write(topic, self._partition, key.encode(), value)
-
-
-def bases_missing(calls: Sequence[Completion]) -> list[str]:
-    """Ids that calls name as their base and that aren't before them: each was acknowledged once (protocol 21), so the log has lost it."""
-    known: set[str] = set()
-    missing: dict[str, None] = {}
-    for call in calls:
-        bases = (call.prompt.base, call.messages.base)
-        missing |= dict.fromkeys(base for base in bases if base is not None and base not in known)
-        known.add(call.call_id)
-    return list(missing)
-
-
-def failed(build: Build, code: str, message: str, calls: int, kind: Kind = Kind.INFRA) -> Trajectory:
-    """What is emitted where nothing could be built: FAILED `<kind>/<code>`, no traces, no reward."""
-    return Trajectory(
-        build.session_id,
-        build.task_id,
-        build.sample_index,
-        build.num_samples,
-        build.attempt,
-        Status.FAILED,
-        build.builder,
-        build.harness,
-        error=SessionError("build", kind, code, message),
-        stats=Stats(calls=calls),
-        accounting=build.accounting,
-        artifacts=build.artifacts,
-        metadata=build.metadata,
-        mode=build.mode,
-    )

@@ -40,8 +40,12 @@ def names(kind: Kind) -> list[str]:
 
 
 def is_known(kind: Kind, name: str) -> bool:
-    """Whether `name` is installed here or is an import path, which is only resolved where it is used."""
-    return name in _installed(kind) or IMPORT_PATH.match(name) is not None
+    """Whether `name` is installed here or is an import path, which is only resolved where it is used.
+
+    Where nothing of the kind is installed (a trainer's environment that has Polar by its path) any name may be: fanout will tell.
+    """
+    installed = _installed(kind)
+    return not installed or name in installed or IMPORT_PATH.match(name) is not None
 
 
 def load(kind: Kind, name: str) -> Any:

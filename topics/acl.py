@@ -62,6 +62,8 @@ class _Role:
     """Whose tickets it reads, in whatever pool; it makes their queues."""
     outputs: tuple[Operation, ...] = ()
     """On `trajectories` and every named output."""
+    named: tuple[Operation, ...] = ()
+    """On every named output, `eval` among them, and not on `trajectories`."""
     tickets: bool = False
     """Writes every stage's."""
 
@@ -131,6 +133,12 @@ _ROLES: dict[str, _Role] = {
         writes=(fleet.TOPIC, control.TOPIC, workers.TOPIC),
         outputs=("Read",),
     ),
+    "rebuild": _Role(
+        "polar rebuild",
+        reads=(completions.TOPIC,),
+        transactional="rebuild.",
+        named=("Read", "Write", *MAKING),
+    ),
     "submitter": _Role(
         "polar submit, cancel; polar.client",
         reads=(sessions.TOPIC,),
@@ -161,6 +169,8 @@ def _rights(role: _Role, namespace: str) -> Iterator[Right]:
         yield Right("topic", topic.full_name(namespace), operations + MAKING * (topic in role.makes))
     if role.outputs:
         yield Right("topic", trajectories.TOPIC.full_name(namespace), role.outputs, prefixed=True)
+    if role.named:
+        yield Right("topic", f"{trajectories.TOPIC.full_name(namespace)}.", role.named, prefixed=True)
     for stage in role.stages:
         # The first worker of a pool makes the queues of all three stages.
         yield Right("topic", f"{namespace}.{stages.PREFIX}", ("Describe", *MAKING), prefixed=True)

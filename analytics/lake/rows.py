@@ -37,8 +37,13 @@ def origin(record: kafka.Record) -> Row:
 
 
 def of_record(record: object, at: Row, output: str | None = None) -> Rows:
-    """A decoded record's rows. `at`: its origin; `output`: the suffix of its topic, where that is one of trajectories."""
+    """A decoded record's rows. `at`: its origin; `output`: the suffix of its topic, where that is one of trajectories.
+
+    What `polar rebuild` made has none: it would stand beside the rows of the very same sessions.
+    """
     match record:
+        case Trajectory(rebuilt_with=bytes()) | GroupFinished(rebuilt=True):
+            return
         case Completion():
             yield "completions", at | _completion(record)
         case Disowned():

@@ -274,8 +274,8 @@ NODES = Table(
         Column(
             "masked",
             TEXT,
-            "why sampled tokens are trained in no trace: `base_missing`, `invalid_logprobs`, `disowned`, `side_call`, `undelivered`; "
-            "null: they are, or weren't sampled",
+            "why sampled tokens are trained in no trace, a reason of docs/builder.md (`side_call`, `undelivered`, …); null: they are, or "
+            "weren't sampled",
         ),
         *OUTPUT,
     ),

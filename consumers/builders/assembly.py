@@ -1,20 +1,24 @@
 """A trajectory from a token tree and the traces that a builder chose.
 
 Owns the count of everything: `sampled_tokens` is `trainable_tokens` plus all of `masked_tokens`. Rewards are the evaluator's: the
-session's on each trace, a call's on its call, whichever the builder.
+session's on each trace that the task credits, a call's on its call, whichever the builder.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from enum import StrEnum
+
+import msgspec
 
 from consumers.builders.base import BuiltFrom
+from consumers.builders.credit import credited
+from consumers.builders.masks import FILTERS, Masked
 from consumers.builders.tree import TokenTree
+from polar.types.building import Options
 from polar.types.completion import CallOutcome, Completion
 from polar.types.tokens import count
-from polar.types.trajectory import Call, Stats, Trace, Trajectory
+from polar.types.trajectory import Call, Node, Stats, Trace, Trajectory
 
 
 def trace(session: BuiltFrom, tree: TokenTree, index: int, trains: list[int]) -> Trace:
@@ -30,10 +34,21 @@ def trace(session: BuiltFrom, tree: TokenTree, index: int, trains: list[int]) ->
     )
 
 
-def trajectory(session: BuiltFrom, tree: TokenTree, traces: Sequence[Trace]) -> Trajectory:
-    """The session's trajectory; what isn't in the calls is the Build's."""
+def trajectory(
+    session: BuiltFrom,
+    tree: TokenTree,
+    traces: Iterable[Trace],
+    options: Options = Options(),  # noqa: B008 - frozen
+) -> Trajectory:
+    """The session's trajectory; what isn't in the calls is the Build's.
+
+    Leaves out traces that are too short, takes the reward back from those that aren't credited, and masks what no trace trains. Raises
+    ValueError where a trace trains what it may not: a node that isn't sampled, is masked, or is trained by another.
+    """
     build = session.build
     rewards = build.call_rewards or {}
+    kept, short = _by_length(tree, traces, options.filters.min_trainable_tokens)
+    nodes = _masked(tree.nodes, kept, short)
     return Trajectory(
         session_id=build.session_id,
         task_id=build.task_id,
@@ -45,15 +60,54 @@ def trajectory(session: BuiltFrom, tree: TokenTree, traces: Sequence[Trace]) -> 
         harness=build.harness,
         reward=build.reward,
         error=build.error,
-        nodes=tree.nodes,
+        nodes=nodes,
         calls=[_call(tree, index, rewards.get(call.call_id)) for index, call in enumerate(tree.calls)],
-        traces=list(traces),
-        stats=_stats(session, tree, traces),
+        traces=_credit(tree, kept, options),
+        stats=_stats(session, tree, nodes, traces=len(kept), short=len(short)),
         accounting=build.accounting,
         artifacts=build.artifacts,
         metadata=build.metadata,
         mode=build.mode,
     )
+
+
+def _by_length(tree: TokenTree, traces: Iterable[Trace], least: int) -> tuple[list[Trace], list[Trace]]:
+    """Those that train `least` tokens or more, and the others."""
+    kept: list[Trace] = []
+    short: list[Trace] = []
+    for made in traces:
+        trained = sum(count(tree.nodes[index].tokens) for index in made.trains)
+        (kept if trained >= least else short).append(made)
+    return kept, short
+
+
+def _masked(nodes: list[Node], kept: Iterable[Trace], short: Iterable[Trace]) -> list[Node]:
+    """The nodes, those masked, too, that no trace trains."""
+    reasons = dict.fromkeys((index for made in short for index in made.trains), Masked.FILTERED_SHORT)
+    trained: set[int] = set()
+    for index in (index for made in kept for index in made.trains):
+        if index in trained or nodes[index].call is None or nodes[index].masked is not None:
+            raise ValueError(f"node {index} is trained twice, was not sampled, or is masked ({nodes[index].masked})")
+        trained.add(index)
+    return [
+        node
+        if node.call is None or node.masked is not None or index in trained
+        else msgspec.structs.replace(node, masked=reasons.get(index, Masked.NO_TRACE))
+        for index, node in enumerate(nodes)
+    ]
+
+
+def _credit(tree: TokenTree, traces: list[Trace], options: Options) -> list[Trace]:
+    """The traces, without the reward where they train no call that it is for."""
+    calls = credited(tree, options)
+    if calls is None:
+        return traces
+    return [
+        made
+        if any(tree.nodes[index].call in calls for index in made.trains)
+        else msgspec.structs.replace(made, reward=None)
+        for made in traces
+    ]
 
 
 def _call(tree: TokenTree, index: int, reward: float | None) -> Call:
@@ -83,25 +137,33 @@ def _sampled(call: Completion) -> int:
     return count(call.sampled) if call.outcome is CallOutcome.ANSWERED else 0
 
 
-def _stats(session: BuiltFrom, tree: TokenTree, traces: Sequence[Trace]) -> Stats:
-    # By call and not by node: a call without a place in the tree has sampled tokens too.
-    by_reason: Counter[StrEnum | None] = Counter()
-    for call, masked in zip(tree.calls, tree.masked, strict=True):
-        by_reason[masked] += _sampled(call)
+def _stats(session: BuiltFrom, tree: TokenTree, nodes: Sequence[Node], *, traces: int, short: int) -> Stats:
+    """`short`: traces left out as such."""
+    by_reason: Counter[str | None] = Counter()
+    for node in nodes:
+        if node.call is not None:
+            by_reason[node.masked] += count(node.tokens)
+    left_out: Counter[str | None] = Counter({Masked.FILTERED_SHORT: short})
+    for call, masked, own in zip(tree.calls, tree.masked, tree.sampled, strict=True):
+        if not own:  # a call without a place in the tree has sampled tokens, too
+            by_reason[masked] += _sampled(call)
+        elif masked in FILTERS:
+            left_out[masked] += 1
     return Stats(
         calls=len(tree.calls),
         answered=sum(call.outcome is CallOutcome.ANSWERED for call in tree.calls),
-        traces=len(traces),
-        tokens=sum(count(node.tokens) for node in tree.nodes),
+        traces=traces,
+        tokens=sum(count(node.tokens) for node in nodes),
         sampled_tokens=sum(by_reason.values()),
         trainable_tokens=by_reason[None],
         masked_tokens=_told(by_reason.items()),
         branches=_told(Counter(tree.branches).items()),
         drift=_told(tree.drift.items()),
         late_calls=session.late_calls,
+        filtered=_told(left_out.items()),
     )
 
 
-def _told(counts: Iterable[tuple[StrEnum | None, int]]) -> dict[str, int]:
+def _told(counts: Iterable[tuple[str | None, int]]) -> dict[str, int]:
     """Counts by reason code, in its order, without zeros and without what has no reason."""
     return dict(sorted((str(code), n) for code, n in counts if code is not None and n))

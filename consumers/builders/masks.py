@@ -15,12 +15,14 @@ from enum import StrEnum
 
 import numpy as np
 
-from consumers.builders.history import Place, thread_of
+from consumers.builders.place import Branch, Place, request_of, thread_of
+from polar.types.building import TRAINED, Filters
 from polar.types.completion import Completion
+from polar.types.session import Status
 from polar.types.tokens import unpack_logprobs
 
-TRAINED = frozenset({"main", "subagent", "compaction"})
-"""Kinds of call that are trained: main work, a sub-agent's, and the summaries that work goes on from. The others are side calls."""
+NO_LOGPROB = -9999.0
+"""What vLLM's chat completions say where there is none (its `ChatCompletionLogProb`'s default), and less."""
 
 
 class Masked(StrEnum):
@@ -28,59 +30,93 @@ class Masked(StrEnum):
 
     BASE_MISSING = "base_missing"
     """What its prompt is a delta of isn't among the session's calls, has no place itself, or is shorter than what is shared."""
+    INVALID_TOKENS = "invalid_tokens"
+    """Its prompt's or sampled bytes are no token ids: no whole number of them, or one is negative."""
+    CHAIN_DIFFERS = "chain_differs"
+    """Its prompt as its delta says isn't the one that the proxy saw: the hash chain is another."""
     INVALID_LOGPROBS = "invalid_logprobs"
-    """Not as many logprobs as tokens, or one that is no finite number."""
+    """Not as many logprobs as tokens, or one that is no finite number, or the engine's stand-in for none."""
     DISOWNED = "disowned"
     """The proxy gave it up: no harness saw the answer."""
     SIDE_CALL = "side_call"
     """A title, a summary or the like, as a rule recognised it."""
     UNDELIVERED = "undelivered"
     """Asked again with the very same prompt by the same thread, and the harness went on from the other answer."""
+    FILTERED_STATUS = "filtered_status"
+    """The task's filter `statuses` leaves out sessions that end so."""
+    FILTERED_KIND = "filtered_kind"
+    """The task's filter `kinds` leaves out this kind of call, which is trained otherwise."""
+    FILTERED_TRUNCATED = "filtered_truncated"
+    """The task's filter `drop_truncated`: the answer was cut at a length limit."""
+    FILTERED_LONG = "filtered_long"
+    """The task's filter `max_tokens`: its prompt and sampled tokens are more."""
+    FILTERED_SHORT = "filtered_short"
+    """The task's filter `min_trainable_tokens`: its trace would train fewer."""
+    NO_TRACE = "no_trace"
+    """The builder made no trace that trains it; the builders that come with Polar leave none so."""
 
 
-def masks(calls: Sequence[Completion], placed: Sequence[Place | None], disowned: Set[str]) -> list[Masked | None]:
-    """The reason of each call, by index; None for one that is trained."""
-    undelivered = _undelivered(
-        [p for p in placed if p is not None and p.sampled and p.call.call_id not in disowned], placed
-    )
+FILTERS = frozenset(reason for reason in Masked if reason.startswith("filtered_"))
 
-    def reason(call: Completion, place: Place | None) -> Masked | None:
-        if place is None:
-            return Masked.BASE_MISSING
+
+def masks(
+    calls: Sequence[Completion],
+    placed: Sequence[Place | Branch],
+    disowned: Set[str],
+    filters: Filters = Filters(),  # noqa: B008 - frozen
+    status: Status = Status.COMPLETED,
+) -> list[Masked | None]:
+    """The reason of each call, by index; None for one that is trained. `status`: the session's."""
+    answers = [p for p in placed if isinstance(p, Place) and p.sampled and p.call.call_id not in disowned]
+    undelivered = _undelivered(answers, placed)
+
+    def reason(call: Completion, place: Place | Branch) -> Masked | None:
+        if isinstance(place, Branch):
+            return Masked(place.value)
         if place.sampled and not has_logprobs(call):
             return Masked.INVALID_LOGPROBS
         if call.call_id in disowned:
             return Masked.DISOWNED
-        if call.kind not in TRAINED:
+        if call.kind not in TRAINED and call.kind not in filters.kinds:
             return Masked.SIDE_CALL
-        return Masked.UNDELIVERED if place in undelivered else None
+        return Masked.UNDELIVERED if place in undelivered else _filtered(place, filters, status)
 
     return [reason(call, place) for call, place in zip(calls, placed, strict=True)]
 
 
+def _filtered(place: Place, filters: Filters, status: Status) -> Masked | None:
+    if filters.statuses is not None and status not in filters.statuses:
+        return Masked.FILTERED_STATUS
+    if place.call.kind not in filters.kinds:
+        return Masked.FILTERED_KIND
+    if filters.drop_truncated and place.call.finish_reason == "length":
+        return Masked.FILTERED_TRUNCATED
+    if filters.max_tokens is not None and place.end.end > filters.max_tokens:
+        return Masked.FILTERED_LONG
+    return None
+
+
 def has_logprobs(call: Completion) -> bool:
-    """Whether each sampled token has a finite logprob."""
-    return len(call.logprobs) == len(call.sampled) and bool(np.isfinite(unpack_logprobs(call.logprobs)).all())
+    """Whether each sampled token has one."""
+    if len(call.logprobs) != len(call.sampled):
+        return False
+    logprobs = unpack_logprobs(call.logprobs)
+    return bool((np.isfinite(logprobs) & (logprobs > NO_LOGPROB)).all())
 
 
-def _undelivered(answers: Iterable[Place], placed: Iterable[Place | None]) -> set[Place]:
+def _undelivered(answers: Iterable[Place], placed: Iterable[Place | Branch]) -> set[Place]:
     """Answers superseded by one to the same prompt.
 
     Those that a later prompt repeats were delivered; where there is none, the last in log order was. Threads are told apart, so that
     sub-agents that start alike don't supersede one another. The choices of one request were delivered, or not, together.
     """
-    repeated = {place.parent for place in placed if place is not None}
+    repeated = {place.parent for place in placed if isinstance(place, Place)}
     alike: defaultdict[object, defaultdict[str, list[Place]]] = defaultdict(lambda: defaultdict(list))
     for place in answers:
-        alike[place.prompt, thread_of(place.call), place.call.kind][_request_of(place.call)].append(place)
+        alike[place.prompt, thread_of(place.call), place.call.kind][request_of(place.call)].append(place)
     superseded: set[Place] = set()
     for requests in alike.values():
         asked = list(requests.values())
         delivered = [choices for choices in asked if repeated.intersection(choices)] or asked[-1:]
         superseded.update(place for choices in asked if choices not in delivered for place in choices)
     return superseded
-
-
-def _request_of(call: Completion) -> str:
-    """Choices after the first are named after it: `<its id>.<choice>`."""
-    return call.call_id.rpartition(".")[0] if call.choice else call.call_id

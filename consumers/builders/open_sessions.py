@@ -77,6 +77,15 @@ class Sessions:
             case Emitted(session_id=str(session_id)):
                 self.emitted(session_id, record.task_id)
 
+    def named(self, session_id: str) -> OpenSession | None:
+        """The open session of that id."""
+        return self._open.get(session_id)
+
+    @property
+    def unfinished(self) -> int:
+        """Sessions whose trajectory isn't asked for yet."""
+        return sum(session.build is None for session in self._open.values())
+
     def due(self) -> list[OpenSession]:
         """Sessions whose trajectory is asked for."""
         return [session for session in self._open.values() if session.build is not None]

@@ -8,8 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 from consumers.builders.assembly import trace, trajectory
-from consumers.builders.base import BuiltFrom, refuse_unknown
+from consumers.builders.base import BuiltFrom
 from consumers.builders.tree import grow
+from polar.types.building import options
 from polar.types.trajectory import Trajectory
 
 
@@ -17,8 +18,10 @@ class PerRequest:
     """A `Builder`."""
 
     def __init__(self, **config: Any) -> None:
-        refuse_unknown(config)
+        """See `polar.types.building.Options`."""
+        self._options = options("per_request", config)
 
     def build(self, session: BuiltFrom) -> Trajectory:
-        tree = grow(session.calls, session.disowned)
-        return trajectory(session, tree, [trace(session, tree, i, list(tree.sampled[i])) for i in tree.trainable()])
+        tree = grow(session.calls, session.disowned, self._options.filters, session.build.status)
+        traces = [trace(session, tree, index, list(tree.sampled[index])) for index in tree.trainable()]
+        return trajectory(session, tree, traces, self._options)

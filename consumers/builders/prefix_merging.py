@@ -2,18 +2,20 @@
 
 A leaf is the end of a trainable call that no other trainable call goes on from: what is masked alone (a side call, an answer that
 went unused) makes no trace, and stays in the tree, counted by its reason. Traces stand longest first, and where branches share
-sampled tokens the first that holds them trains them.
+sampled tokens the first that holds them trains them. Where the reward isn't for all, the calls that it is for come first, so that none
+of their tokens is trained without it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from typing import Any
 
 from consumers.builders.assembly import trace, trajectory
-from consumers.builders.base import BuiltFrom, refuse_unknown
+from consumers.builders.base import BuiltFrom
+from consumers.builders.credit import credited
 from consumers.builders.tree import TokenTree, grow
-from polar.types.errors import InputError
+from polar.types.building import options
 from polar.types.tokens import count
 from polar.types.trajectory import ROOT, Trace, Trajectory
 
@@ -21,23 +23,20 @@ from polar.types.trajectory import ROOT, Trace, Trajectory
 class PrefixMerging:
     """A `Builder`."""
 
-    def __init__(self, end_of_turn_token_id: int | None = None, **unknown: Any) -> None:
-        """`end_of_turn_token_id` is taken because other systems' tasks carry it, and not needed: the ids tell where turns meet."""
-        refuse_unknown(unknown, known=["end_of_turn_token_id"])
-        if end_of_turn_token_id is not None and type(end_of_turn_token_id) is not int:
-            raise InputError(
-                "builder.config.end_of_turn_token_id", end_of_turn_token_id, "must be a token id, or left out"
-            )
+    def __init__(self, **config: Any) -> None:
+        """See `polar.types.building.MergingOptions`."""
+        self._options = options("prefix_merging", config)
 
     def build(self, session: BuiltFrom) -> Trajectory:
-        tree = grow(session.calls, session.disowned)
-        return trajectory(session, tree, list(_traces(session, tree)))
+        tree = grow(session.calls, session.disowned, self._options.filters, session.build.status)
+        first = credited(tree, self._options) or frozenset()
+        return trajectory(session, tree, _traces(session, tree, first), self._options)
 
 
-def _traces(session: BuiltFrom, tree: TokenTree) -> Iterator[Trace]:
-    """Each path is walked up to where a longer one has been: every node is visited once."""
+def _traces(session: BuiltFrom, tree: TokenTree, first: Set[int]) -> Iterator[Trace]:
+    """Each path is walked up to where another has been: every node is visited once."""
     seen: set[int] = set()
-    for index in sorted(tree.trainable(), key=lambda i: _longest_first(tree, i)):
+    for index in sorted(tree.trainable(), key=lambda i: (i not in first, *_longest_first(tree, i))):
         at = tree.sampled[index][-1]
         if at in seen:
             continue

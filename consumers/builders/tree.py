@@ -17,10 +17,13 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 
-from consumers.builders.history import Branch, Drift, Place, places
+from consumers.builders.history import places
 from consumers.builders.masks import Masked, masks
+from consumers.builders.place import Branch, Drift, Place
 from consumers.builders.prefixes import Run
+from polar.types.building import Filters
 from polar.types.completion import Completion
+from polar.types.session import Status
 from polar.types.tokens import WIDTH
 from polar.types.trajectory import ROOT, Node
 
@@ -33,6 +36,8 @@ class TokenTree:
     calls: list[Completion]
     parents: list[str | None]
     """Call ids."""
+    left: list[str | None]
+    """Ids of the calls whose answers the prompts left."""
     branches: list[Branch | None]
     masked: list[Masked | None]
     sampled: list[list[int]]
@@ -44,40 +49,53 @@ class TokenTree:
         return (i for i, nodes in enumerate(self.sampled) if nodes and self.masked[i] is None)
 
 
-def grow(records: Sequence[Completion], disowned: Set[str]) -> TokenTree:
-    """The tree of one session's calls, given in log order; the first record of a call id counts.
+def grow(
+    records: Sequence[Completion],
+    disowned: Set[str],
+    filters: Filters = Filters(),  # noqa: B008 - frozen
+    status: Status = Status.COMPLETED,
+) -> TokenTree:
+    """The tree of one session's calls, given in log order; the first record of a call id counts. `status`: how the session ended.
 
-    Time and memory are linear in the tokens of the records. Raises ValueError where bytes are no whole number of ids or logprobs.
+    Time and memory are linear in the tokens of the records.
     """
     first: dict[str, Completion] = {}
     for record in records:
         first.setdefault(record.call_id, record)
     calls = list(first.values())
     placed = places(calls, disowned)
-    masked = masks(calls, placed, disowned)
+    masked = masks(calls, placed, disowned, filters, status)
     nodes = _Nodes()
-    for place in sorted((p for p in placed if p is not None and p.sampled), key=lambda p: (p.prompt.end, p.index)):
+    sampled = [place for place in placed if isinstance(place, Place) and place.sampled]
+    for place in sorted(sampled, key=lambda place: (place.prompt.end, place.index)):
         nodes.add(place)
     return TokenTree(
         nodes=nodes.written(masked),
         calls=calls,
-        parents=[p.parent.call.call_id if p is not None and p.parent is not None else None for p in placed],
-        branches=[p.branch if p is not None else Branch.BASE_MISSING for p in placed],
+        parents=[_id(place.parent) if isinstance(place, Place) else None for place in placed],
+        left=[_id(place.left) if isinstance(place, Place) else None for place in placed],
+        branches=[place.branch if isinstance(place, Place) else place for place in placed],
         masked=masked,
-        sampled=[nodes.sampled.get(p, []) if p is not None else [] for p in placed],
+        sampled=[nodes.sampled.get(place, []) if isinstance(place, Place) else [] for place in placed],
         drift=Counter(d for p, m in zip(placed, masked, strict=True) if (d := _drift(p, m)) is not None),
     )
 
 
-def _drift(place: Place | None, masked: Masked | None) -> Drift | None:
+def _id(place: Place | None) -> str | None:
+    return None if place is None else place.call.call_id
+
+
+def _drift(place: Place | Branch, masked: Masked | None) -> Drift | None:
     """None for a call without a history: a root, or one that sampled nothing."""
-    if place is None or masked is Masked.INVALID_LOGPROBS:
+    if isinstance(place, Branch) or masked is Masked.INVALID_LOGPROBS:
         return Drift.QUARANTINE
     if not place.sampled:
         return None
-    if place.edited:
+    if place.left is not None:
         return Drift.FORK
-    return Drift.CLEAN if place.parent is not None else None
+    if place.parent is None:
+        return None
+    return Drift.REALIGN if place.call.realigned else Drift.CLEAN
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers.utils import logging
 
 from examples.tiny_model.tokenizer import CONTEXT, VOCABULARY
 
@@ -47,6 +48,7 @@ def beginner(tokenizer: Any, seed: int) -> Qwen3ForCausalLM:
 
 def load(folder: Path) -> Qwen3ForCausalLM:
     """The model of a folder, to be trained."""
+    logging.disable_progress_bar()
     return Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.float32)
 
 

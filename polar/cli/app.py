@@ -15,6 +15,7 @@ from polar.cli import (
     logs,
     policy,
     proxy,
+    rebuild,
     session,
     show,
     sql,
@@ -63,6 +64,7 @@ app.command("status")(status.status)
 app.command("show")(show.show)
 app.command("cancel")(cancel.cancel)
 app.command("trajectories")(trajectories.trajectories)
+app.command("rebuild")(rebuild.rebuild)
 app.command("sql")(sql.sql)
 app.command("worker")(worker.worker)
 app.command("proxy")(proxy.proxy)

@@ -41,7 +41,9 @@ def up(
     """
     from polar.embedded import disk, engine, lock
     from polar.embedded.system import Options
+    from proxy.engines.pool import plug_in_of
 
+    plug_in_of(mode, "--mode")
     if engine_url is None and model is not None:
         raise InputError("--model", model, "goes with --engine")
     if engine_url is not None and scripts:
@@ -74,8 +76,9 @@ async def _examine(upstream: Engine, mode: str) -> None:
     """Raises NotReady where it can't serve training."""
     from polar.embedded import engine
 
-    await engine.probe(upstream)
+    # First the routes that a mode needs, with the flag that opens them.
     found = await engine.examine(upstream, mode, _announce)
+    await engine.probe(upstream, mode)
     if found is not None:
         _announce(f"the engine: {found.summary}")
 

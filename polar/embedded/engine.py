@@ -18,7 +18,7 @@ from proxy.chat import ChatRequest, Message
 from proxy.engines import capabilities
 from proxy.engines.capabilities import Capabilities
 from proxy.engines.connection import Unreachable
-from proxy.engines.vllm_chat import VllmChat
+from proxy.engines.pool import plug_in_of
 from proxy.errors import EngineFault
 
 ANSWER_S = 10.0
@@ -100,9 +100,12 @@ def model_at(urls: Sequence[str], model: str | None, *, field: str = "--model") 
     return model
 
 
-async def probe(engine: Engine) -> None:
-    """Ask for one token, just as the proxy will. Raises NotReady, saying what the server lacks and what to do."""
-    asked = VllmChat(engine.url, engine.model, deadline_s=PROBE_S)
+async def probe(engine: Engine, mode: str = "chat") -> None:
+    """Ask for one token, just as the proxy will.
+
+    Raises NotReady, saying what the server lacks and what to do, InputError for a mode that there is none of.
+    """
+    asked = plug_in_of(mode, "--mode")(engine.url, engine.model, deadline_s=PROBE_S)
     request = ChatRequest([Message("user", content="Say a word.")], sampling=Sampling(temperature=1, max_tokens=1))
     await asked.start()
     try:

@@ -2,7 +2,8 @@
 
 Accepts the bodies of NVIDIA's Polar (arXiv 2605.24220) with our defaults where they are silent: its `timeout_seconds` is the run's
 budget. What would need a part that isn't built yet is refused by name here, where it enters, rather than ignored.
-Names of harnesses, evaluators and builders are checked by `check_names`, since what is installed is not a property of the body.
+Names of harnesses, evaluators and builders are checked by `check_names`, since what is installed is not a property of the body; the
+settings of the builders that come with Polar by `building.options`.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from pydantic import (
 )
 
 from polar import registry
-from polar.types import ids
+from polar.types import building, ids
 from polar.types.errors import InputError
 
 INSTRUCTION_LIMIT = 1024 * 1024
@@ -375,6 +376,8 @@ def parse(body: object) -> TaskRequest:
         raise InputError(field, first["input"], reason) from None
     _check_json(task)
     check_names(task)
+    if task.builder.strategy in building.OPTIONS:
+        building.options(task.builder.strategy, task.builder.config)
     return task
 
 

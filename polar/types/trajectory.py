@@ -97,6 +97,8 @@ class Stats(msgspec.Struct, frozen=True, omit_defaults=True):
     branches: dict[str, int] = {}
     drift: dict[str, int] = {}
     late_calls: int = 0
+    filtered: dict[str, int] = {}
+    """What the task's filters left out, by reason: calls, and for `filtered_short` traces. Their tokens are in `masked_tokens`."""
 
 
 class Trajectory(msgspec.Struct, frozen=True, tag="trajectory", omit_defaults=True):
@@ -121,6 +123,8 @@ class Trajectory(msgspec.Struct, frozen=True, tag="trajectory", omit_defaults=Tr
     metadata: bytes = b"{}"
     """JSON object: the task's."""
     mode: str = "train"
+    rebuilt_with: bytes | None = None
+    """JSON object, the settings of its builder: `polar rebuild` made it. None: the builder did, once for each session."""
 
     def expanded(self) -> list[ExpandedTrace]:
         """Its traces written out, in order; made anew at each call."""
@@ -141,6 +145,8 @@ class GroupFinished(msgspec.Struct, frozen=True, tag="group_finished", omit_defa
     rewards: list[float | None]
     """By sample index; None where no evaluator gave one."""
     statuses: list[Status]
+    rebuilt: bool = False
+    """`polar rebuild` wrote it."""
 
 
 class Span(msgspec.Struct, frozen=True):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from polar import registry
 from polar.settings import EngineSettings
 from polar.types.errors import InputError
+from proxy.engines.base import Engine
 from proxy.engines.replicas import Replicas
 
 MODES = {"chat": "vllm_chat", "tokens": "vllm_tokens"}
@@ -57,11 +58,15 @@ class Engines:
 
 def _replicas(name: str, told: EngineSettings, options: Mapping[str, object]) -> Replicas:
     assert told.model is not None, "it was asked for where none was said"
-    try:
-        plug_in = registry.load(registry.Kind.ENGINE, MODES.get(told.mode, told.mode))
-    except InputError as error:
-        raise InputError(
-            f"engines.{name}.mode", told.mode, f"must be chat, tokens, or an engine plug-in: {error.reason}"
-        ) from None
+    plug_in = plug_in_of(told.mode, f"engines.{name}.mode")
     servers = {url: plug_in(url, told.model, logprobs_mode=told.logprobs_mode or "raw", **options) for url in told.urls}
     return Replicas(name, servers, model=told.model, models=told.models, concurrency=told.concurrency)
+
+
+def plug_in_of(mode: str, field: str) -> Callable[..., Engine]:
+    """What makes an engine of a mode, of a server's URL, its model and options. Raises InputError, naming `field`."""
+    try:
+        plug_in: Callable[..., Engine] = registry.load(registry.Kind.ENGINE, MODES.get(mode, mode))
+    except InputError as error:
+        raise InputError(field, mode, f"must be chat, tokens, or an engine plug-in: {error.reason}") from None
+    return plug_in

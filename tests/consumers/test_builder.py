@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from consumers.builder import failed
 from consumers.builders.base import BuiltFrom
 from consumers.builders.open_sessions import OpenSession, Sessions
+from consumers.builders.outcome import failed
 from consumers.builders.running import AT_ONCE, Builds, off_loop
 from polar.types.completion import CallOutcome, Completion, MessageDelta, TokenDelta
 from polar.types.session import Status

@@ -1,5 +1,10 @@
 """Plug-ins by name or by path."""
 
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
 import pytest
 
 from polar import registry
@@ -45,3 +50,17 @@ def test_what_cannot_be_imported_says_why(path: str) -> None:
 def test_what_is_no_class_is_refused(path: str) -> None:
     with pytest.raises(InputError, match="harness: is no class"):
         registry.load(Kind.HARNESS, path)
+
+
+def test_without_anything_installed_every_name_may_be_one(tmp_path: Path) -> None:
+    """A trainer's environment that has Polar by its path: tasks are made there, and judged where they are taken."""
+    (tmp_path / "msgspec").symlink_to(Path(msgspec.__file__).parent)
+    program = (
+        "import sys; sys.path += sys.argv[1:]\n"
+        "from polar import registry\n"
+        "print(registry.names(registry.Kind.HARNESS), registry.is_known(registry.Kind.HARNESS, 'shell'))"
+    )
+    root = Path(registry.__file__).parents[1]
+    command = [sys.executable, "-I", "-S", "-c", program, str(root), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[] True"

@@ -29,7 +29,7 @@ from tests.acceptance.fleet import READY_S, ROLES, Fleet
 from topics import admin, catalogue, kafka
 
 WORKERS = (*ROLES, "analytics", "webhooks")
-USERS = (*WORKERS, "proxy", "admin", "submitter", "reader", "trainer", "nobody")
+USERS = (*WORKERS, "proxy", "admin", "submitter", "reader", "trainer", "rebuild", "nobody")
 """By role; `nobody` has a password and no right at all."""
 SUPER = "super"
 """Whom the authorizer doesn't judge: makes the topics, applies the rights, and reads for the tests."""

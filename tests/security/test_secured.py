@@ -77,13 +77,15 @@ async def test_a_session_goes_its_whole_way_with_each_role_in_its_own_rights(sys
             while not endpoint.calls or not list((data / "lake" / "polar" / "trajectories").glob("*.parquet")):
                 await asyncio.sleep(0.2)
     assert endpoint.calls[0].verified(WEBHOOK)["data"]["task_id"] == "talk"
-    told, shown, _, rows, _ = await asyncio.gather(
+    told, shown, _, rows, _, again = await asyncio.gather(
         ended_well(system, "trainer", "trajectories", "--topic", "mine", "--format", "jsonl"),
         ended_well(system, "reader", "show", "talk.0", "--format", "json"),
         ended_well(system, "trainer", "fleet", "pause"),
         ended_well(system, "nobody", "sql", "SELECT session_id FROM trajectories", "--format", "json"),
         ended_well(system, "admin", "topics", "apply"),
+        ended_well(system, "rebuild", "rebuild", "--into", "again", "--builder", "per_request", "--format", "json"),
     )
+    assert json.loads(again)["sessions"] == 1
     assert json.loads(told)["session_id"] == json.loads(rows)[0]["session_id"] == "talk.0"
     assert json.loads(shown)["status"] == "COMPLETED"
     await ended_well(system, "trainer", "fleet", "resume")

@@ -19,7 +19,11 @@ ALONE = {
     "control": {"coordinator", "trainer"},
     "completions": {"coordinator", "builder", "proxy"},
     "webhooks": {"builder", "webhooks"},
-    **{topic.name: {"builder"} for topic in (trajectories.TOPIC, trajectories.EVAL)},
+    trajectories.TOPIC.name: {"builder"},
+    trajectories.EVAL.name: {
+        "builder",
+        "rebuild",
+    },  # a prefix can't tell it from a name of one's own; the command refuses it
     **{stages.topic(stage, "default").name: {"coordinator"} for stage in Stage},
 }
 """Who may write what others act on."""

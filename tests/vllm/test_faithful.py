@@ -29,7 +29,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Inheritance class AiohttpClientSession:DeprecationWarning"),
 ]
 
-SESSIONS = 8
+SESSIONS = 6
 """Of each dialect."""
 AT_ONCE = 8
 OTHERS = {
@@ -69,9 +69,10 @@ class Trace:
         return differences
 
 
-@pytest.fixture(scope="module")
-def up(vllm_server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
-    running = Up(tmp_path_factory.mktemp("faithful"), "--engine", vllm_server.url)
+@pytest.fixture(scope="module", params=["chat", "tokens"])
+def up(request: pytest.FixtureRequest, vllm_server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    """A system in each mode."""
+    running = Up(tmp_path_factory.mktemp(request.param), "--engine", vllm_server.url, "--mode", request.param)
     try:
         yield running
     finally:

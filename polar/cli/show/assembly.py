@@ -10,7 +10,8 @@ from typing import Any
 
 import msgspec
 
-from consumers.builders.history import Branch, Place, places
+from consumers.builders.history import places
+from consumers.builders.place import Branch, Place
 from polar.cli.show.story import CallStory, Message, Story
 from polar.types.completion import CallOutcome, Completion, MessageDelta
 from polar.types.session import Phase, SessionState, TaskState
@@ -133,9 +134,9 @@ class MessageTree:
         return [tool["function"]["name"] for tool in msgspec.json.decode(record.tools)]
 
 
-def _call(record: Completion, place: Place | None) -> Call:
+def _call(record: Completion, place: Place | Branch) -> Call:
     """What a trajectory would say of a call."""
-    parent = place.parent if place is not None else None
+    parent = place.parent if isinstance(place, Place) else None
     return Call(
         call_id=record.call_id,
         kind=record.kind,
@@ -146,7 +147,7 @@ def _call(record: Completion, place: Place | None) -> Call:
         prompt_tokens=record.prompt.shared + count(record.prompt.rest),
         sampled_tokens=count(record.sampled) if record.outcome is CallOutcome.ANSWERED else 0,
         parent=parent.call.call_id if parent is not None else None,
-        branch=place.branch if place is not None else Branch.BASE_MISSING,
+        branch=place.branch if isinstance(place, Place) else place,
         finish_reason=record.finish_reason,
         policy_version=record.policy_version,
         policy_spans=record.policy_spans,

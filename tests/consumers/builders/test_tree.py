@@ -6,6 +6,7 @@ The reference is the definition written out token by token and prompt by prompt:
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
@@ -13,16 +14,30 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from consumers.builders.base import Builder, BuiltFrom
+from consumers.builders.masks import Masked
 from consumers.builders.per_request import PerRequest
 from consumers.builders.prefix_merging import PrefixMerging
 from consumers.builders.tree import grow
-from polar.types.completion import Completion
+from polar.types.completion import CallOutcome, Completion
 from polar.types.tokens import count, pack_logprobs
 from polar.types.trajectory import ROOT, Trajectory, expand, path
 from tests.consumers.builders.transcripts import build_record, completion, delta, logprobs_for, tokens_of
 
 Tokens = tuple[int, ...]
-BUILDERS: list[Builder] = [PrefixMerging(), PerRequest()]
+LEAF: dict[str, object] = {"rewards": "leaf"}
+FILTERS: dict[str, object] = {
+    "kinds": ["main", "title"],
+    "drop_truncated": True,
+    "max_tokens": 9,
+    "min_trainable_tokens": 2,
+}
+BUILDERS: list[Builder] = [
+    PrefixMerging(),
+    PerRequest(),
+    PrefixMerging(**LEAF, filters=FILTERS),
+    PerRequest(**LEAF, filters=FILTERS),
+]
+MAIN_CHAIN: list[Builder] = [PrefixMerging(rewards="main_chain"), PerRequest(rewards="main_chain")]
 
 
 @dataclass(frozen=True)
@@ -37,6 +52,11 @@ class Said:
     disowned: bool = False
     broken: bool = False
     """Its logprobs don't fit."""
+    finish_reason: str = "stop"
+    asked: int = 0
+    took: int = 0
+    realigned: int = 0
+    outcome: CallOutcome = CallOutcome.ANSWERED
 
     @property
     def full(self) -> Tokens:
@@ -57,27 +77,54 @@ tokens = st.lists(st.integers(0, 2), max_size=4).map(tuple)
 
 @st.composite
 def conversations(draw: st.DrawFn) -> list[Said]:
-    """Calls in log order: each goes on from an earlier one's end, leaves it somewhere, repeats its prompt, or starts anew."""
+    """Calls in log order: each goes on from an earlier one's end, leaves it somewhere, strips its answer, ends its turn otherwise, asks
+    the same again, or starts anew, as a thread of its own, too."""
     said: list[Said] = []
     for index in range(draw(st.integers(0, 9))):
         prompt: Tokens = draw(tokens) or (0,)
+        outcome = draw(st.sampled_from([*[CallOutcome.ANSWERED] * 8, CallOutcome.FAILED, CallOutcome.ABANDONED]))
         if said and draw(st.integers(0, 5)) > 0:
             onto = draw(st.sampled_from(said))
-            somewhere = draw(st.integers(0, len(onto.full)))
-            kept = draw(st.sampled_from([len(onto.full), len(onto.full), len(onto.prompt), somewhere]))
-            prompt = (onto.full[:kept] + draw(tokens)) or (0,)
+            prompt = draw(st.sampled_from([goes_on, goes_on, asks_again, leaves, strips, ends_otherwise]))(
+                draw, onto
+            ) or (0,)
         said.append(
             Said(
                 f"c{index}",
                 prompt,
-                draw(tokens),
-                kind=draw(st.sampled_from(["main", "main", "subagent", "title"])),
+                draw(tokens) if outcome is CallOutcome.ANSWERED else (),
+                kind=draw(st.sampled_from(["main", "main", "subagent", "compaction", "title"])),
                 thread=draw(st.sampled_from([None, None, "x", "y"])),
                 disowned=draw(st.integers(0, 7)) == 0,
                 broken=draw(st.integers(0, 7)) == 0,
+                finish_reason=draw(st.sampled_from(["stop", "stop", "length"])),
+                asked=draw(st.integers(0, 20)),
+                took=draw(st.integers(0, 5)),
+                realigned=draw(st.sampled_from([0, 0, 2])),
+                outcome=outcome,
             )
         )
     return said
+
+
+def goes_on(draw: st.DrawFn, onto: Said) -> Tokens:
+    return onto.full + draw(tokens)
+
+
+def asks_again(draw: st.DrawFn, onto: Said) -> Tokens:
+    return onto.prompt
+
+
+def leaves(draw: st.DrawFn, onto: Said) -> Tokens:
+    return onto.full[: draw(st.integers(0, len(onto.full)))] + draw(tokens)
+
+
+def strips(draw: st.DrawFn, onto: Said) -> Tokens:
+    return onto.prompt + onto.sampled[draw(st.integers(0, len(onto.sampled))) :] + draw(tokens)
+
+
+def ends_otherwise(draw: st.DrawFn, onto: Said) -> Tokens:
+    return onto.full[:-1] + draw(tokens)
 
 
 def records(said: list[Said], bases: list[int | None]) -> list[Completion]:
@@ -93,6 +140,11 @@ def records(said: list[Said], bases: list[int | None]) -> list[Completion]:
                 list(call.sampled),
                 kind=call.kind,
                 lineage=call.lineage,
+                finish_reason=call.finish_reason,
+                received_at=call.asked,
+                completed_at=call.asked + call.took,
+                realigned=call.realigned,
+                outcome=call.outcome,
                 **({"logprobs": b""} if call.broken else {}),
             )
         )
@@ -124,6 +176,7 @@ def test_each_sampled_token_is_trained_exactly_once_or_masked_with_a_reason(
                 assert b"".join(node.logprobs or b"" for node in own) == pack_logprobs(
                     logprobs_for(call.call_id, list(call.sampled))
                 )
+            assert all(node.masked in set(Masked) for node in own if node.masked is not None)
         stats = trajectory.stats
         assert stats.sampled_tokens == sum(len(call.sampled) for call in said)
         assert stats.sampled_tokens == stats.trainable_tokens + sum(stats.masked_tokens.values())
@@ -169,7 +222,7 @@ def test_a_parent_is_the_longest_call_before_that_the_prompt_extends(said: list[
     trajectory = built(PrefixMerging(), said)
     for index in range(len(said)):
         assert trajectory.calls[index].parent == reference_parent(said, index)
-        if trajectory.calls[index].branch is None:
+        if said[index].outcome is CallOutcome.ANSWERED and trajectory.calls[index].branch is None:
             assert trajectory.calls[index].parent is not None
 
 
@@ -215,14 +268,62 @@ def test_the_order_in_which_unrelated_calls_arrive_changes_nothing_but_indexes(
     said: list[Said], random: Random
 ) -> None:
     """Unrelated: neither holds what the other sampled, nor has its prompt."""
-    keys = {call.call_id: random.random() for call in said}
-    left, shuffled = list(said), []
-    while left:
-        free = [c for i, c in enumerate(left) if not any(related(c, before) for before in left[:i])]
-        shuffled.append(min(free, key=lambda call: keys[call.call_id]))
-        left.remove(shuffled[-1])
     for builder in BUILDERS:
-        assert meaning(built(builder, shuffled)) == meaning(built(builder, said))
+        assert meaning(built(builder, shuffled(said, related, random))) == meaning(built(builder, said))
+
+
+@settings(max_examples=150, deadline=None)
+@given(conversations(), st.randoms(use_true_random=False))
+def test_whom_the_main_chain_credits_does_not_depend_on_the_order_in_which_other_threads_calls_arrive(
+    said: list[Said], random: Random
+) -> None:
+    """A thread's own calls, and those that left one another's answers, keep their order: the harness made it."""
+
+    def in_order(a: Said, b: Said) -> bool:
+        return a.thread == b.thread or shared(a.full, b.full) > 0
+
+    for builder in MAIN_CHAIN:
+        assert meaning(built(builder, shuffled(said, in_order, random))) == meaning(built(builder, said))
+
+
+@settings(max_examples=150, deadline=None)
+@given(conversations(), choices)
+def test_a_reward_target_credits_the_last_main_call_and_none_that_is_no_trace_of_its_chain(
+    said: list[Said], bases: list[int | None]
+) -> None:
+    for make in (PrefixMerging, PerRequest):
+        everyone, chain, leaf = (built(make(rewards=name), said, bases) for name in ("all", "main_chain", "leaf"))
+        trained = [traced(one) for one in (everyone, chain, leaf)]
+        assert trained[0] == trained[1] == trained[2], "what is trained is the same"
+        assert credited(leaf) <= credited(chain) <= credited(everyone) == trained[0]
+        last = max(
+            (call for call in said if call.call_id in trained[0]),
+            key=lambda call: (call.kind == "main", call.asked, call.call_id),
+            default=None,
+        )
+        assert (last is not None and last.call_id in credited(leaf)) == bool(trained[0])
+
+
+def traced(trajectory: Trajectory) -> set[str]:
+    """Ids of the calls that any trace trains."""
+    return {span.call.call_id for trace in trajectory.traces for span in expand(trajectory, trace).spans}
+
+
+def credited(trajectory: Trajectory) -> set[str]:
+    """Ids of the calls that a trace with the reward trains."""
+    rewarded = [trace for trace in trajectory.traces if trace.reward is not None]
+    return {span.call.call_id for trace in rewarded for span in expand(trajectory, trace).spans}
+
+
+def shuffled(said: list[Said], keep: Callable[[Said, Said], bool], random: Random) -> list[Said]:
+    """In another order, but that calls of which `keep` is true stay as they were to one another."""
+    keys = {call.call_id: random.random() for call in said}
+    left, order = list(said), []
+    while left:
+        free = [c for i, c in enumerate(left) if not any(keep(c, before) for before in left[:i])]
+        order.append(min(free, key=lambda call: keys[call.call_id]))
+        left.remove(order[-1])
+    return order
 
 
 def related(a: Said, b: Said) -> bool:
@@ -244,7 +345,7 @@ def meaning(trajectory: Trajectory) -> object:
         )
 
     traces = {
-        (trace.trace_id, spelled(trace.leaf), tuple(spelled(node) for node in trace.trains), trace.kind)
+        (trace.trace_id, spelled(trace.leaf), tuple(map(spelled, trace.trains)), trace.kind, trace.reward)
         for trace in trajectory.traces
     }
     calls = {(call.call_id, call.parent) for call in trajectory.calls}
@@ -253,4 +354,5 @@ def meaning(trajectory: Trajectory) -> object:
         traces,
         calls,
         trajectory.stats.masked_tokens,
+        trajectory.stats.filtered,
     )

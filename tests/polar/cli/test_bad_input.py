@@ -44,6 +44,22 @@ def polar(*arguments: str, stdin: str | None = None) -> tuple[int, str, str]:
             {"builder": {"strategy": "tree"}},
             "builder.strategy: no such builder; there are: per_request, prefix_merging",
         ),
+        (
+            {"builder": {"config": {"merge": 1}}},
+            "builder.config.merge: no such setting of this builder; there are: end_of_turn_token_id, filters, rewards (got 1)",
+        ),
+        (
+            {"builder": {"strategy": "per_request", "config": {"filters": {"min_tokens": 3}}}},
+            "builder.config.filters.min_tokens: no such setting of this builder; there are: drop_truncated, kinds, max_tokens",
+        ),
+        (
+            {"builder": {"config": {"rewards": "best"}}},
+            "builder.config.rewards: Input should be 'all', 'main_chain' or 'leaf' (got 'best')",
+        ),
+        (
+            {"builder": {"config": {"filters": {"max_tokens": 0}}}},
+            "builder.config.filters.max_tokens: Input should be greater than 0 (got 0)",
+        ),
         ({"runtime": {"backend": "docker"}}, "runtime.backend: no such runtime; there are: process"),
         ({"instruction": "ä" * 600_000}, "instruction: 1200000 bytes; at most 1048576"),
         ({"num_samples": 1025}, "num_samples: Input should be less than or equal to 1024 (got 1025)"),
@@ -173,6 +189,7 @@ def test_up_needs_an_engine_that_answers() -> None:
         ),
         (["--model", "m"], "--model: goes with --engine (got 'm')"),
         (["--engine", "http://127.0.0.1:9", "--scripts", "."], "--scripts: the scripted engine's"),
+        (["--mode", "telepathy"], "--mode: must be chat, tokens, or an engine plug-in"),
     ],
 )
 def test_up_refuses_options_that_make_no_sense(arguments: list[str], said: str) -> None:

@@ -29,6 +29,7 @@ def proxy(*arguments: str) -> tuple[int, str]:
     [
         ([], "engines: name one: --engine URL, or [engines.<name>] with its urls in the current folder's polar.toml"),
         (["--model", "m"], "--model: goes with --engine (got 'm')"),
+        (["--mode", "tokens"], "--mode: goes with --engine; in polar.toml it is the engine's `mode` (got 'tokens')"),
         (["--engine", "host:1"], "--engine: expected http://host:port, with or without /v1 (got 'host:1')"),
     ],
 )

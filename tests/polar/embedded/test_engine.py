@@ -121,6 +121,13 @@ async def test_what_an_engine_lacks_is_told(fault: Garbage | Status, said: str) 
             await engine.probe(engine.Engine(url, "polar-scripted"))
 
 
+async def test_it_is_probed_in_the_mode_that_it_will_be_asked_in() -> None:
+    async with running(ScriptedEngine()) as url:
+        await engine.probe(engine.Engine(url, "polar-scripted"), "tokens")
+        with pytest.raises(InputError, match="--mode: must be chat, tokens, or an engine plug-in"):
+            await engine.probe(engine.Engine(url, "polar-scripted"), "telepathy")
+
+
 async def test_an_engine_that_is_gone_is_told() -> None:
     with pytest.raises(NotReady, match="can't be used: it gave no usable answer"):
         await engine.probe(engine.Engine("http://127.0.0.1:9", "m"))

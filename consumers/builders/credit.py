@@ -1,0 +1,52 @@
+"""Which calls of a session its reward is credited to, where that isn't all of them.
+
+Owns what "the main agent's chain" is. Judged by kinds, lineage headers and the tree: nothing is credited by guess, so that after a
+compaction that no header tells of, the chain begins there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set
+
+from consumers.builders.place import Branch, thread_of
+from consumers.builders.tree import TokenTree
+from polar.types.building import Options
+
+
+def credited(tree: TokenTree, options: Options) -> Set[int] | None:
+    """Indexes of the calls that the session's reward is for; None: all."""
+    if options.rewards == "all":
+        return None
+    last = _last(tree)
+    if last is None:
+        return frozenset()
+    return frozenset([last]) if options.rewards == "leaf" else _chain(tree, last)
+
+
+def _last(tree: TokenTree) -> int | None:
+    """The main agent's last trainable call, by when it was asked; any kind's where there is none."""
+    trainable = list(tree.trainable())
+    asked = [index for index in trainable if tree.calls[index].kind == "main"] or trainable
+    return max(asked, key=lambda index: (tree.calls[index].received_at, tree.calls[index].call_id), default=None)
+
+
+def _chain(tree: TokenTree, last: int) -> Set[int]:
+    """The calls that led to `last`: those it goes on from, whether it repeats their answer or left it, and those before a compaction."""
+    by_id = {call.call_id: index for index, call in enumerate(tree.calls)}
+    chain: set[int] = set()
+    at: int | None = last
+    while at is not None:
+        chain.add(at)
+        before = tree.left[at] or tree.parents[at]
+        at = by_id[before] if before is not None else _compacted(tree, at)
+    return chain
+
+
+def _compacted(tree: TokenTree, index: int) -> int | None:
+    """The call of the same thread before its history was compacted; None where `index` is no compaction."""
+    if tree.branches[index] is not Branch.COMPACTION:
+        return None
+    thread = thread_of(tree.calls[index])
+    return next(
+        (at for at in range(index - 1, -1, -1) if tree.sampled[at] and thread_of(tree.calls[at]) == thread), None
+    )

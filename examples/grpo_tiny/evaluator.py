@@ -1,0 +1,42 @@
+"""The evaluator: the folder against what it was to become, and whether the agent tested what it had done.
+
+Config: `goal`, text by file name. 1.0: every file is as it should be, and the test passed after the last edit; 0.5: not tested since; else
+0.0, also where the agent stopped at something malformed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from consumers.evaluators.base import Case, Verdict
+from consumers.runtimes.base import Runtime
+from examples.grpo_tiny.agent import VERIFIED
+from polar.types.errors import InputError
+
+LIMIT = 4096
+"""Bytes of a file."""
+
+
+class Repaired:
+    """Named `examples.grpo_tiny.evaluator:Repaired` in a task; see `consumers.evaluators.base.Evaluator`."""
+
+    def __init__(self, config: Mapping[str, object]) -> None:
+        goal = config.get("goal")
+        if not isinstance(goal, dict) or not goal or not all(isinstance(text, str) for text in goal.values()):
+            raise InputError("evaluator.config.goal", goal, "must map file names to their texts")
+        self._goal: dict[str, str] = goal
+
+    async def evaluate(self, case: Case) -> Verdict:
+        if case.exit_code != 0:
+            return Verdict(0.0)
+        for name, text in self._goal.items():
+            if await _read(case.runtime, name) != text.encode():
+                return Verdict(0.0)
+        return Verdict(0.5 if await _read(case.runtime, VERIFIED) is None else 1.0)
+
+
+async def _read(runtime: Runtime, name: str) -> bytes | None:
+    try:
+        return await runtime.read_file(name, LIMIT)
+    except OSError:
+        return None

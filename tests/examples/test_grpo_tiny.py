@@ -1,0 +1,141 @@
+"""The parts of the GRPO example that need no engine: its agent and evaluator in real sandboxes, its tasks, its checkpoints."""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from consumers.evaluators.base import Case
+from consumers.runtimes.base import Exec, Labels
+from consumers.runtimes.prepare import prepare
+from consumers.runtimes.process import ProcessBackend
+from examples.grpo_tiny import agent, checkpoint, picture
+from examples.grpo_tiny.checkpoint import State
+from examples.grpo_tiny.evaluator import Repaired
+from examples.grpo_tiny.requests import Work
+from examples.tiny_model.demonstrations import KINDS, Message, Session
+from examples.tiny_model.tasks import HELD_OUT, draw
+from polar.types.errors import InputError
+from polar.types.session import Status
+
+
+class Says(BaseHTTPRequestHandler):
+    """A stand-in for the model's endpoint: one prepared message an answer."""
+
+    protocol_version = "HTTP/1.1"
+    messages: Iterator[Message]
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        message = next(self.messages)
+        calls = [
+            {"id": "call-1", "type": "function",
+             "function": {**call["function"], "arguments": json.dumps(call["function"]["arguments"])}}
+            for call in message.get("tool_calls", [])
+        ]  # fmt: skip
+        choice = {"message": {"content": message["content"], "tool_calls": calls}, "finish_reason": "stop"}
+        body = json.dumps({"choices": [choice]}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Nothing."""
+
+
+@contextmanager
+def saying(messages: Sequence[Message]) -> Iterator[str]:
+    class Handler(Says):
+        pass
+
+    Handler.messages = iter([message for message in messages if message["role"] == "assistant"])
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/v1"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+REWARDS = {"good": 1.0, "unverified": 0.5, "wrong_value": 0.0, "lazy": 0.0, "browsing": 0.0, "malformed": 0.0}
+
+
+@pytest.mark.parametrize(("kind", "reward"), REWARDS.items())
+async def test_a_session_earns_what_it_did(kind: str, reward: float, tmp_path: Path) -> None:
+    """The agent as a process in a sandbox that the task has made, told by a stand-in what a demonstration says; then the evaluator."""
+    [request] = Work(3).step(1, 1)
+    session = Session(draw(random.Random("3 step 1")))
+    assert session.task.request == request.instruction
+    KINDS[kind](session, random.Random(1))
+    runtime = await ProcessBackend(tmp_path).create(Labels("polar", "s", 1, "claim"), request.runtime)
+    await prepare(runtime, request.runtime.prepare)
+    await runtime.write_file("../home/request", request.instruction.encode())
+    assert request.agent.custom_shell is not None
+    with saying(session.messages) as url:
+        env = {"OPENAI_BASE_URL": url, "OPENAI_API_KEY": "key"}
+        command = request.agent.custom_shell.command
+        done = await runtime.exec(Exec(command, env=env, stdin="../home/request", timeout_s=60))
+    assert done.exit_code == (agent.MALFORMED if kind == "malformed" else 0), done.said
+    case = Case(runtime, "s", Status.COMPLETED, done.exit_code, None, {})
+    assert (await Repaired(request.evaluator.config).evaluate(case)).reward == reward
+    await runtime.remove()
+
+
+def test_a_goal_that_is_none_is_refused() -> None:
+    with pytest.raises(InputError, match=r"evaluator\.config\.goal"):
+        Repaired({"goal": {"app.py": 3}})
+
+
+def test_a_step_is_the_same_tasks_again_and_another_step_others() -> None:
+    bodies = [[request.canonical() for request in Work(1).step(number, 12)] for number in (1, 1, 2)]
+    assert bodies[0] == bodies[1]
+    assert not set(bodies[0]) & set(bodies[2])
+    assert [request.canonical() for request in Work(2).step(1, 12)] != bodies[0]
+
+
+def test_an_evaluation_is_of_all_held_out_pairs() -> None:
+    requests = Work(1).held_out("before", 256)
+    assert sum(request.num_samples for request in requests) == 256
+    assert len({request.instruction for request in requests}) == len(HELD_OUT)
+    assert {request.mode for request in requests} == {"eval"}
+
+
+def test_a_checkpoint_counts_once_it_is_finished(tmp_path: Path) -> None:
+    assert checkpoint.newest(tmp_path) is None
+    steps = [step(number) for number in range(1, 5)]
+    for version in range(1, 4):
+        made = checkpoint.begin(tmp_path, version)
+        (made / "weights").write_text(str(version))
+        checkpoint.finish(made, State(steps[:version], {"position": version}))
+    checkpoint.begin(tmp_path, 4)  # and killed
+    newest = checkpoint.newest(tmp_path)
+    assert newest is not None
+    assert checkpoint.read(newest) == State(steps[:3], {"position": 3})
+    assert (newest / "weights").read_text() == "3"
+    again = checkpoint.begin(tmp_path, 4)
+    assert not list(again.iterdir())
+    assert len(list(tmp_path.glob("step-*[0-9]"))) == checkpoint.KEPT
+
+
+def test_the_picture_holds_every_curve() -> None:
+    curves = [picture.Curve(name, [0.1, 0.5], [0.1, 0.9], 0.1, 0.95) for name in ("seed 1", "per <request>")]
+    root: Any = ElementTree.fromstring(picture.svg(curves))
+    texts = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert "per <request>: held out 0.10 → 0.95" in texts
+    assert len(root.findall("{http://www.w3.org/2000/svg}polyline")) == 2
+
+
+def step(number: int) -> checkpoint.Step:
+    return checkpoint.Step(number, {f"step-{number}-0.0": 0.5}, 1, 4, 8, 100, 50, 50, 1e-5, 1e-6, {"update": 1.5}, 0.0)
