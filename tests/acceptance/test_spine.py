@@ -80,8 +80,11 @@ async def test_a_run_over_its_budget_is_timed_out_evaluated_and_keeps_its_calls(
         assert trajectory.stats.trainable_tokens == sum(len(c.token_ids) for c in system.sampled(trajectory.session_id))
 
 
-async def test_a_builder_that_refuses_its_config_is_said_everywhere(system: Fleet) -> None:
-    task = system.task("unbuilt", 1, 1, builder={"strategy": "per_request", "config": {"zzz": 5}})
+async def test_a_builder_that_only_the_builder_knows_and_that_refuses_its_config_is_said_everywhere(
+    system: Fleet,
+) -> None:
+    builder = {"strategy": "consumers.builders.per_request:PerRequest", "config": {"zzz": 5}}
+    task = system.task("unbuilt", 1, 1, builder=builder)
     (trajectory,) = await submitted(system, task, code=1)
     assert trajectory.error is not None
     assert (trajectory.status, trajectory.error.kind, trajectory.reward) == (Status.FAILED, "input", None)
