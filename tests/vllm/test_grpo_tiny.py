@@ -12,7 +12,7 @@ from examples.grpo_tiny.report import Result
 from examples.grpo_tiny.requests import SAMPLES
 from examples.vllm_cpu.serve import ROOT
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1500)]
 
 STEPS, PROMPTS, HELD_OUT, KILL_AT = 3, 4, 16, 2
 LARGEST = 1e-3

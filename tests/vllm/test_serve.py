@@ -11,7 +11,7 @@ from examples.vllm_cpu.serve import ServerError, serving
 
 
 @pytest.mark.vllm
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1500)
 def test_a_folder_that_holds_no_model_is_said_at_once_with_the_log(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     with (

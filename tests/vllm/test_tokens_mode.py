@@ -6,9 +6,7 @@ builder. The model is tiny, thinks a sentence before each turn and calls tools; 
 
 from __future__ import annotations
 
-import hashlib
 import json
-import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -18,8 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from examples.vllm_cpu.serve import FLAGS, PYTHON, ROOT, Server, environment, serving
-from polar import cache
+from examples.vllm_cpu.serve import FLAGS, PYTHON, Server, serving
 from polar.sessions import open_session
 from tests.acceptance.test_cli import Up
 from tests.vllm import conftest
@@ -29,8 +26,9 @@ from tests.vllm.test_faithful import trace_of
 from tests.vllm.thinking import drifting
 from tests.vllm.work import Work
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1500)]
 
+THINKING = ("tests.vllm.thinking", Path(__file__).with_name("thinking.py"))
 TURNS = 30
 SESSIONS = 2
 """Of each dialect."""
@@ -68,29 +66,12 @@ class Outcome:
 def drifting_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server of the thinking model with the drifting template."""
     assert PYTHON.exists(), f"no vLLM at {PYTHON}: make vllm"
-    folder, model = tmp_path_factory.mktemp("drifting"), _thinking_model()
+    folder, model = tmp_path_factory.mktemp("drifting"), conftest.tiny_model(*THINKING)
     template = folder / "drifting.jinja"
     template.write_text(drifting((model / "chat_template.jinja").read_text()))
     flags = [*FLAGS, "--chat-template", str(template), "--reasoning-parser", "deepseek_r1"]
     with serving(model, log=folder / "server.log", flags=flags) as server:
         yield server
-
-
-def _thinking_model() -> Path:
-    """The model's folder; made and kept as that of `conftest` is."""
-    scripts = [*sorted(conftest.MAKER.rglob("*.py")), Path(__file__).with_name("thinking.py")]
-    digest = hashlib.sha256(b"".join(script.read_bytes() for script in scripts)).hexdigest()[:12]
-
-    def make(folder: Path) -> None:
-        command = [str(PYTHON), "-m", "tests.vllm.thinking", str(folder), "--seed", str(conftest.SEED), "--quick"]
-        subprocess.run(command, cwd=ROOT, env=environment(), check=True, timeout=conftest.MAKE_S)
-
-    return cache.installed(
-        f"thinking-model-{digest}-seed{conftest.SEED}-quick",
-        make,
-        whole=lambda folder: all((folder / name).exists() for name in conftest.FILES),
-        announce=print,
-    )
 
 
 @pytest.fixture(scope="module")

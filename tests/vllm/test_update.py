@@ -30,7 +30,7 @@ from tests.vllm.work import Work
 
 pytestmark = [
     pytest.mark.vllm,
-    pytest.mark.timeout(600),
+    pytest.mark.timeout(1500),
     # How Google's client makes its own sessions of aiohttp.
     pytest.mark.filterwarnings("ignore:Inheritance class AiohttpClientSession:DeprecationWarning"),
 ]
