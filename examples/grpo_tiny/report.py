@@ -156,8 +156,11 @@ def _processor(results: Sequence[Result]) -> Table:
 def _trained(result: Result) -> str:
     """The proof that a kill costs nothing: sessions, and how many of them were trained on more than once."""
     twice = sum(count > 1 for count in result.trained.values())
-    killed = "" if result.killed_at is None else f", the trainer killed in step {result.killed_at}"
-    return f"{_name(result)}: {len(result.trained):,} sessions trained on, {twice} of them twice{killed}.\n"
+    said = f"{_name(result)}: {len(result.trained):,} sessions trained on, {twice} of them twice"
+    if result.killed_at is None:
+        return f"{said}.\n"
+    killed = f"the trainer killed in step {result.killed_at}"
+    return f"{said}, {killed}; seconds of a step without step {result.killed_at}, CPU seconds with all of it.\n"
 
 
 def _part_names(result: Result) -> list[str]:
@@ -166,8 +169,12 @@ def _part_names(result: Result) -> list[str]:
 
 
 def _mean_seconds(result: Result, part: str) -> float:
-    """Of the steps that tell it: the last's checkpoint is older than its own end, and so is a killed trainer's."""
-    told = [step.seconds[part] for step in result.steps if part in step.seconds]
+    """Of the steps that tell it: the last's checkpoint is older than its own end, and so is a killed trainer's.
+
+    Without the step in which the trainer was killed: its sessions had run when the second trainer asked for them.
+    """
+    whole = [step for step in result.steps if step.number != result.killed_at]
+    told = [step.seconds[part] for step in whole if part in step.seconds]
     return fmean(told) if told else 0.0
 
 

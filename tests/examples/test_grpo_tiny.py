@@ -18,9 +18,10 @@ from consumers.evaluators.base import Case
 from consumers.runtimes.base import Exec, Labels
 from consumers.runtimes.prepare import prepare
 from consumers.runtimes.process import ProcessBackend
-from examples.grpo_tiny import agent, checkpoint, picture
+from examples.grpo_tiny import agent, checkpoint, picture, report
 from examples.grpo_tiny.checkpoint import State
 from examples.grpo_tiny.evaluator import Repaired
+from examples.grpo_tiny.report import HeldOut, Result
 from examples.grpo_tiny.requests import Work
 from examples.tiny_model.demonstrations import KINDS, Message, Session
 from examples.tiny_model.tasks import HELD_OUT, draw
@@ -137,5 +138,21 @@ def test_the_picture_holds_every_curve() -> None:
     assert len(root.findall("{http://www.w3.org/2000/svg}polyline")) == 2
 
 
-def step(number: int) -> checkpoint.Step:
-    return checkpoint.Step(number, {f"step-{number}-0.0": 0.5}, 1, 4, 8, 100, 50, 50, 1e-5, 1e-6, {"update": 1.5}, 0.0)
+def test_the_step_that_two_trainers_did_is_in_no_mean_of_seconds() -> None:
+    """Its sessions had run before the second one asked for them."""
+    steps = [step(1, rollouts=20.0), step(2, rollouts=0.5), step(3, rollouts=22.0)]
+    told = report.text([result(steps, killed_at=2)])
+    assert "| seed 1, killed at 2 | 21.00 |" in told
+    assert "seconds of a step without step 2" in told
+    assert "| seed 1 | 14.17 |" in report.text([result(steps)])
+
+
+def result(steps: list[checkpoint.Step], killed_at: int | None = None) -> Result:
+    evaluated = HeldOut([0.5, 1.0], 1, 30.0)
+    seconds = {"training": 90.0}
+    return Result(1, "prefix_merging", killed_at, evaluated, evaluated, seconds, {"vLLM": 60.0}, steps)
+
+
+def step(number: int, **seconds: float) -> checkpoint.Step:
+    rewards: dict[str, float | None] = {f"step-{number}-0.0": 0.5}
+    return checkpoint.Step(number, rewards, 1, 4, 8, 100, 50, 50, 1e-5, 1e-6, seconds or {"update": 1.5}, 0.0)
