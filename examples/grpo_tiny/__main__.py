@@ -10,31 +10,29 @@ import argparse
 import asyncio
 import json
 import shutil
-import subprocess
+import signal
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
 from examples.grpo_tiny import checkpoint, costs, report, system
-from examples.grpo_tiny.report import HeldOut, Result
+from examples.grpo_tiny.programs import Program, ProgramError, follow
+from examples.grpo_tiny.report import HeldOut, Result, unjudged
 from examples.grpo_tiny.requests import Work
-from examples.grpo_tiny.rollouts import groups_of
+from examples.grpo_tiny.rollouts import groups_of, malformed
+from examples.grpo_tiny.system import System
 from examples.vllm_cpu.serve import PYTHON, Server, ServerError, environment, serving
 from polar import client
-from polar.settings import Settings
 from polar.trainer import TrajectoryConsumer
 from polar.types.errors import InputError, NotReady
-from polar.types.session import Status
 
 BUILDERS = ("prefix_merging", "per_request")
 TURNS = {"OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0"}
 """For engine and trainer, which take turns on the cores: threads that wait let the others work."""
-
-
-class ProgramError(RuntimeError):
-    """A program of the run ended badly."""
+SETTINGS = environment() | TURNS
+"""For programs in vLLM's environment."""
 
 
 @dataclass(frozen=True)
@@ -50,10 +48,8 @@ class Run:
     def whole(self) -> Result:
         """All of it. Raises InputError, ProgramError, NotReady, ServerError."""
         out, options = self.options.out, self.options
-        if (out / "polar").exists():
-            raise InputError(
-                "--out", str(out), "there was a run in it: name another folder (--model takes the model that it made)"
-            )
+        work = Work(options.seed, options.builder)
+        self._refuse(work)
         marks = [("model", time.monotonic())]
         model = self._model()
         served = out / "served"
@@ -61,16 +57,17 @@ class Run:
         marks.append(("start", time.monotonic()))
         with (
             serving(served, log=out / "vllm.log", settings=TURNS) as server,
-            system.running(out / "polar", server.url) as settings,
+            system.running(out / "polar", server.url) as polar,
         ):
-            work = Work(options.seed, options.builder)
             marks.append(("held-out before", time.monotonic()))
-            before = asyncio.run(self._held_out(settings, work, "before"))
+            before = asyncio.run(self._held_out(polar, work, "before"))
             marks.append(("training", time.monotonic()))
-            used = self._train(model, server)
+            trainer = self._trainer(model, server)
+            used = self._train(trainer, polar)
             marks.append(("held-out after", time.monotonic()))
-            after = asyncio.run(self._held_out(settings, work, "after"))
+            after = asyncio.run(self._held_out(polar, work, "after"))
             marks.append(("end", time.monotonic()))
+            last = self._last_difference(trainer, polar)
         state = checkpoint.newest(out / "checkpoints")
         assert state is not None, "the trainer has ended well"
         return Result(
@@ -82,75 +79,78 @@ class Run:
             seconds={name: later - at for (name, at), (_, later) in pairwise(marks)},
             processor=used,
             steps=checkpoint.read(state).steps,
+            last_difference=last,
         )
+
+    def _refuse(self, work: Work) -> None:
+        """What can't be, before anything is begun. Raises InputError, NotReady."""
+        out, options = self.options.out, self.options
+        if (out / "polar").exists():
+            raise InputError(
+                "--out", str(out), "there was a run in it: name another folder (--model takes the model that it made)"
+            )
+        if options.steps < 1:
+            raise InputError("--steps", options.steps, "must be 1 or more updates")
+        if options.kill_at is not None and not 1 <= options.kill_at <= options.steps:
+            raise InputError("--kill-at", options.kill_at, f"must be one of the {options.steps} steps, from 1 on")
+        work.step(1, options.prompts)
+        work.held_out("before", options.held_out)
+        if not PYTHON.exists():
+            raise NotReady(f"no vLLM at {PYTHON}: make vllm")
 
     def _model(self) -> Path:
         """The beginner, as it was made before in this folder or was given, or is made now."""
         given: Path | None = self.options.model
-        folder = given or self.options.out / "model"
+        name = f"model-{self.options.seed}" + ("-quick" if self.options.quick else "")
+        folder = given or self.options.out / name
         if given is None and not (folder / "model.safetensors").exists():
             self.say("makes the model")
-            words = ["--quick"] if self.options.quick else []
-            self._follow("-m", "examples.tiny_model", str(folder), "--seed", str(self.options.seed), *words)
+            words = [str(folder), "--seed", str(self.options.seed), *(["--quick"] if self.options.quick else [])]
+            follow(Program(PYTHON, "examples.tiny_model", tuple(words), SETTINGS), self.say)
         return folder
 
-    def _train(self, model: Path, server: Server) -> dict[str, float]:
-        """Run the trainer to its end, killed once where that was asked for; the CPU seconds by part."""
+    def _trainer(self, model: Path, server: Server) -> Program:
         out, options = self.options.out, self.options
+        words = ["--data", out / "polar", "--model", model, "--served", server.model_dir, "--engine", server.url]
+        words += ["--checkpoints", out / "checkpoints", "--seed", options.seed, "--steps", options.steps]
+        words += ["--prompts", options.prompts, "--builder", options.builder]
+        return Program(PYTHON, "examples.grpo_tiny.trainer", tuple(map(str, words)), SETTINGS)
+
+    def _train(self, trainer: Program, polar: System) -> dict[str, float]:
+        """Run the trainer to its end, killed once where that was asked for; the CPU seconds by part."""
         before = costs.seconds_by_part()
-        words = [
-            "-m",
-            "examples.grpo_tiny.trainer",
-            "--data",
-            out / "polar",
-            "--model",
-            model,
-            "--served",
-            server.model_dir,
-        ]
-        words += ["--engine", server.url, "--checkpoints", out / "checkpoints", "--seed", options.seed]
-        words += ["--steps", options.steps, "--prompts", options.prompts, "--builder", options.builder]
-        if options.kill_at is not None:
-            self._follow(*map(str, words), kill_at=f"step {options.kill_at}: ")
-        self._follow(*map(str, words))
+        if self.options.kill_at is not None:
+            follow(trainer, self.say, polar.check, kill_at=f"step {self.options.kill_at}: ")
+        follow(trainer, self.say, polar.check)
         return costs.since(before)
 
-    def _follow(self, *words: str, kill_at: str | None = None) -> None:
-        """Run a program in vLLM's environment and say what it says; SIGKILL at its first line that begins with `kill_at`.
+    def _last_difference(self, trainer: Program, polar: System) -> float | None:
+        """Engine against trainer in the evaluation after the last update; None where they aren't one model, which is said."""
+        try:
+            follow(replace(trainer, arguments=(*trainer.arguments, "--check", "after")), self.say, polar.check)
+        except ProgramError as error:
+            self.say(f"the last reload isn't proven: {error}")
+            return None
+        found = json.loads((self.options.out / "checkpoints" / checkpoint.CHECKED).read_text())
+        return float(found["largest"])
 
-        Raises ProgramError.
-        """
-        command = [str(PYTHON), *words]
-        with subprocess.Popen(command, env=environment() | TURNS, stdout=subprocess.PIPE, text=True) as process:
-            try:
-                assert process.stdout is not None
-                for line in process.stdout:
-                    self.say(line.rstrip())
-                    if kill_at is not None and line.startswith(kill_at):
-                        self.say("kills the trainer")
-                        process.kill()
-                        return
-            except BaseException:
-                process.kill()
-                raise
-        if process.returncode != 0:
-            raise ProgramError(f"{words[1]} ended with {process.returncode}")
-
-    async def _held_out(self, settings: Settings, work: Work, name: str) -> HeldOut:
-        """The rewards of sessions on tasks that no training sees."""
+    async def _held_out(self, polar: System, work: Work, name: str) -> HeldOut:
+        """The rewards of sessions on tasks that no training asks for. Raises NotReady."""
         requests = work.held_out(name, self.options.held_out)
         began = time.monotonic()
         async with (
-            client.SessionTable(settings) as table,
-            TrajectoryConsumer(settings=settings, topic="eval", start="latest") as consumer,
+            client.SessionTable(polar.settings) as table,
+            TrajectoryConsumer(settings=polar.settings, topic="eval", start="latest") as consumer,
         ):
-            groups = await groups_of(settings, requests, table, consumer, lambda _: None)
+            groups = await groups_of(polar.settings, requests, table, consumer, check=polar.check)
         trajectories = [trajectory for group in groups for trajectory in group.trajectories]
         found = HeldOut(
             rewards=[trajectory.reward for trajectory in trajectories],
-            malformed=sum(trajectory.status is Status.FAILED for trajectory in trajectories),
+            malformed=malformed(trajectories),
             seconds=time.monotonic() - began,
         )
+        if unjudged(found.rewards) == len(found.rewards):
+            raise NotReady(f"no session of the evaluation {name} has a reward; see {polar.log}")
         self.say(f"held out, {name}: {found}")
         return found
 
@@ -173,8 +173,9 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> int:
-    """0; 1 where a part of it failed, 2 for bad usage, 3 where something needed isn't there."""
+    """0; 1 where a part of it failed, 2 for bad usage, 3 where something needed isn't there. SIGTERM ends all of it."""
     options = arguments()
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     options.out = options.out.absolute()
     options.out.mkdir(parents=True, exist_ok=True)
     run = Run(options, time.monotonic())
@@ -187,7 +188,7 @@ def main() -> int:
     (options.out / "report.md").write_text(report.text([result]))
     run.say(f"{options.out / 'report.md'}:")
     print(report.text([result]))
-    return 0
+    return 0 if result.last_difference is not None else 1
 
 
 if __name__ == "__main__":

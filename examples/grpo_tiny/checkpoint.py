@@ -15,6 +15,8 @@ from typing import Any
 KEPT = 2
 STATE = "state.json"
 OPTIMISER = "optimiser.pt"
+CHECKED = "checked.json"
+"""Beside the checkpoints: what came of comparing the newest with what the engine sampled after the last reload."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """The evaluator: the folder against what it was to become, and whether the agent tested what it had done.
 
 Config: `goal`, text by file name. 1.0: every file is as it should be, and the test passed after the last edit; 0.5: not tested since; else
-0.0, also where the agent stopped at something malformed.
+0.0, also where the agent stopped at something malformed. No reward where the agent ended otherwise: an answer that didn't come, a fault, a
+time-out say nothing about the model.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Mapping
 
 from consumers.evaluators.base import Case, Verdict
 from consumers.runtimes.base import Runtime
-from examples.grpo_tiny.agent import VERIFIED
+from examples.grpo_tiny.agent import MALFORMED, VERIFIED
 from polar.types.errors import InputError
 
 LIMIT = 4096
@@ -28,7 +29,7 @@ class Repaired:
 
     async def evaluate(self, case: Case) -> Verdict:
         if case.exit_code != 0:
-            return Verdict(0.0)
+            return Verdict(0.0 if case.exit_code == MALFORMED else None)
         for name, text in self._goal.items():
             if await _read(case.runtime, name) != text.encode():
                 return Verdict(0.0)

@@ -1,8 +1,8 @@
 """The gradient step: GRPO on rows of `polar.trainer`, with torch, on the processor.
 
 Invariant: `drift` says how far the log-probabilities that came with the rows are from this model's own; before a step on samples of
-this very model both are the same numbers but for rounding, and any trap between trainer and server (a stale head, a late reload, a
-token in the wrong place) shows in the largest of them, not in their mean.
+this very model both are the same numbers but for rounding, and any trap between trainer and server (a late reload, weights that stayed,
+a token in the wrong place) shows in the largest of them, not in their mean. Embeddings and head are frozen: theirs would not show.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Learner:
         torch.save(self.optimiser.state_dict(), folder / checkpoint.OPTIMISER)
 
     def drift(self, rows: Sequence[Row]) -> Drift:
-        """Of all trained tokens of the rows."""
+        """Of all trained tokens of the rows, at least one."""
         found = []
         with torch.no_grad():
             for padded in _passes(rows):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -33,7 +33,10 @@ class HeldOut:
         return fmean(reward for reward in self.rewards if reward is not None)
 
     def __str__(self) -> str:
-        return f"mean reward {self.mean:.3f} of {len(self.rewards)} sessions, {self.malformed} malformed"
+        return (
+            f"mean reward {self.mean:.3f} of {len(self.rewards)} sessions, {self.malformed} malformed, "
+            f"{unjudged(self.rewards)} not judged"
+        )
 
 
 @dataclass(frozen=True)
@@ -50,12 +53,19 @@ class Result:
     processor: dict[str, float]
     """CPU seconds while it trained, by part."""
     steps: list[Step]
+    last_difference: float | None = None
+    """After the last reload, as each step's `largest_difference` is after the one before it; None: it wasn't compared."""
 
     @classmethod
     def read(cls, file: Path) -> Result:
         found: dict[str, Any] = json.loads(file.read_text())
         evaluated = {name: HeldOut(**found[name]) for name in ("before", "after")}
         return cls(**{**found, **evaluated, "steps": [Step(**step) for step in found["steps"]]})
+
+    @property
+    def largest_difference(self) -> float:
+        """Of all that was compared."""
+        return max([step.largest_difference for step in self.steps] + [self.last_difference or 0.0])
 
     @property
     def means(self) -> list[float]:
@@ -69,13 +79,19 @@ class Result:
 
     @property
     def trained(self) -> Counter[str]:
-        """How often each session was trained on."""
-        return Counter(session for step in self.steps for session in step.rewards)
+        """How often each session was trained on; one without a reward isn't."""
+        judged = (item for step in self.steps for item in step.rewards.items())
+        return Counter(session for session, reward in judged if reward is not None)
 
     @property
     def learned_at(self) -> int | None:
         """The first step at which `WINDOW` steps' mean is above `LEARNED`."""
         return next((at + 1 for at, mean in enumerate(self.smooth) if at + 1 >= WINDOW and mean > LEARNED), None)
+
+
+def unjudged(rewards: Iterable[float | None]) -> int:
+    """Sessions without a reward: they are in no mean."""
+    return sum(reward is None for reward in rewards)
 
 
 def text(results: Sequence[Result]) -> str:
@@ -103,7 +119,7 @@ def _learning(results: Sequence[Result]) -> Table:
             f"{max(result.smooth):.3f}, {result.smooth[-1]:.3f}",
             f"{result.after.mean:.3f}",
             f"{_share(result.before)} → {_share(result.after)}",
-            f"{max(step.largest_difference for step in result.steps):.1e}",
+            f"{result.largest_difference:.1e}",
             f"{result.seconds['training']:.0f}, {sum(result.seconds.values()):.0f}",
         ]
         for result in results
@@ -156,8 +172,12 @@ def _processor(results: Sequence[Result]) -> Table:
 def _trained(result: Result) -> str:
     """The proof that a kill costs nothing: sessions, and how many of them were trained on more than once."""
     twice = sum(count > 1 for count in result.trained.values())
-    killed = "" if result.killed_at is None else f", the trainer killed in step {result.killed_at}"
-    return f"{_name(result)}: {len(result.trained):,} sessions trained on, {twice} of them twice{killed}.\n"
+    without = unjudged(reward for step in result.steps for reward in step.rewards.values())
+    said = f"{_name(result)}: {len(result.trained):,} sessions trained on, {twice} of them twice, {without} not judged"
+    if result.killed_at is None:
+        return f"{said}.\n"
+    killed = f"the trainer killed in step {result.killed_at}"
+    return f"{said}, {killed}; seconds of a step without step {result.killed_at}, CPU seconds with all of it.\n"
 
 
 def _part_names(result: Result) -> list[str]:
@@ -166,8 +186,12 @@ def _part_names(result: Result) -> list[str]:
 
 
 def _mean_seconds(result: Result, part: str) -> float:
-    """Of the steps that tell it: the last's checkpoint is older than its own end, and so is a killed trainer's."""
-    told = [step.seconds[part] for step in result.steps if part in step.seconds]
+    """Of the steps that tell it: the last's checkpoint is older than its own end, and so is a killed trainer's.
+
+    Without the step in which the trainer was killed: its sessions had run when the second trainer asked for them.
+    """
+    whole = [step for step in result.steps if step.number != result.killed_at]
+    told = [step.seconds[part] for step in whole if part in step.seconds]
     return fmean(told) if told else 0.0
 
 

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from examples.grpo_tiny import agent
 from examples.tiny_model.tasks import HELD_OUT, Task, draw, line
+from polar.types.errors import InputError
 from polar.types.task import TaskRequest, parse
 
 AGENT = Path(agent.__file__)
@@ -34,12 +35,16 @@ class Work:
     builder: str = "prefix_merging"
 
     def step(self, number: int, prompts: int) -> list[TaskRequest]:
-        """A training step's tasks."""
+        """A training step's tasks. Raises InputError."""
+        if prompts < 1:
+            raise InputError("prompts", prompts, "must be 1 or more tasks a step")
         rng = random.Random(f"{self.seed} step {number}")
         return [self._request(f"step-{number}-{at}", draw(rng), SAMPLES, "train") for at in range(prompts)]
 
     def held_out(self, name: str, sessions: int) -> list[TaskRequest]:
-        """Tasks of pairs that no training has seen; the same ones whatever their name."""
+        """Tasks of pairs that nothing trained asks for; the same ones whatever their name. Raises InputError."""
+        if sessions < 1 or sessions % HELD_OUT_SAMPLES:
+            raise InputError("held_out", sessions, f"must be a positive multiple of {HELD_OUT_SAMPLES} sessions")
         rng = random.Random(f"{self.seed} held out")
         return [
             self._request(f"{name}-{at}", draw(rng, [pair]), HELD_OUT_SAMPLES, "eval")

@@ -2,60 +2,58 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
-from examples.vllm_cpu.serve import ROOT
+from examples.grpo_tiny.programs import Program, beside
 from polar.settings import Settings, load
 from polar.types.errors import NotReady
 
 SLOTS = 32
 """Sessions at once: the tiny model answers three times as many tokens a second to 32 as to 8."""
 START_S = 120.0
-STOP_S = 30.0
 LOOK_S = 0.1
 
 
+@dataclass(frozen=True)
+class System:
+    """One that runs."""
+
+    settings: Settings
+    log: Path
+    programs: Mapping[str, subprocess.Popen[bytes]]
+    """By name."""
+
+    def check(self) -> None:
+        """Raises NotReady where one of its programs has ended."""
+        for name, process in self.programs.items():
+            if process.poll() is not None:
+                raise NotReady(f"{name} ended with {process.returncode}; see {self.log}")
+
+
 @contextmanager
-def running(data: Path, engine: str) -> Iterator[Settings]:
+def running(data: Path, engine: str) -> Iterator[System]:
     """A whole Polar on `data`, until the block's end. Raises NotReady."""
-    ready = data.parent / "polar.ready"
+    ready, log = data.parent / "polar.ready", data.parent / "polar.log"
     ready.unlink(missing_ok=True)
     with ExitStack() as stack:
-        up = stack.enter_context(_program("up", data, "--engine", engine, "--ready-file", str(ready)))
+        said = stack.enter_context(log.open("ab"))
+
+        def polar(*arguments: str) -> subprocess.Popen[bytes]:
+            """A `polar` command, that finds the evaluator in this checkout."""
+            program = Program(sys.executable, "polar.cli", (*arguments, "--data", str(data)))
+            return stack.enter_context(beside(program, said))
+
+        up = polar("up", "--engine", engine, "--ready-file", str(ready))
         late = time.monotonic() + START_S
         while not ready.exists():
             if up.poll() is not None or time.monotonic() > late:
-                raise NotReady(f"polar up didn't come up within {START_S:g} s; see {data.parent / 'polar.log'}")
+                raise NotReady(f"polar up didn't come up within {START_S:g} s; see {log}")
             time.sleep(LOOK_S)
-        stack.enter_context(_program("worker", data, "init", "run", "evaluate", "--concurrency", str(SLOTS)))
-        yield load(data)
-
-
-@contextmanager
-def _program(name: str, data: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A `polar` command beside this process, that finds the evaluator in this checkout; ended, and waited for."""
-    with (data.parent / "polar.log").open("ab") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "polar.cli", name, *arguments, "--data", str(data)],
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
-    try:
-        yield process
-    finally:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(STOP_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        worker = polar("worker", "init", "run", "evaluate", "--concurrency", str(SLOTS))
+        yield System(load(data), log, {"polar up": up, "polar worker": worker})

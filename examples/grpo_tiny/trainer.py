@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -22,16 +24,18 @@ from examples.grpo_tiny import checkpoint, weights
 from examples.grpo_tiny.checkpoint import State, Step
 from examples.grpo_tiny.learner import Drift, Learner
 from examples.grpo_tiny.requests import Work
-from examples.grpo_tiny.rollouts import groups_of
+from examples.grpo_tiny.rollouts import groups_of, malformed
 from examples.tiny_model import model as tiny
 from polar import client, fleet
 from polar.settings import Settings, load
 from polar.trainer import Group, Row, TrajectoryConsumer, grpo
 from polar.types.errors import NotReady
-from polar.types.session import Status
 
 LARGEST = 1e-3
 """Difference of a log-probability, engine against trainer, beyond which they are not one model."""
+
+READ_S = 1.0
+"""Kafka has no more, and none came for so long."""
 
 
 class DriftError(RuntimeError):
@@ -63,10 +67,11 @@ class Trainer:
         self._learner = Learner(options.model if latest is None else latest, options.steps)
         if latest is not None:
             self._learner.optimiser.load_state_dict(torch.load(latest / checkpoint.OPTIMISER))
-            print(f"goes on from version {self._state.version}", flush=True)
 
     async def run(self) -> None:
         """All steps that are left. Raises DriftError, NotReady, PushError and `polar.fleet`'s errors."""
+        if self._state.version:
+            print(f"goes on from version {self._state.version}", flush=True)
         consumer = TrajectoryConsumer(settings=self._settings)
         if self._state.consumer is not None:
             consumer.load_state_dict(self._state.consumer)
@@ -92,17 +97,39 @@ class Trainer:
                     await self._push(controls)
                 print(_line(steps[-1]), flush=True)
 
+    async def check(self, name: str) -> None:
+        """Compare an evaluation that has ended with the newest checkpoint, and write what was found beside it: the last reload's proof.
+
+        Raises DriftError, NotReady.
+        """
+        rows: list[Row] = []
+        reading = TrajectoryConsumer(settings=self._settings, topic="eval", timeout_s=READ_S)
+        async with reading as consumer:
+            async for group in consumer.groups():
+                if group.task_id.startswith(f"{name}-"):
+                    rows += grpo(group, by_deviation=False)
+        drift = self._compared(rows)
+        (self._options.checkpoints / checkpoint.CHECKED).write_text(json.dumps(asdict(drift)))
+        print(f"{name}: largest difference {drift.largest:.1e} of {drift.tokens} tokens", flush=True)
+
     async def _groups(self, number: int, table: client.SessionTable, consumer: TrajectoryConsumer) -> list[Group]:
         prompts = self._options.prompts
 
         def on_group(count: int) -> None:
-            if count == prompts // 2:
+            if count == max(1, prompts // 2):
                 print(f"step {number}: {count} of {prompts} groups", flush=True)
 
-        return await groups_of(self._settings, self._work.step(number, prompts), table, consumer, on_group)
+        return await groups_of(self._settings, self._work.step(number, prompts), table, consumer, on_group=on_group)
 
     def _compared(self, rows: Sequence[Row]) -> Drift:
-        """The assertion after each reload: what was sampled since then was sampled by this model, every token of it."""
+        """The assertion after each reload: what was sampled since then was sampled by this model, every token of it.
+
+        Raises DriftError, NotReady where there is nothing to compare.
+        """
+        if not rows:
+            raise NotReady(
+                "no session has a reward and tokens to train; see `polar show` of one of them, and polar.log"
+            )
         versions = {int(version) for row in rows for version in row.policy_versions[row.loss_mask == 1]}
         if versions != {self._state.version}:
             raise DriftError(f"tokens of the versions {sorted(versions)}, where {self._state.version} was published")
@@ -132,7 +159,7 @@ def _step(number: int, groups: Sequence[Group], rows: Sequence[Row], drift: Drif
     return Step(
         number=number,
         rewards={trajectory.session_id: trajectory.reward for trajectory in trajectories},
-        malformed=sum(trajectory.status is Status.FAILED for trajectory in trajectories),
+        malformed=malformed(trajectories),
         calls=sum(trajectory.stats.calls for trajectory in trajectories),
         rows=len(rows),
         row_tokens=sum(map(len, rows)),
@@ -149,7 +176,8 @@ def _line(step: Step) -> str:
     known = [reward for reward in step.rewards.values() if reward is not None]
     parts = ", ".join(f"{name} {seconds:.1f}" for name, seconds in step.seconds.items())
     return (
-        f"step {step.number}: mean reward {sum(known) / max(1, len(known)):.3f}, {step.malformed} malformed, {step.rows} rows, "
+        f"step {step.number}: mean reward {sum(known) / max(1, len(known)):.3f}, {step.malformed} malformed, "
+        f"{len(step.rewards) - len(known)} not judged, {step.rows} rows, "
         f"largest difference {step.largest_difference:.1e}; seconds: {parts}"
     )
 
@@ -166,6 +194,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, required=True, help="of the whole run")
     parser.add_argument("--prompts", type=int, required=True, help="tasks a step")
     parser.add_argument("--builder", required=True)
+    parser.add_argument("--check", metavar="NAME", help="train nothing: compare that evaluation, which has ended")
     parser.add_argument("--threads", type=int, default=2)
     return parser.parse_args()
 
@@ -175,7 +204,8 @@ def main() -> None:
     options = arguments()
     torch.set_num_threads(options.threads)
     try:
-        asyncio.run(Trainer(options, load(options.data)).run())
+        trainer = Trainer(options, load(options.data))
+        asyncio.run(trainer.run() if options.check is None else trainer.check(options.check))
     except (DriftError, NotReady, weights.PushError, fleet.FleetError) as error:
         print(f"trainer: {error}", file=sys.stderr)
         sys.exit(1 if isinstance(error, DriftError) else 3)

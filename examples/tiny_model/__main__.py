@@ -16,7 +16,7 @@ SURE = 0.98
 
 
 def main() -> int:
-    """0; 1 where the model copies too badly to begin with (never with --quick)."""
+    """0; 1 where the model copies too badly to begin with (never with --quick): nothing is written then."""
     options = arguments()
     torch.set_num_threads(options.threads)
     started = time.monotonic()
@@ -32,11 +32,11 @@ def main() -> int:
     report(
         f"copies the key to search for with p {copied.searched_key:.3f}, the old value with p {copied.old_value:.3f}"
     )
-    model.save(made, own, options.folder)
-    report(f"written to {options.folder}")
     if min(copied.searched_key, copied.old_value) < SURE and not options.quick:
         print(f"tiny_model: below {SURE}; reinforcement learning won't lift that: try another --seed", file=sys.stderr)
         return 1
+    model.save(made, own, options.folder)
+    report(f"written to {options.folder}")
     return 0
 
 

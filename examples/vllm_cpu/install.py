@@ -15,11 +15,13 @@ vLLM's command looks for a distribution called `vllm`, so there is one with noth
 from __future__ import annotations
 
 import hashlib
+import os
 import platform
 import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
@@ -31,6 +33,8 @@ PINS = Path(__file__).with_name("requirements.txt")
 LINK = Path(".venv-vllm")
 GIGABYTES = 7
 """On the disk, and about half of it over the network."""
+UNPACKING_GIGABYTES = 4
+"""Beside them while pip works: what it has fetched and not yet installed."""
 VERSION = "0.32.0+cpu"
 """What vLLM's command is told that it is."""
 
@@ -83,13 +87,19 @@ def _packages(folder: Path) -> Path:
 
 def _build(folder: Path, announce: Callable[[str], None]) -> None:
     free = shutil.disk_usage(folder).free // 1_000_000_000
-    if free < GIGABYTES:
-        raise NotReady(f"{folder.parent} has {free} GB free, vLLM takes {GIGABYTES}: make room, or set POLAR_CACHE")
+    if free < GIGABYTES + UNPACKING_GIGABYTES:
+        raise NotReady(
+            f"{folder.parent} has {free} GB free; vLLM takes {GIGABYTES}, and {UNPACKING_GIGABYTES} more while it is installed: "
+            "make room, or set POLAR_CACHE"
+        )
     announce(f"installing vLLM's CPU build into {folder.parent}: {GIGABYTES} GB, some minutes, once a machine")
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)
     python = folder / "bin" / "python"
     pip: list[str | Path] = [python, "-m", "pip", "--disable-pip-version-check", "install"]
-    subprocess.run([*pip, "--no-deps", "--no-compile", "-r", PINS], check=True)
+    # On the disk that was asked for its room: /tmp may be small.
+    with tempfile.TemporaryDirectory(dir=folder) as unpacking:
+        command = [*pip, "--no-deps", "--no-compile", "-r", PINS]
+        subprocess.run(command, env={**os.environ, "TMPDIR": unpacking}, check=True)
     name = _packages(folder) / f"vllm-{VERSION}.dist-info"
     name.mkdir()
     (name / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {VERSION}\n")

@@ -26,8 +26,8 @@ ROOT = Path(__file__).parents[2]
 PYTHON = ROOT / ".venv-vllm" / "bin" / "python"
 """What `make vllm` has made."""
 LEASH = ROOT / "polar" / "embedded" / "leash.py"
-START_S = 240.0
-"""38 s on two quiet cores; the first start after an install writes bytecode, too."""
+START_S = 420.0
+"""38 s on two quiet cores, 210 s where others kept them busy; the first start after an install writes bytecode, too."""
 STOP_S = 20.0
 LOOK_S = 0.25
 ANSWER_S = 5.0
@@ -70,6 +70,7 @@ class Server:
     """What to ask it for."""
     model_dir: Path
     log: Path
+    process: subprocess.Popen[bytes]
 
 
 def environment() -> dict[str, str]:
@@ -90,11 +91,12 @@ def serving(
 ) -> Iterator[Server]:
     """A server of the model in a Hugging Face folder, from its first healthy answer to the block's end.
 
-    `port` 0: any free one; `log` is appended to. Raises ServerError where it doesn't answer within `start_s`, or ends before.
+    `port` 0: any free one; `log` is appended to. Raises ServerError where it doesn't answer within `start_s`, or ends before, and where
+    another program has the port.
     """
     if not PYTHON.exists():
         raise ServerError(f"no vLLM at {PYTHON}: make vllm")
-    port = port or _free_port()
+    port = _free_port(port)
     arguments = ["serve", str(model_dir), "--served-model-name", model, "--host", "127.0.0.1", "--port", str(port)]
     with log.open("ab") as file:
         process = subprocess.Popen(
@@ -108,14 +110,19 @@ def serving(
     try:
         url = f"http://127.0.0.1:{port}"
         _wait(process, url, log, start_s)
-        yield Server(url, model, model_dir, log)
+        yield Server(url, model, model_dir, log, process)
     finally:
         _end(process)
 
 
-def _free_port() -> int:
+def _free_port(wanted: int) -> int:
+    """That one, or any where it is 0. Another's server on it would be taken for ours: raises ServerError."""
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            taken.bind(("127.0.0.1", wanted))
+        except OSError as error:
+            raise ServerError(f"port {wanted} can't be had: {error.strerror}; name another with --port") from None
         port: int = taken.getsockname()[1]
         return port
 
@@ -169,7 +176,8 @@ def main() -> None:
     try:
         with serving(told.model_dir, log=told.log, port=told.port, flags=[*FLAGS, *told.flags]) as server:
             print(f"vLLM serves {server.model} at {server.url}; its log is {server.log}; Ctrl-C ends it", flush=True)
-            signal.pause()
+            code = server.process.wait()
+            sys.exit(code if code >= 0 else 128 - code)
     except ServerError as error:
         sys.exit(f"vllm: {error}")
     except KeyboardInterrupt:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import threading
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -18,14 +19,18 @@ from consumers.evaluators.base import Case
 from consumers.runtimes.base import Exec, Labels
 from consumers.runtimes.prepare import prepare
 from consumers.runtimes.process import ProcessBackend
-from examples.grpo_tiny import agent, checkpoint, picture
+from examples.grpo_tiny import agent, checkpoint, picture, report
 from examples.grpo_tiny.checkpoint import State
 from examples.grpo_tiny.evaluator import Repaired
+from examples.grpo_tiny.report import HeldOut, Result, unjudged
 from examples.grpo_tiny.requests import Work
+from examples.grpo_tiny.rollouts import Waiting, malformed
 from examples.tiny_model.demonstrations import KINDS, Message, Session
 from examples.tiny_model.tasks import HELD_OUT, draw
-from polar.types.errors import InputError
+from polar.trainer import Group
+from polar.types.errors import InputError, NotReady
 from polar.types.session import Status
+from polar.types.trajectory import Trajectory
 
 
 class Says(BaseHTTPRequestHandler):
@@ -93,6 +98,37 @@ async def test_a_session_earns_what_it_did(kind: str, reward: float, tmp_path: P
     await runtime.remove()
 
 
+@pytest.mark.parametrize(
+    ("status", "exit_code"), [(Status.FAILED, 1), (Status.FAILED, -9), (Status.TIMED_OUT, None), (Status.FAILED, None)]
+)
+async def test_what_the_machinery_did_to_a_session_is_no_reward(
+    status: Status, exit_code: int | None, tmp_path: Path
+) -> None:
+    runtime = await ProcessBackend(tmp_path).create(Labels("polar", "s", 1, "claim"), Work(3).step(1, 1)[0].runtime)
+    verdict = await Repaired({"goal": {"app.py": "x"}}).evaluate(Case(runtime, "s", status, exit_code, None, {}))
+    assert verdict.reward is None
+    await runtime.remove()
+
+
+def test_malformed_are_sessions_that_failed_and_were_judged() -> None:
+    """The evaluator judges no other that failed."""
+    ended = [
+        (Status.COMPLETED, 1.0),
+        (Status.COMPLETED, 0.0),
+        (Status.FAILED, 0.0),
+        (Status.FAILED, None),
+        (Status.TIMED_OUT, None),
+    ]
+    trajectories = [
+        Trajectory(f"s{at}", "t", at, 5, 1, status, "prefix_merging", "shell", reward)
+        for at, (status, reward) in enumerate(ended)
+    ]
+    assert malformed(trajectories) == 1
+    assert unjudged([trajectory.reward for trajectory in trajectories]) == 2
+    told = HeldOut([1.0, 0.0, None], 1, 30.0)
+    assert str(told) == "mean reward 0.500 of 3 sessions, 1 malformed, 1 not judged"
+
+
 def test_a_goal_that_is_none_is_refused() -> None:
     with pytest.raises(InputError, match=r"evaluator\.config\.goal"):
         Repaired({"goal": {"app.py": 3}})
@@ -103,6 +139,40 @@ def test_a_step_is_the_same_tasks_again_and_another_step_others() -> None:
     assert bodies[0] == bodies[1]
     assert not set(bodies[0]) & set(bodies[2])
     assert [request.canonical() for request in Work(2).step(1, 12)] != bodies[0]
+
+
+@pytest.mark.parametrize("sessions", [0, -4, 2, 6])
+def test_an_evaluation_of_no_whole_groups_is_refused(sessions: int) -> None:
+    with pytest.raises(InputError, match=rf"held.out.*{sessions}.*multiple of 4"):
+        Work(1).held_out("before", sessions)
+
+
+@pytest.mark.parametrize("prompts", [0, -1])
+def test_a_step_without_tasks_is_refused(prompts: int) -> None:
+    with pytest.raises(InputError, match=rf"prompts.*{prompts}.*1 or more"):
+        Work(1).step(1, prompts)
+
+
+def test_waiting_for_groups_ends_when_none_comes_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr("examples.grpo_tiny.rollouts.time.monotonic", lambda: now)
+    waiting = Waiting(10.0, lambda: None)
+    now = 9.0
+    waiting.check()
+    waiting(Group("t", []), Counter())
+    now = 18.0
+    waiting.check()
+    now = 20.0
+    with pytest.raises(NotReady, match="no group came for 10 s"):
+        waiting.check()
+
+
+def test_waiting_for_groups_ends_when_a_program_has() -> None:
+    def check() -> None:
+        raise NotReady("polar worker ended with -9")
+
+    with pytest.raises(NotReady, match="worker ended"):
+        Waiting(10.0, check).check()
 
 
 def test_an_evaluation_is_of_all_held_out_pairs() -> None:
@@ -137,5 +207,21 @@ def test_the_picture_holds_every_curve() -> None:
     assert len(root.findall("{http://www.w3.org/2000/svg}polyline")) == 2
 
 
-def step(number: int) -> checkpoint.Step:
-    return checkpoint.Step(number, {f"step-{number}-0.0": 0.5}, 1, 4, 8, 100, 50, 50, 1e-5, 1e-6, {"update": 1.5}, 0.0)
+def test_the_step_that_two_trainers_did_is_in_no_mean_of_seconds() -> None:
+    """Its sessions had run before the second one asked for them."""
+    steps = [step(1, rollouts=20.0), step(2, rollouts=0.5), step(3, rollouts=22.0)]
+    told = report.text([result(steps, killed_at=2)])
+    assert "| seed 1, killed at 2 | 21.00 |" in told
+    assert "seconds of a step without step 2" in told
+    assert "| seed 1 | 14.17 |" in report.text([result(steps)])
+
+
+def result(steps: list[checkpoint.Step], killed_at: int | None = None) -> Result:
+    evaluated = HeldOut([0.5, 1.0], 1, 30.0)
+    seconds = {"training": 90.0}
+    return Result(1, "prefix_merging", killed_at, evaluated, evaluated, seconds, {"vLLM": 60.0}, steps)
+
+
+def step(number: int, **seconds: float) -> checkpoint.Step:
+    rewards: dict[str, float | None] = {f"step-{number}-0.0": 0.5}
+    return checkpoint.Step(number, rewards, 1, 4, 8, 100, 50, 50, 1e-5, 1e-6, seconds or {"update": 1.5}, 0.0)

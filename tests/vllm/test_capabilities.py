@@ -12,7 +12,7 @@ from examples.vllm_cpu.serve import Server, serving
 from proxy.engines.capabilities import Capabilities, Route, ask, lacks
 from tests.acceptance.test_cli import POLAR, environment
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1500)]
 
 COMMAND_S = 120.0
 

@@ -24,7 +24,7 @@ from tests.vllm.work import Work
 
 pytestmark = [
     pytest.mark.vllm,
-    pytest.mark.timeout(600),
+    pytest.mark.timeout(1500),
     # How Google's client makes its own sessions of aiohttp.
     pytest.mark.filterwarnings("ignore:Inheritance class AiohttpClientSession:DeprecationWarning"),
 ]
@@ -141,11 +141,11 @@ def test_the_score_shows_what_is_wrong(
     vllm_server: Server, plain: dict[str, list[Session]], tampering: str, tell: Any
 ) -> None:
     traces = [tampered(trace, tampering) for trace in traces_of(plain)[:: SESSIONS // 2]]
-    found = [Agreement.of(trace.deltas(scores(vllm_server, trace.token_ids))) for trace in traces]
-    least = min(found, key=lambda one: one.p99)
-    tell(f"{tampering}, the one of {len(traces)} traces that shows it least: {least}")
+    deltas = [trace.deltas(scores(vllm_server, trace.token_ids)) for trace in traces]
+    found, together = [Agreement.of(one) for one in deltas], Agreement.of(np.concatenate(deltas))
+    tell(f"{tampering}, {len(traces)} traces: {together}; least {min(found, key=lambda one: one.p99)}")
     assert not any(agreement.is_faithful for agreement in found)
-    assert least.largest > 1.0
+    assert together.largest > 1.0
 
 
 def tampered(trace: Trace, how: str) -> Trace:

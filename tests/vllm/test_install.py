@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -69,4 +71,13 @@ def test_the_link_follows_the_pins_and_replaces_nothing_else(tmp_path: Path) -> 
 def test_another_machine_is_refused_before_anything_is_downloaded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("platform.machine", lambda: "riscv64")
     with pytest.raises(NotReady, match="pinned for Linux on x86-64, and this is linux on riscv64"):
+        install.environment(print)
+
+
+def test_too_little_room_is_said_before_anything_is_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """pip unpacks beside what it installs."""
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    monkeypatch.setenv("POLAR_CACHE", str(tmp_path))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=10_500_000_000))
+    with pytest.raises(NotReady, match=r"has 10 GB free; vLLM takes 7, and 4 more .* set POLAR_CACHE"):
         install.environment(print)

@@ -6,9 +6,8 @@ builder. The model is tiny, thinks a sentence before each turn and calls tools; 
 
 from __future__ import annotations
 
-import hashlib
 import json
-import subprocess
+import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -18,8 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from examples.vllm_cpu.serve import FLAGS, PYTHON, ROOT, Server, environment, serving
-from polar import cache
+from examples.vllm_cpu.serve import FLAGS, PYTHON, Server, serving
 from polar.sessions import open_session
 from tests.acceptance.test_cli import Up
 from tests.vllm import conftest
@@ -29,11 +27,16 @@ from tests.vllm.test_faithful import trace_of
 from tests.vllm.thinking import drifting
 from tests.vllm.work import Work
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1500)]
 
+THINKING = ("tests.vllm.thinking", Path(__file__).with_name("thinking.py"))
 TURNS = 30
 SESSIONS = 2
 """Of each dialect."""
+ANSWER_S = 60.0
+ARGUMENTS = '"arguments": '
+INVALID = "\ufffd"
+"""What bytes that are no UTF-8 are decoded to: their text says nothing of how they were cut."""
 
 
 @dataclass(frozen=True)
@@ -68,29 +71,12 @@ class Outcome:
 def drifting_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server of the thinking model with the drifting template."""
     assert PYTHON.exists(), f"no vLLM at {PYTHON}: make vllm"
-    folder, model = tmp_path_factory.mktemp("drifting"), _thinking_model()
+    folder, model = tmp_path_factory.mktemp("drifting"), conftest.tiny_model(*THINKING)
     template = folder / "drifting.jinja"
     template.write_text(drifting((model / "chat_template.jinja").read_text()))
     flags = [*FLAGS, "--chat-template", str(template), "--reasoning-parser", "deepseek_r1"]
     with serving(model, log=folder / "server.log", flags=flags) as server:
         yield server
-
-
-def _thinking_model() -> Path:
-    """The model's folder; made and kept as that of `conftest` is."""
-    scripts = [*sorted(conftest.MAKER.rglob("*.py")), Path(__file__).with_name("thinking.py")]
-    digest = hashlib.sha256(b"".join(script.read_bytes() for script in scripts)).hexdigest()[:12]
-
-    def make(folder: Path) -> None:
-        command = [str(PYTHON), "-m", "tests.vllm.thinking", str(folder), "--seed", str(conftest.SEED), "--quick"]
-        subprocess.run(command, cwd=ROOT, env=environment(), check=True, timeout=conftest.MAKE_S)
-
-    return cache.installed(
-        f"thinking-model-{digest}-seed{conftest.SEED}-quick",
-        make,
-        whole=lambda folder: all((folder / name).exists() for name in conftest.FILES),
-        announce=print,
-    )
 
 
 @pytest.fixture(scope="module")
@@ -127,6 +113,51 @@ def test_in_tokens_mode_a_conversation_is_one_trace_and_all_its_tokens_train(
     assert len(outcome.traces) == len(outcome.lines) == len(WORDS) * SESSIONS
     assert {len(trace["calls"]) for trace in outcome.traces} == {TURNS}
     assert outcome.total("trainable_tokens") == outcome.total("sampled_tokens") > 0
+
+
+def test_each_kind_of_drift_was_there(
+    drifting_server: Server, outcomes: dict[str, Outcome], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Else one trace a conversation says nothing: what was sampled is cut otherwise, thought, and spelled as the template doesn't."""
+    outcome = outcomes["tokens"]
+    answers = [trace["token_ids"][call["start"] : call["end"]] for trace in outcome.traces for call in trace["calls"]]
+    texts = [_detokenized(drifting_server, ids) for ids in answers]
+    cut_otherwise = [
+        ids
+        for ids, text in zip(answers, texts, strict=True)
+        if INVALID not in text and _tokenized(drifting_server, text) != ids
+    ]
+    # After `"arguments": `, which the template writes with its blank, too.
+    spelled = [text for text in texts if '": ' in text.partition(ARGUMENTS)[2]]
+    thinking = [text for text in texts if "</think>" in text]
+    realigned = outcome.counted("drift").get("realign", 0)
+    with capsys.disabled():
+        print(
+            f"\n  tokens: of {len(answers)} answers {len(cut_otherwise)} are cut as the tokenizer doesn't, {len(thinking)} think, "
+            f"{len(spelled)} call with blanks; {realigned} prompts realigned"
+        )
+    assert cut_otherwise
+    assert thinking
+    assert spelled
+    assert realigned > 0
+
+
+def _detokenized(server: Server, ids: list[int]) -> str:
+    text: str = _asked(server, "/detokenize", {"tokens": ids})["prompt"]
+    return text
+
+
+def _tokenized(server: Server, text: str) -> list[int]:
+    found: list[int] = _asked(server, "/tokenize", {"prompt": text, "add_special_tokens": False})["tokens"]
+    return found
+
+
+def _asked(server: Server, route: str, body: dict[str, Any]) -> dict[str, Any]:
+    told = json.dumps({"model": server.model, **body}).encode()
+    request = urllib.request.Request(server.url + route, told, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=ANSWER_S) as response:
+        found: dict[str, Any] = json.load(response)
+    return found
 
 
 def test_in_chat_mode_the_same_conversations_fork(

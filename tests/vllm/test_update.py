@@ -30,13 +30,15 @@ from tests.vllm.work import Work
 
 pytestmark = [
     pytest.mark.vllm,
-    pytest.mark.timeout(600),
+    pytest.mark.timeout(1500),
     # How Google's client makes its own sessions of aiohttp.
     pytest.mark.filterwarnings("ignore:Inheritance class AiohttpClientSession:DeprecationWarning"),
 ]
 
 AT_ONCE = 4
-BETWEEN_S = 4.0
+BETWEEN_TOKENS = 300
+"""Some fifteen answers."""
+SAMPLING_S = 240.0
 UPDATES = ("finish", "abort", "finish")
 LONG_TOKENS = 1500
 TRIES = 5
@@ -95,13 +97,13 @@ async def test_tokens_of_all_versions_are_scored_by_their_own_weights(
         await controls.publish(0)
         talking = asyncio.create_task(talk.run())
         for version, in_flight in enumerate(UPDATES, 1):
-            await asyncio.sleep(BETWEEN_S)
+            await more_sampled(http, BETWEEN_TOKENS, talking)
             async with controls.paused(in_flight=in_flight) as pause:  # type: ignore[arg-type] # one of the two
                 served.write(version)
                 # Without /reset_prefix_cache: what is cached is of other salts.
                 await load(http, version)
                 await pause.publish(version)
-        await asyncio.sleep(BETWEEN_S)
+        await more_sampled(http, BETWEEN_TOKENS, talking)
         talk.stop()
         await talking
         traces = traces_of(up, list(talk.answers))
@@ -132,11 +134,8 @@ async def test_an_answer_that_spans_an_update_says_where_the_new_weights_begin(
         await updated(controls, http, served, version)
         for _ in range(TRIES):
             with open_session(up.data, ttl_s=300) as session:
-                before = await sampled_tokens(http)
                 answering = asyncio.create_task(long_answer(session.env))
-                async with asyncio.timeout(60):
-                    while not answering.done() and await sampled_tokens(http) < before + 20:
-                        await asyncio.sleep(0.05)
+                await more_sampled(http, 20, answering)
                 version += 1
                 await updated(controls, http, served, version, mode="keep")
                 await answering
@@ -178,6 +177,14 @@ async def long_answer(env: dict[str, str]) -> None:
         await client.chat.completions.create(
             model="any", messages=[{"role": "user", "content": "go on for long"}], max_tokens=LONG_TOKENS
         )
+
+
+async def more_sampled(http: aiohttp.ClientSession, tokens: int, work: asyncio.Task[None]) -> None:
+    """Until the server has sampled so many more, or the work that asks for them has ended."""
+    before = await sampled_tokens(http)
+    async with asyncio.timeout(SAMPLING_S):
+        while not work.done() and await sampled_tokens(http) < before + tokens:
+            await asyncio.sleep(0.05)
 
 
 async def sampled_tokens(http: aiohttp.ClientSession) -> float:
