@@ -16,8 +16,9 @@ from polar.types.tokens import Ids
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 FinishReason = Literal["stop", "length", "tool_calls", "content_filter"]
-Doubt = Literal["not_ours", "mixed", "gaps"]
-"""The engine has another name for its weights than a version; several, and not all of them versions; or doesn't say one for each token."""
+Doubt = Literal["not_ours", "mixed", "gaps", "late"]
+"""The engine has another name for its weights than a version; several, and not all of them versions; doesn't say one for each token; or
+says which it had when the answer was whole, and they may have sampled its end alone."""
 NOT_GIVEN = msgspec.Raw()
 """msgspec takes no `Raw | None`: no bytes stand for None."""
 

@@ -106,8 +106,11 @@ async def test_versions_are_of_spans_or_of_the_whole_answer() -> None:
     spans = [{"version": "3", "start": 0, "end": 1}, {"version": "4", "start": 1, "end": 3}]
     answer = await answer_of(Server(weight_versions=spans, weight_version="4"), HI)
     assert answer.policy_spans == (PolicySpan(3, 0, 1), PolicySpan(4, 1, 3))
+    assert answer.policy_doubt is None
     answer = await answer_of(Server(weight_version="4"), HI)
-    assert (answer.policy_version, answer.policy_spans) == (4, ())
+    assert (answer.policy_version, answer.policy_spans, answer.policy_doubt) == (4, (), "late")
+    answer = await answer_of(Server(weight_version="default"), HI)
+    assert (answer.policy_version, answer.policy_doubt) == (None, "not_ours")
 
 
 async def test_an_answer_without_its_tokens_is_none() -> None:
