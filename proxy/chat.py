@@ -156,6 +156,18 @@ class ChatRequest(msgspec.Struct, frozen=True):
         return int(self.instructions) if self.store else None
 
     @property
+    def told_tools(self) -> str | None:
+        """Which of its tools the model may be told of only: `none`, or `function:` and a name. None: all.
+
+        SGLang leaves the others out of the prompt, vLLM does so for `none` where it is started with --exclude-tools-when-tool-choice-none.
+        """
+        if not self.tools:
+            return None
+        if isinstance(self.tool_choice, ForcedTool):
+            return f"function:{self.tool_choice.function.name}"
+        return "none" if self.tool_choice == "none" else None
+
+    @property
     def is_grammar_bound(self) -> bool:
         """Whether the engine masks tokens: structured output, or a tool call that must come."""
         return (

@@ -2,7 +2,8 @@
 
 It has no route that renders alone: a prompt is read off an answer of one token (`return_prompt_token_ids`), which is thrown away and leaves
 the prompt in the cache. A call that continues no answer costs one request, one that does two, three where the template drifts. Sampled ids
-and their logprobs are in `meta_info` (`return_meta_info`), and so are the weights: by token, or those that it has once the answer is whole. Fields as of SGLang 0.5.13.
+and their logprobs are in `meta_info` (`return_meta_info`), and so are the weights: by token, or those that it has once the answer is whole.
+Fields as of SGLang 0.5.13.
 
 Not yet run against a live server: written and tested by the shapes that SGLang's sources and their users tell.
 Codes of EngineFault: those of `http` and `vllm_chat`.
