@@ -156,6 +156,12 @@ class ChatRequest(msgspec.Struct, frozen=True):
         return int(self.instructions) if self.store else None
 
     @property
+    def has_images(self) -> bool:
+        """Whether the model is shown any."""
+        parts = (part for message in self.messages if isinstance(message.content, list) for part in message.content)
+        return any(isinstance(part, ImagePart) for part in parts)
+
+    @property
     def told_tools(self) -> str | None:
         """Which of its tools the model may be told of only: `none`, or `function:` and a name. None: all.
 

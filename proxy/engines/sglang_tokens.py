@@ -5,6 +5,8 @@ the prompt in the cache. A call that continues no answer costs one request, one 
 and their logprobs are in `meta_info` (`return_meta_info`), and so are the weights: by token, or those that it has once the answer is whole.
 Fields as of SGLang 0.5.13.
 
+A prompt with images is the server's own, and another branch: what stands for them among its ids is its word.
+
 Not yet run against a live server: written and tested by the shapes that SGLang's sources and their users tell.
 Codes of EngineFault: those of `http` and `vllm_chat`.
 """
@@ -20,7 +22,7 @@ from proxy.chat import Answer, ChatRequest, Usage
 from proxy.engines.continuing import Continuing, Prompt
 from proxy.engines.http import UNREADABLE
 from proxy.engines.versions import NamedSpan, Versions, versions
-from proxy.engines.vllm_chat import FINISHED, VllmChat, WireMessage, fields_of, ids_of, logprobs_of, message_of
+from proxy.engines.vllm_chat import FINISHED, VllmChat, WireMessage, fields_of, fitting, ids_of, logprobs_of, message_of
 from proxy.errors import EngineFault
 
 CHAT = "/v1/chat/completions"
@@ -65,9 +67,9 @@ class SglangTokens(VllmChat):
     async def complete(self, request: ChatRequest, session_id: str) -> Answer:  # noqa: ARG002 - its chat has no place for it
         """One completion of one to three requests. Raises EngineFault."""
         prompt = None
-        if request.continued is not None:
+        if request.continued is not None and not request.has_images:
             prompt = await self._continuing.prompt(request, await self._render(request))
-        body = await self._http.post(CHAT, to_wire(request, self._model, prompt))
+        body = await fitting(request, lambda asked: self._http.post(CHAT, to_wire(asked, self._model, prompt)))
         return from_wire(body, self._model, self._logprobs_mode, prompt)
 
     async def _render(self, request: ChatRequest) -> Ids:
