@@ -189,6 +189,7 @@ def _completion(asked: Asked, written: Written, outcome: CallOutcome, prompt: To
         model_requested=request.model,
         sampling=request.sampling,
         reasoning_effort=request.reasoning_effort,
+        tool_choice=request.told_tools,
         kind=asked.kind.name,
         kind_rule=asked.kind.rule,
         lineage=asked.lineage,

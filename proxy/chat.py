@@ -16,8 +16,9 @@ from polar.types.tokens import Ids
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 FinishReason = Literal["stop", "length", "tool_calls", "content_filter"]
-Doubt = Literal["not_ours", "mixed", "gaps"]
-"""The engine has another name for its weights than a version; several, and not all of them versions; or doesn't say one for each token."""
+Doubt = Literal["not_ours", "mixed", "gaps", "late"]
+"""The engine has another name for its weights than a version; several, and not all of them versions; doesn't say one for each token; or
+says which it had when the answer was whole, and they may have sampled its end alone."""
 NOT_GIVEN = msgspec.Raw()
 """msgspec takes no `Raw | None`: no bytes stand for None."""
 
@@ -153,6 +154,24 @@ class ChatRequest(msgspec.Struct, frozen=True):
     def stored_from(self) -> int | None:
         """The first message that a request which continues this one inherits; None: none may."""
         return int(self.instructions) if self.store else None
+
+    @property
+    def has_images(self) -> bool:
+        """Whether the model is shown any."""
+        parts = (part for message in self.messages if isinstance(message.content, list) for part in message.content)
+        return any(isinstance(part, ImagePart) for part in parts)
+
+    @property
+    def told_tools(self) -> str | None:
+        """Which of its tools the model may be told of only: `none`, or `function:` and a name. None: all.
+
+        SGLang leaves the others out of the prompt, vLLM does so for `none` where it is started with --exclude-tools-when-tool-choice-none.
+        """
+        if not self.tools:
+            return None
+        if isinstance(self.tool_choice, ForcedTool):
+            return f"function:{self.tool_choice.function.name}"
+        return "none" if self.tool_choice == "none" else None
 
     @property
     def is_grammar_bound(self) -> bool:

@@ -27,9 +27,12 @@ class Policies:
     def told(self, engine: str, answer: Answer, fleet: int | None) -> Answer:
         """The answer with what the log is to say of its versions; `fleet`: the version that the fleet's state proves.
 
-        That stands only where the engine tells of no change within the answer: of such the fleet knows nothing.
+        That stands only where the engine tells of no change within the answer: of such the fleet knows nothing. What an engine says late
+        counts only where the fleet proves the same.
         """
         version, spans, doubt = answer.policy_version, answer.policy_spans, answer.policy_doubt
+        if doubt == "late":
+            version, doubt = (version, None) if version == fleet else (None, doubt)
         if spans and not are_whole(spans, count(answer.sampled_ids)):
             version, spans, doubt = None, (), "gaps"
         if doubt is not None:

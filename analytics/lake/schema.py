@@ -168,6 +168,9 @@ COMPLETIONS = Table(
         *POLICY,
         Column("stop_sequence", TEXT, "the stop string that ended the answer; null: none did"),
         Column("reasoning_effort", TEXT, "as asked for; null: not said"),
+        Column(
+            "tool_choice", TEXT, "`none`, or `function:` and the only tool that may be called; null: the model chose"
+        ),
     ),
 )
 DISOWNED = Table(

@@ -126,6 +126,8 @@ class Completion(msgspec.Struct, frozen=True, tag="completion", omit_defaults=Tr
     sampling: Sampling = Sampling()
     reasoning_effort: str | None = None
     """As asked for: with messages and tools what the prompt was rendered of."""
+    tool_choice: str | None = None
+    """Where it may shape the prompt, too: `none`, or `function:` and the only one that may be called. None: the model chose."""
     kind: str = "main"
     """`main`, or the side call that a rule recognised (`title`, `summary`, …)."""
     kind_rule: str | None = None

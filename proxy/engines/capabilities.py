@@ -42,7 +42,7 @@ class Route(StrEnum):
     """It is there, and switched off."""
     MISSING = "missing"
     SILENT = "silent"
-    """No whole answer within QUESTIONS_S."""
+    """No whole answer within QUESTIONS_S, or that it is overloaded or fails: nothing is known of it."""
 
 
 @dataclass(frozen=True)
@@ -145,9 +145,8 @@ def _lacks_routes(found: Capabilities) -> Iterator[Lack]:
     for state, (said, mend) in _WITHOUT.items():
         those = ", ".join(name for name, route in names.items() if route is state)
         if those:
-            yield Lack(
-                "mode tokens", f'mode "tokens" needs {those}: {said}', f'{mend}, or use mode "chat"', is_fatal=True
-            )
+            # A server that is paused or overloaded says nothing, and that is when another proxy is started.
+            yield Lack("mode tokens", f'mode "tokens" needs {those}: {said}', mend, is_fatal=state is not Route.SILENT)
 
 
 async def ask(base_url: str, model: str) -> Capabilities | None:
@@ -216,9 +215,12 @@ class _Server:
 
 
 _WITHOUT = {
-    Route.OFF: ("switched off", "start vLLM with --enable-scale-out"),
-    Route.MISSING: ("not there", "use vLLM 0.24 or newer, started with --enable-scale-out"),
-    Route.SILENT: (f"no answer within {QUESTIONS_S:.0f} s", "try again once the server is warm"),
+    Route.OFF: ("switched off", 'start vLLM with --enable-scale-out, or use mode "chat"'),
+    Route.MISSING: ("not there", 'use vLLM 0.24 or newer, started with --enable-scale-out, or use mode "chat"'),
+    Route.SILENT: (
+        f"no answer within {QUESTIONS_S:.0f} s, or an error of the server's",
+        "see whether it is paused or overloaded; calls fail until it answers",
+    ),
 }
 """By how a route stands, what is said of it and the way out."""
 _SHORT = [{"role": "user", "content": "Say a word."}]
@@ -228,7 +230,7 @@ _TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type
 
 def route_of(told: Response | None) -> Route:
     """A route that finds fault with a request works; 403 is how vLLM answers for those of --enable-scale-out."""
-    if told is None:
+    if told is None or told.status == 429 or told.status >= 500:
         return Route.SILENT
     if told.status == 403:
         return Route.OFF

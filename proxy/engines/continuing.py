@@ -6,8 +6,10 @@ with those tokens it stands as it is. Else what follows is found without a token
 with other words in the answer's place (its twin): what both end with is what the template writes after it, in this very conversation.
 
 Invariant: nothing is guessed. A turn that the model ended goes on after the token that ended it, if the template ends such turns with it,
-which a small conversation of our own shows once; a turn that a limit or a stop string cut off goes on with the template's own end of turn.
-Where the twin tells nothing the rendering stands, and the prompt is another branch.
+which a small conversation of our own shows once, and writes in this conversation what it writes there from the answer to that token. Some
+end turns with the next role's token (GLM's `<|user|>`): where another message comes in between, its first one is not this answer's end. A
+turn that a limit or a stop string cut off goes on with the template's own end of turn. Where the twin tells nothing, or the server refuses
+our conversations, the rendering stands, and the prompt is another branch.
 """
 
 from __future__ import annotations
@@ -29,6 +31,10 @@ UNRENDERED = ("refused", "context_length")
 """Codes of EngineFault: the template, or the server, takes no such conversation."""
 WORDS = ("The twin says 1.", "The twin says 2!")
 """What twins say. They end unlike one another, so that one of them ends unlike any text."""
+CALL_ID = "call00001"
+"""Some templates want ids of nine letters and digits."""
+CLOSING = '"}'
+"""The end of a twin's arguments, which the answer's own may share."""
 OBJECT_TOKENS = 128
 """The most that a twin's arguments can be, in whatever form the template writes them."""
 
@@ -49,6 +55,7 @@ class Continuing:
         self._render = render
         self._ends: dict[bool, Ids] = {}
         """What comes between an answer and the next message's words, by whether the answer calls tools."""
+        self._finding = asyncio.Lock()
 
     async def prompt(self, request: ChatRequest, rendered: Ids) -> Prompt:
         """The prompt of a request that is `rendered`. Raises EngineFault."""
@@ -78,26 +85,59 @@ class Continuing:
         if shared == len(rendered) or len(other) - shared - common_prefix(rendered, other) > size:
             return None  # the template leaves the answer out, or writes of it elsewhere, too
         follows = rendered[len(rendered) - shared :]
-        if continued.is_ended:
-            end = continued.tokens[-1]
-            if end in await self._end_of(bool(turn.tool_calls)):
-                # The twin doesn't say it, so the first is the one that ends the answer.
-                at = np.flatnonzero(follows == end)
-                return follows[at[0] + 1 :] if len(at) else None
         # After a call's arguments comes the end of the call, too, which may have been sampled.
-        return None if turn.tool_calls else follows
+        whole = None if turn.tool_calls else follows
+        if not continued.is_ended:
+            return whole
+        end = continued.tokens[-1]
+        # Some templates write a call's id after its arguments.
+        for call_id in [CALL_ID, turn.tool_calls[-1].id] if turn.tool_calls else [None]:
+            ends = await self._end_of(call_id)
+            if ends is None:
+                return None
+            if end not in ends:
+                return whole
+            after = _after(end, follows, ends, len(CLOSING) if turn.tool_calls else 0)
+            if after is not None:
+                return after
+        return None
 
-    async def _end_of(self, calls: bool) -> Ids:
-        """What the template writes from an answer's end to the next message's words; empty where it takes no such conversation."""
-        if calls not in self._ends:
-            try:
-                one, twin, other = await asyncio.gather(*(self._render(small) for small in _conversations(calls)))
-            except EngineFault as fault:
-                if fault.code not in UNRENDERED:
-                    raise
-                one = twin = other = np.empty(0, np.int32)
-            self._ends[calls] = one[len(one) - common_suffix(one, twin) : common_prefix(one, other)]
-        return self._ends[calls]
+    async def _end_of(self, call_id: str | None) -> Ids | None:
+        """What the template writes from an answer's end to the next message's words, where the answer calls a tool by this id, or none.
+
+        None where the server takes no such conversation: asked again next time, as another server may be behind its address then.
+        """
+        calls = call_id is not None
+        if call_id not in (None, CALL_ID):
+            return await self._found(call_id)
+        async with self._finding:
+            found = self._ends.get(calls)
+            if found is None and (found := await self._found(call_id)) is not None:
+                self._ends[calls] = found
+            return found
+
+    async def _found(self, call_id: str | None) -> Ids | None:
+        try:
+            one, twin, other = await asyncio.gather(*(self._render(small) for small in _conversations(call_id)))
+        except EngineFault as fault:
+            if fault.code not in UNRENDERED:
+                raise
+            return None
+        return one[len(one) - common_suffix(one, twin) : common_prefix(one, other)]
+
+
+def _after(end: np.int32, follows: Ids, ends: Ids, closing: int) -> Ids | None:
+    """What follows the end of the answer; None where the first `end` is not proven to be this answer's.
+
+    What leads up to it must be what leads up to it in `ends`. Either may begin later, as tokenizers join an answer's last characters to
+    what comes next; `follows` earlier by at most the `closing` characters that the answer's arguments share with those of its twin.
+    """
+    at = np.flatnonzero(follows == end)
+    if not len(at):
+        return None
+    lead, own = follows[: at[0] + 1], ends[: np.flatnonzero(ends == end)[0] + 1]
+    is_its = common_suffix(lead, own) == min(len(lead), len(own)) and len(lead) - len(own) <= closing
+    return follows[at[0] + 1 :] if is_its else None
 
 
 def _twin(turn: Message) -> tuple[Message, int]:
@@ -108,13 +148,14 @@ def _twin(turn: Message) -> tuple[Message, int]:
         words = next(words for words in WORDS if words[-1] != said[-1:])
         return replace(turn, content=words), len(words)
     *calls, last = turn.tool_calls
-    arguments = next(each for each in map(_arguments, WORDS) if each != last.function.arguments)
-    call = replace(last, function=replace(last.function, arguments=arguments))
+    said = last.function.arguments.rstrip(CLOSING + " \t\r\n")
+    words = next(words for words in WORDS if words[-1] != said[-1:])
+    call = replace(last, function=replace(last.function, arguments=_arguments(words)))
     return replace(turn, tool_calls=[*calls, call]), OBJECT_TOKENS
 
 
 def _arguments(words: str) -> str:
-    return f'{{"twin": "{words}"}}'
+    return f'{{"twin": "{words}{CLOSING}'
 
 
 def _text(turn: Message) -> str:
@@ -123,15 +164,14 @@ def _text(turn: Message) -> str:
     return turn.content or ""
 
 
-def _conversations(calls: bool) -> list[ChatRequest]:
+def _conversations(call_id: str | None) -> list[ChatRequest]:
     """Three small ones: one, the same with other words of the assistant's, and with another message after them."""
-    return [_conversation(calls, *told) for told in ((WORDS[0], "3"), (WORDS[1], "3"), (WORDS[0], "5"))]
+    return [_conversation(call_id, *told) for told in ((WORDS[0], "3"), (WORDS[1], "3"), (WORDS[0], "5"))]
 
 
-def _conversation(calls: bool, words: str, then: str) -> ChatRequest:
+def _conversation(call_id: str | None, words: str, then: str) -> ChatRequest:
     asked = Message("user", "Which one?")
-    if not calls:
+    if call_id is None:
         return ChatRequest([asked, Message("assistant", words), Message("user", then)])
-    # Some templates want ids of nine letters and digits.
-    call = ToolCall("call00001", FunctionCall("tell", _arguments(words)))
+    call = ToolCall(call_id, FunctionCall("tell", _arguments(words)))
     return ChatRequest([asked, Message("assistant", tool_calls=[call]), Message("tool", then, tool_call_id=call.id)])

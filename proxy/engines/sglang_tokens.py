@@ -2,7 +2,10 @@
 
 It has no route that renders alone: a prompt is read off an answer of one token (`return_prompt_token_ids`), which is thrown away and leaves
 the prompt in the cache. A call that continues no answer costs one request, one that does two, three where the template drifts. Sampled ids
-and their logprobs are in `meta_info` (`return_meta_info`), and so is which weights sampled them. Fields as of SGLang 0.5.13.
+and their logprobs are in `meta_info` (`return_meta_info`), and so are the weights: by token, or those that it has once the answer is whole.
+Fields as of SGLang 0.5.13.
+
+A prompt with images is the server's own, and another branch: what stands for them among its ids is its word.
 
 Not yet run against a live server: written and tested by the shapes that SGLang's sources and their users tell.
 Codes of EngineFault: those of `http` and `vllm_chat`.
@@ -18,8 +21,8 @@ from polar.types.tokens import Ids, unpack_ids
 from proxy.chat import Answer, ChatRequest, Usage
 from proxy.engines.continuing import Continuing, Prompt
 from proxy.engines.http import UNREADABLE
-from proxy.engines.versions import NamedSpan, versions
-from proxy.engines.vllm_chat import FINISHED, VllmChat, WireMessage, fields_of, ids_of, logprobs_of, message_of
+from proxy.engines.versions import NamedSpan, Versions, versions
+from proxy.engines.vllm_chat import FINISHED, VllmChat, WireMessage, fields_of, fitting, ids_of, logprobs_of, message_of
 from proxy.errors import EngineFault
 
 CHAT = "/v1/chat/completions"
@@ -64,9 +67,9 @@ class SglangTokens(VllmChat):
     async def complete(self, request: ChatRequest, session_id: str) -> Answer:  # noqa: ARG002 - its chat has no place for it
         """One completion of one to three requests. Raises EngineFault."""
         prompt = None
-        if request.continued is not None:
+        if request.continued is not None and not request.has_images:
             prompt = await self._continuing.prompt(request, await self._render(request))
-        body = await self._http.post(CHAT, to_wire(request, self._model, prompt))
+        body = await fitting(request, lambda asked: self._http.post(CHAT, to_wire(asked, self._model, prompt)))
         return from_wire(body, self._model, self._logprobs_mode, prompt)
 
     async def _render(self, request: ChatRequest) -> Ids:
@@ -100,7 +103,6 @@ def from_wire(body: bytes, model: str, logprobs_mode: str, prompt: Prompt | None
     sampled = ids_of([token_id for _, token_id, _ in meta.output_token_logprobs], "output_token_logprobs")
     prompt_ids = _prompt_ids(told) if prompt is None else prompt.ids.tobytes()
     count = len(meta.output_token_logprobs)
-    whole = [NamedSpan(meta.weight_version, 0, count)] if meta.weight_version is not None else None
     return Answer(
         message=message_of(choice.message),
         finish_reason=choice.finish_reason,  # type: ignore[arg-type] # it is one of FINISHED
@@ -113,8 +115,16 @@ def from_wire(body: bytes, model: str, logprobs_mode: str, prompt: Prompt | None
         # A number is a token that ends turns, of the model's own.
         stop_sequence=choice.matched_stop if isinstance(choice.matched_stop, str) else None,
         realigned=0 if prompt is None else prompt.realigned,
-        **versions(meta.weight_versions or whole, count)._asdict(),
+        **_versions(meta, count)._asdict(),
     )
+
+
+def _versions(meta: _Meta, sampled: int) -> Versions:
+    """By token where they are told; else one name for all, which the server writes when it hands the answer on."""
+    if meta.weight_versions or meta.weight_version is None:
+        return versions(meta.weight_versions, sampled)
+    told = versions([NamedSpan(meta.weight_version, 0, sampled)], sampled)
+    return told if told.policy_version is None else told._replace(policy_doubt="late")
 
 
 def _prompt_ids(told: _Body) -> bytes:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import uuid
+from collections.abc import Awaitable, Callable
 from typing import Any, ClassVar, get_args
 
 import msgspec
@@ -122,15 +123,7 @@ class VllmChat:
 
     async def complete(self, request: ChatRequest, session_id: str) -> Answer:
         """One chat completion. Raises EngineFault."""
-        try:
-            body = await self._post(request, session_id)
-        except EngineFault as fault:
-            if fault.code != "context_length" or request.sampling.max_tokens is None:
-                raise
-            # Harnesses ask for 32,000 tokens of any model. Without a limit vLLM samples what the context has left, which is less, or
-            # says that it is the prompt that doesn't fit: with a limit its newer words leave open which it is.
-            unlimited = msgspec.structs.replace(request.sampling, max_tokens=None)
-            body = await self._post(msgspec.structs.replace(request, sampling=unlimited), session_id)
+        body = await fitting(request, lambda asked: self._post(asked, session_id))
         return from_wire(body, self._model, self._logprobs_mode)
 
     async def count_tokens(self, request: ChatRequest) -> int:
@@ -156,6 +149,19 @@ class VllmChat:
 
     async def _post(self, request: ChatRequest, session_id: str) -> bytes:
         return await self._http.post("/v1/chat/completions", to_wire(request, self._model, session_id))
+
+
+async def fitting(request: ChatRequest, ask: Callable[[ChatRequest], Awaitable[bytes]]) -> bytes:
+    """What a server answers to a request, without its limit where with it the answer doesn't fit. Raises EngineFault."""
+    try:
+        return await ask(request)
+    except EngineFault as fault:
+        if fault.code != "context_length" or request.sampling.max_tokens is None:
+            raise
+    # Harnesses ask for 32,000 tokens of any model. Without a limit the server samples what the context has left, which is less, or says
+    # that it is the prompt that doesn't fit: with a limit vLLM's newer words leave open which it is.
+    unlimited = msgspec.structs.replace(request.sampling, max_tokens=None)
+    return await ask(msgspec.structs.replace(request, sampling=unlimited))
 
 
 def to_wire(request: ChatRequest, model: str, session_id: str) -> bytes:

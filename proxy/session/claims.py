@@ -79,7 +79,7 @@ class Claim:
             call_id,
             told.messages.link,
             answer.message,
-            frame=frame_of(engine, told.tools_digest, request.reasoning_effort),
+            frame=frame_of(engine, told.tools_digest, request.told_tools, request.reasoning_effort),
             is_ended=_is_ended(answer.finish_reason, answer.stop_sequence),
         )
         if (first := request.stored_from) is not None:
@@ -93,7 +93,8 @@ class Claim:
         """
         whole = self.stored.continued(request)
         bare = transcript(Spelled(), request.tools)
-        frame = None if owner is None else frame_of(owner, bare.tools_digest, request.reasoning_effort)
+        shaping = bare.tools_digest, request.told_tools, request.reasoning_effort
+        frame = None if owner is None else frame_of(owner, *shaping)
         messages, spelled = self.turns.restore(whole.messages, request.tools, frame)
         continued = None if frame is None else self._continued(spelled, frame)
         return replace(whole, messages=messages, continued=continued), dataclasses.replace(bare, messages=spelled)
@@ -123,7 +124,7 @@ class Claim:
                 call_id,
                 one.told.messages.link,
                 one.answer,
-                frame=frame_of(one.call.engine, one.told.tools_digest, one.call.reasoning_effort),
+                frame=frame_of(one.call.engine, one.told.tools_digest, one.call.tool_choice, one.call.reasoning_effort),
                 is_ended=_is_ended(one.call.finish_reason, one.call.stop_sequence),
             )
             if (first := one.call.stored_from) is not None:

@@ -53,9 +53,9 @@ def transcript_of(messages: Spelled, tools: bytes) -> Transcript:
 NO_TOOLS = transcript(Spelled(), []).tools_digest
 
 
-def frame_of(engine: str, tools_digest: bytes, reasoning_effort: str | None) -> bytes:
-    """What, but for its messages, a prompt is rendered of: whose template, with which tools, thinking how much."""
-    return blake2b(_encode((engine, reasoning_effort)) + tools_digest, digest_size=16).digest()
+def frame_of(engine: str, tools_digest: bytes, told_tools: str | None, reasoning_effort: str | None) -> bytes:
+    """What, but for its messages, a prompt is rendered of: whose template, with which tools, told which of them, thinking how much."""
+    return blake2b(_encode((engine, told_tools, reasoning_effort)) + tools_digest, digest_size=16).digest()
 
 
 class History:

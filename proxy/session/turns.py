@@ -91,8 +91,8 @@ class Turns:
         """By their words, oldest first."""
         self._by_tool_call: dict[str, _Turn] = {}
         """By the id of their first tool call, the newest."""
-        self._by_link: dict[bytes, _Turn] = {}
-        """By their link, the newest."""
+        self._by_link: defaultdict[tuple[bytes, bytes], list[_Turn]] = defaultdict(list)
+        """By their link and their frame, oldest first."""
         self._words: dict[bytes, _Words] = {}
         """By the digest of a spelling, so that a long history isn't parsed at each call."""
 
@@ -108,7 +108,7 @@ class Turns:
         self._alike[turn.words.rounded].append(turn)
         if message.tool_calls:
             self._by_tool_call[message.tool_calls[0].id] = turn
-        self._by_link[turn.link] = turn
+        self._by_link[turn.link, frame].append(turn)
         while len(self._turns) > TURNS or self._bytes > BYTES:
             self.forget(next(iter(self._turns)))
 
@@ -119,22 +119,21 @@ class Turns:
             return
         self._bytes -= len(turn.spelled)
         rounded = turn.words.rounded
-        for place, turns in (((turn.follows, rounded), self._in_place), (rounded, self._alike)):
+        in_place, by_link = (turn.follows, rounded), (turn.link, turn.frame)
+        for place, turns in ((in_place, self._in_place), (rounded, self._alike), (by_link, self._by_link)):
             turns[place].remove(turn)  # type: ignore[index] # each key goes with its own index
             if not turns[place]:  # type: ignore[index]
                 del turns[place]  # type: ignore[arg-type]
         for call in turn.message.tool_calls[:1]:
             if self._by_tool_call.get(call.id) is turn:
                 del self._by_tool_call[call.id]
-        if self._by_link.get(turn.link) is turn:
-            del self._by_link[turn.link]
 
     def repeated(self, spelled: Spelled, frame: bytes) -> Repeated | None:
         """The newest answer that restored messages repeat after the very messages that it answered; None: they repeat none."""
         for at in range(len(spelled.links) - 1, -1, -1):
-            turn = self._by_link.get(spelled.links[at])
-            if turn is not None and turn.frame == frame:
-                return Repeated(turn.call_id, at, turn.is_ended)
+            turns = self._by_link.get((spelled.links[at], frame))
+            if turns:
+                return Repeated(turns[-1].call_id, at, turns[-1].is_ended)
         return None
 
     def restore(

@@ -89,7 +89,7 @@ def test_two_temperatures_show_the_mode(at_one: dict[str, float], at_two: dict[s
     assert logprobs_mode_of(at_one, at_two) == mode
 
 
-async def test_a_server_that_hangs_is_not_said_to_refuse_and_its_routes_are_not_relied_on(
+async def test_a_server_that_hangs_is_not_said_to_refuse_nor_to_lack_its_routes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(capabilities, "QUESTIONS_S", 0.2)
@@ -98,8 +98,17 @@ async def test_a_server_that_hangs_is_not_said_to_refuse_and_its_routes_are_not_
         found = await ask(f"http://127.0.0.1:{silent.getsockname()[1]}", "tiny")
     assert found is not None
     assert {found.render, found.generate, found.derender} == {Route.SILENT}
-    assert next(lacks(found, "tokens")).is_fatal
+    silent_routes = next(lacks(found, "tokens"))
+    assert "paused or overloaded" in str(silent_routes)
+    assert not silent_routes.is_fatal
     assert (found.tools, found.tokenizer, found.logprobs_mode) == (True, True, None)
+
+
+@pytest.mark.parametrize("status", [429, 500, 503])
+async def test_a_server_that_is_overloaded_is_not_said_to_lack_its_routes(status: int) -> None:
+    found = await asked({**FULL, "/inference/v1/generate": (status, {"error": {"message": "busy"}})})
+    assert found.generate is Route.SILENT
+    assert said(found, "tokens") == [("mode tokens", False)]
 
 
 async def test_the_scripted_engine_is_asked_nothing() -> None:

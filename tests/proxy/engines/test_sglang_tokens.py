@@ -14,7 +14,7 @@ from aiohttp.test_utils import TestServer
 
 from polar.types.completion import PolicySpan, Sampling
 from polar.types.tokens import unpack_ids, unpack_logprobs
-from proxy.chat import Answer, ChatRequest, Continued, Message
+from proxy.chat import Answer, ChatRequest, Continued, ImagePart, ImageUrl, Message, Part, TextPart
 from proxy.engines.overflow import is_overflow, numbers_of
 from proxy.engines.sglang_tokens import SglangTokens
 from proxy.errors import EngineFault
@@ -25,13 +25,18 @@ BEGIN, END = 1, 2
 class Server:
     """Renders turns as their characters between a begin and an end, and answers "ok"; earlier answers it writes in capitals."""
 
-    def __init__(self, **meta: Any) -> None:
+    def __init__(self, *, context: int = 1000, **meta: Any) -> None:
         self.meta = meta
+        self.context = context
         self.asked: list[dict[str, Any]] = []
 
     async def answer(self, request: web.Request) -> web.Response:
         asked = msgspec.json.decode(await request.read())
         self.asked.append(asked)
+        wanted = asked.get("max_completion_tokens", 0)
+        if wanted > self.context:
+            told = f"Requested token count exceeds the model's maximum context length of {self.context} tokens."
+            return web.Response(status=400, body=msgspec.json.encode({"message": told}))
         meta = {"output_token_logprobs": [[-0.25, 111, None], [-0.5, 107, None], [-0.125, END, None]]} | self.meta
         choice = {
             "index": 0,
@@ -48,7 +53,9 @@ class Server:
 def rendered(messages: list[dict[str, Any]]) -> list[int]:
     ids = []
     for message in messages:
-        text = message["content"].upper() if message["role"] == "assistant" else message["content"]
+        text = message["content"]
+        text = "".join(part.get("text", "I") for part in text) if isinstance(text, list) else text
+        text = text.upper() if message["role"] == "assistant" else text
         ids += [BEGIN, *map(ord, text), END]
     return [*ids, BEGIN]
 
@@ -102,12 +109,32 @@ async def test_the_next_call_goes_on_from_the_tokens() -> None:
     assert all(asked["max_completion_tokens"] == 1 for asked in server.asked[1:-1])
 
 
+async def test_a_limit_beyond_the_context_is_left_out() -> None:
+    server = Server(context=100)
+    await answer_of(server, msgspec.structs.replace(HI, sampling=Sampling(max_tokens=32_000)))
+    assert [asked.get("max_completion_tokens") for asked in server.asked] == [32_000, None]
+
+
+async def test_a_prompt_with_images_is_the_servers_own() -> None:
+    seen: list[Part] = [TextPart("see"), ImagePart(ImageUrl("data:image/png;base64,AAAA"))]
+    said = [Message("user", seen), Message("assistant", "ok"), Message("user", "on")]
+    tokens = np.array([BEGIN, 5, END, BEGIN, 111, 107, END], np.int32)
+    server = Server()
+    answer = await answer_of(server, ChatRequest(said, continued=Continued(1, tokens, True)))
+    [asked] = server.asked
+    assert "input_ids" not in asked
+    assert answer.realigned == 0
+
+
 async def test_versions_are_of_spans_or_of_the_whole_answer() -> None:
     spans = [{"version": "3", "start": 0, "end": 1}, {"version": "4", "start": 1, "end": 3}]
     answer = await answer_of(Server(weight_versions=spans, weight_version="4"), HI)
     assert answer.policy_spans == (PolicySpan(3, 0, 1), PolicySpan(4, 1, 3))
+    assert answer.policy_doubt is None
     answer = await answer_of(Server(weight_version="4"), HI)
-    assert (answer.policy_version, answer.policy_spans) == (4, ())
+    assert (answer.policy_version, answer.policy_spans, answer.policy_doubt) == (4, (), "late")
+    answer = await answer_of(Server(weight_version="default"), HI)
+    assert (answer.policy_version, answer.policy_doubt) == (None, "not_ours")
 
 
 async def test_an_answer_without_its_tokens_is_none() -> None:

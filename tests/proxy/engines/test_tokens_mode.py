@@ -31,11 +31,13 @@ from proxy.chat import (
     Answer,
     ChatRequest,
     Continued,
+    ForcedTool,
     Function,
     FunctionCall,
     ImagePart,
     ImageUrl,
     Message,
+    NamedFunction,
     Part,
     TextPart,
     Tool,
@@ -321,13 +323,22 @@ async def test_where_a_call_was_followed_by_a_cut_the_rendering_stands() -> None
         assert after.realigned == 0
 
 
-@pytest.mark.parametrize("change", [{"reasoning_effort": "high"}, {"tools": []}], ids=["effort", "tools"])
+CHANGES: list[dict[str, Any]] = [
+    {"reasoning_effort": "high"},
+    {"tools": []},
+    {"tool_choice": "none"},
+    {"tool_choice": ForcedTool(NamedFunction("look"))},
+]
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: next(iter(change)))
 async def test_what_else_shapes_a_prompt_begins_another_branch(change: dict[str, Any]) -> None:
     async with opened(drifting()) as session:
         said = [Message("user", "hi")]
         before = await session.ask(said)
-        session.tools = change.pop("tools", TOOLS)
-        after = await session.ask([*said, before.message, Message("user", "Go on.")], **change)
+        others = dict(change)
+        session.tools = others.pop("tools", TOOLS)
+        after = await session.ask([*said, before.message, Message("user", "Go on.")], **others)
         assert not goes_on(before, after)
         assert after.realigned == 0
 

@@ -410,3 +410,23 @@ def quickest(remembered: Turns, wire: list[Message]) -> float:
         remembered.restore(wire)
         took.append(time.perf_counter() - began)
     return min(took)
+
+
+# --- which answer a request goes on from
+
+
+def test_of_like_answers_to_the_same_messages_the_newest_of_the_requests_own_frame_is_gone_on_from() -> None:
+    remembered = Turns()
+    for call_id, frame in (("main1", b"main"), ("main2", b"main"), ("side", b"side")):
+        remembered.add(call_id, Spelled([USER]).link, said("hi"), frame=frame)
+    repeats = Spelled([USER, said("hi")])
+
+    def gone_on_from(frame: bytes) -> str | None:
+        found = remembered.repeated(repeats, frame)
+        return None if found is None else found.call_id
+
+    assert (gone_on_from(b"main"), gone_on_from(b"side"), gone_on_from(b"other")) == ("main2", "side", None)
+    remembered.forget("main2")
+    assert gone_on_from(b"main") == "main1"
+    remembered.forget("main1")
+    assert gone_on_from(b"main") is None

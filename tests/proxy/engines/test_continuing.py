@@ -1,0 +1,172 @@
+"""Where a prompt goes on after an answer, by templates whose turns end as those of real models do; the renderer is a plain function.
+
+A template gives each turn as pieces of text and special tokens, so that what must follow an answer is known without looking for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from polar.types.tokens import Ids
+from proxy.chat import ChatRequest, Continued, FunctionCall, Message, ToolCall
+from proxy.engines.continuing import Continuing
+from proxy.errors import EngineFault
+
+SPECIAL = 1000
+ROLES = {"user": SPECIAL, "assistant": SPECIAL + 1, "system": SPECIAL + 2, "tool": SPECIAL + 3}
+CALL, CALLED, END = SPECIAL + 4, SPECIAL + 5, SPECIAL + 6
+Template = Callable[[Sequence[Message]], list[int]]
+"""Tokens of messages, without what begins an answer."""
+
+
+def spelled(text: str) -> list[int]:
+    return [ord(character) for character in text]
+
+
+def glm(messages: Sequence[Message]) -> list[int]:
+    """Turns have no end of their own: the model ends its by sampling the token of the role that it gives the word to."""
+    ids: list[int] = []
+    for message in messages:
+        ids += [ROLES[message.role], *spelled("\n" + str(message.content or "").strip())]
+        for call in message.tool_calls:
+            ids += [CALL, *spelled(f"{call.function.name} {call.function.arguments}"), CALLED]
+    return ids
+
+
+def mistral(messages: Sequence[Message]) -> list[int]:
+    """Turns end with a token of their own, and calls with their id, which the model doesn't sample."""
+    ids: list[int] = []
+    for message in messages:
+        ids += [ROLES[message.role], *spelled(str(message.content or ""))]
+        for call in message.tool_calls:
+            ids += [CALL, *spelled(f'{{"arguments": {call.function.arguments}, "id": "{call.id}"}}'), CALLED]
+        ids += [END] if message.role == "assistant" else []
+    return ids
+
+
+def renderer(template: Template) -> Callable[[ChatRequest], asyncio.Future[Ids]]:
+    async def render(request: ChatRequest) -> Ids:
+        return np.array([*template(request.messages), ROLES["assistant"]], np.int32)
+
+    return render  # type: ignore[return-value] # a coroutine is awaitable
+
+
+async def prompt_of(template: Template, messages: list[Message], at: int, sampled: list[int]) -> list[int] | None:
+    """The prompt that goes on after `messages[at]`, which was sampled so; None where the rendering stands."""
+    tokens = np.array([*template(messages[:at]), ROLES["assistant"], *sampled], np.int32)
+    request = ChatRequest(messages, continued=Continued(at, tokens, True))
+    rendered = await renderer(template)(request)
+    prompt = await Continuing(renderer(template)).prompt(request, rendered)
+    if prompt.ids.tolist() == rendered.tolist():
+        return None
+    return prompt.ids.tolist()
+
+
+def calling(arguments: str) -> Message:
+    return Message("assistant", tool_calls=[ToolCall("abcdefghi", FunctionCall("look", arguments))])
+
+
+ASKED = Message("user", "q")
+YES, GO = Message("assistant", "yes "), Message("user", "go")
+FOUND = Message("tool", "res", tool_call_id="abcdefghi")
+
+
+async def test_a_role_that_the_model_gave_the_word_to_is_its_end() -> None:
+    sampled = [*spelled("YES"), ROLES["user"]]
+    expected = [*glm([ASKED]), ROLES["assistant"], *sampled, *spelled("\ngo"), ROLES["assistant"]]
+    assert await prompt_of(glm, [ASKED, YES, GO], 1, sampled) == expected
+
+
+@pytest.mark.parametrize("between", [Message("system", "REMINDER"), Message("tool", "", tool_call_id="x")])
+async def test_a_message_before_that_role_is_not_lost(between: Message) -> None:
+    assert await prompt_of(glm, [ASKED, YES, between, GO], 1, [*spelled("YES"), ROLES["user"]]) is None
+
+
+async def test_a_message_between_a_call_and_its_result_is_not_lost() -> None:
+    call = calling('{"a": "x"}')
+    sampled = [CALL, *spelled('look {"a":"x"}'), CALLED, ROLES["tool"]]
+    assert await prompt_of(glm, [ASKED, call, Message("user", "NOTE"), FOUND], 1, sampled) is None
+    assert await prompt_of(glm, [ASKED, call, Message("user", "NOTE"), call, FOUND], 1, sampled) is None
+    expected = [*glm([ASKED]), ROLES["assistant"], *sampled, *spelled("\nres"), ROLES["assistant"]]
+    assert await prompt_of(glm, [ASKED, call, FOUND], 1, sampled) == expected
+
+
+@pytest.mark.parametrize("arguments", ["{}", '{"n": [1]}', '{"a": "The twin says 1."}', '{"a": "The twin says 2!" }'])
+async def test_ids_that_are_written_after_the_arguments_are_no_other_message(arguments: str) -> None:
+    sampled = [CALL, *spelled("sampled otherwise"), CALLED, END]
+    prompt = await prompt_of(mistral, [ASKED, calling(arguments), FOUND], 1, sampled)
+    assert prompt == [*mistral([ASKED]), ROLES["assistant"], *sampled, *mistral([FOUND]), ROLES["assistant"]]
+
+
+async def test_a_server_that_refuses_small_conversations_leaves_the_rendering_of_ended_turns_and_is_asked_again() -> (
+    None
+):
+    refuses = True
+
+    async def render(request: ChatRequest) -> Ids:
+        if refuses and request.messages[0].content != "q":
+            raise EngineFault("refused", "no system prompt")
+        return await renderer(mistral)(request)
+
+    tokens = np.array([*mistral([ASKED]), ROLES["assistant"], *spelled("YES"), END], np.int32)
+    request = ChatRequest([ASKED, YES, GO], continued=Continued(1, tokens, True))
+    rendered = await render(request)
+    continuing = Continuing(render)
+    assert (await continuing.prompt(request, rendered)).ids.tolist() == rendered.tolist()
+    refuses = False
+    assert (await continuing.prompt(request, rendered)).ids.tolist() == [
+        *tokens.tolist(),
+        *mistral([GO]),
+        ROLES["assistant"],
+    ]
+
+
+async def test_what_a_template_ends_answers_with_is_asked_once_however_many_calls_need_it() -> None:
+    rendered: list[ChatRequest] = []
+
+    async def render(request: ChatRequest) -> Ids:
+        rendered.append(request)
+        await asyncio.sleep(0)
+        return await renderer(mistral)(request)
+
+    tokens = np.array([*mistral([ASKED]), ROLES["assistant"], *spelled("YES"), END], np.int32)
+    request = ChatRequest([ASKED, YES, GO], continued=Continued(1, tokens, True))
+    own = await renderer(mistral)(request)
+    continuing = Continuing(render)
+    await asyncio.gather(*(continuing.prompt(request, own) for _ in range(3)))
+    assert len(rendered) == 3 + 3
+
+
+MESSAGES = st.one_of(
+    st.builds(
+        Message, st.sampled_from(["user", "system", "assistant", "tool"]), st.sampled_from(["", "a", "b.", "c!"])
+    ),
+    st.builds(calling, st.sampled_from(["{}", '{"a": "1."}', '{"b": {"c": 2}}'])),
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.sampled_from([glm, mistral]), st.lists(MESSAGES, min_size=1, max_size=5), st.sampled_from([YES, calling("{}")])
+)
+def test_after_what_was_sampled_comes_all_that_the_template_writes_or_the_rendering_stands(
+    template: Template, later: list[Message], said: Message
+) -> None:
+    """Whatever comes after an answer, which ends with the token of whoever is next to speak in small conversations."""
+    end = END if template is mistral else ROLES["tool" if said.tool_calls else "user"]
+    sampled = [*spelled("sampled otherwise"), *([CALLED] if said.tool_calls else []), end]
+    prompt = asyncio.run(prompt_of(template, [ASKED, said, *later], 1, sampled))
+    after = template(later)
+    if template is glm:
+        is_next = after[0] == end
+        after = after[1:]
+    else:
+        is_next = True
+    expected = [*template([ASKED]), ROLES["assistant"], *sampled, *after, ROLES["assistant"]]
+    assert prompt == (expected if is_next else None)
