@@ -4,8 +4,9 @@
 
 One process, no Kafka; calls of random ids as the proxy's records hold them, hash chains included: 300 tokens new and 100 sampled in each.
 `growing` is one conversation, `drifting` leaves each answer after its tenth token (as a harness that rewrites history does), `in full` has
-every prompt whole, as after a proxy's restart. Time is the best of three, memory the peak of what the build allocates. NVIDIA's algorithm
-(`benchmarks.nvidia_merging`) runs at 100 and 200 turns; 1,000 are extrapolated by the square, which is how it grows.
+every prompt whole, as after a proxy's restart, `independent` calls share a system prompt and have 12 tokens new and 20 sampled each. Time
+is the best of three, memory the peak of what the build allocates. NVIDIA's algorithm (`benchmarks.nvidia_merging`) runs at 100 and 200
+turns; 1,000 are extrapolated by the square, which is how it grows.
 """
 
 from __future__ import annotations
@@ -74,6 +75,8 @@ def ours() -> list[Figure]:
         (f"{TURNS} turns, growing", growing(TURNS), "< 300", "linear in unique tokens"),
         (f"{TURNS} turns, drifting", drifting(TURNS), "", ""),
         ("300 turns, in full", growing(300, in_full=True), "", ""),
+        ("400 calls, independent", independent(400), "", ""),
+        (f"{TURNS} calls, independent", independent(TURNS), "< 300", ""),
     ]
     figures: list[Figure] = []
     for name, session, in_time, in_memory in cases:
@@ -171,14 +174,14 @@ class Session:
         prompt = np.concatenate((history, self._random.integers(2, VOCABULARY, READ, dtype=IDS)))
         return self.ask_again(prompt)
 
-    def ask_again(self, prompt: Ids) -> Ids:
-        answer = self._random.integers(2, VOCABULARY, SAMPLED, dtype=IDS)
+    def ask_again(self, prompt: Ids, sampled: int = SAMPLED) -> Ids:
+        answer = self._random.integers(2, VOCABULARY, sampled, dtype=IDS)
         answer[-1] = END_OF_TURN
         written = self._index.encode(prompt)
         if self._in_full:
             written = TokenDelta(pack_ids(prompt), chain=written.chain)
         call_id = f"c{len(self.calls)}"
-        logprobs = -self._random.random(SAMPLED, np.float32)
+        logprobs = -self._random.random(sampled, np.float32)
         self.calls.append(call(call_id, len(self.calls), written, answer, pack_logprobs(logprobs)))
         self._index.add(call_id, prompt, answer)
         self._prompts.append(prompt)
@@ -214,6 +217,16 @@ def drifting(turns: int) -> Session:
     history: Ids = np.empty(0, IDS)
     for _ in range(turns):
         history = session.ask(history)[: -SAMPLED + DRIFT]
+    return session
+
+
+def independent(calls: int) -> Session:
+    """A system prompt, and short questions that have nothing else in common."""
+    session = Session(0)
+    random = np.random.default_rng(1)
+    system = random.integers(2, VOCABULARY, READ, dtype=IDS)
+    for _ in range(calls):
+        session.ask_again(np.concatenate((system, random.integers(2, VOCABULARY, 12, dtype=IDS))), sampled=20)
     return session
 
 

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Set
 import numpy as np
 
 from consumers.builders.chain import Chain
-from consumers.builders.leaving import Left, left_after, left_before
-from consumers.builders.place import Branch, Place, Thread, request_of, thread_of
+from consumers.builders.leaving import end_of, left_after, left_before
+from consumers.builders.place import Branch, Left, Place, Thread, request_of, thread_of
 from consumers.builders.prefixes import Run, root
 from polar.types.completion import CallOutcome, Completion, TokenDelta
 from polar.types.tokens import WIDTH, Ids, unpack_ids
@@ -42,6 +42,8 @@ class _Placer:
         """Calls whose answer a harness may have seen, by where it ends."""
         self._prompts: defaultdict[Run, list[Place]] = defaultdict(list)
         """The same calls, by where their prompt ends."""
+        self._ends: defaultdict[bytes, list[Place]] = defaultdict(list)
+        """The same calls, by `end_of` their answer."""
         self._continued: defaultdict[Place, list[Place]] = defaultdict(list)
         """Those that continue a call."""
         self._threads: set[Thread] = set()
@@ -60,8 +62,7 @@ class _Placer:
         parent = self._parent(prompt, call)
         left = self._left(prompt, parent)
         branch = self._branch(prompt, parent, left, call) if answered else None
-        end, left_call = prompt.extend(sampled), None if left is None else left.call
-        place = self._by_id[call.call_id] = Place(index, call, prompt, end, parent, left_call, branch)
+        place = self._by_id[call.call_id] = Place(index, call, prompt, prompt.extend(sampled), parent, left, branch)
         if place.sampled and call.call_id not in self._disowned:
             self._remember(place)
         return place
@@ -88,7 +89,7 @@ class _Placer:
                 break
             if run is not prompt and run in self._prompts:
                 return left_after(prompt, self._prompts[run])
-        return left_before(prompt, self._prompts, None if parent is None else parent.end)
+        return left_before(prompt, self._ends, None if parent is None else parent.end)
 
     def _branch(self, prompt: Run, parent: Place | None, left: Left | None, call: Completion) -> Branch | None:
         if prompt in self._prompts:
@@ -108,6 +109,7 @@ class _Placer:
     def _remember(self, place: Place) -> None:
         self._answers[place.end].append(place)
         self._prompts[place.prompt].append(place)
+        self._ends[end_of(place)].append(place)
         if place.parent is not None:
             self._continued[place.parent].append(place)
         thread = thread_of(place.call)

@@ -5,15 +5,14 @@ Judged by token ids alone: nothing here knows a template or a tokenizer. Invaria
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import islice
+from collections.abc import Mapping, Sequence
+from itertools import islice, takewhile
 
 import numpy as np
 
-from consumers.builders.place import Branch, Place
+from consumers.builders.place import Branch, Left, Place
 from consumers.builders.prefixes import Run
-from polar.types.tokens import Ids, common_prefix, unpack_ids
+from polar.types.tokens import WIDTH, Ids, common_prefix, unpack_ids
 
 GENERATION_TOKENS = 16
 """Most tokens of what a template adds to have the model answer: some write it otherwise once the answer is history (`<think>` in it)."""
@@ -21,44 +20,52 @@ TRIED = 256
 """Places of an answer where what a prompt goes on with is looked for: it is there at the first, and a bound on answers of one token."""
 TOLD_APART = 4
 """Tokens of an answer's end that must stand in a prompt which left before the answer began: its end-of-turn alone tells nothing."""
-
-
-@dataclass(frozen=True, slots=True)
-class Left:
-    """A call whose answer a prompt left, and how."""
-
-    call: Place
-    how: Branch
-    """END_OF_TURN, STRIPPED or EDITED_HISTORY."""
+END_BYTES = TOLD_APART * WIDTH
+ALIKE = 256
+"""Answers of one end that are looked at, the newest: tool calls end alike."""
+COMPARED = 16
+"""Of these, answers that a prompt could have left and that are compared with it, the newest."""
 
 
 def left_after(prompt: Run, asked: Sequence[Place]) -> Left:
     """How a prompt goes on that extends the prompt of the calls `asked`, and none of their answers."""
-    top = asked[-1].prompt
+    below = _below(asked[-1].prompt, prompt)
     best = Left(asked[-1], Branch.EDITED_HISTORY)
     for call in reversed(asked):
         sampled = unpack_ids(call.call.sampled)
-        then = _below(top, prompt, 2 * len(sampled))
+        then = below[: 2 * len(sampled)]
         kept = common_prefix(then, sampled)
         if kept < len(then) and kept == len(sampled) - 1 > 0 and call.call.finish_reason != "length":
             return Left(call, Branch.END_OF_TURN)
-        if _is_without_a_part(sampled[kept + 1 :], then[kept:]):
+        # Of several the last, which is what a harness that asks again uses.
+        if best.how is not Branch.STRIPPED and _is_without_a_part(sampled[kept + 1 :], then[kept:]):
             best = Left(call, Branch.STRIPPED)
     return best
 
 
-def left_before(prompt: Run, prompts: Mapping[Run, Sequence[Place]], top: Run | None) -> Left | None:
-    """The call whose generation prompt this prompt left, and whose answer's end it has all the same; None: no such below `top`."""
+def end_of(call: Place) -> bytes:
+    """The last `TOLD_APART` tokens of its answer, by which `left_before` finds it; all of a shorter one, which it never finds."""
+    return call.call.sampled[-END_BYTES:]
+
+
+def left_before(prompt: Run, ends: Mapping[bytes, Sequence[Place]], top: Run | None) -> Left | None:
+    """The call whose generation prompt this prompt left, and whose answer's end it has all the same; None: no such below `top`.
+
+    `ends`: the calls before, by `end_of`, so that time is linear in the tokens that the prompt has to itself.
+    """
     fork, own = _fork(prompt, top)
     if fork is None or own is None:
         return None
-    for run in _near(fork, own):
-        for call in reversed(prompts.get(run, ())):
-            sampled = unpack_ids(call.call.sampled)
-            then = _below(fork, prompt, GENERATION_TOKENS + len(sampled))
-            starts = range(min(GENERATION_TOKENS, len(then)))
-            if any(_is_without_a_part(sampled, then[start:], TOLD_APART) for start in starts):
-                return Left(call, Branch.STRIPPED)
+    below = _below(fork, prompt)
+    data = below.tobytes()
+    read = {data[at : at + END_BYTES] for at in range(0, len(data) - END_BYTES + 1, WIDTH)}
+    found = {call for end in read & ends.keys() for call in ends[end][-ALIKE:] if _is_near(call.prompt, fork, own)}
+    for call in sorted(found, key=lambda call: call.index, reverse=True)[:COMPARED]:
+        sampled = unpack_ids(call.call.sampled)
+        then = below[: GENERATION_TOKENS + len(sampled)]
+        starts = range(min(GENERATION_TOKENS, len(then)))
+        if any(_is_without_a_part(sampled, then[start:], TOLD_APART) for start in starts):
+            return Left(call, Branch.STRIPPED)
     return None
 
 
@@ -82,21 +89,19 @@ def _fork(prompt: Run, top: Run | None) -> tuple[Run | None, Run | None]:
     return None, None
 
 
-def _near(fork: Run, own: Run) -> Iterator[Run]:
-    """Positions at most `GENERATION_TOKENS` below `fork`, on other paths than `own`'s."""
-    waiting = [child for child in fork.children.values() if child is not own]
-    while waiting:
-        run = waiting.pop()
-        if run.end - fork.end <= GENERATION_TOKENS:
-            yield run
-            waiting.extend(run.children.values())
+def _is_near(run: Run, fork: Run, own: Run) -> bool:
+    """Whether it is a position at most `GENERATION_TOKENS` below `fork`, on another path than `own`'s."""
+    if not 0 < run.end - fork.end <= GENERATION_TOKENS:
+        return False
+    *_, first = takewhile(lambda above: above.end > fork.end, run.up())
+    return first is not own and first.parent is fork
 
 
-def _below(top: Run, end: Run, most: int) -> Ids:
-    """The first `most` tokens after `top` on the path to `end`."""
+def _below(top: Run, end: Run) -> Ids:
+    """The tokens after `top` on the path to `end`."""
     parts: list[Ids] = []
     for run in end.up():
         if run is top:
             break
         parts.append(run.ids)
-    return np.concatenate(parts[::-1])[:most] if parts else np.empty(0, dtype=np.int32)
+    return np.concatenate(parts[::-1]) if parts else np.empty(0, dtype=np.int32)

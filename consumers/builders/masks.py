@@ -107,10 +107,16 @@ def has_logprobs(call: Completion) -> bool:
 def _undelivered(answers: Iterable[Place], placed: Iterable[Place | Branch]) -> set[Place]:
     """Answers superseded by one to the same prompt.
 
-    Those that a later prompt repeats were delivered; where there is none, the last in log order was. Threads are told apart, so that
+    Those that a later prompt repeats were delivered, whole or as a template writes them; where there is none, the last in log order was.
+    An edited one tells nothing of which it was. Threads are told apart, so that
     sub-agents that start alike don't supersede one another. The choices of one request were delivered, or not, together.
     """
     repeated = {place.parent for place in placed if isinstance(place, Place)}
+    repeated |= {
+        place.left.call
+        for place in placed
+        if isinstance(place, Place) and place.left and place.left.how is not Branch.EDITED_HISTORY
+    }
     alike: defaultdict[object, defaultdict[str, list[Place]]] = defaultdict(lambda: defaultdict(list))
     for place in answers:
         alike[place.prompt, thread_of(place.call), place.call.kind][request_of(place.call)].append(place)

@@ -76,14 +76,23 @@ class Place:
     """Where its sampled tokens end: `prompt` where it has none."""
     parent: Place | None
     """The call whose prompt and sampled tokens are the longest prefix of its prompt."""
-    left: Place | None
-    """The call whose answer its prompt left on the way from `parent`; None: no such."""
+    left: Left | None
+    """The answer that its prompt left on the way from `parent`; None: no such."""
     branch: Branch | None
     """None for a plain continuation, and for a call that wasn't answered."""
 
     @property
     def sampled(self) -> bool:
         return self.end is not self.prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """A call whose answer a prompt left, and how."""
+
+    call: Place
+    how: Branch
+    """END_OF_TURN, STRIPPED or EDITED_HISTORY."""
 
 
 def thread_of(call: Completion) -> Thread | None:

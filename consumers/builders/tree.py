@@ -73,7 +73,7 @@ def grow(
         nodes=nodes.written(masked),
         calls=calls,
         parents=[_id(place.parent) if isinstance(place, Place) else None for place in placed],
-        left=[_id(place.left) if isinstance(place, Place) else None for place in placed],
+        left=[_id(place.left.call) if isinstance(place, Place) and place.left else None for place in placed],
         branches=[place.branch if isinstance(place, Place) else place for place in placed],
         masked=masked,
         sampled=[nodes.sampled.get(place, []) if isinstance(place, Place) else [] for place in placed],

@@ -6,6 +6,7 @@ A token is a word; what a trace trains stands in brackets.
 from __future__ import annotations
 
 import math
+import time
 from typing import Any
 
 import msgspec
@@ -20,6 +21,8 @@ from tests.consumers.builders.transcripts import (
     Log,
     branches,
     build_record,
+    completion,
+    delta,
     ids_of,
     line,
     lines,
@@ -90,6 +93,40 @@ def test_a_retry_in_the_middle_of_a_session_costs_nothing_but_the_answer_that_we
     assert branches(built) == {"a": "root", "lost": None, "b": "retry", "c": None}
     assert lines(built) == ["sys hi [hello] tool 1 [ok] tool 2 [done]"]
     assert built.stats.masked_tokens == {"undelivered": 3}
+
+
+@pytest.mark.parametrize(
+    ("used", "history", "branch"),
+    [("good day <eos>", "good day <end>", "end_of_turn"), ("<think> hm </think> good day", "good day", "stripped")],
+)
+@pytest.mark.parametrize("outcome", [CallOutcome.ANSWERED, CallOutcome.ABANDONED])
+def test_of_a_retrys_answers_the_one_that_a_drifting_template_goes_on_from_is_trained(
+    used: str, history: str, branch: str, outcome: CallOutcome
+) -> None:
+    log = Log()
+    log.call("a", "sys hi", used)
+    log.call("b", "sys hi", "good night <eos>")
+    log.call("c", f"sys hi {history} tool", "ok" if outcome is CallOutcome.ANSWERED else "", outcome=outcome)
+    built = log.build()
+    assert branches(built)["c"] == (branch if outcome is CallOutcome.ANSWERED else None)
+    assert built.stats.masked_tokens == {"undelivered": 3}
+    assert {node.masked for node in built.nodes if node.call == 1} == {"undelivered"}
+
+
+def test_of_a_retrys_answers_the_last_is_trained_where_history_was_edited() -> None:
+    log = Log()
+    log.call("a", "sys hi", "good day")
+    log.call("b", "sys hi", "good night")
+    log.call("c", "sys hi bye tool", "ok")
+    assert sorted(lines(log.build())) == ["sys hi [good night]", "sys hi bye tool [ok]"]
+
+
+def test_of_answers_that_were_stripped_alike_the_last_was_used() -> None:
+    log = Log()
+    log.call("a", "sys hi", "<think> hm </think> good day")
+    log.call("b", "sys hi", "<think> well </think> good day")
+    log.call("c", "sys hi good day tool", "ok")
+    assert sorted(lines(log.build())) == ["sys hi [<think> well </think> good day]", "sys hi good day tool [ok]"]
 
 
 def test_an_abandoned_call_still_tells_which_answer_was_used() -> None:
@@ -330,6 +367,18 @@ def test_reasoning_whose_opening_the_generation_prompt_held_is_told_as_stripped_
     built = log.build()
     assert branches(built) == {"a": "root", "b": "stripped", "c": "root"}
     assert built.stats.drift == {"fork": 1}
+
+
+def test_many_calls_under_one_system_prompt_cost_no_square() -> None:
+    """Each would be looked for in all before it: 15 s at this number of them."""
+    log = Log()
+    for index in range(1000):
+        tail, answer = (range(1000 + 100 * index + at, 1000 + 100 * index + end) for at, end in ((0, 12), (20, 40)))
+        prompt = [*range(40), *tail]
+        log.calls.append(completion(f"c{index}", delta(prompt), list(answer), received_at=index, completed_at=index))
+    began = time.process_time()
+    assert log.build().stats.traces == 1000
+    assert time.process_time() - began < 5.0
 
 
 def test_what_stands_where_sampled_tokens_were_put_back_is_realigned() -> None:

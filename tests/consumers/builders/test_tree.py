@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from consumers.builders.base import Builder, BuiltFrom
+from consumers.builders.leaving import TOLD_APART
 from consumers.builders.masks import Masked
 from consumers.builders.per_request import PerRequest
 from consumers.builders.prefix_merging import PrefixMerging
@@ -267,7 +268,7 @@ def reference_size(said: list[Said]) -> int:
 def test_the_order_in_which_unrelated_calls_arrive_changes_nothing_but_indexes(
     said: list[Said], random: Random
 ) -> None:
-    """Unrelated: neither holds what the other sampled, nor has its prompt."""
+    """Unrelated: neither goes on from the other's prompt, nor holds what it sampled."""
     for builder in BUILDERS:
         assert meaning(built(builder, shuffled(said, related, random))) == meaning(built(builder, said))
 
@@ -327,7 +328,13 @@ def shuffled(said: list[Said], keep: Callable[[Said, Said], bool], random: Rando
 
 
 def related(a: Said, b: Said) -> bool:
-    return a.prompt == b.prompt or shared(a.full, b.full) > min(len(a.prompt), len(b.prompt))
+    return shared(a.full, b.full) >= min(len(a.prompt), len(b.prompt)) or is_quoted(a, b) or is_quoted(b, a)
+
+
+def is_quoted(call: Said, by: Said) -> bool:
+    """Whether a prompt that left it before it was sampled could be told by its answer's end."""
+    end, size = call.sampled[-TOLD_APART:], len(by.prompt)
+    return len(end) == TOLD_APART and any(by.prompt[at : at + TOLD_APART] == end for at in range(size))
 
 
 def meaning(trajectory: Trajectory) -> object:
