@@ -184,6 +184,8 @@ def main() -> int:
     except (ProgramError, InputError, NotReady, ServerError) as error:
         print(f"grpo_tiny: {error}", file=sys.stderr)
         return 1 if isinstance(error, ProgramError) else 2 if isinstance(error, InputError) else 3
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
     (options.out / "result.json").write_text(json.dumps(asdict(result)))
     (options.out / "report.md").write_text(report.text([result]))
     run.say(f"{options.out / 'report.md'}:")
