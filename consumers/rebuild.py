@@ -3,14 +3,16 @@
 Reads `polar.completions` from its beginning, folds it as the builder does and takes the same way from a session's calls to its trajectory;
 each is marked as rebuilt. One transaction holds some sessions' trajectories and their groups' ends. What is in the output already is not
 written again, so that a run which was cut short is taken up by the same command, and one that came to its end changes nothing; two at once
-into one output are kept apart by the broker, which fences the first. Nothing else on the log is touched: no fact, no offset, no webhook.
+into one output are kept apart by the broker, which fences the first. Sessions that their builder failed on aren't written, so that they are
+built when it is mended. What is to be refused is looked for before anything is written: the log is read twice. Nothing else on it is
+touched: no fact, no offset, no webhook.
 """
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
 
@@ -20,18 +22,20 @@ from consumers.builders.open_sessions import OpenSession, Sessions
 from consumers.builders.outcome import encoded, outcome
 from polar.settings import Settings
 from polar.types import ids
-from polar.types.errors import InputError, NotReady
+from polar.types.errors import InputError, NotReady, SessionError
 from polar.types.session import task_id_of
-from polar.types.trajectory import GroupFinished, Trajectory
+from polar.types.trajectory import GroupFinished, Stats, Trajectory
 from topics import admin, completions, kafka, trajectories
 from topics.codec import DecodeError, UnknownRecord, encode
 from topics.completions import Build, CallRecord, CloseGroup, Emitted
 from topics.contract import MIB
-from topics.owner import STOP_DEADLINE_S, FencedProducer, OwnershipLost, Write, read_back
+from topics.owner import STOP_DEADLINE_S, FencedProducer, LogGap, OwnershipLost, Write, read_back
 
 TRANSACTION_BYTES = 8 * MIB
 """Protocol 3; the trajectory that passes it goes along."""
 TRANSACTION_SESSIONS = 100
+FINAL = frozenset({"log_gap", "too_large"})
+"""Codes of failures that no other run of the same command mends."""
 HELD_BYTES = 256 * MIB
 """Calls' bodies that are kept in memory; sessions beyond it are read again, as the builder does."""
 
@@ -49,13 +53,16 @@ class Wanted:
     tasks: frozenset[str] = frozenset()
     """Empty: all on the log."""
 
+    def takes(self, task_id: str) -> bool:
+        return not self.tasks or task_id in self.tasks
+
 
 @dataclass
 class Done:
     """What a run has done."""
 
     sessions: int = 0
-    """Rebuilt by this run."""
+    """Written by this run."""
     were_out: int = 0
     """In the output already: an earlier run's."""
     groups: int = 0
@@ -64,11 +71,15 @@ class Done:
     trainable_tokens: int = 0
     sampled_tokens: int = 0
     failed: dict[str, str] = field(default_factory=dict)
-    """Sessions that came to nothing, by id: `<code>: <message>`. They are out as FAILED, without a reward."""
+    """Sessions that came to nothing, by id: `<code>: <message>`. Those of `FINAL` are out as FAILED, without a reward; the others are
+    missing, with the end of their group, until the same command comes to something."""
+    to_build: int = 0
+    """Of these, sessions that the same command builds once their builder is mended."""
     left_the_log: list[str] = field(default_factory=list)
     """Of these, sessions whose first calls the log doesn't hold any more."""
     incomplete: dict[str, int] = field(default_factory=dict)
-    """By task id whose group has ended: how many of its sessions the log doesn't know any more. No trajectory stands for them."""
+    """By task id whose group has ended: how many of its sessions the log doesn't know any more. No trajectory stands for them, and trainers
+    skip the group."""
     unfinished: int = 0
     """Sessions that were opened and haven't ended; another run builds them when they have."""
     tasks_missing: list[str] = field(default_factory=list)
@@ -88,16 +99,20 @@ async def rebuild(settings: Settings, wanted: Wanted, told: Callable[[int, int],
     """
     check_output(wanted.into)
     began = time.monotonic()
-    await admin.apply(settings, [trajectories.topic(wanted.into)], embedded=settings.replication == 1)
     spans = await _spans(settings)
     done, passed = Done(), _Passed(told, spans)
+    await _refuse_what_is_mixed(settings, wanted, passed, spans)
     for partition, (first, _) in spans.items():
         fenced = FencedProducer(settings, f"rebuild.{wanted.into}.{partition}")
         try:
             await fenced.start()
-            await _Partition(settings, partition, wanted, fenced, done, passed, has_gap=first > 0).run()
+            # Learnt only now: a run that this one has just fenced may have written.
+            out = await _out(settings, wanted, partition)
+            await _Partition(settings, partition, wanted, fenced, done, passed, out, has_gap=first > 0).run()
         except OwnershipLost as lost:
-            reason = f"is another `polar rebuild --into {wanted.into}` running? The same command goes on from here"
+            reason = "the same command goes on from here"
+            if not isinstance(lost, LogGap):
+                reason = f"is another `polar rebuild --into {wanted.into}` running? The same command goes on from here"
             raise NotReady(f"{lost}; {reason}") from None
         finally:
             await fenced.stop()
@@ -129,17 +144,96 @@ async def _spans(settings: Settings) -> dict[int, tuple[int, int]]:
     return {source.partition: (firsts[source], ends[source]) for source in sources}
 
 
+@dataclass
+class _Out:
+    """What an output holds."""
+
+    built: dict[str, tuple[str, bytes]] = field(default_factory=dict)
+    """Sessions, by whom and with which settings they were built."""
+    failed: dict[str, SessionError] = field(default_factory=dict)
+    """Of these, those that came to nothing."""
+    groups: set[str] = field(default_factory=set)
+    """Tasks whose group has its end."""
+
+    def take(self, trajectory: Trajectory) -> None:
+        """Note a rebuilt one."""
+        self.built[trajectory.session_id] = trajectory.builder, trajectory.rebuilt_with or b"{}"
+        if trajectory.error is not None and trajectory.error.stage == "build":
+            self.failed[trajectory.session_id] = trajectory.error
+
+    def refuse_another(self, session_id: str, wanted: tuple[str, bytes], into: str) -> None:
+        """Raise InputError where the session was built otherwise than is wanted."""
+        by, config = self.built.get(session_id, wanted)
+        if (by, config) != wanted:
+            reason = (
+                f"it holds {session_id} as built by {by} with {config.decode()}; name another, or ask for that again"
+            )
+            raise InputError("--into", into, reason)
+
+
+async def _out(settings: Settings, wanted: Wanted, partition: int) -> _Out:
+    """What a partition of the output holds. Raises InputError for what the builder has written, or another than the wanted one built."""
+    name = trajectories.topic(wanted.into).full_name(settings.namespace)
+    out = _Out()
+    async for record in read_back(settings, name, partition):
+        match trajectories.CODEC.decode(record.value or b""):
+            case Trajectory(rebuilt_with=bytes()) as trajectory:
+                out.take(trajectory)
+                if wanted.builder is not None:
+                    out.refuse_another(trajectory.session_id, (wanted.builder, wanted.config), wanted.into)
+            case GroupFinished(rebuilt=True) as group:
+                out.groups.add(group.task_id)
+            case Trajectory() | GroupFinished() as live:
+                reason = f"the builder writes {name} (task {live.task_id} names it); name another for what is rebuilt"
+                raise InputError("--into", wanted.into, reason)
+    return out
+
+
+async def _refuse_what_is_mixed(
+    settings: Settings, wanted: Wanted, passed: _Passed, partitions: Collection[int]
+) -> None:
+    """Raise InputError for what is refused, of whichever task and partition; only then make the output."""
+    own: dict[str, tuple[str, bytes]] = {}
+    topic = completions.TOPIC.full_name(settings.namespace)
+    for partition in partitions:
+        async for record in read_back(settings, topic, partition):
+            passed.looked_at(partition, record.offset)
+            match _decoded(record):
+                case Build(output=output) | CloseGroup(output=output) as asked if output == wanted.into:
+                    reason = f"it is the output of task {asked.task_id}, which the builder writes; name another"
+                    raise InputError("--into", wanted.into, reason)
+                case Build() as build if wanted.builder is None and wanted.takes(build.task_id):
+                    own[build.session_id] = build.builder, build.builder_config
+    await admin.apply(settings, [trajectories.topic(wanted.into)], embedded=settings.replication == 1)
+    for partition in partitions:
+        out = await _out(settings, wanted, partition)
+        for session_id in own.keys() & out.built.keys():
+            out.refuse_another(session_id, own[session_id], wanted.into)
+
+
+def _decoded(record: kafka.Record) -> CallRecord | None:
+    """None for one that doesn't decode, or of an unknown type."""
+    try:
+        decoded = completions.CODEC.decode(record.value or b"")
+    except DecodeError:
+        return None
+    return None if isinstance(decoded, UnknownRecord) else decoded
+
+
 class _Passed:
-    """How much of the log has been read, over all partitions."""
+    """How much of the log has been read, over all partitions: once to look at it, once to build."""
 
     def __init__(self, told: Callable[[int, int], None], spans: Mapping[int, tuple[int, int]]) -> None:
         self._told = told
-        self._total = sum(end - first for first, end in spans.values())
+        self._once = sum(end - first for first, end in spans.values())
         starts = accumulate((end - first for first, end in spans.values()), initial=0)
         self._before = {p: start - first for start, (p, (first, _)) in zip(starts, spans.items(), strict=False)}
 
-    def __call__(self, partition: int, offset: int) -> None:
-        self._told(self._before[partition] + offset + 1, self._total)
+    def looked_at(self, partition: int, offset: int) -> None:
+        self._told(self._before[partition] + offset + 1, 2 * self._once)
+
+    def built_from(self, partition: int, offset: int) -> None:
+        self._told(self._once + self._before[partition] + offset + 1, 2 * self._once)
 
 
 class _Partition:
@@ -153,6 +247,7 @@ class _Partition:
         fenced: FencedProducer,
         done: Done,
         passed: _Passed,
+        out: _Out,
         *,
         has_gap: bool,
     ) -> None:
@@ -165,49 +260,29 @@ class _Partition:
         self._passed = passed
         self._sessions = Sessions(HELD_BYTES)
         self._sessions.has_gap = has_gap
-        self._out: dict[str, tuple[str, bytes]] = {}
-        """Sessions in the output, by whom and with which settings they were built."""
-        self._groups_out: set[str] = set()
+        self._out = out
         self._writes: list[Write] = []
 
     async def run(self) -> None:
         """Read the partition once."""
-        await self._learn_what_is_out()
         topic = completions.TOPIC.full_name(self._settings.namespace)
         async for record in read_back(self._settings, topic, self._partition):
-            self._passed(self._partition, record.offset)
-            if (decoded := self._decoded(record)) is not None:
+            self._passed.built_from(self._partition, record.offset)
+            if (decoded := self._wanted_of(record)) is not None:
                 await self._take(decoded, record.offset, len(record.value or b""))
         for session in self._sessions.due():  # those that the builder hasn't come to yet
             await self._build(session)
         self._done.unfinished += self._sessions.unfinished
         await self._write()
 
-    async def _learn_what_is_out(self) -> None:
-        name = self._topic.full_name(self._settings.namespace)
-        async for record in read_back(self._settings, name, self._partition):
-            match trajectories.CODEC.decode(record.value or b""):
-                case Trajectory(rebuilt_with=bytes(config)) as trajectory:
-                    self._out[trajectory.session_id] = trajectory.builder, config
-                case GroupFinished(rebuilt=True) as group:
-                    self._groups_out.add(group.task_id)
-                case Trajectory() | GroupFinished() as live:
-                    reason = (
-                        f"the builder writes {name} (task {live.task_id} names it); name another for what is rebuilt"
-                    )
-                    raise InputError("--into", self._wanted.into, reason)
-
-    def _decoded(self, record: kafka.Record) -> CallRecord | None:
+    def _wanted_of(self, record: kafka.Record) -> CallRecord | None:
         """What of the log is wanted."""
         key = (record.key or b"").decode(errors="replace")
         task_id = task_id_of(key) or key
-        if self._wanted.tasks and task_id not in self._wanted.tasks:
+        if not self._wanted.takes(task_id):
             return None
-        try:
-            decoded = completions.CODEC.decode(record.value or b"")
-        except DecodeError:
-            decoded = None
-        if decoded is None or isinstance(decoded, UnknownRecord):
+        decoded = _decoded(record)
+        if decoded is None:
             self._done.unreadable += 1
             return None
         self._done.tasks.add(task_id)
@@ -215,9 +290,6 @@ class _Partition:
 
     async def _take(self, record: CallRecord, offset: int, size: int) -> None:
         match record:
-            case Build(output=output) | CloseGroup(output=output) if output == self._wanted.into:
-                reason = f"it is the output of task {record.task_id}, which the builder writes; name another"
-                raise InputError("--into", self._wanted.into, reason)
             case Emitted(session_id=str(session_id)):
                 # Only here is all of it known: what came after its Build and before this is late.
                 session = self._sessions.named(session_id)
@@ -235,46 +307,53 @@ class _Partition:
         build = self._as_wanted(session.build)
         session_id = session.opened.session_id
         self._sessions.emitted(session_id, build.task_id)
-        if session_id in self._out:
-            if self._out[session_id] != (build.builder, build.builder_config):
-                by, config = self._out[session_id]
-                reason = f"it holds {session_id} as built by {by} with {config.decode()}; name another, or ask for that again"
-                raise InputError("--into", self._wanted.into, reason)
+        if session_id in self._out.built:
             self._done.were_out += 1
+            if session_id in self._out.failed:
+                self._tell(session_id, self._out.failed[session_id])
             return
         session.build = build
         built = await outcome(session, self._settings, self._partition)
         marked = msgspec.structs.replace(built, rebuilt_with=build.builder_config)
         trajectory, value = encoded(marked, build, self._topic)
-        self._count(trajectory)
-        self._out[session_id] = build.builder, build.builder_config
+        error = trajectory.error
+        if error is not None and error.stage == "build":
+            self._tell(session_id, error)
+            if error.code not in FINAL:
+                self._done.to_build += 1
+                return
+        self._count(trajectory.stats)
+        self._out.take(trajectory)
         await self._put(session_id, value)
+
+    def _tell(self, session_id: str, error: SessionError) -> None:
+        """Of a session that came to nothing, now or in an earlier run."""
+        self._done.failed[session_id] = f"{error.code}: {error.message}"
+        if error.code == "log_gap":
+            self._done.left_the_log.append(session_id)
 
     def _as_wanted(self, build: Build) -> Build:
         if self._wanted.builder is None:
             return build
         return msgspec.structs.replace(build, builder=self._wanted.builder, builder_config=self._wanted.config)
 
-    def _count(self, trajectory: Trajectory) -> None:
-        done, stats, error = self._done, trajectory.stats, trajectory.error
+    def _count(self, stats: Stats) -> None:
+        done = self._done
         done.sessions += 1
         done.traces += stats.traces
         done.sampled_tokens += stats.sampled_tokens
         done.trainable_tokens += stats.trainable_tokens
-        if error is not None and error.stage == "build":
-            done.failed[trajectory.session_id] = f"{error.code}: {error.message}"
-            if error.code == "log_gap":
-                done.left_the_log.append(trajectory.session_id)
 
     def _close(self, group: CloseGroup) -> None:
-        """The end of a group, after its trajectories; one that the log knows nothing else of has none."""
+        """The end of a group, after its trajectories; one that the log knows nothing else of has none, nor one that waits for a builder."""
         sessions = [f"{group.task_id}.{index}" for index in range(group.num_samples)]
-        missing = sum(session not in self._out for session in sessions)
+        absent = {session for session in sessions if session not in self._out.built}
+        missing = len(absent - self._done.failed.keys())
         if missing:
             self._done.incomplete[group.task_id] = missing
-        if missing == group.num_samples or group.task_id in self._groups_out:
+        if missing < len(absent) or missing == group.num_samples or group.task_id in self._out.groups:
             return
-        self._groups_out.add(group.task_id)
+        self._out.groups.add(group.task_id)
         self._done.groups += 1
         end = GroupFinished(group.task_id, group.num_samples, sessions, group.rewards, group.statuses, rebuilt=True)
         self._writes.append(self._record(group.task_id, encode(end)))

@@ -34,6 +34,10 @@ def trace(session: BuiltFrom, tree: TokenTree, index: int, trains: list[int]) ->
     )
 
 
+def trained_tokens(tree: TokenTree, made: Trace) -> int:
+    return sum(count(tree.nodes[index].tokens) for index in made.trains)
+
+
 def trajectory(
     session: BuiltFrom,
     tree: TokenTree,
@@ -43,7 +47,7 @@ def trajectory(
     """The session's trajectory; what isn't in the calls is the Build's.
 
     Leaves out traces that are too short, takes the reward back from those that aren't credited, and masks what no trace trains. Raises
-    ValueError where a trace trains what it may not: a node that isn't sampled, is masked, or is trained by another.
+    ValueError where one that is left trains what it may not: a node that isn't sampled, is masked, or is trained by another.
     """
     build = session.build
     rewards = build.call_rewards or {}
@@ -76,8 +80,7 @@ def _by_length(tree: TokenTree, traces: Iterable[Trace], least: int) -> tuple[li
     kept: list[Trace] = []
     short: list[Trace] = []
     for made in traces:
-        trained = sum(count(tree.nodes[index].tokens) for index in made.trains)
-        (kept if trained >= least else short).append(made)
+        (kept if trained_tokens(tree, made) >= least else short).append(made)
     return kept, short
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Set
 
-from consumers.builders.place import Branch, thread_of
+from consumers.builders.place import thread_of
 from consumers.builders.tree import TokenTree
 from polar.types.building import Options
 
@@ -38,15 +38,21 @@ def _chain(tree: TokenTree, last: int) -> Set[int]:
     while at is not None:
         chain.add(at)
         before = tree.left[at] or tree.parents[at]
-        at = by_id[before] if before is not None else _compacted(tree, at)
+        at = by_id[before] if before is not None else _last_of_thread(tree, at)
     return chain
 
 
-def _compacted(tree: TokenTree, index: int) -> int | None:
-    """The call of the same thread before its history was compacted; None where `index` is no compaction."""
-    if tree.branches[index] is not Branch.COMPACTION:
-        return None
+def _last_of_thread(tree: TokenTree, index: int) -> int | None:
+    """The call of the same thread before its history was compacted, of another prompt since that may have been asked again; None where no
+    header tells of one."""
     thread = thread_of(tree.calls[index])
-    return next(
-        (at for at in range(index - 1, -1, -1) if tree.sampled[at] and thread_of(tree.calls[at]) == thread), None
-    )
+    if thread is None:
+        return None
+    prompt = _prompt(tree, index)
+    earlier = (at for at in range(index - 1, -1, -1) if tree.sampled[at] and thread_of(tree.calls[at]) == thread)
+    return next((at for at in earlier if _prompt(tree, at) != prompt), None)
+
+
+def _prompt(tree: TokenTree, index: int) -> int:
+    """The node where the prompt of a call that sampled ends."""
+    return tree.nodes[tree.sampled[index][0]].parent

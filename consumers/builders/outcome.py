@@ -1,6 +1,7 @@
 """What becomes of a session whose `Build` has come: its trajectory, however its build ends; the builder's way and `polar rebuild`'s.
 
-Invariant: one trajectory for each session. What can't be built is FAILED `<kind>/<code>` with what the Build says, and never an exception.
+Invariant: one trajectory for each session, under its own names. What can't be built is FAILED `<kind>/<code>` with what the Build says, and
+never an exception.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ async def outcome(session: OpenSession, settings: Settings, partition: int) -> T
     source = BuiltFrom(build, calls, frozenset(session.disowned), session.late)
     try:
         async with asyncio.timeout(BUILD_S):
-            return await off_loop(source)
+            return _named(await off_loop(source), build)
     except TimeoutError:
         return failed(build, "builder_timeout", f"the builder took longer than {BUILD_S:.0f} s", len(calls))
     except InputError as error:
@@ -59,6 +60,19 @@ async def outcome(session: OpenSession, settings: Settings, partition: int) -> T
     except Exception as error:
         log.exception("build failed", action="builder.build_failed", session=build.session_id)
         return failed(build, "builder", f"{type(error).__name__}: {error}", len(calls))
+
+
+def _named(trajectory: Trajectory, build: Build) -> Trajectory:
+    """As the Build names it: whose trajectory it is, and who built it, is no builder's to say. Raises TypeError for what is none."""
+    return msgspec.structs.replace(
+        trajectory,
+        session_id=build.session_id,
+        task_id=build.task_id,
+        sample_index=build.sample_index,
+        num_samples=build.num_samples,
+        attempt=build.attempt,
+        builder=build.builder,
+    )
 
 
 async def _read_again(session: OpenSession, settings: Settings, partition: int) -> list[Completion]:

@@ -2,8 +2,8 @@
 
 A leaf is the end of a trainable call that no other trainable call goes on from: what is masked alone (a side call, an answer that
 went unused) makes no trace, and stays in the tree, counted by its reason. Traces stand longest first, and where branches share
-sampled tokens the first that holds them trains them. Where the reward isn't for all, the calls that it is for come first, so that none
-of their tokens is trained without it.
+sampled tokens the first that is kept and holds them trains them. Where the reward isn't for all, the calls that it is for come first,
+so that none of their tokens is trained without it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Set
 from typing import Any
 
-from consumers.builders.assembly import trace, trajectory
+from consumers.builders.assembly import trace, trained_tokens, trajectory
 from consumers.builders.base import BuiltFrom
 from consumers.builders.credit import credited
 from consumers.builders.tree import TokenTree, grow
@@ -30,24 +30,27 @@ class PrefixMerging:
     def build(self, session: BuiltFrom) -> Trajectory:
         tree = grow(session.calls, session.disowned, self._options.filters, session.build.status)
         first = credited(tree, self._options) or frozenset()
-        return trajectory(session, tree, _traces(session, tree, first), self._options)
+        least = self._options.filters.min_trainable_tokens
+        return trajectory(session, tree, _traces(session, tree, first, least), self._options)
 
 
-def _traces(session: BuiltFrom, tree: TokenTree, first: Set[int]) -> Iterator[Trace]:
-    """Each path is walked up to where another has been: every node is visited once."""
+def _traces(session: BuiltFrom, tree: TokenTree, first: Set[int], least: int) -> Iterator[Trace]:
+    """Each path is walked up to where another's training has been. One that trains fewer than `least` tokens leaves them to others."""
     seen: set[int] = set()
+    taken: set[int] = set()
     for index in sorted(tree.trainable(), key=lambda i: (i not in first, *_longest_first(tree, i))):
         at = tree.sampled[index][-1]
         if at in seen:
             continue
-        trains: list[int] = []
-        while at != ROOT and at not in seen:
-            seen.add(at)
-            node = tree.nodes[at]
-            if node.call is not None and node.masked is None:
-                trains.append(at)
-            at = node.parent
-        yield trace(session, tree, index, trains[::-1])
+        way: list[int] = []
+        while at != ROOT and at not in taken:
+            way.append(at)
+            at = tree.nodes[at].parent
+        made = trace(session, tree, index, [at for at in reversed(way) if tree.is_trainable(at)])
+        seen.update(way)
+        if trained_tokens(tree, made) >= least:
+            taken.update(way)
+        yield made
 
 
 def _longest_first(tree: TokenTree, index: int) -> tuple[int, int, str]:

@@ -48,6 +48,9 @@ class TokenTree:
         """Indexes of the calls that have tokens to train, in log order."""
         return (i for i, nodes in enumerate(self.sampled) if nodes and self.masked[i] is None)
 
+    def is_trainable(self, node: int) -> bool:
+        return self.nodes[node].call is not None and self.nodes[node].masked is None
+
 
 def grow(
     records: Sequence[Completion],

@@ -80,7 +80,7 @@ def rebuild(
             done.trainable_tokens,
         )
         show(COLUMNS, [(*row, len(done.failed), done.unfinished)])
-    if done.failed:
+    if done.failed or done.incomplete:
         raise typer.Exit(Exit.FAILED)
 
 
@@ -130,13 +130,18 @@ def _say(done: Done) -> None:
     """What isn't as it was when the sessions ran, on stderr."""
     named = [f"{session_id} FAILED: {why}" for session_id, why in done.failed.items()]
     named += [
-        f"{task_id}: the log knows nothing any more of {missing} of its sessions; its group is without them"
+        f"{task_id}: the log knows nothing any more of {missing} of its sessions; trainers skip its group"
         for task_id, missing in done.incomplete.items()
     ]
     for line in named[:NAMED]:
         typer.echo(f"polar: {visible(' '.join(line.split()))}", err=True)
     if len(named) > NAMED:
         typer.echo(f"polar: … and {len(named) - NAMED} more; --format json has all", err=True)
+    if done.to_build:
+        typer.echo(
+            f"polar: {done.to_build} sessions aren't written, nor their groups' ends: mend their builder and run the same command",
+            err=True,
+        )
     if done.tasks_missing:
         typer.echo(
             f"polar: nothing on the log of {visible(', '.join(done.tasks_missing))}; `polar status` knows the tasks",

@@ -7,17 +7,29 @@ their own, which their constructor checks where they run.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StringConstraints, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, ValidationError
 
 from polar.types.errors import InputError
 from polar.types.session import Status
 
-TRAINED = ("main", "subagent", "compaction")
+Kind = Literal[
+    "main",
+    "subagent",
+    "compaction",
+    "prewarm",
+    "title",
+    "summary",
+    "router",
+    "next_speaker",
+    "commit_message",
+    "web_search",
+    "quota",
+]
+"""All kinds of call: what the proxy's rules (`proxy/kinds.py`) give."""
+TRAINED: tuple[Kind, ...] = ("main", "subagent", "compaction")
 """Kinds of call that are trained: main work, a sub-agent's, and the summaries that work goes on from. The others are side calls."""
-
-Kind = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]{0,63}$")]
 
 
 class _Part(BaseModel):

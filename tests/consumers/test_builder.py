@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -10,8 +11,9 @@ from hypothesis import strategies as st
 
 from consumers.builders.base import BuiltFrom
 from consumers.builders.open_sessions import OpenSession, Sessions
-from consumers.builders.outcome import failed
+from consumers.builders.outcome import failed, outcome
 from consumers.builders.running import AT_ONCE, Builds, off_loop
+from polar.settings import Settings
 from polar.types.completion import CallOutcome, Completion, MessageDelta, TokenDelta
 from polar.types.session import Status
 from polar.types.trajectory import Trajectory
@@ -110,6 +112,29 @@ async def test_a_builder_that_raises_gives_its_error() -> None:
     source = BuiltFrom(build("t.0", "a", builder="tests:Nothing"), [])
     with pytest.raises(ValueError, match="can't be imported"):
         await off_loop(source)
+
+
+class Confused:
+    """A builder that says whose session it built, and gets it wrong."""
+
+    def build(self, session: BuiltFrom) -> Trajectory:
+        return Trajectory("u.7", "u", 7, 9, 3, Status.COMPLETED, "another", "shell")
+
+
+class Empty:
+    """A builder that returns what is no trajectory."""
+
+    def build(self, session: BuiltFrom) -> Any:
+        return {}
+
+
+@pytest.mark.parametrize(("builder", "code"), [("Confused", None), ("Empty", "builder")])
+async def test_whose_trajectory_it_is_no_builder_decides(builder: str, code: str | None) -> None:
+    by = f"{__name__}:{builder}"
+    (session,) = folded([Open("t.0", 1, "a"), build("t.0", "a", by)]).due()
+    made = await outcome(session, Settings(), 0)
+    assert (made.session_id, made.task_id, made.sample_index, made.num_samples, made.attempt) == ("t.0", "t", 0, 1, 1)
+    assert (made.builder, made.error and made.error.code) == (by, code)
 
 
 def test_an_open_session_without_calls_is_due() -> None:

@@ -142,25 +142,40 @@ async def test_every_session_is_built_again_by_another_builder_and_a_second_run_
     assert await told(settings, trajectories.TOPIC.name, object) == before, "the builder's own topic is as it was"
 
 
-async def test_a_run_that_was_cut_short_is_taken_up_and_tasks_may_be_added(
-    settings: Settings, log: LogProducer
+async def test_a_run_that_was_cut_short_is_taken_up(
+    settings: Settings, log: LogProducer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("consumers.rebuild.TRANSACTION_SESSIONS", 1)
     await finished(log, settings, "t", "u")
-    one = await rebuild(settings, Wanted("again", "per_request", tasks=frozenset({"t", "none"})))
-    assert (one.sessions, one.groups, one.tasks_missing) == (2, 1, ["none"])
-    passed: list[tuple[int, int]] = []
+    closed = 2 * len([Open, *calls("t.0"), Build]) + len([CloseGroup])
+    written = 0
 
-    def cut(*far: int) -> None:
-        passed.append((far[0], far[1]))
-        if len(passed) > 5:
+    def cut(passed: int, total: int) -> None:
+        """After the first task's sessions, before its group's end."""
+        nonlocal written
+        written += passed > total // 2  # the first half is looked through
+        if written > closed:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         await rebuild(settings, PER_REQUEST, cut)
+    passed: list[tuple[int, int]] = []
     rest = await rebuild(settings, PER_REQUEST, lambda *far: passed.append(far))
-    assert rest.sessions + rest.were_out == 4
+    assert (rest.sessions, rest.were_out, rest.groups) == (2, 2, 2)
     assert sorted(await rebuilt(settings)) == ["t.0", "t.1", "u.0", "u.1"]
+    ends = await told(settings, trajectories.topic("again").name, GroupFinished)
+    assert sorted(end.task_id for end in ends) == ["t", "u"]
+    assert passed == sorted(passed)
     assert passed[-1][0] <= passed[-1][1]
+
+
+async def test_tasks_may_be_added(settings: Settings, log: LogProducer) -> None:
+    await finished(log, settings, "t", "u")
+    one = await rebuild(settings, Wanted("again", "per_request", tasks=frozenset({"t", "none"})))
+    assert (one.sessions, one.groups, one.tasks_missing) == (2, 1, ["none"])
+    rest = await rebuild(settings, PER_REQUEST)
+    assert (rest.sessions, rest.were_out, rest.groups) == (2, 2, 1)
+    assert sorted(await rebuilt(settings)) == ["t.0", "t.1", "u.0", "u.1"]
 
 
 async def test_two_runs_at_once_into_one_topic_write_each_session_once(settings: Settings, log: LogProducer) -> None:
@@ -180,11 +195,64 @@ async def test_what_was_built_otherwise_and_what_the_builder_writes_is_refused(
     await rebuild(settings, PER_REQUEST)
     with pytest.raises(InputError, match=r"it holds t\.0 as built by per_request with {}; name another"):
         await rebuild(settings, Wanted("again", "per_request", b'{"rewards":"leaf"}'))
-    with pytest.raises(InputError, match=r"the builder writes .*trajectories\.mine \(task t names it\)"):
+    with pytest.raises(InputError, match="it is the output of task t, which the builder writes"):
         await rebuild(settings, Wanted("mine", "per_request"))
     await session(log, "w.0", "soon")
     with pytest.raises(InputError, match="it is the output of task w, which the builder writes"):
         await rebuild(settings, Wanted("soon", "per_request"))
+
+
+async def test_nothing_is_written_before_all_is_known_that_would_be_refused(
+    settings: Settings, log: LogProducer
+) -> None:
+    early, late = "a", "u"
+    partitions = completions.TOPIC.embedded_partitions
+    assert partition_of_task(early, partitions) < partition_of_task(late, partitions)
+    await session(log, f"{early}.0")
+    await session(log, f"{late}.0", "mine")
+    await write(log, late, CloseGroup(late, 1, [1.0], [Status.COMPLETED], "mine"))
+    for tasks in (frozenset[str](), frozenset({early})):
+        with pytest.raises(InputError, match=f"it is the output of task {late}, which the builder writes"):
+            await rebuild(settings, Wanted("mine", "per_request", tasks=tasks))
+    with pytest.raises(NotReady, match="has no topic"):
+        await admin.partition_count(settings, trajectories.topic("mine").full_name(settings.namespace))
+    await rebuild(settings, Wanted("again", "per_request", tasks=frozenset({late})))
+    otherwise = [
+        Wanted("again", "per_request", b'{"rewards":"leaf"}'),
+        Wanted("again", "per_request", b'{"rewards":"leaf"}', frozenset({early})),
+        Wanted("again"),
+    ]
+    for wanted in otherwise:
+        with pytest.raises(InputError, match=rf"it holds {late}\.0 as built by per_request with {{}}; name another"):
+            await rebuild(settings, wanted)
+        assert sorted(await rebuilt(settings)) == [f"{late}.0"]
+
+
+class Unwell:
+    """A builder that has to be mended."""
+
+    mended = False
+
+    def build(self, session: BuiltFrom) -> Trajectory:
+        if not self.mended and session.build.session_id == "t.1":
+            raise RuntimeError("no such luck")
+        return PerRequest().build(session)
+
+
+async def test_what_a_builder_failed_on_is_built_when_the_builder_is_mended(
+    settings: Settings, log: LogProducer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await finished(log, settings, "t")
+    wanted = Wanted("again", f"{__name__}:Unwell")
+    for sessions in (1, 0):
+        done = await rebuild(settings, wanted)
+        assert (done.sessions, done.groups, done.incomplete) == (sessions, 0, {})
+        assert done.failed == {"t.1": "builder: RuntimeError: no such luck"}
+        assert sorted(await rebuilt(settings)) == ["t.0"]
+    monkeypatch.setattr(Unwell, "mended", True)
+    done = await rebuild(settings, wanted)
+    assert (done.sessions, done.were_out, done.groups, done.failed) == (1, 1, 1, {})
+    assert {one.builder for one in (await rebuilt(settings)).values()} == {wanted.builder}
 
 
 async def test_without_a_builder_each_session_is_built_by_its_own(settings: Settings, log: LogProducer) -> None:
@@ -213,8 +281,10 @@ async def test_sessions_whose_calls_have_left_the_log_are_told(settings: Setting
     )
     await client.delete_records({source: RecordsToDelete(last)})
     await client.close()
-    done = await rebuild(settings, PER_REQUEST)
-    assert (done.sessions, done.left_the_log, done.incomplete, done.groups) == (1, ["t.1"], {"t": 1}, 1)
+    for sessions in (1, 0):
+        done = await rebuild(settings, PER_REQUEST)
+        assert (done.sessions, done.groups) == (sessions, sessions)
+        assert (list(done.failed), done.left_the_log, done.incomplete) == (["t.1"], ["t.1"], {"t": 1})
     (trajectory,) = (await rebuilt(settings)).values()
     assert trajectory.error is not None
     assert (trajectory.status, trajectory.error.code, trajectory.reward) == (Status.FAILED, "log_gap", None)
@@ -231,6 +301,10 @@ async def test_the_command_says_what_it_did(
         result = CliRunner().invoke(app, ["rebuild", *arguments])
         assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
         return result.exit_code, result.stdout, result.stderr
+
+    _, _, unwell = await asyncio.to_thread(polar, "--into", "unwell", "--builder", f"{__name__}:Unwell")
+    assert "t.1 FAILED: builder: RuntimeError: no such luck" in unwell
+    assert "1 sessions aren't written" in unwell
 
     arguments = ("--into", "cli", "--builder", "per_request", "--config", '{"rewards": "leaf"}')
     code, out, _ = await asyncio.to_thread(polar, *arguments, "--task", "t", "--task", "x", "--format", "json")

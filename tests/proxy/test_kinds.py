@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import pytest
 
+from polar.types import building
 from polar.types.completion import Sampling
 from proxy.chat import ChatRequest, Function, Message, TextPart, Tool
 from proxy.kinds import MAIN, RULES, Kind, kind_of
@@ -75,6 +76,10 @@ def test_a_call_is_of_the_first_kind_that_its_evidence_gives(
     request_: ChatRequest, headers: dict[str, str], kind: Kind
 ) -> None:
     assert kind_of(request_, lineage_of(headers)) == kind
+
+
+def test_a_task_may_name_the_kinds_that_rules_give_and_no_other() -> None:
+    assert {rule.kind.name for rule in RULES} | {MAIN.name} == set(get_args(building.Kind))
 
 
 def test_every_rule_has_a_case() -> None:

@@ -75,6 +75,27 @@ def test_traces_that_would_train_too_little_are_left_out() -> None:
     assert built.stats.sampled_tokens == built.stats.trainable_tokens + 5
 
 
+def test_tokens_that_a_short_trace_shares_are_trained_on_one_that_is_kept() -> None:
+    log = Log()
+    log.call("a", "sys hi", "hello")
+    log.call("b", "sys hi hello and very much to read", "no")
+    log.call("c", "sys hi hello tool", "well then")
+    log.call("d", "sys hi hello other", "yes")
+    built = log.build(PrefixMerging(filters={"min_trainable_tokens": 3}))
+    assert lines(built) == ["sys hi [hello] tool [well then]"]
+    assert built.stats.masked_tokens == {"filtered_short": 2}
+    assert built.stats.filtered == {"filtered_short": 2}
+
+
+def test_a_session_that_is_short_altogether_is_one_trace_left_out() -> None:
+    log = Log()
+    log.call("a", "sys hi", "hello")
+    log.call("b", "sys hi hello tool", "no")
+    built = log.build(PrefixMerging(filters={"min_trainable_tokens": 3}))
+    assert (built.traces, built.stats.masked_tokens) == ([], {"filtered_short": 2})
+    assert built.stats.filtered == {"filtered_short": 1}
+
+
 @pytest.mark.parametrize("builder", BOTH)
 def test_the_reward_is_all_traces_unless_the_task_says_otherwise(builder: type[Builder]) -> None:
     assert {trace.reward for trace in session().build(builder()).traces} == {1.0}
@@ -120,6 +141,18 @@ def test_a_main_chain_runs_through_stripped_answers_and_compactions_that_headers
     assert rewarded(log, PrefixMerging, "leaf") == ["new sys summary [going on] tool [done]"]
 
 
+def test_a_main_chain_runs_through_a_compaction_that_was_asked_for_again() -> None:
+    log = Log()
+    main = {"thread": "m"}
+    log.call("a", "sys hi", "hello there", lineage=main)
+    log.call("unused", "new sys summary", "going under", lineage=main)
+    log.call("c", "new sys summary", "going on", lineage=main)
+    log.call("d", "new sys summary going on tool", "done", lineage=main)
+    assert branches(log.build()) == {"a": "root", "unused": "compaction", "c": "retry", "d": None}
+    wanted = ["new sys summary [going on] tool [done]", "sys hi [hello there]"]
+    assert rewarded(log, PrefixMerging, "main_chain") == wanted
+
+
 def test_a_dead_end_that_goes_on_from_the_chain_trains_none_of_its_tokens() -> None:
     """The chain left the first answer, a longer branch goes on from it: each has a trace, and only the chain's has the reward."""
     log = Log()
@@ -138,6 +171,7 @@ def test_a_dead_end_that_goes_on_from_the_chain_trains_none_of_its_tokens() -> N
             r"builder\.config\.rewards: Input should be 'all', 'main_chain' or 'leaf' \(got 'best'\)",
         ),
         ({"filters": {"kind": "main"}}, r"builder\.config\.filters\.kind: no such setting .* kinds, max_tokens"),
+        ({"filters": {"kinds": ["main", "subagents"]}}, r"builder\.config\.filters\.kinds\.1: Input should be 'main'"),
         ({"filters": {"kinds": []}}, r"builder\.config\.filters\.kinds: .* at least 1"),
         ({"filters": {"statuses": ["DONE"]}}, r"builder\.config\.filters\.statuses\.0: Input should be 'COMPLETED'"),
         ({"filters": {"max_tokens": 0}}, r"builder\.config\.filters\.max_tokens: Input should be greater than 0"),
