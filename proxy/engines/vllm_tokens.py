@@ -100,7 +100,7 @@ class VllmTokens(VllmChat):
         super().__init__(base_url, model, **options)
         self._continuing = Continuing(self._ids)
 
-    async def complete(self, request: ChatRequest, session_id: str) -> Answer:
+    async def _answer(self, request: ChatRequest, session_id: str) -> Answer:
         """One completion of at least three requests. Raises EngineFault."""
         fields = self._fields(request)
         rendered, ids = await self._render(fields)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -50,19 +51,21 @@ class Server:
         self.told = {RENDER: RENDERED, GENERATE: GENERATED, DERENDER: SAID} | told
         self.asked: dict[str, dict[str, Any]] = {}
         self.sessions: list[str | None] = []
+        self.delay_s = 0.0
 
     async def answer(self, request: web.Request) -> web.Response:
         self.asked[request.path] = msgspec.json.decode(await request.read())
         self.sessions.append(request.headers.get("X-Session-ID"))
+        await asyncio.sleep(self.delay_s)
         return web.Response(body=msgspec.json.encode(self.told[request.path]), content_type="application/json")
 
 
 @asynccontextmanager
-async def served(server: Server) -> AsyncIterator[VllmTokens]:
+async def served(server: Server, **options: Any) -> AsyncIterator[VllmTokens]:
     app = web.Application()
     app.router.add_post("/{path:.*}", server.answer)
     async with TestServer(app) as running:
-        engine = VllmTokens(str(running.make_url("")), "m", logprobs_mode="processed")
+        engine = VllmTokens(str(running.make_url("")), "m", logprobs_mode="processed", **options)
         await engine.start()
         try:
             yield engine
@@ -168,3 +171,13 @@ async def test_half_an_answer_is_none(told: dict[str, Any], code: str) -> None:
     with pytest.raises(EngineFault) as fault:
         await answer_of(Server(**told))
     assert fault.value.code == code
+
+
+async def test_one_deadline_is_for_all_requests_of_a_call() -> None:
+    server = Server()
+    server.delay_s = 0.5
+    async with served(server, deadline_s=0.8) as engine:
+        with pytest.raises(EngineFault) as fault:
+            await engine.complete(ChatRequest([Message("user", "hi")]), "t.0")
+    assert (fault.value.code, fault.value.retryable) == ("timeout", False)
+    assert DERENDER not in server.asked
