@@ -7,6 +7,7 @@ sampled. As JSON a `Message` and a `Tool` are those of OpenAI's Chat Completions
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 import msgspec
@@ -145,8 +146,8 @@ class ChatRequest(msgspec.Struct, frozen=True):
     """The stream tells usage at its end; dialects that always do so set it."""
     continued: Continued | None = None
     """For engines that own their prompts: the answer whose tokens stand in this one's. Set where the call is made."""
-    cache_salt: str | None = None
-    """What its engine keeps the prefixes that it caches for it apart by: those of other weights. Set where the call reaches the engine."""
+    salt: Callable[[], str | None] | None = None
+    """Tells `cache_salt`. Set where the call reaches the engine."""
     wire: object = None
     """The dialect's own: what its answer repeats of the request. Nobody else looks at it."""
 
@@ -154,6 +155,11 @@ class ChatRequest(msgspec.Struct, frozen=True):
     def stored_from(self) -> int | None:
         """The first message that a request which continues this one inherits; None: none may."""
         return int(self.instructions) if self.store else None
+
+    @property
+    def cache_salt(self) -> str | None:
+        """What its engine keeps the prefixes that it caches for it apart by, if it is asked now: those of other weights."""
+        return None if self.salt is None else self.salt()
 
     @property
     def has_images(self) -> bool:

@@ -73,13 +73,13 @@ class Replicas:
     ) -> Answer:
         """A call's answer, within the budget for retries. Raises EngineFault.
 
-        `under_way` is entered while the call has its turn, and says what each try's cache is salted with; `patiently` as
+        `under_way` is entered while the call has its turn, and says what each request's cache is salted with; `patiently` as
         `Admission.turn` takes it.
         """
 
         def ask(engine: Engine) -> Awaitable[Answer]:
-            salt = None if under_way is None else under_way.salt
-            return engine.complete(msgspec.structs.replace(request, cache_salt=salt), session_id)
+            salt = None if under_way is None else lambda: under_way.salt
+            return engine.complete(msgspec.structs.replace(request, salt=salt), session_id)
 
         async with self.admission.turn(patiently=patiently), under_way or nullcontext():
             return await self._asked(session_id, ask)

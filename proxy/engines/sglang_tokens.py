@@ -64,7 +64,7 @@ class SglangTokens(VllmChat):
         super().__init__(base_url, model, **options)
         self._continuing = Continuing(self._render)
 
-    async def complete(self, request: ChatRequest, session_id: str) -> Answer:  # noqa: ARG002 - its chat has no place for it
+    async def _answer(self, request: ChatRequest, session_id: str) -> Answer:  # noqa: ARG002 - its chat has no place for it
         """One completion of one to three requests. Raises EngineFault."""
         prompt = None
         if request.continued is not None and not request.has_images:

@@ -8,6 +8,7 @@ above 0, none a default. Codes of EngineFault beside those of `http`: `malformed
 
 from __future__ import annotations
 
+import asyncio
 import json
 import uuid
 from collections.abc import Awaitable, Callable
@@ -112,6 +113,7 @@ class VllmChat:
         """`base_url` with or without `/v1`; `logprobs_mode` as the server was started (vLLM's default is raw)."""
         self._model = model
         self._logprobs_mode = logprobs_mode
+        self._deadline_s = deadline_s
         self._http = EngineHttp(base_url, deadline_s=deadline_s)
 
     async def start(self) -> None:
@@ -122,6 +124,14 @@ class VllmChat:
         self._http.stop()
 
     async def complete(self, request: ChatRequest, session_id: str) -> Answer:
+        """One answer within the deadline, however many requests it takes. Raises EngineFault."""
+        try:
+            async with asyncio.timeout(self._deadline_s):
+                return await self._answer(request, session_id)
+        except TimeoutError:
+            raise EngineFault("timeout", f"no whole answer within {self._deadline_s:g} s") from None
+
+    async def _answer(self, request: ChatRequest, session_id: str) -> Answer:
         """One chat completion. Raises EngineFault."""
         body = await fitting(request, lambda asked: self._post(asked, session_id))
         return from_wire(body, self._model, self._logprobs_mode)

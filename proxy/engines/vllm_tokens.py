@@ -5,7 +5,7 @@ and the grammar), `/inference/v1/generate` (token ids to token ids), `/v1/chat/c
 server's own parsers). No text is tokenized here. The message is what `vllm_chat` gives: the token that ends a turn, and a stop string, are
 in the tokens and not in the text. A prompt with images stands as it was rendered: where they lie in it is the server's word.
 
-Codes of EngineFault: those of `http` and `vllm_chat`.
+Codes of EngineFault: those of `http` and `vllm_chat`, and `unparsed`: the server samples, and fails to parse what it sampled.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from proxy.chat import Answer, ChatRequest, FinishReason, Message, Usage
 from proxy.engines.continuing import Continuing, Prompt
 from proxy.engines.http import UNREADABLE
 from proxy.engines.ids import lift
+from proxy.engines.retry import with_retries
 from proxy.engines.versions import NamedSpan, versions
 from proxy.engines.vllm_chat import VllmChat, WireMessage, fields_of, ids_of, logprobs_of, message_of
 from proxy.errors import EngineFault
@@ -100,13 +101,15 @@ class VllmTokens(VllmChat):
         super().__init__(base_url, model, **options)
         self._continuing = Continuing(self._ids)
 
-    async def complete(self, request: ChatRequest, session_id: str) -> Answer:
+    async def _answer(self, request: ChatRequest, session_id: str) -> Answer:
         """One completion of at least three requests. Raises EngineFault."""
         fields = self._fields(request)
         rendered, ids = await self._render(fields)
         is_text = bytes(rendered.features) == b"null"
         prompt = await self._continuing.prompt(request, ids) if is_text else Prompt(ids, 0)
-        asked = generation_of(rendered, prompt.ids, request.sampling.max_tokens)
+        # The renders take their time, and weights may have changed meanwhile.
+        salt = {} if request.cache_salt is None else {"cache_salt": request.cache_salt}
+        asked = generation_of(rendered, prompt.ids, request.sampling.max_tokens) | salt
         generated = _read(_generated, await self._http.post(GENERATE, _encode(asked), session_id), "generation")
         choice = _checked(generated)
         sampled, logprobs = ids_of(choice.token_ids or [], "token_ids"), _logprobs(choice)
@@ -150,7 +153,12 @@ class VllmTokens(VllmChat):
         only = {"index": 0, "token_ids": told, "finish_reason": choice.finish_reason}
         response = {"request_id": "derender", "choices": [only], "prompt_token_ids": prompt.tolist()}
         asked = {"model": self._model, "generate_response": response, "chat_request": fields}
-        said = _read(_derendered, await self._http.post(DERENDER, _encode(asked)), "derendering")
+        try:
+            # Asked again by itself: another answer instead would make what is on the log a choice of those that parse.
+            body = await with_retries(lambda: self._http.post(DERENDER, _encode(asked)))
+        except EngineFault as fault:
+            raise EngineFault("unparsed", f"{fault.code}: {fault.message}", status=fault.status) from None
+        said = _read(_derendered, body, "derendering")
         if len(said.choices) != 1:
             raise EngineFault("malformed", f"expected one derendered choice, got {len(said.choices)}")
         message = message_of(said.choices[0].message)

@@ -78,7 +78,7 @@ async def answer_of(server: Server, request: ChatRequest) -> Answer:
         return await engine.complete(request, "t.0")
 
 
-HI = ChatRequest([Message("user", "hi")], sampling=Sampling(max_tokens=9), cache_salt="policy-1-2")
+HI = ChatRequest([Message("user", "hi")], sampling=Sampling(max_tokens=9), salt=lambda: "policy-1-2")
 
 
 async def test_a_first_call_is_one_request_whose_prompt_the_server_tells() -> None:

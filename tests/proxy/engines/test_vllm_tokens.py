@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -15,7 +17,7 @@ from polar.types.completion import PolicySpan, Sampling
 from polar.types.tokens import unpack_ids, unpack_logprobs
 from proxy.chat import Answer, ChatRequest, Message
 from proxy.engines.vllm_tokens import DERENDER, GENERATE, RENDER, VllmTokens
-from proxy.errors import EngineFault
+from proxy.errors import EngineFault, Refusal, refusal_of
 
 RENDERED: dict[str, Any] = {
     "request_id": "r",
@@ -50,19 +52,27 @@ class Server:
         self.told = {RENDER: RENDERED, GENERATE: GENERATED, DERENDER: SAID} | told
         self.asked: dict[str, dict[str, Any]] = {}
         self.sessions: list[str | None] = []
+        self.delay_s = 0.0
+        self.failures: list[int] = []
+        """Statuses of derendering, the last first."""
+        self.counts: Counter[str] = Counter()
 
     async def answer(self, request: web.Request) -> web.Response:
         self.asked[request.path] = msgspec.json.decode(await request.read())
         self.sessions.append(request.headers.get("X-Session-ID"))
+        await asyncio.sleep(self.delay_s)
+        self.counts[request.path] += 1
+        if request.path == DERENDER and self.failures:
+            return web.Response(status=self.failures.pop(), body=b'{"message": "no"}')
         return web.Response(body=msgspec.json.encode(self.told[request.path]), content_type="application/json")
 
 
 @asynccontextmanager
-async def served(server: Server) -> AsyncIterator[VllmTokens]:
+async def served(server: Server, **options: Any) -> AsyncIterator[VllmTokens]:
     app = web.Application()
     app.router.add_post("/{path:.*}", server.answer)
     async with TestServer(app) as running:
-        engine = VllmTokens(str(running.make_url("")), "m", logprobs_mode="processed")
+        engine = VllmTokens(str(running.make_url("")), "m", logprobs_mode="processed", **options)
         await engine.start()
         try:
             yield engine
@@ -81,7 +91,7 @@ def generated(**changes: Any) -> dict[str, Any]:
 
 async def test_the_answer_is_of_the_tokens_that_were_asked_for_and_sampled() -> None:
     server = Server()
-    answer = await answer_of(server, sampling=Sampling(max_tokens=40), cache_salt="policy-3-9")
+    answer = await answer_of(server, sampling=Sampling(max_tokens=40), salt=lambda: "policy-3-9")
     assert unpack_ids(answer.prompt_ids).tolist() == [1, 2, 3]
     assert unpack_ids(answer.sampled_ids).tolist() == [5, 6, 7]
     assert unpack_logprobs(answer.logprobs).tolist() == [-0.5] * 3
@@ -92,7 +102,7 @@ async def test_the_answer_is_of_the_tokens_that_were_asked_for_and_sampled() -> 
 
 async def test_what_the_server_rendered_goes_back_to_it_but_for_what_is_ours() -> None:
     server = Server()
-    await answer_of(server, sampling=Sampling(max_tokens=40), cache_salt="policy-3-9")
+    await answer_of(server, sampling=Sampling(max_tokens=40), salt=lambda: "policy-3-9")
     assert "max_completion_tokens" not in server.asked[RENDER]
     assert server.asked[RENDER]["cache_salt"] == "policy-3-9"
     asked = server.asked[GENERATE]
@@ -168,3 +178,37 @@ async def test_half_an_answer_is_none(told: dict[str, Any], code: str) -> None:
     with pytest.raises(EngineFault) as fault:
         await answer_of(Server(**told))
     assert fault.value.code == code
+
+
+async def test_one_deadline_is_for_all_requests_of_a_call() -> None:
+    server = Server()
+    server.delay_s = 0.5
+    async with served(server, deadline_s=0.8) as engine:
+        with pytest.raises(EngineFault) as fault:
+            await engine.complete(ChatRequest([Message("user", "hi")]), "t.0")
+    assert (fault.value.code, fault.value.retryable) == ("timeout", False)
+    assert DERENDER not in server.asked
+
+
+async def test_an_answer_that_is_not_parsed_at_once_is_not_sampled_anew() -> None:
+    server = Server()
+    server.failures = [500]
+    assert (await answer_of(server)).message == Message("assistant", "hi")
+    assert (server.counts[GENERATE], server.counts[DERENDER]) == (1, 2)
+
+
+@pytest.mark.parametrize("status", [400, 422, 500])
+async def test_an_answer_that_is_not_parsed_is_no_fault_of_the_harness(status: int) -> None:
+    server = Server()
+    server.failures = [status] * 3
+    with pytest.raises(EngineFault) as fault:
+        await answer_of(server)
+    assert (fault.value.code, fault.value.status, fault.value.retryable) == ("unparsed", status, False)
+    assert refusal_of(fault.value).refusal is Refusal.BAD_ENGINE
+    assert server.counts[GENERATE] == 1
+
+
+async def test_the_salt_is_that_of_the_weights_when_it_is_sampled() -> None:
+    server = Server()
+    await answer_of(server, salt=lambda: "policy-4-12" if RENDER in server.asked else "policy-3-9")
+    assert server.asked[GENERATE]["cache_salt"] == "policy-4-12"
