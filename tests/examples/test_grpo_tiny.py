@@ -143,13 +143,13 @@ def test_a_step_is_the_same_tasks_again_and_another_step_others() -> None:
 
 @pytest.mark.parametrize("sessions", [0, -4, 2, 6])
 def test_an_evaluation_of_no_whole_groups_is_refused(sessions: int) -> None:
-    with pytest.raises(InputError, match=rf"held.out.*{sessions}.*multiple of 4"):
+    with pytest.raises(InputError, match=rf"held_out: .*multiple of 4 .*got {sessions}"):
         Work(1).held_out("before", sessions)
 
 
 @pytest.mark.parametrize("prompts", [0, -1])
 def test_a_step_without_tasks_is_refused(prompts: int) -> None:
-    with pytest.raises(InputError, match=rf"prompts.*{prompts}.*1 or more"):
+    with pytest.raises(InputError, match=rf"prompts: .*1 or more .*got {prompts}"):
         Work(1).step(1, prompts)
 
 
