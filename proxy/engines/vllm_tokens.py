@@ -33,7 +33,7 @@ ENDED = ("stop", "length")
 
 
 class _Rendered(msgspec.Struct):
-    """A request of `GENERATE` as the server made it: what isn't ours to change stays as it is."""
+    """A request of `GENERATE` as the server made it: of these fields those stay as they are that aren't ours to change."""
 
     token_ids: list[int] | None = None
     sampling_params: dict[str, Any] | None = None
@@ -105,7 +105,7 @@ class VllmTokens(VllmChat):
         """One completion of at least three requests. Raises EngineFault."""
         fields = self._fields(request)
         rendered, ids = await self._render(fields)
-        is_text = bytes(rendered.features) == b"null"
+        is_text = bytes(rendered.features) == b"null" and not request.has_images
         prompt = await self._continuing.prompt(request, ids) if is_text else Prompt(ids, 0)
         # The renders take their time, and weights may have changed meanwhile.
         salt = {} if request.cache_salt is None else {"cache_salt": request.cache_salt}
@@ -210,7 +210,10 @@ def _stop_string(choice: _Choice) -> str | None:
 
 
 def _before(message: Message, stop: str) -> Message:
-    """The message up to the stop string, which is at the end of what was said, wherever the parser has put that."""
+    """The message up to the stop string, which is at the end of what was said, wherever the parser has put that.
+
+    In a call's arguments it stays: the parser has closed them after it, and cut they would be no JSON.
+    """
     content = message.content if isinstance(message.content, str) else None
     if content is not None and stop in content:
         return msgspec.structs.replace(message, content=content[: content.index(stop)])

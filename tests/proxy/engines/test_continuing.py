@@ -63,7 +63,7 @@ async def prompt_of(template: Template, messages: list[Message], at: int, sample
     request = ChatRequest(messages, continued=Continued(at, tokens, True))
     rendered = await renderer(template)(request)
     prompt = await Continuing(renderer(template)).prompt(request, rendered)
-    ids: list[int] = prompt.ids.tolist()
+    ids = [int(one) for one in prompt.ids]
     return None if ids == rendered.tolist() else ids
 
 

@@ -352,14 +352,18 @@ async def test_an_answer_that_nobody_saw_is_not_gone_on_from() -> None:
         assert not goes_on(before, after)
 
 
-async def test_parts_of_text_and_images_come_through() -> None:
+@pytest.mark.parametrize("has_image", [False, True])
+async def test_parts_of_text_are_gone_on_from_and_a_prompt_with_images_stands(has_image: bool) -> None:
     async with opened(drifting()) as session:
-        seen: list[Part] = [TextPart("see"), ImagePart(ImageUrl("data:image/png;base64,AAAA"))]
+        seen: list[Part] = [TextPart("see")]
+        if has_image:
+            seen.append(ImagePart(ImageUrl("data:image/png;base64,AAAA")))
         before = await session.ask([Message("user", seen)])
         parts: list[Part] = [TextPart(str(before.message.content))]
         parted = msgspec.structs.replace(before.message, content=parts)
         after = await session.ask([Message("user", seen), parted, Message("user", "Go on.")])
-        assert goes_on(before, after)
+        assert goes_on(before, after) is not has_image
+        assert (after.realigned > 0) is not has_image
 
 
 async def test_a_prompt_that_does_not_fit_is_told_with_its_numbers() -> None:
