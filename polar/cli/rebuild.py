@@ -80,7 +80,7 @@ def rebuild(
             done.trainable_tokens,
         )
         show(COLUMNS, [(*row, len(done.failed), done.unfinished)])
-    if done.failed or done.incomplete:
+    if done.failed or done.incomplete or done.tasks_missing:
         raise typer.Exit(Exit.FAILED)
 
 

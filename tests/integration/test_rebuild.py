@@ -309,7 +309,7 @@ async def test_the_command_says_what_it_did(
     arguments = ("--into", "cli", "--builder", "per_request", "--config", '{"rewards": "leaf"}')
     code, out, _ = await asyncio.to_thread(polar, *arguments, "--task", "t", "--task", "x", "--format", "json")
     summary = json.loads(out)
-    assert code == 0
+    assert code == 1, "x is no task's"
     assert summary["topic"] == f"{settings.namespace}.trajectories.cli"
     assert (summary["builder"], summary["config"]) == ("per_request", {"rewards": "leaf"})
     assert (summary["sessions"], summary["traces"], summary["tasks_missing"]) == (2, 6, ["x"])
