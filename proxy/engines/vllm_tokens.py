@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from polar.types.tokens import Ids, unpack_ids
+from polar.types.tokens import Ids, count, unpack_ids
 from proxy.chat import Answer, ChatRequest, FinishReason, Message, Usage
 from proxy.engines.continuing import Continuing, Prompt
 from proxy.engines.http import UNREADABLE
@@ -118,7 +118,7 @@ class VllmTokens(VllmChat):
         return Answer(
             message=message,
             finish_reason=_finish_reason(request, message, choice),
-            usage=Usage(len(prompt.ids), len(sampled) // 4, details.cached_tokens),
+            usage=Usage(len(prompt.ids), count(sampled), details.cached_tokens),
             prompt_ids=prompt.ids.tobytes(),
             sampled_ids=sampled,
             logprobs=logprobs,
@@ -126,7 +126,7 @@ class VllmTokens(VllmChat):
             logprobs_mode=self._logprobs_mode,
             stop_sequence=_stop_string(choice),
             realigned=prompt.realigned,
-            **versions(choice.weight_versions, len(sampled) // 4)._asdict(),
+            **versions(choice.weight_versions, count(sampled))._asdict(),
         )
 
     def _fields(self, request: ChatRequest) -> dict[str, Any]:
