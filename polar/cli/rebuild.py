@@ -19,7 +19,7 @@ from polar.settings import Settings
 from polar.types.errors import InputError
 
 if TYPE_CHECKING:
-    from consumers.rebuild import Done, Wanted
+    from consumers.rebuild.wanted import Done, Wanted
 
 NAMED = 10
 """Sessions and tasks that people are told by name."""
@@ -57,7 +57,7 @@ def rebuild(
     data: Data = None,
 ) -> None:
     """Build trajectories again from the log, each once; the same command goes on where a run was cut short."""
-    from consumers.rebuild import Wanted, check_output
+    from consumers.rebuild.wanted import Wanted, check_output
     from topics import trajectories
 
     found = settings.load(data)
@@ -107,7 +107,7 @@ def _checked(builder: str | None, config: str | None) -> bytes:
 
 
 async def _rebuild(found: Settings, wanted: Wanted) -> Done:
-    from consumers.rebuild import rebuild
+    from consumers.rebuild.run import rebuild
     from polar.client import require
     from topics import completions
 

@@ -16,7 +16,8 @@ from typer.testing import CliRunner
 from consumers.builder import run_builder
 from consumers.builders.base import BuiltFrom
 from consumers.builders.per_request import PerRequest
-from consumers.rebuild import Done, Wanted, rebuild
+from consumers.rebuild.run import rebuild
+from consumers.rebuild.wanted import Done, Wanted
 from polar.cli.app import app
 from polar.settings import Settings
 from polar.types.completion import Completion
@@ -145,7 +146,7 @@ async def test_every_session_is_built_again_by_another_builder_and_a_second_run_
 async def test_a_run_that_was_cut_short_is_taken_up(
     settings: Settings, log: LogProducer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("consumers.rebuild.TRANSACTION_SESSIONS", 1)
+    monkeypatch.setattr("consumers.rebuild.partition.TRANSACTION_SESSIONS", 1)
     await finished(log, settings, "t", "u")
     closed = 2 * len([Open, *calls("t.0"), Build]) + len([CloseGroup])
     written = 0

@@ -1,0 +1,50 @@
+"""The log as a rebuild reads it: where each partition begins and ends, what a record says, and how much has been read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from itertools import accumulate
+
+from polar.settings import Settings
+from topics import admin, completions, kafka
+from topics.codec import DecodeError, UnknownRecord
+from topics.completions import CallRecord
+from topics.owner import STOP_DEADLINE_S
+
+
+async def spans(settings: Settings) -> dict[int, tuple[int, int]]:
+    """First offset and end of each partition of the log."""
+    topic = completions.TOPIC.full_name(settings.namespace)
+    sources = [kafka.TopicPartition(topic, p) for p in range(await admin.partition_count(settings, topic))]
+    asker = kafka.consumer(settings, committed=False)
+    await asker.start()
+    try:
+        firsts, ends = await asker.beginning_offsets(sources), await asker.end_offsets(sources)
+    finally:
+        await kafka.stop(asker, STOP_DEADLINE_S)
+    return {source.partition: (firsts[source], ends[source]) for source in sources}
+
+
+def decoded(record: kafka.Record) -> CallRecord | None:
+    """None for one that doesn't decode, or of an unknown type."""
+    try:
+        known = completions.CODEC.decode(record.value or b"")
+    except DecodeError:
+        return None
+    return None if isinstance(known, UnknownRecord) else known
+
+
+class Passed:
+    """How much of the log has been read, over all partitions: once to look at it, once to build."""
+
+    def __init__(self, told: Callable[[int, int], None], spans: Mapping[int, tuple[int, int]]) -> None:
+        self._told = told
+        self._once = sum(end - first for first, end in spans.values())
+        starts = accumulate((end - first for first, end in spans.values()), initial=0)
+        self._before = {p: start - first for start, (p, (first, _)) in zip(starts, spans.items(), strict=False)}
+
+    def looked_at(self, partition: int, offset: int) -> None:
+        self._told(self._before[partition] + offset + 1, 2 * self._once)
+
+    def built_from(self, partition: int, offset: int) -> None:
+        self._told(self._once + self._before[partition] + offset + 1, 2 * self._once)

@@ -1,0 +1,76 @@
+"""`polar rebuild`: trajectories made again from the log, by any builder, into a topic of their own.
+
+Reads `polar.completions` from its beginning, folds it as the builder does and takes the same way from a session's calls to its trajectory;
+each is marked as rebuilt. One transaction holds some sessions' trajectories and their groups' ends. What is in the output already is not
+written again, so that a run which was cut short is taken up by the same command, and one that came to its end changes nothing; two at once
+into one output are kept apart by the broker, which fences the first. Sessions that their builder failed on aren't written, so that they are
+built when it is mended. What is to be refused is looked for before anything is written: the log is read twice. Nothing else on it is
+touched: no fact, no offset, no webhook.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection
+
+from consumers.rebuild import log, output
+from consumers.rebuild.log import Passed
+from consumers.rebuild.partition import Partition
+from consumers.rebuild.wanted import Done, Wanted, check_output
+from polar.settings import Settings
+from polar.types.errors import InputError, NotReady
+from topics import admin, completions, trajectories
+from topics.completions import Build, CloseGroup
+from topics.owner import FencedProducer, LogGap, OwnershipLost, read_back
+
+
+async def rebuild(settings: Settings, wanted: Wanted, told: Callable[[int, int], None] = lambda *_: None) -> Done:
+    """Rebuild all that is wanted; `told` gets the offsets passed, of how many.
+
+    Raises InputError for an output that a builder writes, or that holds what was built otherwise; NotReady where Kafka is away or
+    another run into the same output has begun.
+    """
+    check_output(wanted.into)
+    began = time.monotonic()
+    spans = await log.spans(settings)
+    done, passed = Done(), Passed(told, spans)
+    await _refuse_what_is_mixed(settings, wanted, passed, spans)
+    for partition, (first, _) in spans.items():
+        fenced = FencedProducer(settings, f"rebuild.{wanted.into}.{partition}")
+        try:
+            await fenced.start()
+            # Learnt only now: a run that this one has just fenced may have written.
+            out = await output.read(settings, wanted, partition)
+            await Partition(settings, partition, wanted, fenced, done, passed, out, has_gap=first > 0).run()
+        except OwnershipLost as lost:
+            reason = "the same command goes on from here"
+            if not isinstance(lost, LogGap):
+                reason = f"is another `polar rebuild --into {wanted.into}` running? The same command goes on from here"
+            raise NotReady(f"{lost}; {reason}") from None
+        finally:
+            await fenced.stop()
+    done.tasks_missing = sorted(wanted.tasks - done.tasks)
+    done.seconds = time.monotonic() - began
+    return done
+
+
+async def _refuse_what_is_mixed(
+    settings: Settings, wanted: Wanted, passed: Passed, partitions: Collection[int]
+) -> None:
+    """Raise InputError for what is refused, of whichever task and partition; only then make the output."""
+    own: dict[str, tuple[str, bytes]] = {}
+    topic = completions.TOPIC.full_name(settings.namespace)
+    for partition in partitions:
+        async for record in read_back(settings, topic, partition):
+            passed.looked_at(partition, record.offset)
+            match log.decoded(record):
+                case Build(output=to) | CloseGroup(output=to) as asked if to == wanted.into:
+                    reason = f"it is the output of task {asked.task_id}, which the builder writes; name another"
+                    raise InputError("--into", wanted.into, reason)
+                case Build() as build if wanted.builder is None and wanted.takes(build.task_id):
+                    own[build.session_id] = build.builder, build.builder_config
+    await admin.apply(settings, [trajectories.topic(wanted.into)], embedded=settings.replication == 1)
+    for partition in partitions:
+        out = await output.read(settings, wanted, partition)
+        for session_id in own.keys() & out.built.keys():
+            out.refuse_another(session_id, own[session_id], wanted.into)
