@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from polar.types.completion import CallOutcome, Completion, MessageDelta, TokenD
 from polar.types.session import Status
 from polar.types.tokens import IDS
 from polar.types.trajectory import Trajectory
+from tests.integration.conftest import building
 from topics import admin, catalogue, completions, control, kafka, trajectories
 from topics.completions import Build, CallRecord, Open
 from topics.contract import Topic
@@ -45,14 +45,6 @@ async def settings(broker: Broker, namespace: str, tmp_path: Path) -> Settings:
     made = Settings(kafka=broker.bootstrap, namespace=namespace, data=tmp_path, replication=1, min_insync=1)
     await admin.apply(made, catalogue.FIXED, embedded=True)
     return made
-
-
-@pytest.fixture
-async def log(settings: Settings) -> AsyncIterator[LogProducer]:
-    producer = LogProducer(settings)
-    await producer.start()
-    yield producer
-    await producer.stop()
 
 
 async def write(log: LogProducer, *records: CallRecord) -> list[int]:
@@ -94,18 +86,6 @@ def call(number: int) -> Completion:
 
 OPEN = Open("t.0", 1, "a")
 BUILD = Build("t.0", "t", 0, 1, 1, "a", Status.COMPLETED, "prefix_merging", b"{}", "shell")
-
-
-@asynccontextmanager
-async def building(settings: Settings) -> AsyncIterator[None]:
-    stop = asyncio.Event()
-    running = asyncio.create_task(builder.run_builder(settings, stop))
-    try:
-        yield
-    finally:
-        stop.set()
-        async with asyncio.timeout(DEADLINE_S):
-            await running
 
 
 async def emitted(settings: Settings) -> Trajectory:

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -20,7 +17,8 @@ from polar.types.completion import CallOutcome, Completion, MessageDelta, TokenD
 from polar.types.session import Status
 from polar.types.tokens import IDS
 from polar.types.trajectory import Trajectory
-from topics import admin, catalogue, completions, dead_letters, kafka, trajectories
+from tests.integration.conftest import building
+from topics import admin, completions, dead_letters, kafka, trajectories
 from topics.codec import encode
 from topics.completions import Build, CallRecord, Open
 from topics.owner import read_back
@@ -29,32 +27,6 @@ from topics.producer import LogProducer
 
 DEADLINE_S = 30.0
 PARTITION = partition_of_task("t", completions.TOPIC.embedded_partitions)
-
-
-@pytest.fixture
-async def settings(kafka: str, namespace: str, tmp_path: Path) -> Settings:
-    made = Settings(kafka=kafka, namespace=namespace, data=tmp_path, replication=1, min_insync=1)
-    await admin.apply(made, catalogue.FIXED, embedded=True)
-    return made
-
-
-@pytest.fixture
-async def log(settings: Settings) -> AsyncIterator[LogProducer]:
-    producer = LogProducer(settings)
-    await producer.start()
-    yield producer
-    await producer.stop()
-
-
-@asynccontextmanager
-async def building(settings: Settings) -> AsyncIterator[None]:
-    stop = asyncio.Event()
-    running = asyncio.create_task(builder.run_builder(settings, stop))
-    try:
-        yield
-    finally:
-        stop.set()
-        await asyncio.wait_for(running, DEADLINE_S)
 
 
 async def write(log: LogProducer, *records: CallRecord) -> None:

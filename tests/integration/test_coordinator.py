@@ -7,9 +7,6 @@ import os
 from collections.abc import AsyncIterator, KeysView
 from contextlib import asynccontextmanager
 from itertools import groupby
-from pathlib import Path
-
-import pytest
 
 from consumers.coordinator.batch import SESSIONS
 from consumers.coordinator.fleet import FleetView
@@ -20,7 +17,7 @@ from consumers.coordinator.loop import run_coordinator
 from polar.client import SessionTable
 from polar.settings import Settings
 from polar.types.session import Phase, Plan, SessionState, Status, TaskState
-from topics import admin, catalogue, completions, dead_letters, events, sessions
+from topics import completions, dead_letters, events, sessions
 from topics import kafka as clients
 from topics.events import CancelRequested, InitFinished, TaskSubmitted
 from topics.fleet import FleetState
@@ -35,21 +32,6 @@ PARTITION = partition_of_task("t", sessions.TOPIC.embedded_partitions)
 PLAN = Plan("default", 0, 3, 600, 3600, 600, "shell", "prefix_merging", b"{}", None, "train", b"{}")
 
 
-@pytest.fixture
-async def settings(kafka: str, namespace: str, tmp_path: Path) -> Settings:
-    made = Settings(kafka=kafka, namespace=namespace, data=tmp_path, replication=1, min_insync=1)
-    await admin.apply(made, catalogue.FIXED, embedded=True)
-    return made
-
-
-@pytest.fixture
-async def producer(settings: Settings) -> AsyncIterator[LogProducer]:
-    made = LogProducer(settings)
-    await made.start()
-    yield made
-    await made.stop()
-
-
 class AllLost(Leases):
     """No claim has a lease, whenever it is judged."""
 
@@ -57,17 +39,15 @@ class AllLost(Leases):
         return list(claims)
 
 
-async def test_no_lease_is_judged_while_a_fact_of_its_claim_may_be_unread(
-    settings: Settings, producer: LogProducer
-) -> None:
+async def test_no_lease_is_judged_while_a_fact_of_its_claim_may_be_unread(settings: Settings, log: LogProducer) -> None:
     """A log of large facts comes in many fetches of few records."""
     in_hand = SessionState("t.0", "t", 0, Phase.INIT, 0, releases=1, claim_id="c", worker_id="w")
     for row in (TaskState("t", 1, "hash", plan=PLAN), in_hand):
-        await producer.send(sessions.TOPIC, row, key=sessions.key_of(row), task_id="t")
+        await log.send(sessions.TOPIC, row, key=sessions.key_of(row), task_id="t")
     again = TaskSubmitted("f", "t", 1, "hash", PLAN, body=os.urandom(60_000))
     for fact in (*[again] * 60, InitFinished("g", "t.0", 1, "c", runtime={"dir": "x"})):
-        await producer.send(events.TOPIC, fact, key="t", task_id="t")
-    async with keeping(settings, producer, AllLost()) as keeper, asyncio.timeout(DEADLINE_S):
+        await log.send(events.TOPIC, fact, key="t", task_id="t")
+    async with keeping(settings, log, AllLost()) as keeper, asyncio.timeout(DEADLINE_S):
         while (session := keeper.table.session("t.0")) is None or session.phase is Phase.INIT:
             await asyncio.sleep(0.01)
     assert (session.phase, session.attempt) == (Phase.READY, 1)
@@ -81,47 +61,47 @@ class Hourly(Leases):
         return self.clock
 
 
-async def test_time_that_passes_without_facts_outlives_a_coordinator(settings: Settings, producer: LogProducer) -> None:
+async def test_time_that_passes_without_facts_outlives_a_coordinator(settings: Settings, log: LogProducer) -> None:
     """Else a session that is left alone would begin its TTL anew with each start."""
     opened = SessionState("t.0", "t", 0, Phase.RUNNING, 0, claim_id="c", run_claim_id="c", ttl_ms=2**50)
     for row in (TaskState("t", 1, "", plan=PLAN, opened_at=0), opened):
-        await producer.send(sessions.TOPIC, row, key=sessions.key_of(row), task_id="t")
-    async with keeping(settings, producer, Hourly()), positions(settings) as written, asyncio.timeout(DEADLINE_S):
+        await log.send(sessions.TOPIC, row, key=sessions.key_of(row), task_id="t")
+    async with keeping(settings, log, Hourly()), positions(settings) as written, asyncio.timeout(DEADLINE_S):
         while len(written) < 2:
             await asyncio.sleep(0.01)
     clocks = [position.clock_ms for position in written]
     assert clocks == sorted(set(clocks))
 
 
-async def test_a_pause_outlives_a_coordinator_and_no_run_ends_in_it(settings: Settings, producer: LogProducer) -> None:
+async def test_a_pause_outlives_a_coordinator_and_no_run_ends_in_it(settings: Settings, log: LogProducer) -> None:
     ttl_ms = 5 * 3_600_000
     opened = SessionState("t.0", "t", 0, Phase.RUNNING, 0, claim_id="c", run_claim_id="c", ttl_ms=ttl_ms)
     for row in (TaskState("t", 1, "", plan=PLAN, opened_at=0), opened):
-        await producer.send(sessions.TOPIC, row, key=sessions.key_of(row), task_id="t")
+        await log.send(sessions.TOPIC, row, key=sessions.key_of(row), task_id="t")
     fleet = FleetView()
     fleet.apply(FleetState(1, paused=True))
     async with positions(settings) as written:
         for _ in range(2):
             before = len(written)
-            async with keeping(settings, producer, Hourly(), fleet) as keeper, asyncio.timeout(DEADLINE_S):
+            async with keeping(settings, log, Hourly(), fleet) as keeper, asyncio.timeout(DEADLINE_S):
                 while len(written) < before + 2 or written[-1].clock_ms < 2 * ttl_ms:
                     await asyncio.sleep(0.01)
                 assert keeper.table.session("t.0") == opened
         fleet.apply(FleetState(2))
-        async with keeping(settings, producer, Hourly(), fleet) as keeper, asyncio.timeout(DEADLINE_S):
+        async with keeping(settings, log, Hourly(), fleet) as keeper, asyncio.timeout(DEADLINE_S):
             while (session := keeper.table.session("t.0")) is None or session.status is None:
                 await asyncio.sleep(0.01)
             assert session.status is Status.TIMED_OUT
     assert all(0 < position.clock_ms - position.paused_ms <= 2 * ttl_ms for position in written)
 
 
-async def test_a_task_of_many_samples_takes_several_transactions(settings: Settings, producer: LogProducer) -> None:
+async def test_a_task_of_many_samples_takes_several_transactions(settings: Settings, log: LogProducer) -> None:
     """Each begins the next only when it is committed; the last holds the task and the position."""
     fact = TaskSubmitted("f", "t", 2 * SESSIONS + 1, "hash", PLAN, body=b"{}")
     cancel = CancelRequested("g", "t")
-    async with keeping(settings, producer, Leases()), positions(settings) as written, asyncio.timeout(DEADLINE_S):
+    async with keeping(settings, log, Leases()), positions(settings) as written, asyncio.timeout(DEADLINE_S):
         for given in (fact, cancel):
-            await producer.send(events.TOPIC, given, key="t", task_id="t")
+            await log.send(events.TOPIC, given, key="t", task_id="t")
         while not written or written[-1].next_offset < 2:
             await asyncio.sleep(0.01)
     topic = sessions.TOPIC.full_name(settings.namespace)
@@ -137,12 +117,12 @@ async def test_a_task_of_many_samples_takes_several_transactions(settings: Setti
 
 @asynccontextmanager
 async def keeping(
-    settings: Settings, producer: LogProducer, leases: Leases, fleet: FleetView | None = None
+    settings: Settings, log: LogProducer, leases: Leases, fleet: FleetView | None = None
 ) -> AsyncIterator[Keeper]:
     """A keeper of task `t`'s partition."""
     fenced = FencedProducer(settings, f"coordinator.{PARTITION}")
     await fenced.start()
-    keeper = Keeper(settings, PARTITION, fenced, producer, leases, Ledger(), lambda: None, fleet or FleetView())
+    keeper = Keeper(settings, PARTITION, fenced, log, leases, Ledger(), lambda: None, fleet or FleetView())
     running = asyncio.create_task(keeper.run())
     try:
         yield keeper
@@ -169,13 +149,13 @@ async def positions(settings: Settings) -> AsyncIterator[list[Position]]:
         await follower.stop()
 
 
-async def test_rows_that_are_none_are_passed_over_whatever_their_key(settings: Settings, producer: LogProducer) -> None:
+async def test_rows_that_are_none_are_passed_over_whatever_their_key(settings: Settings, log: LogProducer) -> None:
     await litter(settings)
     stop = asyncio.Event()
     running = asyncio.create_task(run_coordinator(settings, stop))
     async with SessionTable(settings) as table:
         for fact in (TaskSubmitted("f", "t", 1, "hash", PLAN, body=b"{}"), CancelRequested("g", "t")):
-            await producer.send(events.TOPIC, fact, key="t", task_id="t")
+            await log.send(events.TOPIC, fact, key="t", task_id="t")
         assert await table.until(lambda: "t" in table.sessions, DEADLINE_S)
     stop.set()
     await asyncio.wait_for(running, DEADLINE_S)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -13,7 +11,6 @@ import pytest
 from aiokafka.admin import RecordsToDelete
 from typer.testing import CliRunner
 
-from consumers.builder import run_builder
 from consumers.builders.base import BuiltFrom
 from consumers.builders.per_request import PerRequest
 from consumers.rebuild.run import rebuild
@@ -25,7 +22,8 @@ from polar.types.errors import InputError, NotReady
 from polar.types.session import Status
 from polar.types.trajectory import GroupFinished, Trajectory
 from tests.consumers.builders.transcripts import Log
-from topics import admin, catalogue, completions, kafka, trajectories
+from tests.integration.conftest import building
+from topics import admin, completions, kafka, trajectories
 from topics.completions import Build, CallRecord, CloseGroup, Emitted, Open
 from topics.owner import read_back
 from topics.partition import partition_of_task
@@ -33,21 +31,6 @@ from topics.producer import LogProducer
 
 DEADLINE_S = 60.0
 PER_REQUEST = Wanted("again", "per_request")
-
-
-@pytest.fixture
-async def settings(kafka: str, namespace: str, tmp_path: Path) -> Settings:
-    made = Settings(kafka=kafka, namespace=namespace, data=tmp_path, replication=1, min_insync=1)
-    await admin.apply(made, catalogue.FIXED, embedded=True)
-    return made
-
-
-@pytest.fixture
-async def log(settings: Settings) -> AsyncIterator[LogProducer]:
-    producer = LogProducer(settings)
-    await producer.start()
-    yield producer
-    await producer.stop()
 
 
 async def write(log: LogProducer, key: str, *records: CallRecord) -> int:
@@ -95,13 +78,9 @@ async def finished(log: LogProducer, settings: Settings, *tasks: str, output: st
         for index in range(2):
             await session(log, f"{task}.{index}", output)
         await write(log, task, CloseGroup(task, 2, [1.0, 1.0], [Status.COMPLETED] * 2, output))
-    stop = asyncio.Event()
-    running = asyncio.create_task(run_builder(settings, stop))
-    async with asyncio.timeout(DEADLINE_S):
+    async with building(settings), asyncio.timeout(DEADLINE_S):
         while len(await told(settings, completions.TOPIC.name, Emitted)) < 3 * len(tasks):
             await asyncio.sleep(0.1)
-    stop.set()
-    await running
 
 
 async def told(settings: Settings, topic: str, of: type[Any]) -> list[Any]:

@@ -1,0 +1,47 @@
+"""A system's topics on the embedded broker, who writes to them, and its builder."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from consumers.builder import run_builder
+from polar.settings import Settings
+from topics import admin, catalogue
+from topics.producer import LogProducer
+
+STOP_S = 60.0
+
+
+@pytest.fixture
+async def settings(kafka: str, namespace: str, tmp_path: Path) -> Settings:
+    """Of a system whose topics are there."""
+    made = Settings(kafka=kafka, namespace=namespace, data=tmp_path, replication=1, min_insync=1)
+    await admin.apply(made, catalogue.FIXED, embedded=True)
+    return made
+
+
+@pytest.fixture
+async def log(settings: Settings) -> AsyncIterator[LogProducer]:
+    """A producer that is started."""
+    producer = LogProducer(settings)
+    await producer.start()
+    yield producer
+    await producer.stop()
+
+
+@asynccontextmanager
+async def building(settings: Settings) -> AsyncIterator[None]:
+    """The builder, as long as the context lasts."""
+    stop = asyncio.Event()
+    running = asyncio.create_task(run_builder(settings, stop))
+    try:
+        yield
+    finally:
+        stop.set()
+        async with asyncio.timeout(STOP_S):
+            await running
