@@ -63,7 +63,7 @@ async def outcome(session: OpenSession, settings: Settings, partition: int) -> T
 
 
 def _named(trajectory: Trajectory, build: Build) -> Trajectory:
-    """As the Build names it: whose trajectory it is, and who built it, is no builder's to say. Raises TypeError for what is none."""
+    """As the Build names it: whose trajectory it is, and who built it, is no builder's to say."""
     return msgspec.structs.replace(
         trajectory,
         session_id=build.session_id,

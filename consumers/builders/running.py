@@ -58,29 +58,41 @@ class Builds:
 
 
 async def off_loop(source: BuiltFrom) -> Trajectory:
-    """Build in a thread of its own: one that hangs is left behind, a daemon, and takes no place of others. Raises what it raised."""
+    """Build in a thread of its own: one that hangs is left behind, a daemon, and takes no place of others.
+
+    Raises what it raised, as a RuntimeError where that would do harm here; TypeError where it returned no trajectory.
+    """
     loop = asyncio.get_running_loop()
     outcome: asyncio.Future[Trajectory] = loop.create_future()
 
-    def settle(trajectory: Trajectory | None, error: BaseException | None) -> None:
+    def settle(result: Trajectory | BaseException) -> None:
         if outcome.done():
             return
-        if error is not None:
-            outcome.set_exception(error)
-        elif trajectory is not None:
-            outcome.set_result(trajectory)
+        if isinstance(result, BaseException):
+            outcome.set_exception(result)
+        else:
+            outcome.set_result(result)
 
     def work() -> None:
-        trajectory, error = None, None
+        result: Trajectory | BaseException
         try:
-            config = json.loads(source.build.builder_config)
-            made: Builder = registry.load(registry.Kind.BUILDER, source.build.builder)(**config)
-            trajectory = made.build(source)
+            result = _built(source)
         except BaseException as raised:
-            error = raised
+            # No future takes a StopIteration, and a SystemExit would end the process.
+            is_plain = isinstance(raised, Exception) and not isinstance(raised, StopIteration)
+            result = raised if is_plain else RuntimeError(f"{type(raised).__name__}: {raised}")
         # The loop may be gone by the time a build that was given up ends.
         with suppress(RuntimeError):
-            loop.call_soon_threadsafe(settle, trajectory, error)
+            loop.call_soon_threadsafe(settle, result)
 
     threading.Thread(target=work, name=f"build.{source.build.session_id}", daemon=True).start()
     return await outcome
+
+
+def _built(source: BuiltFrom) -> Trajectory:
+    config = json.loads(source.build.builder_config)
+    builder: Builder = registry.load(registry.Kind.BUILDER, source.build.builder)(**config)
+    trajectory: object = builder.build(source)
+    if not isinstance(trajectory, Trajectory):
+        raise TypeError(f"{source.build.builder}.build returned {type(trajectory).__name__}, not a Trajectory")
+    return trajectory

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from typing import Any
 
 import pytest
@@ -128,7 +129,31 @@ class Empty:
         return {}
 
 
-@pytest.mark.parametrize(("builder", "code"), [("Confused", None), ("Empty", "builder")])
+class Forgetful:
+    """A builder that forgets to return."""
+
+    def build(self, session: BuiltFrom) -> Any:
+        return None
+
+
+class Exhausted:
+    """A builder that asks an iterator for more than it has."""
+
+    def build(self, session: BuiltFrom) -> Any:
+        return next(iter([]))
+
+
+class Leaving:
+    """A builder that ends its process."""
+
+    def build(self, session: BuiltFrom) -> Any:
+        sys.exit("enough")
+
+
+@pytest.mark.parametrize(
+    ("builder", "code"),
+    [("Confused", None), *((name, "builder") for name in ("Empty", "Forgetful", "Exhausted", "Leaving"))],
+)
 async def test_whose_trajectory_it_is_no_builder_decides(builder: str, code: str | None) -> None:
     by = f"{__name__}:{builder}"
     (session,) = folded([Open("t.0", 1, "a"), build("t.0", "a", by)]).due()
