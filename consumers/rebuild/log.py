@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from itertools import accumulate
 
 from polar.settings import Settings
+from polar.types.session import task_id_of
 from topics import admin, completions, kafka
 from topics.codec import DecodeError, UnknownRecord
 from topics.completions import CallRecord
@@ -32,6 +33,12 @@ def decoded(record: kafka.Record) -> CallRecord | None:
     except DecodeError:
         return None
     return None if isinstance(known, UnknownRecord) else known
+
+
+def task_of(record: kafka.Record) -> str:
+    """Whose record it is: the key names a session or a task."""
+    key = (record.key or b"").decode(errors="replace")
+    return task_id_of(key) or key
 
 
 class Passed:

@@ -6,7 +6,7 @@ import msgspec
 
 from consumers.builders.open_sessions import OpenSession, Sessions
 from consumers.builders.outcome import encoded, outcome
-from consumers.rebuild.log import Passed, decoded
+from consumers.rebuild.log import Passed, decoded, task_of
 from consumers.rebuild.output import Output
 from consumers.rebuild.wanted import FINAL, Done, Wanted
 from polar.settings import Settings
@@ -67,15 +67,11 @@ class Partition:
 
     def _wanted_of(self, record: kafka.Record) -> CallRecord | None:
         """What of the log is wanted."""
-        key = (record.key or b"").decode(errors="replace")
-        task_id = task_id_of(key) or key
-        if not self._wanted.takes(task_id):
+        if not self._wanted.takes(task_of(record)):
             return None
         known = decoded(record)
         if known is None:
             self._done.unreadable += 1
-            return None
-        self._done.tasks.add(task_id)
         return known
 
     async def _take(self, record: CallRecord, offset: int, size: int) -> None:

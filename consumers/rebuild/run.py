@@ -11,7 +11,7 @@ touched: no fact, no offset, no webhook.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 
 from consumers.rebuild import log, output
 from consumers.rebuild.log import Passed
@@ -22,6 +22,9 @@ from polar.types.errors import InputError, NotReady
 from topics import admin, completions, trajectories
 from topics.completions import Build, CloseGroup
 from topics.owner import FencedProducer, LogGap, OwnershipLost, read_back
+
+Own = dict[str, tuple[str, bytes]]
+"""Sessions that are built as they were, by whom and with which settings."""
 
 
 async def rebuild(settings: Settings, wanted: Wanted, told: Callable[[int, int], None] = lambda *_: None) -> Done:
@@ -34,7 +37,18 @@ async def rebuild(settings: Settings, wanted: Wanted, told: Callable[[int, int],
     began = time.monotonic()
     spans = await log.spans(settings)
     done, passed = Done(), Passed(told, spans)
-    await _refuse_what_is_mixed(settings, wanted, passed, spans)
+    own = await _looked_at(settings, wanted, done, passed, spans)
+    done.tasks_missing = sorted(wanted.tasks - done.tasks)
+    if done.tasks:  # else not even the topic is made
+        await _make_output(settings, wanted, own, spans)
+        await _build(settings, wanted, done, passed, spans)
+    done.seconds = time.monotonic() - began
+    return done
+
+
+async def _build(
+    settings: Settings, wanted: Wanted, done: Done, passed: Passed, spans: Mapping[int, tuple[int, int]]
+) -> None:
     for partition, (first, _) in spans.items():
         fenced = FencedProducer(settings, f"rebuild.{wanted.into}.{partition}")
         try:
@@ -49,26 +63,31 @@ async def rebuild(settings: Settings, wanted: Wanted, told: Callable[[int, int],
             raise NotReady(f"{lost}; {reason}") from None
         finally:
             await fenced.stop()
-    done.tasks_missing = sorted(wanted.tasks - done.tasks)
-    done.seconds = time.monotonic() - began
-    return done
 
 
-async def _refuse_what_is_mixed(
-    settings: Settings, wanted: Wanted, passed: Passed, partitions: Collection[int]
-) -> None:
-    """Raise InputError for what is refused, of whichever task and partition; only then make the output."""
-    own: dict[str, tuple[str, bytes]] = {}
+async def _looked_at(
+    settings: Settings, wanted: Wanted, done: Done, passed: Passed, partitions: Collection[int]
+) -> Own:
+    """What of the log is wanted. Raises InputError where a builder writes the output."""
+    own: Own = {}
     topic = completions.TOPIC.full_name(settings.namespace)
     for partition in partitions:
         async for record in read_back(settings, topic, partition):
             passed.looked_at(partition, record.offset)
-            match log.decoded(record):
+            known = log.decoded(record)
+            if known is not None and wanted.takes(task_id := log.task_of(record)):
+                done.tasks.add(task_id)
+            match known:
                 case Build(output=to) | CloseGroup(output=to) as asked if to == wanted.into:
                     reason = f"it is the output of task {asked.task_id}, which the builder writes; name another"
                     raise InputError("--into", wanted.into, reason)
                 case Build() as build if wanted.builder is None and wanted.takes(build.task_id):
                     own[build.session_id] = build.builder, build.builder_config
+    return own
+
+
+async def _make_output(settings: Settings, wanted: Wanted, own: Own, partitions: Collection[int]) -> None:
+    """Raises InputError, before anything is written, where it holds what was built otherwise."""
     await admin.apply(settings, [trajectories.topic(wanted.into)], embedded=settings.replication == 1)
     for partition in partitions:
         out = await output.read(settings, wanted, partition)

@@ -151,6 +151,10 @@ async def test_a_run_that_was_cut_short_is_taken_up(
 
 async def test_tasks_may_be_added(settings: Settings, log: LogProducer) -> None:
     await finished(log, settings, "t", "u")
+    nothing = await rebuild(settings, Wanted("again", "per_request", tasks=frozenset({"none"})))
+    assert (nothing.sessions, nothing.tasks_missing) == (0, ["none"])
+    output = trajectories.topic("again").full_name(settings.namespace)
+    assert output not in {each.name for each in await admin.listing(settings)}, "nothing was made for it"
     one = await rebuild(settings, Wanted("again", "per_request", tasks=frozenset({"t", "none"})))
     assert (one.sessions, one.groups, one.tasks_missing) == (2, 1, ["none"])
     rest = await rebuild(settings, PER_REQUEST)
