@@ -59,12 +59,14 @@ class Learner:
     """The model with its optimiser, and how far it has come."""
 
     def __init__(self, folder: Path, steps: int) -> None:
-        """`steps`: of the whole run, which the learning rate follows."""
+        """`folder`: a model's, or a checkpoint, whose optimiser goes on; `steps`: of the whole run, which the learning rate follows."""
         self.model = tiny.load(folder)
         for weight in (self.model.get_input_embeddings().weight, self.model.get_output_embeddings().weight):
             weight.requires_grad_(False)
         trained = [weight for weight in self.model.parameters() if weight.requires_grad]
         self.optimiser = torch.optim.AdamW(trained, lr=RATE, betas=BETAS, weight_decay=0.0)
+        if (folder / checkpoint.OPTIMISER).exists():
+            self.optimiser.load_state_dict(torch.load(folder / checkpoint.OPTIMISER))
         self._trained = trained
         self._steps = steps
 
@@ -78,7 +80,7 @@ class Learner:
         """Of all trained tokens of the rows, at least one."""
         found = []
         with torch.no_grad():
-            for padded in _passes(rows):
+            for padded in passes(rows):
                 is_trained = padded.mask[:, 1:] == 1
                 found.append((self._logprobs(padded) - padded.logprobs[:, 1:])[is_trained].abs())
         differences = torch.cat(found)
@@ -92,20 +94,21 @@ class Learner:
         for minibatch in minibatches(rows, random.Random(f"{seed} minibatches {number}")):
             sessions = len({row.session_id for row in minibatch})
             self.optimiser.zero_grad()
-            for padded in _passes(minibatch):
-                (self._loss(padded) / sessions).backward()
+            for padded in passes(minibatch):
+                (self.loss(padded) / sessions).backward()
             norms.append(float(torch.nn.utils.clip_grad_norm_(self._trained, GRADIENT_NORM)))
             self.optimiser.step()
         return sum(norms) / len(norms)
 
-    def _loss(self, padded: Padded) -> torch.Tensor:
+    def loss(self, padded: Padded) -> torch.Tensor:
         """Summed over the sessions: each token's clipped objective, by its weight."""
-        ratio = torch.exp(self._logprobs(padded) - padded.logprobs[:, 1:])
+        is_trained = padded.mask[:, 1:] == 1
+        # Where nothing is trained the log-probability of the row is no probability: a ratio of it may be anything, even infinite.
+        ratio = torch.exp(torch.where(is_trained, self._logprobs(padded) - padded.logprobs[:, 1:], 0.0))
         advantages = padded.advantages[:, 1:]
         scaled = torch.where(advantages < 0, advantages * NEGATIVE, advantages)
         objective = torch.minimum(ratio * scaled, ratio.clamp(1 - CLIP, 1 + CLIP) * scaled)
-        # Where nothing is trained the log-probability of the row is no probability: a ratio of it may be anything, even infinite.
-        return -torch.where(padded.mask[:, 1:] == 1, objective * padded.weights[:, 1:], 0.0).sum()
+        return -torch.where(is_trained, objective * padded.weights[:, 1:], 0.0).sum()
 
     def _logprobs(self, padded: Padded) -> torch.Tensor:
         """float32 [rows, longest - 1]: of each token but the first, given those before it."""
@@ -132,8 +135,8 @@ def minibatches(rows: Sequence[Row], rng: random.Random) -> Iterator[list[Row]]:
         yield [row for session in sessions[start : start + size] for row in by_session[session]]
 
 
-def _passes(rows: Sequence[Row]) -> Iterator[Padded]:
-    """Rows of about one length together: a model of this size gains nothing from kernels for packed ones."""
+def passes(rows: Sequence[Row]) -> Iterator[Padded]:
+    """All rows, those of about one length together: a model of this size gains nothing from kernels for packed ones."""
     chosen: list[Row] = []
     for row in sorted(rows, key=len):
         if chosen and len(row) * (len(chosen) + 1) > PASS_TOKENS:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from examples.vllm_cpu.serve import LEASH, ROOT
 
 STOP_S = 30.0
 LOOK_S = 0.2
+SILENT_S = 900.0
+"""A program that says nothing for so long hangs: a trainer's longest wait, for a group, is 600 s."""
 
 
 class ProgramError(RuntimeError):
@@ -69,13 +72,23 @@ def follow(
 ) -> None:
     """Run it to its end, and say what it says; SIGKILL at its first line that begins with `kill_at`.
 
-    Raises ProgramError where it ends otherwise than well, or than by that; and what `check` raises, which is asked as long as it runs.
+    Raises ProgramError where it ends otherwise than well, or than by that, and where it says nothing for `SILENT_S`; and what `check`
+    raises, which is asked as long as it runs.
     """
+    heard = time.monotonic()
+
+    def hear(said: str) -> None:
+        nonlocal heard
+        heard = time.monotonic()
+        say(said)
+
     with beside(program, subprocess.PIPE) as process:
-        reader = Thread(target=_read, args=(process, say, kill_at), daemon=True)
+        reader = Thread(target=_read, args=(process, hear, kill_at), daemon=True)
         reader.start()
         while process.poll() is None:
             check()
+            if time.monotonic() > heard + SILENT_S:
+                raise ProgramError(f"{program.module} has said nothing for {SILENT_S:g} s")
             try:
                 process.wait(LOOK_S)
             except subprocess.TimeoutExpired:

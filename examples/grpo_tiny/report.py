@@ -32,6 +32,11 @@ class HeldOut:
     def mean(self) -> float:
         return fmean(reward for reward in self.rewards if reward is not None)
 
+    @property
+    def solved(self) -> float:
+        """The share of those judged that did all of it: a reward of 1."""
+        return fmean(reward == 1 for reward in self.rewards if reward is not None)
+
     def __str__(self) -> str:
         return (
             f"mean reward {self.mean:.3f} of {len(self.rewards)} sessions, {self.malformed} malformed, "
@@ -63,9 +68,11 @@ class Result:
         return cls(**{**found, **evaluated, "steps": [Step(**step) for step in found["steps"]]})
 
     @property
-    def largest_difference(self) -> float:
-        """Of all that was compared."""
-        return max([step.largest_difference for step in self.steps] + [self.last_difference or 0.0])
+    def largest_difference(self) -> float | None:
+        """Over all reloads; None where the last wasn't compared."""
+        if self.last_difference is None:
+            return None
+        return max(self.last_difference, *(step.largest_difference for step in self.steps))
 
     @property
     def means(self) -> list[float]:
@@ -79,7 +86,7 @@ class Result:
 
     @property
     def trained(self) -> Counter[str]:
-        """How often each session was trained on; one without a reward isn't."""
+        """In how many steps each session was; one without a reward isn't trained on."""
         judged = (item for step in self.steps for item in step.rewards.items())
         return Counter(session for session, reward in judged if reward is not None)
 
@@ -109,17 +116,18 @@ Table = tuple[list[str], Iterator[list[str]]]
 
 
 def _learning(results: Sequence[Result]) -> Table:
-    head = ["run", "held-out before", "mean > 0.8 at step", "best, last 5-step mean", "held-out after", "malformed",
-            "largest difference", "training, all (s)"]  # fmt: skip
+    head = ["run", "held-out mean reward", "solved", "malformed", "not judged", "mean > 0.8 at step",
+            "best, last 5-step mean", "largest difference", "training, all (s)"]  # fmt: skip
     return head, (
         [
             _name(result),
-            f"{result.before.mean:.3f}",
+            f"{result.before.mean:.3f} → {result.after.mean:.3f}",
+            f"{result.before.solved:.3f} → {result.after.solved:.3f}",
+            f"{_malformed(result.before)} → {_malformed(result.after)}",
+            f"{unjudged(result.before.rewards)}, {unjudged(result.after.rewards)}",
             str(result.learned_at or "-"),
             f"{max(result.smooth):.3f}, {result.smooth[-1]:.3f}",
-            f"{result.after.mean:.3f}",
-            f"{_share(result.before)} → {_share(result.after)}",
-            f"{result.largest_difference:.1e}",
+            "not proven" if result.largest_difference is None else f"{result.largest_difference:.1e}",
             f"{result.seconds['training']:.0f}, {sum(result.seconds.values()):.0f}",
         ]
         for result in results
@@ -170,10 +178,10 @@ def _processor(results: Sequence[Result]) -> Table:
 
 
 def _trained(result: Result) -> str:
-    """The proof that a kill costs nothing: sessions, and how many of them were trained on more than once."""
+    """That a kill costs nothing: sessions, and how many of them were in more than one step."""
     twice = sum(count > 1 for count in result.trained.values())
     without = unjudged(reward for step in result.steps for reward in step.rewards.values())
-    said = f"{_name(result)}: {len(result.trained):,} sessions trained on, {twice} of them twice, {without} not judged"
+    said = f"{_name(result)}: {len(result.trained):,} sessions trained on, {twice} of them in two steps, {without} not judged"
     if result.killed_at is None:
         return f"{said}.\n"
     killed = f"the trainer killed in step {result.killed_at}"
@@ -195,7 +203,7 @@ def _mean_seconds(result: Result, part: str) -> float:
     return fmean(told) if told else 0.0
 
 
-def _share(evaluated: HeldOut) -> str:
+def _malformed(evaluated: HeldOut) -> str:
     return f"{evaluated.malformed / len(evaluated.rewards):.3f}"
 
 

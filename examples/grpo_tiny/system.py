@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from examples.grpo_tiny.programs import Program, beside
+from examples.vllm_cpu.serve import Server
 from polar.settings import Settings, load
 from polar.types.errors import NotReady
 
@@ -27,17 +28,17 @@ class System:
     settings: Settings
     log: Path
     programs: Mapping[str, subprocess.Popen[bytes]]
-    """By name."""
+    """By name, the engine's too."""
 
     def check(self) -> None:
         """Raises NotReady where one of its programs has ended."""
         for name, process in self.programs.items():
             if process.poll() is not None:
-                raise NotReady(f"{name} ended with {process.returncode}; see {self.log}")
+                raise NotReady(f"{name} ended with {process.returncode}; see its log in {self.log.parent}")
 
 
 @contextmanager
-def running(data: Path, engine: str) -> Iterator[System]:
+def running(data: Path, engine: Server) -> Iterator[System]:
     """A whole Polar on `data`, until the block's end. Raises NotReady."""
     ready, log = data.parent / "polar.ready", data.parent / "polar.log"
     ready.unlink(missing_ok=True)
@@ -49,11 +50,11 @@ def running(data: Path, engine: str) -> Iterator[System]:
             program = Program(sys.executable, "polar.cli", (*arguments, "--data", str(data)))
             return stack.enter_context(beside(program, said))
 
-        up = polar("up", "--engine", engine, "--ready-file", str(ready))
+        up = polar("up", "--engine", engine.url, "--ready-file", str(ready))
         late = time.monotonic() + START_S
         while not ready.exists():
             if up.poll() is not None or time.monotonic() > late:
                 raise NotReady(f"polar up didn't come up within {START_S:g} s; see {log}")
             time.sleep(LOOK_S)
         worker = polar("worker", "init", "run", "evaluate", "--concurrency", str(SLOTS))
-        yield System(load(data), log, {"polar up": up, "polar worker": worker})
+        yield System(load(data), log, {"vLLM": engine.process, "polar up": up, "polar worker": worker})

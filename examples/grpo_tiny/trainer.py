@@ -29,7 +29,7 @@ from examples.tiny_model import model as tiny
 from polar import client, fleet
 from polar.settings import Settings, load
 from polar.trainer import Group, Row, TrajectoryConsumer, grpo
-from polar.types.errors import NotReady
+from polar.types.errors import InputError, NotReady
 
 LARGEST = 1e-3
 """Difference of a log-probability, engine against trainer, beyond which they are not one model."""
@@ -65,8 +65,6 @@ class Trainer:
         latest = checkpoint.newest(options.checkpoints)
         self._state = State() if latest is None else checkpoint.read(latest)
         self._learner = Learner(options.model if latest is None else latest, options.steps)
-        if latest is not None:
-            self._learner.optimiser.load_state_dict(torch.load(latest / checkpoint.OPTIMISER))
 
     async def run(self) -> None:
         """All steps that are left. Raises DriftError, NotReady, PushError and `polar.fleet`'s errors."""
@@ -156,9 +154,11 @@ class Trainer:
 
 def _step(number: int, groups: Sequence[Group], rows: Sequence[Row], drift: Drift, clock: Clock) -> Step:
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+    rewards = {trajectory.session_id: trajectory.reward for trajectory in trajectories}
+    assert len(rewards) == len(trajectories), "each session is in a step once"
     return Step(
         number=number,
-        rewards={trajectory.session_id: trajectory.reward for trajectory in trajectories},
+        rewards=rewards,
         malformed=malformed(trajectories),
         calls=sum(trajectory.stats.calls for trajectory in trajectories),
         rows=len(rows),
@@ -200,15 +200,15 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Exit code 1 where engine and trainer are not one model, 3 where something needed isn't there."""
+    """Exit code 1 where engine and trainer are not one model, 2 for bad input, 3 where something needed isn't there."""
     options = arguments()
     torch.set_num_threads(options.threads)
     try:
         trainer = Trainer(options, load(options.data))
         asyncio.run(trainer.run() if options.check is None else trainer.check(options.check))
-    except (DriftError, NotReady, weights.PushError, fleet.FleetError) as error:
+    except (DriftError, InputError, NotReady, weights.PushError, fleet.FleetError) as error:
         print(f"trainer: {error}", file=sys.stderr)
-        sys.exit(1 if isinstance(error, DriftError) else 3)
+        sys.exit(1 if isinstance(error, DriftError) else 2 if isinstance(error, InputError) else 3)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """Between `polar up` and one of its Python parts: the part ends when `up` is gone, however that ended.
 
 Run by path: `python -P leash.py MODULE ARGS…`. Standard input is a pipe whose other end only `up` holds; at its end the module, which
-runs in this very process, gets SIGTERM, and SIGKILL where it hasn't left after GRACE_S. The module knows nothing of this.
+runs in this very process, gets SIGTERM, and SIGKILL where it hasn't left after GRACE_S, with its process group where that is its own.
+The module knows nothing of this.
 A pipe, not PR_SET_PDEATHSIG: it leaves time for a clean stop, and it isn't Linux alone.
 """
 
@@ -32,6 +33,8 @@ def _watch(leash: int) -> None:
         pass
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(GRACE_S)
+    if os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)
     os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -216,10 +216,23 @@ def test_the_step_that_two_trainers_did_is_in_no_mean_of_seconds() -> None:
     assert "| seed 1 | 14.17 |" in report.text([result(steps)])
 
 
-def result(steps: list[checkpoint.Step], killed_at: int | None = None) -> Result:
-    evaluated = HeldOut([0.5, 1.0], 1, 30.0)
+def test_a_report_hides_neither_who_was_not_judged_nor_what_was_not_compared() -> None:
+    told = report.text([result([step(1)], after=HeldOut([1.0, 0.5, None, 1.0], 1, 30.0))])
+    assert "| seed 1 | 0.750 → 0.833 | 0.500 → 0.667 | 0.500 → 0.250 | 0, 1 |" in told
+    assert "not proven" in told
+    assert "| 1.0e-05 |" in report.text([result([step(1)], last=2e-6)])
+    assert "| 2.0e-04 |" in report.text([result([step(1)], last=2e-4)])
+
+
+def result(
+    steps: list[checkpoint.Step],
+    killed_at: int | None = None,
+    after: HeldOut | None = None,
+    last: float | None = None,
+) -> Result:
+    before = HeldOut([0.5, 1.0], 1, 30.0)
     seconds = {"training": 90.0}
-    return Result(1, "prefix_merging", killed_at, evaluated, evaluated, seconds, {"vLLM": 60.0}, steps)
+    return Result(1, "prefix_merging", killed_at, before, after or before, seconds, {"vLLM": 60.0}, steps, last)
 
 
 def step(number: int, **seconds: float) -> checkpoint.Step:

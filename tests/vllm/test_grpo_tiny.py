@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import subprocess
 import sys
+from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,10 +14,12 @@ import pytest
 from examples.grpo_tiny.report import Result
 from examples.grpo_tiny.requests import SAMPLES
 from examples.vllm_cpu.serve import ROOT
+from polar.types.session import task_id_of
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1500)]
 
 STEPS, PROMPTS, HELD_OUT, KILL_AT = 3, 4, 16, 2
+SQL_S = 120.0
 LARGEST = 1e-3
 """As in `examples/grpo_tiny/trainer.py`, which asserts it, too."""
 
@@ -26,6 +30,8 @@ class Ended:
 
     said: str
     result: Result
+    data: Path
+    """The run's Polar."""
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +43,7 @@ def ended(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Ended:
     command = [sys.executable, "-m", "examples.grpo_tiny", *map(str, words)]
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert done.returncode == 0, done.stdout
-    return Ended(done.stdout, Result.read(out / "result.json"))
+    return Ended(done.stdout, Result.read(out / "result.json"), out / "polar")
 
 
 @pytest.fixture(scope="module")
@@ -72,15 +78,31 @@ def test_each_session_is_trained_on_once_although_the_trainer_was_killed(result:
     assert result.trained == dict.fromkeys(expected, 1)
 
 
+def test_every_token_that_was_sampled_was_compared_and_trained_on(ended: Ended) -> None:
+    """By the lake, which knows nothing of the trainer: nothing is masked away from the comparison, and no session ran a second time."""
+    asked = "SELECT mode, count(*), count(DISTINCT session_id), sum(sampled_tokens), sum(trainable_tokens) FROM trajectories GROUP BY ALL"
+    command = [sys.executable, "-m", "polar.cli", "sql", "--data", ended.data, asked, "--format", "csv"]
+    told = subprocess.run(list(map(str, command)), cwd=ROOT, capture_output=True, text=True, check=True, timeout=SQL_S)
+    rows = {mode: [int(figure) for figure in rest] for mode, *rest in csv.reader(told.stdout.splitlines()[1:])}
+    tokens = sum(step.compared_tokens for step in ended.result.steps)
+    sessions = STEPS * PROMPTS * SAMPLES
+    assert rows["train"] == [sessions, sessions, tokens, tokens]
+    assert rows["eval"][:2] == [2 * HELD_OUT, 2 * HELD_OUT]
+
+
 def test_every_session_was_judged(result: Result) -> None:
     for rewards in (result.before.rewards, result.after.rewards, *(step.rewards.values() for step in result.steps)):
         assert set(rewards) <= {0.0, 0.5, 1.0}
     assert len(result.before.rewards) == len(result.after.rewards) == HELD_OUT
 
 
-def test_some_session_did_well(result: Result) -> None:
+def test_each_step_has_a_group_of_unlike_rewards(result: Result) -> None:
     """Else every advantage is 0, no weight changes, and the comparison after reloads says nothing."""
-    assert all(max(step.rewards.values(), key=lambda reward: reward or 0) for step in result.steps)
+    for step in result.steps:
+        groups: defaultdict[str | None, set[float | None]] = defaultdict(set)
+        for session_id, reward in step.rewards.items():
+            groups[task_id_of(session_id)].add(reward)
+        assert any(len(rewards) > 1 for rewards in groups.values())
 
 
 def test_a_conversation_is_one_row(result: Result) -> None:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import socket
+import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from examples.vllm_cpu import serve
-from examples.vllm_cpu.serve import ServerError, serving
+from examples.vllm_cpu.serve import ROOT, ServerError, serving
+
+LEAVE_S = 60.0
 
 
 @pytest.mark.vllm
@@ -21,6 +25,20 @@ def test_a_folder_that_holds_no_model_is_said_at_once_with_the_log(tmp_path: Pat
         serving(tmp_path / "model", log=tmp_path / "server.log"),
     ):
         pytest.fail("it serves nothing")
+
+
+@pytest.mark.vllm
+@pytest.mark.timeout(1500)
+def test_nothing_of_a_server_outlives_its_starter_however_that_ended(model_dir: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "examples.vllm_cpu.serve", model_dir, "--port", "0", "--log", tmp_path / "log"]
+    with subprocess.Popen(list(map(str, command)), cwd=ROOT, stdout=subprocess.PIPE, text=True) as starter:
+        assert starter.stdout is not None
+        assert "vLLM serves" in starter.stdout.readline()
+        served = psutil.Process(starter.pid).children(recursive=True)
+        assert len(served) > 1, "vLLM has its engine in a process of its own"
+        starter.kill()
+    _, left = psutil.wait_procs(served, timeout=LEAVE_S)
+    assert left == []
 
 
 def test_without_an_environment_the_way_to_one_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

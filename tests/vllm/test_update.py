@@ -96,16 +96,18 @@ async def test_tokens_of_all_versions_are_scored_by_their_own_weights(
         await load(http, 0)
         await controls.publish(0)
         talking = asyncio.create_task(talk.run())
-        for version, in_flight in enumerate(UPDATES, 1):
+        try:
+            for version, in_flight in enumerate(UPDATES, 1):
+                await more_sampled(http, BETWEEN_TOKENS, talking)
+                async with controls.paused(in_flight=in_flight) as pause:  # type: ignore[arg-type] # one of the two
+                    served.write(version)
+                    # Without /reset_prefix_cache: what is cached is of other salts.
+                    await load(http, version)
+                    await pause.publish(version)
             await more_sampled(http, BETWEEN_TOKENS, talking)
-            async with controls.paused(in_flight=in_flight) as pause:  # type: ignore[arg-type] # one of the two
-                served.write(version)
-                # Without /reset_prefix_cache: what is cached is of other salts.
-                await load(http, version)
-                await pause.publish(version)
-        await more_sampled(http, BETWEEN_TOKENS, talking)
-        talk.stop()
-        await talking
+        finally:
+            talk.stop()
+            await talking
         traces = traces_of(up, list(talk.answers))
         for session_id, answers in talk.answers.items():
             calls = {call["call_id"] for trace in traces[session_id] for call in trace["calls"]}
