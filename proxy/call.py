@@ -92,12 +92,22 @@ class Pipeline:
         """The call is on the log, and its harness went away before it had the answer."""
         self._capture.disown(call.asked, DISOWNED["hung_up"])
 
-    async def _roomy(self, size: int) -> None:
+    async def _running(self, call: Call, until: float) -> bool:
+        """Wait for the fleet to run: whether that took a wait."""
+        try:
+            return await self._fleet.runs(until)
+        except Refused as refused:
+            self._unanswered(call, CallOutcome.FAILED, CallError("paused", refused.message))
+            raise
+
+    async def _roomy(self, call: Call, size: int) -> None:
         if self._producer.has_room(size):
             return
         try:
             await self._producer.room(size, ACK_S)
         except Unacknowledged:
+            # Counted, and not recorded: there is no room for that.
+            self._count(call, CallOutcome.FAILED)
             raise Refused(
                 Refusal.OVERLOADED, "too much waits to be recorded; try again", retry_after_s=RETRY_AFTER_S
             ) from None
@@ -106,7 +116,7 @@ class Pipeline:
         """The engine's answer, with what can be told of the policy versions that sampled it."""
         asked = call.asked
         try:
-            return await self._sampled(asked, size)
+            return await self._sampled(call, size)
         except EngineFault as fault:
             log.warning(
                 "call failed", action="call_failed", call_id=asked.call_id, code=fault.code, status=fault.status
@@ -117,14 +127,15 @@ class Pipeline:
             self._unanswered(call, CallOutcome.ABANDONED, ENDINGS[call.ended or "stopped"])
             raise
 
-    async def _sampled(self, asked: Asked, size: int) -> Answer:
+    async def _sampled(self, call: Call, size: int) -> Answer:
         """The same, of the first try that no pause ended."""
+        asked = call.asked
         engine = self.engines.for_model(asked.request.model)
         held_until = asyncio.get_running_loop().time() + HELD_S
         was_held = False
         while True:
-            was_held |= await self._fleet.runs(held_until)
-            await self._roomy(size)
+            was_held |= await self._running(call, held_until)
+            await self._roomy(call, size)
             under_way = self._fleet.call(engine.name)
             began = time.perf_counter()
             try:

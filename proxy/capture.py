@@ -90,14 +90,16 @@ class Capture:
 
     def unanswered(self, asked: Asked, outcome: CallOutcome, error: CallError) -> None:
         """Records a failed or abandoned call, beside the way."""
-        self._later(self._record(_unanswered(asked, outcome, error)), "completion")
+        self._later(self._record(_unanswered(asked, outcome, error)), "completion", asked.call_id)
 
     def disown(self, asked: Asked, reason: str) -> None:
         """Says on the log that a call was never answered, beside the way; `reason` as in `Disowned`."""
         self._metrics.disowned.labels(reason).inc()
         asked.claim.undelivered(asked.call_id)
         key = asked.claim.key
-        self._later(self._disown(Disowned(asked.call_id, key.session_id, key.claim_id, reason)), "disowned")
+        self._later(
+            self._disown(Disowned(asked.call_id, key.session_id, key.claim_id, reason)), "disowned", asked.call_id
+        )
 
     async def settle(self, deadline_s: float) -> None:
         """Waits for what is under way beside the calls, then drops it."""
@@ -105,6 +107,8 @@ class Capture:
             _, late = await asyncio.wait(self._beside, timeout=deadline_s)
             for task in late:
                 task.cancel()
+            if late:
+                await asyncio.wait(late)
 
     async def _record(self, record: Completion) -> None:
         try:
@@ -115,7 +119,7 @@ class Capture:
                 bare = msgspec.structs.replace(record, messages=MessageDelta(b"[]"), tools=None)
                 await self._send(bare, ACK_S)
         except (Unacknowledged, RecordTooLarge) as error:
-            self._lost("completion", record.call_id, error)
+            self._lost("completion", record.call_id, str(error))
 
     async def _disown(self, record: Disowned) -> None:
         ends = time.monotonic() + DISOWN_S
@@ -125,14 +129,14 @@ class Capture:
                 return
             except Unacknowledged as error:
                 if time.monotonic() > ends:
-                    self._lost("disowned", record.call_id, error)
+                    self._lost("disowned", record.call_id, str(error))
                     return
             # The send may have failed at once.
             await asyncio.sleep(1.0)
 
-    def _lost(self, what: str, call_id: str, error: Exception) -> None:
+    def _lost(self, what: str, call_id: str, reason: str) -> None:
         self._metrics.unrecorded.labels(what).inc()
-        log.warning("record lost", action="record_lost", record=what, call_id=call_id, reason=str(error))
+        log.warning("record lost", action="record_lost", record=what, call_id=call_id, reason=reason)
 
     async def _send(self, record: Completion | Disowned, deadline_s: float) -> None:
         session_id = record.session_id
@@ -140,14 +144,20 @@ class Capture:
             completions.TOPIC, record, key=session_id, task_id=task_id_of(session_id), deadline_s=deadline_s
         )
 
-    def _later(self, work: Coroutine[Any, Any, None], what: str) -> None:
+    def _later(self, work: Coroutine[Any, Any, None], what: str, call_id: str) -> None:
         if len(self._beside) >= PENDING:
             work.close()
-            self._metrics.unrecorded.labels(what).inc()
+            self._lost(what, call_id, f"{PENDING} records are under way")
             return
         task = asyncio.get_running_loop().create_task(work, name=f"record {what}")
         self._beside.add(task)
-        task.add_done_callback(self._beside.discard)
+
+        def ended(task: asyncio.Task[None]) -> None:
+            self._beside.discard(task)
+            if task.cancelled():
+                self._lost(what, call_id, "the proxy was stopped before it was acknowledged")
+
+        task.add_done_callback(ended)
 
 
 def _answered(asked: Asked, written: Written, answer: Answer) -> Completion:

@@ -36,8 +36,8 @@ class Weights(NamedTuple):
 
     @property
     def salt(self) -> str | None:
-        """For an engine's prefix cache: no two publications share one, whatever they call their versions. None: no version is known."""
-        return None if self.version is None else f"policy-{self.version}-{self.publication}"
+        """For an engine's prefix cache: no two publications share one, whatever they call their versions. None: nothing was published."""
+        return None if self.publication < 0 else f"policy-{self.version}-{self.publication}"
 
 
 class Fleet:

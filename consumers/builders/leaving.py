@@ -30,15 +30,15 @@ COMPARED = 16
 def left_after(prompt: Run, asked: Sequence[Place]) -> Left:
     """How a prompt goes on that extends the prompt of the calls `asked`, and none of their answers."""
     below = _below(asked[-1].prompt, prompt)
-    best = Left(asked[-1], Branch.EDITED_HISTORY)
+    best, longest = Left(asked[-1], Branch.EDITED_HISTORY), 0
     for call in reversed(asked):
         sampled = unpack_ids(call.call.sampled)
         then = below[: 2 * len(sampled)]
         kept = common_prefix(then, sampled)
-        if kept < len(then) and kept == len(sampled) - 1 > 0 and call.call.finish_reason != "length":
-            return Left(call, Branch.END_OF_TURN)
-        # Of several the last, which is what a harness that asks again uses.
-        if best.how is not Branch.STRIPPED and _is_without_a_part(sampled[kept + 1 :], then[kept:]):
+        # Of several the one that the prompt has most of, and of these the last, which is what a harness that asks again uses.
+        if kept < len(then) and kept == len(sampled) - 1 > longest and call.call.finish_reason != "length":
+            best, longest = Left(call, Branch.END_OF_TURN), kept
+        elif best.how is Branch.EDITED_HISTORY and _is_without_a_part(sampled[kept + 1 :], then[kept:]):
             best = Left(call, Branch.STRIPPED)
     return best
 

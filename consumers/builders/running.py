@@ -17,6 +17,8 @@ from consumers.builders.base import Builder, BuiltFrom
 from consumers.builders.open_sessions import OpenSession
 from polar import registry
 from polar.types.trajectory import Trajectory
+from topics import trajectories
+from topics.codec import encode
 
 AT_ONCE = 8
 """Builds of one partition."""
@@ -95,4 +97,7 @@ def _built(source: BuiltFrom) -> Trajectory:
     trajectory: object = builder.build(source)
     if not isinstance(trajectory, Trajectory):
         raise TypeError(f"{source.build.builder}.build returned {type(trajectory).__name__}, not a Trajectory")
-    return trajectory
+    # As its readers will have it: what can't be written or read is this builder's fault, and costs this session alone.
+    read = trajectories.CODEC.decode(encode(trajectory))
+    assert isinstance(read, Trajectory), "its tag says so"
+    return read

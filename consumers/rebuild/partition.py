@@ -38,9 +38,9 @@ class Partition:
         done: Done,
         passed: Passed,
         out: Output,
-        *,
-        has_gap: bool,
+        first: int,
     ) -> None:
+        """`first`: the offset at which the log began when it was looked at."""
         self._settings = settings
         self._partition = partition
         self._wanted = wanted
@@ -49,14 +49,15 @@ class Partition:
         self._done = done
         self._passed = passed
         self._sessions = Sessions(HELD_BYTES)
-        self._sessions.has_gap = has_gap
+        self._sessions.has_gap = first > 0
+        self._first = first
         self._out = out
         self._writes: list[Write] = []
 
     async def run(self) -> None:
-        """Read the partition once."""
+        """Read the partition once. Raises LogGap where its beginning has left the log since it was looked at."""
         topic = completions.TOPIC.full_name(self._settings.namespace)
-        async for record in read_back(self._settings, topic, self._partition):
+        async for record in read_back(self._settings, topic, self._partition, self._first):
             self._passed.built_from(self._partition, record.offset)
             if (known := self._wanted_of(record)) is not None:
                 await self._take(known, record.offset, len(record.value or b""))

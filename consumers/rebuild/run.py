@@ -11,7 +11,7 @@ touched: no fact, no offset, no webhook.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 
 from consumers.rebuild import log, output
 from consumers.rebuild.log import Passed
@@ -19,7 +19,7 @@ from consumers.rebuild.partition import Partition
 from consumers.rebuild.wanted import Done, Wanted, check_output
 from polar.settings import Settings
 from polar.types.errors import InputError, NotReady
-from topics import admin, completions, trajectories
+from topics import admin, completions, kafka, trajectories
 from topics.completions import Build, CloseGroup
 from topics.owner import FencedProducer, LogGap, OwnershipLost, read_back
 
@@ -35,32 +35,33 @@ async def rebuild(settings: Settings, wanted: Wanted, told: Callable[[int, int],
     """
     check_output(wanted.into)
     began = time.monotonic()
-    spans = await log.spans(settings)
-    done, passed = Done(), Passed(told, spans)
-    own = await _looked_at(settings, wanted, done, passed, spans)
-    done.tasks_missing = sorted(wanted.tasks - done.tasks)
-    if done.tasks:  # else not even the topic is made
-        await _make_output(settings, wanted, own, spans)
-        await _build(settings, wanted, done, passed, spans)
+    done = Done()
+    try:
+        await _rebuild(settings, wanted, done, told)
+    except (kafka.KafkaError, OwnershipLost, TimeoutError) as error:
+        reason = "the same command goes on from here"
+        if isinstance(error, OwnershipLost) and not isinstance(error, LogGap):
+            reason = f"is another `polar rebuild --into {wanted.into}` running? The same command goes on from here"
+        raise NotReady(f"{error if str(error) else repr(error)}; {reason}") from None
     done.seconds = time.monotonic() - began
     return done
 
 
-async def _build(
-    settings: Settings, wanted: Wanted, done: Done, passed: Passed, spans: Mapping[int, tuple[int, int]]
-) -> None:
+async def _rebuild(settings: Settings, wanted: Wanted, done: Done, told: Callable[[int, int], None]) -> None:
+    spans = await log.spans(settings)
+    passed = Passed(told, spans)
+    own = await _looked_at(settings, wanted, done, passed, spans)
+    done.tasks_missing = sorted(wanted.tasks - done.tasks)
+    if not done.tasks:  # so that not even the topic is made
+        return
+    await _make_output(settings, wanted, own, spans)
     for partition, (first, _) in spans.items():
         fenced = FencedProducer(settings, f"rebuild.{wanted.into}.{partition}")
         try:
             await fenced.start()
             # Learnt only now: a run that this one has just fenced may have written.
             out = await output.read(settings, wanted, partition)
-            await Partition(settings, partition, wanted, fenced, done, passed, out, has_gap=first > 0).run()
-        except OwnershipLost as lost:
-            reason = "the same command goes on from here"
-            if not isinstance(lost, LogGap):
-                reason = f"is another `polar rebuild --into {wanted.into}` running? The same command goes on from here"
-            raise NotReady(f"{lost}; {reason}") from None
+            await Partition(settings, partition, wanted, fenced, done, passed, out, first).run()
         finally:
             await fenced.stop()
 

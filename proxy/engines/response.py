@@ -81,9 +81,10 @@ class ResponseReader:
     def _read_head(self) -> bool:
         """Takes the head off, if it is whole."""
         end = self._held.find(b"\r\n\r\n")
-        if end > MAX_HEAD_BYTES or (end < 0 and len(self._held) > MAX_HEAD_BYTES):
+        if end > MAX_HEAD_BYTES:
             raise Broken("a head without an end")
         if end < 0:
+            self._bound_line(0, "a head")
             return False
         first, *lines = bytes(self._held[:end]).split(b"\r\n")
         del self._held[: end + 4]
@@ -135,6 +136,7 @@ class ResponseReader:
             if size == 0:
                 done = self._held.find(b"\r\n\r\n", end)
                 if done < 0:
+                    self._bound_line(end, "a trailer")
                     break
                 del self._held[: done + 4]
                 self._length = 0
@@ -147,6 +149,8 @@ class ResponseReader:
             self._chunks.append(bytes(self._held[begin : begin + size]))
             self._size += size
             at = begin + size + 2
+        else:
+            self._bound_line(at, "a chunk's size")
         del self._held[:at]
         return None
 
@@ -154,6 +158,11 @@ class ResponseReader:
         assert self._length is not None, "known by now"
         # What comes after its end belongs to no request.
         return Response(self._status, self._headers, body, self._is_kept and len(self._held) == self._length)
+
+    def _bound_line(self, at: int, what: str) -> None:
+        """What is held from `at` on has no end yet."""
+        if len(self._held) - at > MAX_HEAD_BYTES:
+            raise Broken(f"{what} without an end")
 
     def _bound(self, size: int) -> None:
         if size > MAX_BODY_BYTES:

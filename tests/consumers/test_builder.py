@@ -6,6 +6,7 @@ import asyncio
 import sys
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -143,6 +144,20 @@ class Exhausted:
         return next(iter([]))
 
 
+class Unwritable:
+    """A builder whose reward is a number that msgpack doesn't know."""
+
+    def build(self, session: BuiltFrom) -> Trajectory:
+        return Trajectory("t.0", "t", 0, 1, 1, Status.COMPLETED, "own", "shell", np.float32(1))  # type: ignore[arg-type] # that it isn't
+
+
+class Unreadable:
+    """A builder whose reward is none that a reader takes."""
+
+    def build(self, session: BuiltFrom) -> Trajectory:
+        return Trajectory("t.0", "t", 0, 1, 1, Status.COMPLETED, "own", "shell", "1.0")  # type: ignore[arg-type] # that it isn't
+
+
 class Leaving:
     """A builder that ends its process."""
 
@@ -152,7 +167,10 @@ class Leaving:
 
 @pytest.mark.parametrize(
     ("builder", "code"),
-    [("Confused", None), *((name, "builder") for name in ("Empty", "Forgetful", "Exhausted", "Leaving"))],
+    [
+        ("Confused", None),
+        *((name, "builder") for name in ("Empty", "Forgetful", "Unwritable", "Unreadable", "Exhausted", "Leaving")),
+    ],
 )
 async def test_whose_trajectory_it_is_no_builder_decides(builder: str, code: str | None) -> None:
     by = f"{__name__}:{builder}"

@@ -18,7 +18,7 @@ from polar.scripted.app import running
 from polar.scripted.engine import Engine as ScriptedEngine
 from polar.types.completion import Completion
 from proxy.app import Proxy
-from tests.proxy.conftest import Bench, benched, proxied
+from tests.proxy.conftest import Bench, benched, eventually, proxied
 from topics.completions import CallRecord, Disowned
 
 KEEP_ALIVE = b": keep-alive\n\n"
@@ -56,6 +56,11 @@ def stopped(broker: Broker) -> Iterator[None]:
 def call(http: aiohttp.ClientSession, proxy: Proxy, key: str, *, stream: bool) -> aiohttp.client._RequestContextManager:
     body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": stream}
     return http.post(proxy.url + "/v1/chat/completions", headers={"Authorization": f"Bearer {key}"}, json=body)
+
+
+def counted(proxy: Proxy, name: str, **labels: str) -> float | None:
+    """A figure of its metrics."""
+    return proxy._metrics.registry.get_sample_value(name, labels)
 
 
 async def disowned(bench: Bench, session_id: str) -> tuple[list[CallRecord], Disowned]:
@@ -113,8 +118,15 @@ async def test_an_acknowledgement_after_the_close_is_disowned(
     assert given_up.reason == "closed"
 
 
-async def test_stopping_does_not_wait_for_kafka(broker: Broker, bench: Bench) -> None:
+async def test_stopping_does_not_wait_for_kafka_and_says_what_it_leaves_unsaid(
+    broker: Broker, bench: Bench, http: aiohttp.ClientSession
+) -> None:
     async with running(ScriptedEngine()) as engine_url, proxied(bench, engine_url) as proxy:
         with stopped(broker):
+            impatient = await call(http, proxy, bench.key("s.0", "c4"), stream=True)
+            assert await impatient.content.readuntil(b"\n\n") == KEEP_ALIVE
+            impatient.close()
+            await eventually(lambda: counted(proxy, "polar_proxy_disowned_total", reason="hung_up") == 1)
             async with asyncio.timeout(20):
                 await proxy.stop(drain_s=0.1)
+    assert counted(proxy, "polar_proxy_unrecorded_total", record="disowned") == 1

@@ -7,12 +7,13 @@ from collections.abc import AsyncIterator
 
 import aiohttp
 import pytest
-from openai import AsyncOpenAI
+from openai import AsyncOpenAI, RateLimitError
 from openai.types.chat import ChatCompletionMessageParam
 
 from polar.scripted.engine import Engine as ScriptedEngine
 from polar.scripted.faults import Hang, Slow
 from polar.settings import EngineSettings
+from polar.types.completion import CallOutcome
 from proxy.app import Proxy
 from proxy.doors import Binding
 from proxy.engines.pool import Engines
@@ -67,6 +68,20 @@ async def test_a_pause_holds_new_calls_back_and_the_proxy_goes_on_taking_them_in
     await call
     [recorded] = await bench.calls(1)
     assert recorded.policy_version == 7
+
+
+async def test_a_call_that_was_held_for_too_long_is_told_so_and_on_the_log(
+    client: AsyncOpenAI, bench: Bench, beats: Beats, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("proxy.call.HELD_S", 0.2)
+    await bench.fleet(FleetState(1, paused=True))
+    await eventually(lambda: beats.say(1, 0))
+    with pytest.raises(RateLimitError, match="paused for an update"):
+        await ask(client)
+    [recorded] = await bench.calls(1)
+    assert recorded.outcome is CallOutcome.FAILED
+    assert recorded.error is not None
+    assert recorded.error.code == "paused"
 
 
 async def test_engines_are_told_to_keep_apart_what_other_weights_cached(

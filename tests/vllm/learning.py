@@ -40,9 +40,9 @@ def rows_of(learner: Learner, seed: int) -> list[Row]:
                 trace=0,
                 token_ids=ids,
                 loss_mask=mask,
-                logprobs=logprobs(learner, ids) * mask,
+                logprobs=(logprobs(learner, ids) * mask).astype(np.float32),
                 advantages=np.full(LENGTH, advantage, np.float32),
-                weights=mask / np.float32(LENGTH - PROMPT),
+                weights=(mask / (LENGTH - PROMPT)).astype(np.float32),
                 policy_versions=np.zeros(LENGTH, np.int64),
             )
         )
@@ -82,7 +82,7 @@ def main(folder: Path, scratch: Path) -> None:
     found = {
         "own": learner.drift(rows).largest,
         "shifted": learner.drift([replace(row, logprobs=np.roll(row.logprobs, 1)) for row in rows]).largest,
-        "loss": sum(float(learner.loss(padded)) for padded in passes(stale)),
+        "loss": sum(float(learner.loss(padded).detach()) for padded in passes(stale)),
         "loss_by_hand": by_hand(learner, stale),
         "before": mean_logprobs(learner, rows),
         "parts": [[row.session_id for row in part] for part in minibatches([*rows, *rows], random.Random(1))],

@@ -129,6 +129,18 @@ def test_of_answers_that_were_stripped_alike_the_last_was_used() -> None:
     assert sorted(lines(log.build())) == ["sys hi [<think> well </think> good day]", "sys hi good day tool [ok]"]
 
 
+def test_of_answers_that_but_for_their_end_of_turn_were_gone_on_from_the_longest_was_used() -> None:
+    """The end of one is the beginning of another."""
+    log = Log()
+    log.call("a", "sys hi", "ok done <eos>")
+    log.call("b", "sys hi", "ok <eos>")
+    log.call("c", "sys hi ok done <end> tool", "good")
+    built = log.build()
+    assert lines(built) == ["sys hi [ok done] <end> tool [good]", "sys hi ok done [<eos>]"]
+    assert branches(built)["c"] == "end_of_turn"
+    assert built.stats.masked_tokens == {"undelivered": 2}
+
+
 def test_an_abandoned_call_still_tells_which_answer_was_used() -> None:
     log = Log()
     log.call("a", "sys hi", "good day")
