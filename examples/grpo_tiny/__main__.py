@@ -1,7 +1,8 @@
 """A tiny model learns by GRPO, all of it on this machine: python -m examples.grpo_tiny --seed 1 --out DIR
 
 Makes the model (SFT), starts vLLM and Polar, evaluates on held-out tasks, trains, evaluates again, and writes DIR/result.json and
-DIR/report.md. `--kill-at N` kills the trainer (SIGKILL) in mid-step N and starts it again.
+DIR/report.md. `--kill-at N` kills the trainer (SIGKILL) in mid-step N and starts it again;
+`--kill-in push` as it pushes that step's weights, with fleet and engine paused.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ from polar import client
 from polar.trainer import TrajectoryConsumer
 from polar.types.errors import InputError, NotReady
 
+KILLED = {"rollouts": "", "push": "pushes"}
+"""What the trainer's line says, after its step, at which it is killed: its first, at half of the groups, or the one inside the pause."""
 UNJUDGED = 0.02
 """Share of an evaluation's sessions that may end without a reward; the mean of the others would hide more."""
 BUILDERS = ("prefix_merging", "per_request")
@@ -122,7 +125,9 @@ class Run:
         """Run the trainer to its end, killed once where that was asked for; the CPU seconds by part."""
         before = costs.seconds_by_part()
         if self.options.kill_at is not None:
-            follow(trainer, self.say, polar.check, kill_at=f"step {self.options.kill_at}: ")
+            follow(
+                trainer, self.say, polar.check, kill_at=f"step {self.options.kill_at}: {KILLED[self.options.kill_in]}"
+            )
         follow(trainer, self.say, polar.check)
         return costs.since(before)
 
@@ -167,6 +172,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--prompts", type=int, default=12, metavar="N", help="tasks a step, of 8 sessions (default 12)")
     parser.add_argument("--builder", choices=BUILDERS, default=BUILDERS[0])
     parser.add_argument("--kill-at", type=int, metavar="N", help="kill the trainer in mid-step N, and start it again")
+    parser.add_argument(
+        "--kill-in", choices=KILLED, default="rollouts", help="what it is doing then (default rollouts)"
+    )
     parser.add_argument(
         "--held-out", type=int, default=256, metavar="N", help="sessions of an evaluation (default 256)"
     )

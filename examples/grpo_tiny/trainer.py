@@ -147,6 +147,7 @@ class Trainer:
     async def _push(self, controls: fleet.Controls, *, force: bool = False) -> None:
         """The trainer's weights to the engine, between pause and resume, and their version to everyone."""
         async with controls.paused(force=force) as pause:
+            print(f"step {self._state.version}: pushes", flush=True)
             await asyncio.to_thread(tiny.save_weights, self._learner.model, self._options.served / tiny.WEIGHTS)
             await asyncio.to_thread(weights.reload, self._options.engine, self._state.version)
             await pause.publish(self._state.version)

@@ -36,11 +36,13 @@ class Ended:
 
 @pytest.fixture(scope="module")
 def ended(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Ended:
+    words = ["--steps", STEPS, "--prompts", PROMPTS, "--held-out", HELD_OUT, "--kill-at", KILL_AT]
+    return run(model_dir, tmp_path_factory.mktemp("grpo_tiny"), *words)
+
+
+def run(model_dir: Path, out: Path, *words: str | int) -> Ended:
     """On its own server, whose weights it changes."""
-    out = tmp_path_factory.mktemp("grpo_tiny")
-    words = ["--model", model_dir, "--out", out, "--steps", STEPS, "--prompts", PROMPTS]
-    words += ["--held-out", HELD_OUT, "--kill-at", KILL_AT]
-    command = [sys.executable, "-m", "examples.grpo_tiny", *map(str, words)]
+    command = [sys.executable, "-m", "examples.grpo_tiny", *map(str, ("--model", model_dir, "--out", out, *words))]
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert done.returncode == 0, done.stdout
     return Ended(done.stdout, Result.read(out / "result.json"), out / "polar")
@@ -110,3 +112,16 @@ def test_a_conversation_is_one_row(result: Result) -> None:
     sessions = STEPS * PROMPTS * SAMPLES
     assert sessions <= sum(step.rows for step in result.steps) < 1.5 * sessions
     assert sum(step.calls for step in result.steps) > 1.5 * sessions
+
+
+def test_a_trainer_that_is_killed_in_its_own_pause_leaves_nobody_paused_for_long(
+    model_dir: Path, tmp_path: Path
+) -> None:
+    """Its successor takes the pause over, and pushes what the checkpoint has: else step 2 would find other weights at the engine."""
+    ended = run(model_dir, tmp_path, "--steps", 2, "--prompts", 2, "--held-out", 8, "--kill-at", 1, "--kill-in", "push")
+    lines = [line.partition(" s  ")[2] for line in ended.said.splitlines()]
+    killed = lines.index("is killed")
+    assert lines[killed - 1] == "step 1: pushes"
+    assert lines[killed + 1 : killed + 3] == ["goes on from version 1", "step 1: pushes"]
+    assert [step.number for step in ended.result.steps] == [1, 2]
+    assert ended.result.last_difference is not None
