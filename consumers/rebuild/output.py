@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from consumers.rebuild.wanted import Wanted
@@ -43,15 +44,18 @@ async def read(settings: Settings, wanted: Wanted, partition: int) -> Output:
     """What a partition of the output holds. Raises InputError for what the builder has written, or another than the wanted one built."""
     name = trajectories.topic(wanted.into).full_name(settings.namespace)
     out = Output()
-    async for record in read_back(settings, name, partition):
-        match trajectories.CODEC.decode(record.value or b""):
-            case Trajectory(rebuilt_with=bytes()) as trajectory:
-                out.take(trajectory)
-                if wanted.builder is not None:
-                    out.refuse_another(trajectory.session_id, (wanted.builder, wanted.config), wanted.into)
-            case GroupFinished(rebuilt=True) as group:
-                out.groups.add(group.task_id)
-            case Trajectory() | GroupFinished() as live:
-                reason = f"the builder writes {name} (task {live.task_id} names it); name another for what is rebuilt"
-                raise InputError("--into", wanted.into, reason)
+    async with aclosing(read_back(settings, name, partition)) as records:
+        async for record in records:
+            match trajectories.CODEC.decode(record.value or b""):
+                case Trajectory(rebuilt_with=bytes()) as trajectory:
+                    out.take(trajectory)
+                    if wanted.builder is not None:
+                        out.refuse_another(trajectory.session_id, (wanted.builder, wanted.config), wanted.into)
+                case GroupFinished(rebuilt=True) as group:
+                    out.groups.add(group.task_id)
+                case Trajectory() | GroupFinished() as live:
+                    reason = (
+                        f"the builder writes {name} (task {live.task_id} names it); name another for what is rebuilt"
+                    )
+                    raise InputError("--into", wanted.into, reason)
     return out

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import aclosing
+
 import msgspec
 
 from consumers.builders.open_sessions import OpenSession, Sessions
@@ -57,10 +59,11 @@ class Partition:
     async def run(self) -> None:
         """Read the partition once. Raises LogGap where its beginning has left the log since it was looked at."""
         topic = completions.TOPIC.full_name(self._settings.namespace)
-        async for record in read_back(self._settings, topic, self._partition, self._first):
-            self._passed.built_from(self._partition, record.offset)
-            if (known := self._wanted_of(record)) is not None:
-                await self._take(known, record.offset, len(record.value or b""))
+        async with aclosing(read_back(self._settings, topic, self._partition, self._first)) as records:
+            async for record in records:
+                self._passed.built_from(self._partition, record.offset)
+                if (known := self._wanted_of(record)) is not None:
+                    await self._take(known, record.offset, len(record.value or b""))
         for session in self._sessions.due():  # those that the builder hasn't come to yet
             await self._build(session)
         self._done.unfinished += self._sessions.unfinished

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection
+from contextlib import aclosing
 
 from consumers.rebuild import log, output
 from consumers.rebuild.log import Passed
@@ -73,17 +74,18 @@ async def _looked_at(
     own: Own = {}
     topic = completions.TOPIC.full_name(settings.namespace)
     for partition in partitions:
-        async for record in read_back(settings, topic, partition):
-            passed.looked_at(partition, record.offset)
-            known = log.decoded(record)
-            if known is not None and wanted.takes(task_id := log.task_of(record)):
-                done.tasks.add(task_id)
-            match known:
-                case Build(output=to) | CloseGroup(output=to) as asked if to == wanted.into:
-                    reason = f"it is the output of task {asked.task_id}, which the builder writes; name another"
-                    raise InputError("--into", wanted.into, reason)
-                case Build() as build if wanted.builder is None and wanted.takes(build.task_id):
-                    own[build.session_id] = build.builder, build.builder_config
+        async with aclosing(read_back(settings, topic, partition)) as records:
+            async for record in records:
+                passed.looked_at(partition, record.offset)
+                known = log.decoded(record)
+                if known is not None and wanted.takes(task_id := log.task_of(record)):
+                    done.tasks.add(task_id)
+                match known:
+                    case Build(output=to) | CloseGroup(output=to) as asked if to == wanted.into:
+                        reason = f"it is the output of task {asked.task_id}, which the builder writes; name another"
+                        raise InputError("--into", wanted.into, reason)
+                    case Build() as build if wanted.builder is None and wanted.takes(build.task_id):
+                        own[build.session_id] = build.builder, build.builder_config
     return own
 
 

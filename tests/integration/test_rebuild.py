@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
+import threading
 from typing import Any
 
 import msgspec
@@ -258,13 +260,7 @@ async def test_sessions_whose_calls_have_left_the_log_are_told(settings: Setting
     last = await write(log, "t.1", *calls("t.1")[1:2])
     await write(log, "t.1", *calls("t.1")[2:], build("t.1"), Emitted("t", "t.1"))
     await write(log, "t", CloseGroup("t", 2, [1.0, 1.0], [Status.COMPLETED] * 2))
-    client: Any = kafka.admin(settings)
-    await client.start()
-    source = kafka.TopicPartition(
-        completions.TOPIC.full_name(settings.namespace), partition_of_task("t", completions.TOPIC.embedded_partitions)
-    )
-    await client.delete_records({source: RecordsToDelete(last)})
-    await client.close()
+    await expire(settings, last)
     for sessions in (1, 0):
         done = await rebuild(settings, PER_REQUEST)
         assert (done.sessions, done.groups) == (sessions, sessions)
@@ -272,6 +268,41 @@ async def test_sessions_whose_calls_have_left_the_log_are_told(settings: Setting
     (trajectory,) = (await rebuilt(settings)).values()
     assert trajectory.error is not None
     assert (trajectory.status, trajectory.error.code, trajectory.reward) == (Status.FAILED, "log_gap", None)
+
+
+async def expire(settings: Settings, before: int) -> None:
+    """As retention does it: records of task `t` before an offset leave the log."""
+    client: Any = kafka.admin(settings)
+    await client.start()
+    source = kafka.TopicPartition(
+        completions.TOPIC.full_name(settings.namespace), partition_of_task("t", completions.TOPIC.embedded_partitions)
+    )
+    await client.delete_records({source: RecordsToDelete(before)})
+    await client.close()
+
+
+async def test_a_log_that_is_cut_between_looking_and_building_ends_the_run(
+    settings: Settings, log: LogProducer
+) -> None:
+    """A session without its beginning would pass for one that never was, and its group end without it."""
+    await finished(log, settings, "t", "u")
+
+    def cut(passed: int, total: int) -> None:
+        if passed == total // 2:  # all is looked at
+            thread = threading.Thread(target=lambda: asyncio.run(expire(settings, 1)))
+            thread.start()
+            thread.join(DEADLINE_S)
+
+    with pytest.raises(NotReady, match="has left it; the same command goes on from here"):
+        await rebuild(settings, PER_REQUEST, cut)
+    done = await rebuild(settings, PER_REQUEST)
+    assert (done.left_the_log, done.groups) == (["t.0"], 2)
+
+
+async def test_a_kafka_that_is_away_is_said(settings: Settings) -> None:
+    away = dataclasses.replace(settings, kafka="127.0.0.1:1")
+    with pytest.raises(NotReady):
+        await rebuild(away, PER_REQUEST)
 
 
 async def test_the_command_says_what_it_did(
