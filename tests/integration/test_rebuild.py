@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import json
-import threading
 from typing import Any
 
 import msgspec
@@ -15,6 +13,7 @@ from typer.testing import CliRunner
 
 from consumers.builders.base import BuiltFrom
 from consumers.builders.per_request import PerRequest
+from consumers.rebuild import run
 from consumers.rebuild.run import rebuild
 from consumers.rebuild.wanted import Done, Wanted
 from polar.cli.app import app
@@ -282,27 +281,27 @@ async def expire(settings: Settings, before: int) -> None:
 
 
 async def test_a_log_that_is_cut_between_looking_and_building_ends_the_run(
-    settings: Settings, log: LogProducer
+    settings: Settings, log: LogProducer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A session without its beginning would pass for one that never was, and its group end without it."""
     await finished(log, settings, "t", "u")
+    look = run._make_output
 
-    def cut(passed: int, total: int) -> None:
-        if passed == total // 2:  # all is looked at
-            thread = threading.Thread(target=lambda: asyncio.run(expire(settings, 1)))
-            thread.start()
-            thread.join(DEADLINE_S)
+    async def look_and_cut(*arguments: Any) -> None:
+        await look(*arguments)
+        await expire(settings, 1)
 
-    with pytest.raises(NotReady, match="has left it; the same command goes on from here"):
-        await rebuild(settings, PER_REQUEST, cut)
+    with monkeypatch.context() as patched:
+        patched.setattr(run, "_make_output", look_and_cut)
+        with pytest.raises(NotReady, match="has left it; the same command goes on from here"):
+            await rebuild(settings, PER_REQUEST)
     done = await rebuild(settings, PER_REQUEST)
     assert (done.left_the_log, done.groups) == (["t.0"], 2)
 
 
 async def test_a_kafka_that_is_away_is_said(settings: Settings) -> None:
-    away = dataclasses.replace(settings, kafka="127.0.0.1:1")
     with pytest.raises(NotReady):
-        await rebuild(away, PER_REQUEST)
+        await rebuild(settings.model_copy(update={"kafka": "127.0.0.1:1"}), PER_REQUEST)
 
 
 async def test_the_command_says_what_it_did(
