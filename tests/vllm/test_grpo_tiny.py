@@ -36,13 +36,14 @@ class Ended:
 
 @pytest.fixture(scope="module")
 def ended(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Ended:
-    words = ["--steps", STEPS, "--prompts", PROMPTS, "--held-out", HELD_OUT, "--kill-at", KILL_AT]
-    return run(model_dir, tmp_path_factory.mktemp("grpo_tiny"), *words)
+    words: dict[str, str | int] = {"--steps": STEPS, "--prompts": PROMPTS, "--held-out": HELD_OUT, "--kill-at": KILL_AT}
+    return run(model_dir, tmp_path_factory.mktemp("grpo_tiny"), words)
 
 
-def run(model_dir: Path, out: Path, *words: str | int) -> Ended:
+def run(model_dir: Path, out: Path, options: dict[str, str | int]) -> Ended:
     """On its own server, whose weights it changes."""
-    command = [sys.executable, "-m", "examples.grpo_tiny", *map(str, ("--model", model_dir, "--out", out, *words))]
+    words = [str(word) for option in options.items() for word in option]
+    command = [sys.executable, "-m", "examples.grpo_tiny", "--model", str(model_dir), "--out", str(out), *words]
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert done.returncode == 0, done.stdout
     return Ended(done.stdout, Result.read(out / "result.json"), out / "polar")
@@ -118,7 +119,8 @@ def test_a_trainer_that_is_killed_in_its_own_pause_leaves_nobody_paused_for_long
     model_dir: Path, tmp_path: Path
 ) -> None:
     """Its successor takes the pause over, and pushes what the checkpoint has: else step 2 would find other weights at the engine."""
-    ended = run(model_dir, tmp_path, "--steps", 2, "--prompts", 2, "--held-out", 8, "--kill-at", 1, "--kill-in", "push")
+    words: dict[str, str | int] = {"--steps": 2, "--prompts": 2, "--held-out": 8, "--kill-at": 1, "--kill-in": "push"}
+    ended = run(model_dir, tmp_path, words)
     lines = [line.partition(" s  ")[2] for line in ended.said.splitlines()]
     killed = lines.index("is killed")
     assert lines[killed - 1] == "step 1: pushes"
