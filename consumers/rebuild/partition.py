@@ -15,7 +15,7 @@ from polar.settings import Settings
 from polar.types.errors import SessionError
 from polar.types.session import task_id_of
 from polar.types.trajectory import GroupFinished, Stats
-from topics import completions, kafka, trajectories
+from topics import completions, trajectories
 from topics.codec import encode
 from topics.completions import Build, CallRecord, CloseGroup, Emitted
 from topics.contract import MIB
@@ -57,26 +57,19 @@ class Partition:
         self._writes: list[Write] = []
 
     async def run(self) -> None:
-        """Read the partition once. Raises LogGap where its beginning has left the log since it was looked at."""
+        """Read the partition once. Raises LogGap where its first record has left the log since it was looked at."""
         topic = completions.TOPIC.full_name(self._settings.namespace)
-        async with aclosing(read_back(self._settings, topic, self._partition, self._first)) as records:
+        # A log that had its beginning must have it still. Of one that hadn't, whatever is left is read: who lacks a beginning is told so.
+        start = 0 if self._first == 0 else None
+        async with aclosing(read_back(self._settings, topic, self._partition, start)) as records:
             async for record in records:
                 self._passed.built_from(self._partition, record.offset)
-                if (known := self._wanted_of(record)) is not None:
+                if self._wanted.takes(task_of(record)) and (known := decoded(record)) is not None:
                     await self._take(known, record.offset, len(record.value or b""))
         for session in self._sessions.due():  # those that the builder hasn't come to yet
             await self._build(session)
         self._done.unfinished += self._sessions.unfinished
         await self._write()
-
-    def _wanted_of(self, record: kafka.Record) -> CallRecord | None:
-        """What of the log is wanted."""
-        if not self._wanted.takes(task_of(record)):
-            return None
-        known = decoded(record)
-        if known is None:
-            self._done.unreadable += 1
-        return known
 
     async def _take(self, record: CallRecord, offset: int, size: int) -> None:
         match record:

@@ -23,6 +23,7 @@ from polar.types.errors import InputError, NotReady
 from topics import admin, completions, kafka, trajectories
 from topics.completions import Build, CloseGroup
 from topics.owner import FencedProducer, LogGap, OwnershipLost, read_back
+from topics.refusals import refusal
 
 Own = dict[str, tuple[str, bytes]]
 """Sessions that are built as they were, by whom and with which settings."""
@@ -31,8 +32,8 @@ Own = dict[str, tuple[str, bytes]]
 async def rebuild(settings: Settings, wanted: Wanted, told: Callable[[int, int], None] = lambda *_: None) -> Done:
     """Rebuild all that is wanted; `told` gets the offsets passed, of how many.
 
-    Raises InputError for an output that a builder writes, or that holds what was built otherwise; NotReady where Kafka is away or
-    another run into the same output has begun.
+    Raises InputError for an output that a builder writes, or that holds what was built otherwise; NotReady where Kafka is away or refuses
+    it, where the log loses what is read, and where another run into the same output has begun.
     """
     check_output(wanted.into)
     began = time.monotonic()
@@ -40,9 +41,11 @@ async def rebuild(settings: Settings, wanted: Wanted, told: Callable[[int, int],
     try:
         await _rebuild(settings, wanted, done, told)
     except (kafka.KafkaError, OwnershipLost, TimeoutError) as error:
+        if (refused := refusal(settings, error.__cause__ or error)) is not None:
+            raise refused from None
         reason = "the same command goes on from here"
         if isinstance(error, OwnershipLost) and not isinstance(error, LogGap):
-            reason = f"is another `polar rebuild --into {wanted.into}` running? The same command goes on from here"
+            reason += f", unless another `polar rebuild --into {wanted.into}` is running"
         raise NotReady(f"{error if str(error) else repr(error)}; {reason}") from None
     done.seconds = time.monotonic() - began
     return done
@@ -78,8 +81,11 @@ async def _looked_at(
             async for record in records:
                 passed.looked_at(partition, record.offset)
                 known = log.decoded(record)
-                if known is not None and wanted.takes(task_id := log.task_of(record)):
-                    done.tasks.add(task_id)
+                if wanted.takes(task_id := log.task_of(record)):
+                    if known is None:
+                        done.unreadable += 1
+                    else:
+                        done.tasks.add(task_id)
                 match known:
                     case Build(output=to) | CloseGroup(output=to) as asked if to == wanted.into:
                         reason = f"it is the output of task {asked.task_id}, which the builder writes; name another"

@@ -31,8 +31,6 @@ from polar.types.errors import InputError, NotReady
 
 KILLED = {"rollouts": "", "push": "pushes"}
 """What the trainer's line says, after its step, at which it is killed: its first, at half of the groups, or the one inside the pause."""
-UNJUDGED = 0.02
-"""Share of an evaluation's sessions that may end without a reward; the mean of the others would hide more."""
 BUILDERS = ("prefix_merging", "per_request")
 TURNS = {"OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0"}
 """For engine and trainer, which take turns on the cores: threads that wait let the others work."""
@@ -66,6 +64,8 @@ class Run:
         ):
             marks.append(("held-out before", time.monotonic()))
             before = asyncio.run(self._held_out(polar, work, "before"))
+            if not before.tells:
+                raise NotReady(f"too many sessions have no reward; see {polar.log}")
             marks.append(("training", time.monotonic()))
             trainer = self._trainer(model, server)
             used = self._train(trainer, polar)
@@ -96,6 +96,8 @@ class Run:
             )
         if options.steps < 1:
             raise InputError("--steps", options.steps, "must be 1 or more updates")
+        if options.kill_at is None and options.kill_in != "rollouts":
+            raise InputError("--kill-in", options.kill_in, "goes with --kill-at")
         if options.kill_at is not None and not 1 <= options.kill_at <= options.steps:
             raise InputError("--kill-at", options.kill_at, f"must be one of the {options.steps} steps, from 1 on")
         work.step(1, options.prompts)
@@ -156,10 +158,9 @@ class Run:
             malformed=malformed(trajectories),
             seconds=time.monotonic() - began,
         )
-        missing = unjudged(found.rewards)
-        if missing > UNJUDGED * len(found.rewards):
-            raise NotReady(f"{missing} sessions of the evaluation {name} have no reward; see {polar.log}")
         self.say(f"held out, {name}: {found}")
+        if unjudged(found.rewards) == len(found.rewards):
+            raise NotReady(f"no session of the evaluation {name} has a reward; see {polar.log}")
         return found
 
 
@@ -201,7 +202,7 @@ def main() -> int:
     (options.out / "report.md").write_text(report.text([result]))
     run.say(f"{options.out / 'report.md'}:")
     print(report.text([result]))
-    return 0 if result.last_difference is not None else 1
+    return 0 if result.last_difference is not None and result.after.tells else 1
 
 
 if __name__ == "__main__":

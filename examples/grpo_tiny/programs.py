@@ -20,8 +20,8 @@ from examples.vllm_cpu.serve import LEASH, ROOT
 
 STOP_S = 30.0
 LOOK_S = 0.2
-SILENT_S = 900.0
-"""A program that says nothing for so long hangs: a trainer's longest wait, for a group, is 600 s."""
+SILENT_S = 1200.0
+"""A program that says nothing for so long hangs: a trainer speaks once in 900 s at least."""
 
 
 class ProgramError(RuntimeError):
@@ -107,6 +107,8 @@ def _read(process: subprocess.Popen[bytes], say: Callable[[str], None], kill_at:
             said = line.decode(errors="replace").rstrip()
             say(said)
             if kill_at is not None and said.startswith(kill_at):
-                say("is killed")
                 process.kill()
+                for rest in lines:
+                    say(rest.decode(errors="replace").rstrip())
+                say("is killed")
                 return

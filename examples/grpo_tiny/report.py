@@ -16,6 +16,8 @@ from examples.grpo_tiny.checkpoint import Step
 
 WINDOW = 5
 """Steps of a running mean."""
+UNJUDGED = 0.02
+"""Share of an evaluation's sessions that may end without a reward; the mean of the others would hide more."""
 LEARNED = 0.8
 """Mean reward of `WINDOW` steps that counts as learned."""
 
@@ -33,13 +35,19 @@ class HeldOut:
         return fmean(reward for reward in self.rewards if reward is not None)
 
     @property
+    def tells(self) -> bool:
+        """Whether so many were judged that the mean stands for all."""
+        return unjudged(self.rewards) <= UNJUDGED * len(self.rewards)
+
+    @property
     def solved(self) -> float:
         """The share of those judged that did all of it: a reward of 1."""
         return fmean(reward == 1 for reward in self.rewards if reward is not None)
 
     def __str__(self) -> str:
+        mean = "none" if unjudged(self.rewards) == len(self.rewards) else f"{self.mean:.3f}"
         return (
-            f"mean reward {self.mean:.3f} of {len(self.rewards)} sessions, {self.malformed} malformed, "
+            f"mean reward {mean} of {len(self.rewards)} sessions, {self.malformed} malformed, "
             f"{unjudged(self.rewards)} not judged"
         )
 

@@ -34,6 +34,9 @@ from polar.types.errors import InputError, NotReady
 LARGEST = 1e-3
 """Difference of a log-probability, engine against trainer, beyond which they are not one model."""
 
+SPEAK_S = 300.0
+"""At the first group after so long a trainer says how many there are."""
+
 READ_S = 1.0
 """Kafka has no more, and none came for so long."""
 
@@ -112,9 +115,12 @@ class Trainer:
 
     async def _groups(self, number: int, table: client.SessionTable, consumer: TrajectoryConsumer) -> list[Group]:
         prompts = self._options.prompts
+        spoke = time.monotonic()
 
         def on_group(count: int) -> None:
-            if count == max(1, prompts // 2):
+            nonlocal spoke
+            if count == max(1, prompts // 2) or time.monotonic() > spoke + SPEAK_S:
+                spoke = time.monotonic()
                 print(f"step {number}: {count} of {prompts} groups", flush=True)
 
         return await groups_of(self._settings, self._work.step(number, prompts), table, consumer, on_group=on_group)

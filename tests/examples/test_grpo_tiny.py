@@ -216,6 +216,12 @@ def test_the_step_that_two_trainers_did_is_in_no_mean_of_seconds() -> None:
     assert "| seed 1 | 14.17 |" in report.text([result(steps)])
 
 
+def test_an_evaluation_tells_something_while_few_were_not_judged() -> None:
+    assert HeldOut([1.0] * 98 + [None] * 2, 0, 30.0).tells
+    assert not HeldOut([1.0] * 97 + [None] * 3, 0, 30.0).tells
+    assert "mean reward none of 1" in str(HeldOut([None], 0, 30.0))
+
+
 def test_a_report_hides_neither_who_was_not_judged_nor_what_was_not_compared() -> None:
     told = report.text([result([step(1)], after=HeldOut([1.0, 0.5, None, 1.0], 1, 30.0))])
     assert "| seed 1 | 0.750 → 0.833 | 0.500 → 0.667 | 0.500 → 0.250 | 0, 1 |" in told
