@@ -86,9 +86,9 @@ class Keeper:
     async def run(self) -> None:
         await self._recover()
         consumer = kafka.consumer(self._settings, auto_offset_reset="none")
-        await consumer.start()
         fetch: asyncio.Task[dict[kafka.TopicPartition, list[kafka.Record]]] | None = None
         try:
+            await consumer.start()
             consumer.assign([self._source])
             consumer.seek(self._source, self._sessions.position)
             while True:
@@ -112,14 +112,10 @@ class Keeper:
 
     async def _recover(self) -> None:
         """From the committed offset to the high watermark: only then is it known what is out (protocol 24)."""
-        asker = kafka.consumer(self._settings, group=GROUP)
-        await asker.start()
-        try:
+        async with kafka.started(kafka.consumer(self._settings, group=GROUP), STOP_DEADLINE_S) as asker:
             committed = await asker.committed(self._source)
             first = (await asker.beginning_offsets([self._source]))[self._source]
             end = (await asker.end_offsets([self._source]))[self._source]
-        finally:
-            await kafka.stop(asker, STOP_DEADLINE_S)
         self._sessions.has_gap = not first <= (committed or 0) <= end
         # A log that was cut ends before what was read of it, and nothing tells where it goes on anew: it is read whole.
         self._committed = self._sessions.position = first if self._sessions.has_gap else committed or 0

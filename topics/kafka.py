@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Awaitable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Protocol, TypeVar
 
 import aiokafka
 import structlog
@@ -61,6 +62,7 @@ __all__ = [
     "may_pass",
     "new_topic",
     "producer",
+    "started",
     "stop",
     "topic_config",
 ]
@@ -326,6 +328,19 @@ def topic_config(name: str, config: Mapping[str, str] | None = None) -> object:
     """What `Admin.alter_configs` takes, all settings of a topic; without `config`, what `Admin.describe_configs` takes."""
     made: object = ConfigResource(ConfigResourceType.TOPIC, name, None if config is None else dict(config))
     return made
+
+
+C = TypeVar("C", bound=Client)
+
+
+@asynccontextmanager
+async def started(client: C, deadline_s: float) -> AsyncIterator[C]:
+    """A client for the block's time; then it is stopped within `deadline_s`, also where it couldn't even be started."""
+    try:
+        await client.start()
+        yield client
+    finally:
+        await stop(client, deadline_s)
 
 
 async def stop(client: Client, deadline_s: float) -> bool:

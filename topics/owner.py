@@ -118,45 +118,35 @@ async def read_back(
     OwnershipLost where that takes too long.
     """
     source = kafka.TopicPartition(topic, partition)
-    edge = kafka.consumer(settings, committed=False)
-    await edge.start()
-    try:
+    async with kafka.started(kafka.consumer(settings, committed=False), STOP_DEADLINE_S) as edge:
         end = (await edge.end_offsets([source]))[source]
-    finally:
-        await kafka.stop(edge, STOP_DEADLINE_S)
     # Where retention passes the reader, that is said, and nothing skipped.
     reader = kafka.consumer(settings, auto_offset_reset="none")
-    await reader.start()
     try:
-        reader.assign([source])
-        first = (await reader.beginning_offsets([source]))[source]
-        if start is not None and start < first:
-            raise LogGap(f"{topic}[{partition}] begins at {first}; {start} has left it")
-        reader.seek(source, first if start is None else start)
-        deadline = time.monotonic() + READ_BACK_S
-        while (at := await reader.position(source)) < end:
-            found = await reader.getmany(timeout_ms=POLL_MS)
-            for record in found.get(source, ()):
-                yield record
-            if await reader.position(source) > at:
-                deadline = time.monotonic() + READ_BACK_S
-            elif time.monotonic() > deadline:
-                raise OwnershipLost(f"{topic}[{partition}] could not be read past {at} to {end}")
+        async with kafka.started(reader, STOP_DEADLINE_S):
+            reader.assign([source])
+            first = (await reader.beginning_offsets([source]))[source]
+            if start is not None and start < first:
+                raise LogGap(f"{topic}[{partition}] begins at {first}; {start} has left it")
+            reader.seek(source, first if start is None else start)
+            deadline = time.monotonic() + READ_BACK_S
+            while (at := await reader.position(source)) < end:
+                found = await reader.getmany(timeout_ms=POLL_MS)
+                for record in found.get(source, ()):
+                    yield record
+                if await reader.position(source) > at:
+                    deadline = time.monotonic() + READ_BACK_S
+                elif time.monotonic() > deadline:
+                    raise OwnershipLost(f"{topic}[{partition}] could not be read past {at} to {end}")
     except kafka.OffsetOutOfRangeError:
         raise LogGap(f"{topic}[{partition}] was deleted or cut while it was read") from None
-    finally:
-        await kafka.stop(reader, STOP_DEADLINE_S)
 
 
 async def on_the_log(settings: Settings, source: kafka.TopicPartition, position: int) -> int:
     """Where one at `position` goes on: there, at the beginning where retention has passed it, or at the end of a log that was cut."""
-    asker = kafka.consumer(settings, committed=False)
-    await asker.start()
-    try:
+    async with kafka.started(kafka.consumer(settings, committed=False), STOP_DEADLINE_S) as asker:
         first = (await asker.beginning_offsets([source]))[source]
         end = (await asker.end_offsets([source]))[source]
-    finally:
-        await kafka.stop(asker, STOP_DEADLINE_S)
     found = min(max(position, first), end)
     if found != position:
         at = f"{source.topic}[{source.partition}]@{position}"

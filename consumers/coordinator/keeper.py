@@ -120,11 +120,11 @@ class Keeper:
         # Facts that have left the log are made up for by leases and deadlines; those that haven't must not be read twice.
         self._position = await on_the_log(self._settings, source, self._position)
         consumer = kafka.consumer(self._settings, auto_offset_reset="none")
-        await consumer.start()
-        consumer.assign([source])
-        consumer.seek(source, self._position)
         fetch: asyncio.Task[list[kafka.Record]] | None = None
         try:
+            await consumer.start()
+            consumer.assign([source])
+            consumer.seek(source, self._position)
             while True:
                 await asyncio.sleep(self._written_at + GAP_S - time.monotonic())
                 fetch = fetch or asyncio.create_task(

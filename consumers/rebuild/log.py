@@ -17,12 +17,8 @@ async def spans(settings: Settings) -> dict[int, tuple[int, int]]:
     """First offset and end of each partition of the log."""
     topic = completions.TOPIC.full_name(settings.namespace)
     sources = [kafka.TopicPartition(topic, p) for p in range(await admin.partition_count(settings, topic))]
-    asker = kafka.consumer(settings, committed=False)
-    await asker.start()
-    try:
+    async with kafka.started(kafka.consumer(settings, committed=False), STOP_DEADLINE_S) as asker:
         firsts, ends = await asker.beginning_offsets(sources), await asker.end_offsets(sources)
-    finally:
-        await kafka.stop(asker, STOP_DEADLINE_S)
     return {source.partition: (firsts[source], ends[source]) for source in sources}
 
 

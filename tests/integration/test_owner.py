@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import warnings
 from pathlib import Path
 
 import pytest
 
 from polar.settings import Settings
-from topics import admin, sessions
+from topics import admin, kafka, sessions
 from topics.owner import FencedProducer, Owner, OwnershipLost, Write, read_back
 
 DEADLINE_S = 30.0
@@ -47,6 +49,17 @@ async def test_reading_back_passes_commit_markers_and_ends(settings: Settings) -
     assert await values(settings) == [b"a", None, b"b"]
     assert await values(settings, 3) == [b"b"]
     await producer.stop()
+
+
+async def test_a_reader_that_never_reached_kafka_is_closed(settings: Settings) -> None:
+    """Else its connections and tasks are left to the collector, once for each try while Kafka is away."""
+    away = settings.model_copy(update={"kafka": "127.0.0.1:1"})
+    with pytest.raises(kafka.KafkaError):
+        _ = [record async for record in read_back(away, sessions.TOPIC.full_name(settings.namespace), 0)]
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        gc.collect()
+    assert [str(one.message) for one in told if "AIOKafka" in str(one.message)] == []
 
 
 async def test_a_predecessor_is_fenced_and_its_open_transaction_is_never_seen(settings: Settings) -> None:
