@@ -127,14 +127,16 @@ async def test_a_call_that_may_finish_says_the_version_from_before_the_update_an
     client: AsyncOpenAI, bench: Bench, scripted: ScriptedEngine, beats: Beats
 ) -> None:
     await bench.fleet(PolicyVersion(1))
+    await bench.fleet(FleetState(1))
+    await eventually(lambda: beats.say(1, 0))  # else the call may begin before its proxy has heard of a version
     scripted.faults.add(Slow(delay_s=1.0))
     call = asyncio.ensure_future(ask(client))
     await eventually(lambda: not scripted.faults.pending())
-    await bench.fleet(FleetState(1, paused=True))
-    await eventually(lambda: beats.say(1, 1))
-    await eventually(lambda: beats.say(1, 0))
+    await bench.fleet(FleetState(2, paused=True))
+    await eventually(lambda: beats.say(2, 1))
+    await eventually(lambda: beats.say(2, 0))
     await bench.fleet(PolicyVersion(2))
-    await bench.fleet(FleetState(2))
+    await bench.fleet(FleetState(3))
     await call
     await ask(client)
     assert [recorded.policy_version for recorded in await bench.calls(2)] == [1, 2]
