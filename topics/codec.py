@@ -57,3 +57,11 @@ class Codec(Generic[T]):
             if tag in self._tags:
                 raise DecodeError(f"{tag}: {error}") from None
             return UnknownRecord(tag)
+
+    def known(self, data: bytes | None) -> T | None:
+        """None for a tombstone, for bytes that are no record, and for a type that this version doesn't know."""
+        try:
+            record = self.decode(data or b"")
+        except DecodeError:
+            return None
+        return None if isinstance(record, UnknownRecord) else record

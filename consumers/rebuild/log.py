@@ -1,4 +1,4 @@
-"""The log as a rebuild reads it: where each partition begins and ends, what a record says, and how much has been read."""
+"""The log as a rebuild reads it: where each partition begins and ends, whose a record is, and how much has been read."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from itertools import accumulate
 from polar.settings import Settings
 from polar.types.session import task_id_of
 from topics import admin, completions, kafka
-from topics.codec import DecodeError, UnknownRecord
-from topics.completions import CallRecord
 from topics.owner import STOP_DEADLINE_S
 
 
@@ -20,15 +18,6 @@ async def spans(settings: Settings) -> dict[int, tuple[int, int]]:
     async with kafka.started(kafka.consumer(settings, committed=False), STOP_DEADLINE_S) as asker:
         firsts, ends = await asker.beginning_offsets(sources), await asker.end_offsets(sources)
     return {source.partition: (firsts[source], ends[source]) for source in sources}
-
-
-def decoded(record: kafka.Record) -> CallRecord | None:
-    """None for one that doesn't decode, or of an unknown type."""
-    try:
-        known = completions.CODEC.decode(record.value or b"")
-    except DecodeError:
-        return None
-    return None if isinstance(known, UnknownRecord) else known
 
 
 def task_of(record: kafka.Record) -> str:

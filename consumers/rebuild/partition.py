@@ -8,7 +8,7 @@ import msgspec
 
 from consumers.builders.open_sessions import OpenSession, Sessions
 from consumers.builders.outcome import encoded, outcome
-from consumers.rebuild.log import Passed, decoded, task_of
+from consumers.rebuild.log import Passed, task_of
 from consumers.rebuild.output import Output
 from consumers.rebuild.wanted import FINAL, Done, Wanted
 from polar.settings import Settings
@@ -64,7 +64,7 @@ class Partition:
         async with aclosing(read_back(self._settings, topic, self._partition, start)) as records:
             async for record in records:
                 self._passed.built_from(self._partition, record.offset)
-                if self._wanted.takes(task_of(record)) and (known := decoded(record)) is not None:
+                if self._wanted.takes(task_of(record)) and (known := completions.CODEC.known(record.value)) is not None:
                     await self._take(known, record.offset, len(record.value or b""))
         for session in self._sessions.due():  # those that the builder hasn't come to yet
             await self._build(session)

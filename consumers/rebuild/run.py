@@ -80,17 +80,18 @@ async def _looked_at(
         async with aclosing(read_back(settings, topic, partition)) as records:
             async for record in records:
                 passed.looked_at(partition, record.offset)
-                known = log.decoded(record)
-                if wanted.takes(task_id := log.task_of(record)):
-                    if known is None:
-                        done.unreadable += 1
-                    else:
-                        done.tasks.add(task_id)
+                task_id = log.task_of(record)
+                is_wanted = wanted.takes(task_id)
+                known = completions.CODEC.known(record.value)
+                if is_wanted and known is None:
+                    done.unreadable += 1
+                elif is_wanted:
+                    done.tasks.add(task_id)
                 match known:
                     case Build(output=to) | CloseGroup(output=to) as asked if to == wanted.into:
                         reason = f"it is the output of task {asked.task_id}, which the builder writes; name another"
                         raise InputError("--into", wanted.into, reason)
-                    case Build() as build if wanted.builder is None and wanted.takes(build.task_id):
+                    case Build() as build if wanted.builder is None and is_wanted:
                         own[build.session_id] = build.builder, build.builder_config
     return own
 

@@ -158,9 +158,9 @@ class Run:
             malformed=malformed(trajectories),
             seconds=time.monotonic() - began,
         )
-        self.say(f"held out, {name}: {found}")
         if unjudged(found.rewards) == len(found.rewards):
             raise NotReady(f"no session of the evaluation {name} has a reward; see {polar.log}")
+        self.say(f"held out, {name}: {found}")
         return found
 
 

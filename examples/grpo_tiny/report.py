@@ -45,9 +45,8 @@ class HeldOut:
         return fmean(reward == 1 for reward in self.rewards if reward is not None)
 
     def __str__(self) -> str:
-        mean = "none" if unjudged(self.rewards) == len(self.rewards) else f"{self.mean:.3f}"
         return (
-            f"mean reward {mean} of {len(self.rewards)} sessions, {self.malformed} malformed, "
+            f"mean reward {self.mean:.3f} of {len(self.rewards)} sessions, {self.malformed} malformed, "
             f"{unjudged(self.rewards)} not judged"
         )
 

@@ -172,7 +172,7 @@ class Leaving:
         *((name, "builder") for name in ("Empty", "Forgetful", "Unwritable", "Unreadable", "Exhausted", "Leaving")),
     ],
 )
-async def test_whose_trajectory_it_is_no_builder_decides(builder: str, code: str | None) -> None:
+async def test_a_session_has_a_trajectory_of_its_own_whatever_its_builder_does(builder: str, code: str | None) -> None:
     by = f"{__name__}:{builder}"
     (session,) = folded([Open("t.0", 1, "a"), build("t.0", "a", by)]).due()
     made = await outcome(session, Settings(), 0)

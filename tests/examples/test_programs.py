@@ -95,6 +95,20 @@ def test_a_system_says_which_of_its_programs_has_ended(program: Callable[[str], 
             system.check()
 
 
+def test_what_heeds_no_end_goes_with_all_its_group_when_its_starter_is_killed(
+    program: Callable[[str], Program], tmp_path: Path
+) -> None:
+    child = "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+    program(
+        f"import signal, subprocess\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n{SPEAKER}{child}time.sleep(600)"
+    )
+    with subprocess.Popen([sys.executable, "-c", STARTER], env=settings(tmp_path), stdout=subprocess.PIPE) as starter:
+        assert starter.stdout is not None
+        assert starter.stdout.readline() == b"step 1: begins\n"
+        starter.kill()
+        starter.communicate(timeout=WAIT_S)  # the child, too, holds the pipe's other end
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_no_program_outlives_its_starter(number: int, program: Callable[[str], Program], tmp_path: Path) -> None:
     program(SLEEPER)

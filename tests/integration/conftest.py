@@ -1,4 +1,4 @@
-"""A system's topics on the embedded broker, who writes to them, and its builder."""
+"""A system's topics on the embedded broker, who writes to them, its builder, and what retention does."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
+from aiokafka.admin import RecordsToDelete
 
 from consumers.builder import run_builder
 from polar.settings import Settings
-from topics import admin, catalogue
+from topics import admin, catalogue, completions, kafka
+from topics.partition import partition_of_task
 from topics.producer import LogProducer
 
 STOP_S = 60.0
@@ -45,3 +48,15 @@ async def building(settings: Settings) -> AsyncIterator[None]:
         stop.set()
         async with asyncio.timeout(STOP_S):
             await running
+
+
+async def expire(settings: Settings, before: int) -> None:
+    """As retention does it: the calls of task `t` before an offset leave the log."""
+    client: Any = kafka.admin(settings)
+    await client.start()
+    try:
+        partition = partition_of_task("t", completions.TOPIC.embedded_partitions)
+        source = kafka.TopicPartition(completions.TOPIC.full_name(settings.namespace), partition)
+        await client.delete_records({source: RecordsToDelete(before)})
+    finally:
+        await client.close()

@@ -10,16 +10,18 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from aiokafka.admin import RecordsToDelete
 
 from consumers import builder
+from consumers.rebuild import run
+from consumers.rebuild.wanted import Wanted
 from polar.embedded import Broker
 from polar.settings import Settings
 from polar.types.completion import CallOutcome, Completion, MessageDelta, TokenDelta
+from polar.types.errors import NotReady
 from polar.types.session import Status
 from polar.types.tokens import IDS
 from polar.types.trajectory import Trajectory
-from tests.integration.conftest import building
+from tests.integration.conftest import building, expire
 from topics import admin, catalogue, completions, control, kafka, trajectories
 from topics.completions import Build, CallRecord, Open
 from topics.contract import Topic
@@ -98,17 +100,6 @@ async def emitted(settings: Settings) -> Trajectory:
     (trajectory,) = found
     assert isinstance(trajectory, Trajectory)
     return trajectory
-
-
-async def expire(settings: Settings, before: int) -> None:
-    """What retention does, at once."""
-    client: Any = kafka.admin(settings)
-    await client.start()
-    try:
-        source = kafka.TopicPartition(completions.TOPIC.full_name(settings.namespace), PARTITION)
-        await client.delete_records({source: RecordsToDelete(before)})
-    finally:
-        await client.close()
 
 
 def cut(settings: Settings, broker: Broker, data: Path, name: str, partition: int, keep: int) -> None:
@@ -237,3 +228,23 @@ async def test_a_position_that_the_log_no_longer_has_moves_to_its_nearest_end(
     assert [await on_the_log(settings, source, position) for position in (0, 2, 3, 70)] == [1, 2, 3, 3]
     with pytest.raises(LogGap, match="begins at 1; 0 has left it"):
         _ = [record async for record in read_back(settings, source.topic, PARTITION, 0)]
+
+
+async def test_a_kafka_that_leaves_a_rebuild_is_said_and_the_command_goes_on_from_there(
+    broker: Broker, settings: Settings, log: LogProducer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await write(log, OPEN, call(0), BUILD)
+    look, wanted = run._make_output, Wanted("again")
+
+    async def look_and_lose(*arguments: Any) -> None:
+        await look(*arguments)
+        await asyncio.to_thread(broker.kill)
+
+    try:
+        with monkeypatch.context() as patched:
+            patched.setattr(run, "_make_output", look_and_lose)
+            with pytest.raises(NotReady, match="the same command goes on from here"):
+                await run.rebuild(settings, wanted)
+    finally:
+        await asyncio.to_thread(broker.start)
+    assert (await run.rebuild(settings, wanted)).sessions == 1

@@ -8,7 +8,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from aiokafka.admin import RecordsToDelete
 from typer.testing import CliRunner
 
 from consumers.builders.base import BuiltFrom
@@ -23,8 +22,8 @@ from polar.types.errors import InputError, NotReady
 from polar.types.session import Status
 from polar.types.trajectory import GroupFinished, Trajectory
 from tests.consumers.builders.transcripts import Log
-from tests.integration.conftest import building
-from topics import admin, completions, kafka, trajectories
+from tests.integration.conftest import building, expire
+from topics import admin, completions, trajectories
 from topics.completions import Build, CallRecord, CloseGroup, Emitted, Open
 from topics.owner import read_back
 from topics.partition import partition_of_task
@@ -269,17 +268,6 @@ async def test_sessions_whose_calls_have_left_the_log_are_told(settings: Setting
     assert (trajectory.status, trajectory.error.code, trajectory.reward) == (Status.FAILED, "log_gap", None)
 
 
-async def expire(settings: Settings, before: int) -> None:
-    """As retention does it: records of task `t` before an offset leave the log."""
-    client: Any = kafka.admin(settings)
-    await client.start()
-    source = kafka.TopicPartition(
-        completions.TOPIC.full_name(settings.namespace), partition_of_task("t", completions.TOPIC.embedded_partitions)
-    )
-    await client.delete_records({source: RecordsToDelete(before)})
-    await client.close()
-
-
 async def test_a_log_that_is_cut_between_looking_and_building_ends_the_run(
     settings: Settings, log: LogProducer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -297,11 +285,6 @@ async def test_a_log_that_is_cut_between_looking_and_building_ends_the_run(
             await rebuild(settings, PER_REQUEST)
     done = await rebuild(settings, PER_REQUEST)
     assert (done.left_the_log, done.groups) == (["t.0"], 2)
-
-
-async def test_a_kafka_that_is_away_is_said(settings: Settings) -> None:
-    with pytest.raises(NotReady):
-        await rebuild(settings.model_copy(update={"kafka": "127.0.0.1:1"}), PER_REQUEST)
 
 
 async def test_the_command_says_what_it_did(

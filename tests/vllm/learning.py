@@ -20,6 +20,7 @@ import torch
 
 from examples.grpo_tiny import checkpoint
 from examples.grpo_tiny.learner import CLIP, NEGATIVE, Learner, minibatches, passes
+from examples.grpo_tiny.trainer import LARGEST
 from polar.trainer import Row
 
 LENGTH, PROMPT = 48, 16
@@ -80,6 +81,7 @@ def main(folder: Path, scratch: Path) -> None:
     rng = np.random.default_rng(2)
     stale = [replace(row, logprobs=row.logprobs + rng.normal(0, 0.5, LENGTH).astype(np.float32)) for row in rows]
     found = {
+        "bound": LARGEST,
         "own": learner.drift(rows).largest,
         "shifted": learner.drift([replace(row, logprobs=np.roll(row.logprobs, 1)) for row in rows]).largest,
         "loss": sum(float(learner.loss(padded).detach()) for padded in passes(stale)),

@@ -115,7 +115,7 @@ def test_a_conversation_is_one_row(result: Result) -> None:
     assert sum(step.calls for step in result.steps) > 1.5 * sessions
 
 
-def test_a_trainer_that_is_killed_in_its_own_pause_leaves_nobody_paused_for_long(
+def test_a_trainer_that_is_killed_in_its_own_pause_has_a_successor_that_takes_it_over(
     model_dir: Path, tmp_path: Path
 ) -> None:
     """Its successor takes the pause over, and pushes what the checkpoint has: else step 2 would find other weights at the engine."""

@@ -13,8 +13,6 @@ import pytest
 from examples.vllm_cpu.serve import PYTHON, ROOT, environment
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1500)]
-LARGEST = 1e-3
-"""What `examples/grpo_tiny/trainer.py` bears."""
 
 
 @pytest.fixture(scope="module")
@@ -37,9 +35,9 @@ def test_what_did_well_gets_likelier_and_what_did_badly_less(found: dict[str, An
 
 def test_the_comparison_tells_a_reload_that_was_left_out_and_a_token_in_a_wrong_place(found: dict[str, Any]) -> None:
     """Even of the first step, whose rate is the lowest."""
-    assert found["own"] < LARGEST / 10
-    assert found["stale"] > LARGEST
-    assert found["shifted"] > LARGEST
+    assert found["own"] < found["bound"] / 10
+    assert found["stale"] > found["bound"]
+    assert found["shifted"] > found["bound"]
 
 
 def test_a_restored_learner_goes_on_as_if_it_had_not_been_killed(found: dict[str, Any]) -> None:

@@ -10,7 +10,6 @@ import asyncio
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 from polar.cli.show.assembly import Log, assemble
 from polar.cli.show.story import Story
@@ -20,7 +19,6 @@ from polar.types.errors import NotReady
 from polar.types.session import Phase, SessionState, TaskState
 from polar.types.trajectory import Trajectory
 from topics import admin, completions, kafka, sessions, trajectories
-from topics.codec import Codec, DecodeError, UnknownRecord
 from topics.contract import HOUR_MS, Topic
 from topics.owner import STOP_DEADLINE_S, OwnershipLost, read_back
 from topics.partition import partition_of_task
@@ -53,7 +51,7 @@ async def read_rows(settings: Settings, task_id: str) -> Rows:
         async for record in records:
             if record.key != wanted[0] and not (record.key or b"").startswith(wanted[1]):
                 continue
-            match _decoded(sessions.CODEC, record):
+            match sessions.CODEC.known(record.value):
                 case TaskState() as row:
                     found.task = row
                 case SessionState() as row:
@@ -86,7 +84,7 @@ async def _read_log(settings: Settings, session: SessionState, partition: int) -
     key = session.session_id.encode()
     async with aclosing(_records(settings, completions.TOPIC, partition, session.log_offset)) as records:
         async for record in records:
-            decoded = _decoded(completions.CODEC, record) if record.key == key else None
+            decoded = completions.CODEC.known(record.value) if record.key == key else None
             if decoded is not None:
                 log = log.take(decoded, record.timestamp)
             if log.emitted_at is not None:
@@ -104,7 +102,7 @@ async def _find_trajectory(
     key = session_id.encode()
     async with aclosing(_records(settings, topic, partition, start)) as records:
         async for record in records:
-            if record.key == key and isinstance(found := _decoded(trajectories.CODEC, record), Trajectory):
+            if record.key == key and isinstance(found := trajectories.CODEC.known(record.value), Trajectory):
                 return found
             if record.timestamp > at_ms + slack_ms:
                 return None
@@ -151,17 +149,3 @@ def _kafka_there(settings: Settings) -> Iterator[None]:
         yield
     except (kafka.KafkaError, OwnershipLost, TimeoutError) as error:
         raise NotReady(f"Kafka at {settings.bootstrap} doesn't answer: {error!r}") from None
-
-
-T = TypeVar("T")
-
-
-def _decoded(codec: Codec[T], record: kafka.Record) -> T | None:
-    """None for a tombstone, and for what this version can't read: those who act on the topic tell of it."""
-    if record.value is None:
-        return None
-    try:
-        decoded = codec.decode(record.value)
-    except DecodeError:
-        return None
-    return None if isinstance(decoded, UnknownRecord) else decoded
