@@ -102,7 +102,8 @@ def _masked(nodes: list[Node], kept: Iterable[Trace], short: Iterable[Trace]) ->
 
 def _credit(tree: TokenTree, traces: list[Trace], options: Options) -> list[Trace]:
     """The traces, without the reward where they train no call that it is for."""
-    calls = credited(tree, options)
+    trained = {call for made in traces for index in made.trains if (call := tree.nodes[index].call) is not None}
+    calls = credited(tree, options, trained)
     if calls is None:
         return traces
     return [

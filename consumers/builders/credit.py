@@ -13,20 +13,19 @@ from consumers.builders.tree import TokenTree
 from polar.types.building import Options
 
 
-def credited(tree: TokenTree, options: Options) -> Set[int] | None:
-    """Indexes of the calls that the session's reward is for; None: all."""
+def credited(tree: TokenTree, options: Options, trained: Set[int]) -> Set[int] | None:
+    """Indexes of the calls that the session's reward is for; None: all. Where any call is `trained`, one of those is among them."""
     if options.rewards == "all":
         return None
-    last = _last(tree)
+    last = _last(tree, trained)
     if last is None:
         return frozenset()
     return frozenset([last]) if options.rewards == "leaf" else _chain(tree, last)
 
 
-def _last(tree: TokenTree) -> int | None:
-    """The main agent's last trainable call, by when it was asked; any kind's where there is none."""
-    trainable = list(tree.trainable())
-    asked = [index for index in trainable if tree.calls[index].kind == "main"] or trainable
+def _last(tree: TokenTree, trained: Set[int]) -> int | None:
+    """The main agent's last call that is trained, by when it was asked; any kind's where there is none."""
+    asked = [index for index in trained if tree.calls[index].kind == "main"] or trained
     return max(asked, key=lambda index: (tree.calls[index].received_at, tree.calls[index].call_id), default=None)
 
 

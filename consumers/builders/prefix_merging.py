@@ -29,7 +29,7 @@ class PrefixMerging:
 
     def build(self, session: BuiltFrom) -> Trajectory:
         tree = grow(session.calls, session.disowned, self._options.filters, session.build.status)
-        first = credited(tree, self._options) or frozenset()
+        first = credited(tree, self._options, set(tree.trainable())) or frozenset()
         least = self._options.filters.min_trainable_tokens
         return trajectory(session, tree, _traces(session, tree, first, least), self._options)
 

@@ -72,8 +72,8 @@ def patience(at_least: int | None, within_s: float | None) -> Patience | None:
 
 
 def is_usable(trajectory: Trajectory) -> bool:
-    """A reward and tokens to train, as `early_stop` of a task counts."""
-    return trajectory.reward is not None and trajectory.stats.trainable_tokens > 0
+    """A reward, and tokens to train that take it; as `early_stop` of a task counts."""
+    return trajectory.reward is not None and any(trace.trains for trace in trajectory.traces if trace.reward is not None)
 
 
 def enough(at_least: int) -> Rule:

@@ -96,6 +96,16 @@ def test_a_session_that_is_short_altogether_is_one_trace_left_out() -> None:
     assert built.stats.filtered == {"filtered_short": 1}
 
 
+def test_a_leaf_that_is_too_short_leaves_the_reward_to_what_is_trained() -> None:
+    log = Log()
+    log.call("a", "sys hi", "hello there friend")
+    log.call("c", "new sys summary", "no")
+    builder = PrefixMerging(rewards="leaf", filters={"min_trainable_tokens": 2})
+    assert [(line(built, one), one.reward) for built in [log.build(builder)] for one in built.traces] == [
+        ("sys hi [hello there friend]", 1.0)
+    ]
+
+
 @pytest.mark.parametrize("builder", BOTH)
 def test_the_reward_is_all_traces_unless_the_task_says_otherwise(builder: type[Builder]) -> None:
     assert {trace.reward for trace in session().build(builder()).traces} == {1.0}

@@ -305,6 +305,15 @@ def test_a_reward_target_credits_the_last_main_call_and_none_that_is_no_trace_of
         assert (last is not None and last.call_id in credited(leaf)) == bool(trained[0])
 
 
+@settings(max_examples=150, deadline=None)
+@given(conversations(), st.sampled_from(["main_chain", "leaf"]), st.integers(1, 3))
+def test_where_anything_is_trained_something_takes_the_reward(said: list[Said], target: str, least: int) -> None:
+    """Also where what would have taken it is too short: else the session counts as usable and nobody can train on it."""
+    for make in (PrefixMerging, PerRequest):
+        trajectory = built(make(rewards=target, filters={"min_trainable_tokens": least}), said)
+        assert bool(credited(trajectory)) == bool(traced(trajectory))
+
+
 def traced(trajectory: Trajectory) -> set[str]:
     """Ids of the calls that any trace trains."""
     return {span.call.call_id for trace in trajectory.traces for span in expand(trajectory, trace).spans}
