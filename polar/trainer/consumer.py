@@ -92,6 +92,8 @@ class TrajectoryConsumer:
         self._marks: dict[int, Mark] | None = None
         """What was handed out before the fold; None where that is nothing, and unknown where it begins."""
         self._fold: Fold[Any] | None = None
+        self._unjudged: tuple[Any, dict[int, Mark]] | None = None
+        """An item that rules are asked about, and what was handed out before it. Where one of them raises it is judged again."""
         self._patience: Patience | None = None
         self._checked: list[Checked] = []
         self.skipped: Counter[str] = Counter()
@@ -118,7 +120,7 @@ class TrajectoryConsumer:
 
     def state_dict(self) -> dict[str, Any]:
         """What was handed out so far, as JSON can hold it. Raises RuntimeError before the consumer was opened, or loaded."""
-        marks = self._marks if self._fold is None else self._fold.marks()
+        marks = self._handed_out()
         if marks is None:
             raise RuntimeError("where reading begins is known once the consumer is open: inside `with`")
         return State(self._settings.namespace, self._topic, self._items, dict(sorted(marks.items()))).to_dict()
@@ -134,7 +136,7 @@ class TrajectoryConsumer:
         if name != own:
             raise InputError("state.topic", name, f"this consumer reads {own}")
         self._items, self._marks = loaded.items, loaded.partitions
-        self._fold = None
+        self._fold = self._unjudged = None
         self._is_placed = False
 
     def __enter__(self) -> Self:
@@ -176,8 +178,8 @@ class TrajectoryConsumer:
 
     async def _close(self) -> None:
         self._is_open = self._is_placed = False
-        if self._fold is not None:
-            self._marks, self._fold = self._fold.marks(), None
+        self._marks = self._handed_out()
+        self._fold = self._unjudged = None
         await self._reader.close()
 
     async def _place(self) -> None:
@@ -193,15 +195,34 @@ class TrajectoryConsumer:
 
     def _kept(self, items: Items, rules: Sequence[Rule]) -> Any | None:
         """The next item of what is read already that the rules keep, as they leave it."""
-        while (item := self._take(items)) is not None:
+        while (item := self._next(items)) is not None:
+            counts: Counter[str] = Counter()
             for rule in rules:
-                item = None if item is None else rule(item, self.skipped)
+                item = None if item is None else rule(item, counts)
+            self._unjudged = None
+            self.skipped.update(counts)
             if item is not None:
                 return item
         return None
 
+    def _next(self, items: Items) -> Any | None:
+        """The next item that is to be judged; it doesn't count as handed out yet."""
+        if self._unjudged is None:
+            before = self._handed_out()
+            item = self._take(items)
+            if item is None:
+                return None
+            assert before is not None, "placed"
+            self._unjudged = item, before
+        return self._unjudged[0]
+
+    def _handed_out(self) -> dict[int, Mark] | None:
+        if self._unjudged is not None:
+            return self._unjudged[1]
+        return self._marks if self._fold is None else self._fold.marks()
+
     def _take(self, items: Items) -> Any | None:
-        """The next item of what is read already; it counts as handed out."""
+        """The next item of what is read already."""
         if not self._is_open:
             raise RuntimeError("a consumer is used inside `with TrajectoryConsumer(...) as consumer:`, or `async with`")
         if self._items not in (items, None):
@@ -218,8 +239,10 @@ class TrajectoryConsumer:
             )
         ready = self._reader.ready
         while (item := self._fold.due()) is None and ready:
-            record = ready.popleft()
-            item = self._fold.take(record.partition, record.offset, self._decoded(record), record.timestamp)
+            # An interrupt comes while a record is decoded, if anywhere: it is ready still, then.
+            record, decoded = ready[0], self._decoded(ready[0])
+            ready.popleft()
+            item = self._fold.take(record.partition, record.offset, decoded, record.timestamp)
             if item is not None:
                 break
         return item

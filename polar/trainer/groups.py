@@ -17,7 +17,7 @@ import msgspec
 
 from polar.types.errors import InputError
 from polar.types.session import Status
-from polar.types.trajectory import Trajectory
+from polar.types.trajectory import Trace, Trajectory
 
 
 class Group(msgspec.Struct, frozen=True):
@@ -71,9 +71,14 @@ def patience(at_least: int | None, within_s: float | None) -> Patience | None:
     return Patience(at_least, round(within_s * 1000))
 
 
+def trained(trajectory: Trajectory, *, by_reward: bool = True) -> list[Trace]:
+    """Traces that have tokens to train, and a reward to train them by where that is asked for."""
+    return [trace for trace in trajectory.traces if trace.trains and (trace.reward is not None or not by_reward)]
+
+
 def is_usable(trajectory: Trajectory) -> bool:
     """A reward, and tokens to train that take it; as `early_stop` of a task counts."""
-    return trajectory.reward is not None and any(trace.trains for trace in trajectory.traces if trace.reward is not None)
+    return trajectory.reward is not None and bool(trained(trajectory))
 
 
 def enough(at_least: int) -> Rule:

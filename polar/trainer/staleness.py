@@ -16,10 +16,10 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from polar.trainer.groups import Group
+from polar.trainer.groups import Group, trained
 from polar.types.errors import InputError
 from polar.types.tokens import WIDTH, count
-from polar.types.trajectory import ROOT, Node, Trajectory
+from polar.types.trajectory import ROOT, Node, Trace, Trajectory
 
 STALE = "stale"
 UNKNOWN_VERSION = "unknown_version"
@@ -44,7 +44,8 @@ class Staleness:
     """So many versions may a token be behind; 0: none."""
     drop: Literal["group", "sample", "token"] = "group"
     """What a stale token takes with it: its group; its sample, out of the baseline, too; or its run of tokens alone, which isn't
-    trained then, while the sample's reward stays in the baseline. A group with nothing left to train is dropped."""
+    trained then, while the sample's reward stays in the baseline. A group with nothing left to train is dropped. Tokens without a
+    reward, in a group that has any, are trained by nobody: how old they are is all the same."""
     unknown: Literal["stale", "fresh"] = "stale"
     """What a token is whose version nobody knows: sampled while weights changed, or where no version was ever published."""
 
@@ -54,7 +55,8 @@ class Staleness:
 
     def __call__(self, group: Group, counts: Counter[str]) -> Group | None:
         oldest = self.current() - self.limit
-        found = [self._too_old(trajectory, oldest) for trajectory in group.trajectories]
+        by_reward = any(reward is not None for reward in group.rewards)
+        found = [self._too_old(one, trained(one, by_reward=by_reward), oldest) for one in group.trajectories]
         if not any(found):
             return group
         if self.drop == "group":
@@ -62,7 +64,7 @@ class Staleness:
             return None
         kept = [self._kept(*one, counts) for one in zip(group.trajectories, found, strict=True)]
         left = [trajectory for trajectory in kept if trajectory is not None]
-        if not any(trajectory.stats.trainable_tokens for trajectory in left):
+        if not any(trained(trajectory, by_reward=by_reward) for trajectory in left):
             counts[f"{_worst(found)}_group"] += 1
             return None
         return msgspec.structs.replace(group, trajectories=left)
@@ -77,11 +79,11 @@ class Staleness:
             counts[f"{run.reason}_token"] += run.end - run.start
         return masked(trajectory, runs)
 
-    def _too_old(self, trajectory: Trajectory, oldest: int) -> list[Run]:
-        """Runs of trained tokens."""
+    def _too_old(self, trajectory: Trajectory, traces: Sequence[Trace], oldest: int) -> list[Run]:
+        """Runs of tokens that these traces train."""
         above = _sampled_above(trajectory)
         runs = []
-        for index in sorted({node for trace in trajectory.traces for node in trace.trains}):
+        for index in sorted({node for trace in traces for node in trace.trains}):
             node = trajectory.nodes[index]
             assert node.call is not None, "a trained node has a call"
             first = above[index]

@@ -12,6 +12,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -126,6 +127,11 @@ async def test_a_consumer_that_is_opened_again_goes_on(settings: Settings, fille
 
 
 async def test_latest_begins_when_the_consumer_is_opened(settings: Settings, filled: Writer) -> None:
+    async with consumer(settings, timeout_s=None) as opened:
+        # A commit is acknowledged before every partition shows it.
+        seen = opened.groups()
+        for _ in TASKS:
+            await anext(aiter(seen))
     async with consumer(settings, start="latest") as opened:
         await filled.write(group("new", [1.0]))
         found = [one async for one in opened.groups()]
@@ -153,6 +159,30 @@ async def test_an_interrupted_wait_loses_nothing(settings: Settings, writer: Wri
             assert next(iter(opened)).session_id == "t.0"
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+async def test_an_interrupt_while_a_record_is_decoded_loses_nothing(
+    settings: Settings, filled: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C, at each record once."""
+    interrupted: set[bytes] = set()
+    decode = trajectories.CODEC.decode
+
+    def interrupting(data: bytes) -> Any:
+        if data not in interrupted:
+            interrupted.add(data)
+            raise KeyboardInterrupt
+        return decode(data)
+
+    monkeypatch.setattr(trajectories.CODEC, "decode", interrupting)
+    found: list[Group] = []
+    with consumer(settings) as opened:
+        while len(found) < len(TASKS):
+            with suppress(KeyboardInterrupt):
+                found += iter(opened.groups())
+    assert len(interrupted) == 3 * len(TASKS)
+    assert sorted(one.task_id for one in found) == sorted(TASKS)
+    assert not opened.skipped
 
 
 async def test_what_is_not_committed_is_not_read(settings: Settings, filled: Writer) -> None:
@@ -389,3 +419,48 @@ async def test_what_rules_drop_is_counted_and_what_they_keep_comes_as_they_leave
     assert [(one.task_id, one.rewards) for one in found] == [("kept", [1.0, 0.0])]
     assert opened.skipped == {"zero_advantage": 1, "last_out": 2, "too_few_usable": 1}
     assert len(opened.state_dict()["partitions"]) == PARTITIONS
+
+
+async def test_a_group_whose_rule_raises_is_judged_again_and_counts_as_handed_out_only_then(
+    settings: Settings, filled: Writer
+) -> None:
+    """By the same consumer, and by another from a state that was taken after the error."""
+    asked: Counter[str] = Counter()
+
+    def failing(found: Group, counts: Counter[str]) -> Group:
+        asked[found.task_id] += 1
+        counts["seen"] += 1
+        if found.task_id == TASKS[0] and asked[TASKS[0]] < 3:
+            raise TimeoutError("no version")
+        return found
+
+    with consumer(settings) as opened:
+        with pytest.raises(TimeoutError):
+            list(opened.groups(failing))
+        state = json.loads(json.dumps(opened.state_dict()))
+        with consumer(settings) as another:
+            another.load_state_dict(state)
+            rest = [one.task_id for one in another.groups()]
+        with pytest.raises(TimeoutError):
+            next(iter(opened.groups(failing)))
+        assert opened.state_dict() == state
+        assert not opened.skipped.keys() - {"seen"}
+        opened.skipped.clear()
+        again = [one.task_id for one in opened.groups(failing)]
+    assert TASKS[0] in again
+    assert sorted(again) == sorted(rest)
+    assert opened.skipped["seen"] == len(again), "what a rule counted before it raised isn't counted twice"
+
+
+async def test_a_consumer_that_is_closed_while_a_rule_fails_gives_the_group_again(
+    settings: Settings, writer: Writer
+) -> None:
+    def failing(found: Group, counts: Counter[str]) -> Group:
+        raise TimeoutError("no version")
+
+    await writer.write(group("t", [0.0, 1.0]))
+    opened = consumer(settings)
+    with opened, pytest.raises(TimeoutError):
+        next(iter(opened.groups(failing)))
+    with opened:
+        assert [one.task_id for one in opened.groups()] == ["t"]

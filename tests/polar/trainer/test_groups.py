@@ -39,8 +39,10 @@ def test_rewards_of_single_calls_are_a_difference_too() -> None:
 
 def test_a_sample_without_a_reward_or_without_tokens_to_train_is_not_usable() -> None:
     counts: Counter[str] = Counter()
-    empty = msgspec.structs.replace(trajectory("t", 2, 3), stats=Stats())
-    group = Group("t", [*of(1.0, None).trajectories, empty])
+    whole = trajectory("t", 2, 4)
+    empty = msgspec.structs.replace(whole, traces=[], stats=Stats())
+    uncredited = msgspec.structs.replace(whole, traces=[msgspec.structs.replace(whole.traces[0], reward=None)])
+    group = Group("t", [*of(1.0, None).trajectories, empty, uncredited])
     assert enough(1)(group, counts) is group
     assert enough(2)(group, counts) is None
     assert counts == {"too_few_usable": 1}
