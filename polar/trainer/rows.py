@@ -61,7 +61,8 @@ def grpo(
     isn't trained. The baseline is that of the sessions' rewards (`advantages.baselines`, which has the options).
     `weigh`: a session's weights sum to 1, spread evenly over its tokens; or each token weighs 1, as in a mean over tokens.
     """
-    found = baselines(group.rewards, by_deviation=by_deviation, leave_one_out=leave_one_out)
+    of_calls = [[call.reward for call in one.calls if call.reward is not None] for one in group.trajectories]
+    found = baselines(group.rewards, of_calls=of_calls, by_deviation=by_deviation, leave_one_out=leave_one_out)
     return [
         row
         for trajectory, baseline in zip(group.trajectories, found, strict=True)

@@ -57,10 +57,16 @@ class Segment:
         return list({span.call.call_id: span.call for span in self.expanded.spans}.values())
 
     @property
-    def policy_versions(self) -> list[int]:
-        """That sampled its trained tokens: those known, of each call in order, each once a call."""
+    def policy_versions(self) -> list[int | None]:
+        """That sampled its trained tokens, of each call in order, each once a call; None where nobody knows."""
         told = {(span.call.call_id, span.policy_version): span.policy_version for span in self.expanded.spans}
-        return [version for version in told.values() if version is not None]
+        return list(told.values())
+
+    @property
+    def known_versions(self) -> list[int] | None:
+        """The same, or None where one of them isn't known."""
+        known = [version for version in self.policy_versions if version is not None]
+        return known if len(known) == len(self.policy_versions) else None
 
     def runs(self) -> Iterator[tuple[int, int]]:
         """`[start, end)` of trained tokens that stand together, ascending: one sampled run may be several spans."""
@@ -73,11 +79,12 @@ def segments(trajectory: Trajectory) -> list[Segment]:
 
     A trace that doesn't take its session's reward is none.
     """
-    return [
+    made = [
         _segment(trajectory, index, trace)
         for index, trace in reversed(list(enumerate(trajectory.traces)))
         if trace.trains and (trace.reward is not None or trajectory.reward is None)
     ]
+    return sorted(made, key=lambda segment: len(segment.expanded.token_ids))
 
 
 def rewarded(group: Group) -> list[tuple[Trajectory, list[Segment]]]:

@@ -31,20 +31,17 @@ def samples(
     """The group's rollouts, each a list of its samples: what stands in a rollout function's result for one prompt.
 
     `index` and `rollout_id` count sessions from `first_index`. `advantages`, one for each of the group's trajectories: a sample's
-    `reward` is its rollout's advantage then, and `metadata["raw_reward"]`, which slime logs, the reward.
+    `reward` is its rollout's advantage then, and `metadata["raw_reward"]`, which slime logs, the reward; one without is left out.
     """
-    given = [None] * len(group.trajectories) if advantages is None else advantages
+    given = group.rewards if advantages is None else advantages
     found = []
-    for index, (trajectory, advantage) in enumerate(zip(group.trajectories, given, strict=True), first_index):
-        rows = segments(trajectory) if trajectory.reward is not None else []
-        if rows:
-            found.append([_sample(trajectory, row, group_index, index, advantage) for row in rows])
+    for index, (trajectory, reward) in enumerate(zip(group.trajectories, given, strict=True), first_index):
+        if trajectory.reward is not None and reward is not None and (rows := segments(trajectory)):
+            found.append([_sample(trajectory, row, group_index, index, reward) for row in rows])
     return found
 
 
-def _sample(
-    trajectory: Trajectory, segment: Segment, group_index: int, index: int, advantage: float | None
-) -> dict[str, Any]:
+def _sample(trajectory: Trajectory, segment: Segment, group_index: int, index: int, reward: float) -> dict[str, Any]:
     names = {"session_id": trajectory.session_id, "task_id": trajectory.task_id, "trace": segment.index}
     is_cut = segment.expanded.trace.finish_reason == "length"
     return {
@@ -53,9 +50,9 @@ def _sample(
         "rollout_id": index,
         "tokens": segment.expanded.token_ids.tolist(),
         "response_length": len(segment),
-        "reward": segment.reward if advantage is None else advantage,
+        "reward": reward,
         "loss_mask": segment.response_mask,
-        "weight_versions": [str(version) for version in segment.policy_versions],
+        "weight_versions": [str(version) for version in segment.policy_versions if version is not None],
         "rollout_log_probs": segment.response_logprobs,
         "status": "truncated" if is_cut else STATUS[trajectory.status],
         "metadata": {**trajectory.task_metadata(), **names, "raw_reward": segment.reward},

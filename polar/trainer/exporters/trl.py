@@ -32,7 +32,7 @@ class RolloutSample(msgspec.Struct, frozen=True):
     old_log_probs: list[float]
     advantage: float
     model_version: int
-    """The oldest that sampled it; -1: nobody knows."""
+    """The oldest that sampled it; -1: nobody knows that of all its tokens."""
     group_id: int
     metrics: dict[str, float]
 
@@ -42,9 +42,9 @@ def rollouts(
 ) -> dict[str, list[Any]]:
     """What `rollout_func` returns for the prompts of these groups; `reward` goes to a reward function that hands it back.
 
-    A session without a reward keeps its slot, with reward None. `branches`: a session with several traces to train is refused, or
-    its longest trace stands for it and the rest isn't trained. Raises InputError for that, for a group of another size, and for
-    a session that has nothing to train.
+    A session without a reward keeps its slot, with reward None, and so does one without tokens to train: another's prompt and first
+    token, masked, stand there. `branches`: a session with several traces to train is refused, or its longest trace stands for it and
+    the rest isn't trained. Raises InputError for that, for a group of another size, and for one that has nothing to train.
     """
     found: dict[str, list[Any]] = {
         name: [] for name in ("prompt_ids", "completion_ids", "logprobs", "env_mask", "reward", "session_id")
@@ -53,12 +53,15 @@ def rollouts(
         if len(group.trajectories) != num_generations:
             reason = f"{group.task_id} has {len(group.trajectories)} samples; TRL takes whole groups of one size"
             raise InputError("num_generations", num_generations, reason)
-        for trajectory in group.trajectories:
-            row = _only(trajectory, branches)
-            found["prompt_ids"].append(row.prompt_ids)
-            found["completion_ids"].append(row.response_ids)
-            found["logprobs"].append(row.response_logprobs)
-            found["env_mask"].append(row.response_mask)
+        rows = [_only(trajectory, branches) for trajectory in group.trajectories]
+        other = next((row for row in rows if row is not None), None)
+        if other is None:
+            raise InputError("groups", group.task_id, "has nothing to train; leave it out")
+        for trajectory, row in zip(group.trajectories, rows, strict=True):
+            found["prompt_ids"].append((row or other).prompt_ids)
+            found["completion_ids"].append(row.response_ids if row else other.response_ids[:1])
+            found["logprobs"].append(row.response_logprobs if row else [0.0])
+            found["env_mask"].append(row.response_mask if row else [0])
             found["reward"].append(trajectory.reward)
             found["session_id"].append(trajectory.session_id)
     return found
@@ -84,18 +87,16 @@ def _sample(segment: Segment, advantage: float | None, group_id: int) -> Rollout
         completion_mask=expanded.loss_mask.tolist(),
         old_log_probs=expanded.logprobs.tolist(),
         advantage=advantage,
-        model_version=min(segment.policy_versions, default=-1),
+        model_version=min(segment.known_versions or [-1]),
         group_id=group_id,
         metrics={"reward": segment.reward},
     )
 
 
-def _only(trajectory: Trajectory, branches: Literal["refuse", "longest"]) -> Segment:
-    """The row that stands for the session; reward or not."""
+def _only(trajectory: Trajectory, branches: Literal["refuse", "longest"]) -> Segment | None:
+    """The row that stands for the session, reward or not; None where it has nothing to train."""
     rows = segments(trajectory)
-    if not rows:
-        raise InputError("groups", trajectory.session_id, "has nothing to train; leave its group out")
     if len(rows) > 1 and branches == "refuse":
         reason = f"has {len(rows)} traces, TRL takes one: say branches='longest', or use rollout_samples"
         raise InputError("groups", trajectory.session_id, reason)
-    return rows[-1]
+    return rows[-1] if rows else None

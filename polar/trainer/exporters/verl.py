@@ -32,19 +32,28 @@ class DataProto(msgspec.Struct, frozen=True):
     meta_info: dict[str, Any]
 
 
-def agent_loop_outputs(trajectory: Trajectory) -> list[dict[str, Any]]:
-    """One for each trace, `AgentLoopOutput(**one)`; none where the session has no reward: an agent loop then returns None."""
+def agent_loop_outputs(trajectory: Trajectory, *, unknown_version: int | None = None) -> list[dict[str, Any]]:
+    """One for each trace, `AgentLoopOutput(**one)`; none where the session has no reward: an agent loop then returns None.
+
+    `unknown_version`: the global step that stands for a version that nobody knows; without it InputError is raised there.
+    """
     if trajectory.reward is None:
         return []
-    return [_output(trajectory, segment) for segment in segments(trajectory)]
+    return [_output(trajectory, segment, unknown_version) for segment in segments(trajectory)]
 
 
 def data_proto(
-    groups: Sequence[Group], *, prompt_length: int, response_length: int, pad_token_id: int, leave_one_out: bool = False
+    groups: Sequence[Group],
+    *,
+    prompt_length: int,
+    response_length: int,
+    pad_token_id: int,
+    leave_one_out: bool = False,
+    unknown_version: int | None = None,
 ) -> DataProto:
     """A batch of all rows, with `advantages` and `returns` by rollout, so that verl's own step for these is left out.
 
-    Raises InputError for a prompt or a response that is longer, and where no row is left.
+    Raises InputError for a prompt or a response that is longer, where no row is left, and as `agent_loop_outputs`.
     """
     rows = [
         (trajectory, segment)
@@ -64,7 +73,9 @@ def data_proto(
         advantages[trajectory.session_id, segment.index][segment.prompt_length :] for trajectory, segment in rows
     ]
     parts = [segment for _, segment in rows]
-    return DataProto(_tensors(parts, returns, prompt_length, response_length, pad_token_id), _names(rows), {})
+    return DataProto(
+        _tensors(parts, returns, prompt_length, response_length, pad_token_id), _names(rows, unknown_version), {}
+    )
 
 
 def _tensors(
@@ -122,18 +133,19 @@ def _on_last(segment: Segment) -> NDArray[np.float32]:
     return scores
 
 
-def _names(rows: Sequence[tuple[Trajectory, Segment]]) -> dict[str, NDArray[Any]]:
+def _names(rows: Sequence[tuple[Trajectory, Segment]], unknown_version: int | None) -> dict[str, NDArray[Any]]:
+    steps = [_steps(trajectory, segment, unknown_version) for trajectory, segment in rows]
     columns = {
         "uid": [trajectory.task_id for trajectory, _ in rows],
         "session_id": [trajectory.session_id for trajectory, _ in rows],
-        "min_global_steps": [_steps(segment)["min_global_steps"] for _, segment in rows],
-        "max_global_steps": [_steps(segment)["max_global_steps"] for _, segment in rows],
+        "min_global_steps": [one["min_global_steps"] for one in steps],
+        "max_global_steps": [one["max_global_steps"] for one in steps],
     }
     turns = np.array([_turns(segment) for _, segment in rows], dtype=np.int32)
     return {"__num_turns__": turns, **{name: np.array(column, dtype=object) for name, column in columns.items()}}
 
 
-def _output(trajectory: Trajectory, segment: Segment) -> dict[str, Any]:
+def _output(trajectory: Trajectory, segment: Segment, unknown_version: int | None) -> dict[str, Any]:
     names = {"session_id": trajectory.session_id, "trace": segment.index}
     return {
         "prompt_ids": segment.prompt_ids,
@@ -144,7 +156,7 @@ def _output(trajectory: Trajectory, segment: Segment) -> dict[str, Any]:
         "num_turns": _turns(segment),
         "metrics": {"generate_sequences": _generating_s(segment), "tool_calls": 0.0, "num_preempted": -1},
         # Read of the last output of a rollout wherever that has a reward.
-        "extra_fields": {"reward_extra_info": {}, **_steps(segment), **names},
+        "extra_fields": {"reward_extra_info": {}, **_steps(trajectory, segment, unknown_version), **names},
     }
 
 
@@ -157,7 +169,10 @@ def _generating_s(segment: Segment) -> float:
     return sum(call.completed_at - call.received_at for call in segment.calls) / 1000
 
 
-def _steps(segment: Segment) -> dict[str, int | None]:
-    """verl's words for the policy versions that a row spans."""
-    found = segment.policy_versions
-    return {"min_global_steps": min(found, default=None), "max_global_steps": max(found, default=None)}
+def _steps(trajectory: Trajectory, segment: Segment, unknown_version: int | None) -> dict[str, int]:
+    """verl's words for the policy versions that a row spans; it calculates with them."""
+    known = segment.known_versions or ([] if unknown_version is None else [unknown_version])
+    if not known:
+        reason = f"{trajectory.session_id}: nobody knows what sampled it; publish verl's steps as versions, or say unknown_version=…"
+        raise InputError("policy_version", None, reason)
+    return {"min_global_steps": min(known), "max_global_steps": max(known)}

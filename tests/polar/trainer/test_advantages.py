@@ -60,6 +60,28 @@ def test_left_out_of_its_own_baseline_an_advantage_is_larger_by_one_sample(rewar
         assert math.isclose(b, a * n / (n - 1), rel_tol=1e-6, abs_tol=1e-9)
 
 
+@given(
+    st.lists(
+        st.tuples(st.one_of(st.none(), st.floats(-1, 1)), st.lists(st.floats(-1, 1), max_size=3)),
+        min_size=1,
+        max_size=8,
+    )
+)
+def test_no_advantage_of_a_call_explodes(group: list[tuple[float | None, list[float]]]) -> None:
+    """Also where sessions are next to equal, and one call isn't."""
+    rewards, of_calls = [reward for reward, _ in group], [calls for _, calls in group]
+    for baseline, reward, calls in zip(baselines(rewards, of_calls=of_calls), rewards, of_calls, strict=True):
+        if baseline is None:
+            continue
+        assert reward is not None
+        bound = math.sqrt(len(group) * (1 + len(calls)))
+        assert all(abs(baseline.advantage(one)) <= bound + 1e-6 for one in (reward, *calls))
+
+
+def test_calls_that_are_judged_like_their_session_change_nothing() -> None:
+    assert baselines([1.0, 0.0], of_calls=[[1.0, 1.0], []]) == baselines([1.0, 0.0])
+
+
 def test_they_are_grpo_s() -> None:
     rewards = np.array([1.0, 0.0, 0.0, 0.5])
     wanted = (rewards - rewards.mean()) / (rewards.std() + EPSILON)

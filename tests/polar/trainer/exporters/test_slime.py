@@ -41,6 +41,12 @@ def test_with_advantages_the_reward_is_the_rollout_s_and_the_raw_one_stands_besi
     assert [one["metadata"]["raw_reward"] for one in (*branched, *other)] == [1.0, 1.0, 0.0]
 
 
+def test_a_rollout_that_is_given_no_advantage_is_left_out(group: Group) -> None:
+    """Its raw reward stands for none among advantages."""
+    found = samples(group, group_index=0, first_index=0, advantages=[None, 0.5, None])
+    assert [[one["reward"] for one in rollout] for rollout in found] == [[0.5]]
+
+
 @given(groups())
 def test_what_slime_checks_holds(group: Group) -> None:
     rollouts = samples(group, group_index=0, first_index=7)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given
 
@@ -9,6 +10,7 @@ from polar.trainer.advantages import advantages
 from polar.trainer.exporters.trl import rollout_samples, rollouts
 from polar.trainer.groups import Group
 from polar.types.errors import InputError
+from polar.types.trajectory import Stats
 from tests.polar.trainer.trees import groups, trained_tokens
 
 
@@ -19,6 +21,27 @@ def test_every_sample_has_its_slot_and_one_without_a_reward_says_none(group: Gro
     assert made["env_mask"] == [[1, 1, 0, 0, 1], [1, 1], [1, 1]]
     assert made["logprobs"] == [[-0.5, -0.25, 0, 0, -1], [-0.5, -0.25], [-0.5, -0.25]]
     assert made["reward"] == [1.0, 0.0, None]
+
+
+def test_a_sample_without_tokens_holds_its_slot(group: Group) -> None:
+    """An agent that never reached the engine is the commonest sample without a reward."""
+    branched, other, failed = group.trajectories
+    empty = msgspec.structs.replace(failed, nodes=[], calls=[], traces=[], stats=Stats())
+    made = rollouts([Group("t", [empty, branched, other])], num_generations=3, branches="longest")
+    assert made["prompt_ids"] == [[1, 2], [1, 2], [1, 2, 3]]
+    assert made["completion_ids"] == [[3], [3, 4, 5, 5, 6], [10, 1]]
+    assert made["env_mask"] == [[0], [1, 1, 0, 0, 1], [1, 1]]
+    assert made["logprobs"][0] == [0.0]
+    assert made["reward"] == [None, 1.0, 0.0]
+    with pytest.raises(InputError, match="groups: has nothing to train; leave it out"):
+        rollouts([Group("t", [empty])], num_generations=1)
+
+
+def test_a_row_is_of_no_known_version_if_one_of_its_calls_is(group: Group) -> None:
+    branched = group.trajectories[0]
+    first, *others = branched.calls
+    unknown = msgspec.structs.replace(branched, calls=[msgspec.structs.replace(first, policy_version=None), *others])
+    assert [one.model_version for one in rollout_samples(Group("t", [unknown]), group_id=0)] == [6, -1]
 
 
 def test_what_trl_has_no_place_for_is_refused_by_name(group: Group) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -50,7 +53,7 @@ def test_a_batch_is_padded_left_and_right(group: Group) -> None:
 @given(groups())
 def test_outputs_have_what_a_rollout_s_last_one_is_asked_for(group: Group) -> None:
     for one in group.trajectories:
-        outputs = agent_loop_outputs(one)
+        outputs = agent_loop_outputs(one, unknown_version=0)
         for output in outputs:
             assert output.keys() <= FIELDS
             lengths = {len(output[name]) for name in ("response_ids", "response_mask", "response_logprobs")}
@@ -66,9 +69,9 @@ def test_a_batch_says_what_the_rows_do(group: Group) -> None:
     rows = {(row.session_id, row.token_ids.tobytes()): row for row in grpo(group)}
     if not rows:
         with pytest.raises(InputError, match="groups: none has a session with a reward to train"):
-            data_proto([group], prompt_length=WIDE, response_length=WIDE, pad_token_id=PAD)
+            data_proto([group], prompt_length=WIDE, response_length=WIDE, pad_token_id=PAD, unknown_version=0)
         return
-    made = data_proto([group], prompt_length=WIDE, response_length=WIDE, pad_token_id=PAD)
+    made = data_proto([group], prompt_length=WIDE, response_length=WIDE, pad_token_id=PAD, unknown_version=0)
     assert {len(array) for array in (*made.batch.values(), *made.non_tensor_batch.values())} == {len(rows)}
     for index, session_id in enumerate(made.non_tensor_batch["session_id"]):
         real = made.batch["attention_mask"][index] == 1
@@ -83,6 +86,23 @@ def test_a_batch_says_what_the_rows_do(group: Group) -> None:
         assert logprobs.tolist() == row.logprobs.tolist()
         assert advantages.tolist() == returns.tolist() == row.advantages.tolist()
         assert (made.batch["position_ids"][index][real] == np.arange(len(row))).all()
+
+
+def test_a_version_that_nobody_knows_is_refused_or_what_the_caller_says(group: Group) -> None:
+    """verl makes integers of them at each step. One of a row's calls is enough."""
+    branched = group.trajectories[0]
+    first, *others = branched.calls
+    calls = [msgspec.structs.replace(first, policy_version=None), *others]
+    unknown = msgspec.structs.replace(branched, calls=calls)
+    with pytest.raises(InputError, match=r"policy_version: t\.0: nobody knows what sampled it; publish"):
+        agent_loop_outputs(unknown)
+    _, main = agent_loop_outputs(unknown, unknown_version=3)
+    assert (main["extra_fields"]["min_global_steps"], main["extra_fields"]["max_global_steps"]) == (3, 3)
+    batch = Group("t", [unknown])
+    made = partial(data_proto, [batch], prompt_length=WIDE, response_length=WIDE, pad_token_id=PAD)
+    with pytest.raises(InputError, match="policy_version"):
+        made()
+    assert made(unknown_version=3).non_tensor_batch["min_global_steps"].tolist() == [6, 3]
 
 
 def test_what_is_too_long_is_refused_by_name(group: Group) -> None:
