@@ -349,7 +349,9 @@ async def stop(client: Client, deadline_s: float) -> bool:
     A producer's stop waits for its records to be acknowledged, for ever where the broker is away. What is cut off isn't sent
     any more, unless it is on the wire. Returns within `deadline_s` and two seconds. Cancelled, it cuts off at once.
     """
-    whole = False
+    whole, task = False, asyncio.current_task()
+    assert task is not None, "awaited by a task"
+    cancelled = task.cancelling()
     try:
         async with asyncio.timeout(deadline_s):
             if isinstance(client, aiokafka.AIOKafkaProducer):
@@ -361,12 +363,14 @@ async def stop(client: Client, deadline_s: float) -> bool:
         log.info("client_cut_off", action="client_cut_off", client=type(client).__name__, error=repr(error))
     except asyncio.CancelledError:
         # A consumer without a group, stopped before its own task ever ran, lets that task's cancellation out as if it were ours.
-        task = asyncio.current_task()
-        if task is not None and task.cancelling():
+        if task.cancelling() > cancelled:
             raise
     finally:
         if not whole:
             await _cut_off(client)
+    if task.cancelling() > cancelled:
+        # A consumer takes the cancellation of who stops it for that of its own tasks, and ends as if nothing were.
+        raise asyncio.CancelledError
     return whole
 
 

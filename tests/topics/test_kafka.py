@@ -1,11 +1,13 @@
 """How clients are made; what they do is tested where they are used."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
 from polar.settings import Settings
 from polar.types.errors import NotReady
+from topics import kafka as client
 from topics.kafka import connection
 
 
@@ -40,3 +42,26 @@ def test_a_ca_file_that_is_not_there_is_an_error(tmp_path: Path) -> None:
 def test_without_a_kafka_it_is_said() -> None:
     with pytest.raises(NotReady, match="POLAR_KAFKA"):
         connection(Settings(kafka=None))
+
+
+@pytest.mark.parametrize("steps", range(7))
+async def test_who_is_cancelled_while_a_client_stops_is_cancelled(kafka: str, steps: int) -> None:
+    """At each step of the stop. A keeper that ended its reading and went on all the same was waited for without an end."""
+    reader = client.consumer(Settings(kafka=kafka))
+    await reader.start()
+    # What is cancelled before it runs never runs.
+    begun = asyncio.Event()
+
+    async def stopping() -> str:
+        begun.set()
+        await client.stop(reader, 5)
+        await asyncio.sleep(5)
+        return "went on"
+
+    task = asyncio.create_task(stopping())
+    await begun.wait()
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
