@@ -46,6 +46,8 @@ class Masked(StrEnum):
     """The task's filter `statuses` leaves out sessions that end so."""
     FILTERED_KIND = "filtered_kind"
     """The task's filter `kinds` leaves out this kind of call, which is trained otherwise."""
+    FILTERED_ENGINE = "filtered_engine"
+    """The task's filter `engines` leaves out this engine: another model's, say."""
     FILTERED_TRUNCATED = "filtered_truncated"
     """The task's filter `drop_truncated`: the answer was cut at a length limit."""
     FILTERED_LONG = "filtered_long"
@@ -89,6 +91,8 @@ def _filtered(place: Place, filters: Filters, status: Status) -> Masked | None:
         return Masked.FILTERED_STATUS
     if place.call.kind not in filters.kinds:
         return Masked.FILTERED_KIND
+    if filters.engines is not None and place.call.engine not in filters.engines:
+        return Masked.FILTERED_ENGINE
     if filters.drop_truncated and place.call.finish_reason == "length":
         return Masked.FILTERED_TRUNCATED
     if filters.max_tokens is not None and place.end.end > filters.max_tokens:

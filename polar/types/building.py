@@ -41,6 +41,8 @@ class Filters(_Part):
 
     kinds: tuple[Kind, ...] = Field(default=TRAINED, min_length=1)
     """Kinds of call that are trained; a side call's kind may be among them."""
+    engines: tuple[str, ...] | None = Field(default=None, min_length=1)
+    """Engines whose tokens are trained, by their names in the proxies' settings; what others sampled is context. None: all."""
     statuses: tuple[Status, ...] | None = Field(default=None, min_length=1)
     """Sessions that end otherwise have nothing to train; None: however they end."""
     drop_truncated: StrictBool = False

@@ -45,6 +45,18 @@ def test_kinds_say_whose_work_is_trained() -> None:
     assert built.stats.filtered == {"filtered_kind": 1}
 
 
+def test_what_another_engine_sampled_is_context() -> None:
+    log = Log()
+    log.call("a", "sys hi", "ask it", engine="large")
+    log.call("b", "sys hi ask it found", "so what", engine="small")
+    log.call("c", "sys hi ask it found so what on", "done", engine="large")
+    built = log.build(PrefixMerging(filters={"engines": ["large"]}))
+    assert lines(built) == ["sys hi [ask it] found so what on [done]"]
+    assert built.stats.masked_tokens == {"filtered_engine": 2}
+    assert built.stats.filtered == {"filtered_engine": 1}
+    assert len(lines(log.build(PrefixMerging()))[0].split("[")) == 4, "all are trained where nobody says whose"
+
+
 def test_sessions_that_end_otherwise_have_nothing_to_train() -> None:
     log, only = session(), PrefixMerging(filters={"statuses": ["COMPLETED"]})
     assert len(log.build(only).traces) == 2

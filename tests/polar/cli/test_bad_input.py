@@ -50,7 +50,7 @@ def polar(*arguments: str, stdin: str | None = None) -> tuple[int, str, str]:
         ),
         (
             {"builder": {"strategy": "per_request", "config": {"filters": {"min_tokens": 3}}}},
-            "builder.config.filters.min_tokens: no such setting of this builder; there are: drop_truncated, kinds, max_tokens",
+            "builder.config.filters.min_tokens: no such setting of this builder; there are: drop_truncated, engines, kinds, max_tokens",
         ),
         (
             {"builder": {"config": {"rewards": "best"}}},
