@@ -23,6 +23,8 @@ class Policies:
         self._metrics = metrics
         self._said: set[tuple[str, Doubt]] = set()
         """Of an engine, by name, each doubt is logged once, and counted always."""
+        self._versioned: set[str] = set()
+        """Engines that have named a version: one whose weights have another name has started anew, with other weights."""
 
     def told(self, engine: str, answer: Answer, fleet: int | None) -> Answer:
         """The answer with what the log is to say of its versions; `fleet`: the version that the fleet's state proves.
@@ -39,7 +41,9 @@ class Policies:
             self._doubted(engine, doubt)
         if spans:
             version = spans[0].version
-        elif version is None and doubt in (None, "not_ours"):
+        if version is not None:
+            self._versioned.add(engine)
+        elif doubt is None or (doubt == "not_ours" and engine not in self._versioned):
             version = fleet
         return msgspec.structs.replace(answer, policy_version=version, policy_spans=spans)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from proxy.chat import Answer, Message, Usage
 from proxy.metrics import Metrics
@@ -22,3 +23,15 @@ def test_a_version_that_was_named_after_sampling_stands_where_the_fleet_proves_i
     told = Policies(metrics).told("default", late, fleet)
     assert (told.policy_version, told.policy_spans) == (stands, ())
     assert metrics.doubted.labels("late")._value.get() == doubted
+
+
+def test_a_server_that_names_no_version_any_more_was_started_anew() -> None:
+    """Of weights that never had a version for a name the fleet's word stands; of these nobody's does."""
+    policies = Policies(Metrics())
+    sampled = Answer(Message("assistant", "hi"), "stop", Usage(1, 1), b"\1\0\0\0", b"\2\0\0\0", b"\0" * 4, "m")
+    unnamed, named = replace(sampled, policy_doubt="not_ours"), replace(sampled, policy_version=7)
+    assert policies.told("default", unnamed, 7).policy_version == 7
+    assert policies.told("default", named, 7).policy_version == 7
+    assert policies.told("default", unnamed, 7).policy_version is None
+    assert policies.told("other", unnamed, 7).policy_version == 7, "another engine's names are its own"
+    assert policies.told("default", replace(named, policy_version=8), 8).policy_version == 8
