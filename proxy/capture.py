@@ -173,6 +173,7 @@ def _answered(asked: Asked, written: Written, answer: Answer) -> Completion:
         policy_version=answer.policy_version,
         policy_spans=list(answer.policy_spans),
         realigned=answer.realigned,
+        unsaid_calls=answer.unsaid_calls,
     )
 
 

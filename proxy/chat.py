@@ -222,6 +222,8 @@ class Answer(msgspec.Struct, frozen=True):
     policy_spans: tuple[PolicySpan, ...] = ()
     """Where the engine tells that weights changed within the answer: ascending, without gaps, over all sampled tokens. Empty:
     `policy_version` is every token's."""
+    unsaid_calls: int = 0
+    """Calls of tools that were sampled and aren't in the message, since the request takes one at a time: no prompt goes on from it."""
     policy_doubt: Doubt | None = None
     """Why the engine's word on versions isn't passed on."""
     realigned: int = 0

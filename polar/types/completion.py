@@ -145,3 +145,5 @@ class Completion(msgspec.Struct, frozen=True, tag="completion", omit_defaults=Tr
     `policy_version` is every token's."""
     realigned: int = 0
     """Tokens of the prompt that stand as they were sampled where the engine's own rendering spelled them otherwise: tokens mode."""
+    unsaid_calls: int = 0
+    """Calls of tools that were sampled and that the harness wasn't told of, since it takes one at a time: tokens mode."""

@@ -113,7 +113,7 @@ class VllmTokens(VllmChat):
         generated = _read(_generated, await self._http.post(GENERATE, _encode(asked), session_id), "generation")
         choice = _checked(generated)
         sampled, logprobs = ids_of(choice.token_ids or [], "token_ids"), _logprobs(choice)
-        message = await self._message(request, fields, prompt.ids, choice)
+        message, unsaid_calls = await self._message(request, fields, prompt.ids, choice)
         details = (generated.usage or _Usage()).prompt_tokens_details or _Details()
         return Answer(
             message=message,
@@ -126,6 +126,7 @@ class VllmTokens(VllmChat):
             logprobs_mode=self._logprobs_mode,
             stop_sequence=_stop_string(choice),
             realigned=prompt.realigned,
+            unsaid_calls=unsaid_calls,
             **versions(choice.weight_versions, count(sampled))._asdict(),
         )
 
@@ -143,13 +144,15 @@ class VllmTokens(VllmChat):
     async def _ids(self, request: ChatRequest) -> Ids:
         return (await self._render(self._fields(request)))[1]
 
-    async def _message(self, request: ChatRequest, fields: dict[str, Any], prompt: Ids, choice: _Choice) -> Message:
-        """What the sampled tokens say, by the server's own parsers."""
+    async def _message(
+        self, request: ChatRequest, fields: dict[str, Any], prompt: Ids, choice: _Choice
+    ) -> tuple[Message, int]:
+        """What the sampled tokens say, by the server's own parsers, and how many calls of tools are left out of it."""
         told = choice.token_ids or []
         if choice.finish_reason == "stop" and not isinstance(choice.stop_reason, str):
             told = told[:-1]  # the end of the turn: it would be in the text
         if not told:
-            return Message("assistant", content="")
+            return Message("assistant", content=""), 0
         only = {"index": 0, "token_ids": told, "finish_reason": choice.finish_reason}
         response = {"request_id": "derender", "choices": [only], "prompt_token_ids": prompt.tolist()}
         asked = {"model": self._model, "generate_response": response, "chat_request": fields}
@@ -161,11 +164,11 @@ class VllmTokens(VllmChat):
         said = _read(_derendered, body, "derendering")
         if len(said.choices) != 1:
             raise EngineFault("malformed", f"expected one derendered choice, got {len(said.choices)}")
-        message = message_of(said.choices[0].message)
-        if request.parallel_tool_calls is False:
-            message = msgspec.structs.replace(message, tool_calls=message.tool_calls[:1])
+        whole = message_of(said.choices[0].message)
+        kept = whole.tool_calls[:1] if request.parallel_tool_calls is False else whole.tool_calls
+        message = msgspec.structs.replace(whole, tool_calls=kept)
         stop = _stop_string(choice)
-        return message if stop is None else _before(message, stop)
+        return message if stop is None else _before(message, stop), len(whole.tool_calls) - len(kept)
 
 
 def generation_of(rendered: _Rendered, ids: Ids, max_tokens: int | None) -> dict[str, Any]:

@@ -34,6 +34,8 @@ CLAIMS = 4096
 """Claims remembered; one in use is never forgotten."""
 CLOSED = 100_000
 """Closed claims remembered: some 10 MB."""
+UNSAID = b""
+"""The frame of an answer that says less than its tokens: no request has it, so that none goes on from them."""
 
 
 ReadBack = Callable[[KeyClaims, int], Awaitable[ClaimLog]]
@@ -79,7 +81,9 @@ class Claim:
             call_id,
             told.messages.link,
             answer.message,
-            frame=frame_of(engine, told.tools_digest, request.told_tools, request.reasoning_effort),
+            frame=UNSAID
+            if answer.unsaid_calls
+            else frame_of(engine, told.tools_digest, request.told_tools, request.reasoning_effort),
             is_ended=_is_ended(answer.finish_reason, answer.stop_sequence),
         )
         if (first := request.stored_from) is not None:
@@ -124,7 +128,9 @@ class Claim:
                 call_id,
                 one.told.messages.link,
                 one.answer,
-                frame=frame_of(one.call.engine, one.told.tools_digest, one.call.tool_choice, one.call.reasoning_effort),
+                frame=UNSAID
+                if one.call.unsaid_calls
+                else frame_of(one.call.engine, one.told.tools_digest, one.call.tool_choice, one.call.reasoning_effort),
                 is_ended=_is_ended(one.call.finish_reason, one.call.stop_sequence),
             )
             if (first := one.call.stored_from) is not None:

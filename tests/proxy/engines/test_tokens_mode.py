@@ -405,7 +405,17 @@ async def test_a_grammar_reaches_the_sampler() -> None:
 async def test_of_parallel_calls_one_is_told_where_one_is_wanted() -> None:
     async with opened(ScriptedEngine([Script("s", "", (Variant((SAID[1],)),))])) as session:
         answer = await session.ask([Message("user", "hi")], parallel_tool_calls=False)
-        assert len(answer.message.tool_calls) == 1
+        assert (len(answer.message.tool_calls), answer.unsaid_calls) == (1, 1)
+
+
+async def test_no_prompt_goes_on_from_a_call_that_was_not_told() -> None:
+    """Its result never comes, and the harness's history doesn't have it."""
+    async with opened(ScriptedEngine([Script("s", "", (Variant((SAID[1],)),))])) as session:
+        before, after = await twice(session, parallel_tool_calls=False)
+        assert not goes_on(before, after)
+        assert after.realigned == 0
+        before, after = await twice(Session(session.engine), parallel_tool_calls=True)
+        assert goes_on(before, after)
 
 
 async def test_a_template_that_takes_no_twin_leaves_the_rendering() -> None:
