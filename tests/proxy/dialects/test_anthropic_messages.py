@@ -38,6 +38,7 @@ from proxy.dialects import signature
 from proxy.dialects.anthropic_messages import TYPES, AnthropicMessages
 from proxy.dialects.base import Wire
 from proxy.errors import Refusal, Refused
+from tests.proxy.dialects.sse import events_of
 
 DIALECT = AnthropicMessages()
 USER = {"role": "user", "content": "hi"}
@@ -728,13 +729,10 @@ streamed_events: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
 
 def streamed(request: ChatRequest, answer: Answer) -> list[dict[str, Any]]:
     """The events of a stream, each checked by the official client's type and named on its `event:` line."""
-    events = DIALECT.stream("msg_1", 17, request, [answer]).decode().split("\n\n")
-    assert events.pop() == ""
     found = []
-    for event in events:
-        name, data = event.split("\n")
-        payload = json.loads(data.removeprefix("data: "))
-        assert name == f"event: {payload['type']}"
+    for name, data in events_of(DIALECT.stream("msg_1", 17, request, [answer])):
+        payload = json.loads(data)
+        assert name == payload["type"]
         streamed_events.validate_python(payload)
         found.append(payload)
     return found

@@ -32,6 +32,7 @@ from proxy.chat import (
 from proxy.dialects.base import Wire
 from proxy.dialects.google_generate_content import STATUSES, GoogleGenerateContent
 from proxy.errors import Refusal, Refused
+from tests.proxy.dialects.sse import events_of
 
 DIALECT = GoogleGenerateContent()
 USER = {"role": "user", "parts": [{"text": "hi"}]}
@@ -544,7 +545,9 @@ def test_a_well_formed_body_of_any_shape_is_read_or_refused(fields: dict[str, An
 
 texts = st.text(max_size=30)
 objects = st.dictionaries(texts, json_values, max_size=2)
-arguments = objects.map(lambda told: json.dumps(told, ensure_ascii=False, separators=(",", ":"))).filter(
+compact = objects.map(lambda told: json.dumps(told, ensure_ascii=False, separators=(",", ":")))
+indented = objects.map(lambda told: json.dumps(told, ensure_ascii=False, indent=1))
+arguments = (compact | indented | indented.map(lambda told: told.replace("\n", "\r\n"))).filter(
     lambda told: "Infinity" not in told
 )
 tool_calls = st.builds(
@@ -578,11 +581,9 @@ wild_calls = st.builds(ToolCall, texts, st.builds(FunctionCall, texts.filter(boo
 def test_body_stream_and_array_of_one_answer_say_the_same(answers: list[Answer], thoughts: bool) -> None:
     config: dict[str, Any] = {"generationConfig": {"thinkingConfig": {"includeThoughts": thoughts}}}
     body = GenerateContentResponse.model_validate_json(DIALECT.body("gen-1", 17, parse(**config), answers))
-    events = DIALECT.stream("gen-1", 17, parse("streamGenerateContent", {"alt": "sse"}, **config), answers).decode()
-    assert not {"\x85", "\u2028", "\u2029"} & set(events)
-    *told, last = events.split("\n\n")
-    assert not last
-    streamed = [GenerateContentResponse.model_validate_json(one.removeprefix("data: ")) for one in told]
+    events = DIALECT.stream("gen-1", 17, parse("streamGenerateContent", {"alt": "sse"}, **config), answers)
+    assert not {"\x85", "\u2028", "\u2029"} & set(events.decode())
+    streamed = [GenerateContentResponse.model_validate_json(data) for _, data in events_of(events)]
     array = json.loads(DIALECT.body("gen-1", 17, parse("streamGenerateContent", **config), answers))
 
     assert streamed == [GenerateContentResponse.model_validate(one) for one in array]

@@ -36,6 +36,7 @@ from proxy.dialects import openai_responses, signature
 from proxy.dialects.base import Serves, Wire
 from proxy.dialects.openai_responses import FAILURES, OpenAIResponses
 from proxy.errors import Refusal, Refused
+from tests.proxy.dialects.sse import events_of
 
 DIALECT = OpenAIResponses()
 EVENTS: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
@@ -511,13 +512,10 @@ def test_an_empty_answer_is_still_a_turn() -> None:
 
 
 def streamed(request: ChatRequest, answer: Answer) -> list[Any]:
-    *blocks, rest = DIALECT.stream(CALL_ID, 17, request, [answer]).decode().split("\n\n")
-    assert rest == ""
     events = []
-    for block in blocks:
-        name, data = block.split("\n", 1)
-        told = EVENTS.validate_json(data.removeprefix("data: "))
-        assert name == f"event: {told.type}" == f"event: {json.loads(data.removeprefix('data: '))['type']}"
+    for name, data in events_of(DIALECT.stream(CALL_ID, 17, request, [answer])):
+        told = EVENTS.validate_json(data)
+        assert name == told.type == json.loads(data)["type"]
         events.append(told)
     return events
 
@@ -528,6 +526,7 @@ arguments = st.one_of(
     texts.map(lambda text: json.dumps({"input": text})),
     st.just('{"command" : ["ls"]}'),
     st.just('{"query":"x"}'),
+    st.sampled_from(["\n", "\r\n", "\r"]).map(lambda end: json.dumps({"query": "x"}, indent=1).replace("\n", end)),
     st.just('{"type":"create_file","path":"a","diff":"+"}'),
 )
 names = st.sampled_from(["exec", "patch", "clock__sleep", "clock__patch", "tool_search", "local_shell", "shell", "x"])
@@ -548,9 +547,23 @@ answers = st.builds(
     logprobs=st.just(b""),
     model=st.just("served"),
 )
-ASKED = parse(
-    tools=[EXEC, PATCH, SEARCH, CLOCK, {"type": "local_shell"}, {"type": "shell"}, {"type": "apply_patch"}],
-    include=["reasoning.encrypted_content"],
+ASKED = DIALECT.parse(
+    Wire(
+        json.dumps(
+            {
+                "model": "m",
+                "input": [USER],
+                "tools": [
+                    *(EXEC, PATCH, SEARCH, CLOCK),
+                    *({"type": kind} for kind in ("local_shell", "shell", "apply_patch")),
+                ],
+                "tool_choice": {"type": "function", "name": "exec"},
+                "text": {"format": {"type": "json_schema", "name": "o", "schema": {"type": "object"}}},
+                "include": ["reasoning.encrypted_content"],
+            },
+            indent=1,
+        ).encode()
+    )
 )
 
 
