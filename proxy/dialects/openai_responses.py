@@ -13,8 +13,8 @@ Repeated in the answer: metadata, user, safety_identifier, prompt_cache_key, max
 - `additional_tools` before all messages are tools; later ones, and what a tool search found, stand there as text, so that prompts only
   grow. Tools with `defer_loading` are shown from the start only where the harness has no tool search.
 - Tools that OpenAI's servers run (web_search, file_search, code_interpreter, image_generation, mcp, …), computer use, and types that we
-  don't know aren't offered to the model; such items in the input, which no model here made, are passed over. `allowed_tools` are the
-  only ones shown. An `agent_message` is the user's.
+  don't know aren't offered to the model; such items in the input, which no model here made, are passed over. A call with nothing but tools
+  of OpenAI's servers is a side call (`proxy/kinds.py`). `allowed_tools` are the only ones shown. An `agent_message` is the user's.
 - Text files are their text; of other files the model is told that they aren't shown. Image detail `original` is `high`.
 - An answer that was cut off is `incomplete`. Usage tells 0 where the engine doesn't tell.
 - Tools that a search found are not carried over by previous_response_id: only messages are.
@@ -177,6 +177,7 @@ def _canonical(wire: ResponsesRequest) -> ChatRequest:
         model=wire.model,
         messages=messages,
         tools=tools.shown,
+        hosted_tools=tools.hosted,
         tool_choice=choice if tools.shown else None,
         parallel_tool_calls=wire.parallel_tool_calls,
         sampling=Sampling(temperature=wire.temperature, top_p=wire.top_p, max_tokens=wire.max_output_tokens),

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from google.genai.types import Candidate, FinishReason, GenerateContentResponse
+from google.genai.types import Candidate, FinishReason, GenerateContentResponse, Tool
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -305,6 +305,16 @@ def test_a_json_schema_keeps_its_order_and_the_tools_google_runs_are_not_shown()
     assert [tool.function.name for tool in told.tools] == ["f", "g"]
     assert bytes(told.tools[0].function.parameters) == b'{"z":1,"type":"object","a":2.0}'
     assert bytes(told.tools[1].function.parameters) == bytes(NOT_GIVEN)
+    assert told.hosted_tools == ["googleSearch", "codeExecution"]
+
+
+def test_every_tool_of_the_public_schema_is_the_harnesss_or_hosted() -> None:
+    run_by_harnesses = {"function_declarations", "computer_use"}
+    for name, field in Tool.model_fields.items():
+        for spelling in (name, str(field.alias)):
+            hosted = parse(tools={spelling: {"name": "f"}}).hosted_tools
+            assert hosted == ([] if name in run_by_harnesses else [field.alias])
+            assert parse(tools={spelling: None}).hosted_tools == []
 
 
 @pytest.mark.parametrize(

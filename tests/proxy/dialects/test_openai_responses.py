@@ -263,6 +263,7 @@ def test_every_tool_that_the_harness_runs_is_a_function_to_the_model() -> None:
         "shell",
         "apply_patch",
     ]
+    assert request.hosted_tools == ["web_search", "mcp", "invented_in_2027", "shell"]
     assert bytes(request.tools[0].function.parameters) == b'{"z": 1, "a": 2.0}'
     assert request.tools[0].function.strict is False
     assert request.tools[1].function.description == "Edits.\n\n`input` must match this lark grammar:\nstart: hunk"
@@ -297,6 +298,31 @@ def test_deferred_tools_wait_for_the_harnesss_search_and_only_for_it() -> None:
     assert shown == ["exec", "tool_search"]
     for others in ([EXEC], [EXEC, {"type": "tool_search"}]):
         assert [tool.function.name for tool in parse(tools=[deferred, *others]).tools] == ["rare", "exec"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "hosted"),
+    [
+        ({"tools": [{"type": "web_search"}]}, ["web_search"]),
+        ({"tools": [{"type": "tool_search"}]}, ["tool_search"]),
+        ({"tools": [{"type": "computer_use_preview"}, {"type": "computer"}]}, []),
+        ({"tools": [CLOCK | {"tools": [CLOCK]}]}, []),
+        ({"input": [{"type": "additional_tools", "tools": [{"type": "web_search"}]}, USER]}, ["web_search"]),
+        (
+            {
+                "tools": [EXEC, {"type": "web_search"}],
+                "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "web_search"}]},
+            },
+            [],
+        ),
+        ({"tools": [{"type": "web_search"}], "input": [USER, {"type": "additional_tools", "tools": [EXEC]}]}, []),
+    ],
+)
+def test_hosted_tools_are_told_unless_the_harness_has_tools_that_are_not_shown(
+    fields: dict[str, Any], hosted: list[str]
+) -> None:
+    request = parse(**fields)
+    assert (request.tools, request.hosted_tools) == ([], hosted)
 
 
 @pytest.mark.parametrize(
