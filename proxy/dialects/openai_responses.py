@@ -22,8 +22,9 @@ Ignored: text.verbosity, reasoning.summary, truncation (nothing is dropped), con
 stream_options, top_logprobs and the other values of include, client_metadata, access_programs, background_options, image,
 prompt_cache_retention and prompt_cache_options, configuration_update items, phase and status of items, a namespace's
 description (its tools have their own), and every field that we don't know.
-Refused: background, conversation and prompt, which need a store; generate: false and prewarm, which ask for no answer; item references,
-compaction items and their trigger; images by file id, audio; a choice of a tool that isn't shown.
+Refused: background, conversation and prompt, which need a store; previous_response_id to input_tokens, which counts what it is sent and
+asks no session; generate: false and prewarm, which ask for no answer; item references, compaction items and their trigger; images by file
+id, audio; a choice of a tool that isn't shown.
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ class OpenAIResponses:
     def parse(self, wire: Wire) -> ChatRequest:
         """The canonical request. Raises Refused, naming the field."""
         try:
-            return _canonical(decoded(wire.body, _requests))
+            return _canonical(decoded(wire.body, _requests), wire.serves)
         except msgspec.DecodeError as error:
             raise Refused(Refusal.INVALID, f"the request's body is not JSON: {error}") from None
         except RecursionError:
@@ -167,8 +168,8 @@ def _told(refused: Refused) -> str:
 # --- request to canonical
 
 
-def _canonical(wire: ResponsesRequest) -> ChatRequest:
-    _refuse(wire)
+def _canonical(wire: ResponsesRequest, serves: Serves) -> ChatRequest:
+    _refuse(wire, serves)
     tools = Tools()
     tools.show(tools.declare(wire.tools or [], "tools"))
     messages = _messages(wire, tools)
@@ -192,9 +193,11 @@ def _canonical(wire: ResponsesRequest) -> ChatRequest:
     )
 
 
-def _refuse(wire: ResponsesRequest) -> None:
+def _refuse(wire: ResponsesRequest, serves: Serves) -> None:
     stored = "nothing is stored for this; send the conversation whole"
+    is_continued_count = serves is Serves.COUNT and wire.previous_response_id is not None
     for field, is_asked, why in (
+        (CONTINUES, is_continued_count, "not looked up to count tokens; send the whole conversation as input"),
         ("background", wire.background, "answers are not kept; ask without it"),
         ("conversation", bytes(wire.conversation) not in NOTHING, stored),
         ("prompt", bytes(wire.prompt) not in NOTHING, stored),

@@ -460,6 +460,15 @@ def test_what_cannot_be_carried_is_refused_with_its_field(body: dict[str, Any], 
     assert (told["type"], told["param"]) == ("invalid_request_error", field)
 
 
+def test_a_call_may_continue_another_and_a_count_may_not() -> None:
+    body = json.dumps({"input": "x", "previous_response_id": "resp_1"}).encode()
+    assert DIALECT.parse(Wire(body)).continues == "resp_1"
+    with pytest.raises(Refused) as refused:
+        DIALECT.parse(Wire(body, serves=Serves.COUNT))
+    assert (refused.value.refusal, refused.value.field) == (Refusal.INVALID, "previous_response_id")
+    assert DIALECT.parse(Wire(b'{"input":"x"}', serves=Serves.COUNT)).messages == [Message("user", "x")]
+
+
 # --- the answer
 
 
