@@ -116,7 +116,7 @@ class Front:
         is_alone = self.draining and ownership.owner_of(key.session_id) is None
         if is_alone or len(self._replies) >= CALLS:
             raise Refused(Refusal.OVERLOADED, "the proxy is busy; try again", retry_after_s=RETRY_AFTER_S)
-        wire = await _wire_of(request)
+        wire = await _wire_of(request, Serves.CALL)
         asked_for = dialect.parse(wire)
 
         def serve(claim: Claim) -> Reply:
@@ -144,7 +144,7 @@ class Front:
 
     async def _count(self, request: web.Request, dialect: Dialect) -> web.StreamResponse:
         self._authenticator.claims_of(key_of(request))
-        asked_for = dialect.parse(await _wire_of(request))
+        asked_for = dialect.parse(await _wire_of(request, Serves.COUNT))
         try:
             tokens = await self._pipeline.engines.for_model(asked_for.model).count_tokens(asked_for)
         except EngineFault as fault:
@@ -188,13 +188,13 @@ def _is_gone(request: web.Request) -> bool:
     return request.transport is None or request.transport.is_closing()
 
 
-async def _wire_of(request: web.Request) -> Wire:
+async def _wire_of(request: web.Request, serves: Serves) -> Wire:
     # An agent that lists its environment tells its model the key, and so the log, the lake and the trajectory: what the model
     # reads has no key in it, whatever dialect it comes in.
     body = redacted_bytes(await _body_of(request))
     require_values(body)
     named = {name: redacted(value) for name, value in request.match_info.items()}
-    return Wire(body, named, request.query, request.headers)
+    return Wire(body, named, request.query, request.headers, serves)
 
 
 async def _body_of(request: web.Request) -> bytes:

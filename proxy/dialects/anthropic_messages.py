@@ -20,9 +20,9 @@ Thinking, text and tool uses of an assistant turn, and assistant messages that a
 Ignored: cache_control, citations, metadata, service_tier, speed, inference_geo, container, mcp_servers, fallbacks, billing, profiles,
 diagnostics, a task_budget, tools' input_examples and allowed_callers, Claude Code's billing header at the head of `system` (it differs
 from task to task), efforts and kinds of thinking that we don't know, and every field that we don't know.
-Refused: prefill (a last message of the assistant's), max_tokens 0, images and documents by file id, container uploads, blocks that we
-don't know, tools whose schema only Anthropic's models know (bash, text editor, computer, memory, browser), compaction and thread, which
-would keep the conversation on the server; a thread with the code upon which the official client's tool runner sends it whole.
+Refused: prefill (a last message of the assistant's; it may be counted), max_tokens 0, images and documents by file id, container uploads,
+blocks that we don't know, tools whose schema only Anthropic's models know (bash, text editor, computer, memory, browser), compaction and
+thread, which would keep the conversation on the server; a thread with the code upon which the official client's tool runner sends it whole.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class AnthropicMessages:
     def parse(self, wire: Wire) -> ChatRequest:
         """The canonical request. Raises Refused, naming the field."""
         try:
-            return _canonical(decoded(wire.body, _requests))
+            return _canonical(decoded(wire.body, _requests), wire.serves)
         except RecursionError:
             raise Refused(Refusal.INVALID, "the request's body is nested too deeply") from None
 
@@ -170,7 +170,7 @@ def _told(refused: Refused) -> str:
 # --- request to canonical
 
 
-def _canonical(wire: MessagesRequest) -> ChatRequest:
+def _canonical(wire: MessagesRequest, serves: Serves) -> ChatRequest:
     for name, raw in (("compaction", wire.compaction), (THREAD, wire.thread)):
         if bytes(raw) not in NOTHING:
             raise invalid(name, "no state is kept on this server; send the conversation whole")
@@ -178,7 +178,7 @@ def _canonical(wire: MessagesRequest) -> ChatRequest:
     messages = list(messages_of(wire, offered))
     if not wire.messages or not messages:
         raise invalid("messages", "expected at least one")
-    if messages[-1].role == "assistant" and wire.max_tokens is not None:
+    if messages[-1].role == "assistant" and serves is not Serves.COUNT:
         raise invalid("messages", "prefill is not supported; the conversation must end with a user message")
     choice = wire.tool_choice
     return ChatRequest(

@@ -50,6 +50,8 @@ class Wire:
     query: Mapping[str, str] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)
     """Names without regard to case."""
+    serves: Serves = Serves.CALL
+    """Of the route that it came on."""
 
 
 class Dialect(Protocol):

@@ -6,13 +6,14 @@ generationConfig, stopSequences, candidateCount, responseMimeType with responseS
 Rules of reading:
 - Contents become messages by the rules of `google_contents`.
 - Functions outside allowedFunctionNames aren't shown, but for a single one under ANY, which is forced. VALIDATED is AUTO.
+- Tools that Google runs (search, maps, URL context, code execution, retrieval, MCP servers) aren't shown; a call with no others is a side
+  call (`proxy/kinds.py`).
 - thinkingBudget 0 is no reasoning, up to 1024 low, up to 8192 medium, above high, as Google's own OpenAI gateway has it; -1 says nothing.
 
 Ignored: safetySettings, labels, store, serviceTier, model armor, routing and model selection; logprobs, which are the log's and never
-leave; media resolution, speech, image, transcription and translation settings; tools that Google runs (search, maps, URL context, code
-execution, retrieval, computer use, MCP servers) and their calls in contents; a function's response schema and behaviour; video and part
-metadata; and every field that we don't know. Refused: cachedContent, which would be a part of the prompt that nobody here has seen;
-answers that aren't text; text/x.enum.
+leave; media resolution, speech, image, transcription and translation settings; calls of Google's own tools in contents; computer use; a
+function's response schema and behaviour; video and part metadata; and every field that we don't know. Refused: cachedContent, which would
+be a part of the prompt that nobody here has seen; answers that aren't text; text/x.enum.
 
 Rules of answering: thought parts only with includeThoughts, the signature always, on the first call or else on the text. A call whose
 arguments are no JSON object ends the candidate as at Google: no content, MALFORMED_FUNCTION_CALL, upon which Gemini CLI asks again;
@@ -217,6 +218,7 @@ def _canonical(wire: GenerateContentRequest, model: str | None) -> ChatRequest:
         model=model,
         messages=messages,
         tools=tools,
+        hosted_tools=[name for tool in wire.tools or () for name in tool.hosted],
         tool_choice=choice,
         sampling=Sampling(
             temperature=config.temperature,

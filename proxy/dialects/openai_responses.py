@@ -13,8 +13,8 @@ Repeated in the answer: metadata, user, safety_identifier, prompt_cache_key, max
 - `additional_tools` before all messages are tools; later ones, and what a tool search found, stand there as text, so that prompts only
   grow. Tools with `defer_loading` are shown from the start only where the harness has no tool search.
 - Tools that OpenAI's servers run (web_search, file_search, code_interpreter, image_generation, mcp, …), computer use, and types that we
-  don't know aren't offered to the model; such items in the input, which no model here made, are passed over. `allowed_tools` are the
-  only ones shown. An `agent_message` is the user's.
+  don't know aren't offered to the model; such items in the input, which no model here made, are passed over. A call with nothing but tools
+  of OpenAI's servers is a side call (`proxy/kinds.py`). `allowed_tools` are the only ones shown. An `agent_message` is the user's.
 - Text files are their text; of other files the model is told that they aren't shown. Image detail `original` is `high`.
 - An answer that was cut off is `incomplete`. Usage tells 0 where the engine doesn't tell.
 - Tools that a search found are not carried over by previous_response_id: only messages are.
@@ -22,8 +22,9 @@ Ignored: text.verbosity, reasoning.summary, truncation (nothing is dropped), con
 stream_options, top_logprobs and the other values of include, client_metadata, access_programs, background_options, image,
 prompt_cache_retention and prompt_cache_options, configuration_update items, phase and status of items, a namespace's
 description (its tools have their own), and every field that we don't know.
-Refused: background, conversation and prompt, which need a store; generate: false and prewarm, which ask for no answer; item references,
-compaction items and their trigger; images by file id, audio; a choice of a tool that isn't shown.
+Refused: background, conversation and prompt, which need a store; previous_response_id to input_tokens, which counts what it is sent and
+asks no session; generate: false and prewarm, which ask for no answer; item references, compaction items and their trigger; images by file
+id, audio; a choice of a tool that isn't shown.
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ class OpenAIResponses:
     def parse(self, wire: Wire) -> ChatRequest:
         """The canonical request. Raises Refused, naming the field."""
         try:
-            return _canonical(decoded(wire.body, _requests))
+            return _canonical(decoded(wire.body, _requests), wire.serves)
         except msgspec.DecodeError as error:
             raise Refused(Refusal.INVALID, f"the request's body is not JSON: {error}") from None
         except RecursionError:
@@ -167,8 +168,8 @@ def _told(refused: Refused) -> str:
 # --- request to canonical
 
 
-def _canonical(wire: ResponsesRequest) -> ChatRequest:
-    _refuse(wire)
+def _canonical(wire: ResponsesRequest, serves: Serves) -> ChatRequest:
+    _refuse(wire, serves)
     tools = Tools()
     tools.show(tools.declare(wire.tools or [], "tools"))
     messages = _messages(wire, tools)
@@ -177,6 +178,7 @@ def _canonical(wire: ResponsesRequest) -> ChatRequest:
         model=wire.model,
         messages=messages,
         tools=tools.shown,
+        hosted_tools=tools.hosted,
         tool_choice=choice if tools.shown else None,
         parallel_tool_calls=wire.parallel_tool_calls,
         sampling=Sampling(temperature=wire.temperature, top_p=wire.top_p, max_tokens=wire.max_output_tokens),
@@ -191,9 +193,11 @@ def _canonical(wire: ResponsesRequest) -> ChatRequest:
     )
 
 
-def _refuse(wire: ResponsesRequest) -> None:
+def _refuse(wire: ResponsesRequest, serves: Serves) -> None:
     stored = "nothing is stored for this; send the conversation whole"
+    is_continued_count = serves is Serves.COUNT and wire.previous_response_id is not None
     for field, is_asked, why in (
+        (CONTINUES, is_continued_count, "not looked up to count tokens; send the whole conversation as input"),
         ("background", wire.background, "answers are not kept; ask without it"),
         ("conversation", bytes(wire.conversation) not in NOTHING, stored),
         ("prompt", bytes(wire.prompt) not in NOTHING, stored),

@@ -13,6 +13,7 @@ T = TypeVar("T")
 ABSENT: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
 """NOT_GIVEN as the default of a wire struct's field: made anew each time, since a published schema can't show it. Never of a struct that is
 written with `omit_defaults`, which goes by identity."""
+LINE_BREAKS = bytes.maketrans(b"\r\n", b"  ")
 _encode = msgspec.json.Encoder().encode
 
 
@@ -45,4 +46,5 @@ def inlined(function: Function) -> str:
 def event(payload: Any, name: str | None = None) -> bytes:
     """One server-sent event, with its `event:` line where the provider's clients go by that."""
     head = b"" if name is None else b"event: " + name.encode() + b"\n"
-    return head + b"data: " + _encode(payload) + b"\n\n"
+    # What clients and models wrote stands raw in some payloads: there a line break is whitespace between tokens, and it would end the data.
+    return head + b"data: " + _encode(payload).translate(LINE_BREAKS) + b"\n\n"

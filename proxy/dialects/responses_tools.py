@@ -19,6 +19,8 @@ from proxy.errors import Refusal, Refused
 from proxy.wire.openai_responses import Choice, ToolSpec
 
 NOTHING = (b"", b"null")
+HARNESS_RUN = ("computer", "namespace")
+"""How the types begin of tools that are the harness's, though they can't be offered: computer use, and a namespace in another."""
 _specs = msgspec.json.Decoder(ToolSpec)
 _choices: msgspec.json.Decoder[str | Choice] = msgspec.json.Decoder(str | Choice)
 
@@ -32,6 +34,13 @@ class Tools:
         self._declared: dict[str, Declared] = {}
         self._functions: dict[str, Function] = {}
         self._deferred: set[str] = set()
+        self._hosted: list[str] = []
+
+    @property
+    def hosted(self) -> list[str]:
+        """Types of the tools that OpenAI's servers would run. None where the harness has tools that this request leaves out: then it is
+        one of an agent's, not a search beside its work."""
+        return [] if self._declared and not self.shown else self._hosted
 
     def declare(self, raw: list[msgspec.Raw], field: str) -> list[Function]:
         """Tools in order, each by the name that the model calls it by; one that nobody here runs is no function. Raises Refused.
@@ -42,6 +51,8 @@ class Tools:
         for spec, namespace, where in _flat(raw, field):
             kind = _kind(spec)
             if kind is None:
+                if not spec.type.startswith(HARNESS_RUN):
+                    self._hosted.append(spec.type)
                 continue
             name = spec.name if kind in ("function", "custom") else kind
             if not name:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Mapping
+from typing import Any
 
 import aiohttp
 import msgspec
@@ -125,12 +126,10 @@ class Forwarder:
             while not asking.done():
                 if self._ownership.is_lost(peer):
                     raise NotServed("lost")
-                change = asyncio.ensure_future(self._ownership.next_change().wait())
-                await asyncio.wait([asking, change], return_when=asyncio.FIRST_COMPLETED)
-                change.cancel()
+                await _either(asking, self._ownership.next_change())
             return asking.result()
         finally:
-            asking.cancel()
+            await _stopped(asking)
 
     async def _send(self, peer: Peer, request: web.Request, body: bytes) -> bytes:
         assert self._http is not None, "started"
@@ -154,6 +153,21 @@ class Forwarder:
         if response.status == NOT_OWNER:
             raise NotServed("refused")
         raise _refused(told)
+
+
+async def _either(asking: asyncio.Future[bytes], change: asyncio.Event) -> None:
+    """Returns when there is an answer, or a change."""
+    changed: asyncio.Future[Any] = asyncio.ensure_future(change.wait())
+    try:
+        await asyncio.wait([asking, changed], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        # A harness that hangs up cancels this wait: what is left then would wait for a change that may never come.
+        await _stopped(changed)
+
+
+async def _stopped(task: asyncio.Future[Any]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 def _refused(body: bytes) -> Refused:

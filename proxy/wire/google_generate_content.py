@@ -96,9 +96,26 @@ class FunctionDeclaration(msgspec.Struct, rename="camel"):
 
 
 class Tool(msgspec.Struct, rename="camel"):
-    """Of all kinds of tools the one that harnesses run themselves."""
+    """Functions, which harnesses run themselves, or what Google would run; computer use, the harness's too, is skipped."""
 
     function_declarations: list[FunctionDeclaration] | None = None
+    google_search: Any = None
+    google_search_retrieval: Any = None
+    enterprise_web_search: Any = None
+    exa_ai_search: Any = None
+    parallel_ai_search: Any = None
+    url_context: Any = None
+    google_maps: Any = None
+    file_search: Any = None
+    retrieval: Any = None
+    code_execution: Any = None
+    mcp_servers: Any = None
+
+    @property
+    def hosted(self) -> list[str]:
+        """Names of the tools in it that Google would run."""
+        _, *hosted = msgspec.structs.fields(self)
+        return [field.encode_name for field in hosted if getattr(self, field.name) is not None]
 
 
 class FunctionCallingConfig(msgspec.Struct, rename="camel"):

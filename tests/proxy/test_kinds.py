@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any, get_args
 
 import msgspec
@@ -10,8 +11,10 @@ import pytest
 from polar.types import building
 from polar.types.completion import Sampling
 from proxy.chat import ChatRequest, Function, Message, TextPart, Tool
+from proxy.dialects.base import Wire
 from proxy.kinds import MAIN, RULES, Kind, kind_of
 from proxy.lineage import VALUE_LIMIT, lineage_of
+from proxy.registered import dialects
 
 TOOL = Tool(Function("bash"))
 COMPACT = "CRITICAL: Respond with TEXT ONLY. Do NOT call any tools.\n\nYour task is to create a detailed summary of the conversation."
@@ -76,6 +79,36 @@ def test_a_call_is_of_the_first_kind_that_its_evidence_gives(
     request_: ChatRequest, headers: dict[str, str], kind: Kind
 ) -> None:
     assert kind_of(request_, lineage_of(headers)) == kind
+
+
+SEARCHES: dict[str, tuple[dict[str, str], dict[str, Any], Any, Any]] = {
+    "anthropic_messages": (
+        {},
+        {"messages": [{"role": "user", "content": "x"}]},
+        {"type": "web_search_20250305", "name": "web_search"},
+        {"name": "bash", "input_schema": {}},
+    ),
+    "openai_responses": ({}, {"input": "x"}, {"type": "web_search"}, {"type": "function", "name": "bash"}),
+    "google_generate_content": (
+        {"model": "m", "method": "generateContent"},
+        {"contents": "x"},
+        {"googleSearch": {}},
+        {"functionDeclarations": [{"name": "bash"}]},
+    ),
+}
+"""Path, body, the provider's search and a function, of the dialects that take tools which they don't show."""
+
+
+@pytest.mark.parametrize("name", SEARCHES)
+def test_a_search_by_the_provider_is_a_side_call_and_beside_functions_main_work(name: str) -> None:
+    path, body, search, function = SEARCHES[name]
+    [dialect] = (dialect for dialect in dialects() if dialect.name == name)
+
+    def kind(tools: list[Any]) -> Kind:
+        return kind_of(dialect.parse(Wire(json.dumps(body | {"tools": tools}).encode(), path)), None)
+
+    assert kind([search]) == Kind("web_search", "hosted_tools_alone")
+    assert [kind(tools) for tools in ([search, function], [function, search], [function], [])] == [MAIN] * 4
 
 
 def test_a_task_may_name_the_kinds_that_rules_give_and_no_other() -> None:

@@ -288,6 +288,8 @@ async def test_a_tool_that_is_found_later_leaves_the_prompt_before_it_as_it_was(
 async def test_tokens_are_counted_and_nothing_is_sampled(claude: AsyncAnthropic, scripted: ScriptedEngine) -> None:
     asked: dict[str, Any] = {"model": "m", "messages": WEATHER, "tools": TOOLS, "system": "Be brief."}
     counted = await claude.messages.count_tokens(**asked)
+    prefilled: Any = [*WEATHER, {"role": "assistant", "content": "It is"}]
+    assert (await claude.messages.count_tokens(**asked | {"messages": prefilled})).input_tokens > counted.input_tokens
     assert not scripted.record.calls("t.0")
     message = await claude.messages.create(max_tokens=100, **asked)
     assert counted.input_tokens == message.usage.input_tokens + (message.usage.cache_read_input_tokens or 0)

@@ -43,7 +43,7 @@ def script(name: str, *turns: ScriptTurn) -> Script:
 
 
 LOOK = ScriptCall("run", {"command": "ls"})
-READ = ScriptCall("read", {"path": "é.py", "lines": [1, 2.5], "deep": {"some_key": None}})
+READ = ScriptCall("read", json.dumps({"path": "é.py", "lines": [1, 2.5], "deep": {"some_key": None}}, indent=1))
 SCRIPTS = [
     script(
         "work",

@@ -201,6 +201,13 @@ async def test_input_tokens_are_counted_and_nothing_is_sampled(client: AsyncOpen
     assert counted.input_tokens == response.usage.input_tokens
 
 
+async def test_a_count_does_not_go_on_from_a_response_and_says_what_to_send(client: AsyncOpenAI) -> None:
+    first = await client.responses.create(model="m", input="work", tools=TOOLS)
+    with pytest.raises(openai.BadRequestError, match="send the whole conversation as input") as refused:
+        await client.responses.input_tokens.count(model="m", input="more", previous_response_id=first.id)
+    assert (refused.value.param, refused.value.type) == ("previous_response_id", "invalid_request_error")
+
+
 async def test_what_is_refused_is_openais_error(client: AsyncOpenAI, proxy: Proxy) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
         await client.responses.create(model="m", input=[{"type": "item_reference", "id": "msg_1"}])

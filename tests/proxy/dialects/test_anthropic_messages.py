@@ -36,8 +36,9 @@ from proxy.chat import (
 )
 from proxy.dialects import signature
 from proxy.dialects.anthropic_messages import TYPES, AnthropicMessages
-from proxy.dialects.base import Wire
+from proxy.dialects.base import Serves, Wire
 from proxy.errors import Refusal, Refused
+from tests.proxy.dialects.sse import events_of
 
 DIALECT = AnthropicMessages()
 USER = {"role": "user", "content": "hi"}
@@ -489,9 +490,16 @@ def test_a_format_is_openais_structured_output(place: str) -> None:
     }
 
 
-def test_a_request_to_count_tokens_may_end_with_the_assistant() -> None:
-    body = {"model": "m", "messages": [USER, assistant(text("x"))]}
-    assert DIALECT.parse(Wire(json.dumps(body).encode())).messages[-1] == Message("assistant", "x")
+@pytest.mark.parametrize("limit", [{}, {"max_tokens": None}, {"max_tokens": 9}])
+def test_a_request_to_count_tokens_may_end_with_the_assistant_and_a_call_may_not(limit: dict[str, Any]) -> None:
+    body = json.dumps({"model": "m", "messages": [USER, assistant(text("x"))], **limit}).encode()
+    assert DIALECT.parse(Wire(body, serves=Serves.COUNT)).messages[-1] == Message("assistant", "x")
+    with pytest.raises(Refused, match="prefill") as refused:
+        DIALECT.parse(Wire(body))
+    assert (refused.value.refusal, refused.value.field) == (Refusal.INVALID, "messages")
+
+
+def test_a_count_is_told_in_anthropics_form() -> None:
     assert MessageTokensCount.model_validate_json(DIALECT.count(17)).input_tokens == 17
 
 
@@ -625,7 +633,7 @@ def test_what_no_json_holds_is_refused(field: bytes) -> None:
 def test_an_input_that_is_hard_to_read_is_read_or_refused(parsed: str) -> None:
     turn = '{"role":"assistant","content":[{"type":"tool_use","id":"t","name":"f","input":' + parsed + "}]}"
     with suppress(Refused):
-        DIALECT.parse(Wire(f'{{"messages":[{turn}]}}'.encode()))
+        DIALECT.parse(Wire(f'{{"messages":[{turn}]}}'.encode(), serves=Serves.COUNT))
 
 
 @given(st.binary(max_size=200) | st.text(max_size=50).map(lambda text: json.dumps({"messages": text}).encode()))
@@ -728,13 +736,10 @@ streamed_events: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
 
 def streamed(request: ChatRequest, answer: Answer) -> list[dict[str, Any]]:
     """The events of a stream, each checked by the official client's type and named on its `event:` line."""
-    events = DIALECT.stream("msg_1", 17, request, [answer]).decode().split("\n\n")
-    assert events.pop() == ""
     found = []
-    for event in events:
-        name, data = event.split("\n")
-        payload = json.loads(data.removeprefix("data: "))
-        assert name == f"event: {payload['type']}"
+    for name, data in events_of(DIALECT.stream("msg_1", 17, request, [answer])):
+        payload = json.loads(data)
+        assert name == payload["type"]
         streamed_events.validate_python(payload)
         found.append(payload)
     return found

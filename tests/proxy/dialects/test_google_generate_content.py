@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from google.genai.types import Candidate, FinishReason, GenerateContentResponse
+from google.genai.types import Candidate, FinishReason, GenerateContentResponse, Tool
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -32,6 +32,7 @@ from proxy.chat import (
 from proxy.dialects.base import Wire
 from proxy.dialects.google_generate_content import STATUSES, GoogleGenerateContent
 from proxy.errors import Refusal, Refused
+from tests.proxy.dialects.sse import events_of
 
 DIALECT = GoogleGenerateContent()
 USER = {"role": "user", "parts": [{"text": "hi"}]}
@@ -304,6 +305,16 @@ def test_a_json_schema_keeps_its_order_and_the_tools_google_runs_are_not_shown()
     assert [tool.function.name for tool in told.tools] == ["f", "g"]
     assert bytes(told.tools[0].function.parameters) == b'{"z":1,"type":"object","a":2.0}'
     assert bytes(told.tools[1].function.parameters) == bytes(NOT_GIVEN)
+    assert told.hosted_tools == ["googleSearch", "codeExecution"]
+
+
+def test_every_tool_of_the_public_schema_is_the_harnesss_or_hosted() -> None:
+    run_by_harnesses = {"function_declarations", "computer_use"}
+    for name, field in Tool.model_fields.items():
+        for spelling in (name, str(field.alias)):
+            hosted = parse(tools={spelling: {"name": "f"}}).hosted_tools
+            assert hosted == ([] if name in run_by_harnesses else [field.alias])
+            assert parse(tools={spelling: None}).hosted_tools == []
 
 
 @pytest.mark.parametrize(
@@ -544,7 +555,9 @@ def test_a_well_formed_body_of_any_shape_is_read_or_refused(fields: dict[str, An
 
 texts = st.text(max_size=30)
 objects = st.dictionaries(texts, json_values, max_size=2)
-arguments = objects.map(lambda told: json.dumps(told, ensure_ascii=False, separators=(",", ":"))).filter(
+compact = objects.map(lambda told: json.dumps(told, ensure_ascii=False, separators=(",", ":")))
+indented = objects.map(lambda told: json.dumps(told, ensure_ascii=False, indent=1))
+arguments = (compact | indented | indented.map(lambda told: told.replace("\n", "\r\n"))).filter(
     lambda told: "Infinity" not in told
 )
 tool_calls = st.builds(
@@ -578,11 +591,9 @@ wild_calls = st.builds(ToolCall, texts, st.builds(FunctionCall, texts.filter(boo
 def test_body_stream_and_array_of_one_answer_say_the_same(answers: list[Answer], thoughts: bool) -> None:
     config: dict[str, Any] = {"generationConfig": {"thinkingConfig": {"includeThoughts": thoughts}}}
     body = GenerateContentResponse.model_validate_json(DIALECT.body("gen-1", 17, parse(**config), answers))
-    events = DIALECT.stream("gen-1", 17, parse("streamGenerateContent", {"alt": "sse"}, **config), answers).decode()
-    assert not {"\x85", "\u2028", "\u2029"} & set(events)
-    *told, last = events.split("\n\n")
-    assert not last
-    streamed = [GenerateContentResponse.model_validate_json(one.removeprefix("data: ")) for one in told]
+    events = DIALECT.stream("gen-1", 17, parse("streamGenerateContent", {"alt": "sse"}, **config), answers)
+    assert not {"\x85", "\u2028", "\u2029"} & set(events.decode())
+    streamed = [GenerateContentResponse.model_validate_json(data) for _, data in events_of(events)]
     array = json.loads(DIALECT.body("gen-1", 17, parse("streamGenerateContent", **config), answers))
 
     assert streamed == [GenerateContentResponse.model_validate(one) for one in array]

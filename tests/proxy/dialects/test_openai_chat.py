@@ -30,6 +30,7 @@ from proxy.chat import (
 from proxy.dialects.base import Wire
 from proxy.dialects.openai_chat import SHAPES, OpenAIChat
 from proxy.errors import Refusal, Refused
+from tests.proxy.dialects.sse import events_of
 
 DIALECT = OpenAIChat()
 USER = {"role": "user", "content": "hi"}
@@ -319,9 +320,9 @@ answers = st.builds(
 def test_body_and_stream_of_one_request_say_the_same(answers: list[Answer], with_usage: bool) -> None:
     request = ChatRequest([Message("user", "x")], model="asked", stream_usage=with_usage)
     body = ChatCompletion.model_validate_json(DIALECT.body("chatcmpl-1", 17, request, answers))
-    events = DIALECT.stream("chatcmpl-1", 17, request, answers).decode().split("\n\n")
-    assert events[-2:] == ["data: [DONE]", ""]
-    chunks = [ChatCompletionChunk.model_validate_json(event.removeprefix("data: ")) for event in events[:-2]]
+    *events, done = events_of(DIALECT.stream("chatcmpl-1", 17, request, answers))
+    assert done == (None, "[DONE]")
+    chunks = [ChatCompletionChunk.model_validate_json(data) for _, data in events]
 
     assert {(chunk.id, chunk.created, chunk.model) for chunk in chunks} == {(body.id, body.created, body.model)}
     usages = [chunk.usage for chunk in chunks if chunk.usage is not None]

@@ -36,6 +36,7 @@ from proxy.dialects import openai_responses, signature
 from proxy.dialects.base import Serves, Wire
 from proxy.dialects.openai_responses import FAILURES, OpenAIResponses
 from proxy.errors import Refusal, Refused
+from tests.proxy.dialects.sse import events_of
 
 DIALECT = OpenAIResponses()
 EVENTS: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
@@ -262,6 +263,7 @@ def test_every_tool_that_the_harness_runs_is_a_function_to_the_model() -> None:
         "shell",
         "apply_patch",
     ]
+    assert request.hosted_tools == ["web_search", "mcp", "invented_in_2027", "shell"]
     assert bytes(request.tools[0].function.parameters) == b'{"z": 1, "a": 2.0}'
     assert request.tools[0].function.strict is False
     assert request.tools[1].function.description == "Edits.\n\n`input` must match this lark grammar:\nstart: hunk"
@@ -296,6 +298,31 @@ def test_deferred_tools_wait_for_the_harnesss_search_and_only_for_it() -> None:
     assert shown == ["exec", "tool_search"]
     for others in ([EXEC], [EXEC, {"type": "tool_search"}]):
         assert [tool.function.name for tool in parse(tools=[deferred, *others]).tools] == ["rare", "exec"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "hosted"),
+    [
+        ({"tools": [{"type": "web_search"}]}, ["web_search"]),
+        ({"tools": [{"type": "tool_search"}]}, ["tool_search"]),
+        ({"tools": [{"type": "computer_use_preview"}, {"type": "computer"}]}, []),
+        ({"tools": [CLOCK | {"tools": [CLOCK]}]}, []),
+        ({"input": [{"type": "additional_tools", "tools": [{"type": "web_search"}]}, USER]}, ["web_search"]),
+        (
+            {
+                "tools": [EXEC, {"type": "web_search"}],
+                "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "web_search"}]},
+            },
+            [],
+        ),
+        ({"tools": [{"type": "web_search"}], "input": [USER, {"type": "additional_tools", "tools": [EXEC]}]}, []),
+    ],
+)
+def test_hosted_tools_are_told_unless_the_harness_has_tools_that_are_not_shown(
+    fields: dict[str, Any], hosted: list[str]
+) -> None:
+    request = parse(**fields)
+    assert (request.tools, request.hosted_tools) == ([], hosted)
 
 
 @pytest.mark.parametrize(
@@ -433,6 +460,15 @@ def test_what_cannot_be_carried_is_refused_with_its_field(body: dict[str, Any], 
     assert (told["type"], told["param"]) == ("invalid_request_error", field)
 
 
+def test_a_call_may_continue_another_and_a_count_may_not() -> None:
+    body = json.dumps({"input": "x", "previous_response_id": "resp_1"}).encode()
+    assert DIALECT.parse(Wire(body)).continues == "resp_1"
+    with pytest.raises(Refused) as refused:
+        DIALECT.parse(Wire(body, serves=Serves.COUNT))
+    assert (refused.value.refusal, refused.value.field) == (Refusal.INVALID, "previous_response_id")
+    assert DIALECT.parse(Wire(b'{"input":"x"}', serves=Serves.COUNT)).messages == [Message("user", "x")]
+
+
 # --- the answer
 
 
@@ -511,13 +547,10 @@ def test_an_empty_answer_is_still_a_turn() -> None:
 
 
 def streamed(request: ChatRequest, answer: Answer) -> list[Any]:
-    *blocks, rest = DIALECT.stream(CALL_ID, 17, request, [answer]).decode().split("\n\n")
-    assert rest == ""
     events = []
-    for block in blocks:
-        name, data = block.split("\n", 1)
-        told = EVENTS.validate_json(data.removeprefix("data: "))
-        assert name == f"event: {told.type}" == f"event: {json.loads(data.removeprefix('data: '))['type']}"
+    for name, data in events_of(DIALECT.stream(CALL_ID, 17, request, [answer])):
+        told = EVENTS.validate_json(data)
+        assert name == told.type == json.loads(data)["type"]
         events.append(told)
     return events
 
@@ -528,6 +561,7 @@ arguments = st.one_of(
     texts.map(lambda text: json.dumps({"input": text})),
     st.just('{"command" : ["ls"]}'),
     st.just('{"query":"x"}'),
+    st.sampled_from(["\n", "\r\n", "\r"]).map(lambda end: json.dumps({"query": "x"}, indent=1).replace("\n", end)),
     st.just('{"type":"create_file","path":"a","diff":"+"}'),
 )
 names = st.sampled_from(["exec", "patch", "clock__sleep", "clock__patch", "tool_search", "local_shell", "shell", "x"])
@@ -548,9 +582,23 @@ answers = st.builds(
     logprobs=st.just(b""),
     model=st.just("served"),
 )
-ASKED = parse(
-    tools=[EXEC, PATCH, SEARCH, CLOCK, {"type": "local_shell"}, {"type": "shell"}, {"type": "apply_patch"}],
-    include=["reasoning.encrypted_content"],
+ASKED = DIALECT.parse(
+    Wire(
+        json.dumps(
+            {
+                "model": "m",
+                "input": [USER],
+                "tools": [
+                    *(EXEC, PATCH, SEARCH, CLOCK),
+                    *({"type": kind} for kind in ("local_shell", "shell", "apply_patch")),
+                ],
+                "tool_choice": {"type": "function", "name": "exec"},
+                "text": {"format": {"type": "json_schema", "name": "o", "schema": {"type": "object"}}},
+                "include": ["reasoning.encrypted_content"],
+            },
+            indent=1,
+        ).encode()
+    )
 )
 
 

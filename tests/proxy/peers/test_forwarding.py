@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 
 import aiohttp
 import pytest
+from aiohttp.test_utils import make_mocked_request
 from prometheus_client.parser import text_string_to_metric_families
 
 from polar.scripted.app import running
@@ -18,8 +19,10 @@ from polar.scripted.faults import Slow, Status
 from polar.types.completion import CallOutcome, Completion
 from proxy.app import Proxy
 from proxy.identity import KEY_HEADER
-from proxy.peers.forwarding import FORWARDED, REFUSED
+from proxy.peers.forwarding import FORWARDED, REFUSED, Forwarder, NotServed
+from proxy.peers.ownership import Ownership
 from tests.proxy.conftest import Bench, eventually, proxied
+from tests.proxy.peers.test_ownership import Log, beat
 from tests.proxy.talks import Talk
 
 SESSIONS = [f"t{number}.0" for number in range(12)]
@@ -104,6 +107,40 @@ async def test_a_harness_that_hangs_up_ends_its_call_at_the_owner(
     [call] = await bench.calls(1, session)
     assert (call.outcome, call.error and call.error.code) == (CallOutcome.ABANDONED, "hung_up")
     await eventually(lambda: not asked._front.replies and not owner._front.replies)
+
+
+class Silent(asyncio.Protocol):
+    """Takes requests and answers none."""
+
+    def __init__(self, asked: asyncio.Event) -> None:
+        self._asked = asked
+
+    def data_received(self, _: bytes) -> None:
+        self._asked.set()
+
+
+@pytest.mark.parametrize("ends", ["hung up", "lost"])
+async def test_a_forwarded_call_that_ends_unanswered_leaves_no_task_behind(ends: str) -> None:
+    loop, asked, ownership = asyncio.get_running_loop(), asyncio.Event(), Ownership("asked")
+    log, forwarder = Log(ownership), Forwarder("asked", ownership)
+    server = await loop.create_server(lambda: Silent(asked), "127.0.0.1", 0)
+    log.write(beat("owner", f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"))
+    await forwarder.start()
+    try:
+        before, owner = asyncio.all_tasks(), ownership.peers["owner"]
+        request = make_mocked_request("POST", "/v1/chat/completions")
+        sending = asyncio.ensure_future(forwarder.send(owner, request, b"{}"))
+        await asked.wait()
+        if ends == "lost":
+            log.write(beat("the owner's next", owner.address))
+        else:
+            sending.cancel()
+        with pytest.raises(NotServed if ends == "lost" else asyncio.CancelledError):
+            await sending
+        assert asyncio.all_tasks() == before
+    finally:
+        await forwarder.stop()
+        server.close()
 
 
 async def test_a_refusal_is_told_as_the_owner_would_tell_it(bench: Bench, http: aiohttp.ClientSession) -> None:
