@@ -108,6 +108,7 @@ COMPLETION_FIELDS = (
     "call_id", "session_id", "attempt", "claim_id", "outcome", "dialect", "engine", "model_requested", "model_served", "kind",
     "kind_rule", "received_at", "completed_at", "sampled", "logprobs", "logprobs_mode", "tools", "finish_reason", "policy_version",
     "lineage", "stream", "choice", "stored_from", "realigned", "stop_sequence", "reasoning_effort", "tool_choice",
+    "unsaid_calls",
 )  # fmt: skip
 
 

@@ -171,6 +171,11 @@ COMPLETIONS = Table(
         Column(
             "tool_choice", TEXT, "`none`, or `function:` and the only tool that may be called; null: the model chose"
         ),
+        Column(
+            "unsaid_calls",
+            INT,
+            "calls of tools that were sampled and that the harness, which takes one at a time, wasn't told of",
+        ),
     ),
 )
 DISOWNED = Table(
