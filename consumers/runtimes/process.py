@@ -253,6 +253,8 @@ def _host_env(folder: Path) -> dict[str, str]:
         "HOME": str(folder / "home"),
         "TMPDIR": str(folder / "tmp"),
         "USER": user,
+        # A workspace in the checkout of something else isn't that one's: agents would read it, and commit to it.
+        "GIT_CEILING_DIRECTORIES": str(folder),
     }
 
 

@@ -40,11 +40,22 @@ async def test_a_program_sees_only_the_environment_that_it_is_given(
         "LANG": "C.UTF-8",
         "HOME": str(home),
         "TMPDIR": str(home.parent / "tmp"),
+        "GIT_CEILING_DIRECTORIES": str(home.parent),
         "FROM_TASK": "a b\nc",
         "HOME_PAGE": "y",
         "POLAR_RUNTIME": CLAIM,
         "POLAR_CLAIM": CLAIM,
     }
+
+
+async def test_a_workspace_in_a_checkout_is_none_of_it(backend: ProcessBackend) -> None:
+    """The data folder of who tries Polar lies in their clone of it, and agents commit."""
+    runtime = await backend.create(LABELS, RuntimeSpec())
+    folder = Path(runtime.home).parent
+    subprocess.run(["git", "init", "-q", folder.parent], check=True)
+    assert (await runtime.exec(Exec("git rev-parse --show-toplevel"))).exit_code == 128
+    own = await runtime.exec(Exec("git init -q && git rev-parse --show-toplevel"))
+    assert own.tail.strip() == str(folder / "workspace")
 
 
 async def test_a_program_has_no_open_files_but_its_three(runtime: ProcessRuntime) -> None:
