@@ -52,7 +52,7 @@ async def test_a_workspace_in_a_checkout_is_none_of_it(backend: ProcessBackend) 
     """The data folder of who tries Polar lies in their clone of it, and agents commit."""
     runtime = await backend.create(LABELS, RuntimeSpec())
     folder = Path(runtime.home).parent
-    subprocess.run(["git", "init", "-q", folder.parent], check=True)
+    assert (await runtime.exec(Exec(("git", "init", "-q", str(folder.parent))))).exit_code == 0
     assert (await runtime.exec(Exec("git rev-parse --show-toplevel"))).exit_code == 128
     own = await runtime.exec(Exec("git init -q && git rev-parse --show-toplevel"))
     assert own.tail.strip() == str(folder / "workspace")
