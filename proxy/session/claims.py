@@ -81,9 +81,7 @@ class Claim:
             call_id,
             told.messages.link,
             answer.message,
-            frame=UNSAID
-            if answer.unsaid_calls
-            else frame_of(engine, told.tools_digest, request.told_tools, request.reasoning_effort),
+            frame=_frame(answer.unsaid_calls, engine, told.tools_digest, request.told_tools, request.reasoning_effort),
             is_ended=_is_ended(answer.finish_reason, answer.stop_sequence),
         )
         if (first := request.stored_from) is not None:
@@ -128,9 +126,13 @@ class Claim:
                 call_id,
                 one.told.messages.link,
                 one.answer,
-                frame=UNSAID
-                if one.call.unsaid_calls
-                else frame_of(one.call.engine, one.told.tools_digest, one.call.tool_choice, one.call.reasoning_effort),
+                frame=_frame(
+                    one.call.unsaid_calls,
+                    one.call.engine,
+                    one.told.tools_digest,
+                    one.call.tool_choice,
+                    one.call.reasoning_effort,
+                ),
                 is_ended=_is_ended(one.call.finish_reason, one.call.stop_sequence),
             )
             if (first := one.call.stored_from) is not None:
@@ -283,6 +285,11 @@ class Claims:
             if idle is not None:
                 del self._claims[idle.key.claim_id]
                 self._known_since = max(self._known_since, idle.key.issued_at + 1)
+
+
+def _frame(unsaid_calls: int, engine: str, tools_digest: bytes, told_tools: str | None, effort: str | None) -> bytes:
+    """Of an answer."""
+    return UNSAID if unsaid_calls else frame_of(engine, tools_digest, told_tools, effort)
 
 
 def _is_ended(finish_reason: str | None, stop_sequence: str | None) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -136,6 +137,16 @@ def test_a_recalled_claim_knows_what_the_one_before_knew(turns: list[Turn], seen
             continue
         going_on = ChatRequest([Message("user", "on")], continues=call.call_id)
         assert now.stored.continued(going_on) == then.stored.continued(going_on)
+
+
+@pytest.mark.parametrize("unsaid_calls", [0, 1])
+def test_after_a_takeover_prompts_go_on_from_what_was_told_whole(unsaid_calls: int) -> None:
+    _, [call], _, [said] = lived([Turn(0, 0, "x", 0, "one", False, "answered")])
+    claim = Claim(KEY)
+    read = [msgspec.structs.replace(call, finish_reason="stop", unsaid_calls=unsaid_calls)]
+    claim.recall(ClaimLog(read, frozenset(), 0, is_over=False))
+    request, _ = claim.restored(ChatRequest([*said, Message("user", "on")]), "default")
+    assert (request.continued is None) == bool(unsaid_calls)
 
 
 def test_what_a_log_lacks_costs_the_calls_that_need_it_and_no_others() -> None:
