@@ -36,6 +36,8 @@ class Step:
     largest_difference: float
     """Of log-probabilities, engine against trainer, over `compared_tokens`."""
     mean_difference: float
+    gradient_norm: float
+    """Before it is clipped, the mean over minibatches; 0 where no group has unlike rewards: the weights stay as they are, then."""
     seconds: dict[str, float]
     """Where the time went, by part."""
     ended_at: float

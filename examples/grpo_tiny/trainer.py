@@ -87,8 +87,8 @@ class Trainer:
                 with clock.part("comparison"):
                     drift = await asyncio.to_thread(self._compared, rows)
                 with clock.part("update"):
-                    await asyncio.to_thread(self._learner.step, number, rows, self._options.seed)
-                steps = [*self._state.steps, _step(number, groups, rows, drift, clock)]
+                    norm = await asyncio.to_thread(self._learner.step, number, rows, self._options.seed)
+                steps = [*self._state.steps, _step(number, groups, rows, drift, norm, clock)]
                 self._state = State(steps, consumer.state_dict())
                 # Before the engine gets them: whoever goes on from here has the weights that it may have sampled with. How long this and
                 # the push take is told by the next checkpoint, whose steps share their clocks with these.
@@ -159,7 +159,9 @@ class Trainer:
             await pause.publish(self._state.version)
 
 
-def _step(number: int, groups: Sequence[Group], rows: Sequence[Row], drift: Drift, clock: Clock) -> Step:
+def _step(
+    number: int, groups: Sequence[Group], rows: Sequence[Row], drift: Drift, gradient_norm: float, clock: Clock
+) -> Step:
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     rewards = {trajectory.session_id: trajectory.reward for trajectory in trajectories}
     assert len(rewards) == len(trajectories), "each session is in a step once"
@@ -174,6 +176,7 @@ def _step(number: int, groups: Sequence[Group], rows: Sequence[Row], drift: Drif
         compared_tokens=drift.tokens,
         largest_difference=drift.largest,
         mean_difference=drift.mean,
+        gradient_norm=gradient_norm,
         seconds=clock.seconds,
         ended_at=time.time(),
     )
@@ -185,7 +188,7 @@ def _line(step: Step) -> str:
     return (
         f"step {step.number}: mean reward {sum(known) / max(1, len(known)):.3f}, {step.malformed} malformed, "
         f"{len(step.rewards) - len(known)} not judged, {step.rows} rows, "
-        f"largest difference {step.largest_difference:.1e}; seconds: {parts}"
+        f"largest difference {step.largest_difference:.1e}, gradient norm {step.gradient_norm:.2g}; seconds: {parts}"
     )
 
 

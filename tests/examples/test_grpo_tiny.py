@@ -242,4 +242,4 @@ def result(
 
 def step(number: int, **seconds: float) -> checkpoint.Step:
     rewards: dict[str, float | None] = {f"step-{number}-0.0": 0.5}
-    return checkpoint.Step(number, rewards, 1, 4, 8, 100, 50, 50, 1e-5, 1e-6, seconds or {"update": 1.5}, 0.0)
+    return checkpoint.Step(number, rewards, 1, 4, 8, 100, 50, 50, 1e-5, 1e-6, 0.1, seconds or {"update": 1.5}, 0.0)

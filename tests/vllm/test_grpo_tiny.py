@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from examples.grpo_tiny.checkpoint import Step
 from examples.grpo_tiny.report import Result
 from examples.grpo_tiny.requests import SAMPLES
 from examples.vllm_cpu.serve import ROOT
@@ -18,7 +19,7 @@ from polar.types.session import task_id_of
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1500)]
 
-STEPS, PROMPTS, HELD_OUT, KILL_AT = 3, 4, 16, 2
+STEPS, PROMPTS, HELD_OUT, KILL_AT = 3, 6, 16, 2
 SQL_S = 120.0
 LARGEST = 1e-3
 """As in `examples/grpo_tiny/trainer.py`, which asserts it, too."""
@@ -99,13 +100,18 @@ def test_every_session_was_judged(result: Result) -> None:
     assert len(result.before.rewards) == len(result.after.rewards) == HELD_OUT
 
 
-def test_each_step_has_a_group_of_unlike_rewards(result: Result) -> None:
-    """Else every advantage is 0, no weight changes, and the comparison after reloads says nothing."""
-    for step in result.steps:
-        groups: defaultdict[str | None, set[float | None]] = defaultdict(set)
-        for session_id, reward in step.rewards.items():
-            groups[task_id_of(session_id)].add(reward)
-        assert any(len(rewards) > 1 for rewards in groups.values())
+def test_weights_change_where_a_group_has_unlike_rewards(result: Result) -> None:
+    """And there is such a group, as about half of the quick model's are: else the comparison after reloads says nothing."""
+    unlike = [_has_unlike_rewards(step) for step in result.steps]
+    assert [step.gradient_norm > 0 for step in result.steps] == unlike
+    assert any(unlike)
+
+
+def _has_unlike_rewards(step: Step) -> bool:
+    groups: defaultdict[str | None, set[float | None]] = defaultdict(set)
+    for session_id, reward in step.rewards.items():
+        groups[task_id_of(session_id)].add(reward)
+    return any(len(rewards) > 1 for rewards in groups.values())
 
 
 def test_a_conversation_is_one_row(result: Result) -> None:
