@@ -207,11 +207,18 @@ def _jars() -> Finding:
     return _fetchable("Kafka", said, distribution.MAVEN_CENTRAL)
 
 
+class _Stays(urllib.request.HTTPRedirectHandler):
+    """A redirection is an answer. Followed, it would be a GET: of a whole package index, where that is what was asked for."""
+
+    def redirect_request(self, *_: object) -> None:
+        return None
+
+
 def _fetchable(what: str, said: str, url: str) -> Finding:
     """What will be downloaded: whether it can be."""
     try:
         # Not urlopen: that keeps the proxies of its first use in a process.
-        with urllib.request.build_opener().open(urllib.request.Request(url, method="HEAD"), timeout=REACH_S):  # noqa: S310 - ours
+        with urllib.request.build_opener(_Stays).open(urllib.request.Request(url, method="HEAD"), timeout=REACH_S):  # noqa: S310 - ours
             return Finding(what, State.LATER, said)
     except urllib.error.HTTPError:
         return Finding(what, State.LATER, said)

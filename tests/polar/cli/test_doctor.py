@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -61,6 +63,29 @@ def test_downloads_that_cannot_come_are_told(monkeypatch: pytest.MonkeyPatch, tm
     assert found["Kafka"].state is State.BAD
     assert "can't be reached" in found["Kafka"].said
     assert found["pi"].state is State.BAD
+
+
+def test_a_package_index_is_asked_for_its_first_line_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The whole index of PyPI is tens of MB, and may take longer than a checkup waits."""
+    asked: list[str] = []
+
+    class Index(BaseHTTPRequestHandler):
+        def log_request(self, *_: object) -> None:
+            asked.append(self.requestline)
+
+        def do_HEAD(self) -> None:
+            self.send_response(308)
+            self.send_header("Location", "/simple/")
+            self.end_headers()
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Index) as server:
+        threading.Thread(target=server.serve_forever).start()
+        monkeypatch.setenv("POLAR_CACHE", str(tmp_path / "empty"))
+        monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{server.server_port}/simple")
+        found = {one.what: one for one in checkup.installed()}
+        server.shutdown()
+    assert found["mini_swe_agent"].state is State.LATER
+    assert asked == ["HEAD /simple HTTP/1.1"]
 
 
 def test_a_kafka_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
