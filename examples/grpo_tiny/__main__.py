@@ -21,7 +21,7 @@ from pathlib import Path
 from examples.grpo_tiny import checkpoint, costs, report, system
 from examples.grpo_tiny.programs import Program, ProgramError, follow
 from examples.grpo_tiny.report import HeldOut, Result, unjudged
-from examples.grpo_tiny.requests import Work
+from examples.grpo_tiny.requests import EVALUATOR, Work
 from examples.grpo_tiny.rollouts import groups_of, malformed
 from examples.grpo_tiny.system import System
 from examples.vllm_cpu.serve import PYTHON, Server, ServerError, environment, serving
@@ -51,7 +51,7 @@ class Run:
     def whole(self) -> Result:
         """All of it. Raises InputError, ProgramError, NotReady, ServerError."""
         out, options = self.options.out, self.options
-        work = Work(options.seed, options.builder)
+        work = Work(options.seed, options.builder, options.evaluator)
         self._refuse(work)
         marks = [("model", time.monotonic())]
         model = self._model()
@@ -121,6 +121,7 @@ class Run:
         words = ["--data", out / "polar", "--model", model, "--served", server.model_dir, "--engine", server.url]
         words += ["--checkpoints", out / "checkpoints", "--seed", options.seed, "--steps", options.steps]
         words += ["--prompts", options.prompts, "--builder", options.builder]
+        words += ["--evaluator", options.evaluator]
         return Program(PYTHON, "examples.grpo_tiny.trainer", tuple(map(str, words)), SETTINGS)
 
     def _train(self, trainer: Program, polar: System) -> dict[str, float]:
@@ -172,6 +173,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=45, metavar="N", help="updates (default 45)")
     parser.add_argument("--prompts", type=int, default=12, metavar="N", help="tasks a step, of 8 sessions (default 12)")
     parser.add_argument("--builder", choices=BUILDERS, default=BUILDERS[0])
+    parser.add_argument(
+        "--evaluator", default=EVALUATOR, metavar="MODULE:CLASS", help=f"what judges the sessions (default {EVALUATOR})"
+    )
     parser.add_argument("--kill-at", type=int, metavar="N", help="kill the trainer in mid-step N, and start it again")
     parser.add_argument(
         "--kill-in", choices=KILLED, default="rollouts", help="what it is doing then (default rollouts)"

@@ -25,6 +25,7 @@ SAMPLES = 8
 """Sessions of a prompt: GRPO's group."""
 HELD_OUT_SAMPLES = 4
 RUN_S = 120.0
+EVALUATOR = "examples.grpo_tiny.evaluator:Repaired"
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class Work:
 
     seed: int
     builder: str = "prefix_merging"
+    evaluator: str = EVALUATOR
 
     def step(self, number: int, prompts: int) -> list[TaskRequest]:
         """A training step's tasks. Raises InputError."""
@@ -69,7 +71,7 @@ class Work:
                     "custom_shell": {"command": f"exec {PYTHON} -S -E {AGENT.name}"},
                 },
                 "builder": {"strategy": self.builder},
-                "evaluator": {"strategy": "examples.grpo_tiny.evaluator:Repaired", "config": {"goal": _goal(task)}},
+                "evaluator": {"strategy": self.evaluator, "config": {"goal": _goal(task)}},
                 "timeouts": {"run": RUN_S},
             }
         )

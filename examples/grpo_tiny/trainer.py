@@ -64,7 +64,7 @@ class Trainer:
     def __init__(self, options: argparse.Namespace, settings: Settings) -> None:
         self._options = options
         self._settings = settings
-        self._work = Work(options.seed, options.builder)
+        self._work = Work(options.seed, options.builder, options.evaluator)
         latest = checkpoint.newest(options.checkpoints)
         self._state = State() if latest is None else checkpoint.read(latest)
         self._learner = Learner(options.model if latest is None else latest, options.steps)
@@ -204,6 +204,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, required=True, help="of the whole run")
     parser.add_argument("--prompts", type=int, required=True, help="tasks a step")
     parser.add_argument("--builder", required=True)
+    parser.add_argument("--evaluator", required=True)
     parser.add_argument("--check", metavar="NAME", help="train nothing: compare that evaluation, which has ended")
     parser.add_argument("--threads", type=int, default=2)
     return parser.parse_args()

@@ -20,12 +20,14 @@ from polar.types.task import TaskRequest
 from tests.acceptance.console import Step, differs, steps, walk
 from tests.acceptance.test_cli import Up, environment
 
+pytestmark = pytest.mark.timeout(900)
+
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 DOCS = sorted((ROOT / "docs").glob("*.md"))
 PAGES = [page for page in (README, *DOCS) if page.name != "sessions.md"]
-DEMO_S = 200.0
-PAGE_S = 200.0
+DEMO_S = 400.0
+PAGE_S = 400.0
 DEMO = re.compile(r"<!-- demo -->\n```\n(.*?)```", re.DOTALL)
 STARTED_HERE = {"make install", ". .venv/bin/activate", "polar up"}
 """What the pages say before the rest, in blocks of `sh`: the fixture's work."""

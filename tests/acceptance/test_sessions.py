@@ -157,7 +157,7 @@ def test_a_block_that_raises_closes_its_session_and_says_what_it_raised(up: Up) 
 
 
 def test_a_session_left_alone_ends_at_its_ttl_with_its_calls(up: Up) -> None:
-    session = sessions.open_session(up.data, ttl_s=1)
+    session = sessions.open_session(up.data, ttl_s=5)
     work(session.env, stream=False)
     row = asyncio.run(sessions.until_ended(session.settings, session.session_id))
     assert row is not None

@@ -94,7 +94,7 @@ async def test_a_trainer_killed_between_checkpoints_gets_nothing_twice_and_misse
         async with asyncio.timeout(DEADLINE_S):
             while trained(checkpoint) == before and process.returncode is None:
                 await asyncio.sleep(0.005)
-        await asyncio.sleep(chance.uniform(0, 0.03))
+        await asyncio.sleep(chance.uniform(0, 0.06))
         if process.returncode is None:
             process.kill()
         await process.communicate()

@@ -25,9 +25,8 @@ from polar.types.trajectory import Trajectory
 from tests.acceptance.fleet import ROLES, Fleet, fleet
 
 SAMPLES = 4
-TURNS = 40
+TURNS = 60
 UPDATES = 9
-BETWEEN_S = 0.4
 SLOW = ("--fault", '{"kind": "slow", "delay_s": 0.25, "times": 1000000}')
 """Each call takes so long: some are under way at every update."""
 RUN_S = 120.0
@@ -52,7 +51,7 @@ async def test_each_token_says_the_weights_that_sampled_it_and_nothing_is_lost(t
         await first_answers(system)
         for version in range(1, UPDATES + 1):
             await update(controls, engine, version)
-            await asyncio.sleep(BETWEEN_S)
+            await answered_with(system, version + 1)
         async with SessionTable(system.settings, {"talk"}) as table:
             assert await table.until(lambda: table.is_finished("talk"), RUN_S), table.sessions
             ended = table.ended("talk")
@@ -83,6 +82,17 @@ async def first_answers(system: Fleet) -> None:
             await asyncio.sleep(0.1)
 
 
+async def answered_with(system: Fleet, salts: int) -> None:
+    """Returns when calls of so many cache salts, one a publication, have completed."""
+    async with asyncio.timeout(RUN_S):
+        while len(salts_of(system)) < salts:
+            await asyncio.sleep(0.1)
+
+
+def salts_of(system: Fleet) -> set[str]:
+    return {call.parameters["cache_salt"] for call in system.sampled() if call.outcome == "completed"}
+
+
 async def check(system: Fleet) -> None:
     """What the harnesses saw, the log, the trajectories and the trainer's rows against the engine's record."""
     calls = [call for call in await system.calls() if isinstance(call, Completion)]
@@ -100,9 +110,7 @@ async def check(system: Fleet) -> None:
     parted = [call for call in calls if call.policy_spans]
     assert parted, "no call was under way at an update that let it go on"
     assert all(call.policy_version == call.policy_spans[0].version for call in parted)
-    assert (
-        len({call.parameters["cache_salt"] for call in system.sampled() if call.outcome == "completed"}) == UPDATES + 1
-    )
+    assert len(salts_of(system)) == UPDATES + 1
     check_staleness(trajectories, wanted)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from polar.trainer import TrajectoryConsumer
 
-STEP_S = 0.004
+STEP_S = 0.02
 EVERY = 3
 
 

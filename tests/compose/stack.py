@@ -21,7 +21,8 @@ from testcontainers.compose import DockerCompose
 
 COMPOSE = Path(__file__).parents[2] / "compose"
 FILES = "docker-compose.yml:docker-compose.offline.yml"
-CLI_S = 300.0
+CLI_S = 900.0
+"""What a command builds on a bare machine included."""
 T = TypeVar("T")
 
 
@@ -81,7 +82,18 @@ class Stack:
         return [thing.name for kind in kinds for thing in kind]
 
     def _of_prometheus(self, what: str, *arguments: str) -> dict[str, Any]:
-        curl = ("curl", "-sS", "--get", f"http://prometheus:9090/api/v1/{what}", *arguments)
+        curl = (
+            "curl",
+            "-sS",
+            "--retry",
+            "30",
+            "--retry-delay",
+            "1",
+            "--retry-all-errors",
+            "--get",
+            f"http://prometheus:9090/api/v1/{what}",
+            *arguments,
+        )
         answer = json.loads(self.inside("proxy", *curl))
         assert answer["status"] == "success", answer
         return dict(answer["data"])

@@ -37,7 +37,7 @@ TASK = {
                 body=$(printf '{{"model": "any", "messages": [{{"role": "user", "content": "Say %s."}}]}}' "$turn")
                 curl -fsS --retry 8 --retry-all-errors "$OPENAI_BASE_URL/chat/completions" \\
                     -H "Authorization: Bearer $OPENAI_API_KEY" -H "Content-Type: application/json" -d "$body" >> answers
-                sleep 4
+                sleep 8
             done"""
         },
     },
@@ -89,7 +89,7 @@ def test_every_service_scales_and_prometheus_finds_every_replica(stack: Stack) -
     wanted = dict.fromkeys((*CONSUMERS, "proxy"), 2) | {"run": 3}
     stack.scale(**wanted, prometheus=1)
     expected = Counter({(role, "up"): count for role, count in wanted.items()})
-    eventually(f"targets {expected}", lambda: stack.targets() == expected, 180)
+    eventually(f"targets {expected}", lambda: stack.targets() == expected, 400)
     for stage in STAGES:
         stack.answered(f'sum(polar_backlog{{stage="{stage}"}})', 60)
 

@@ -33,16 +33,26 @@ class Words:
     result: Callable[[Item, Work], Item]
     """A call's, for the conversation."""
     user: Callable[[str], Item]
+    is_cut: Callable[[Item], bool]
+    """Whether an answer ended at its limit of tokens."""
 
 
-def talk(env: Mapping[str, str], dialect: str, work: Work, turns: int) -> None:
-    """So many answers, each kept as it came."""
+def talk(env: Mapping[str, str], dialect: str, work: Work, turns: int) -> int:
+    """So many answers, each kept as it came; how many they were.
+
+    Fewer where one is cut behind a call of a tool: what was sampled then has no form in which a history could repeat it.
+    """
     words = WORDS[dialect]
     said = [words.user(work.request)]
-    for _ in range(turns):
-        heard = words.heard(_told(env[words.variable] + words.path, env[words.key], words.body(said)))
+    for turn in range(1, turns + 1):
+        told = _told(env[words.variable] + words.path, env[words.key], words.body(said))
+        heard = words.heard(told)
+        calls = words.calls(heard)
+        if calls and words.is_cut(told):
+            return turn
         said += heard
-        said += [words.result(call, work) for call in words.calls(heard)] or [words.user(GO_ON)]
+        said += [words.result(call, work) for call in calls] or [words.user(GO_ON)]
+    return turns
 
 
 def _told(url: str, key: str, body: Item) -> Item:
@@ -97,6 +107,7 @@ WORDS = {
         lambda heard: heard[0].get("tool_calls") or [],
         _chat_result,
         lambda text: {"role": "user", "content": text},
+        lambda told: bool(told["choices"][0]["finish_reason"] == "length"),
     ),
     "openai_responses": Words(
         "OPENAI_BASE_URL",
@@ -112,6 +123,7 @@ WORDS = {
         lambda heard: [item for item in heard if item["type"] == "function_call"],
         _responses_result,
         lambda text: {"type": "message", "role": "user", "content": [{"type": "input_text", "text": text}]},
+        lambda told: bool(told["status"] == "incomplete"),
     ),
     "anthropic_messages": Words(
         "ANTHROPIC_BASE_URL",
@@ -127,6 +139,7 @@ WORDS = {
         lambda heard: [block for block in heard[0]["content"] if block["type"] == "tool_use"],
         _anthropic_result,
         lambda text: {"role": "user", "content": text},
+        lambda told: bool(told["stop_reason"] == "max_tokens"),
     ),
     "google_generate_content": Words(
         "GOOGLE_GEMINI_BASE_URL",
@@ -147,5 +160,6 @@ WORDS = {
         lambda heard: [part for part in heard[0].get("parts") or [] if "functionCall" in part],
         _google_result,
         lambda text: {"role": "user", "parts": [{"text": text}]},
+        lambda told: bool(told["candidates"][0]["finishReason"] == "MAX_TOKENS"),
     ),
 }

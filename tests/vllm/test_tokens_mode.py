@@ -27,7 +27,7 @@ from tests.vllm.test_faithful import trace_of
 from tests.vllm.thinking import drifting
 from tests.vllm.work import Work
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(2400)]
 
 THINKING = ("tests.vllm.thinking", Path(__file__).with_name("thinking.py"))
 TURNS = 30
@@ -44,6 +44,8 @@ class Outcome:
     """What came of one mode's conversations: a line of `polar trajectories --format jsonl` for each."""
 
     lines: list[dict[str, Any]]
+    answers: dict[str, int]
+    """That each session's conversation had."""
 
     @property
     def traces(self) -> list[dict[str, Any]]:
@@ -60,7 +62,7 @@ class Outcome:
     def __str__(self) -> str:
         rows = sum(len(trace["token_ids"]) for trace in self.traces)
         return (
-            f"{len(self.lines)} conversations of {TURNS} answers: {len(self.traces)} traces, {rows} tokens in rows for "
+            f"{len(self.lines)} conversations of up to {TURNS} answers: {len(self.traces)} traces, {rows} tokens in rows for "
             f"{self.total('tokens')} of their own, {self.total('trainable_tokens')} of {self.total('sampled_tokens')} "
             f"sampled tokens trainable; branches {self.counted('branches')}, drift {self.counted('drift')}, "
             f"masked {self.counted('masked_tokens')}"
@@ -89,19 +91,18 @@ def _outcome(server: Server, mode: str, folder: Path) -> Outcome:
     up = Up(folder, "--engine", server.url, "--mode", mode)
     try:
 
-        def work(dialect: str, seed: int) -> None:
+        def work(dialect: str, seed: int) -> tuple[str, int]:
             with open_session(up.data, ttl_s=600) as session:
-                talk(session.env, dialect, Work(seed), TURNS)
+                return session.session_id, talk(session.env, dialect, Work(seed), TURNS)
 
         with ThreadPoolExecutor() as pool:
             working = [pool.submit(work, dialect, seed) for dialect in WORDS for seed in range(SESSIONS)]
-            for each in working:
-                each.result()
+            answers = dict(each.result() for each in working)
         lines = up.polar("trajectories", "--format", "jsonl").stdout.splitlines()
     finally:
         up.process.terminate()
         up.process.wait()
-    return Outcome([json.loads(line) for line in lines])
+    return Outcome([json.loads(line) for line in lines], answers)
 
 
 def test_in_tokens_mode_a_conversation_is_one_trace_and_all_its_tokens_train(
@@ -110,8 +111,10 @@ def test_in_tokens_mode_a_conversation_is_one_trace_and_all_its_tokens_train(
     outcome = outcomes["tokens"]
     with capsys.disabled():
         print(f"\n  tokens: {outcome}")
-    assert len(outcome.traces) == len(outcome.lines) == len(WORDS) * SESSIONS
-    assert {len(trace["calls"]) for trace in outcome.traces} == {TURNS}
+    assert len(outcome.answers) == len(WORDS) * SESSIONS
+    assert max(outcome.answers.values()) == TURNS
+    calls = {line["session_id"]: [len(trace["calls"]) for trace in line["traces"]] for line in outcome.lines}
+    assert calls == {session_id: [answers] for session_id, answers in outcome.answers.items()}
     assert outcome.total("trainable_tokens") == outcome.total("sampled_tokens") > 0
 
 

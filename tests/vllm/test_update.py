@@ -24,7 +24,7 @@ from examples.vllm_cpu.serve import Server, serving
 from polar import settings
 from polar.fleet import Controls
 from polar.sessions import open_session
-from tests.acceptance.test_cli import Up
+from tests.acceptance.test_cli import Up, until
 from tests.vllm.agents import AGENTS, Settings
 from tests.vllm.scoring import Agreement, Floats, scores
 from tests.vllm.weights import Served, asking, load, post
@@ -32,7 +32,7 @@ from tests.vllm.work import Work
 
 pytestmark = [
     pytest.mark.vllm,
-    pytest.mark.timeout(1500),
+    pytest.mark.timeout(2400),
     # How Google's client makes its own sessions of aiohttp.
     pytest.mark.filterwarnings("ignore:Inheritance class AiohttpClientSession:DeprecationWarning"),
 ]
@@ -44,6 +44,7 @@ SAMPLING_S = 240.0
 UPDATES = ("finish", "abort", "finish")
 LONG_TOKENS = 1500
 TRIES = 5
+LAKE_S = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -203,12 +204,21 @@ async def test_an_answer_that_spans_an_update_says_where_the_new_weights_begin(
         tell(f"before the update {own}; after it {others}")
         assert own.is_faithful
         assert not others.is_faithful
-        [row] = json.loads(up.polar("sql", question(session.session_id), "--format", "json").stdout)
+        [row] = rows_of(up, session.session_id)
         assert row == {"policy_version": version - 1, "policy_versions": [version - 1, version]}
 
 
-def question(session_id: str) -> str:
-    return f"SELECT policy_version, policy_versions FROM calls WHERE session_id = '{session_id}'"
+def rows_of(up: Up, session_id: str) -> list[dict[str, Any]]:
+    """A session's calls in the lake, which is some seconds behind."""
+    asked = f"SELECT policy_version, policy_versions FROM calls WHERE session_id = '{session_id}'"
+    found: list[dict[str, Any]] = []
+
+    def came() -> bool:
+        found[:] = json.loads(up.polar("sql", asked, "--format", "json").stdout)
+        return bool(found)
+
+    until(came, LAKE_S)
+    return found
 
 
 async def updated(
