@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import random
+import re
+import subprocess
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import yaml
 
 from examples.grpo_tiny import agent
 from examples.grpo_tiny.requests import Work
 from examples.tiny_model.demonstrations import KINDS, MIX, TURNS, demonstration, snippet
 from examples.tiny_model.tasks import FILES, HELD_OUT, KEYS, TRAINED, VALUES, draw
+from polar.types.task import parse
+
+TASK = Path(__file__).parents[2] / "examples" / "tiny_model"
 
 
 def test_a_fifth_of_the_pairs_is_held_out() -> None:
@@ -69,3 +75,25 @@ def test_demonstrations_are_of_every_kind_and_within_the_turns() -> None:
 
 def _makefile(key: str, value: int, path: str) -> str:
     return f"test:\n\t@grep -qx '{key} = {value}' {path}\n"
+
+
+def test_the_task_to_submit_is_of_the_kind_that_it_knows_and_can_be_done(tmp_path: Path) -> None:
+    request = parse(yaml.safe_load((TASK / "task.yaml").read_text()))
+    uploaded, written = request.runtime.prepare
+    assert uploaded.source is not None
+    assert (TASK / uploaded.source).resolve() == Path(agent.__file__).resolve()
+    assert written.command is not None
+    subprocess.run(["sh", "-c", written.command], cwd=tmp_path, check=True)
+    files = {path.name: path.read_text() for path in sorted(tmp_path.glob("*.py"))}
+    wanted = re.fullmatch(r"The test fails: (\w+) must be (\d+)\. Fix it\.", request.instruction)
+    assert wanted is not None
+    assert (wanted[1], int(wanted[2])) in TRAINED
+    [path] = [name for name, text in files.items() if wanted[1] in text]
+    assert set(files) <= set(FILES)
+    assert not passes(request.evaluator.config["test_command"], tmp_path)
+    (tmp_path / path).write_text(re.sub(rf"{wanted[1]} = \d+", f"{wanted[1]} = {wanted[2]}", files[path]))
+    assert passes(request.evaluator.config["test_command"], tmp_path)
+
+
+def passes(command: object, folder: Path) -> bool:
+    return subprocess.run(["sh", "-c", str(command)], cwd=folder, capture_output=True, check=False).returncode == 0
