@@ -174,7 +174,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--prompts", type=int, default=12, metavar="N", help="tasks a step, of 8 sessions (default 12)")
     parser.add_argument("--builder", choices=BUILDERS, default=BUILDERS[0])
     parser.add_argument(
-        "--evaluator", default=EVALUATOR, metavar="MODULE:CLASS", help=f"what judges the sessions (default {EVALUATOR})"
+        "--evaluator",
+        default=EVALUATOR,
+        metavar="MODULE:CLASS",
+        help=f"what judges, by the config of the default, {EVALUATOR}",
     )
     parser.add_argument("--kill-at", type=int, metavar="N", help="kill the trainer in mid-step N, and start it again")
     parser.add_argument(

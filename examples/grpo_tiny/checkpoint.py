@@ -37,7 +37,7 @@ class Step:
     """Of log-probabilities, engine against trainer, over `compared_tokens`."""
     mean_difference: float
     gradient_norm: float
-    """Before it is clipped, the mean over minibatches; 0 where no group has unlike rewards: the weights stay as they are, then."""
+    """Before it is clipped, the mean over minibatches; 0 where no group has unlike rewards."""
     seconds: dict[str, float]
     """Where the time went, by part."""
     ended_at: float

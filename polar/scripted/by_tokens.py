@@ -168,4 +168,4 @@ def derendered(asked: DerenderRequest, parser: AnswerParser, tokenizer: Tokenize
 
 def _call(call: Call) -> dict[str, Any]:
     function = {"name": call.name, "arguments": call.arguments}
-    return {"id": f"call_{uuid4().hex[:24]}", "type": "function", "function": function}
+    return {"id": uuid4().hex[:16], "type": "function", "function": function}

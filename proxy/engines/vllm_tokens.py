@@ -10,12 +10,15 @@ Codes of EngineFault: those of `http` and `vllm_chat`, and `unparsed`: the serve
 
 from __future__ import annotations
 
+import re
+import secrets
+import string
 from typing import Any, TypeVar
 
 import msgspec
 
 from polar.types.tokens import Ids, count, unpack_ids
-from proxy.chat import Answer, ChatRequest, FinishReason, Message, Usage
+from proxy.chat import Answer, ChatRequest, FinishReason, Message, ToolCall, Usage
 from proxy.engines.continuing import Continuing, Prompt
 from proxy.engines.http import UNREADABLE
 from proxy.engines.ids import lift
@@ -83,6 +86,11 @@ class _Said(msgspec.Struct):
 class _Derendered(msgspec.Struct):
     choices: list[_Said]
 
+
+DRAWN = re.compile("[0-9a-f]{16,32}")
+"""Ids that say nothing of what was sampled: derender's `random_uuid` of vLLM 0.32, which leaves out what its parsers found."""
+ID_CHARACTERS, ID_LENGTH = string.ascii_letters + string.digits, 9
+"""What Mistral's templates refuse all other ids for."""
 
 T = TypeVar("T")
 _rendered = msgspec.json.Decoder(_Rendered)
@@ -165,10 +173,18 @@ class VllmTokens(VllmChat):
         if len(said.choices) != 1:
             raise EngineFault("malformed", f"expected one derendered choice, got {len(said.choices)}")
         whole = message_of(said.choices[0].message)
-        kept = whole.tool_calls[:1] if request.parallel_tool_calls is False else whole.tool_calls
+        calls = [_named(call) for call in whole.tool_calls]
+        kept = calls[:1] if request.parallel_tool_calls is False else calls
         message = msgspec.structs.replace(whole, tool_calls=kept)
         stop = _stop_string(choice)
-        return message if stop is None else _before(message, stop), len(whole.tool_calls) - len(kept)
+        return message if stop is None else _before(message, stop), len(calls) - len(kept)
+
+
+def _named(call: ToolCall) -> ToolCall:
+    """With an id that every template takes, where the server only drew one."""
+    if DRAWN.fullmatch(call.id) is None:
+        return call
+    return msgspec.structs.replace(call, id="".join(secrets.choice(ID_CHARACTERS) for _ in range(ID_LENGTH)))
 
 
 def generation_of(rendered: _Rendered, ids: Ids, max_tokens: int | None) -> dict[str, Any]:

@@ -151,8 +151,9 @@ class Fleet:
         return self.data / "engine-record.jsonl"
 
     def sampled(self, session_id: str | None = None) -> list[Sampled]:
-        """All that the engine sampled, in order."""
-        calls = [msgspec.json.decode(line, type=Sampled) for line in self.record.read_bytes().splitlines()]
+        """All that the engine sampled, in order; it may be writing the last line."""
+        whole, _, _ = self.record.read_bytes().rpartition(b"\n")
+        calls = [msgspec.json.decode(line, type=Sampled) for line in whole.splitlines()]
         return [call for call in calls if session_id is None or call.session_id == session_id]
 
     def signal(self, name: str, number: signal.Signals) -> None:

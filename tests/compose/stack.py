@@ -82,19 +82,8 @@ class Stack:
         return [thing.name for kind in kinds for thing in kind]
 
     def _of_prometheus(self, what: str, *arguments: str) -> dict[str, Any]:
-        curl = (
-            "curl",
-            "-sS",
-            "--retry",
-            "30",
-            "--retry-delay",
-            "1",
-            "--retry-all-errors",
-            "--get",
-            f"http://prometheus:9090/api/v1/{what}",
-            *arguments,
-        )
-        answer = json.loads(self.inside("proxy", *curl))
+        curl = ("curl", "-sf", "--retry", "30", "--retry-delay", "1", "--retry-all-errors", "--get")
+        answer = json.loads(self.inside("proxy", *curl, f"http://prometheus:9090/api/v1/{what}", *arguments))
         assert answer["status"] == "success", answer
         return dict(answer["data"])
 

@@ -40,7 +40,7 @@ class Words:
 def talk(env: Mapping[str, str], dialect: str, work: Work, turns: int) -> int:
     """So many answers, each kept as it came; how many they were.
 
-    Fewer where one is cut behind a call of a tool: what was sampled then has no form in which a history could repeat it.
+    Fewer where one is cut behind a call of a tool: nothing goes on from those (docs/proxy.md).
     """
     words = WORDS[dialect]
     said = [words.user(work.request)]

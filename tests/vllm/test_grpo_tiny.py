@@ -131,7 +131,8 @@ def test_a_trainer_that_is_killed_in_its_own_pause_has_a_successor_that_takes_it
 
 def _has_unlike_rewards(step: Step) -> bool:
     """In a group: else every advantage is 0."""
-    groups: defaultdict[str, set[float | None]] = defaultdict(set)
+    groups: defaultdict[str, set[float]] = defaultdict(set)
     for session_id, reward in step.rewards.items():
-        groups[task_id_of(session_id)].add(reward)
+        if reward is not None:
+            groups[task_id_of(session_id)].add(reward)
     return any(len(rewards) > 1 for rewards in groups.values())

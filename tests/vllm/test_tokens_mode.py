@@ -112,7 +112,7 @@ def test_in_tokens_mode_a_conversation_is_one_trace_and_all_its_tokens_train(
     with capsys.disabled():
         print(f"\n  tokens: {outcome}")
     assert len(outcome.answers) == len(WORDS) * SESSIONS
-    assert max(outcome.answers.values()) == TURNS
+    assert list(outcome.answers.values()).count(TURNS) > len(outcome.answers) / 2
     calls = {line["session_id"]: [len(trace["calls"]) for trace in line["traces"]] for line in outcome.lines}
     assert calls == {session_id: [answers] for session_id, answers in outcome.answers.items()}
     assert outcome.total("trainable_tokens") == outcome.total("sampled_tokens") > 0

@@ -79,8 +79,9 @@ def test_a_package_index_is_asked_for_its_first_line_only(monkeypatch: pytest.Mo
             self.end_headers()
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Index) as server:
-        threading.Thread(target=server.serve_forever).start()
+        threading.Thread(target=server.serve_forever, daemon=True).start()
         monkeypatch.setenv("POLAR_CACHE", str(tmp_path / "empty"))
+        monkeypatch.setenv("no_proxy", "127.0.0.1")
         monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{server.server_port}/simple")
         found = {one.what: one for one in checkup.installed()}
         server.shutdown()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -113,6 +114,21 @@ async def test_what_the_server_rendered_goes_back_to_it_but_for_what_is_ours() -
     response = server.asked[DERENDER]["generate_response"]
     assert response["prompt_token_ids"] == [1, 2, 3]
     assert response["choices"][0]["token_ids"] == [5, 6], "the end of the turn would be text"
+
+
+async def test_ids_of_calls_that_the_server_only_drew_are_such_as_every_template_takes() -> None:
+    """Mistral's refuse all but nine letters and digits; an id of the model's own says something to its template."""
+    drawn = ["00000000000000ff", "5f3c0f6c8f0d4c8e9a3b0c1d2e3f4a5b"]
+    calls = [
+        {"id": name, "type": "function", "function": {"name": "look", "arguments": "{}"}}
+        for name in [*drawn, "functions.look:2"]
+    ]
+    said = {"choices": [{"index": 0, "message": {"role": "assistant", "content": None, "tool_calls": calls}}]}
+    answer = await answer_of(Server(**{DERENDER: said}))
+    *ours, own = [call.id for call in answer.message.tool_calls]
+    assert own == "functions.look:2"
+    assert all(re.fullmatch("[a-zA-Z0-9]{9}", one) for one in ours)
+    assert len(set(ours)) == len(drawn)
 
 
 @pytest.mark.parametrize(("wanted", "told"), [(None, None), (40, 40), (32_000, 97)])
