@@ -43,10 +43,9 @@ test-vllm: vllm ## a real vLLM on the CPU, with a tiny model that is trained her
 chaos: install ## 10 minutes of killing everything, 200 sessions; CHAOS="--minutes 2 --seeds 20" for more seeds
 	$(BIN)/python -m tests.acceptance.chaos $(CHAOS)
 
-# Docker's own client leaves its sockets to the collector. The tests build on one another: where one fails all run again.
-DOCKER_TESTS = $(BIN)/pytest -m docker -W ignore::ResourceWarning tests/compose
+# Docker's own client leaves its sockets to the collector.
 test-docker: install ## compose/ on images built here, scaled and hurt; its Kubernetes manifests
-	$(DOCKER_TESTS) || { test $$? -eq 1 && echo 'all of it is run once more' >&2 && $(DOCKER_TESTS); }
+	$(BIN)/pytest -m docker -W ignore::ResourceWarning tests/compose
 
 fuzz: install ## 50,000 wrong requests at a proxy, with its memory and connections watched
 	POLAR_FUZZ_REQUESTS=50000 $(BIN)/pytest -s tests/proxy/fuzz

@@ -288,7 +288,7 @@ class Claims:
 
 
 def _frame(unsaid_calls: int, engine: str, tools_digest: bytes, told_tools: str | None, effort: str | None) -> bytes:
-    """Of an answer."""
+    """What a request must share with an answer to go on from it; none shares `UNSAID`."""
     return UNSAID if unsaid_calls else frame_of(engine, tools_digest, told_tools, effort)
 
 

@@ -20,7 +20,7 @@ from polar.types.task import TaskRequest
 from tests.acceptance.console import Step, differs, steps, walk
 from tests.acceptance.test_cli import Up, environment
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.timeout(1000)
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"

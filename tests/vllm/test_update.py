@@ -204,6 +204,7 @@ async def test_an_answer_that_spans_an_update_says_where_the_new_weights_begin(
         tell(f"before the update {own}; after it {others}")
         assert own.is_faithful
         assert not others.is_faithful
+        until(lambda: bool(rows_of(up, session.session_id)), LAKE_S)
         [row] = rows_of(up, session.session_id)
         assert row == {"policy_version": version - 1, "policy_versions": [version - 1, version]}
 
@@ -211,13 +212,7 @@ async def test_an_answer_that_spans_an_update_says_where_the_new_weights_begin(
 def rows_of(up: Up, session_id: str) -> list[dict[str, Any]]:
     """A session's calls in the lake, which is some seconds behind."""
     asked = f"SELECT policy_version, policy_versions FROM calls WHERE session_id = '{session_id}'"
-    found: list[dict[str, Any]] = []
-
-    def came() -> bool:
-        found[:] = json.loads(up.polar("sql", asked, "--format", "json").stdout)
-        return bool(found)
-
-    until(came, LAKE_S)
+    found: list[dict[str, Any]] = json.loads(up.polar("sql", asked, "--format", "json").stdout)
     return found
 
 
