@@ -15,9 +15,10 @@ import psutil
 from benchmarks.report import say
 from benchmarks.system import child, cpu, written
 from polar.embedded import Broker
-from polar.keys import KeyClaims, Signer, ensure_keys_file
-from polar.settings import ENV_FILE, Settings, load, write_env_file
-from topics import admin, completions, control, events, fleet, kafka, workers
+from topics import completions, control, events, fleet, workers
+from topics.environment.keys import KeyClaims, Signer, ensure_keys_file
+from topics.environment.settings import ENV_FILE, Settings, load, write_env_file
+from topics.log import admin, kafka
 
 READY_S = 60.0
 KEY_S = 3600

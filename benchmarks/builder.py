@@ -24,14 +24,14 @@ from benchmarks.report import Figure
 from consumers.builders.base import BuiltFrom
 from consumers.builders.per_request import PerRequest
 from consumers.builders.prefix_merging import PrefixMerging
-from polar.types.completion import CallOutcome, Completion, MessageDelta, TokenDelta
-from polar.types.session import Status
-from polar.types.tokens import IDS, Ids, pack_ids, pack_logprobs
-from polar.types.trajectory import Trajectory, expand
 from topics import completions
-from topics.codec import encode
+from topics.calls.delta import PromptIndex
 from topics.completions import Build
-from topics.delta import PromptIndex
+from topics.contract.codec import encode
+from topics.types.completion import CallOutcome, Completion, MessageDelta, TokenDelta
+from topics.types.session import Status
+from topics.types.tokens import IDS, Ids, pack_ids, pack_logprobs
+from topics.types.trajectory import Trajectory, expand
 
 READ = 300
 SAMPLED = 100

@@ -22,9 +22,9 @@ from benchmarks import report
 from benchmarks.report import Figure
 from polar import client
 from polar.client import SessionTable
-from polar.types.session import Phase
-from polar.types.task import parse
 from tests.acceptance.fleet import ROLES, Fleet, fleet
+from topics.types.session import Phase
+from topics.types.task import parse
 
 TRIES = 5
 SAMPLES = 4

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from benchmarks.conversation import CHAT, FORMS, Conversation, Form, turns_of
 from benchmarks.report import say
-from polar import registry
+from topics.environment import registry
 
 SESSION_CALLS = 25
 """Of a session whose calls have nothing in common; its state is dropped with it."""

@@ -28,15 +28,17 @@ from consumers.coordinator.commands import SlotLent
 from consumers.coordinator.decide import decide
 from consumers.coordinator.state import Table
 from polar.embedded import Broker
-from polar.settings import ENV_FILE, Settings, load, write_env_file
-from polar.types.session import Phase, Plan, SessionState, Stage, Status, TaskState, session_id_of
-from topics import admin, catalogue, events, sessions
-from topics.codec import UnknownRecord, encode
+from topics import events, sessions
+from topics.contract import catalogue
+from topics.contract.codec import UnknownRecord, encode
+from topics.environment.settings import ENV_FILE, Settings, load, write_env_file
 from topics.events import Claimed, Evaluated, Fact, InitFinished, RunFinished, TaskSubmitted, TrajectoryEmitted
-from topics.follow import Follower, Since
-from topics.partition import partition_of_task
-from topics.producer import LogProducer
+from topics.log import admin
+from topics.log.follow import Follower, Since
+from topics.log.partition import partition_of_task
+from topics.log.producer import LogProducer
 from topics.sessions import Position
+from topics.types.session import Phase, Plan, SessionState, Stage, Status, TaskState, session_id_of
 
 SAMPLES = 8
 TASKS = 2_000

@@ -33,16 +33,18 @@ from consumers.builders.base import BuiltFrom
 from consumers.builders.prefix_merging import PrefixMerging
 from polar.embedded import Broker
 from polar.scripted.tokenizer import Tokenizer
-from polar.settings import Settings, write_env_file
-from polar.types.completion import CallOutcome, Completion, MessageDelta, Sampling, TokenDelta
-from polar.types.session import Plan, Status
-from polar.types.tokens import IDS, Ids, pack_ids, pack_logprobs
-from topics import admin, catalogue, completions, events, kafka, trajectories
-from topics.codec import encode
+from topics import completions, events, trajectories
 from topics.completions import Build
-from topics.contract import Topic
+from topics.contract import catalogue
+from topics.contract.codec import encode
+from topics.contract.topic import Topic
+from topics.environment.settings import Settings, write_env_file
 from topics.events import RunFinished, TaskSubmitted
-from topics.partition import partition_of_task
+from topics.log import admin, kafka
+from topics.log.partition import partition_of_task
+from topics.types.completion import CallOutcome, Completion, MessageDelta, Sampling, TokenDelta
+from topics.types.session import Plan, Status
+from topics.types.tokens import IDS, Ids, pack_ids, pack_logprobs
 
 SESSIONS = 5_000
 TURNS = 20

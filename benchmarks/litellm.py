@@ -19,7 +19,7 @@ from benchmarks.alone import Family
 from benchmarks.report import say
 from benchmarks.stub_engine import MODEL
 from benchmarks.system import child
-from polar import cache
+from topics.environment import cache
 
 VERSION = "1.106.2"
 PACKAGE = f"litellm[proxy]=={VERSION}"

@@ -26,11 +26,12 @@ from benchmarks import report
 from benchmarks.report import Figure, say
 from benchmarks.system import System, child, up
 from polar import client
-from polar.settings import Settings
-from polar.types.session import Phase, SessionState
-from polar.types.task import parse
-from topics import kafka, sessions
-from topics.follow import Follower, Since
+from topics import sessions
+from topics.environment.settings import Settings
+from topics.log import kafka
+from topics.log.follow import Follower, Since
+from topics.types.session import Phase, SessionState
+from topics.types.task import parse
 
 SAMPLES = 500
 WARM_UP = 50

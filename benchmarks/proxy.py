@@ -35,7 +35,7 @@ from benchmarks.stub_engine import MODEL
 from benchmarks.system import child, written
 from topics import control
 from topics.control import CloseKey
-from topics.producer import LogProducer
+from topics.log.producer import LogProducer
 
 ENGINE_S = 30.0
 WARM_UP_S = 3.0

@@ -22,19 +22,19 @@ from benchmarks import report
 from benchmarks.coordinator import BODY, PLAN, RUNTIME
 from benchmarks.report import Figure
 from consumers.coordinator.batch import Batch
-from consumers.coordinator.borrower import Borrower
 from consumers.coordinator.commands import ReleaseTicket
 from consumers.coordinator.decide import decide
 from consumers.coordinator.fleet import FleetView
 from consumers.coordinator.leases import Leases
-from consumers.coordinator.ledger import Ledger
-from consumers.coordinator.lender import Lender
+from consumers.coordinator.scheduling.demand import Borrower
+from consumers.coordinator.scheduling.free_slots import Ledger
+from consumers.coordinator.scheduling.scheduler import Lender
 from consumers.coordinator.state import Table
-from polar.types.session import Phase, SessionState, Stage, Status, TaskState, session_id_of
 from topics import sessions
-from topics.codec import UnknownRecord, encode
+from topics.contract.codec import UnknownRecord, encode
 from topics.events import CODEC, Claimed, Evaluated, Fact, InitFinished, RunFinished, TrajectoryEmitted, task_of
-from topics.partition import partition_of_task
+from topics.log.partition import partition_of_task
+from topics.types.session import Phase, SessionState, Stage, Status, TaskState, session_id_of
 from topics.workers import Heartbeat, StageSlots
 
 SESSIONS = 1_000_000

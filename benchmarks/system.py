@@ -18,9 +18,10 @@ from typing import Any
 import psutil
 
 from benchmarks.report import say
-from polar import client, settings
-from polar.types.session import Status
-from polar.types.task import parse
+from polar import client
+from topics.environment import settings
+from topics.types.session import Status
+from topics.types.task import parse
 
 READY_S = 90.0
 STOP_S = 30.0

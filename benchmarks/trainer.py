@@ -27,16 +27,17 @@ from benchmarks.report import Figure, say
 from consumers.builders.base import BuiltFrom
 from consumers.builders.prefix_merging import PrefixMerging
 from polar.embedded import Broker
-from polar.settings import Settings
 from polar.trainer import TrajectoryConsumer
-from polar.types.completion import TokenDelta
-from polar.types.session import Status
-from polar.types.tokens import IDS, Ids, pack_ids, pack_logprobs
-from polar.types.trajectory import GroupFinished, Trajectory
-from topics import admin, trajectories
-from topics.codec import encode
-from topics.owner import FencedProducer, Write
-from topics.partition import partition_of_task
+from topics import trajectories
+from topics.contract.codec import encode
+from topics.environment.settings import Settings
+from topics.log import admin
+from topics.log.owner import FencedProducer, Write
+from topics.log.partition import partition_of_task
+from topics.types.completion import TokenDelta
+from topics.types.session import Status
+from topics.types.tokens import IDS, Ids, pack_ids, pack_logprobs
+from topics.types.trajectory import GroupFinished, Trajectory
 
 CALLS = 50
 READ = 1500

@@ -9,8 +9,8 @@ import secrets
 import sys
 from pathlib import Path
 
-from polar.keys import ensure_keys_file
-from polar.webhooks import ensure_secret_file
+from topics.environment.keys import ensure_keys_file
+from topics.environment.webhook_signing import ensure_secret_file
 
 
 def main(folder: Path) -> None:

@@ -15,16 +15,17 @@ from typing import Any, NoReturn
 import structlog
 
 from consumers.metrics import Metrics
-from polar.blobs import BlobStore
-from polar.settings import Settings
-from polar.types.errors import InputError, NotReady
-from polar.types.session import Plan
-from polar.types.task import TaskRequest, body_hash, parse
-from topics import admin, events, kafka, tasks, trajectories
+from topics import events, tasks, trajectories
+from topics.environment.blobs import BlobStore
+from topics.environment.settings import Settings
 from topics.events import TaskSubmitted
-from topics.heartbeat import Heart, new_worker_id
-from topics.producer import LogProducer, RecordTooLarge, Unacknowledged, dead_letter
-from topics.refusals import refusal
+from topics.log import admin, kafka
+from topics.log.heartbeat import Heart, new_worker_id
+from topics.log.producer import LogProducer, RecordTooLarge, Unacknowledged, dead_letter
+from topics.log.refusals import refusal
+from topics.types.errors import InputError, NotReady
+from topics.types.session import Plan
+from topics.types.task import TaskRequest, body_hash, parse
 
 GROUP = "fanout"
 POLL_MS = 500

@@ -20,12 +20,12 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
-from polar.types.errors import NotReady
+from topics.types.errors import NotReady
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from topics.heartbeat import Heart
+    from topics.log.heartbeat import Heart
 
 REASONS = 50
 REQUEST_BYTES = 16 * 1024

@@ -18,7 +18,7 @@ from typing import Any
 
 from polar.trainer import Group, Row, TrajectoryConsumer, grpo, pack
 from polar.trainer.advantages import advantages
-from polar.types.errors import InputError, NotReady
+from topics.types.errors import InputError, NotReady
 
 MAX_TOKENS = 1 << 17
 """Of one forward pass."""

@@ -16,15 +16,16 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
-from polar.settings import Settings
-from polar.types.errors import InputError, NotReady
-from polar.types.session import Phase, SessionState, TaskState, task_id_of
-from polar.types.task import TaskRequest, body_hash
-from topics import admin, events, sessions, tasks
-from topics.contract import Topic
-from topics.follow import Follower, Since
-from topics.kafka import Record
-from topics.producer import LogProducer, Unacknowledged
+from topics import events, sessions, tasks
+from topics.contract.topic import Topic
+from topics.environment.settings import Settings
+from topics.log import admin
+from topics.log.follow import Follower, Since
+from topics.log.kafka import Record
+from topics.log.producer import LogProducer, Unacknowledged
+from topics.types.errors import InputError, NotReady
+from topics.types.session import Phase, SessionState, TaskState, task_id_of
+from topics.types.task import TaskRequest, body_hash
 
 BODY_LIMIT = tasks.TOPIC.max_bytes - 64 * 1024
 """Bytes of a canonical body; the rest is room for its batch and headers."""

@@ -22,10 +22,11 @@ from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
 from urllib.parse import quote
 
-from polar import client, settings
-from polar.settings import Settings
-from polar.types.errors import InputError, NotReady
-from polar.types.session import Phase, SessionState, task_id_of
+from polar import client
+from topics.environment import settings
+from topics.environment.settings import Settings
+from topics.types.errors import InputError, NotReady
+from topics.types.session import Phase, SessionState, task_id_of
 
 TTL_S = 3600.0
 ANSWER_S = 60.0

@@ -16,37 +16,37 @@ from functools import partial
 import structlog
 from aiohttp import web
 
-from polar.keys import Keyring
-from polar.settings import Settings
-from polar.types.errors import NotReady
 from proxy import openapi
+from proxy.addresses import Binding, bound, require_address, url
 from proxy.auth import Authenticator
-from proxy.bounds import PARSED_BYTES
 from proxy.call import Pipeline
 from proxy.capture import Capture
 from proxy.control import port as control
 from proxy.control.api import ControlApi
 from proxy.control.opening import Openings
 from proxy.dialects.base import Dialect
-from proxy.doors import Binding, bound, require_address, url
 from proxy.engines.pool import Engines
 from proxy.fleet import Fleet
-from proxy.front import Front
 from proxy.metrics import Metrics
 from proxy.peers.forwarding import Forwarder
 from proxy.peers.ownership import Ownership
 from proxy.peers.routing import Routes
+from proxy.request_limits import PARSED_BYTES
+from proxy.routes import Front
 from proxy.session.claims import Claims
 from proxy.session.recovery import Recovery
 from proxy.unreadable import Runner
 from topics import control as control_topic
 from topics import fleet as fleet_topic
-from topics import kafka
 from topics import workers as workers_topic
 from topics.control import CloseKey, Control
-from topics.follow import Follower, Since
-from topics.heartbeat import Heart, new_worker_id
-from topics.producer import LogProducer
+from topics.environment.keys import Keyring
+from topics.environment.settings import Settings
+from topics.log import kafka
+from topics.log.follow import Follower, Since
+from topics.log.heartbeat import Heart, new_worker_id
+from topics.log.producer import LogProducer
+from topics.types.errors import NotReady
 from topics.workers import Heartbeat
 
 CONTROL_SINCE_S = 600.0

@@ -8,8 +8,8 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 
-from polar.keys import CLOCK_GRACE_S, KeyClaims, KeyRefused, Keyring
 from proxy.errors import Refusal, Refused
+from topics.environment.keys import CLOCK_GRACE_S, KeyClaims, KeyRefused, Keyring
 
 REMEMBERED = 4096
 """Keys whose signature was checked: 60 µs a call saved."""

@@ -13,7 +13,6 @@ import time
 
 import structlog
 
-from polar.types.completion import CallError, CallOutcome
 from proxy.capture import ACK_S, RETRY_AFTER_S, Asked, Capture
 from proxy.chat import Answer
 from proxy.engines.pool import Engines
@@ -21,8 +20,9 @@ from proxy.errors import EngineFault, Refusal, Refused, refusal_of
 from proxy.fleet import HELD_S, Fleet, Halted
 from proxy.metrics import Metrics
 from proxy.policy import Policies
-from proxy.session.claims import Ending, closed
-from topics.producer import LogProducer, RecordTooLarge, Unacknowledged
+from proxy.session.endings import Ending, closed
+from topics.log.producer import LogProducer, RecordTooLarge, Unacknowledged
+from topics.types.completion import CallError, CallOutcome
 
 ENDINGS: dict[Ending, CallError] = {
     "hung_up": CallError("hung_up", "the harness closed its connection"),

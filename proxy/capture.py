@@ -16,17 +16,17 @@ from typing import Any
 import msgspec
 import structlog
 
-from polar.types.completion import CallError, CallOutcome, Completion, MessageDelta, TokenDelta
-from polar.types.session import task_id_of
+from proxy.call_kinds import MAIN, Kind
 from proxy.chat import Answer, ChatRequest
 from proxy.errors import Refusal, Refused
-from proxy.kinds import MAIN, Kind
 from proxy.metrics import Metrics
 from proxy.session.claims import Claim
 from proxy.session.history import Transcript, Written
 from topics import completions
 from topics.completions import Disowned
-from topics.producer import LogProducer, RecordTooLarge, Unacknowledged
+from topics.log.producer import LogProducer, RecordTooLarge, Unacknowledged
+from topics.types.completion import CallError, CallOutcome, Completion, MessageDelta, TokenDelta
+from topics.types.session import task_id_of
 
 ACK_S = 120.0
 """For room and for the acknowledgement (protocol 19)."""

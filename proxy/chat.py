@@ -12,8 +12,8 @@ from typing import Literal
 
 import msgspec
 
-from polar.types.completion import PolicySpan, Sampling
-from polar.types.tokens import Ids
+from topics.types.completion import PolicySpan, Sampling
+from topics.types.tokens import Ids
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 FinishReason = Literal["stop", "length", "tool_calls", "content_filter"]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from polar.types.completion import CallError
+from topics.types.completion import CallError
 
 
 class Refusal(Enum):

@@ -11,13 +11,11 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from polar.keys import KeyClaims
-from polar.types.completion import Sampling
 from proxy.call import Call, Pipeline
+from proxy.call_kinds import kind_of
 from proxy.capture import Asked
 from proxy.chat import ChatRequest
 from proxy.dialects.base import Dialect
-from proxy.kinds import kind_of
 from proxy.lineage import lineage_of
 from proxy.metrics import Metrics
 from proxy.session.claims import Claim
@@ -25,6 +23,8 @@ from proxy.session.history import Transcript
 from proxy.session.limits import admit
 from proxy.session.repeats import is_retry, name_of
 from proxy.session.reply import Answering, Reply
+from topics.environment.keys import KeyClaims
+from topics.types.completion import Sampling
 
 
 class Intake:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from polar.keys import redacted
+from topics.environment.keys import redacted
 
 HEADERS: dict[str, tuple[str, ...]] = {
     "session": ("x-claude-code-session-id", "session-id", "x-session-id", "session_id"),

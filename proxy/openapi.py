@@ -16,9 +16,9 @@ from typing import Any
 import msgspec
 
 from proxy.dialects.base import Dialect, Route, Serves
+from proxy.dialects.installed import dialects
 from proxy.errors import Refusal, Refused
-from proxy.identity import KEY_HEADER
-from proxy.registered import dialects
+from proxy.session_key import KEY_HEADER
 
 Json = dict[str, Any]
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 import msgspec
 import structlog
 
-from polar.types.completion import are_whole
-from polar.types.tokens import count
 from proxy.chat import Answer, Doubt
 from proxy.metrics import Metrics
+from topics.types.completion import are_whole
+from topics.types.tokens import count
 
 log = structlog.get_logger(__name__)
 

@@ -7,11 +7,11 @@ import gc
 import signal
 from collections.abc import Callable
 
-from polar.settings import Settings
+from proxy.addresses import Binding
 from proxy.app import Proxy
-from proxy.doors import Binding
+from proxy.dialects.installed import dialects
 from proxy.engines.pool import Engines
-from proxy.registered import dialects
+from topics.environment.settings import Settings
 
 COLLECT_AFTER = (10_000, 20, 50)
 """Allocations between looks for cycles, looks between those at what survived, and those between looks at everything. Python's own

@@ -1,23 +1,23 @@
-"""The import direction of docs/structure: floor, topics on it, the parts on those two, and only the command line looks across."""
+"""The import rules of docs/architecture.md: roof (`polar`) → rooms (`proxy`, `consumers`, `analytics`) → ground (`topics`)."""
 
 from __future__ import annotations
 
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("polar", "topics", "proxy", "consumers", "analytics")
-FLOOR = {"types", "settings", "registry", "keys", "blobs", "cache", "webhooks"}
-ACROSS = {"polar.cli", "polar.embedded"}
-SDK = {("polar.sessions", "polar.client"), ("polar.fleet", "polar.client"), ("polar.trainer", "polar.client")}
-"""Of what programs import, the parts that stand on another."""
-TRAINER = {"floor", "topics", "polar.client", "polar.fleet", "polar.sessions", "polar.trainer"}
-"""What a trainer's environment imports: the packages without an extra must do."""
+GROUND = "topics"
+ROOMS = ("proxy", "consumers", "analytics")
+ROOF = "polar"
+PACKAGES = (ROOF, *ROOMS, GROUND)
+TRAINER = ("polar.client", "polar.fleet", "polar.sessions", "polar.trainer", "polar.webhooks", "topics")
+"""What a trainer's environment imports: the packages without an extra must suffice."""
 BASE = {
     "aiokafka",
     "filelock",
@@ -33,89 +33,110 @@ BASE = {
     "yaml",
 }
 """Import names of `project.dependencies`."""
+Source = Mapping[str, str]
+"""Source text by module name; a package's `__init__` has the package's name."""
 
 
-def area(module: str) -> str:
-    """The part of the tree that a module belongs to: `floor`, a package, or a part of polar."""
-    package, _, rest = module.partition(".")
-    if package != "polar":
-        return package
-    part = rest.partition(".")[0]
-    return "floor" if not part or part in FLOOR else f"polar.{part}"
+@pytest.fixture(scope="module")
+def source() -> dict[str, str]:
+    """All modules of the five packages."""
+    found = {}
+    for package in PACKAGES:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path.read_text()
+    return found
 
 
-def may_import(importer: str, imported: str) -> bool:
-    return (
-        importer == imported
-        or importer in ACROSS
-        or imported == "floor"
-        or (importer, imported) in SDK
-        or (imported == "topics" != importer != "floor")
-    )
-
-
-def imports(path: Path) -> Iterator[tuple[int, str]]:
-    """(line, module) of every import of a file, those inside functions too."""
-    for node in ast.walk(ast.parse(path.read_text())):
+def imports(source: Source, module: str) -> Iterator[tuple[int, str]]:
+    """(line, imported module) of every import of a module: inside functions and under TYPE_CHECKING too."""
+    for node in ast.walk(ast.parse(source[module])):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}:{node.lineno}: a relative import"
+            assert node.level == 0, f"{module}:{node.lineno}: a relative import"
             assert node.module is not None
-            # `from polar import keys` names a module, not an attribute.
-            if node.module in PACKAGES:
-                yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
-            else:
-                yield node.lineno, node.module
+            for alias in node.names:
+                # `from topics.log import kafka` imports a module, `from topics.log.kafka import stop` an attribute of one.
+                submodule = f"{node.module}.{alias.name}"
+                yield node.lineno, submodule if submodule in source else node.module
 
 
-def modules() -> Iterator[tuple[str, Path]]:
-    for package in PACKAGES:
-        for path in sorted((ROOT / package).rglob("*.py")):
-            yield ".".join(path.relative_to(ROOT).with_suffix("").parts), path
+def floor(module: str) -> int:
+    """0 for the ground, 1 for a room, 2 for the roof."""
+    package = module.partition(".")[0]
+    return 0 if package == GROUND else 2 if package == ROOF else 1
 
 
-def test_imports_run_one_way() -> None:
-    wrong = [
-        f"{path.relative_to(ROOT)}:{line}: {area(module)} imports {imported}"
-        for module, path in modules()
-        for line, imported in imports(path)
-        if imported.partition(".")[0] in PACKAGES and not may_import(area(module), area(imported))
+def upward(source: Source) -> list[str]:
+    """Imports of a higher floor, and of one room by another."""
+    return [
+        f"{module}:{line} imports {imported}"
+        for module in source
+        for line, imported in imports(source, module)
+        if imported.partition(".")[0] in PACKAGES
+        and module.partition(".")[0] != imported.partition(".")[0]
+        and floor(imported) >= floor(module)
     ]
-    assert not wrong, "\n".join(wrong)
 
 
-def test_what_a_trainer_imports_needs_no_extra() -> None:
-    wrong = [
-        f"{path.relative_to(ROOT)}:{line}: {imported}"
-        for module, path in modules()
-        if area(module) in TRAINER
-        for line, imported in imports(path)
-        if imported.partition(".")[0] not in {*PACKAGES, *sys.stdlib_module_names, *BASE, "__future__"}
-    ]
-    assert not wrong, "\n".join(wrong)
+def circle(source: Source) -> list[str]:
+    """The modules of one circle of imports, in order; empty if there is none."""
+    graph = {
+        module: {imported for _, imported in imports(source, module) if imported in source and imported != module}
+        for module in source
+    }
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def test_no_import_runs_upward_and_no_room_imports_another(source: Source) -> None:
+    assert upward(source) == []
+
+
+def test_no_circle_of_files(source: Source) -> None:
+    assert circle(source) == []
 
 
 @pytest.mark.parametrize(
-    ("importer", "imported", "allowed"),
+    ("module", "line"),
     [
-        ("floor", "topics", False),
-        ("topics", "floor", True),
-        ("topics", "proxy", False),
-        ("proxy", "topics", True),
-        ("proxy", "consumers", False),
-        ("consumers", "proxy", False),
-        ("consumers", "polar.embedded", False),
-        ("polar.client", "polar.scripted", False),
-        ("polar.cli", "consumers", True),
-        ("polar.embedded", "topics", True),
+        ("topics.events", "from proxy.chat import Message"),
+        ("topics.log.kafka", "import polar.client"),
+        ("proxy.chat", "from consumers.token_tree import tree"),
+        ("consumers.fanout", "def f():\n    from polar import client"),
+        ("analytics.lake.rows", "from proxy import chat"),
     ],
 )
-def test_the_rule_says_what_the_design_says(importer: str, imported: str, allowed: bool) -> None:
-    assert may_import(importer, imported) is allowed
+def test_a_planted_upward_import_is_found(source: Source, module: str, line: str) -> None:
+    planted = {**source, module: f"{source[module]}\n{line}\n"}
+    assert len(upward(planted)) == 1
+
+
+def test_a_planted_circle_is_found_even_for_types_alone(source: Source) -> None:
+    line = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from proxy.call import Call\n"
+    assert set(circle({**source, "proxy.session.repeats": source["proxy.session.repeats"] + line})) >= {
+        "proxy.call",
+        "proxy.session.repeats",
+    }
+
+
+def test_what_a_trainer_imports_needs_no_extra(source: Source) -> None:
+    allowed = {*PACKAGES, *sys.stdlib_module_names, *BASE, "__future__"}
+    wrong = [
+        f"{module}:{line}: {imported}"
+        for module in source
+        if module.startswith(TRAINER)
+        for line, imported in imports(source, module)
+        if imported.partition(".")[0] not in allowed or imported.partition(".")[0] in ROOMS
+    ]
+    assert wrong == []
 
 
 def test_the_command_line_starts_without_the_heavy_parts() -> None:
     code = "import polar.cli, sys; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert not {"aiokafka", "aiohttp", "uvloop", "jgo", "tokenizers", "topics", "proxy", "consumers"} & set(loaded)
+    assert not {"aiokafka", "aiohttp", "uvloop", "jgo", "tokenizers", "proxy", "consumers", "analytics"} & set(loaded)

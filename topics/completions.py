@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import msgspec
 
-from polar.types.completion import Completion
-from polar.types.errors import SessionError
-from polar.types.session import Accounting, Status
-from topics.codec import Codec
-from topics.contract import DAY_MS, MIB, Topic
+from topics.contract.codec import Codec
+from topics.contract.topic import DAY_MS, MIB, Topic
+from topics.types.completion import Completion
+from topics.types.errors import SessionError
+from topics.types.session import Accounting, Status
 
 
 class Disowned(msgspec.Struct, frozen=True, tag="disowned", omit_defaults=True):

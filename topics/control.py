@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import msgspec
 
-from topics.codec import Codec
-from topics.contract import DAY_MS, Topic
+from topics.contract.codec import Codec
+from topics.contract.topic import DAY_MS, Topic
 
 
 class Grant(msgspec.Struct, frozen=True, tag="grant", omit_defaults=True):

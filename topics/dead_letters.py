@@ -5,7 +5,7 @@ Written by any process, read by people. Key: the record's own. One partition.
 
 from __future__ import annotations
 
-from topics.contract import DAY_MS, MIB, Topic
+from topics.contract.topic import DAY_MS, MIB, Topic
 
 TOPIC = Topic(
     name="dead-letters",

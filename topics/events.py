@@ -10,11 +10,11 @@ import re
 
 import msgspec
 
-from polar.types import ids
-from polar.types.errors import SessionError
-from polar.types.session import Plan, Stage, Status
-from topics.codec import Codec
-from topics.contract import DAY_MS, Topic
+from topics.contract.codec import Codec
+from topics.contract.topic import DAY_MS, Topic
+from topics.types import ids
+from topics.types.errors import SessionError
+from topics.types.session import Plan, Stage, Status
 
 
 class TaskSubmitted(msgspec.Struct, frozen=True, tag="task_submitted", omit_defaults=True):

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import msgspec
 
-from topics.codec import Codec
-from topics.contract import Topic
+from topics.contract.codec import Codec
+from topics.contract.topic import Topic
 
 
 class FleetState(msgspec.Struct, frozen=True, tag="fleet_state", omit_defaults=True):

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import msgspec
 
-from polar.types.session import SessionState, TaskState
-from topics.codec import Codec
-from topics.contract import MIB, Topic
+from topics.contract.codec import Codec
+from topics.contract.topic import MIB, Topic
+from topics.types.session import SessionState, TaskState
 
 
 class Position(msgspec.Struct, frozen=True, tag="position", omit_defaults=True):

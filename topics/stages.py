@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import msgspec
 
-from polar.types.errors import SessionError
-from polar.types.session import Stage, Status
-from topics.codec import Codec
-from topics.contract import DAY_MS, Topic
+from topics.contract.codec import Codec
+from topics.contract.topic import DAY_MS, Topic
+from topics.types.errors import SessionError
+from topics.types.session import Stage, Status
 
 
 class Ticket(msgspec.Struct, frozen=True, tag="ticket", omit_defaults=True):

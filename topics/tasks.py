@@ -5,7 +5,7 @@ Key: task id, though nothing relies on it. Order between tasks is not kept.
 
 from __future__ import annotations
 
-from topics.contract import DAY_MS, Topic
+from topics.contract.topic import DAY_MS, Topic
 
 TOPIC = Topic(
     name="tasks",

@@ -5,9 +5,9 @@ Written by the builder that owns the partition, alone, transactionally. Key: ses
 
 from __future__ import annotations
 
-from polar.types.trajectory import GroupFinished, Trajectory
-from topics.codec import Codec
-from topics.contract import DAY_MS, MIB, Topic
+from topics.contract.codec import Codec
+from topics.contract.topic import DAY_MS, MIB, Topic
+from topics.types.trajectory import GroupFinished, Trajectory
 
 Output = Trajectory | GroupFinished
 RECORDS = (Trajectory, GroupFinished)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import msgspec
 
-from polar.types.session import Status
-from topics.codec import Codec
-from topics.contract import DAY_MS, Topic
+from topics.contract.codec import Codec
+from topics.contract.topic import DAY_MS, Topic
+from topics.types.session import Status
 
 
 class Owed(msgspec.Struct, frozen=True, tag="owed", omit_defaults=True):

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import msgspec
 
-from polar.types.session import Stage
-from topics.codec import Codec
-from topics.contract import HOUR_MS, Topic
+from topics.contract.codec import Codec
+from topics.contract.topic import HOUR_MS, Topic
+from topics.types.session import Stage
 
 
 class StageSlots(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -19,8 +19,8 @@ import duckdb
 from analytics.asking import views
 from analytics.lake.manifest import Lake, Manifest
 from analytics.lake.schema import TABLES
-from polar.settings import Settings
-from polar.types.errors import InputError, NotReady
+from topics.environment.settings import Settings
+from topics.types.errors import InputError, NotReady
 
 FIELD = "SQL"
 MEMORY = "25%"

@@ -24,7 +24,7 @@ import structlog
 from analytics.lake import files, locks
 from analytics.lake.manifest import Conflict, File, Lake, Writing, sync
 from analytics.lake.schema import TABLES
-from topics.contract import MIB
+from topics.contract.topic import MIB
 
 TARGET_BYTES = 128 * MIB
 FAN_IN = 8

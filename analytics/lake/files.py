@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from analytics.lake.rows import Row
 from analytics.lake.schema import IDS, INSTANT, LOGPROBS, PACKED, TEXT, Column, Table
-from polar.types import tokens
+from topics.types import tokens
 
 LAST_MS = 253_402_300_799_999
 """The year 9999's end; readers' date types go no further."""

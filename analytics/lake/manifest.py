@@ -20,7 +20,7 @@ import msgspec
 
 from analytics.lake import locks
 from analytics.lake.schema import TABLES
-from polar.types.errors import NotReady
+from topics.types.errors import NotReady
 
 Partition = tuple[str, int]
 """Topic without the namespace, number."""

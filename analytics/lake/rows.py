@@ -12,14 +12,15 @@ from typing import Any
 
 import msgspec
 
-from polar.types.completion import CallError, Completion, Sampling
-from polar.types.errors import SessionError
-from polar.types.session import Accounting, Stage, task_id_of
-from polar.types.tokens import count, pack_ids
-from polar.types.trajectory import ROOT, Call, GroupFinished, Stats, Trajectory
-from topics import events, kafka
+from topics import events
 from topics.completions import Disowned
 from topics.events import Fact
+from topics.log import kafka
+from topics.types.completion import CallError, Completion, Sampling
+from topics.types.errors import SessionError
+from topics.types.session import Accounting, Stage, task_id_of
+from topics.types.tokens import count, pack_ids
+from topics.types.trajectory import ROOT, Call, GroupFinished, Stats, Trajectory
 
 Row = dict[str, Any]
 """Values by column: packed bytes for lists of numbers, ms for instants, a dict for a map, text or bytes of UTF-8 for text."""

@@ -18,7 +18,7 @@ FLOAT = pa.float64()
 FLAG = pa.bool_()
 INSTANT = pa.timestamp("ms", tz="UTC")
 IDS = pa.list_(pa.int32())
-"""Token ids, or indexes; a row gives them packed (`polar.types.tokens`)."""
+"""Token ids, or indexes; a row gives them packed (`topics.types.tokens`)."""
 LOGPROBS = pa.list_(pa.float32())
 """A row gives them packed."""
 PACKED = (IDS, LOGPROBS)

@@ -13,14 +13,14 @@ import msgspec
 
 from analytics.live.rates import Minute
 from analytics.live.standings import Group, Standings
-from polar.types.completion import CallOutcome, Completion
-from polar.types.errors import SessionError
-from polar.types.session import Phase, SessionState, Stage, TaskState
 from topics.completions import CallRecord
 from topics.events import Evaluated, Fact, InitFinished, RunFinished, TrajectoryEmitted
 from topics.fleet import FleetRecord, FleetState
-from topics.lease import LEASE_MS
+from topics.log.liveness import LEASE_MS
 from topics.sessions import Row
+from topics.types.completion import CallOutcome, Completion
+from topics.types.errors import SessionError
+from topics.types.session import Phase, SessionState, Stage, TaskState
 from topics.workers import Heartbeat, Sign
 
 REMEMBER_MS = 60_000

@@ -15,12 +15,13 @@ from typing import Any, ClassVar, Self
 import msgspec
 
 from analytics.live.fold import Fold, Snapshot
-from polar.settings import Settings
-from polar.types.errors import NotReady
-from topics import admin, completions, events, fleet, sessions, workers
-from topics.contract import Topic
-from topics.follow import Follower, Since
-from topics.kafka import Record
+from topics import completions, events, fleet, sessions, workers
+from topics.contract.topic import Topic
+from topics.environment.settings import Settings
+from topics.log import admin
+from topics.log.follow import Follower, Since
+from topics.log.kafka import Record
+from topics.types.errors import NotReady
 
 READ_S = 300.0
 """To read what lies there: a million sessions take about a minute."""

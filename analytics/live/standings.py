@@ -14,7 +14,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from polar.types.session import Phase, SessionState, Status, TaskState, task_id_of
+from topics.types.session import Phase, SessionState, Status, TaskState, task_id_of
 
 RECENT = 32
 """Groups that are told of; twice as many are remembered, so that they are sorted seldom."""

@@ -11,9 +11,10 @@ from collections.abc import Mapping
 
 import structlog
 
-from polar.settings import Settings
-from topics import completions, events, kafka, trajectories
-from topics.refusals import refusal
+from topics import completions, events, trajectories
+from topics.environment.settings import Settings
+from topics.log import kafka
+from topics.log.refusals import refusal
 
 GROUP = "analytics"
 POLL_MS = 200

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping
 import structlog
 
 from analytics.lake.manifest import Manifest, Partition
-from polar.settings import Settings
-from topics import kafka
-from topics.contract import MIB
+from topics.contract.topic import MIB
+from topics.environment.settings import Settings
+from topics.log import kafka
 
 BATCH = 100
 """Records between two looks at the bytes held, and two breaths of the loop."""

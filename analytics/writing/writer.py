@@ -25,12 +25,13 @@ from analytics.writing.flush import Superseded, flush
 from analytics.writing.membership import Membership
 from analytics.writing.reader import LogReader
 from analytics.writing.trouble import Trouble
-from polar.settings import Settings
-from topics import completions, events, kafka, trajectories
-from topics.codec import Codec, DecodeError, UnknownRecord
-from topics.contract import MIB
-from topics.heartbeat import Heart, new_worker_id
-from topics.refusals import Refused
+from topics import completions, events, trajectories
+from topics.contract.codec import Codec, DecodeError, UnknownRecord
+from topics.contract.topic import MIB
+from topics.environment.settings import Settings
+from topics.log import kafka
+from topics.log.heartbeat import Heart, new_worker_id
+from topics.log.refusals import Refused
 
 ROLE = "analytics"
 FLUSH_S = 1.0

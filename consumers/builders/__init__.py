@@ -1,1 +1,1 @@
-"""Builders: a session's calls in, its trajectory out. Pure, so that all of it can be built again from the log."""
+"""Builder plug-ins: which traces of a session's token tree are trained."""

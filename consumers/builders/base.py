@@ -11,10 +11,10 @@ from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from polar.types.completion import Completion
-from polar.types.errors import InputError
-from polar.types.trajectory import Trajectory
 from topics.completions import Build
+from topics.types.completion import Completion
+from topics.types.errors import InputError
+from topics.types.trajectory import Trajectory
 
 
 @dataclass(frozen=True)

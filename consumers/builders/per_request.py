@@ -7,18 +7,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from consumers.builders.assembly import trace, trajectory
 from consumers.builders.base import BuiltFrom
-from consumers.builders.tree import grow
-from polar.types.building import options
-from polar.types.trajectory import Trajectory
+from consumers.token_tree.assembly import trace, trajectory
+from consumers.token_tree.tree import grow
+from topics.types.building import options
+from topics.types.trajectory import Trajectory
 
 
 class PerRequest:
     """A `Builder`."""
 
     def __init__(self, **config: Any) -> None:
-        """See `polar.types.building.Options`."""
+        """See `topics.types.building.Options`."""
         self._options = options("per_request", config)
 
     def build(self, session: BuiltFrom) -> Trajectory:

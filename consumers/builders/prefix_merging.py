@@ -11,20 +11,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Set
 from typing import Any
 
-from consumers.builders.assembly import trace, trained_tokens, trajectory
 from consumers.builders.base import BuiltFrom
-from consumers.builders.credit import credited
-from consumers.builders.tree import TokenTree, grow
-from polar.types.building import options
-from polar.types.tokens import count
-from polar.types.trajectory import ROOT, Trace, Trajectory
+from consumers.token_tree.assembly import trace, trained_tokens, trajectory
+from consumers.token_tree.credit import credited
+from consumers.token_tree.tree import TokenTree, grow
+from topics.types.building import options
+from topics.types.tokens import count
+from topics.types.trajectory import ROOT, Trace, Trajectory
 
 
 class PrefixMerging:
     """A `Builder`."""
 
     def __init__(self, **config: Any) -> None:
-        """See `polar.types.building.MergingOptions`."""
+        """See `topics.types.building.MergingOptions`."""
         self._options = options("prefix_merging", config)
 
     def build(self, session: BuiltFrom) -> Trajectory:

@@ -18,9 +18,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from consumers.coordinator.commands import Command, Decision
-from topics.codec import encode
 from topics.completions import Build, CloseGroup, Open
-from topics.contract import MIB
+from topics.contract.codec import encode
+from topics.contract.topic import MIB
 
 SESSIONS = 500
 BYTES = 8 * MIB

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import msgspec
 
 from consumers.coordinator.deadlines import Pauses
-from polar.types.session import SessionState, Stage, TaskState
 from topics.completions import Build, CloseGroup, Open
 from topics.control import CloseKey, Discard, Grant, Revoke
 from topics.events import Fact, TaskSubmitted
+from topics.types.session import SessionState, Stage, TaskState
 
 
 @dataclass(frozen=True, slots=True)

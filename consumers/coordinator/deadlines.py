@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from consumers.coordinator.phases import HAND
-from polar.types.session import Phase, SessionState, Stage, TaskState
-from topics.contract import DAY_MS
+from topics.contract.topic import DAY_MS
+from topics.types.session import Phase, SessionState, Stage, TaskState
 
 TICKET_MS = 10_000
 """A ticket unclaimed for so long is released again (protocol 9)."""

@@ -18,7 +18,6 @@ from typing import Any
 from msgspec.structs import replace
 
 from consumers.coordinator import groups, opened
-from consumers.coordinator.claims import claimed, lent
 from consumers.coordinator.commands import (
     ClaimLost,
     DeadlinePassed,
@@ -42,10 +41,9 @@ from consumers.coordinator.endings import (
     taken_back,
     wait,
 )
+from consumers.coordinator.grants import claimed, lent
 from consumers.coordinator.phases import HAND, WAITING
 from consumers.coordinator.state import Table
-from polar.types.errors import Kind, SessionError
-from polar.types.session import Phase, SessionState, Status
 from topics.completions import Build
 from topics.control import CloseKey, Discard
 from topics.events import (
@@ -63,6 +61,8 @@ from topics.events import (
     TaskSubmitted,
     TrajectoryEmitted,
 )
+from topics.types.errors import Kind, SessionError
+from topics.types.session import Phase, SessionState, Status
 
 Handler = Callable[[Table, SessionState, Any, int], Decision]
 

@@ -6,10 +6,10 @@ from msgspec.structs import replace
 
 from consumers.coordinator.commands import Command, Decision
 from consumers.coordinator.state import Table
-from polar.types.errors import SessionError
-from polar.types.session import Accounting, Phase, SessionState, Status, TaskState, session_id_of
 from topics.completions import Build, CloseGroup, Open
 from topics.control import CloseKey, Discard, Revoke
+from topics.types.errors import SessionError
+from topics.types.session import Accounting, Phase, SessionState, Status, TaskState, session_id_of
 
 EVALUATIONS = 3
 """Tries of an evaluation before its reward is null (protocol 15)."""

@@ -14,10 +14,10 @@ from consumers.coordinator.commands import NOTHING, Decision, RejectTask, TaskFo
 from consumers.coordinator.endings import build, close, first_rows, stop, taken_back
 from consumers.coordinator.phases import HAND
 from consumers.coordinator.state import Table
-from polar.types.errors import Kind, SessionError
-from polar.types.session import Phase, SessionState, Status, TaskState
 from topics.completions import CloseGroup
 from topics.events import CancelRequested, GroupEmitted, TaskSubmitted, TrajectoryEmitted
+from topics.types.errors import Kind, SessionError
+from topics.types.session import Phase, SessionState, Status, TaskState
 
 
 def submitted(table: Table, fact: TaskSubmitted, now: int) -> Decision:

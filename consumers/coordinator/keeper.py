@@ -18,7 +18,6 @@ import structlog
 from msgspec.structs import replace
 
 from consumers.coordinator.batch import Batch, Part, Record
-from consumers.coordinator.borrower import Borrower
 from consumers.coordinator.commands import (
     ClaimLost,
     DeadlinePassed,
@@ -34,18 +33,20 @@ from consumers.coordinator.decide import decide
 from consumers.coordinator.endings import said_again
 from consumers.coordinator.fleet import FleetView
 from consumers.coordinator.leases import Leases
-from consumers.coordinator.ledger import Ledger
 from consumers.coordinator.outbox import Outbox
+from consumers.coordinator.scheduling.demand import Borrower
+from consumers.coordinator.scheduling.free_slots import Ledger
 from consumers.coordinator.state import Table
-from polar.settings import Settings
-from polar.types.session import SessionState, TaskState
-from topics import completions, events, kafka, sessions
-from topics.codec import DecodeError, UnknownRecord, encode
+from topics import completions, events, sessions
 from topics.completions import CloseGroup, Open
+from topics.contract.codec import DecodeError, UnknownRecord, encode
+from topics.environment.settings import Settings
 from topics.events import Claimed, Evaluated, HandedBack, InitFinished, RunFinished, Stopped
-from topics.owner import STOP_DEADLINE_S, FencedProducer, Write, on_the_log, read_back
-from topics.producer import LogProducer
+from topics.log import kafka
+from topics.log.owner import STOP_DEADLINE_S, FencedProducer, Write, on_the_log, read_back
+from topics.log.producer import LogProducer
 from topics.sessions import Position
+from topics.types.session import SessionState, TaskState
 
 FACTS = 500
 """A transaction's facts at most (protocol 3)."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import KeysView
 
-from polar.types.session import Stage
-from topics.lease import GAP_MS, LEASE_MS
+from topics.log.liveness import GAP_MS, LEASE_MS
+from topics.types.session import Stage
 from topics.workers import Heartbeat
 
 REMEMBER_MS = 60_000

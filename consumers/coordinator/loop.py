@@ -11,23 +11,24 @@ from collections import Counter
 
 import structlog
 
-from consumers.coordinator.figures import Figures
 from consumers.coordinator.fleet import FleetView
 from consumers.coordinator.keeper import Keeper
 from consumers.coordinator.leases import Leases
-from consumers.coordinator.ledger import Ledger
-from consumers.coordinator.lender import Lender
 from consumers.coordinator.metrics import tell
-from consumers.coordinator.shares import ROLE
+from consumers.coordinator.scheduling.free_slots import Ledger
+from consumers.coordinator.scheduling.scheduler import Lender
+from consumers.coordinator.scheduling.shares import ROLE
+from consumers.coordinator.statistics import Figures
 from consumers.metrics import Metrics
-from polar.settings import Settings
-from polar.types.session import Stage
-from topics import events, fleet, kafka, workers
+from topics import events, fleet, workers
+from topics.environment.settings import Settings
 from topics.fleet import FleetRecord
-from topics.follow import Follower, Since
-from topics.heartbeat import Heart, new_worker_id
-from topics.owner import FencedProducer, Owner
-from topics.producer import LogProducer, Unacknowledged
+from topics.log import kafka
+from topics.log.follow import Follower, Since
+from topics.log.heartbeat import Heart, new_worker_id
+from topics.log.owner import FencedProducer, Owner
+from topics.log.producer import LogProducer, Unacknowledged
+from topics.types.session import Stage
 from topics.workers import Backlog, Heartbeat, Probe
 
 PROBE_S = 1.0

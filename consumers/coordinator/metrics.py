@@ -8,10 +8,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 
-from consumers.coordinator.figures import Figures
-from consumers.coordinator.shares import ROLE
+from consumers.coordinator.scheduling.shares import ROLE
+from consumers.coordinator.statistics import Figures
 from consumers.metrics import Metrics
-from polar.types.session import Phase, Stage
+from topics.types.session import Phase, Stage
 
 INSTANT_S = 0.2
 """Figures of one instant: a scrape reads them one by one."""

@@ -16,15 +16,15 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from consumers.coordinator.claims import grant
 from consumers.coordinator.commands import DeadlinePassed, Decision
 from consumers.coordinator.endings import build, close, first_rows
+from consumers.coordinator.grants import grant
 from consumers.coordinator.state import Table
-from polar.types.errors import Kind, SessionError
-from polar.types.session import Phase, Plan, SessionState, Stage, Status, TaskState
 from topics.completions import Open
 from topics.control import Grant, Revoke
 from topics.events import SessionCloseRequested, SessionOpenRequested, SessionOpenWithdrawn
+from topics.types.errors import Kind, SessionError
+from topics.types.session import Phase, Plan, SessionState, Stage, Status, TaskState
 
 HARNESS = "external"
 BUILDER = "prefix_merging"

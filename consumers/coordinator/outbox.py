@@ -14,13 +14,14 @@ from msgspec.structs import replace
 from consumers.coordinator.commands import Command, RejectTask, ReleaseTicket
 from consumers.coordinator.deadlines import budget_s
 from consumers.coordinator.state import Table
-from polar.settings import Settings
-from polar.types.session import SessionState
-from topics import control, dead_letters, events, kafka, stages
+from topics import control, dead_letters, events, stages
 from topics.control import CloseKey, Discard, Grant, Revoke
-from topics.owner import OwnershipLost
-from topics.producer import LogProducer, Unacknowledged, dead_letter
+from topics.environment.settings import Settings
+from topics.log import kafka
+from topics.log.owner import OwnershipLost
+from topics.log.producer import LogProducer, Unacknowledged, dead_letter
 from topics.stages import Ticket
+from topics.types.session import SessionState
 
 log = structlog.get_logger()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from polar.types.session import Phase, Stage
+from topics.types.session import Phase, Stage
 
 
 @dataclass(frozen=True)

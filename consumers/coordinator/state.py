@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 from consumers.coordinator.commands import Decision
 from consumers.coordinator.deadlines import Instants, Pauses, deadline_of, forgettable_at
 from consumers.coordinator.phases import HAND, WAITING
-from consumers.coordinator.waiting import Place, Waiting
-from polar.types.session import Phase, Plan, SessionState, Stage, TaskState, session_id_of
+from consumers.coordinator.scheduling.queue import Place, Waiting
+from topics.types.session import Phase, Plan, SessionState, Stage, TaskState, session_id_of
 
 VOID_FACTOR, VOID_SPARE = 4, 1000
 """More deadlines than so many for each session, and these, are gone through for void ones."""

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from consumers.runtimes.base import Runtime
-from polar.types.errors import SessionError
-from polar.types.session import Status
+from topics.types.errors import SessionError
+from topics.types.session import Status
 
 
 class EvaluationError(Exception):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from consumers.evaluators.base import Case, Verdict
-from polar.types.errors import InputError
-from polar.types.session import Status
+from topics.types.errors import InputError
+from topics.types.session import Status
 
 
 class SessionCompleted:

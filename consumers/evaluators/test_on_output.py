@@ -17,7 +17,7 @@ from collections.abc import Mapping
 
 from consumers.evaluators.base import Case, EvaluationError, Verdict
 from consumers.runtimes.base import Exec
-from polar.types.errors import InputError
+from topics.types.errors import InputError
 
 STATUSES = ("PASSED", "FAILED", "ERROR", "SKIPPED")
 OUTPUT = "evaluation_output"

@@ -14,10 +14,10 @@ from typing import Annotated, Literal, Protocol, TypeVar, get_args, get_origin
 import msgspec
 
 from consumers.runtimes.base import Runtime
-from polar import registry
-from polar.keys import environment
-from polar.types.errors import InputError
-from polar.types.task import AgentSpec
+from topics.environment import registry
+from topics.environment.keys import environment
+from topics.types.errors import InputError
+from topics.types.task import AgentSpec
 
 S = TypeVar("S", bound=msgspec.Struct)
 

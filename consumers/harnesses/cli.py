@@ -26,8 +26,8 @@ from typing import ClassVar
 
 import structlog
 
-from polar import cache
-from polar.types.errors import NotReady
+from topics.environment import cache
+from topics.types.errors import NotReady
 
 INSTALL_S = 840.0
 """For one installation: less than others wait for it (`cache.WAIT_S`)."""

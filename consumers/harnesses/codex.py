@@ -13,12 +13,12 @@ from pathlib import PurePosixPath
 
 import msgspec
 
-from consumers.artifacts import TRANSCRIPT
 from consumers.harnesses.base import Launch, ModelAccess, Tokens, checked_settings
 from consumers.harnesses.cli import CliHarness
 from consumers.harnesses.npm import NpmCli
 from consumers.runtimes.base import Runtime
-from polar.types.task import AgentSpec
+from consumers.stages.artifacts import TRANSCRIPT
+from topics.types.task import AgentSpec
 
 CONFIG = """\
 model_provider = "polar"

@@ -10,12 +10,12 @@ from __future__ import annotations
 import json
 from pathlib import PurePosixPath
 
-from consumers.artifacts import TRANSCRIPT
 from consumers.harnesses.base import Launch, ModelAccess, NoSettings, checked_settings
 from consumers.harnesses.cli import CliHarness
 from consumers.harnesses.npm import NpmCli
 from consumers.runtimes.base import Runtime
-from polar.types.task import AgentSpec
+from consumers.stages.artifacts import TRANSCRIPT
+from topics.types.task import AgentSpec
 
 SETTINGS = {
     "privacy": {"usageStatisticsEnabled": False},

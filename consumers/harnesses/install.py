@@ -8,8 +8,8 @@ from __future__ import annotations
 import sys
 
 from consumers.harnesses.cli import Cli
-from polar import cache, registry
-from polar.types.errors import InputError, NotReady
+from topics.environment import cache, registry
+from topics.types.errors import InputError, NotReady
 
 
 def main() -> None:

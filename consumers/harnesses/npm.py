@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from consumers.harnesses.cli import SAID_LIMIT, Cli, Failure, lines_after
-from polar.types.errors import NotReady
+from topics.types.errors import NotReady
 
 QUICK_S = 30.0
 """For node to tell its version, and npm a setting."""

@@ -15,12 +15,12 @@ from typing import Literal
 
 import msgspec
 
-from consumers.artifacts import TRANSCRIPT
 from consumers.harnesses.base import Launch, ModelAccess, Tokens, checked_settings
 from consumers.harnesses.cli import CliHarness
 from consumers.harnesses.npm import NpmCli, native
 from consumers.runtimes.base import Runtime
-from polar.types.task import AgentSpec
+from consumers.stages.artifacts import TRANSCRIPT
+from topics.types.task import AgentSpec
 
 QUIET = {
     "OPENCODE_DISABLE_AUTOUPDATE": "1",

@@ -13,12 +13,12 @@ from typing import Literal
 
 import msgspec
 
-from consumers.artifacts import TRANSCRIPT
 from consumers.harnesses.base import Launch, ModelAccess, Tokens, checked_settings
 from consumers.harnesses.cli import CliHarness
 from consumers.harnesses.npm import NpmCli
 from consumers.runtimes.base import Runtime
-from polar.types.task import AgentSpec
+from consumers.stages.artifacts import TRANSCRIPT
+from topics.types.task import AgentSpec
 
 QUIET = {"PI_OFFLINE": "1", "PI_TELEMETRY": "0", "PI_SKIP_VERSION_CHECK": "1"}
 """No catalog refresh, no telemetry, no look for a newer version: nothing but model calls leaves the machine."""

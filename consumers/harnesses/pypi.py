@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from consumers.harnesses.cli import Cli, Failure, lines_after
-from polar.types.errors import NotReady
+from topics.types.errors import NotReady
 
 RECORD = Path("installed.json")
 """The `dist-info` folders of all packages, in the environment's folder."""

@@ -10,7 +10,7 @@ from pathlib import PurePosixPath
 
 from consumers.harnesses.base import Launch, ModelAccess, NoSettings, checked_settings
 from consumers.runtimes.base import Runtime
-from polar.types.task import AgentSpec
+from topics.types.task import AgentSpec
 
 
 class Shell:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from itertools import accumulate
 
-from polar.settings import Settings
-from polar.types.session import task_id_of
-from topics import admin, completions, kafka
-from topics.owner import STOP_DEADLINE_S
+from topics import completions
+from topics.environment.settings import Settings
+from topics.log import admin, kafka
+from topics.log.owner import STOP_DEADLINE_S
+from topics.types.session import task_id_of
 
 
 async def spans(settings: Settings) -> dict[int, tuple[int, int]]:

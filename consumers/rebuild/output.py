@@ -6,11 +6,11 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from consumers.rebuild.wanted import Wanted
-from polar.settings import Settings
-from polar.types.errors import InputError, SessionError
-from polar.types.trajectory import GroupFinished, Trajectory
 from topics import trajectories
-from topics.owner import read_back
+from topics.environment.settings import Settings
+from topics.log.owner import read_back
+from topics.types.errors import InputError, SessionError
+from topics.types.trajectory import GroupFinished, Trajectory
 
 
 @dataclass

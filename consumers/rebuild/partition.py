@@ -6,20 +6,20 @@ from contextlib import aclosing
 
 import msgspec
 
-from consumers.builders.open_sessions import OpenSession, Sessions
-from consumers.builders.outcome import encoded, outcome
+from consumers.building.open_sessions import OpenSession, Sessions
+from consumers.building.outcome import encoded, outcome
 from consumers.rebuild.log import Passed, task_of
 from consumers.rebuild.output import Output
 from consumers.rebuild.wanted import FINAL, Done, Wanted
-from polar.settings import Settings
-from polar.types.errors import SessionError
-from polar.types.session import task_id_of
-from polar.types.trajectory import GroupFinished, Stats
 from topics import completions, trajectories
-from topics.codec import encode
 from topics.completions import Build, CallRecord, CloseGroup, Emitted
-from topics.contract import MIB
-from topics.owner import FencedProducer, Write, read_back
+from topics.contract.codec import encode
+from topics.contract.topic import MIB
+from topics.environment.settings import Settings
+from topics.log.owner import FencedProducer, Write, read_back
+from topics.types.errors import SessionError
+from topics.types.session import task_id_of
+from topics.types.trajectory import GroupFinished, Stats
 
 TRANSACTION_BYTES = 8 * MIB
 """Protocol 3; the trajectory that passes it goes along."""

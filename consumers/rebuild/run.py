@@ -18,12 +18,13 @@ from consumers.rebuild import log, output
 from consumers.rebuild.log import Passed
 from consumers.rebuild.partition import Partition
 from consumers.rebuild.wanted import Done, Wanted, check_output
-from polar.settings import Settings
-from polar.types.errors import InputError, NotReady
-from topics import admin, completions, kafka, trajectories
+from topics import completions, trajectories
 from topics.completions import Build, CloseGroup
-from topics.owner import FencedProducer, LogGap, OwnershipLost, read_back
-from topics.refusals import refusal
+from topics.environment.settings import Settings
+from topics.log import admin, kafka
+from topics.log.owner import FencedProducer, LogGap, OwnershipLost, read_back
+from topics.log.refusals import refusal
+from topics.types.errors import InputError, NotReady
 
 Own = dict[str, tuple[str, bytes]]
 """Sessions that are built as they were, by whom and with which settings."""

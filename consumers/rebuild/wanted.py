@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from polar.types import ids
-from polar.types.errors import InputError
 from topics import trajectories
+from topics.types import ids
+from topics.types.errors import InputError
 
 FINAL = frozenset({"log_gap", "too_large"})
 """Codes of failures that no other run of the same command mends."""

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Protocol
 
-from polar.types.task import RuntimeSpec
+from topics.types.task import RuntimeSpec
 
 Handle = Mapping[str, str]
 """What another worker of the pool needs to attach; the key `backend` names who can read the rest."""

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from consumers.runtimes.base import Exec, Runtime, RuntimeFault
-from polar.types.errors import InputError
-from polar.types.task import PrepareAction
+from topics.types.errors import InputError
+from topics.types.task import PrepareAction
 
 
 async def prepare(runtime: Runtime, actions: Sequence[PrepareAction], *, field: str = "runtime.prepare") -> None:

@@ -28,8 +28,8 @@ from consumers.runtimes import proctree
 from consumers.runtimes.base import Exec, ExecResult, Handle, Labelled, Labels, RuntimeFault
 from consumers.runtimes.forkserver import ForkServer
 from consumers.runtimes.launch import launch
-from polar.types.errors import InputError, NotReady
-from polar.types.task import RuntimeSpec
+from topics.types.errors import InputError, NotReady
+from topics.types.task import RuntimeSpec
 
 NAME = "process"
 RUNTIME_MARK = "POLAR_RUNTIME"

@@ -18,11 +18,11 @@ from consumers.webhooks import GROUP
 from consumers.webhooks.backoff import pause_s
 from consumers.webhooks.debts import Debt, Debts
 from consumers.webhooks.post import Answer, Verdict
-from polar.settings import Settings
-from polar.types.errors import NotReady
 from topics import dead_letters, webhooks
-from topics.codec import encode
-from topics.producer import LogProducer, Unacknowledged
+from topics.contract.codec import encode
+from topics.environment.settings import Settings
+from topics.log.producer import LogProducer, Unacknowledged
+from topics.types.errors import NotReady
 from topics.webhooks import Owed, Record, Settled
 
 LONGEST_WAIT_S = 60.0

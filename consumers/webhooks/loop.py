@@ -12,11 +12,11 @@ from collections import Counter
 from consumers.metrics import Metrics
 from consumers.webhooks import GROUP
 from consumers.webhooks.debts import Debts
-from polar import webhooks as signing
-from polar.settings import Settings
 from topics import webhooks
-from topics.follow import Follower, Since
-from topics.heartbeat import Heart, new_worker_id
+from topics.environment import webhook_signing as signing
+from topics.environment.settings import Settings
+from topics.log.follow import Follower, Since
+from topics.log.heartbeat import Heart, new_worker_id
 
 
 async def run_webhooks(settings: Settings, stop: asyncio.Event, metrics: Metrics | None = None) -> None:

@@ -27,11 +27,12 @@ from consumers.webhooks import GROUP
 from consumers.webhooks.courier import RETRY_S, Courier
 from consumers.webhooks.debts import Debts
 from consumers.webhooks.post import Post
-from polar.settings import Settings
-from topics import kafka, webhooks
-from topics.codec import DecodeError, UnknownRecord
-from topics.producer import LogProducer, Unacknowledged, dead_letter
-from topics.refusals import refusal
+from topics import webhooks
+from topics.contract.codec import DecodeError, UnknownRecord
+from topics.environment.settings import Settings
+from topics.log import kafka
+from topics.log.producer import LogProducer, Unacknowledged, dead_letter
+from topics.log.refusals import refusal
 
 POLL_S = 0.1
 """For a record; then it is looked whether a partition's end is reached."""

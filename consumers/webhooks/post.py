@@ -20,11 +20,11 @@ import aiohttp
 import msgspec
 import structlog
 
-from polar import webhooks
-from polar.settings import Settings
-from polar.types.errors import NotReady
-from polar.types.session import session_id_of
 from topics import trajectories
+from topics.environment import webhook_signing
+from topics.environment.settings import Settings
+from topics.types.errors import NotReady
+from topics.types.session import session_id_of
 from topics.webhooks import Owed
 
 TIMEOUT_S = 15.0
@@ -64,7 +64,7 @@ class Post:
         """Raises NotReady without a secret. Needs a running loop."""
         self._namespace = settings.namespace
         self._secret_path = settings.webhook_secret_path
-        self._secrets = webhooks.read_secrets(self._secret_path)
+        self._secrets = webhook_signing.read_secrets(self._secret_path)
         self._hosts = [pattern.strip().lower() for pattern in settings.webhook_hosts.split(",")]
         self._http = aiohttp.ClientSession(
             # Bounded by who calls: a queue for connections would let a host that hangs hold up others.
@@ -83,7 +83,7 @@ class Post:
             if not any(fnmatchcase(urlsplit(owed.url).hostname or "", pattern) for pattern in self._hosts):
                 return Answer(Verdict.REFUSED, "POLAR_WEBHOOK_HOSTS doesn't name its host")
             body = message(owed, self._namespace)
-            headers = webhooks.sign(webhook_id(owed, self._namespace), int(time.time()), body, self._signing())
+            headers = webhook_signing.sign(webhook_id(owed, self._namespace), int(time.time()), body, self._signing())
             headers |= {"content-type": "application/json", "user-agent": f"polar/{version('polar-rollouts')}"}
             async with self._http.post(owed.url, data=body, headers=headers, allow_redirects=False) as response:
                 return judge(response.status, response.headers, time.time())
@@ -96,7 +96,7 @@ class Post:
     def _signing(self) -> list[str]:
         """The file's secrets as they are now, so that they can be changed while we run; the last good ones where it is being written."""
         try:
-            self._secrets = webhooks.read_secrets(self._secret_path)
+            self._secrets = webhook_signing.read_secrets(self._secret_path)
         except NotReady as error:
             log.error("keeping the secrets of before", action="webhooks.secrets", why=str(error))
         return self._secrets

@@ -26,7 +26,8 @@ from typing import IO, Any, NoReturn
 
 import yaml
 
-from polar.embedded import leash, lock
+from polar.embedded import lock
+from polar.embedded import parent_watch as leash
 
 TASKS = sorted(Path(__file__).parent.glob("*/task.yaml"))
 AT_WORK = "demo-tasks.jsonl"

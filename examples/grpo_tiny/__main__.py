@@ -27,7 +27,7 @@ from examples.grpo_tiny.system import System
 from examples.vllm_cpu.serve import PYTHON, Server, ServerError, environment, serving
 from polar import client
 from polar.trainer import TrajectoryConsumer
-from polar.types.errors import InputError, NotReady
+from topics.types.errors import InputError, NotReady
 
 KILLED = {"rollouts": "", "push": "pushes"}
 """What the trainer's line says, after its step, at which it is killed: its first, at half of the groups, or the one inside the pause."""

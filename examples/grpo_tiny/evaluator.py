@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from consumers.evaluators.base import Case, Verdict
 from consumers.runtimes.base import Runtime
 from examples.grpo_tiny.agent import MALFORMED, VERIFIED
-from polar.types.errors import InputError
+from topics.types.errors import InputError
 
 LIMIT = 4096
 """Bytes of a file."""

@@ -1,4 +1,4 @@
-"""Programs beside this one, on a leash (`polar/embedded/leash.py`): they end when this one does, however that ended.
+"""Programs beside this one, on a leash (`polar/embedded/parent_watch.py`): they end when this one does, however that ended.
 
 They get sessions of their own: Ctrl-C is for this program, which ends one after another.
 """

@@ -15,8 +15,8 @@ from typing import Any, Literal
 
 from examples.grpo_tiny import agent
 from examples.tiny_model.tasks import HELD_OUT, Task, draw, line
-from polar.types.errors import InputError
-from polar.types.task import TaskRequest, parse
+from topics.types.errors import InputError
+from topics.types.task import TaskRequest, parse
 
 AGENT = Path(agent.__file__)
 PYTHON = Path(sys.executable).resolve()

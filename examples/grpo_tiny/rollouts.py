@@ -7,12 +7,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 from polar import client
-from polar.settings import Settings
 from polar.trainer import Group, TrajectoryConsumer
-from polar.types.errors import NotReady
-from polar.types.session import Status
-from polar.types.task import TaskRequest
-from polar.types.trajectory import Trajectory
+from topics.environment.settings import Settings
+from topics.types.errors import NotReady
+from topics.types.session import Status
+from topics.types.task import TaskRequest
+from topics.types.trajectory import Trajectory
 
 ANSWER_S = 60.0
 """For a coordinator to show the tasks."""

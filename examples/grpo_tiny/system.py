@@ -12,8 +12,8 @@ from pathlib import Path
 
 from examples.grpo_tiny.programs import Program, beside
 from examples.vllm_cpu.serve import Server
-from polar.settings import Settings, load
-from polar.types.errors import NotReady
+from topics.environment.settings import Settings, load
+from topics.types.errors import NotReady
 
 SLOTS = 32
 """Sessions at once: the tiny model answers three times as many tokens a second to 32 as to 8."""

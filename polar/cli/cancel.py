@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from polar import settings
-from polar.cli import targets
+from polar.cli import session_ids as targets
 from polar.cli.options import Data
-from polar.settings import Settings
-from polar.types.session import Phase
+from topics.environment import settings
+from topics.environment.settings import Settings
+from topics.types.session import Phase
 
 if TYPE_CHECKING:
     from polar.client import SessionTable

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from polar import settings
 from polar.cli.exits import Exit
 from polar.cli.options import Data, EngineUrl, Format, Model, Output
 from polar.cli.tables import show
-from polar.types.errors import InputError
+from topics.environment import settings
+from topics.types.errors import InputError
 
 if TYPE_CHECKING:
-    from polar.embedded.checkup import Finding
+    from polar.doctor import Finding
 
 MARKS = {"good": "✓", "later": "–", "bad": "✗"}
 
@@ -32,7 +32,7 @@ def doctor(
 
     Looks at the running system, too, where there is one, and with --engine at an inference server. Exits 3 where something is bad.
     """
-    from polar.embedded import checkup
+    from polar import doctor as checkup
 
     if engine_url is None and model is not None:
         raise InputError("--model", model, "goes with --engine")

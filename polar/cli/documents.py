@@ -16,8 +16,8 @@ from typing import Any, NoReturn
 
 import yaml
 
-from polar.types.errors import InputError
-from polar.types.task import TaskRequest
+from topics.types.errors import InputError
+from topics.types.task import TaskRequest
 
 STDIN = "-"
 YAML_SUFFIXES = {".yaml", ".yml"}

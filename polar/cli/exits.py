@@ -12,8 +12,8 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from polar.cli.visible import visible
-from polar.types.errors import InputError, NotReady
+from polar.cli.terminal_text import visible
+from topics.types.errors import InputError, NotReady
 
 EXTRA_OF = {
     "aiohttp": "proxy",

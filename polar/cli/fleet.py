@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from polar import settings
 from polar.cli.exits import Exit, ended
 from polar.cli.options import Data, Format, Output
 from polar.cli.tables import show
-from polar.settings import Settings
+from topics.environment import settings
+from topics.environment.settings import Settings
 
 if TYPE_CHECKING:
     from polar.fleet import Standing

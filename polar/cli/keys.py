@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
-from polar import keys, settings
 from polar.cli.options import Data, Format, Output
 from polar.cli.tables import show
-from polar.types.errors import NotReady
+from topics.environment import keys, settings
+from topics.types.errors import NotReady
 
 app = typer.Typer(no_args_is_help=True, help="The secrets that sign sessions' keys: list, add, use, retire.")
 KeyId = Annotated[str, typer.Argument(metavar="KEY", help="A key's id, as `polar keys list` shows it.")]

@@ -13,8 +13,8 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from polar.types.errors import InputError
-from polar.types.trajectory import ExpandedTrace, Trajectory, expand
+from topics.types.errors import InputError
+from topics.types.trajectory import ExpandedTrace, Trajectory, expand
 
 TEXT, INT, REAL = pa.string(), pa.int64(), pa.float64()
 COUNTS = pa.map_(TEXT, INT)

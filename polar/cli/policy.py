@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from polar import settings
 from polar.cli.fleet import run, versions_in_words
 from polar.cli.options import Data, Format, Output
+from topics.environment import settings
 
 app = typer.Typer(no_args_is_help=True, help="Say, or show, which policy version is served.")
 

@@ -15,9 +15,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from polar.embedded import readiness
-from polar.embedded.part import Part
-from proxy import doors
-from proxy.doors import Binding
+from polar.embedded.child_process import Part
+from proxy import addresses as doors
+from proxy.addresses import Binding
 
 START_S = 120.0
 STOP_S = 25.0

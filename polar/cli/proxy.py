@@ -12,10 +12,10 @@ from urllib.parse import urlsplit
 
 import typer
 
-from polar import settings
 from polar.cli import logs, running
 from polar.cli.options import Data, EngineMode, Model
-from polar.types.errors import InputError, NotReady
+from topics.environment import settings
+from topics.types.errors import InputError, NotReady
 
 PORT = 8400
 CONTROL_PORT = 8401
@@ -65,7 +65,7 @@ def proxy(
     import uvloop
 
     from polar.cli.processes import Processes
-    from proxy.doors import Binding, require_address
+    from proxy.addresses import Binding, require_address
     from proxy.run import serve
 
     logs.for_service()
@@ -130,7 +130,7 @@ def _settings(
     data: Path | None, engine_urls: list[str], model: str | None, mode: str, *, announce: Callable[[str], None]
 ) -> settings.Settings:
     """With the engines that flags name, else those of polar.toml, each with its model, asked what they can do."""
-    from polar.embedded import engine
+    from proxy.engines import probe as engine
 
     if model is not None and not engine_urls:
         raise InputError("--model", model, "goes with --engine")

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from polar import registry, settings
 from polar.cli import progress
 from polar.cli.exits import Exit
 from polar.cli.options import Data, Format, Output
 from polar.cli.tables import show
-from polar.cli.visible import visible
-from polar.settings import Settings
-from polar.types.errors import InputError
+from polar.cli.terminal_text import visible
+from topics.environment import registry, settings
+from topics.environment.settings import Settings
+from topics.types.errors import InputError
 
 if TYPE_CHECKING:
     from consumers.rebuild.wanted import Done, Wanted

@@ -17,8 +17,8 @@ from rich.text import Text
 
 from polar.cli.rewards import bars
 from polar.cli.status import fleet_in_words, said
-from polar.cli.visible import visible
-from polar.types.session import Phase, Stage
+from polar.cli.terminal_text import visible
+from topics.types.session import Phase, Stage
 
 if TYPE_CHECKING:
     from analytics.live.fold import Snapshot, StageLoad, Trouble

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from polar import settings
-from polar.cli import targets
+from polar.cli import session_ids as targets
 from polar.cli.exits import Exit, ended
 from polar.cli.options import Data
-from polar.types.errors import InputError, NotReady
-from polar.types.session import Status, task_id_of
-from polar.types.task import RUN_LIMIT_S, SAMPLES_LIMIT
+from topics.environment import settings
+from topics.types.errors import InputError, NotReady
+from topics.types.session import Status, task_id_of
+from topics.types.task import RUN_LIMIT_S, SAMPLES_LIMIT
 
 if TYPE_CHECKING:
-    from polar.settings import Settings
+    from topics.environment.settings import Settings
 
 TTL = re.compile(r"([0-9]+(?:\.[0-9]+)?)(s|m|h)")
 UNITS_S = {"s": 1, "m": 60, "h": 3600}

@@ -23,10 +23,10 @@ import msgspec
 import typer
 from rich.measure import Measurement
 
-from polar import settings
 from polar.cli.exits import Exit, ended
 from polar.cli.options import Data
 from polar.cli.tables import console, table
+from topics.environment import settings
 
 if TYPE_CHECKING:
     from analytics.asking.query import Reader

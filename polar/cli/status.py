@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from polar import settings
-from polar.cli import targets
+from polar.cli import session_ids as targets
 from polar.cli.options import Data, Format, Output
 from polar.cli.tables import console, show
-from polar.types.errors import InputError
-from polar.types.session import Phase, SessionState, Stage
+from topics.environment import settings
+from topics.types.errors import InputError
+from topics.types.session import Phase, SessionState, Stage
 
 if TYPE_CHECKING:
     from analytics.live.fold import Snapshot

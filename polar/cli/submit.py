@@ -10,16 +10,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from polar import settings
-from polar.cli import documents, progress, trickle
+from polar.cli import background_reader as trickle
+from polar.cli import documents, progress
 from polar.cli.exits import Exit
 from polar.cli.options import Data, Format, Output
 from polar.cli.status import of_task
-from polar.cli.visible import visible
-from polar.settings import Settings
-from polar.types.errors import InputError, Kind
-from polar.types.session import Status
-from polar.types.task import TaskRequest, parse
+from polar.cli.terminal_text import visible
+from topics.environment import settings
+from topics.environment.settings import Settings
+from topics.types.errors import InputError, Kind
+from topics.types.session import Status
+from topics.types.task import TaskRequest, parse
 
 if TYPE_CHECKING:
     from polar.client import SessionTable

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from polar.cli.visible import visible
+from polar.cli.terminal_text import visible
 
 PIPE_WIDTH = 240
 

@@ -11,10 +11,10 @@ from typing import Annotated
 import msgspec
 import typer
 
-from polar import settings
 from polar.cli.options import Data, Format, Output
 from polar.cli.tables import show
-from polar.types.errors import InputError
+from topics.environment import settings
+from topics.types.errors import InputError
 
 PRINCIPAL = re.compile(r"[A-Za-z]+:[^'\\]+")
 
@@ -37,7 +37,8 @@ def apply(
     data: Data = None,
 ) -> None:
     """Create what is missing, and bring settings in line with the contract; twice changes nothing."""
-    from topics import admin, catalogue
+    from topics.contract import catalogue
+    from topics.log import admin
 
     queues = [topic for pool in pools or [catalogue.DEFAULT_POOL] for topic in catalogue.of_pool(pool)]
     found = settings.load(data)
@@ -72,7 +73,7 @@ def list_rights(
     data: Data = None,
 ) -> None:
     """List the rights on Kafka that each role needs; needs no Kafka."""
-    from topics import acl
+    from topics.contract import acl
 
     found = settings.load(data)
     wanted = [_known(role, "--role") for role in roles or acl.ROLES]
@@ -98,7 +99,7 @@ def list_rights(
 @app.command("list")
 def list_topics(output: Output = Format.TABLE, data: Data = None) -> None:
     """List the namespace's topics as the broker has them."""
-    from topics import admin
+    from topics.log import admin
 
     listed = asyncio.run(admin.listing(settings.load(data)))
     if output is Format.JSON:
@@ -120,7 +121,7 @@ def docs(
     """Describe every topic and record; needs no Kafka."""
     import yaml
 
-    from topics import asyncapi, markdown
+    from topics.contract import asyncapi, markdown
 
     namespace = settings.load(data).namespace
     match form:
@@ -135,7 +136,7 @@ def docs(
 
 def _known(role: str, field: str) -> str:
     """Raises InputError."""
-    from topics import acl
+    from topics.contract import acl
 
     if role not in acl.ROLES:
         raise InputError(field, role, f"no such role; there are: {', '.join(acl.ROLES)}")

@@ -16,13 +16,13 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from polar import settings
 from polar.cli import progress, running
 from polar.cli.options import Data
 from polar.cli.tables import show
-from polar.settings import Settings
-from polar.types.errors import NotReady
-from polar.types.trajectory import ExpandedTrace, Trajectory, expand
+from topics.environment import settings
+from topics.environment.settings import Settings
+from topics.types.errors import NotReady
+from topics.types.trajectory import ExpandedTrace, Trajectory, expand
 
 
 class Layout(StrEnum):
@@ -95,7 +95,7 @@ async def _read(
     """Give `take` every trajectory up to the topic's present end, then those that come until `stop`. `prints`: at once, to stdout."""
     from polar.client import require
     from topics import trajectories
-    from topics.follow import Follower, Since
+    from topics.log.follow import Follower, Since
 
     name = trajectories.output_named(topic, found.namespace)
     await require(found, trajectories.TOPIC)
@@ -121,7 +121,8 @@ async def _read(
 
 async def _require_output(found: Settings, name: str) -> None:
     """Raises NotReady where no output topic has this name; the first task that writes there makes it."""
-    from topics import admin, trajectories
+    from topics import trajectories
+    from topics.log import admin
 
     prefix = f"{trajectories.TOPIC.full_name(found.namespace)}."
     there = [one.name.removeprefix(prefix) for one in await admin.listing(found) if one.name.startswith(prefix)]

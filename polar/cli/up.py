@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from polar import settings
 from polar.cli import progress, running
 from polar.cli.options import Data, EngineMode, EngineUrl, Model
-from polar.settings import ENV_FILE, Settings, write_env_file
-from polar.types.errors import InputError
+from topics.environment import settings
+from topics.environment.settings import ENV_FILE, Settings, write_env_file
+from topics.types.errors import InputError
 
 if TYPE_CHECKING:
-    from polar.embedded.engine import Engine
     from polar.embedded.system import Options, System
+    from proxy.engines.probe import Engine
 
 
 def up(
@@ -39,8 +39,9 @@ def up(
 
     Kafka, a proxy, all workers and, without --engine, the scripted engine. With POLAR_KAFKA set that Kafka is used.
     """
-    from polar.embedded import disk, engine, lock
+    from polar.embedded import disk, lock
     from polar.embedded.system import Options
+    from proxy.engines import probe as engine
     from proxy.engines.pool import plug_in_of
 
     plug_in_of(mode, "--mode")
@@ -74,7 +75,7 @@ def up(
 
 async def _examine(upstream: Engine, mode: str) -> None:
     """Raises NotReady where it can't serve training."""
-    from polar.embedded import engine
+    from proxy.engines import probe as engine
 
     # First the routes that a mode needs, with the flag that opens them.
     found = await engine.examine(upstream, mode, _announce)

@@ -15,10 +15,10 @@ import typer
 from rich.console import Console
 from rich.live import Live as Display
 
-from polar import settings
 from polar.cli import running
 from polar.cli.options import Data, Format, Output
 from polar.cli.screen import Page, clock, in_words, summary
+from topics.environment import settings
 
 if TYPE_CHECKING:
     from analytics.live.fold import Trouble

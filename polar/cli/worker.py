@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import structlog
 import typer
 
-from polar import settings
 from polar.cli import logs, running
 from polar.cli.options import Data
-from polar.settings import Settings
-from polar.types.errors import InputError
-from polar.types.session import Stage
-from polar.types.task import POOL_NAME
+from topics.environment import settings
+from topics.environment.settings import Settings
+from topics.types.errors import InputError
+from topics.types.session import Stage
+from topics.types.task import POOL_NAME
 
 if TYPE_CHECKING:
     from consumers.metrics import Metrics
@@ -121,7 +121,7 @@ def _start(
 
         started["coordinator"] = run_coordinator(found, stop, metrics)
     if Role.BUILDER in roles:
-        from consumers.builder import run_builder
+        from consumers.building.builder import run_builder
 
         started["builder"] = run_builder(found, stop, metrics)
     if Role.ANALYTICS in roles:
@@ -133,7 +133,7 @@ def _start(
 
         started["webhooks"] = run_webhooks(found, stop, metrics)
     if asked.stages:
-        from consumers.worker import run_worker
+        from consumers.stages.worker import run_worker
 
         started[STAGES] = run_worker(
             found,

@@ -1,7 +1,6 @@
-"""The embedded Kafka: Apache Kafka itself, KRaft nodes set up by pip alone and run under a data folder; one, or several for tests."""
+"""The embedded Kafka: Apache Kafka itself, one KRaft node, set up by pip alone and run under a data folder."""
 
 from polar.embedded.broker import Broker
-from polar.embedded.cluster import Cluster
 from polar.embedded.errors import BrokerError
 
-__all__ = ["Broker", "BrokerError", "Cluster"]
+__all__ = ["Broker", "BrokerError"]

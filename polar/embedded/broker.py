@@ -17,7 +17,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from polar.embedded import distribution, supervisor, wire
+from polar.embedded import distribution, supervisor
+from polar.embedded import metadata_probe as wire
 from polar.embedded.errors import AddressTaken, BrokerError
 from polar.embedded.folder import Folder
 from polar.embedded.properties import HEAP, Node

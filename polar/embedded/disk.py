@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from polar.types.errors import NotReady
+from topics.types.errors import NotReady
 
 MIB = 1024 * 1024
 NEEDED = 512 * MIB

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from polar import cache
 from polar.embedded.errors import BrokerError
+from topics.environment import cache
 
 KAFKA_VERSION = "4.3.1"
 MAVEN_CENTRAL = "https://repo.maven.apache.org/maven2"

@@ -8,13 +8,13 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from polar.cache import CacheError
 from polar.embedded import disk
 from polar.embedded.broker import Broker
 from polar.embedded.distribution import Meter
 from polar.embedded.errors import BrokerError
-from polar.embedded.patience import Patience, rest
-from polar.types.errors import NotReady
+from polar.embedded.restart_policy import Patience, rest
+from topics.environment.cache import CacheError
+from topics.types.errors import NotReady
 
 LOOK_S = 0.2
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from polar.types.errors import InputError
+from topics.types.errors import InputError
 
 LEFTOVERS_S = 20.0
 """How long the parts of a killed `up` may take to leave: leash.GRACE_S, and room."""

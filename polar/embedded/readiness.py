@@ -9,10 +9,11 @@ import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 
-from polar.settings import Settings
-from polar.types.errors import NotReady
-from topics import catalogue, workers
-from topics.follow import Follower, Since
+from topics import workers
+from topics.contract import catalogue
+from topics.environment.settings import Settings
+from topics.log.follow import Follower, Since
+from topics.types.errors import NotReady
 from topics.workers import Heartbeat
 
 LOOK_S = 0.05

@@ -16,14 +16,16 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from polar import keys, webhooks
-from polar.embedded import engine, readiness
+from polar.embedded import readiness
+from polar.embedded.child_process import Part
 from polar.embedded.distribution import Meter
-from polar.embedded.engine import Engine
 from polar.embedded.kafka import Kafka
-from polar.embedded.part import Part
-from polar.settings import ENV_FILE, Settings, write_env_file
-from topics import admin, catalogue
+from proxy.engines import probe as engine
+from proxy.engines.probe import Engine
+from topics.contract import catalogue
+from topics.environment import keys, webhook_signing
+from topics.environment.settings import ENV_FILE, Settings, write_env_file
+from topics.log import admin
 
 START_S = 90.0
 """For one part to answer; a second or two where the machine is idle."""
@@ -108,7 +110,7 @@ class System:
     def _prepare_folder(self) -> None:
         (self._data / "run").mkdir(parents=True, exist_ok=True)
         keys.ensure_keys_file(self._given.keys_path)
-        webhooks.ensure_secret_file(self._given.webhook_secret_path)
+        webhook_signing.ensure_secret_file(self._given.webhook_secret_path)
         token = self._data / "control.token"
         descriptor = os.open(token, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "w") as file:

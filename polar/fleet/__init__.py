@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager
 from polar.fleet import draining
 from polar.fleet.controls import STILL_S, Controls, InFlight, Pause, Standing, Still
 from polar.fleet.errors import Busy, FleetError, Lost, NotDrained, NotStill
-from polar.settings import Settings
+from topics.environment.settings import Settings
 
 __all__ = [
     "Busy",

@@ -21,13 +21,14 @@ import msgspec
 
 from polar.fleet.errors import Busy, Lost, NotStill
 from polar.fleet.watching import Watching
-from polar.settings import ENGINE_NAME, Settings
-from polar.types.errors import InputError, NotReady
-from topics import admin, fleet, kafka
+from topics import fleet
+from topics.environment.settings import ENGINE_NAME, Settings
 from topics.fleet import FleetRecord, FleetState, PolicyVersion
-from topics.follow import Follower, Since
-from topics.heartbeat import new_worker_id
-from topics.producer import LogProducer, Unacknowledged
+from topics.log import admin, kafka
+from topics.log.follow import Follower, Since
+from topics.log.heartbeat import new_worker_id
+from topics.log.producer import LogProducer, Unacknowledged
+from topics.types.errors import InputError, NotReady
 from topics.workers import Heartbeat
 
 SEND_S = 30.0

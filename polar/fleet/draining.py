@@ -10,11 +10,11 @@ from polar.client import SessionTable
 from polar.fleet.controls import SEND_S, Controls
 from polar.fleet.errors import NotDrained
 from polar.fleet.watching import Watching
-from polar.types.errors import InputError, NotReady
-from polar.types.session import Phase, SessionState
 from topics import control
 from topics.control import Drain
-from topics.producer import Unacknowledged
+from topics.log.producer import Unacknowledged
+from topics.types.errors import InputError, NotReady
+from topics.types.session import Phase, SessionState
 
 IN_HAND = frozenset({Phase.INIT, Phase.RUNNING, Phase.EVALUATING, Phase.CLOSING, Phase.BUILDING})
 DRAINED = frozenset({"worker", "proxy"})

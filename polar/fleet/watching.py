@@ -13,11 +13,12 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
-from polar.fleet.echoes import Echoes
-from polar.settings import Settings
-from topics import kafka, workers
-from topics.follow import Follower, Since
-from topics.producer import LogProducer, Unacknowledged
+from polar.fleet.acknowledgements import Echoes
+from topics import workers
+from topics.environment.settings import Settings
+from topics.log import kafka
+from topics.log.follow import Follower, Since
+from topics.log.producer import LogProducer, Unacknowledged
 from topics.workers import Probe, Sign
 
 SINCE_S = 10.0

@@ -5,7 +5,7 @@
             for batch in pack(grpo(group), max_tokens=65_536):
                 ...
 
-Nothing here decides what is trained: what a token's mask and logprob say is the builder's (`polar.types.trajectory`). Forms that
+Nothing here decides what is trained: what a token's mask and logprob say is the builder's (`topics.types.trajectory`). Forms that
 other trainers take are in `polar.trainer.exporters`.
 """
 

@@ -17,16 +17,16 @@ from typing import Any, Generic, Self, TypeVar
 
 import structlog
 
-from polar.settings import Settings, load
 from polar.trainer.groups import Checked, Group, Patience, Rule, enough, patience
 from polar.trainer.loop_thread import LoopThread
 from polar.trainer.progress import Fold, Groups, Items, Mark, State, Trajectories
 from polar.trainer.reader import Reader, Start
-from polar.types.errors import InputError
-from polar.types.trajectory import Trajectory
 from topics import trajectories
-from topics.codec import DecodeError, UnknownRecord
-from topics.kafka import Record
+from topics.contract.codec import DecodeError, UnknownRecord
+from topics.environment.settings import Settings, load
+from topics.log.kafka import Record
+from topics.types.errors import InputError
+from topics.types.trajectory import Trajectory
 
 OUTAGE_S = 300.0
 

@@ -24,11 +24,11 @@ import msgspec
 import structlog
 
 from polar import client
-from polar.settings import Settings, load
 from polar.trainer.groups import Group
 from polar.trainer.loop_thread import LoopThread
-from polar.types.errors import InputError, NotReady
-from polar.types.task import TaskRequest
+from topics.environment.settings import Settings, load
+from topics.types.errors import InputError, NotReady
+from topics.types.task import TaskRequest
 
 OUTAGE_S = 300.0
 """How long Kafka may be away, as for the consumer."""

@@ -15,9 +15,9 @@ from typing import Protocol, runtime_checkable
 
 import msgspec
 
-from polar.types.errors import InputError
-from polar.types.session import Status
-from polar.types.trajectory import Trace, Trajectory
+from topics.types.errors import InputError
+from topics.types.session import Status
+from topics.types.trajectory import Trace, Trajectory
 
 
 class Group(msgspec.Struct, frozen=True):

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polar.trainer.rows import Floats, Row, Versions
-from polar.types.errors import InputError, NotReady
-from polar.types.tokens import Ids, Logprobs
+from topics.types.errors import InputError, NotReady
+from topics.types.tokens import Ids, Logprobs
 
 TooLong = Literal["refuse", "cut", "drop"]
 OF_TOKENS = ("token_ids", "loss_mask", "logprobs", "advantages", "weights", "policy_versions")

@@ -15,8 +15,8 @@ import msgspec
 import structlog
 
 from polar.trainer.groups import Group, Patience, is_usable
-from polar.types.errors import InputError
-from polar.types.trajectory import GroupFinished, Trajectory
+from topics.types.errors import InputError
+from topics.types.trajectory import GroupFinished, Trajectory
 
 VERSION = 1
 """Of the state's form."""

@@ -14,10 +14,11 @@ from typing import Literal
 
 import structlog
 
-from polar.settings import Settings
-from polar.types.errors import InputError, NotReady
-from topics import admin, kafka, trajectories
-from topics.contract import MIB
+from topics import trajectories
+from topics.contract.topic import MIB
+from topics.environment.settings import Settings
+from topics.log import admin, kafka
+from topics.types.errors import InputError, NotReady
 
 Start = Literal["earliest", "latest"]
 

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from polar.trainer.advantages import Baseline, baselines
 from polar.trainer.groups import Group
-from polar.types.tokens import Ids, Logprobs, count
-from polar.types.trajectory import Trace, Trajectory, expand, path
+from topics.types.tokens import Ids, Logprobs, count
+from topics.types.trajectory import Trace, Trajectory, expand, path
 
 Floats = NDArray[np.float32]
 Versions = NDArray[np.int64]

@@ -17,9 +17,9 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from polar.trainer.groups import Group, trained
-from polar.types.errors import InputError
-from polar.types.tokens import WIDTH, count
-from polar.types.trajectory import ROOT, Node, Trace, Trajectory
+from topics.types.errors import InputError
+from topics.types.tokens import WIDTH, count
+from topics.types.trajectory import ROOT, Node, Trace, Trajectory
 
 STALE = "stale"
 UNKNOWN_VERSION = "unknown_version"

@@ -23,13 +23,13 @@ import structlog
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
 
-from polar.keys import BACKSTOP_S, KeyClaims, Keyring, Limits, environment, redacted
-from polar.types.session import task_id_of
-from polar.types.task import RUN_LIMIT_S, SAMPLES_LIMIT, TRAINING_DEFAULTS, LimitsSpec, TaskId
 from proxy.control.opening import Declined, Openings, Unanswered, Wish
 from proxy.engines.pool import Engines
 from proxy.errors import EngineFault
 from topics.control import Grant
+from topics.environment.keys import BACKSTOP_S, KeyClaims, Keyring, Limits, environment, redacted
+from topics.types.session import task_id_of
+from topics.types.task import RUN_LIMIT_S, SAMPLES_LIMIT, TRAINING_DEFAULTS, LimitsSpec, TaskId
 
 BODY_BYTES = 8 * 1024 * 1024
 """Of any request on the control port: a million token ids."""

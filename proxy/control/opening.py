@@ -19,7 +19,7 @@ import structlog
 from topics import events
 from topics.control import Control, Grant, Revoke
 from topics.events import CancelRequested, Fact, SessionCloseRequested, SessionOpenRequested, SessionOpenWithdrawn
-from topics.producer import LogProducer, Unacknowledged
+from topics.log.producer import LogProducer, Unacknowledged
 
 ANSWER_S = 30.0
 """For an open's answer; for Kafka's acknowledgement of a close."""

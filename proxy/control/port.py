@@ -15,9 +15,9 @@ from pathlib import Path
 import msgspec
 from aiohttp import web
 
-from polar.types.errors import InputError
 from proxy.control.api import BODY_BYTES, ControlApi, is_shown, json_errors
 from proxy.metrics import Metrics
+from topics.types.errors import InputError
 
 Obstacle = Callable[[], str | None]
 """Why calls aren't served; None when they are."""

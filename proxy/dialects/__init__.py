@@ -1,1 +1,1 @@
-"""Providers' wire formats, one module each; `polar.registry` finds them by name (kind `dialect`)."""
+"""Providers' wire formats, one module each; `topics.environment.registry` finds them by name (kind `dialect`)."""

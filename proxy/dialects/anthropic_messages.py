@@ -32,7 +32,6 @@ from typing import Any
 
 import msgspec
 
-from polar.types.completion import Sampling
 from proxy.chat import (
     NOT_GIVEN,
     Answer,
@@ -47,6 +46,7 @@ from proxy.dialects.base import Route, Serves, Wire
 from proxy.dialects.reading import decoded, event
 from proxy.errors import Refusal, Refused
 from proxy.wire.anthropic_messages import Choice, Format, MessagesRequest
+from topics.types.completion import Sampling
 
 TYPES: dict[Refusal, str] = {
     Refusal.INVALID: "invalid_request_error",

@@ -1,7 +1,7 @@
 """What a dialect is: a provider's wire format in and out of the canonical chat form.
 
 Facts are class attributes, the rest pure functions, wire in and value out. A dialect knows nothing of Kafka, engines, keys or sessions;
-policy, limits and capture are steps around all dialects (`proxy/front.py`, `proxy/call.py`).
+policy, limits and capture are steps around all dialects (`proxy/routes.py`, `proxy/call.py`).
 """
 
 from __future__ import annotations

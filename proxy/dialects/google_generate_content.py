@@ -7,7 +7,7 @@ Rules of reading:
 - Contents become messages by the rules of `google_contents`.
 - Functions outside allowedFunctionNames aren't shown, but for a single one under ANY, which is forced. VALIDATED is AUTO.
 - Tools that Google runs (search, maps, URL context, code execution, retrieval, MCP servers) aren't shown; a call with no others is a side
-  call (`proxy/kinds.py`).
+  call (`proxy/call_kinds.py`).
 - thinkingBudget 0 is no reasoning, up to 1024 low, up to 8192 medium, above high, as Google's own OpenAI gateway has it; -1 says nothing.
 
 Ignored: safetySettings, labels, store, serviceTier, model armor, routing and model selection; logprobs, which are the log's and never
@@ -30,7 +30,6 @@ from typing import Any
 
 import msgspec
 
-from polar.types.completion import Sampling
 from proxy import chat
 from proxy.chat import (
     NOT_GIVEN,
@@ -54,6 +53,7 @@ from proxy.wire.google_generate_content import (
     read,
 )
 from proxy.wire.google_schema import json_schema
+from topics.types.completion import Sampling
 
 STATUSES: dict[Refusal, str] = {
     Refusal.INVALID: "INVALID_ARGUMENT",

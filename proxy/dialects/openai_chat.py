@@ -27,7 +27,6 @@ from typing import Any
 
 import msgspec
 
-from polar.types.completion import Sampling
 from proxy.chat import (
     NOT_GIVEN,
     Answer,
@@ -61,6 +60,7 @@ from proxy.wire.openai_chat import (
     WirePart,
     WireToolCall,
 )
+from topics.types.completion import Sampling
 
 SHAPES: dict[Refusal, tuple[str, str | None]] = {
     Refusal.INVALID: ("invalid_request_error", None),

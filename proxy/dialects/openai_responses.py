@@ -14,7 +14,7 @@ Repeated in the answer: metadata, user, safety_identifier, prompt_cache_key, max
   grow. Tools with `defer_loading` are shown from the start only where the harness has no tool search.
 - Tools that OpenAI's servers run (web_search, file_search, code_interpreter, image_generation, mcp, …), computer use, and types that we
   don't know aren't offered to the model; such items in the input, which no model here made, are passed over. A call with nothing but tools
-  of OpenAI's servers is a side call (`proxy/kinds.py`). `allowed_tools` are the only ones shown. An `agent_message` is the user's.
+  of OpenAI's servers is a side call (`proxy/call_kinds.py`). `allowed_tools` are the only ones shown. An `agent_message` is the user's.
 - Text files are their text; of other files the model is told that they aren't shown. Image detail `original` is `high`.
 - An answer that was cut off is `incomplete`. Usage tells 0 where the engine doesn't tell.
 - Tools that a search found are not carried over by previous_response_id: only messages are.
@@ -35,7 +35,6 @@ from typing import Any
 
 import msgspec
 
-from polar.types.completion import Sampling
 from proxy.chat import NOT_GIVEN, Answer, ChatRequest, Message
 from proxy.dialects import signature
 from proxy.dialects.base import Route, Serves, Wire
@@ -46,6 +45,7 @@ from proxy.dialects.responses_stream import PIECES, stream
 from proxy.dialects.responses_tools import NOTHING, Tools
 from proxy.errors import Refusal, Refused
 from proxy.wire.openai_responses import Format, ResponsesRequest, Text
+from topics.types.completion import Sampling
 
 FAILURES: dict[Refusal, str] = {
     Refusal.INVALID: "invalid_prompt",

@@ -1,1 +1,1 @@
-"""Inference servers, one module a way of asking them; `polar.registry` finds them by name (kind `engine`)."""
+"""Inference servers, one module a way of asking them; `topics.environment.registry` finds them by name (kind `engine`)."""

@@ -21,9 +21,9 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from polar.types.tokens import Ids, common_prefix, common_suffix
 from proxy.chat import ChatRequest, Continued, FunctionCall, Message, TextPart, ToolCall
 from proxy.errors import EngineFault
+from topics.types.tokens import Ids, common_prefix, common_suffix
 
 Render = Callable[[ChatRequest], Awaitable[Ids]]
 """The prompt that an engine's template makes of a request, with what begins an answer at its end. Raises EngineFault."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from polar.types.tokens import IDS
+from topics.types.tokens import IDS
 
 LARGEST = int(np.iinfo(IDS).max)
 SHORT = 4096

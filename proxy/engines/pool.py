@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from polar import registry
-from polar.settings import EngineSettings
-from polar.types.errors import InputError
 from proxy.engines.base import Engine
 from proxy.engines.replicas import Replicas
+from topics.environment import registry
+from topics.environment.settings import EngineSettings
+from topics.types.errors import InputError
 
 MODES = {"chat": "vllm_chat", "tokens": "vllm_tokens"}
 """Plug-ins by `mode`; any other mode is a plug-in's own name."""

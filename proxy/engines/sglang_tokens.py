@@ -17,13 +17,13 @@ from typing import Any
 
 import msgspec
 
-from polar.types.tokens import Ids, unpack_ids
 from proxy.chat import Answer, ChatRequest, Usage
 from proxy.engines.continuing import Continuing, Prompt
 from proxy.engines.http import UNREADABLE
 from proxy.engines.versions import NamedSpan, Versions, versions
 from proxy.engines.vllm_chat import FINISHED, VllmChat, WireMessage, fields_of, fitting, ids_of, logprobs_of, message_of
 from proxy.errors import EngineFault
+from topics.types.tokens import Ids, unpack_ids
 
 CHAT = "/v1/chat/completions"
 OF_VLLM = ("return_token_ids", "top_logprobs", "session_id", "cache_salt")

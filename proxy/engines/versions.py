@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from polar.types.completion import PolicySpan, are_whole
 from proxy.chat import Doubt
+from topics.types.completion import PolicySpan, are_whole
 
 LARGEST = 2**63 - 1
 """As the log has it."""

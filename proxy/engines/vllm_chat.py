@@ -17,11 +17,11 @@ from typing import Any, ClassVar, get_args
 import msgspec
 import numpy as np
 
-from polar.types.tokens import IDS, LOGPROBS, count
 from proxy.chat import Answer, ChatRequest, FinishReason, FunctionCall, Message, ToolCall, Usage
 from proxy.engines.http import UNREADABLE, EngineHttp
 from proxy.engines.ids import lift
 from proxy.errors import EngineFault
+from topics.types.tokens import IDS, LOGPROBS, count
 
 DEADLINE_S = 600.0
 """For one answer: what OpenAI's own clients wait."""

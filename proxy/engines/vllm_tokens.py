@@ -17,7 +17,6 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from polar.types.tokens import Ids, count, unpack_ids
 from proxy.chat import Answer, ChatRequest, FinishReason, Message, ToolCall, Usage
 from proxy.engines.continuing import Continuing, Prompt
 from proxy.engines.http import UNREADABLE
@@ -26,6 +25,7 @@ from proxy.engines.retry import with_retries
 from proxy.engines.versions import NamedSpan, versions
 from proxy.engines.vllm_chat import VllmChat, WireMessage, fields_of, ids_of, logprobs_of, message_of
 from proxy.errors import EngineFault
+from topics.types.tokens import Ids, count, unpack_ids
 
 RENDER = "/v1/chat/completions/render"
 GENERATE = "/inference/v1/generate"

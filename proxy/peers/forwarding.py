@@ -18,9 +18,9 @@ from aiohttp import web
 from multidict import CIMultiDict
 from yarl import URL
 
-from proxy.bounds import CALL_S
 from proxy.errors import Refusal, Refused
 from proxy.peers.ownership import Ownership, Peer
+from proxy.request_limits import CALL_S
 
 FORWARDED = "X-Polar-Forwarded"
 """On a request: the worker id of the proxy that forwards it, and the record of `polar.workers` by which it chose."""

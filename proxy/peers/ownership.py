@@ -17,8 +17,8 @@ from types import MappingProxyType
 import structlog
 
 from proxy.rendezvous import ranked
-from topics import kafka
-from topics.lease import Leases
+from topics.log import kafka
+from topics.log.liveness import Leases
 from topics.workers import Heartbeat, Sign
 
 LAG_S = 5.0

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from polar.keys import KeyClaims
 from proxy.call import refusal_of_ending
 from proxy.chat import ChatRequest
 from proxy.dialects.base import Dialect
@@ -18,8 +17,10 @@ from proxy.errors import Refusal, Refused
 from proxy.metrics import Metrics
 from proxy.peers.forwarding import NotServed
 from proxy.peers.ownership import Ownership, Peer
-from proxy.session.claims import Claim, Claims, Ending, Moved
+from proxy.session.claims import Claim, Claims, Moved
+from proxy.session.endings import Ending
 from proxy.session.reply import Reply
+from topics.environment.keys import KeyClaims
 
 HOLD_S = 10.0
 """For an owner to be found: a lost one's lease ends after 6 s, noticed with the next heartbeat."""

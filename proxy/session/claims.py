@@ -12,15 +12,13 @@ import dataclasses
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
-from typing import Literal, Protocol
+from typing import Any
 
 from msgspec.structs import replace
 
-from polar.keys import KeyClaims
-from polar.types.tokens import count
-from proxy.bounds import CALL_S
 from proxy.chat import Answer, ChatRequest, Continued, Message
-from proxy.errors import Refusal, Refused
+from proxy.request_limits import CALL_S
+from proxy.session.endings import InFlight, closed
 from proxy.session.history import History, Transcript, frame_of, transcript
 from proxy.session.limits import Spent
 from proxy.session.recalled import recalled
@@ -28,7 +26,9 @@ from proxy.session.recovery import ClaimLog
 from proxy.session.repeats import Repeats
 from proxy.session.stored import Stored
 from proxy.session.turns import Turns
-from topics.delta import Spelled
+from topics.calls.delta import Spelled
+from topics.environment.keys import KeyClaims
+from topics.types.tokens import count
 
 CLAIMS = 4096
 """Claims remembered; one in use is never forgotten."""
@@ -40,16 +40,6 @@ UNSAID = b""
 
 ReadBack = Callable[[KeyClaims, int], Awaitable[ClaimLog]]
 """A claim's log from an offset on."""
-Ending = Literal["hung_up", "closed", "stopped"]
-"""Why a call may be ended from outside."""
-
-
-class InFlight(Protocol):
-    """A call that can be ended."""
-
-    def end(self, reason: Ending) -> None:
-        """Ends it soon; nothing more is answered."""
-        ...
 
 
 class Claim:
@@ -60,7 +50,7 @@ class Claim:
         self.history = History()
         self.turns = Turns()
         self.stored = Stored()
-        self.repeats = Repeats()
+        self.repeats: Repeats[Any] = Repeats()
         self.spent = Spent()
         self.in_flight: set[InFlight] = set()
         self._known: set[str] = set()
@@ -295,8 +285,3 @@ def _frame(unsaid_calls: int, engine: str, tools_digest: bytes, told_tools: str 
 def _is_ended(finish_reason: str | None, stop_sequence: str | None) -> bool:
     """Whether the model itself ended its turn."""
     return finish_reason in ("stop", "tool_calls") and stop_sequence is None
-
-
-def closed() -> Refused:
-    """What a closed key's calls are told."""
-    return Refused(Refusal.CLOSED, "this session is over; its key is closed")

@@ -11,10 +11,10 @@ from hashlib import blake2b
 
 import msgspec
 
-from polar.types.completion import MessageDelta, TokenDelta
-from polar.types.tokens import Ids, pack_ids, unpack_ids
 from proxy.chat import Answer, Message, Tool
-from topics.delta import MessageIndex, PromptIndex, Spelled
+from topics.calls.delta import MessageIndex, PromptIndex, Spelled
+from topics.types.completion import MessageDelta, TokenDelta
+from topics.types.tokens import Ids, pack_ids, unpack_ids
 
 CALLS = 4096
 """Calls whose tools are known."""

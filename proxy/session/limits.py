@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from polar.keys import Limits
 from proxy.errors import Refusal, Refused
+from topics.environment.keys import Limits
 
 RETRY_AFTER_S = 1
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import msgspec
 
-from polar.types.completion import CallOutcome, Completion
 from proxy.chat import Message
 from proxy.session.history import Transcript, transcript_of
-from topics.delta import Spelled, spell
+from topics.calls.delta import Spelled, spell
+from topics.types.completion import CallOutcome, Completion
 
 _messages = msgspec.json.Decoder(list[Message])
 _answers = msgspec.json.Decoder(Message)

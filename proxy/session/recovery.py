@@ -12,14 +12,15 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from polar.keys import KeyClaims
-from polar.settings import Settings
-from polar.types.completion import Completion
 from proxy.errors import Refusal, Refused
 from proxy.metrics import Metrics
-from topics import completions, kafka
-from topics.codec import DecodeError, UnknownRecord
+from topics import completions
 from topics.completions import Build, CallRecord, Disowned, Open
+from topics.contract.codec import DecodeError, UnknownRecord
+from topics.environment.keys import KeyClaims
+from topics.environment.settings import Settings
+from topics.log import kafka
+from topics.types.completion import Completion
 
 DEADLINE_S = 60.0
 STOP_S = 2.0

@@ -9,18 +9,16 @@ answers are kept without one.
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from hashlib import blake2b
-from typing import TYPE_CHECKING
+from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
 from proxy.chat import ChatRequest
 from proxy.session.history import Transcript
-
-if TYPE_CHECKING:  # an answering's calls know their claim, which holds this
-    from proxy.session.reply import Answering
 
 ANSWERED = 16
 """Answers kept: more than a harness has requests under way, without their tokens."""
@@ -29,27 +27,43 @@ RETRY = "retry"
 _encode = msgspec.json.Encoder().encode
 
 
-class Repeats:
+class Answering(Protocol):
+    """The calls that answer a request, as `proxy/session/reply.py` implements them."""
+
+    done: asyncio.Future[Any]
+    on_left: Callable[[Any], None]
+
+    @property
+    def is_answered(self) -> bool: ...
+
+    @property
+    def is_delivered(self) -> bool: ...
+
+
+A = TypeVar("A", bound=Answering)
+
+
+class Repeats(Generic[A]):
     """One claim's requests, by name."""
 
     def __init__(self) -> None:
-        self._under_way: dict[bytes, Answering] = {}
-        self._answered: OrderedDict[bytes, Answering] = OrderedDict()
+        self._under_way: dict[bytes, A] = {}
+        self._answered: OrderedDict[bytes, A] = OrderedDict()
 
-    def shared(self, name: bytes, *, is_retry: bool) -> Answering | None:
+    def shared(self, name: bytes, *, is_retry: bool) -> A | None:
         """What answers a request of this name already."""
         under_way = self._under_way.get(name)
         if under_way is not None and (not under_way.done.done() or (is_retry and under_way.is_answered)):
             return under_way
         return self._answered.get(name) if is_retry else None
 
-    def start(self, name: bytes, answering: Answering) -> None:
+    def start(self, name: bytes, answering: A) -> None:
         """A request of this name is asked anew."""
         self._answered.pop(name, None)
         self._under_way[name] = answering
         answering.on_left = lambda left: self._left(name, left)
 
-    def _left(self, name: bytes, answering: Answering) -> None:
+    def _left(self, name: bytes, answering: A) -> None:
         if self._under_way.get(name) is not answering:
             return
         del self._under_way[name]

@@ -17,7 +17,7 @@ from proxy.call import Call, Pipeline, refusal_of_ending
 from proxy.chat import Answer, ChatRequest
 from proxy.dialects.base import Dialect
 from proxy.errors import Refused
-from proxy.session.claims import Ending
+from proxy.session.endings import Ending
 
 
 class Answering:

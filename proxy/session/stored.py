@@ -12,7 +12,7 @@ import msgspec
 
 from proxy.chat import ChatRequest, Message
 from proxy.errors import Refusal, Refused
-from topics.delta import Spelled, spell
+from topics.calls.delta import Spelled, spell
 
 BYTES = 16 * 1024 * 1024
 """Of a claim's stored messages, as JSON."""

@@ -23,7 +23,7 @@ import msgspec
 
 from proxy.chat import Message, TextPart, Tool
 from proxy.session.defaults import is_completed
-from topics.delta import Spelled, link_after, spell
+from topics.calls.delta import Spelled, link_after, spell
 
 TURNS = 4096
 BYTES = 8 * 1024 * 1024

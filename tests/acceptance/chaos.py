@@ -28,13 +28,13 @@ from aiohttp import web
 from polar import fleet as fleet_control
 from polar.client import SessionTable
 from polar.scripted.record import Sampled
-from polar.types.completion import Completion
-from polar.types.errors import NotReady
-from polar.types.session import Phase, Status
-from polar.types.trajectory import GroupFinished, Trajectory, expand
 from tests.acceptance.fleet import Fleet, fleet
-from topics.kafka import KafkaError
-from topics.producer import Unacknowledged
+from topics.log.kafka import KafkaError
+from topics.log.producer import Unacknowledged
+from topics.types.completion import Completion
+from topics.types.errors import NotReady
+from topics.types.session import Phase, Status
+from topics.types.trajectory import GroupFinished, Trajectory, expand
 
 WORKERS = (
     *(f"{role}-{n}" for role in ("fanout", "coordinator", "builder", "init", "evaluate") for n in (1, 2)),

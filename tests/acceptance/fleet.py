@@ -20,16 +20,19 @@ from typing import Any, NamedTuple
 import msgspec
 import psutil
 
-from polar.embedded import Broker, Cluster
-from polar.keys import ensure_keys_file
+from polar.embedded import Broker
 from polar.scripted.record import Sampled
-from polar.settings import Settings, write_env_file
-from polar.types.trajectory import GroupFinished, Trajectory
-from polar.webhooks import ensure_secret_file
-from topics import admin, catalogue, completions, trajectories, workers
+from tests.kafka_cluster import Cluster
+from topics import completions, trajectories, workers
 from topics.completions import CallRecord
-from topics.follow import Follower, Since
-from topics.owner import read_back
+from topics.contract import catalogue
+from topics.environment.keys import ensure_keys_file
+from topics.environment.settings import Settings, write_env_file
+from topics.environment.webhook_signing import ensure_secret_file
+from topics.log import admin
+from topics.log.follow import Follower, Since
+from topics.log.owner import read_back
+from topics.types.trajectory import GroupFinished, Trajectory
 
 ROLES = ("fanout", "coordinator", "builder", "init", "run", "evaluate")
 AGENT = Path(__file__).with_name("agent.py")

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from analytics.asking import query
-from polar import settings
+from topics.environment import settings
 
 COUNTS = "SELECT (SELECT count(*) FROM lake.events), (SELECT count(*) FROM calls), (SELECT count(*) FROM trajectories)"
 ANSWERS = "SELECT harness, status, count(*), avg(reward) FROM sessions GROUP BY ALL ORDER BY ALL"

@@ -15,10 +15,10 @@ from collections import Counter
 
 from polar.client import SessionTable
 from polar.fleet import Controls, InFlight, Still
-from polar.types.completion import CallOutcome, Completion
-from polar.types.session import Phase, Status
-from polar.types.tokens import unpack_ids
 from tests.acceptance.fleet import Fleet
+from topics.types.completion import CallOutcome, Completion
+from topics.types.session import Phase, Status
+from topics.types.tokens import unpack_ids
 
 ENGINE = ("--fault", '{"kind": "slow", "delay_s": 0.25, "times": 1000000}')
 """Each call takes so long: some are under way whenever a pause comes."""

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from polar.client import SessionTable
-from polar.types.session import Phase, Status
-from polar.types.trajectory import Trajectory
 from tests.acceptance import chaos
 from tests.acceptance.fleet import ROLES, fleet
+from topics.types.session import Phase, Status
+from topics.types.trajectory import Trajectory
 
 SHORT_S = 40.0
 SESSIONS = 60

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from polar.scripted.tokenizer import Tokenizer
-from polar.settings import read_env_file
+from topics.environment.settings import read_env_file
 
 POLAR = str(Path(sys.executable).with_name("polar"))
 READY_S = 120.0

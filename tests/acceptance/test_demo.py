@@ -26,11 +26,11 @@ import pytest
 
 from polar.embedded import Broker
 from polar.scripted.record import Sampled
-from polar.settings import Settings
-from polar.types.session import Status
-from polar.types.trajectory import Trajectory, expand
 from topics import trajectories
-from topics.owner import read_back
+from topics.environment.settings import Settings
+from topics.log.owner import read_back
+from topics.types.session import Status
+from topics.types.trajectory import Trajectory, expand
 
 DEMO = Path(__file__).parents[2] / "examples" / "demo" / "run.py"
 FOLDERS = (".polar", ".polar-2")

@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from polar.types.task import TaskRequest
 from tests.acceptance.console import Step, differs, steps, walk
 from tests.acceptance.test_cli import Up, environment
+from topics.types.task import TaskRequest
 
 pytestmark = pytest.mark.timeout(1000)
 

@@ -16,14 +16,15 @@ import pytest_asyncio
 from prometheus_client.parser import text_string_to_metric_families
 
 from polar.client import SessionTable
-from polar.types.session import Phase, SessionState, Stage, Status
 from tests.acceptance.fleet import Fleet, fleet
-from topics import catalogue, completions, control, events, sessions, stages, tasks, workers
+from topics import completions, control, events, sessions, stages, tasks, workers
 from topics import fleet as fleet_topic
-from topics.codec import encode
-from topics.contract import Topic
-from topics.producer import LogProducer
+from topics.contract import catalogue
+from topics.contract.codec import encode
+from topics.contract.topic import Topic
+from topics.log.producer import LogProducer
 from topics.stages import Ticket
+from topics.types.session import Phase, SessionState, Stage, Status
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

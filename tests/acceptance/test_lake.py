@@ -21,9 +21,10 @@ from pathlib import Path
 import pytest
 
 from analytics.lake.manifest import Lake
-from polar.settings import Settings, write_env_file
 from tests.analytics.loading import Sent, arrived, on_the_log, send, tasks
-from topics import admin, catalogue
+from topics.contract import catalogue
+from topics.environment.settings import Settings, write_env_file
+from topics.log import admin
 
 SEEDS = int(os.environ.get("POLAR_LAKE_SEEDS", "2"))
 AT_ONCE = 4

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from polar.client import SessionTable
-from polar.types.completion import Completion
-from polar.types.session import Phase, Status
 from tests.acceptance.fleet import ROLES, fleet
+from topics.types.completion import Completion
+from topics.types.session import Phase, Status
 
 
 @pytest.mark.timeout(300)

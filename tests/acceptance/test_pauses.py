@@ -15,9 +15,9 @@ import pytest
 
 from polar.client import SessionTable
 from polar.fleet import Controls
-from polar.types.session import Phase
 from tests.acceptance.fleet import ROLES, fleet
 from tests.acceptance.pausing import ENGINE, Pausing
+from topics.types.session import Phase
 
 SAMPLES = 6
 CYCLES = 12

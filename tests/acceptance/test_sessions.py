@@ -14,15 +14,16 @@ import pytest
 from openai import OpenAI
 from openai.types.chat import ChatCompletionMessage, ChatCompletionMessageParam, ChatCompletionToolParam
 
-from polar import sessions, settings
-from polar.types.errors import InputError
-from polar.types.session import Status
-from polar.types.trajectory import Trajectory, expand
+from polar import sessions
 from tests.acceptance.console import Step, steps, walk
 from tests.acceptance.test_cli import Up, engine_record, environment
 from topics import trajectories
-from topics.owner import read_back
-from topics.partition import partition_of_session
+from topics.environment import settings
+from topics.log.owner import read_back
+from topics.log.partition import partition_of_session
+from topics.types.errors import InputError
+from topics.types.session import Status
+from topics.types.trajectory import Trajectory, expand
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "sessions.md"

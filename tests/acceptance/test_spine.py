@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
-from polar.types.session import Status
-from polar.types.trajectory import GroupFinished, Trajectory, expand
 from tests.acceptance.fleet import ROLES, Fleet, fleet
+from topics.types.session import Status
+from topics.types.trajectory import GroupFinished, Trajectory, expand
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

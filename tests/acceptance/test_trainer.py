@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from polar.settings import Settings, write_env_file
 from tests.polar.trainer.writing import Writer, finished, group, trajectory
+from topics.environment.settings import Settings, write_env_file
 from topics.trajectories import Output
 
 ROOT = Path(__file__).parents[2]

@@ -19,10 +19,10 @@ from polar.scripted.record import Sampled
 from polar.trainer.groups import Group
 from polar.trainer.rows import grpo
 from polar.trainer.staleness import Staleness
-from polar.types.completion import CallOutcome, Completion
-from polar.types.session import Status
-from polar.types.trajectory import Trajectory
 from tests.acceptance.fleet import ROLES, Fleet, fleet
+from topics.types.completion import CallOutcome, Completion
+from topics.types.session import Status
+from topics.types.trajectory import Trajectory
 
 SAMPLES = 4
 TURNS = 60

@@ -14,18 +14,19 @@ import numpy as np
 
 from analytics.lake import rows
 from analytics.lake.manifest import Lake, Manifest
-from polar.settings import Settings
-from polar.types.completion import CallOutcome, Completion, MessageDelta, TokenDelta
-from polar.types.session import Plan, Status
-from polar.types.tokens import pack_ids, pack_logprobs
-from polar.types.trajectory import Call, GroupFinished, Node, Stats, Trace, Trajectory
-from topics import completions, events, kafka, trajectories
-from topics.codec import UnknownRecord, encode
+from topics import completions, events, trajectories
 from topics.completions import Disowned, Open
-from topics.contract import Topic
+from topics.contract.codec import UnknownRecord, encode
+from topics.contract.topic import Topic
+from topics.environment.settings import Settings
 from topics.events import RunFinished, TaskSubmitted
-from topics.owner import read_back
-from topics.partition import partition_of_task
+from topics.log import kafka
+from topics.log.owner import read_back
+from topics.log.partition import partition_of_task
+from topics.types.completion import CallOutcome, Completion, MessageDelta, TokenDelta
+from topics.types.session import Plan, Status
+from topics.types.tokens import pack_ids, pack_logprobs
+from topics.types.trajectory import Call, GroupFinished, Node, Stats, Trace, Trajectory
 
 PLAN = Plan("default", 0, 3, 1.0, 1.0, 1.0, "shell", "prefix_merging", b"{}", None, "train", b"{}")
 PART = {"nodes": "node", "traces": "trace_id", "trajectory_calls": "call"}

@@ -17,13 +17,13 @@ from analytics.lake import rows
 from analytics.lake.manifest import Lake
 from analytics.lake.rows import Row
 from analytics.writing.flush import flush
-from polar.types.completion import CallError, CallOutcome, Completion, MessageDelta, Sampling, TokenDelta
-from polar.types.errors import Kind, SessionError
-from polar.types.session import Plan, Stage, Status
-from polar.types.tokens import pack_ids, pack_logprobs
-from polar.types.trajectory import Call, GroupFinished, Node, Stats, Trace, Trajectory
 from topics.completions import Disowned
 from topics.events import Claimed, Evaluated, InitFinished, RunFinished, SessionOpenRequested, TaskSubmitted
+from topics.types.completion import CallError, CallOutcome, Completion, MessageDelta, Sampling, TokenDelta
+from topics.types.errors import Kind, SessionError
+from topics.types.session import Plan, Stage, Status
+from topics.types.tokens import pack_ids, pack_logprobs
+from topics.types.trajectory import Call, GroupFinished, Node, Stats, Trace, Trajectory
 
 NOON = 1_790_000_000_000
 """Unix ms; all times of the story are seconds after it."""

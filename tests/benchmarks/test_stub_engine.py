@@ -6,8 +6,8 @@ import pytest
 
 from benchmarks.conversation import FORMS, Conversation, Form, turns_of
 from benchmarks.stub_engine import Asked, Texts
-from polar.types.tokens import count, unpack_ids
 from proxy.engines.vllm_chat import from_wire
+from topics.types.tokens import count, unpack_ids
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from pathlib import Path
 import docker
 from docker.errors import ImageNotFound
 
-from polar import cache
+from topics.environment import cache
 
 IMAGE = "polar-base:bookworm"
 SUITE = "bookworm"

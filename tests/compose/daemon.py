@@ -15,7 +15,7 @@ import docker
 import pytest
 from docker.errors import DockerException
 
-from polar import cache
+from topics.environment import cache
 
 START_S = 120.0
 STOP_S = 60.0

@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from tests.compose.stack import COMPOSE
-from topics import catalogue
+from topics.contract import catalogue
 
 pytestmark = pytest.mark.docker
 

@@ -13,13 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from consumers.fanout import plan_of, read, run_fanout
-from polar.blobs import BlobStore
-from polar.settings import Settings
-from polar.types.errors import InputError
-from polar.types.task import TaskRequest, body_hash
-from tests.consumers.coordinating import Coordinator, eventually, shell
-from topics import admin, dead_letters, kafka, tasks
+from tests.consumers.stages.coordinating import Coordinator, eventually, shell
+from topics import dead_letters, tasks
+from topics.environment.blobs import BlobStore
+from topics.environment.settings import Settings
 from topics.events import TaskSubmitted
+from topics.log import admin, kafka
+from topics.types.errors import InputError
+from topics.types.task import TaskRequest, body_hash
 
 BODY: dict[str, Any] = {
     "task_id": "t1",

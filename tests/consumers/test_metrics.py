@@ -10,13 +10,13 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from consumers.metrics import REASONS, Metrics, served
-from polar.settings import Settings
-from polar.types.errors import NotReady
-from polar.types.session import Stage
-from tests.consumers.coordinating import Coordinator, eventually, shell, ticket, working
+from tests.consumers.stages.coordinating import Coordinator, eventually, shell, ticket, working
 from topics import stages
+from topics.environment.settings import Settings
 from topics.events import RunFinished
-from topics.heartbeat import Heart
+from topics.log.heartbeat import Heart
+from topics.types.errors import NotReady
+from topics.types.session import Stage
 
 HOST = "127.0.0.1"
 Samples = dict[tuple[str, ...], float]

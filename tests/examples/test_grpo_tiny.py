@@ -28,9 +28,9 @@ from examples.grpo_tiny.rollouts import Waiting, malformed
 from examples.tiny_model.demonstrations import KINDS, Message, Session
 from examples.tiny_model.tasks import HELD_OUT, draw
 from polar.trainer import Group
-from polar.types.errors import InputError, NotReady
-from polar.types.session import Status
-from polar.types.trajectory import Trajectory
+from topics.types.errors import InputError, NotReady
+from topics.types.session import Status
+from topics.types.trajectory import Trajectory
 
 
 class Says(BaseHTTPRequestHandler):

@@ -14,8 +14,8 @@ import pytest
 from examples.grpo_tiny.programs import Program, ProgramError, beside, follow
 from examples.grpo_tiny.system import System
 from examples.vllm_cpu.serve import ROOT
-from polar.settings import Settings
-from polar.types.errors import NotReady
+from topics.environment.settings import Settings
+from topics.types.errors import NotReady
 
 WAIT_S = 60.0
 SPEAKER = "import sys, time\nprint('step 1: begins', flush=True)\n"

@@ -15,7 +15,7 @@ from examples.grpo_tiny import agent
 from examples.grpo_tiny.requests import Work
 from examples.tiny_model.demonstrations import KINDS, MIX, TURNS, demonstration, snippet
 from examples.tiny_model.tasks import FILES, HELD_OUT, KEYS, TRAINED, VALUES, draw
-from polar.types.task import parse
+from topics.types.task import parse
 
 TASK = Path(__file__).parents[2] / "examples" / "tiny_model"
 

@@ -10,10 +10,10 @@ import pytest
 
 from consumers.harnesses.base import harness_of
 from consumers.harnesses.cli import Cli, CliHarness
-from polar.types.task import AgentSpec
 from tests.consumers.harnesses.conftest import model, runtime  # noqa: F401 - fixtures
 from tests.harnesses.outcome import Outcome
 from tests.harnesses.speakers import Speaker
+from topics.types.task import AgentSpec
 
 COLUMNS = (
     "CLI",

@@ -12,11 +12,11 @@ import numpy as np
 from consumers.builders.base import BuiltFrom
 from consumers.builders.prefix_merging import PrefixMerging
 from polar.scripted.tokenizer import Tokenizer
-from polar.types.completion import Completion
-from polar.types.tokens import common_prefix, unpack_ids, unpack_logprobs
-from polar.types.trajectory import Trajectory
-from tests.consumers.builders.transcripts import build_record
 from tests.consumers.harnesses.conftest import Model
+from tests.consumers.token_tree.transcripts import build_record
+from topics.types.completion import Completion
+from topics.types.tokens import common_prefix, unpack_ids, unpack_logprobs
+from topics.types.trajectory import Trajectory
 
 SHOWN = 300
 """Characters."""

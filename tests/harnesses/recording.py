@@ -17,7 +17,7 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from polar.types.completion import Completion
+from topics.types.completion import Completion
 
 PROSE = 60
 KEPT = ("signature", "thoughtSignature", "thought_signature", "encrypted_content")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from consumers.runtimes.base import ExecResult
 from consumers.runtimes.process import ProcessRuntime
-from polar.types.task import AgentSpec
 from tests.consumers.harnesses.conftest import Model, Models, launched, set_up, worked
 from tests.consumers.harnesses.specimens import Turn, in_workspace
 from tests.harnesses.conftest import Told
 from tests.harnesses.outcome import assert_captured, assert_one_trace, outcome_of
 from tests.harnesses.speakers import Speaker, those
+from topics.types.task import AgentSpec
 
 INSTRUCTION = "Mend the text."
 

@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 from aiokafka.admin import RecordsToDelete
 
-from consumers.builder import run_builder
-from polar.settings import Settings
-from topics import admin, catalogue, completions, kafka
-from topics.partition import partition_of_task
-from topics.producer import LogProducer
+from consumers.building.builder import run_builder
+from topics import completions
+from topics.contract import catalogue
+from topics.environment.settings import Settings
+from topics.log import admin, kafka
+from topics.log.partition import partition_of_task
+from topics.log.producer import LogProducer
 
 STOP_S = 60.0
 

@@ -18,13 +18,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from polar.embedded import Cluster
-from polar.settings import Settings
-from topics import admin, completions, kafka, sessions
+from tests.kafka_cluster import Cluster
+from topics import completions, sessions
 from topics.completions import Disowned
-from topics.follow import Follower, Since
-from topics.owner import FencedProducer, Owner, OwnershipLost, Write, read_back
-from topics.producer import LogProducer
+from topics.environment.settings import Settings
+from topics.log import admin, kafka
+from topics.log.follow import Follower, Since
+from topics.log.owner import FencedProducer, Owner, OwnershipLost, Write, read_back
+from topics.log.producer import LogProducer
 
 pytestmark = pytest.mark.timeout(600)
 TOPICS = (completions.TOPIC, sessions.TOPIC)

@@ -11,25 +11,27 @@ import msgspec
 import numpy as np
 import pytest
 
-from consumers import builder
+from consumers.building import builder
 from consumers.rebuild import run
 from consumers.rebuild.wanted import Wanted
 from polar.embedded import Broker
-from polar.settings import Settings
-from polar.types.completion import CallOutcome, Completion, MessageDelta, TokenDelta
-from polar.types.errors import NotReady
-from polar.types.session import Status
-from polar.types.tokens import IDS
-from polar.types.trajectory import Trajectory
 from tests.integration.conftest import building, expire
-from topics import admin, catalogue, completions, control, kafka, trajectories
+from topics import completions, control, trajectories
 from topics.completions import Build, CallRecord, Open
-from topics.contract import Topic
+from topics.contract import catalogue
+from topics.contract.topic import Topic
 from topics.control import Drain
-from topics.follow import Follower, Since
-from topics.owner import LogGap, on_the_log, read_back
-from topics.partition import partition_of_task
-from topics.producer import Ack, LogProducer, Unacknowledged
+from topics.environment.settings import Settings
+from topics.log import admin, kafka
+from topics.log.follow import Follower, Since
+from topics.log.owner import LogGap, on_the_log, read_back
+from topics.log.partition import partition_of_task
+from topics.log.producer import Ack, LogProducer, Unacknowledged
+from topics.types.completion import CallOutcome, Completion, MessageDelta, TokenDelta
+from topics.types.errors import NotReady
+from topics.types.session import Status
+from topics.types.tokens import IDS
+from topics.types.trajectory import Trajectory
 
 DEADLINE_S = 60.0
 PARTITION = partition_of_task("t", completions.TOPIC.embedded_partitions)

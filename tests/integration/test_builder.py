@@ -9,21 +9,22 @@ import msgspec
 import numpy as np
 import pytest
 
-from consumers import builder
 from consumers.builders.base import BuiltFrom
 from consumers.builders.per_request import PerRequest
-from polar.settings import Settings
-from polar.types.completion import CallOutcome, Completion, MessageDelta, TokenDelta
-from polar.types.session import Status
-from polar.types.tokens import IDS
-from polar.types.trajectory import Trajectory
+from consumers.building import builder
 from tests.integration.conftest import building
-from topics import admin, completions, dead_letters, kafka, trajectories
-from topics.codec import encode
+from topics import completions, dead_letters, trajectories
 from topics.completions import Build, CallRecord, Open
-from topics.owner import read_back
-from topics.partition import partition_of_task
-from topics.producer import LogProducer
+from topics.contract.codec import encode
+from topics.environment.settings import Settings
+from topics.log import admin, kafka
+from topics.log.owner import read_back
+from topics.log.partition import partition_of_task
+from topics.log.producer import LogProducer
+from topics.types.completion import CallOutcome, Completion, MessageDelta, TokenDelta
+from topics.types.session import Status
+from topics.types.tokens import IDS
+from topics.types.trajectory import Trajectory
 
 DEADLINE_S = 30.0
 PARTITION = partition_of_task("t", completions.TOPIC.embedded_partitions)

@@ -12,20 +12,20 @@ from consumers.coordinator.batch import SESSIONS
 from consumers.coordinator.fleet import FleetView
 from consumers.coordinator.keeper import Keeper
 from consumers.coordinator.leases import Leases
-from consumers.coordinator.ledger import Ledger
 from consumers.coordinator.loop import run_coordinator
+from consumers.coordinator.scheduling.free_slots import Ledger
 from polar.client import SessionTable
-from polar.settings import Settings
-from polar.types.session import Phase, Plan, SessionState, Status, TaskState
 from topics import completions, dead_letters, events, sessions
-from topics import kafka as clients
+from topics.environment.settings import Settings
 from topics.events import CancelRequested, InitFinished, TaskSubmitted
 from topics.fleet import FleetState
-from topics.follow import Follower, Since
-from topics.owner import FencedProducer, read_back
-from topics.partition import partition_of_task
-from topics.producer import LogProducer
+from topics.log import kafka as clients
+from topics.log.follow import Follower, Since
+from topics.log.owner import FencedProducer, read_back
+from topics.log.partition import partition_of_task
+from topics.log.producer import LogProducer
 from topics.sessions import Position
+from topics.types.session import Phase, Plan, SessionState, Status, TaskState
 
 DEADLINE_S = 30.0
 PARTITION = partition_of_task("t", sessions.TOPIC.embedded_partitions)

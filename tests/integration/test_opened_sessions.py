@@ -10,19 +10,20 @@ from pathlib import Path
 import pytest
 from openai import APIStatusError, AsyncOpenAI
 
-from consumers.builder import run_builder
+from consumers.building.builder import run_builder
 from consumers.coordinator.loop import run_coordinator
 from polar import sessions
 from polar.client import SessionTable
-from polar.keys import ensure_keys_file
 from polar.scripted.app import running
 from polar.scripted.engine import Engine as ScriptedEngine
-from polar.settings import Settings
-from polar.types.errors import NotReady
-from polar.types.session import Phase, Status
 from proxy.control import opening
 from tests.proxy.conftest import Bench, eventually, proxied
-from topics import admin, catalogue
+from topics.contract import catalogue
+from topics.environment.keys import ensure_keys_file
+from topics.environment.settings import Settings
+from topics.log import admin
+from topics.types.errors import NotReady
+from topics.types.session import Phase, Status
 
 DEADLINE_S = 30.0
 

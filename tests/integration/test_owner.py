@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from polar.settings import Settings
-from topics import admin, kafka, sessions
-from topics.owner import FencedProducer, Owner, OwnershipLost, Write, read_back
+from topics import sessions
+from topics.environment.settings import Settings
+from topics.log import admin, kafka
+from topics.log.owner import FencedProducer, Owner, OwnershipLost, Write, read_back
 
 DEADLINE_S = 30.0
 

@@ -22,11 +22,11 @@ from polar.scripted.app import running
 from polar.scripted.drift import Drift
 from polar.scripted.engine import Engine as ScriptedEngine
 from polar.scripted.scripts import Script, ScriptTurn, Variant
-from polar.types.completion import CallOutcome, Completion
-from polar.types.session import Status
 from tests.proxy.conftest import Bench, benched, eventually
 from tests.proxy.talks import DIALECTS, Talk
 from topics.completions import Build, Disowned
+from topics.types.completion import CallOutcome, Completion
+from topics.types.session import Status
 
 TURNS = 30
 TALKS = 3

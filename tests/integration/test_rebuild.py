@@ -16,18 +16,19 @@ from consumers.rebuild import run
 from consumers.rebuild.run import rebuild
 from consumers.rebuild.wanted import Done, Wanted
 from polar.cli.app import app
-from polar.settings import Settings
-from polar.types.completion import Completion
-from polar.types.errors import InputError, NotReady
-from polar.types.session import Status
-from polar.types.trajectory import GroupFinished, Trajectory
-from tests.consumers.builders.transcripts import Log
+from tests.consumers.token_tree.transcripts import Log
 from tests.integration.conftest import building, expire
-from topics import admin, completions, trajectories
+from topics import completions, trajectories
 from topics.completions import Build, CallRecord, CloseGroup, Emitted, Open
-from topics.owner import read_back
-from topics.partition import partition_of_task
-from topics.producer import LogProducer
+from topics.environment.settings import Settings
+from topics.log import admin
+from topics.log.owner import read_back
+from topics.log.partition import partition_of_task
+from topics.log.producer import LogProducer
+from topics.types.completion import Completion
+from topics.types.errors import InputError, NotReady
+from topics.types.session import Status
+from topics.types.trajectory import GroupFinished, Trajectory
 
 DEADLINE_S = 60.0
 PER_REQUEST = Wanted("again", "per_request")

@@ -5,18 +5,20 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from consumers.builder import run_builder
+from consumers.building.builder import run_builder
 from consumers.webhooks.loop import run_webhooks
-from polar import webhooks as signing
-from polar.settings import Settings
-from polar.types.session import Status
-from polar.types.trajectory import GroupFinished
-from tests.consumers.coordinating import eventually
+from tests.consumers.stages.coordinating import eventually
 from tests.consumers.webhooks.endpoint import receiving
-from topics import admin, catalogue, completions, trajectories
+from topics import completions, trajectories
 from topics.completions import CloseGroup
-from topics.follow import Follower, Since
-from topics.producer import LogProducer
+from topics.contract import catalogue
+from topics.environment import webhook_signing as signing
+from topics.environment.settings import Settings
+from topics.log import admin
+from topics.log.follow import Follower, Since
+from topics.log.producer import LogProducer
+from topics.types.session import Status
+from topics.types.trajectory import GroupFinished
 
 
 async def test_a_group_that_ends_is_told_wherever_its_trajectories_go_and_only_where_a_task_asks(

@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import ClassVar
 
-from polar.settings import Settings
+from topics.environment.settings import Settings
 
 OPENED = {"session_id": "t.0", "key": "sk", "expires_at": "2026-11-21T17:50:15Z", "env": {"OPENAI_API_KEY": "sk"}}
 

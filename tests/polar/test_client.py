@@ -9,12 +9,14 @@ from collections.abc import AsyncIterator
 import pytest
 
 from polar import client
-from polar.settings import Settings
-from polar.types.errors import InputError, NotReady
-from polar.types.session import Phase, SessionState, TaskState, session_id_of
-from polar.types.task import TaskRequest, body_hash, parse
-from topics import admin, catalogue, sessions
-from topics.producer import LogProducer
+from topics import sessions
+from topics.contract import catalogue
+from topics.environment.settings import Settings
+from topics.log import admin
+from topics.log.producer import LogProducer
+from topics.types.errors import InputError, NotReady
+from topics.types.session import Phase, SessionState, TaskState, session_id_of
+from topics.types.task import TaskRequest, body_hash, parse
 
 
 @pytest.fixture

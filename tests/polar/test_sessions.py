@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from polar import sessions
-from polar.settings import Settings
-from polar.types.errors import InputError, NotReady
 from tests.polar.control_api import OPENED, Api, answer, played
+from topics.environment.settings import Settings
+from topics.types.errors import InputError, NotReady
 
 
 @pytest.fixture

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polar.types.errors import NotReady
-from polar.webhooks import BadSignature, ensure_secret_file, new_secret, read_secrets, sign, verify
+from polar.webhooks import BadSignature, verify
+from topics.environment.webhook_signing import ensure_secret_file, new_secret, read_secrets, sign
+from topics.types.errors import NotReady
 
 BODY = b'{"type":"group.finished","data":{"task_id":"t1"}}'
 SECRETS = st.binary(min_size=24, max_size=64).map(lambda key: "whsec_" + base64.b64encode(key).decode())

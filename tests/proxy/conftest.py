@@ -13,22 +13,23 @@ import aiohttp
 import pytest
 from openai import AsyncOpenAI
 
-from polar.keys import KeyClaims, Signer, ensure_keys_file
 from polar.scripted.app import running
 from polar.scripted.engine import Engine as ScriptedEngine
-from polar.settings import EngineSettings, Settings
-from polar.types.completion import Completion
-from polar.types.session import task_id_of
+from proxy.addresses import Binding
 from proxy.app import Proxy
-from proxy.doors import Binding
+from proxy.dialects.installed import dialects
 from proxy.engines.pool import Engines
-from proxy.registered import dialects
-from topics import admin, completions, control, events, fleet, kafka, workers
+from topics import completions, control, events, fleet, workers
 from topics.completions import CallRecord
 from topics.control import CloseKey
+from topics.environment.keys import KeyClaims, Signer, ensure_keys_file
+from topics.environment.settings import EngineSettings, Settings
 from topics.fleet import FleetState, PolicyVersion
-from topics.partition import partition_of_session
-from topics.producer import LogProducer
+from topics.log import admin, kafka
+from topics.log.partition import partition_of_session
+from topics.log.producer import LogProducer
+from topics.types.completion import Completion
+from topics.types.session import task_id_of
 
 ENGINE_DEADLINE_S = 4.0
 LOG_DEADLINE_S = 15.0

@@ -7,7 +7,7 @@ from typing import Any
 
 import aiohttp
 
-from proxy.identity import KEY_HEADER
+from proxy.session_key import KEY_HEADER
 
 Turn = dict[str, Any]
 

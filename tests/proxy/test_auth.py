@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from polar.keys import KeyClaims, Keyring, add_key, ensure_keys_file, read_keys_file, retire_key, use_key
 from proxy.auth import Authenticator
 from proxy.errors import Refused
+from topics.environment.keys import KeyClaims, Keyring, add_key, ensure_keys_file, read_keys_file, retire_key, use_key
 
 
 def test_a_key_of_a_secret_that_was_retired_is_refused(tmp_path: Path) -> None:

@@ -25,14 +25,14 @@ from google.genai import types as google
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from polar import registry
 from polar.scripted.app import running
 from polar.scripted.engine import Engine as ScriptedEngine
 from polar.scripted.faults import Fault, Garbage, Slow, Status
 from polar.scripted.scripts import Script, ScriptCall, ScriptTurn, Variant
-from polar.types.completion import CallOutcome
 from proxy.chat import Message
 from tests.proxy.conftest import Bench, benched, proxied
+from topics.environment import registry
+from topics.types.completion import CallOutcome
 
 EXAMPLES = 300
 EVERY_TRY = 6

@@ -13,7 +13,7 @@ import pytest
 from polar.scripted.engine import Engine as ScriptedEngine
 from polar.scripted.scripts import Script, ScriptCall, ScriptTurn, Variant
 from proxy.app import Proxy
-from proxy.identity import KEY_HEADER
+from proxy.session_key import KEY_HEADER
 from tests.proxy.conftest import Bench, proxied
 
 ODD = ('{"n" :1.0, "name": "\\u00e9"}', '{ "deep": {"b": [1e2 , true], "a": null} }')

@@ -14,14 +14,14 @@ import pytest
 from polar.scripted.engine import Engine as ScriptedEngine
 from polar.scripted.faults import Garbage, Hang
 from proxy.app import Proxy
-from proxy.identity import KEY_HEADER
+from proxy.session_key import KEY_HEADER
 from tests.proxy.conftest import Bench, eventually
 from topics.completions import Disowned
 
 SESSIONS = 3
 TURNS = 4
 HI = {"messages": [{"role": "user", "content": "hi"}]}
-OURS = ("proxy.", "topics.", "polar.types.")
+OURS = ("proxy.", "topics.", "topics.types.")
 
 
 @pytest.fixture

@@ -14,9 +14,9 @@ from jsonschema_rs import ValidationError
 
 from proxy.app import Proxy
 from proxy.dialects.base import Dialect, Serves
+from proxy.dialects.installed import dialects
 from proxy.errors import Refusal, Refused
 from proxy.openapi import MATCHED, document, text
-from proxy.registered import dialects
 
 PUBLISHED = Path(__file__).parents[2] / "docs/openapi.json"
 SERVED = dialects()

@@ -16,10 +16,10 @@ import pytest
 from polar.embedded import Broker
 from polar.scripted.app import running
 from polar.scripted.engine import Engine as ScriptedEngine
-from polar.types.completion import Completion
 from proxy.app import Proxy
 from tests.proxy.conftest import Bench, benched, eventually, proxied
 from topics.completions import CallRecord, Disowned
+from topics.types.completion import Completion
 
 KEEP_ALIVE = b": keep-alive\n\n"
 

@@ -12,16 +12,16 @@ from openai.types.chat import ChatCompletionMessageParam
 
 from polar.scripted.engine import Engine as ScriptedEngine
 from polar.scripted.faults import Hang, Slow
-from polar.settings import EngineSettings
-from polar.types.completion import CallOutcome
+from proxy.addresses import Binding
 from proxy.app import Proxy
-from proxy.doors import Binding
+from proxy.dialects.installed import dialects
 from proxy.engines.pool import Engines
-from proxy.registered import dialects
 from tests.proxy.conftest import Bench, eventually, proxied
 from topics import workers
+from topics.environment.settings import EngineSettings
 from topics.fleet import FleetState, PolicyVersion
-from topics.follow import Follower, Since
+from topics.log.follow import Follower, Since
+from topics.types.completion import CallOutcome
 from topics.workers import Heartbeat, Sign
 
 HI: list[ChatCompletionMessageParam] = [{"role": "user", "content": "hi"}]

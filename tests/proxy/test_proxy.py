@@ -24,19 +24,19 @@ from polar.scripted.app import running
 from polar.scripted.engine import Engine as ScriptedEngine
 from polar.scripted.faults import Cut, Fault, Garbage, Hang, Slow, Status
 from polar.scripted.scripts import Script, ScriptCall, ScriptTurn, Variant
-from polar.types.completion import CallOutcome, PolicySpan
-from polar.types.session import Status as SessionStatus
-from polar.types.tokens import unpack_ids, unpack_logprobs
+from proxy.addresses import Binding
 from proxy.app import Proxy
 from proxy.chat import Answer, ChatRequest, Message, Usage
 from proxy.dialects.openai_chat import OpenAIChat
-from proxy.doors import Binding
 from proxy.engines.pool import Engines
 from proxy.engines.replicas import Replicas
 from proxy.engines.vllm_chat import VllmChat
 from tests.proxy.conftest import Bench, eventually, proxied
 from topics.completions import Build
 from topics.fleet import PolicyVersion
+from topics.types.completion import CallOutcome, PolicySpan
+from topics.types.session import Status as SessionStatus
+from topics.types.tokens import unpack_ids, unpack_logprobs
 
 HI: list[ChatCompletionMessageParam] = [{"role": "user", "content": "hi"}]
 BASH: ChatCompletionToolParam = {
@@ -495,7 +495,7 @@ async def test_a_connection_that_an_engine_lost_is_not_taken_for_the_harnesss(
 async def test_a_body_that_cannot_be_read_is_the_harnesses_error(
     proxy: Proxy, bench: Bench, monkeypatch: pytest.MonkeyPatch, body: bytes, status: int, code: str | None
 ) -> None:
-    monkeypatch.setattr("proxy.front.BODY_S", 0.2)
+    monkeypatch.setattr("proxy.routes.BODY_S", 0.2)
     head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {bench.key()}\r\n"
     response = await sent(proxy, head.encode() + body)
     assert response.startswith(b"HTTP/1.1 %d " % status)

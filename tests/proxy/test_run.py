@@ -15,8 +15,8 @@ from tests.proxy.conftest import Bench, eventually
 SERVE = """
 import sys, uvloop
 from pathlib import Path
-from polar.settings import Settings
-from proxy.doors import Binding
+from topics.environment.settings import Settings
+from proxy.addresses import Binding
 from proxy.run import serve
 data, kafka, namespace, engine = sys.argv[1:]
 engines = {"default": {"urls": [engine], "model": "polar-scripted"}}

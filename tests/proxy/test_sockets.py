@@ -13,12 +13,12 @@ from contextlib import asynccontextmanager
 import aiohttp
 import pytest
 
-from polar.types.completion import Completion
 from proxy.app import Proxy
-from proxy.bounds import VALUES
-from proxy.identity import KEY_HEADER
+from proxy.request_limits import VALUES
+from proxy.session_key import KEY_HEADER
 from tests.proxy.conftest import Bench, eventually, proxied
 from topics.completions import Disowned
+from topics.types.completion import Completion
 
 DEADLINE_S = 10.0
 Wire = tuple[asyncio.StreamReader, asyncio.StreamWriter]

@@ -19,18 +19,18 @@ from polar.scripted.drift import Drift
 from polar.scripted.engine import Engine as ScriptedEngine
 from polar.scripted.faults import Slow, Status
 from polar.scripted.scripts import Script, ScriptTurn, Variant
-from polar.settings import EngineSettings
-from polar.types.completion import Completion
-from polar.types.session import Status as SessionStatus
-from polar.types.tokens import unpack_ids
+from proxy.addresses import Binding
 from proxy.app import Proxy
-from proxy.doors import Binding
+from proxy.dialects.installed import dialects
 from proxy.engines.pool import Engines
-from proxy.identity import KEY_HEADER
-from proxy.registered import dialects
+from proxy.session_key import KEY_HEADER
 from tests.proxy.conftest import Bench, eventually
 from tests.proxy.talks import DIALECTS, Talk
 from topics.completions import Build
+from topics.environment.settings import EngineSettings
+from topics.types.completion import Completion
+from topics.types.session import Status as SessionStatus
+from topics.types.tokens import unpack_ids
 
 TURNS = 6
 SAID = tuple(ScriptTurn(f"This is the answer of turn {n}.", f"What was asked in turn {n}?") for n in range(TURNS))

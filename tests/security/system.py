@@ -22,11 +22,12 @@ import certifi
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.protocol.admin import CreateAclsRequest
 
-from polar.embedded import Cluster
 from polar.embedded.properties import Security
-from polar.settings import Settings
 from tests.acceptance.fleet import READY_S, ROLES, Fleet
-from topics import admin, catalogue, kafka
+from tests.kafka_cluster import Cluster
+from topics.contract import catalogue
+from topics.environment.settings import Settings
+from topics.log import admin, kafka
 
 WORKERS = (*ROLES, "analytics", "webhooks")
 USERS = (*WORKERS, "proxy", "admin", "submitter", "reader", "trainer", "rebuild", "nobody")

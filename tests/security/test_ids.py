@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from consumers.runtimes.base import Labels, RuntimeFault
 from consumers.runtimes.process import ProcessBackend, ProcessRuntime
-from polar.blobs import BlobStore
-from polar.cli import targets
-from polar.types.errors import InputError
-from polar.types.session import Plan
-from polar.types.task import RuntimeSpec, TaskRequest
+from polar.cli import session_ids as targets
 from topics import events
+from topics.environment.blobs import BlobStore
 from topics.events import SessionOpenRequested, TaskSubmitted
+from topics.types.errors import InputError
+from topics.types.session import Plan
+from topics.types.task import RuntimeSpec, TaskRequest
 
 STEPS = st.sampled_from(
     ["..", ".", "", "a", "outside", "runtimes", "workspace", "c-1", "é", "a" * 256, "x\n", "~", "$HOME"]

@@ -17,17 +17,18 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from polar.keys import KEY_SHOWN
-from polar.types.session import Stage
-from polar.types.trajectory import Trajectory
 from tests.consumers.webhooks.endpoint import receiving
 from tests.security import scan
 from tests.security.system import CONTROL, WEBHOOK, WORKERS, Secured, secured
 from tests.security.watching import Processes
-from topics import control, kafka, stages
+from topics import control, stages
 from topics.control import Discard
-from topics.producer import LogProducer
+from topics.environment.keys import KEY_SHOWN
+from topics.log import kafka
+from topics.log.producer import LogProducer
 from topics.stages import Ticket
+from topics.types.session import Stage
+from topics.types.trajectory import Trajectory
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from polar.keys import PREFIX
 from tests.security.scan import MARKS
+from topics.environment.keys import PREFIX
 
 LOOK_S = 0.25
 

@@ -4,10 +4,10 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from polar.settings import Settings
-from topics import admin
-from topics import kafka as clients
-from topics.contract import Topic
+from topics.contract.topic import Topic
+from topics.environment.settings import Settings
+from topics.log import admin
+from topics.log import kafka as clients
 
 Read = Callable[[str], Awaitable[list[clients.Record]]]
 

@@ -8,9 +8,10 @@ import msgspec
 from hypothesis import strategies as st
 from msgspec import inspect
 
-from polar.types.session import Stage
-from topics import catalogue, stages
-from topics.contract import Topic
+from topics import stages
+from topics.contract import catalogue
+from topics.contract.topic import Topic
+from topics.types.session import Stage
 
 TOPICS: tuple[Topic, ...] = (*catalogue.FIXED, *catalogue.of_pool(catalogue.DEFAULT_POOL))
 RECORDS: tuple[type[msgspec.Struct], ...] = tuple(dict.fromkeys(record for topic in TOPICS for record in topic.records))

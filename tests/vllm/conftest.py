@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from examples.vllm_cpu.serve import PYTHON, ROOT, Server, environment, serving
-from polar import cache
+from topics.environment import cache
 
 SEED = 1
 MAKER = ROOT / "examples" / "tiny_model"

@@ -15,8 +15,8 @@ from examples.grpo_tiny.checkpoint import Step
 from examples.grpo_tiny.report import Result
 from examples.grpo_tiny.requests import SAMPLES
 from examples.vllm_cpu.serve import ROOT
-from polar.types.session import task_id_of
 from tests.vllm.judging import EveryOther
+from topics.types.session import task_id_of
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(2400)]
 

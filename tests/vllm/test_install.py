@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from examples.vllm_cpu import install
-from polar.types.errors import NotReady
+from topics.types.errors import NotReady
 
 
 def environment(folder: Path, versions: dict[str, str]) -> Path:

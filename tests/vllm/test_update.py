@@ -21,7 +21,6 @@ import pytest
 from openai import AsyncOpenAI
 
 from examples.vllm_cpu.serve import Server, serving
-from polar import settings
 from polar.fleet import Controls
 from polar.sessions import open_session
 from tests.acceptance.test_cli import Up, until
@@ -29,6 +28,7 @@ from tests.vllm.agents import AGENTS, Settings
 from tests.vllm.scoring import Agreement, Floats, scores
 from tests.vllm.weights import Served, asking, load, post
 from tests.vllm.work import Work
+from topics.environment import settings
 
 pytestmark = [
     pytest.mark.vllm,

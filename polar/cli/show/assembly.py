@@ -10,15 +10,15 @@ from typing import Any
 
 import msgspec
 
-from consumers.builders.history import places
-from consumers.builders.place import Branch, Place
+from consumers.token_tree.branches import Branch, Place
+from consumers.token_tree.history import places
 from polar.cli.show.story import CallStory, Message, Story
-from polar.types.completion import CallOutcome, Completion, MessageDelta
-from polar.types.session import Phase, SessionState, TaskState
-from polar.types.tokens import count
-from polar.types.trajectory import ROOT, Call, Trajectory
+from topics.calls.resolver import DeltaError, Resolver
 from topics.completions import Build, CallRecord, Disowned, Emitted, Open
-from topics.resolver import DeltaError, Resolver
+from topics.types.completion import CallOutcome, Completion, MessageDelta
+from topics.types.session import Phase, SessionState, TaskState
+from topics.types.tokens import count
+from topics.types.trajectory import ROOT, Call, Trajectory
 
 _sorted = msgspec.json.Encoder(order="deterministic")
 

@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from polar import settings
-from polar.blobs import BlobStore
-from polar.cli import targets
+from polar.cli import session_ids as targets
 from polar.cli.options import Data, Format, Output
 from polar.cli.show.document import call_document, document, written
 from polar.cli.show.overview import draw_artifacts, draw_calls, draw_head, draw_traces
@@ -20,10 +18,12 @@ from polar.cli.show.page import Page
 from polar.cli.show.story import CallStory, Story
 from polar.cli.show.tokens import draw_tokens
 from polar.cli.show.transcript import draw_call, draw_transcript
-from polar.cli.visible import visible
-from polar.settings import Settings
-from polar.types.errors import InputError, NotReady
-from polar.types.session import SessionState
+from polar.cli.terminal_text import visible
+from topics.environment import settings
+from topics.environment.blobs import BlobStore
+from topics.environment.settings import Settings
+from topics.types.errors import InputError, NotReady
+from topics.types.session import SessionState
 
 if TYPE_CHECKING:
     from polar.cli.show.reading import Rows

@@ -13,9 +13,9 @@ from http.client import HTTPException
 
 import msgspec
 
-from polar.settings import Settings
-from polar.types.errors import NotReady
-from polar.types.tokens import Ids
+from topics.environment.settings import Settings
+from topics.types.errors import NotReady
+from topics.types.tokens import Ids
 
 BATCH = 32_768
 """Tokens a request, about 200 kB of JSON."""

@@ -13,16 +13,16 @@ from typing import Any
 
 import msgspec
 
-from polar.blobs import BlobStore
 from polar.cli import trajectories
 from polar.cli.show.detokenize import NoText, detokenize
 from polar.cli.show.overview import size_of
 from polar.cli.show.runs import Run, runs
 from polar.cli.show.story import CallStory, Story
-from polar.settings import Settings
-from polar.types.completion import Completion
-from polar.types.tokens import Logprobs, unpack_ids, unpack_logprobs
-from polar.types.trajectory import ROOT, Trace, Trajectory
+from topics.environment.blobs import BlobStore
+from topics.environment.settings import Settings
+from topics.types.completion import Completion
+from topics.types.tokens import Logprobs, unpack_ids, unpack_logprobs
+from topics.types.trajectory import ROOT, Trace, Trajectory
 
 
 def document(story: Story, settings: Settings, *, with_texts: bool) -> dict[str, Any]:

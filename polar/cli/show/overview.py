@@ -6,13 +6,13 @@ import shlex
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 
-from polar.blobs import BlobStore
 from polar.cli.show.page import ID, Page, duration
 from polar.cli.show.story import CallStory, Story
 from polar.cli.status import said
-from polar.types.session import Accounting, Phase, Status
-from polar.types.tokens import count
-from polar.types.trajectory import Trace, Trajectory, path
+from topics.environment.blobs import BlobStore
+from topics.types.session import Accounting, Phase, Status
+from topics.types.tokens import count
+from topics.types.trajectory import Trace, Trajectory, path
 
 STATUS_STYLES = {
     Status.COMPLETED: "green",

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from polar.cli import tables
-from polar.cli.visible import visible
+from polar.cli.terminal_text import visible
 
 Part = str | tuple[str, str]
 """Words, or words and their rich style, which is ours."""

@@ -14,14 +14,15 @@ from dataclasses import dataclass, field
 from polar.cli.show.assembly import Log, assemble
 from polar.cli.show.story import Story
 from polar.client import require
-from polar.settings import Settings
-from polar.types.errors import NotReady
-from polar.types.session import Phase, SessionState, TaskState
-from polar.types.trajectory import Trajectory
-from topics import admin, completions, kafka, sessions, trajectories
-from topics.contract import HOUR_MS, Topic
-from topics.owner import STOP_DEADLINE_S, OwnershipLost, read_back
-from topics.partition import partition_of_task
+from topics import completions, sessions, trajectories
+from topics.contract.topic import HOUR_MS, Topic
+from topics.environment.settings import Settings
+from topics.log import admin, kafka
+from topics.log.owner import STOP_DEADLINE_S, OwnershipLost, read_back
+from topics.log.partition import partition_of_task
+from topics.types.errors import NotReady
+from topics.types.session import Phase, SessionState, TaskState
+from topics.types.trajectory import Trajectory
 
 BEFORE_MS = 60_000
 """A trajectory stands in one transaction with its `Emitted`, by the same clock; a transaction has 30 s."""

@@ -10,8 +10,8 @@ from itertools import groupby
 
 import numpy as np
 
-from polar.types.tokens import Ids, Logprobs, unpack_ids, unpack_logprobs
-from polar.types.trajectory import Node, Trace, Trajectory, path
+from topics.types.tokens import Ids, Logprobs, unpack_ids, unpack_logprobs
+from topics.types.trajectory import Node, Trace, Trajectory, path
 
 ELSEWHERE = "trained in another trace"
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from polar.types.completion import Completion
-from polar.types.session import SessionState, TaskState
-from polar.types.trajectory import ROOT, Call, Trajectory
+from topics.types.completion import Completion
+from topics.types.session import SessionState, TaskState
+from topics.types.trajectory import ROOT, Call, Trajectory
 
 MAIN = "main"
 ANSWERED = "answered"

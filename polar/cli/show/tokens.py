@@ -8,8 +8,8 @@ from polar.cli.show.detokenize import NoText, detokenize
 from polar.cli.show.page import INDENT, Page
 from polar.cli.show.runs import Run, runs
 from polar.cli.show.story import Story
-from polar.settings import Settings
-from polar.types.trajectory import Trace, Trajectory
+from topics.environment.settings import Settings
+from topics.types.trajectory import Trace, Trajectory
 
 LINES = 24
 TRAINED, NOT_TRAINED, READ = "green", "yellow", "dim"

@@ -15,7 +15,7 @@ import msgspec
 
 from polar.cli.show.page import INDENT, LINE, Page, duration
 from polar.cli.show.story import MAIN, CallStory, Story, calls_of
-from polar.types.trajectory import ROOT
+from topics.types.trajectory import ROOT
 
 READ_LINES = 12
 SAMPLED_LINES = 60

@@ -14,7 +14,7 @@ import numpy as np
 
 from polar.trainer.exporters.segments import Segment, rewarded
 from polar.trainer.groups import Group
-from polar.types.trajectory import Trajectory
+from topics.types.trajectory import Trajectory
 
 
 def results(group: Group, *, task_index: int) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from polar.trainer.groups import Group
 from polar.trainer.rows import grpo
-from polar.types.trajectory import Trajectory, expand
+from topics.types.trajectory import Trajectory, expand
 
 PLAIN = 1.0
 """The temperature told for tokens that nobody sampled, and where a call left it to the engine."""

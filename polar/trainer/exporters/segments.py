@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from polar.trainer.groups import Group
-from polar.types.trajectory import Call, ExpandedTrace, Trace, Trajectory, expand
+from topics.types.trajectory import Call, ExpandedTrace, Trace, Trajectory, expand
 
 
 @dataclass(frozen=True)

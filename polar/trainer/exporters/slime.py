@@ -13,8 +13,8 @@ from typing import Any
 
 from polar.trainer.exporters.segments import Segment, segments
 from polar.trainer.groups import Group
-from polar.types.session import Status
-from polar.types.trajectory import Trajectory
+from topics.types.session import Status
+from topics.types.trajectory import Trajectory
 
 STATUS = {
     Status.COMPLETED: "completed",

@@ -17,8 +17,8 @@ import msgspec
 from polar.trainer.advantages import advantages
 from polar.trainer.exporters.segments import Segment, rewarded, segments
 from polar.trainer.groups import Group
-from polar.types.errors import InputError
-from polar.types.trajectory import Trajectory
+from topics.types.errors import InputError
+from topics.types.trajectory import Trajectory
 
 
 class RolloutSample(msgspec.Struct, frozen=True):

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from polar.trainer.exporters.segments import Segment, rewarded, segments
 from polar.trainer.groups import Group
 from polar.trainer.rows import grpo
-from polar.types.errors import InputError
-from polar.types.trajectory import Trajectory
+from topics.types.errors import InputError
+from topics.types.trajectory import Trajectory
 
 
 class DataProto(msgspec.Struct, frozen=True):

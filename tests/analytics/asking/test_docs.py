@@ -11,8 +11,8 @@ import pytest
 from analytics.asking import query, views
 from analytics.asking.query import Reader
 from analytics.lake import schema
-from polar.settings import Settings
 from tests.analytics.story import story, write
+from topics.environment.settings import Settings
 
 PAGE = (Path(__file__).parents[3] / "docs" / "sql.md").read_text()
 BLOCK = re.compile(r"^(?P<title>[^\n]*):?\n\n```(?P<language>sql|python)\n(?P<text>.*?)^```", re.DOTALL | re.MULTILINE)

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from analytics.asking import query
 from analytics.asking.query import Reader, WrongSql
 from analytics.lake.manifest import EMPTY, Lake
-from polar.settings import Settings
-from polar.types.errors import InputError, NotReady
 from tests.analytics.story import story, submitted, write
+from topics.environment.settings import Settings
+from topics.types.errors import InputError, NotReady
 
 CHANGES = [
     "INSERT INTO lake.events VALUES (1)",

@@ -15,8 +15,8 @@ import pytest
 from analytics.asking import views
 from analytics.lake import schema
 from analytics.lake.manifest import EMPTY, File, Lake
-from polar.types.completion import PolicySpan
 from tests.analytics.story import NOON, call, story, submitted, write
+from topics.types.completion import PolicySpan
 
 DESIGN = {
     "calls": "call_id, session_id, task_id, attempt, parent_id, dialect, engine, model_requested, model_served, kind, outcome, "

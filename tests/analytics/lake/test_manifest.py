@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from analytics.lake import locks
 from analytics.lake.manifest import Conflict, File, Lake, Manifest
-from polar.types.errors import NotReady
+from topics.types.errors import NotReady
 
 WRITERS = 4
 COMMITS = 25

@@ -18,14 +18,14 @@ from hypothesis import strategies as st
 from analytics.lake import files, rows
 from analytics.lake.rows import Row
 from analytics.lake.schema import TABLES
-from polar.types.completion import CallError, CallOutcome, Completion, MessageDelta, PolicySpan, Sampling, TokenDelta
-from polar.types.errors import Kind, SessionError
-from polar.types.session import Accounting, Status
-from polar.types.tokens import pack_ids, pack_logprobs
-from polar.types.trajectory import Call, GroupFinished, Node, Stats, Trace, Trajectory
 from tests.topics.specimens import any_of, full, tag
 from topics import completions, events
 from topics.completions import Disowned
+from topics.types.completion import CallError, CallOutcome, Completion, MessageDelta, PolicySpan, Sampling, TokenDelta
+from topics.types.errors import Kind, SessionError
+from topics.types.session import Accounting, Status
+from topics.types.tokens import pack_ids, pack_logprobs
+from topics.types.trajectory import Call, GroupFinished, Node, Stats, Trace, Trajectory
 
 ORIGIN: Row = {"log_partition": 3, "log_offset": 2**40, "logged_at": 1_700_000_000_123}
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 from analytics.live.fold import ERRORS, MESSAGE_LIMIT, REMEMBER_MS, Fold, Snapshot
 from analytics.live.rates import Minute
 from analytics.live.standings import RECENT
-from polar.types.completion import CallError, CallOutcome, Completion, MessageDelta, TokenDelta
-from polar.types.errors import Kind, SessionError
-from polar.types.session import Phase, Plan, SessionState, Stage, Status, TaskState
-from polar.types.tokens import pack_ids
 from topics.events import InitFinished, TrajectoryEmitted
 from topics.fleet import FleetState, PolicyVersion
-from topics.lease import LEASE_MS
+from topics.log.liveness import LEASE_MS
 from topics.sessions import Row, key_of
+from topics.types.completion import CallError, CallOutcome, Completion, MessageDelta, TokenDelta
+from topics.types.errors import Kind, SessionError
+from topics.types.session import Phase, Plan, SessionState, Stage, Status, TaskState
+from topics.types.tokens import pack_ids
 from topics.workers import Heartbeat, Probe, StageSlots
 
 NOW = 1_900_000_000_000

@@ -20,16 +20,18 @@ from structlog.testing import capture_logs
 from analytics.lake.manifest import Lake
 from analytics.writing import trouble, writer
 from analytics.writing.writer import run_analytics
-from polar.settings import Settings
-from polar.types.errors import NotReady
-from polar.types.session import Status
-from polar.types.trajectory import Node, Trace, Trajectory
 from tests.analytics.loading import arrived, in_the_lake, on_the_log, send, task, tasks
-from topics import admin, catalogue, completions, events, kafka, trajectories
-from topics.codec import encode
+from topics import completions, events, trajectories
 from topics.completions import Disowned
-from topics.contract import Topic
-from topics.partition import partition_of_task
+from topics.contract import catalogue
+from topics.contract.codec import encode
+from topics.contract.topic import Topic
+from topics.environment.settings import Settings
+from topics.log import admin, kafka
+from topics.log.partition import partition_of_task
+from topics.types.errors import NotReady
+from topics.types.session import Status
+from topics.types.trajectory import Node, Trace, Trajectory
 
 DEADLINE_S = 30.0
 PARTITION = partition_of_task("t1", completions.TOPIC.embedded_partitions)

@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from consumers.builders.assembly import trace, trajectory
 from consumers.builders.base import Builder, BuiltFrom
-from consumers.builders.masks import Masked
-from consumers.builders.place import Branch, Drift
-from consumers.builders.running import off_loop
-from consumers.builders.tree import grow
-from polar import registry
-from polar.types.building import Filters, MergingOptions
-from polar.types.errors import InputError
-from polar.types.trajectory import Trajectory
-from tests.consumers.builders.transcripts import Log, build_record, lines
+from consumers.building.running import off_loop
+from consumers.token_tree.assembly import trace, trajectory
+from consumers.token_tree.branches import Branch, Drift
+from consumers.token_tree.masks import Masked
+from consumers.token_tree.tree import grow
+from tests.consumers.token_tree.transcripts import Log, build_record, lines
+from topics.environment import registry
+from topics.types.building import Filters, MergingOptions
+from topics.types.errors import InputError
+from topics.types.trajectory import Trajectory
 
 PAGE = (Path(__file__).parents[3] / "docs" / "builder.md").read_text()
 

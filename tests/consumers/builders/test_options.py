@@ -9,10 +9,10 @@ import pytest
 from consumers.builders.base import Builder
 from consumers.builders.per_request import PerRequest
 from consumers.builders.prefix_merging import PrefixMerging
-from polar.types.errors import InputError
-from polar.types.session import Status
-from polar.types.trajectory import Trajectory
-from tests.consumers.builders.transcripts import Log, branches, line, lines
+from tests.consumers.token_tree.transcripts import Log, branches, line, lines
+from topics.types.errors import InputError
+from topics.types.session import Status
+from topics.types.trajectory import Trajectory
 
 BOTH: list[type[Builder]] = [PrefixMerging, PerRequest]
 

@@ -7,13 +7,7 @@ import pytest
 from consumers.builders.base import Builder, BuiltFrom
 from consumers.builders.per_request import PerRequest
 from consumers.builders.prefix_merging import PrefixMerging
-from polar import registry
-from polar.types.completion import TokenDelta
-from polar.types.errors import InputError, Kind, SessionError
-from polar.types.session import Status
-from polar.types.tokens import pack_ids
-from polar.types.trajectory import Trajectory, expand
-from tests.consumers.builders.transcripts import (
+from tests.consumers.token_tree.transcripts import (
     Log,
     branches,
     build_record,
@@ -23,6 +17,12 @@ from tests.consumers.builders.transcripts import (
     logprobs_for,
     parents,
 )
+from topics.environment import registry
+from topics.types.completion import TokenDelta
+from topics.types.errors import InputError, Kind, SessionError
+from topics.types.session import Status
+from topics.types.tokens import pack_ids
+from topics.types.trajectory import Trajectory, expand
 
 
 def chain() -> Log:

@@ -13,8 +13,6 @@ from consumers.coordinator.commands import (
 )
 from consumers.coordinator.decide import decide
 from consumers.coordinator.state import Table
-from polar.types.errors import SessionError
-from polar.types.session import Plan, SessionState, Stage, Status
 from topics.completions import Build, CloseGroup, Open
 from topics.events import (
     Claimed,
@@ -22,6 +20,8 @@ from topics.events import (
     RunFinished,
     TaskSubmitted,
 )
+from topics.types.errors import SessionError
+from topics.types.session import Plan, SessionState, Stage, Status
 
 PLAN = Plan("default", 0, 3, 600, 3600, 600, "shell", "prefix_merging", b"{}", None, "train", b"{}")
 

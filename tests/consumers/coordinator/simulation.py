@@ -14,17 +14,17 @@ from itertools import count
 
 from msgspec.structs import replace
 
-from consumers.coordinator.borrower import Borrower
 from consumers.coordinator.commands import DeadlinePassed, Input, ReleaseTicket
 from consumers.coordinator.decide import decide
 from consumers.coordinator.fleet import FleetView
-from consumers.coordinator.ledger import Ledger
-from consumers.coordinator.lender import Lender
+from consumers.coordinator.scheduling.demand import Borrower
+from consumers.coordinator.scheduling.free_slots import Ledger
+from consumers.coordinator.scheduling.scheduler import Lender
 from consumers.coordinator.state import Table
-from polar.types.session import SessionState, Stage, Status, task_id_of
 from tests.consumers.coordinator.bench import PLAN
 from topics.control import Grant, Revoke
 from topics.events import Claimed, Evaluated, Fact, InitFinished, RunFinished, TaskSubmitted
+from topics.types.session import SessionState, Stage, Status, task_id_of
 from topics.workers import Heartbeat, StageSlots
 
 READ_MS = 5

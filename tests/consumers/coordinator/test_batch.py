@@ -14,12 +14,12 @@ from consumers.coordinator.commands import Decision, Input, TaskForgotten
 from consumers.coordinator.deadlines import FORGET_MS
 from consumers.coordinator.decide import decide
 from consumers.coordinator.state import Table
-from polar.types.session import Phase, SessionState, Status, TaskState
 from tests.consumers.coordinator.bench import PLAN, submitted, wants
 from topics.completions import Build, Open
 from topics.control import CloseKey, Revoke
 from topics.events import CancelRequested, GroupEmitted, SessionOpenRequested, TrajectoryEmitted
 from topics.sessions import CODEC
+from topics.types.session import Phase, SessionState, Status, TaskState
 
 SAMPLES = 1200
 

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from consumers.coordinator.commands import DeadlinePassed, FleetPaused, FleetResumed
 from consumers.coordinator.deadlines import GRACE_MS, QUEUE_MS, TICKET_MS, Pauses
 from consumers.coordinator.state import Table
-from polar.types.session import Phase, SessionState, Stage, TaskState
 from tests.consumers.coordinator.bench import PLAN, Bench, submitted
-from topics.codec import encode
 from topics.completions import Build, Open
+from topics.contract.codec import encode
 from topics.events import SessionOpenRequested
 from topics.sessions import CODEC, Position
+from topics.types.session import Phase, SessionState, Stage, TaskState
 
 TTL_MS = 20_000
 LIMITS_MS = {"t.0": round(PLAN.run_budget_s * 1000) + GRACE_MS, "o.0": TTL_MS}

@@ -12,8 +12,6 @@ from consumers.coordinator.commands import (
     TaskForgotten,
 )
 from consumers.coordinator.deadlines import BUILDING_MS, CLOSING_MS, FORGET_MS, QUEUE_MS, TICKET_MS
-from polar.types.errors import Kind, SessionError
-from polar.types.session import Accounting, Phase, Stage, Status
 from tests.consumers.coordinator.bench import PLAN, Bench, submitted, wants
 from topics.completions import CloseGroup, Open
 from topics.control import CloseKey, Discard, Grant, Revoke
@@ -27,6 +25,8 @@ from topics.events import (
     Stopped,
     TrajectoryEmitted,
 )
+from topics.types.errors import Kind, SessionError
+from topics.types.session import Accounting, Phase, Stage, Status
 
 
 def test_a_build_that_is_asked_for_again_opens_nothing_since_the_trajectory_may_be_out() -> None:

@@ -7,11 +7,11 @@ from msgspec.structs import replace
 
 from consumers.coordinator.commands import TaskForgotten
 from consumers.coordinator.deadlines import FORGET_MS
-from polar.types.errors import Kind, SessionError
-from polar.types.session import Phase, Stage, Status
 from tests.consumers.coordinator.bench import PLAN, Bench, submitted
 from topics.control import CloseKey, Discard, Revoke
 from topics.events import CancelRequested, GroupEmitted, RunFinished, Stopped, TrajectoryEmitted
+from topics.types.errors import Kind, SessionError
+from topics.types.session import Phase, Stage, Status
 
 
 def enough(bench: Bench, samples: int, usable: int) -> None:

@@ -19,8 +19,6 @@ from consumers.coordinator.commands import (
     ReleaseTicket,
 )
 from consumers.coordinator.deadlines import UNOPENED_MS
-from polar.types.errors import Kind, SessionError
-from polar.types.session import Phase, SessionState, Stage, Status
 from tests.consumers.coordinator.bench import PLAN, Bench, submitted
 from topics.control import Discard, Grant, Revoke
 from topics.events import (
@@ -36,6 +34,8 @@ from topics.events import (
     Stopped,
     TrajectoryEmitted,
 )
+from topics.types.errors import Kind, SessionError
+from topics.types.session import Phase, SessionState, Stage, Status
 
 OPENED = {"o": 1, "p": 3}
 """Tasks of opened sessions, and how many samples they have."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from consumers.coordinator.leases import DARK_MS, Leases
-from polar.types.session import Stage
-from topics.lease import GAP_MS, LEASE_MS
+from topics.log.liveness import GAP_MS, LEASE_MS
+from topics.types.session import Stage
 from topics.workers import Heartbeat, StageSlots
 
 

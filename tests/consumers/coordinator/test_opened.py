@@ -6,8 +6,6 @@ import pytest
 
 from consumers.coordinator.commands import ClaimLost, DeadlinePassed, Input
 from consumers.coordinator.deadlines import CLOSING_MS, UNOPENED_MS
-from polar.types.errors import Kind
-from polar.types.session import Accounting, Phase, Stage, Status, TaskState
 from tests.consumers.coordinator.bench import Bench, submitted, wants
 from topics.completions import CloseGroup, Open
 from topics.control import CloseKey, Grant, Revoke
@@ -22,6 +20,8 @@ from topics.events import (
     Stopped,
     TrajectoryEmitted,
 )
+from topics.types.errors import Kind
+from topics.types.session import Accounting, Phase, Stage, Status, TaskState
 
 TTL_MS = 60_000
 

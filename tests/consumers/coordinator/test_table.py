@@ -28,8 +28,6 @@ from consumers.coordinator.commands import (
 )
 from consumers.coordinator.deadlines import FORGET_MS, deadline_of
 from consumers.coordinator.decide import OPENED, TRANSITIONS
-from polar.types.errors import Kind, SessionError
-from polar.types.session import Phase, Stage, Status
 from tests.consumers.coordinator.bench import PLAN, Bench, submitted
 from topics.control import Revoke
 from topics.events import (
@@ -46,6 +44,8 @@ from topics.events import (
     Stopped,
     TrajectoryEmitted,
 )
+from topics.types.errors import Kind, SessionError
+from topics.types.session import Phase, Stage, Status
 
 TASK = replace(submitted(2), plan=replace(PLAN, usable=1))
 """Session `t.0` is what the cases are about; `t.1` is being built all the time."""

@@ -11,8 +11,8 @@ import pytest
 from consumers.evaluators.base import Case
 from consumers.runtimes.base import Labels
 from consumers.runtimes.process import ProcessBackend
-from polar.types.session import Status
-from polar.types.task import RuntimeSpec
+from topics.types.session import Status
+from topics.types.task import RuntimeSpec
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ import pytest
 
 from consumers.evaluators.base import Case
 from consumers.evaluators.session_completed import SessionCompleted
-from polar.types.errors import InputError
-from polar.types.session import Status
+from topics.types.errors import InputError
+from topics.types.session import Status
 
 
 @pytest.mark.parametrize("status", list(Status))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from consumers.evaluators.base import Case, EvaluationError
 from consumers.evaluators.test_on_output import STATUSES, TestOnOutput, statuses
-from polar.types.errors import InputError
+from topics.types.errors import InputError
 
 TESTS = """
 import pytest

@@ -22,8 +22,8 @@ from polar.scripted.engine import Engine
 from polar.scripted.faults import Fault
 from polar.scripted.record import Record
 from polar.scripted.scripts import Script
-from polar.types.task import AgentSpec, RuntimeSpec
 from tests.proxy.conftest import Bench, benched, proxied
+from topics.types.task import AgentSpec, RuntimeSpec
 
 KEY = "sk-polar-not-a-real-key"
 MODEL = "some/model:free"

@@ -16,10 +16,10 @@ from consumers.harnesses.cli import CliHarness
 from consumers.runtimes.base import Exec
 from consumers.runtimes.prepare import prepare
 from consumers.runtimes.process import ProcessRuntime
-from polar import registry
-from polar.types.errors import InputError, NotReady
-from polar.types.task import AgentSpec, TaskRequest
 from tests.consumers.harnesses.conftest import KEY, MODEL, access_to, set_up
+from topics.environment import registry
+from topics.types.errors import InputError, NotReady
+from topics.types.task import AgentSpec, TaskRequest
 
 ROOT = Path(__file__).parents[3]
 SHOWN = dict(re.findall(r"```(\w+)\n(.*?)```", (ROOT / "docs" / "harness.md").read_text(), re.DOTALL))

@@ -17,10 +17,10 @@ import pytest
 from consumers.harnesses import npm
 from consumers.harnesses.pi import Pi
 from consumers.runtimes import proctree
-from polar import cache
-from polar.types.errors import NotReady
-from polar.types.task import AgentSpec
-from tests.consumers.coordinating import eventually
+from tests.consumers.stages.coordinating import eventually
+from topics.environment import cache
+from topics.types.errors import NotReady
+from topics.types.task import AgentSpec
 
 CLI = Pi.cli
 

@@ -11,10 +11,10 @@ from consumers.harnesses.base import harness_of
 from consumers.runtimes.process import ProcessRuntime
 from polar.scripted.faults import Status
 from polar.scripted.tokenizer import Tokenizer
-from polar.types.errors import InputError
-from polar.types.task import AgentSpec
 from tests.consumers.harnesses.conftest import CONTEXT, Model, Models, transcript_of, worked
 from tests.consumers.harnesses.specimens import ALWAYS, PRESETS, Specimen, in_workspace
+from topics.types.errors import InputError
+from topics.types.task import AgentSpec
 
 on_each = pytest.mark.parametrize(
     "preset",

@@ -11,9 +11,9 @@ import pytest
 
 from consumers.harnesses.mini_swe_agent import MiniSweAgent
 from consumers.harnesses.pypi import RECORD
-from polar import cache
-from polar.types.errors import NotReady
-from polar.types.task import AgentSpec
+from topics.environment import cache
+from topics.types.errors import NotReady
+from topics.types.task import AgentSpec
 
 CLI = MiniSweAgent.cli
 

@@ -7,9 +7,9 @@ import pytest
 from consumers.harnesses.base import harness_of
 from consumers.runtimes.base import Exec
 from consumers.runtimes.process import ProcessRuntime
-from polar.types.errors import InputError
-from polar.types.task import AgentSpec, ExecInput
 from tests.consumers.harnesses.conftest import access_to, set_up
+from topics.types.errors import InputError
+from topics.types.task import AgentSpec, ExecInput
 
 ACCESS = access_to("http://proxy")
 

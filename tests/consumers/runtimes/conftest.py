@@ -13,7 +13,7 @@ import pytest
 
 from consumers.runtimes.base import Labels
 from consumers.runtimes.process import ProcessBackend, ProcessRuntime
-from polar.types.task import RuntimeSpec
+from topics.types.task import RuntimeSpec
 
 Eventually = Callable[[Callable[[], object]], Coroutine[Any, Any, None]]
 Living = Callable[[], list[str]]

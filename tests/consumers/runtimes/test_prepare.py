@@ -9,8 +9,8 @@ import pytest
 from consumers.runtimes.base import Exec, RuntimeFault
 from consumers.runtimes.prepare import prepare
 from consumers.runtimes.process import ProcessRuntime
-from polar.types.errors import InputError
-from polar.types.task import PrepareAction
+from topics.types.errors import InputError
+from topics.types.task import PrepareAction
 
 
 async def test_actions_are_done_in_their_order(runtime: ProcessRuntime, tmp_path: Path) -> None:

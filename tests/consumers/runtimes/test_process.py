@@ -14,8 +14,8 @@ import pytest
 
 from consumers.runtimes.base import LOG_LIMIT, Exec, Labels, RuntimeFault
 from consumers.runtimes.process import ProcessBackend, ProcessRuntime
-from polar.types.errors import InputError
-from polar.types.task import RuntimeSpec
+from topics.types.errors import InputError
+from topics.types.task import RuntimeSpec
 
 CLAIM = f"claim-{uuid.uuid4().hex}"
 """Unlike that of any other run on this machine: processes are killed by it."""
@@ -208,7 +208,7 @@ def test_read_only_folders_are_removed_and_links_are_not_followed(tmp_path: Path
 import asyncio, pathlib, sys, uuid
 from consumers.runtimes.base import Labels
 from consumers.runtimes.process import ProcessBackend
-from polar.types.task import RuntimeSpec
+from topics.types.task import RuntimeSpec
 
 async def main(base: pathlib.Path) -> None:
     outside = base / "outside"

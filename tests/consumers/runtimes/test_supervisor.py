@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from consumers.runtimes.base import Exec, Labels, RuntimeFault
 from consumers.runtimes.process import ProcessBackend, ProcessRuntime
 from consumers.runtimes.supervisor import Log
-from polar.types.errors import InputError
-from polar.types.task import RuntimeSpec
 from tests.consumers.runtimes.conftest import Eventually, Living, command_lines, processes
+from topics.types.errors import InputError
+from topics.types.task import RuntimeSpec
 
 PYTHON_DAEMON = """
 import os, sys, time
@@ -194,8 +194,8 @@ WORKER = """
 import asyncio, os, pathlib, sys
 from consumers.runtimes.base import Exec, Labels
 from consumers.runtimes.process import ProcessBackend
-from polar.types.errors import InputError
-from polar.types.task import RuntimeSpec
+from topics.types.errors import InputError
+from topics.types.task import RuntimeSpec
 
 async def main(root: str, claim: str, command: str, forks: bool) -> None:
     backend = ProcessBackend(pathlib.Path(root))

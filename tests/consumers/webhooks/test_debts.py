@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from consumers.webhooks.debts import IN_ALL, PER_HOST, TO_ILL_HOST, Debt, Debts, host_of
-from polar.types.session import Status
-from topics.codec import encode
+from topics.contract.codec import encode
+from topics.types.session import Status
 from topics.webhooks import CODEC, Owed, Record, Settled
 
 

@@ -17,16 +17,18 @@ from faststream.kafka.security import parse_security
 
 from consumers.webhooks.loop import run_webhooks
 from consumers.webhooks.member import security
-from polar import webhooks as signing
-from polar.settings import Settings, write_env_file
-from polar.types.errors import NotReady
-from polar.types.session import Status
-from tests.consumers.coordinating import eventually
+from tests.consumers.stages.coordinating import eventually
 from tests.consumers.test_fanout import letters
 from tests.consumers.webhooks.endpoint import answer, hang, receiving
-from topics import admin, catalogue, kafka, webhooks
-from topics.follow import Follower, Since
-from topics.producer import LogProducer
+from topics import webhooks
+from topics.contract import catalogue
+from topics.environment import webhook_signing as signing
+from topics.environment.settings import Settings, write_env_file
+from topics.log import admin, kafka
+from topics.log.follow import Follower, Since
+from topics.log.producer import LogProducer
+from topics.types.errors import NotReady
+from topics.types.session import Status
 from topics.webhooks import Owed, Record, Settled
 
 

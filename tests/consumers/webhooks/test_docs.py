@@ -13,8 +13,8 @@ import pytest
 from aiohttp import ClientSession, web
 
 from consumers.webhooks.post import message
-from polar.types.session import Status
-from polar.webhooks import sign
+from topics.environment.webhook_signing import sign
+from topics.types.session import Status
 from topics.webhooks import Owed
 
 PAGE = (Path(__file__).parents[3] / "docs" / "webhooks.md").read_text()

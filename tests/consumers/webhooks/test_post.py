@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from consumers.webhooks.courier import following
 from consumers.webhooks.post import Answer, Verdict, judge, message, retry_after_s, webhook_id
-from polar.types.session import Status
+from topics.types.session import Status
 from topics.webhooks import Owed, Settled
 
 OWED = Owed(

@@ -15,19 +15,21 @@ import pytest
 from typer.testing import CliRunner
 
 from polar.cli.app import app
-from polar.settings import Settings
-from polar.types.completion import Sampling
-from polar.types.errors import Kind, SessionError
-from polar.types.session import Accounting, Phase, SessionState, Stage, Status, TaskState
-from polar.types.task import body_hash, parse
-from polar.types.tokens import pack_ids, pack_logprobs
-from polar.types.trajectory import Call, GroupFinished, Node, Stats, Trace, Trajectory
-from topics import admin, catalogue, events, fleet, sessions, tasks, trajectories, workers
-from topics import kafka as clients
-from topics.contract import Topic
+from topics import events, fleet, sessions, tasks, trajectories, workers
+from topics.contract import catalogue
+from topics.contract.topic import Topic
+from topics.environment.settings import Settings
 from topics.events import CancelRequested
 from topics.fleet import FleetState
-from topics.producer import LogProducer
+from topics.log import admin
+from topics.log import kafka as clients
+from topics.log.producer import LogProducer
+from topics.types.completion import Sampling
+from topics.types.errors import Kind, SessionError
+from topics.types.session import Accounting, Phase, SessionState, Stage, Status, TaskState
+from topics.types.task import body_hash, parse
+from topics.types.tokens import pack_ids, pack_logprobs
+from topics.types.trajectory import Call, GroupFinished, Node, Stats, Trace, Trajectory
 from topics.workers import Heartbeat, StageSlots
 
 BODY: dict[str, Any] = {

@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from polar import doctor as checkup
 from polar.cli.app import app
-from polar.embedded import checkup, disk
-from polar.embedded.checkup import State
+from polar.doctor import State
+from polar.embedded import disk
 from polar.scripted.app import running
 from polar.scripted.engine import Engine
 from polar.scripted.faults import Garbage
-from polar.settings import Settings
+from topics.environment.settings import Settings
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polar.cli import documents
-from polar.types.errors import InputError
+from topics.types.errors import InputError
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 VALUES = st.recursive(

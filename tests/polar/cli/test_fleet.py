@@ -9,13 +9,13 @@ from collections.abc import Sequence
 import pytest
 from msgspec.structs import replace
 
-from polar.settings import Settings
-from polar.types.session import Phase, SessionState, Stage
 from tests.polar.cli.test_commands import polar, settings, write  # noqa: F401 - `settings` is a fixture
 from topics import control, fleet, sessions, workers
 from topics.control import CODEC, Drain
+from topics.environment.settings import Settings
 from topics.fleet import FleetState
-from topics.owner import read_back
+from topics.log.owner import read_back
+from topics.types.session import Phase, SessionState, Stage
 from topics.workers import Heartbeat, StageSlots
 
 SLOTS = [StageSlots(Stage.RUN, "default", 8, 7, [0], ["claim"])]

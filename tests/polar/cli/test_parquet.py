@@ -13,8 +13,8 @@ import pytest
 
 from polar.cli import parquet
 from polar.cli.trajectories import line
-from polar.types.trajectory import Stats, Trajectory
 from tests.analytics.story import story
+from topics.types.trajectory import Stats, Trajectory
 
 TRAJECTORIES = [record for _, record in story() if isinstance(record, Trajectory)]
 

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from polar.cli.app import app
-from polar.keys import ensure_keys_file
+from topics.environment.keys import ensure_keys_file
 
 
 class Models(BaseHTTPRequestHandler):

@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 
 from polar.cli.app import app
 from polar.cli.session import seconds
-from polar.types.errors import InputError
 from tests.polar.control_api import OPENED, Api, answer, played
+from topics.types.errors import InputError
 
 
 @pytest.mark.parametrize(

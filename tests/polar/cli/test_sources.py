@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from polar.cli.documents import anchored
-from polar.types.task import TaskRequest, parse
+from topics.types.task import TaskRequest, parse
 
 
 def task(*sources: str) -> TaskRequest:

@@ -22,8 +22,8 @@ import pytest
 from typer.testing import CliRunner
 
 from polar.cli.app import app
-from polar.settings import Settings
 from tests.analytics.story import NOON, story, write
+from topics.environment.settings import Settings
 
 KINDS = """
 SELECT * FROM (VALUES

@@ -33,15 +33,17 @@ from analytics.live.following import Live
 from analytics.live.standings import Group
 from polar.cli.screen import Page, in_words, summary
 from polar.embedded import Broker
-from polar.settings import Settings
-from polar.types.completion import CallOutcome, Completion, MessageDelta, TokenDelta
-from polar.types.errors import Kind, NotReady, SessionError
-from polar.types.session import Phase, Plan, SessionState, Stage, Status, TaskState
-from polar.types.tokens import pack_ids
 from tests.polar.cli.terminal import Terminal
-from topics import admin, catalogue, completions, fleet, sessions, workers
+from topics import completions, fleet, sessions, workers
+from topics.contract import catalogue
+from topics.environment.settings import Settings
 from topics.fleet import FleetState
-from topics.producer import LogProducer
+from topics.log import admin
+from topics.log.producer import LogProducer
+from topics.types.completion import CallOutcome, Completion, MessageDelta, TokenDelta
+from topics.types.errors import Kind, NotReady, SessionError
+from topics.types.session import Phase, Plan, SessionState, Stage, Status, TaskState
+from topics.types.tokens import pack_ids
 from topics.workers import Heartbeat, StageSlots
 
 DEADLINE_S = 30.0

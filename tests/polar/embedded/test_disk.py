@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from polar.embedded import disk
-from polar.types.errors import NotReady
+from topics.types.errors import NotReady
 
 
 def test_room_is_told_of_folders_that_are_not_there_yet(tmp_path: Path) -> None:

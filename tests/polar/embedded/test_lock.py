@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from polar.embedded import lock
-from polar.types.errors import InputError
+from topics.types.errors import InputError
 
 HOLDER = """
 import sys, time

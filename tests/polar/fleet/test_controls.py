@@ -14,15 +14,15 @@ from polar import fleet
 from polar.scripted.app import running
 from polar.scripted.engine import Engine as ScriptedEngine
 from polar.scripted.faults import Slow
-from polar.settings import Settings
-from polar.types.errors import InputError, NotReady
 from proxy.app import Proxy
 from tests.proxy.conftest import Bench, benched, eventually, proxied
-from topics import kafka as kafka_clients
 from topics import workers
+from topics.environment.settings import Settings
 from topics.fleet import CODEC, TOPIC, FleetState
-from topics.owner import read_back
-from topics.producer import LogProducer
+from topics.log import kafka as kafka_clients
+from topics.log.owner import read_back
+from topics.log.producer import LogProducer
+from topics.types.errors import InputError, NotReady
 from topics.workers import Heartbeat
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from polar.settings import Settings
 from tests.polar.trainer.writing import Writer
+from topics.environment.settings import Settings
 
 
 @pytest.fixture

@@ -22,14 +22,15 @@ from aiokafka import AIOKafkaConsumer
 from aiokafka.errors import UnsupportedCodecError
 from numpy.typing import NDArray
 
-from polar.settings import Settings
 from polar.trainer import Group, TrajectoryConsumer, drop_zero_advantage, reader
-from polar.types.errors import InputError, NotReady
-from polar.types.trajectory import ExpandedTrace, Trajectory
 from tests.polar.trainer.writing import PARTITIONS, Writer, finished, group, trajectory
-from topics import kafka, trajectories
-from topics.codec import encode
-from topics.owner import FencedProducer, Write
+from topics import trajectories
+from topics.contract.codec import encode
+from topics.environment.settings import Settings
+from topics.log import kafka
+from topics.log.owner import FencedProducer, Write
+from topics.types.errors import InputError, NotReady
+from topics.types.trajectory import ExpandedTrace, Trajectory
 
 TASKS = [f"task-{number}" for number in range(12)]
 """Enough that no partition is without one."""

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from polar.settings import Settings, write_env_file
 from tests.polar.trainer.writing import Writer, group
-from topics import admin, catalogue
+from topics.contract import catalogue
+from topics.environment.settings import Settings, write_env_file
+from topics.log import admin
 
 DOCS = Path(__file__).parents[3] / "docs"
 AT_ONCE = 4

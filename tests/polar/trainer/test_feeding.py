@@ -10,14 +10,16 @@ from typing import Any
 
 import pytest
 
-from polar.settings import Settings
 from polar.trainer import Feed, Group, TrajectoryConsumer
-from polar.types.errors import InputError
-from polar.types.task import TaskRequest
 from tests.polar.test_client import Coordinator, task
 from tests.polar.trainer.writing import Writer, group
-from topics import admin, catalogue, kafka, tasks
-from topics.producer import LogProducer
+from topics import tasks
+from topics.contract import catalogue
+from topics.environment.settings import Settings
+from topics.log import admin, kafka
+from topics.log.producer import LogProducer
+from topics.types.errors import InputError
+from topics.types.task import TaskRequest
 
 MAX = 4
 SIZES = [2, 2, 1, 3, 4, 1, 1, 2, 1]

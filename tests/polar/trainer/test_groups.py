@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from polar.trainer.groups import Group, Patience, drop_zero_advantage, enough, patience
-from polar.types.errors import InputError
-from polar.types.trajectory import Stats
 from tests.polar.trainer.writing import trajectory
+from topics.types.errors import InputError
+from topics.types.trajectory import Stats
 
 
 def of(*rewards: float | None) -> Group:

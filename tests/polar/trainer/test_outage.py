@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from polar.embedded import Broker
-from polar.settings import Settings
 from polar.trainer import TrajectoryConsumer, reader
-from polar.types.errors import NotReady
 from tests.polar.trainer.writing import Writer, trajectory
+from topics.environment.settings import Settings
+from topics.types.errors import NotReady
 
 DEADLINE_S = 60.0
 

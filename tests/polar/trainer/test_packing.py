@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from polar.trainer.groups import Group
 from polar.trainer.packing import OF_TOKENS, Batch, pack
 from polar.trainer.rows import Row, grpo
-from polar.types.errors import InputError
 from tests.polar.trainer.trees import groups
+from topics.types.errors import InputError
 
 
 def sequences(batch: Batch) -> dict[tuple[str, int], dict[str, list[float]]]:
@@ -103,7 +103,7 @@ def test_tensors_are_the_arrays() -> None:
 def test_without_torch_it_is_said_what_to_install() -> None:
     from importlib.util import find_spec
 
-    from polar.types.errors import NotReady
+    from topics.types.errors import NotReady
 
     if find_spec("torch") is not None:
         pytest.skip("PyTorch is here")

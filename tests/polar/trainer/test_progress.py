@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from polar.trainer.groups import Group, Patience
 from polar.trainer.progress import Fold, Groups, Mark, State, Trajectories
-from polar.types.errors import InputError
-from polar.types.trajectory import Trajectory
 from tests.polar.trainer.writing import finished, trajectory
 from topics.trajectories import Output
+from topics.types.errors import InputError
+from topics.types.trajectory import Trajectory
 
 Log = dict[int, list[tuple[int, Output]]]
 """By partition: offsets, ascending, with the holes that ends of transactions leave."""

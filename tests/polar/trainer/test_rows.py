@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from polar.trainer.advantages import advantages
 from polar.trainer.groups import Group
 from polar.trainer.rows import Row, grpo
-from polar.types.tokens import pack_ids, pack_logprobs
-from polar.types.trajectory import ROOT, Call, Node, Trajectory
 from tests.polar.trainer.trees import built, groups, trained_tokens, trees, versions_of
+from topics.types.tokens import pack_ids, pack_logprobs
+from topics.types.trajectory import ROOT, Call, Node, Trajectory
 
 OPTIONS = st.fixed_dictionaries({"by_deviation": st.booleans(), "leave_one_out": st.booleans()})
 

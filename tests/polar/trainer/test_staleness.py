@@ -12,10 +12,10 @@ from msgspec.structs import replace
 
 from polar.trainer.groups import Group
 from polar.trainer.staleness import Staleness
-from polar.types.errors import InputError
-from polar.types.tokens import count, pack_ids, pack_logprobs, unpack_ids
-from polar.types.trajectory import ROOT, Call, Node, Trajectory
 from tests.polar.trainer.trees import built, groups, tallied, trained_tokens, versions_of
+from topics.types.errors import InputError
+from topics.types.tokens import count, pack_ids, pack_logprobs, unpack_ids
+from topics.types.trajectory import ROOT, Call, Node, Trajectory
 
 CURRENT = 5
 DROPS = st.sampled_from(["group", "sample", "token"])

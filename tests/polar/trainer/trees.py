@@ -11,10 +11,10 @@ import numpy as np
 from hypothesis import strategies as st
 
 from polar.trainer.groups import Group
-from polar.types.completion import PolicySpan, Sampling
-from polar.types.session import Status
-from polar.types.tokens import count, pack_ids, pack_logprobs, unpack_ids
-from polar.types.trajectory import ROOT, Call, Node, Stats, Trace, Trajectory, path
+from topics.types.completion import PolicySpan, Sampling
+from topics.types.session import Status
+from topics.types.tokens import count, pack_ids, pack_logprobs, unpack_ids
+from topics.types.trajectory import ROOT, Call, Node, Stats, Trace, Trajectory, path
 
 REWARDS = st.one_of(st.none(), st.sampled_from([0.0, 0.25, 1.0]), st.floats(-4, 4, width=32))
 VERSIONS = st.one_of(st.none(), st.integers(0, 6))

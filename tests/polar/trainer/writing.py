@@ -6,14 +6,15 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
-from polar.settings import Settings
-from polar.types.session import Status
-from polar.types.tokens import pack_ids, pack_logprobs
-from polar.types.trajectory import ROOT, Call, GroupFinished, Node, Stats, Trace, Trajectory
-from topics import admin, trajectories
-from topics.codec import encode
-from topics.owner import FencedProducer, Write
-from topics.partition import partition_of_task
+from topics import trajectories
+from topics.contract.codec import encode
+from topics.environment.settings import Settings
+from topics.log import admin
+from topics.log.owner import FencedProducer, Write
+from topics.log.partition import partition_of_task
+from topics.types.session import Status
+from topics.types.tokens import pack_ids, pack_logprobs
+from topics.types.trajectory import ROOT, Call, GroupFinished, Node, Stats, Trace, Trajectory
 
 T = TypeVar("T")
 

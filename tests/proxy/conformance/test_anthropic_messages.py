@@ -17,11 +17,11 @@ from pydantic import BaseModel
 from polar.scripted.engine import Engine as ScriptedEngine
 from polar.scripted.faults import Slow, Status
 from polar.scripted.scripts import Script, ScriptCall, ScriptTurn, Variant
-from polar.types.completion import CallOutcome, Completion
-from polar.types.tokens import unpack_ids
 from proxy.app import Proxy
 from proxy.chat import Message
 from tests.proxy.conftest import Bench
+from topics.types.completion import CallOutcome, Completion
+from topics.types.tokens import unpack_ids
 
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": PIXEL}}

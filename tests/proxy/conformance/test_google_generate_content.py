@@ -29,10 +29,10 @@ from polar.scripted.app import running
 from polar.scripted.engine import Engine as ScriptedEngine
 from polar.scripted.faults import Slow, Status
 from polar.scripted.scripts import Script, ScriptCall, ScriptTurn, Variant
-from polar.types.completion import CallOutcome, Completion
 from proxy.app import Proxy
 from proxy.chat import Message
 from tests.proxy.conftest import Bench, proxied
+from topics.types.completion import CallOutcome, Completion
 
 # How the client makes its own sessions of aiohttp.
 pytestmark = pytest.mark.filterwarnings("ignore:Inheritance class AiohttpClientSession:DeprecationWarning")

@@ -16,10 +16,10 @@ from pydantic import BaseModel
 from polar.scripted.engine import Engine as ScriptedEngine
 from polar.scripted.faults import Slow, Status
 from polar.scripted.scripts import Script, ScriptCall, ScriptTurn, Variant
-from polar.types.completion import CallOutcome, Completion
 from proxy.app import Proxy
 from proxy.chat import Message
 from tests.proxy.conftest import Bench
+from topics.types.completion import CallOutcome, Completion
 
 Seen = tuple[str, str, list[tuple[str, str, str]]]
 """Text, reasoning, and of each call id, name and arguments."""

@@ -17,19 +17,19 @@ import aiohttp
 import msgspec
 import pytest
 
-from polar.keys import Limits
 from polar.scripted.engine import Engine as ScriptedEngine
-from polar.settings import Settings
-from polar.types.errors import InputError
 from proxy.app import Proxy
 from proxy.control import opening
 from proxy.control.port import token_in
 from tests.proxy.conftest import Bench, eventually, proxied
 from topics import control, events
 from topics.control import CloseKey, Control, Grant, Revoke
+from topics.environment.keys import Limits
+from topics.environment.settings import Settings
 from topics.events import CancelRequested, Fact, SessionCloseRequested, SessionOpenRequested, SessionOpenWithdrawn
-from topics.follow import Follower, Since
-from topics.producer import LogProducer
+from topics.log.follow import Follower, Since
+from topics.log.producer import LogProducer
+from topics.types.errors import InputError
 
 TOKEN = "the-control-token"
 T = TypeVar("T", bound=Fact)

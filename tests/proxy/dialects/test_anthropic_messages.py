@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 from typing_extensions import is_typeddict
 
-from polar.types.completion import Sampling
 from proxy.chat import (
     Answer,
     ChatRequest,
@@ -39,6 +38,7 @@ from proxy.dialects.anthropic_messages import TYPES, AnthropicMessages
 from proxy.dialects.base import Serves, Wire
 from proxy.errors import Refusal, Refused
 from tests.proxy.dialects.sse import events_of
+from topics.types.completion import Sampling
 
 DIALECT = AnthropicMessages()
 USER = {"role": "user", "content": "hi"}

@@ -14,7 +14,6 @@ from google.genai.types import Candidate, FinishReason, GenerateContentResponse,
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polar.types.completion import Sampling
 from proxy.chat import (
     NOT_GIVEN,
     Answer,
@@ -33,6 +32,7 @@ from proxy.dialects.base import Wire
 from proxy.dialects.google_generate_content import STATUSES, GoogleGenerateContent
 from proxy.errors import Refusal, Refused
 from tests.proxy.dialects.sse import events_of
+from topics.types.completion import Sampling
 
 DIALECT = GoogleGenerateContent()
 USER = {"role": "user", "parts": [{"text": "hi"}]}

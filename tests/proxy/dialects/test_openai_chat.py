@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from openai.types.chat import ChatCompletion, ChatCompletionChunk, ChatCompletionMessage
 from openai.types.chat.chat_completion_chunk import ChoiceDelta
 
-from polar.types.completion import Sampling
 from proxy.chat import (
     Answer,
     ChatRequest,
@@ -31,6 +30,7 @@ from proxy.dialects.base import Wire
 from proxy.dialects.openai_chat import SHAPES, OpenAIChat
 from proxy.errors import Refusal, Refused
 from tests.proxy.dialects.sse import events_of
+from topics.types.completion import Sampling
 
 DIALECT = OpenAIChat()
 USER = {"role": "user", "content": "hi"}

@@ -18,7 +18,6 @@ from openai.types.responses.input_token_count_response import InputTokenCountRes
 from openai.types.responses.response_create_params import ResponseCreateParamsBase
 from pydantic import TypeAdapter
 
-from polar.types.completion import Sampling
 from proxy.chat import (
     Answer,
     ChatRequest,
@@ -37,6 +36,7 @@ from proxy.dialects.base import Serves, Wire
 from proxy.dialects.openai_responses import FAILURES, OpenAIResponses
 from proxy.errors import Refusal, Refused
 from tests.proxy.dialects.sse import events_of
+from topics.types.completion import Sampling
 
 DIALECT = OpenAIResponses()
 EVENTS: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)

@@ -19,11 +19,11 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
 
-from polar.types.tokens import pack_ids, pack_logprobs
 from proxy.chat import Answer, ChatRequest, Message, Usage
 from proxy.dialects.base import Dialect, Serves, Wire
-from proxy.registered import dialects
+from proxy.dialects.installed import dialects
 from proxy.session.turns import Turns
+from topics.types.tokens import pack_ids, pack_logprobs
 
 RECORDED = Path(__file__).parent / "recorded"
 RUNS = sorted(path for path in RECORDED.glob("*.json") if not path.name.endswith(".expected.json"))

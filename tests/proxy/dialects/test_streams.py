@@ -9,7 +9,7 @@ import pytest
 
 from proxy.chat import Answer, FunctionCall, Message, ToolCall, Usage
 from proxy.dialects.base import Dialect, Wire
-from proxy.registered import dialects
+from proxy.dialects.installed import dialects
 from tests.proxy.dialects.sse import events_of, payloads_of
 
 SCHEMA = {"type": "object", "properties": {"path": {"type": "string"}}}

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polar.types.tokens import Ids
 from proxy.chat import ChatRequest, Continued, FunctionCall, Message, ToolCall
 from proxy.engines.continuing import Continuing
 from proxy.errors import EngineFault
+from topics.types.tokens import Ids
 
 SPECIAL = 1000
 ROLES = {"user": SPECIAL, "assistant": SPECIAL + 1, "system": SPECIAL + 2, "tool": SPECIAL + 3}

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polar.types.tokens import unpack_ids
 from proxy.engines import ids as lifting
 from proxy.engines.ids import SHORT, lift
+from topics.types.tokens import unpack_ids
 
 FIELD = "prompt_token_ids"
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from polar.settings import EngineSettings
-from polar.types.errors import InputError
 from proxy.engines.pool import Engines
 from proxy.metrics import Metrics
+from topics.environment.settings import EngineSettings
+from topics.types.errors import InputError
 
 
 def engines(**named: tuple[str, list[str]]) -> Engines:

@@ -15,13 +15,13 @@ import pytest
 from polar.scripted.app import running
 from polar.scripted.engine import Engine as ScriptedEngine
 from polar.scripted.faults import Cut, Hang, Status
-from polar.settings import EngineSettings
 from proxy.chat import ChatRequest, Message
 from proxy.engines import health, retry
 from proxy.engines.pool import Engines
 from proxy.engines.replicas import Replicas
 from proxy.errors import EngineFault, Refusal, refusal_of
 from proxy.rendezvous import ranked
+from topics.environment.settings import EngineSettings
 
 ASKED = ChatRequest([Message("user", "hi")])
 MODEL = "polar-scripted"

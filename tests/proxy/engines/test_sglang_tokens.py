@@ -12,12 +12,12 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from polar.types.completion import PolicySpan, Sampling
-from polar.types.tokens import unpack_ids, unpack_logprobs
 from proxy.chat import Answer, ChatRequest, Continued, ImagePart, ImageUrl, Message, Part, TextPart
 from proxy.engines.overflow import is_overflow, numbers_of
 from proxy.engines.sglang_tokens import SglangTokens
 from proxy.errors import EngineFault
+from topics.types.completion import PolicySpan, Sampling
+from topics.types.tokens import unpack_ids, unpack_logprobs
 
 BEGIN, END = 1, 2
 

@@ -18,15 +18,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polar.keys import KeyClaims
 from polar.scripted.app import running
 from polar.scripted.conversation import Call, Turn
 from polar.scripted.drift import Drift
 from polar.scripted.engine import Engine as ScriptedEngine
 from polar.scripted.scripts import Script, ScriptCall, ScriptTurn, Variant
 from polar.scripted.template import ChatTemplate
-from polar.types.completion import Sampling
-from polar.types.tokens import unpack_ids
 from proxy.chat import (
     Answer,
     ChatRequest,
@@ -47,6 +44,9 @@ from proxy.engines.continuing import Continuing
 from proxy.engines.vllm_tokens import VllmTokens
 from proxy.errors import EngineFault
 from proxy.session.claims import Claim
+from topics.environment.keys import KeyClaims
+from topics.types.completion import Sampling
+from topics.types.tokens import unpack_ids
 
 MODEL = "polar-scripted"
 ALL = frozenset(Drift)

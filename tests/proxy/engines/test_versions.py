@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polar.types.completion import PolicySpan
 from proxy.engines.versions import LARGEST, NamedSpan, Versions, version_of, versions
+from topics.types.completion import PolicySpan
 
 
 def spans(*told: tuple[str | int | None, int, int]) -> list[NamedSpan]:

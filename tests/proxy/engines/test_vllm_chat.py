@@ -15,11 +15,11 @@ from aiohttp.test_utils import TestServer
 from polar.scripted.app import running
 from polar.scripted.engine import Engine as ScriptedEngine
 from polar.scripted.scripts import Script, ScriptTurn, Variant
-from polar.types.completion import Sampling
-from polar.types.tokens import unpack_ids, unpack_logprobs
 from proxy.chat import Answer, ChatRequest, ImagePart, ImageUrl, Message, TextPart, Tool
 from proxy.engines.vllm_chat import VllmChat, from_wire, to_wire
 from proxy.errors import EngineFault
+from topics.types.completion import Sampling
+from topics.types.tokens import unpack_ids, unpack_logprobs
 
 GOOD: dict[str, Any] = {
     "id": "x",

@@ -14,11 +14,11 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from polar.types.completion import PolicySpan, Sampling
-from polar.types.tokens import unpack_ids, unpack_logprobs
 from proxy.chat import Answer, ChatRequest, Message
 from proxy.engines.vllm_tokens import DERENDER, GENERATE, RENDER, VllmTokens
 from proxy.errors import EngineFault, Refusal, refusal_of
+from topics.types.completion import PolicySpan, Sampling
+from topics.types.tokens import unpack_ids, unpack_logprobs
 
 RENDERED: dict[str, Any] = {
     "request_id": "r",

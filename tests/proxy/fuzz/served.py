@@ -24,11 +24,11 @@ from urllib.parse import urlsplit
 import jsonschema_rs
 import psutil
 
-from polar.keys import PREFIX, Limits
+from proxy.dialects.installed import dialects
 from proxy.openapi import document
 from proxy.peers.forwarding import FORWARDED, REFUSED
-from proxy.registered import dialects
 from tests.proxy.conftest import Bench, benched
+from topics.environment.keys import PREFIX, Limits
 
 READY_S = 60.0
 ANSWER_S = 10.0

@@ -19,9 +19,9 @@ from schemathesis import GenerationMode
 from schemathesis.checks import CHECKS, load_all_checks
 from schemathesis.core.result import Ok
 
-from proxy.identity import KEY_HEADER
+from proxy.dialects.installed import dialects
 from proxy.openapi import document
-from proxy.registered import dialects
+from proxy.session_key import KEY_HEADER
 from tests.proxy.fuzz.bodies import ASKED, Asked
 from tests.proxy.fuzz.mutations import spelled
 from tests.proxy.fuzz.served import ANSWER_S, KEY, Served, Shot, judge, served

@@ -16,14 +16,14 @@ from prometheus_client.parser import text_string_to_metric_families
 from polar.scripted.app import running
 from polar.scripted.engine import Engine as ScriptedEngine
 from polar.scripted.faults import Slow, Status
-from polar.types.completion import CallOutcome, Completion
 from proxy.app import Proxy
-from proxy.identity import KEY_HEADER
 from proxy.peers.forwarding import FORWARDED, REFUSED, Forwarder, NotServed
 from proxy.peers.ownership import Ownership
+from proxy.session_key import KEY_HEADER
 from tests.proxy.conftest import Bench, eventually, proxied
 from tests.proxy.peers.test_ownership import Log, beat
 from tests.proxy.talks import Talk
+from topics.types.completion import CallOutcome, Completion
 
 SESSIONS = [f"t{number}.0" for number in range(12)]
 

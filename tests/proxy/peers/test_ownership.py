@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.peers.ownership import LAG_S, LiveSet, Ownership
-from topics import kafka
-from topics.lease import GAP_MS, LEASE_MS
+from topics.log import kafka
+from topics.log.liveness import GAP_MS, LEASE_MS
 from topics.workers import Heartbeat, Probe, Sign
 
 SESSIONS = [f"t{n}.0" for n in range(200)]

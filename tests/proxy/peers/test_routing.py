@@ -16,7 +16,7 @@ from proxy.app import Proxy
 from tests.proxy.conftest import Bench, eventually
 from tests.proxy.peers.test_forwarding import SESSIONS, ask, figure
 from topics import workers
-from topics.producer import LogProducer
+from topics.log.producer import LogProducer
 from topics.workers import Heartbeat
 
 Behaves = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -25,7 +25,7 @@ BEAT_S = 0.2
 
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("topics.lease.LEASE_MS", 2_500)
+    monkeypatch.setattr("topics.log.liveness.LEASE_MS", 2_500)
     monkeypatch.setattr("proxy.peers.routing.HOLD_S", 6.0)
 
 

@@ -6,11 +6,12 @@ import asyncio
 
 import pytest
 
-from polar.keys import KeyClaims
 from proxy.errors import Refusal, Refused
 from proxy.session import claims as session
-from proxy.session.claims import Claims, Ending, Moved
+from proxy.session.claims import Claims, Moved
+from proxy.session.endings import Ending
 from proxy.session.recovery import ClaimLog
+from topics.environment.keys import KeyClaims
 
 
 def key(claim_id: str, issued_at: int = 100) -> KeyClaims:

@@ -10,7 +10,7 @@ import pytest
 from proxy.chat import Function, FunctionCall, Message, Tool, ToolCall
 from proxy.session.defaults import is_completed
 from proxy.session.turns import Turns
-from topics.delta import Spelled
+from topics.calls.delta import Spelled
 
 EDIT = {
     "type": "object",

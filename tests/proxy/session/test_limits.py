@@ -10,17 +10,17 @@ from typing import Any
 import aiohttp
 import pytest
 
-from polar.keys import CONCURRENT_CALLS, KeyClaims, Limits, Signer
 from polar.scripted.engine import Engine as ScriptedEngine
 from polar.scripted.faults import Hang, Slow, Status
-from polar.types.completion import CallOutcome
-from polar.types.tokens import count
 from proxy.app import Proxy
-from proxy.bounds import HEAD_BYTES
 from proxy.errors import Refusal, Refused
-from proxy.identity import KEY_HEADER
+from proxy.request_limits import HEAD_BYTES
 from proxy.session.limits import Spent, admit
+from proxy.session_key import KEY_HEADER
 from tests.proxy.conftest import Bench, eventually, proxied
+from topics.environment.keys import CONCURRENT_CALLS, KeyClaims, Limits, Signer
+from topics.types.completion import CallOutcome
+from topics.types.tokens import count
 
 Told = tuple[int, dict[str, Any], str | None]
 Ask = Callable[..., Awaitable[Told]]

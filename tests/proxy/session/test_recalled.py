@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polar.keys import KeyClaims
-from polar.types.completion import CallOutcome, Completion, MessageDelta, TokenDelta
-from polar.types.tokens import pack_ids
 from proxy.chat import Answer, ChatRequest, Function, FunctionCall, Message, Tool, ToolCall, Usage
 from proxy.session.claims import Claim
 from proxy.session.history import transcript
 from proxy.session.recovery import ClaimLog
-from topics.delta import Spelled
+from topics.calls.delta import Spelled
+from topics.environment.keys import KeyClaims
+from topics.types.completion import CallOutcome, Completion, MessageDelta, TokenDelta
+from topics.types.tokens import pack_ids
 
 KEY = KeyClaims("t.0", 1, "c", expires_at=2**31, issued_at=0)
 ODD = '{"a" :1.0}'

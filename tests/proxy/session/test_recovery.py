@@ -7,18 +7,19 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from polar.keys import KeyClaims
-from polar.settings import Settings
-from polar.types.completion import CallOutcome, Completion, MessageDelta, TokenDelta
-from polar.types.session import Status
 from proxy.errors import Refusal, Refused
 from proxy.metrics import Metrics
 from proxy.session.recovery import Recovery
 from tests.proxy.conftest import Bench
-from topics import completions, kafka
+from topics import completions
 from topics.completions import Build, CallRecord, Disowned, Open
-from topics.partition import partition_of_session
-from topics.producer import LogProducer
+from topics.environment.keys import KeyClaims
+from topics.environment.settings import Settings
+from topics.log import kafka
+from topics.log.partition import partition_of_session
+from topics.log.producer import LogProducer
+from topics.types.completion import CallOutcome, Completion, MessageDelta, TokenDelta
+from topics.types.session import Status
 
 SESSION = "t.0"
 PARTITION = partition_of_session(SESSION, completions.TOPIC.embedded_partitions)

@@ -14,14 +14,14 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from polar.scripted.engine import Engine as ScriptedEngine
 from polar.scripted.faults import Hang, Slow, Status
-from polar.types.completion import CallOutcome, Completion, Sampling
 from proxy.app import Proxy
 from proxy.chat import ChatRequest, Function, Message, Tool
 from proxy.session.history import transcript
 from proxy.session.repeats import is_retry, name_of
 from tests.proxy.conftest import Bench, eventually
+from topics.calls.delta import Spelled
 from topics.completions import Disowned
-from topics.delta import Spelled
+from topics.types.completion import CallOutcome, Completion, Sampling
 
 Ask = Callable[..., "asyncio.Future[tuple[int, str | None, bytes]]"]
 

@@ -22,7 +22,7 @@ from proxy.errors import Refusal, Refused
 from proxy.session import stored
 from proxy.session.stored import Stored
 from tests.proxy.conftest import Bench, proxied
-from topics.delta import Spelled, spell
+from topics.calls.delta import Spelled, spell
 
 SCRIPT = Script(
     "work",

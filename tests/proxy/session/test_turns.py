@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from proxy.chat import FunctionCall, ImagePart, ImageUrl, Message, TextPart, ToolCall
 from proxy.session import turns
 from proxy.session.turns import Turns
-from topics.delta import Spelled
+from topics.calls.delta import Spelled
 
 USER = Message("user", "go")
 edited = msgspec.structs.replace

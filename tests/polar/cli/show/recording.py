@@ -8,14 +8,14 @@ import msgspec
 
 from consumers.builders.base import BuiltFrom
 from consumers.builders.prefix_merging import PrefixMerging
-from polar.types.completion import CallError, CallOutcome, Completion, TokenDelta
-from polar.types.session import Phase, Plan, SessionState, Status, TaskState
-from polar.types.tokens import pack_ids, pack_logprobs
-from polar.types.trajectory import Trajectory
 from proxy.chat import Answer, Function, FunctionCall, Message, Tool, ToolCall, Usage
 from proxy.session.history import History, transcript
-from tests.consumers.builders.transcripts import build_record, completion, ids_of, logprobs_for
-from topics.delta import Spelled
+from tests.consumers.token_tree.transcripts import build_record, completion, ids_of, logprobs_for
+from topics.calls.delta import Spelled
+from topics.types.completion import CallError, CallOutcome, Completion, TokenDelta
+from topics.types.session import Phase, Plan, SessionState, Status, TaskState
+from topics.types.tokens import pack_ids, pack_logprobs
+from topics.types.trajectory import Trajectory
 
 PLAN = Plan(
     pool="default",

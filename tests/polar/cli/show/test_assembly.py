@@ -7,14 +7,14 @@ from hypothesis import strategies as st
 
 from polar.cli.show.assembly import Log, MessageTree, assemble
 from polar.cli.show.story import CallStory, Story
-from polar.types.completion import Completion
-from polar.types.session import Phase, SessionState
-from polar.types.trajectory import Trajectory
 from proxy.chat import Message
-from tests.consumers.builders.transcripts import build_record
+from tests.consumers.token_tree.transcripts import build_record
 from tests.polar.cli.show.recording import TASK, Recording, a_session, row, says
+from topics.calls.resolver import Resolver
 from topics.completions import CallRecord, Disowned, Emitted, Open
-from topics.resolver import Resolver
+from topics.types.completion import Completion
+from topics.types.session import Phase, SessionState
+from topics.types.trajectory import Trajectory
 
 OPEN = Open("t.0", 1, "claim")
 

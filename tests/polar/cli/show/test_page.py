@@ -13,7 +13,6 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 from rich.console import Console
 
-from polar.blobs import BlobStore
 from polar.cli.show.assembly import Log, assemble
 from polar.cli.show.document import document, written
 from polar.cli.show.overview import draw_artifacts, draw_calls, draw_head, draw_traces, in_tree_order
@@ -21,13 +20,14 @@ from polar.cli.show.page import LINE, Page, duration, shorten
 from polar.cli.show.story import Story
 from polar.cli.show.tokens import draw_tokens
 from polar.cli.show.transcript import draw_call, draw_transcript
-from polar.settings import Settings
-from polar.types.completion import CallError
-from polar.types.errors import Kind, SessionError
-from polar.types.session import Accounting, Status
 from proxy.chat import Message
 from tests.polar.cli.show.recording import TASK, Recording, a_session, calls_tool, row, says
 from topics.completions import Open
+from topics.environment.blobs import BlobStore
+from topics.environment.settings import Settings
+from topics.types.completion import CallError
+from topics.types.errors import Kind, SessionError
+from topics.types.session import Accounting, Status
 
 NOWHERE = Settings(data=Path("nowhere"))
 ANY = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)

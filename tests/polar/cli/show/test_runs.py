@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from polar.cli.show.runs import ELSEWHERE, runs
-from polar.types.trajectory import expand
-from tests.consumers.builders.transcripts import Log
+from tests.consumers.token_tree.transcripts import Log
+from topics.types.trajectory import expand
 
 
 def test_runs_are_the_expanded_trace() -> None:

@@ -15,19 +15,21 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
-from polar.blobs import BlobStore
 from polar.cli.app import app
-from polar.settings import Settings
-from polar.types.session import Phase, SessionState, Status
-from polar.types.trajectory import Trajectory
-from tests.consumers.builders.transcripts import build_record
+from tests.consumers.token_tree.transcripts import build_record
 from tests.polar.cli.show.recording import PLAN, TASK, Recording, a_session, row
-from topics import admin, catalogue, completions, sessions, trajectories
-from topics import kafka as clients
+from topics import completions, sessions, trajectories
 from topics.completions import Emitted, Open
-from topics.contract import Topic
-from topics.partition import partition_of_task
-from topics.producer import LogProducer
+from topics.contract import catalogue
+from topics.contract.topic import Topic
+from topics.environment.blobs import BlobStore
+from topics.environment.settings import Settings
+from topics.log import admin
+from topics.log import kafka as clients
+from topics.log.partition import partition_of_task
+from topics.log.producer import LogProducer
+from topics.types.session import Phase, SessionState, Status
+from topics.types.trajectory import Trajectory
 
 LOG = b"ran \x1b[31mwell\n\xff"
 

@@ -6,10 +6,10 @@ import msgspec
 import pytest
 
 from polar.trainer.groups import Group
-from polar.types.tokens import pack_ids, pack_logprobs
-from polar.types.trajectory import ROOT, Call, Node
 from tests.polar.trainer.trees import built
 from tests.polar.trainer.writing import trajectory
+from topics.types.tokens import pack_ids, pack_logprobs
+from topics.types.trajectory import ROOT, Call, Node
 
 
 @pytest.fixture

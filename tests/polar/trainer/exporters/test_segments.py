@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from polar.trainer.exporters.segments import segments
-from polar.types.trajectory import Trajectory
 from tests.polar.trainer.trees import trees
+from topics.types.trajectory import Trajectory
 
 
 @given(trees(), st.randoms(use_true_random=False))

@@ -9,9 +9,9 @@ from hypothesis import given
 from polar.trainer.advantages import advantages
 from polar.trainer.exporters.trl import rollout_samples, rollouts
 from polar.trainer.groups import Group
-from polar.types.errors import InputError
-from polar.types.trajectory import Stats
 from tests.polar.trainer.trees import groups, trained_tokens
+from topics.types.errors import InputError
+from topics.types.trajectory import Stats
 
 
 def test_every_sample_has_its_slot_and_one_without_a_reward_says_none(group: Group) -> None:

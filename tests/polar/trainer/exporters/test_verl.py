@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from polar.trainer.exporters.verl import agent_loop_outputs, data_proto
 from polar.trainer.groups import Group
 from polar.trainer.rows import grpo
-from polar.types.errors import InputError
 from tests.polar.trainer.trees import groups
+from topics.types.errors import InputError
 
 FIELDS = {
     "prompt_ids", "response_ids", "response_mask", "response_logprobs", "routed_experts", "multi_modal_data", "reward_score",

@@ -1,0 +1,233 @@
+"""The builder: turns a session's calls into its trajectory when `Build` says so; sole writer of trajectories.
+
+Group `<namespace>.builder` on `polar.completions`. One transaction holds Trajectory or GroupFinished, the `Emitted` that says so, the
+fact for the coordinator, what a `callback_url` is owed, and the group's offset: that of the oldest session still open, where the next
+owner starts reading. Open sessions are a fold over the log, so that a crash costs reading them again, and nothing that was emitted is
+emitted twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Sequence
+
+import structlog
+
+from consumers.building.counters import Tally
+from consumers.building.open_sessions import OpenSession, Sessions
+from consumers.building.outcome import encoded, outcome
+from consumers.building.running import Builds
+from consumers.metrics import Metrics
+from topics import completions, events, trajectories, webhooks
+from topics.completions import CloseGroup, Emitted
+from topics.contract.codec import DecodeError, UnknownRecord, encode
+from topics.contract.topic import MIB, Topic
+from topics.environment.settings import Settings
+from topics.events import GroupEmitted, TrajectoryEmitted
+from topics.log import admin, kafka
+from topics.log.heartbeat import Heart, new_worker_id
+from topics.log.owner import STOP_DEADLINE_S, FencedProducer, Owner, Write, read_back
+from topics.log.producer import LogProducer, dead_letter
+from topics.types.trajectory import GroupFinished, Trajectory
+from topics.webhooks import Owed
+
+GROUP = "builder"
+FETCH_MS = 500
+GAP_S = 0.05
+"""Between two looks at the log: what has come meanwhile shares a fetch and a transaction. Nothing waits for a trajectory sooner."""
+FETCH_RECORDS = 500
+TRANSACTION_BYTES = 8 * MIB
+"""Protocol 3; the trajectory that passes it goes along."""
+HELD_BYTES = 64 * MIB
+"""Calls' bodies that a partition keeps in memory; beyond that only their offsets, and they are read again at `Build` (protocol 26)."""
+
+log = structlog.get_logger()
+
+
+async def run_builder(settings: Settings, stop: asyncio.Event, metrics: Metrics | None = None) -> None:
+    """Build until `stop`. Any number of these share the partitions."""
+    tally = Tally()
+    producer = LogProducer(settings)
+    await producer.start()
+    worker_id = new_worker_id("builder")
+    heart = Heart(settings, lambda: Heart.describe(worker_id, GROUP, leaving=stop.is_set()))
+    heart.start()
+    try:
+        owner = Owner(
+            settings, GROUP, completions.TOPIC, lambda p, fenced: Keeper(settings, p, fenced, producer, tally).run()
+        )
+        tally.tell(metrics or Metrics(), heart, lambda: len(owner.partitions))
+        await owner.run(stop)
+    finally:
+        heart.stop()
+        await producer.stop()
+
+
+class Keeper:
+    """Owns one partition until it is cancelled or fenced."""
+
+    def __init__(
+        self, settings: Settings, partition: int, fenced: FencedProducer, producer: LogProducer, tally: Tally
+    ) -> None:
+        self._settings = settings
+        self._partition = partition
+        self._fenced = fenced
+        self._producer = producer
+        self._topic = completions.TOPIC.full_name(settings.namespace)
+        self._source = kafka.TopicPartition(self._topic, partition)
+        self._tally = tally
+        self._sessions = Sessions(HELD_BYTES, tally.ignored)
+        self._builds = Builds(self._build)
+        self._committed = 0
+        self._known = {trajectories.TOPIC.name, trajectories.EVAL.name}
+        """Topics that are known to be there; a transaction that failed asks anew."""
+
+    async def run(self) -> None:
+        await self._recover()
+        consumer = kafka.consumer(self._settings, auto_offset_reset="none")
+        fetch: asyncio.Task[dict[kafka.TopicPartition, list[kafka.Record]]] | None = None
+        try:
+            await consumer.start()
+            consumer.assign([self._source])
+            consumer.seek(self._source, self._sessions.position)
+            while True:
+                await asyncio.sleep(GAP_S)
+                self._builds.keep(self._sessions.due())
+                fetch = fetch or asyncio.create_task(
+                    consumer.getmany(timeout_ms=FETCH_MS, max_records=FETCH_RECORDS),
+                    name=f"builder.fetch.{self._partition}",
+                )
+                await asyncio.wait({fetch, *self._builds.tasks}, return_when=asyncio.FIRST_COMPLETED)
+                if fetch.done():
+                    for record in fetch.result().get(self._source, ()):
+                        await self._take(record)
+                    fetch = None
+                await self._emit()
+        finally:
+            if fetch is not None:
+                fetch.cancel()
+            self._builds.cancel()
+            await kafka.stop(consumer, STOP_DEADLINE_S)
+
+    async def _recover(self) -> None:
+        """From the committed offset to the high watermark: only then is it known what is out (protocol 24)."""
+        async with kafka.started(kafka.consumer(self._settings, group=GROUP), STOP_DEADLINE_S) as asker:
+            committed = await asker.committed(self._source)
+            first = (await asker.beginning_offsets([self._source]))[self._source]
+            end = (await asker.end_offsets([self._source]))[self._source]
+        self._sessions.has_gap = not first <= (committed or 0) <= end
+        # A log that was cut ends before what was read of it, and nothing tells where it goes on anew: it is read whole.
+        self._committed = self._sessions.position = first if self._sessions.has_gap else committed or 0
+        async for record in read_back(self._settings, self._topic, self._partition, self._sessions.position):
+            await self._take(record)
+        log.info(
+            "partition owned",
+            action="builder.owned",
+            partition=self._partition,
+            position=self._sessions.position,
+            due=len(self._sessions.due()),
+        )
+
+    async def _take(self, record: kafka.Record) -> None:
+        # Whatever it is: what is passed over lies behind us, too.
+        self._sessions.position = record.offset + 1
+        try:
+            decoded = completions.CODEC.decode(record.value or b"")
+        except DecodeError as error:
+            log.warning("dead letter", action="builder.dead_letter", partition=self._partition, offset=record.offset)
+            await dead_letter(self._producer, self._settings, record, reason=str(error), process="builder")
+            return
+        if isinstance(decoded, UnknownRecord):
+            self._tally.ignored[f"unknown_{decoded.type}"] += 1
+            return
+        self._sessions.take(decoded, record.offset, len(record.value or b""))
+
+    async def _build(self, session: OpenSession) -> Trajectory:
+        began = time.monotonic()
+        try:
+            return await outcome(session, self._settings, self._partition)
+        finally:
+            self._tally.built += 1
+            self._tally.build_s += time.monotonic() - began
+
+    async def _emit(self) -> None:
+        """1. Trajectories, ends of groups, and what says so. 2. Offset of the oldest open session. 3. Commit, or all is void."""
+        self._builds.keep(self._sessions.due())  # what was read last may have voided some
+        built = self._builds.finished()
+        groups = self._sessions.due_groups()
+        if not built and not groups and self._sessions.oldest() < self._committed + FETCH_RECORDS:
+            return
+        outputs = {session.build.output for session, _ in built if session.build is not None}
+        needed = [trajectories.topic(output) for output in outputs | {group.output for group in groups}]
+        await self._ensure(needed + [webhooks.TOPIC] * any(group.callback_url for group in groups))
+        writes = [write for group in groups for write in self._group_writes(group)]
+        emitted: list[TrajectoryEmitted] = []
+        for session, trajectory in built:
+            if sum(len(write.value or b"") for write in writes) > TRANSACTION_BYTES:
+                break  # the rest goes with the next one, at once
+            of_session, fact = self._session_writes(session, trajectory)
+            writes += of_session
+            emitted.append(fact)
+        await self._fenced.begin()
+        await self._fenced.write(writes)
+        for fact in emitted:
+            self._sessions.emitted(fact.session_id, "")
+        for group in groups:
+            self._sessions.emitted(None, group.task_id)
+        self._committed = self._sessions.oldest()
+        await self._fenced.commit_offset(f"{self._settings.namespace}.{GROUP}", self._source, self._committed)
+        await self._fenced.commit()
+        self._tally.out(emitted, len(groups))
+
+    async def _ensure(self, topics: Sequence[Topic]) -> None:
+        """Make topics that were deleted since their task came, or that this cluster lacks yet: none may hold up a whole partition."""
+        missing = {topic.name: topic for topic in topics if topic.name not in self._known}
+        if missing:
+            await admin.apply(self._settings, missing.values(), embedded=self._settings.replication == 1)
+            self._known |= missing.keys()
+
+    def _session_writes(self, session: OpenSession, trajectory: Trajectory) -> tuple[list[Write], TrajectoryEmitted]:
+        """What goes out, the fact that says so among it."""
+        session_id, build = session.opened.session_id, session.build
+        assert build is not None, "only what is due was built"
+        topic = trajectories.topic(build.output)
+        trajectory, value = encoded(trajectory, build, topic)
+        stats = trajectory.stats
+        fact = TrajectoryEmitted(
+            uuid.uuid4().hex,
+            session_id,
+            build.attempt,
+            stats.traces,
+            stats.trainable_tokens,
+            stats.calls,
+            trajectory.status,
+            trajectory.error,
+            trajectory.reward,
+        )
+        writes = [
+            self._write(topic.full_name(self._settings.namespace), session_id, value),
+            self._write(self._topic, session_id, encode(Emitted(build.task_id, session_id))),
+            self._write(events.TOPIC.full_name(self._settings.namespace), session_id, encode(fact)),
+        ]
+        return writes, fact
+
+    def _group_writes(self, group: CloseGroup) -> list[Write]:
+        ids = [f"{group.task_id}.{index}" for index in range(group.num_samples)]
+        finished = GroupFinished(group.task_id, group.num_samples, ids, group.rewards, group.statuses)
+        fact = GroupEmitted(uuid.uuid4().hex, group.task_id)
+        namespace = self._settings.namespace
+        writes = [
+            self._write(trajectories.topic(group.output).full_name(namespace), group.task_id, encode(finished)),
+            self._write(self._topic, group.task_id, encode(Emitted(group.task_id))),
+            self._write(events.TOPIC.full_name(namespace), group.task_id, encode(fact)),
+        ]
+        if group.callback_url is not None:
+            ended_ms = int(time.time() * 1000)
+            owed = Owed(group.task_id, group.callback_url, ended_ms, group.rewards, group.statuses, group.output)
+            writes.append(self._write(webhooks.TOPIC.full_name(namespace), group.task_id, encode(owed)))
+        return writes
+
+    def _write(self, topic: str, key: str, value: bytes) -> Write:
+        return Write(topic, self._partition, key.encode(), value)

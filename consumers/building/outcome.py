@@ -1,0 +1,134 @@
+"""What becomes of a session whose `Build` has come: its trajectory, however its build ends; the builder's way and `polar rebuild`'s.
+
+Invariant: one trajectory for each session, under its own names. What can't be built is FAILED `<kind>/<code>` with what the Build says, and
+never an exception.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import msgspec
+import structlog
+
+from consumers.builders.base import BuiltFrom
+from consumers.building.open_sessions import OpenSession
+from consumers.building.running import off_loop
+from topics import completions
+from topics.completions import Build
+from topics.contract.codec import DecodeError, encode
+from topics.contract.topic import Topic
+from topics.environment.settings import Settings
+from topics.log.owner import LogGap, read_back
+from topics.log.producer import RECORD_OVERHEAD
+from topics.types.completion import Completion
+from topics.types.errors import InputError, Kind, SessionError
+from topics.types.session import Status
+from topics.types.trajectory import Stats, Trajectory
+
+BUILD_S = 60.0
+"""A build's budget (protocol 26)."""
+LEFT = "its first call has left the log; keep polar.completions for longer"
+LOST = "acknowledged calls aren't on the log any more, which was cut: with one broker a broken disk can do that, with three copies none"
+
+log = structlog.get_logger()
+
+
+async def outcome(session: OpenSession, settings: Settings, partition: int) -> Trajectory:
+    """Build it, off the event loop; what isn't held of its calls is read from the log again. Raises OwnershipLost where that can't be."""
+    build = session.build
+    assert build is not None, "only what is due is built"
+    calls: Sequence[Completion] = session.calls
+    if session.is_gap:
+        return failed(build, "log_gap", LEFT, 0)
+    if session.is_spilled:
+        try:
+            calls = await _read_again(session, settings, partition)
+        except LogGap:
+            return failed(build, "log_gap", LEFT, 0)
+    if missing := bases_missing(calls):
+        return failed(build, "log_gap", f"{len(missing)} {LOST} (one of them: {missing[0]})", len(calls))
+    source = BuiltFrom(build, calls, frozenset(session.disowned), session.late)
+    try:
+        async with asyncio.timeout(BUILD_S):
+            return _named(await off_loop(source), build)
+    except TimeoutError:
+        return failed(build, "builder_timeout", f"the builder took longer than {BUILD_S:.0f} s", len(calls))
+    except InputError as error:
+        return failed(build, "builder_input", str(error), len(calls), Kind.INPUT)
+    except Exception as error:
+        log.exception("build failed", action="builder.build_failed", session=build.session_id)
+        return failed(build, "builder", f"{type(error).__name__}: {error}", len(calls))
+
+
+def _named(trajectory: Trajectory, build: Build) -> Trajectory:
+    """As the Build names it: whose trajectory it is, and who built it, is no builder's to say."""
+    return msgspec.structs.replace(
+        trajectory,
+        session_id=build.session_id,
+        task_id=build.task_id,
+        sample_index=build.sample_index,
+        num_samples=build.num_samples,
+        attempt=build.attempt,
+        builder=build.builder,
+    )
+
+
+async def _read_again(session: OpenSession, settings: Settings, partition: int) -> list[Completion]:
+    calls: list[Completion] = []
+    topic = completions.TOPIC.full_name(settings.namespace)
+    async for record in read_back(settings, topic, partition, session.offset):
+        if record.key != session.opened.session_id.encode():
+            continue
+        try:
+            decoded = completions.CODEC.decode(record.value or b"")
+        except DecodeError:
+            continue  # told when it was first read
+        if isinstance(decoded, Build):
+            break
+        if isinstance(decoded, Completion) and decoded.claim_id == session.opened.claim_id:
+            calls.append(decoded)
+    return calls
+
+
+def bases_missing(calls: Sequence[Completion]) -> list[str]:
+    """Ids that calls name as their base and that aren't before them: each was acknowledged once (protocol 21), so the log has lost it."""
+    known: set[str] = set()
+    missing: dict[str, None] = {}
+    for call in calls:
+        bases = (call.prompt.base, call.messages.base)
+        missing |= dict.fromkeys(base for base in bases if base is not None and base not in known)
+        known.add(call.call_id)
+    return list(missing)
+
+
+def encoded(trajectory: Trajectory, build: Build, topic: Topic) -> tuple[Trajectory, bytes]:
+    """A trajectory as it goes out, and its bytes: one that a record of `topic` can't hold is FAILED `infra/too_large`."""
+    value = encode(trajectory)
+    if len(value) + RECORD_OVERHEAD > topic.max_bytes:
+        message = f"{len(value)} bytes; a record holds {topic.max_bytes}"
+        lost = failed(build, "too_large", message, trajectory.stats.calls)
+        trajectory = msgspec.structs.replace(lost, rebuilt_with=trajectory.rebuilt_with)
+        value = encode(trajectory)
+    return trajectory, value
+
+
+def failed(build: Build, code: str, message: str, calls: int, kind: Kind = Kind.INFRA) -> Trajectory:
+    """What is emitted where nothing could be built: FAILED `<kind>/<code>`, no traces, no reward."""
+    return Trajectory(
+        build.session_id,
+        build.task_id,
+        build.sample_index,
+        build.num_samples,
+        build.attempt,
+        Status.FAILED,
+        build.builder,
+        build.harness,
+        error=SessionError("build", kind, code, message),
+        stats=Stats(calls=calls),
+        accounting=build.accounting,
+        artifacts=build.artifacts,
+        metadata=build.metadata,
+        mode=build.mode,
+    )

@@ -1,0 +1,1 @@
+"""The scheduler: who gets the free slots of a pool."""

@@ -1,0 +1,186 @@
+"""Takes tickets of one stage and pool from their queue, each only with a free slot (protocol 8).
+
+Group `<namespace>.<stage>.<pool>`. In: `polar.stage.<stage>.<pool>`. Out: `Claimed`, by `claims`; dead letters. The offset of a ticket
+is committed once its claim is asked for: a crash before that gives the ticket to another worker, one after it costs the claim's lease.
+Commits are in order, since one ticket at a time is taken.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+
+import structlog
+
+from consumers.stages.claims import Claim, Claims, Work
+from topics import stages
+from topics.contract.codec import DecodeError, UnknownRecord
+from topics.environment.settings import Settings
+from topics.log import kafka
+from topics.log.producer import LogProducer, Unacknowledged, dead_letter
+from topics.log.refusals import refusal
+from topics.types.session import Stage
+from topics.workers import StageSlots
+
+POLL_MS = 500
+FULL_S = 1.0
+"""How often a full worker polls, which keeps it in its group."""
+FETCH_BYTES = 64 * 1024
+"""Of one partition, ahead of being taken: a ticket that lies in a full worker's memory is lost time for everyone."""
+COMMIT_S = 5.0
+STOP_S = 2.0
+RESTART_S = 1.0
+
+log = structlog.get_logger()
+
+
+class TicketQueue:
+    """One stage's queue, and the slots that it feeds. `make` gives the stage's work for a claim."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        stage: Stage,
+        pool: str,
+        slots: int,
+        claims: Claims,
+        producer: LogProducer,
+        make: Callable[[Claim], Work],
+        on_change: Callable[[], None],
+    ) -> None:
+        self.stage = stage
+        self.pool = pool
+        self.slots = slots
+        self._settings = settings
+        self._claims = claims
+        self._log = producer
+        self._make = make
+        self._on_change = on_change
+        self._partitions: list[int] = []
+        self._moved = asyncio.Event()
+        self._running: asyncio.Task[None] | None = None
+        self.taken = 0
+        """Tickets, since the start."""
+        self.skipped: Counter[str] = Counter()
+        """Records that are no ticket, by reason: `undecodable`, or `unknown_<type>`."""
+
+    def told(self) -> StageSlots:
+        """This stage's part of the heartbeat."""
+        claims = self._claims.held(self.stage)
+        return StageSlots(self.stage, self.pool, self.slots, self.free, self._partitions, claims)
+
+    @property
+    def free(self) -> int:
+        return self.slots - len(self._claims.held(self.stage))
+
+    def wake(self) -> None:
+        """A slot may have become free, or the worker leaves."""
+        self._moved.set()
+
+    def start(self, leaving: asyncio.Event) -> asyncio.Task[None]:
+        """Take tickets until `leaving`; the task is done early only where it failed."""
+        self._running = asyncio.create_task(self._run(leaving), name=f"queue-{self.stage.value}")
+        return self._running
+
+    async def ended(self, deadline_s: float | None = None) -> None:
+        """Wait until no ticket is taken any more; after `deadline_s` it is cut off."""
+        if self._running is not None and not (await asyncio.wait({self._running}, timeout=deadline_s))[0]:
+            self._running.cancel()
+            await asyncio.wait({self._running})
+
+    async def _run(self, leaving: asyncio.Event) -> None:
+        """Kafka's own errors cost a new membership, nothing more."""
+        while not leaving.is_set():
+            consumer = kafka.consumer(
+                self._settings,
+                group=f"{self.stage.value}.{self.pool}",
+                max_partition_fetch_bytes=FETCH_BYTES,
+            )
+            try:
+                consumer.subscribe([stages.topic(self.stage, self.pool).full_name(self._settings.namespace)])
+                await consumer.start()
+                await self._take_all(consumer, leaving)
+            except kafka.KafkaError as error:
+                if (refused := refusal(self._settings, error)) is not None:
+                    raise refused from None
+                log.warning("queue lost", action="queue.lost", stage=self.stage, pool=self.pool, why=repr(error))
+                await asyncio.sleep(RESTART_S)
+            finally:
+                self._assigned(set())
+                await kafka.stop(consumer, STOP_S)
+
+    async def _take_all(self, consumer: kafka.Consumer, leaving: asyncio.Event) -> None:
+        while not leaving.is_set():
+            assigned = consumer.assignment()
+            self._assigned({tp.partition for tp in assigned})
+            if self.free <= 0:
+                await self._poll_full(consumer, assigned)
+                continue
+            consumer.resume(*assigned)
+            found = await consumer.getmany(timeout_ms=POLL_MS, max_records=1)
+            if leaving.is_set():
+                return  # not committed: it is another's
+            for records in found.values():
+                for record in records:
+                    await self._take(consumer, record)
+
+    async def _poll_full(self, consumer: kafka.Consumer, assigned: set[kafka.TopicPartition]) -> None:
+        """Poll without taking anything, then wait for a free slot. Paused anew each time: a rebalance clears every pause."""
+        self._moved.clear()
+        consumer.pause(*assigned)
+        for partition, records in (await consumer.getmany(timeout_ms=0, max_records=1)).items():
+            # Came with a rebalance between the two lines above: put back.
+            consumer.seek(partition, records[0].offset)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(FULL_S):
+                await self._moved.wait()
+
+    async def _take(self, consumer: kafka.Consumer, record: kafka.Record) -> None:
+        try:
+            ticket = stages.CODEC.decode(record.value or b"")
+        except DecodeError as error:
+            self.skipped["undecodable"] += 1
+            await self._bury(record, str(error))
+        else:
+            if isinstance(ticket, UnknownRecord):
+                self.skipped[f"unknown_{ticket.type}"] += 1
+                log.info("unknown ticket", action="ticket.skipped", type=ticket.type, at=_at(record))
+            else:
+                self.taken += 1
+                claim = self._claims.take(ticket)
+                await self._claims.ask(claim)
+                self._claims.carry(claim, self._make(claim))
+        await self._commit(consumer, record)
+
+    async def _bury(self, record: kafka.Record, reason: str) -> None:
+        log.warning("bad ticket", action="ticket.dead_letter", at=_at(record), why=reason)
+        try:
+            await dead_letter(
+                self._log,
+                self._settings,
+                record,
+                reason=reason,
+                process=f"{self.stage.value} worker of pool {self.pool}",
+            )
+        except Unacknowledged as error:
+            log.error("dead letter lost", action="ticket.dead_letter_lost", at=_at(record), why=str(error))
+
+    async def _commit(self, consumer: kafka.Consumer, record: kafka.Record) -> None:
+        """A failed commit means that another worker reads the ticket too; its claim is then refused."""
+        partition = kafka.TopicPartition(record.topic, record.partition)
+        try:
+            async with asyncio.timeout(COMMIT_S):
+                await consumer.commit({partition: record.offset + 1})
+        except (kafka.KafkaError, TimeoutError) as error:
+            log.info("ticket not committed", action="ticket.uncommitted", at=_at(record), why=repr(error))
+
+    def _assigned(self, partitions: set[int]) -> None:
+        if sorted(partitions) != self._partitions:
+            self._partitions = sorted(partitions)
+            self._on_change()
+
+
+def _at(record: kafka.Record) -> str:
+    return f"{record.topic}[{record.partition}]@{record.offset}"

@@ -1,0 +1,285 @@
+"""A stage worker process: one heart, readers of `polar.control` and `polar.fleet`, one producer, and the queues of its stages.
+
+Groups `<namespace>.<stage>.<pool>`. In: tickets, Grants and Revokes. Out: facts. Keeps no state that matters: killed, its leases run out
+and its sessions go on elsewhere. Its way out: it takes no more tickets; what it has in hand gets its time, which is none on a stop
+without grace and without end on a `Drain`; then it kills what runs, hands granted claims back, which costs no attempt, and is gone
+within 10 s. Nothing that it started outlives it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import structlog
+
+from consumers.metrics import Metrics
+from consumers.stages.claims import Claim, Claims, Ending, Work
+from consumers.stages.discarding import Discards
+from consumers.stages.evaluate import Evaluate
+from consumers.stages.init import Init
+from consumers.stages.reaping import Reaper
+from consumers.stages.run import Run, require
+from consumers.stages.tickets import TicketQueue
+from consumers.stages.worker_context import Site
+from topics import control, fleet
+from topics.contract import catalogue
+from topics.control import Discard, Drain, Revoke
+from topics.environment.settings import Settings
+from topics.fleet import FleetRecord, FleetState
+from topics.log import admin, kafka
+from topics.log.follow import Follower, Since
+from topics.log.heartbeat import Heart, new_worker_id
+from topics.log.producer import LogProducer
+from topics.types.session import Stage
+from topics.workers import Heartbeat
+
+SLOTS = {Stage.INIT: 4, Stage.RUN: 8, Stage.EVALUATE: 4}
+"""Sessions at once, where `--concurrency` isn't given: a run waits for the model, the others work here."""
+WORK: dict[Stage, type[Init | Run | Evaluate]] = {Stage.INIT: Init, Stage.RUN: Run, Stage.EVALUATE: Evaluate}
+DRAIN_S = 5.0
+"""For all to be killed and handed back; without Kafka its clients take 4 s more of the 10."""
+CLIENTS_S = 2.0
+KAFKA_S = 60.0
+"""For a first answer of a broker that is away, as this process's other clients give it."""
+WITHOUT_KAFKA_S = 900.0
+"""Then sessions are stopped (protocol 14)."""
+WATCH_S = 1.0
+
+log = structlog.get_logger()
+
+
+async def run_worker(
+    settings: Settings,
+    stages: Sequence[Stage],
+    *,
+    pool: str,
+    concurrency: int | None,
+    stop: asyncio.Event,
+    grace_s: float = 0.0,
+    hurry: asyncio.Event | None = None,
+    metrics: Metrics | None = None,
+) -> None:
+    """Work on `stages` of `pool` until `stop` or a `Drain`. `concurrency` is sessions at once, of each stage.
+
+    `grace_s`: what is in hand at the stop may take so long, unless `hurry` is set. Raises NotReady without Kafka, and without what
+    a run needs.
+    """
+    if Stage.RUN in stages:
+        require(settings)
+    # Before the first heartbeat: a coordinator that knows the worker may write to its queues at once.
+    applying = admin.apply(settings, catalogue.of_pool(pool), embedded=settings.replication == 1, reach_s=KAFKA_S)
+    if not await _before(stop, applying):
+        return
+    worker = _Worker(settings, stages, pool, concurrency)
+    worker.tell(metrics or Metrics())
+    await worker.run(_Notice(stop, grace_s, hurry or asyncio.Event()))
+
+
+async def _before(stop: asyncio.Event, starting: Coroutine[Any, Any, object]) -> bool:
+    """Whether it was done before `stop`, which cuts it off: nothing is in hand yet, and Kafka may be away for longer than anyone waits."""
+    doing, stopping = asyncio.create_task(starting, name="starting"), asyncio.create_task(stop.wait(), name="stop")
+    try:
+        await asyncio.wait({doing, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if doing.done():
+            doing.result()
+            return True
+        return False
+    finally:
+        doing.cancel()
+        stopping.cancel()
+        await asyncio.gather(doing, stopping, return_exceptions=True)
+
+
+@dataclass(frozen=True)
+class _Notice:
+    """How this process is told to go."""
+
+    stop: asyncio.Event
+    grace_s: float
+    hurry: asyncio.Event
+
+    async def out_of_time(self) -> None:
+        """Return when what is in hand has had its time."""
+        await self.stop.wait()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self.grace_s):
+                await self.hurry.wait()
+
+
+class _Worker:
+    def __init__(self, settings: Settings, stages: Sequence[Stage], pool: str, concurrency: int | None) -> None:
+        self._id = new_worker_id("worker")
+        self._leaving = asyncio.Event()
+        self._drained = asyncio.Event()
+        """We were told to leave when all is done."""
+        self._heart = Heart(settings, self._beat)
+        self._log = LogProducer(settings)
+        self._site = Site(settings, lambda: self._heart.connected)
+        self._claims = Claims(self._log, self._id, self._changed)
+        self._reaper = Reaper(self._site, self._claims)
+        self._discards = Discards(self._site, self._claims)
+        self._control = Follower(settings, control.TOPIC, self._heard, since=Since.END)
+        self._fleet = Follower(settings, fleet.TOPIC, self._on_fleet, since=Since.BEGINNING)
+        self._queues = [
+            TicketQueue(
+                settings,
+                stage,
+                pool,
+                concurrency or SLOTS[stage],
+                claims=self._claims,
+                producer=self._log,
+                make=partial(self._work, stage),
+                on_change=self._changed,
+            )
+            for stage in stages
+        ]
+
+    def tell(self, metrics: Metrics) -> None:
+        """Say where this worker's figures are."""
+        of_queue, claims = ("pool", "stage"), self._claims
+        metrics.heart("stages", self._heart)
+        metrics.gauge(
+            "polar_worker_slots",
+            "Sessions that this worker takes at once",
+            of_queue,
+            self._by_queue(lambda queue: queue.slots),
+        )
+        metrics.gauge(
+            "polar_worker_slots_free", "Slots with nothing in hand", of_queue, self._by_queue(lambda queue: queue.free)
+        )
+        metrics.counter("polar_tickets", "Tickets taken", of_queue, self._by_queue(lambda queue: queue.taken))
+        metrics.counter("polar_claims_granted", "Claims granted", ("stage",), lambda: claims.granted)
+        metrics.counter(
+            "polar_claims_ended", "Claims that left the hand, by how", ("stage", "how"), lambda: claims.ended
+        )
+        metrics.counter(
+            "polar_runtimes_removed",
+            "Runtimes removed that no claim in hand had a use for",
+            ("why",),
+            lambda: {"discarded": self._discards.removed, "reaped": self._reaper.removed},
+        )
+        passed_over = [each.skipped for each in (self._control, self._fleet)] + [each.skipped for each in self._queues]
+        metrics.skipped("stages", lambda: sum(passed_over, Counter()))
+
+    def _by_queue(self, figure: Callable[[TicketQueue], int]) -> Callable[[], dict[tuple[str, str], float]]:
+        return lambda: {(queue.pool, queue.stage.value): figure(queue) for queue in self._queues}
+
+    async def run(self, notice: _Notice) -> None:
+        """Until told to leave, or until a part of it fails: then the worker stops as a whole, and raises what that part did."""
+        running: list[asyncio.Task[Any]] = []
+        try:
+            if not await _before(notice.stop, self._start()):
+                return
+            parts = [
+                asyncio.create_task(self._reaper.run(), name="reaper"),
+                asyncio.create_task(self._discards.run(), name="discards"),
+                asyncio.create_task(self._watch_kafka(), name="kafka-watch"),
+                self._control.failed,
+                self._fleet.failed,
+            ]
+            told = [
+                asyncio.create_task(notice.stop.wait(), name="stop"),
+                asyncio.create_task(self._drained.wait(), name="drain"),
+            ]
+            running = [*parts, *told, *(queue.start(self._leaving) for queue in self._queues)]
+            log.info("worker started", action="worker.started", worker=self._id)
+            await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            if any(task.done() for task in told):
+                finishing = [
+                    asyncio.create_task(self._finish(), name="finish"),
+                    asyncio.create_task(notice.out_of_time(), name="out-of-time"),
+                ]
+                running += finishing
+                await asyncio.wait([*parts, *finishing], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            ended = [task for task in running if task.done()]
+            await self._leave(running)
+        for task in ended:
+            task.result()
+
+    async def _start(self) -> None:
+        await self._log.start()
+        await self._control.start()
+        await self._fleet.start()
+        self._heart.start()
+
+    async def _finish(self) -> None:
+        """Take no more, and return when nothing is in hand."""
+        log.info("worker leaves", action="worker.leaving", worker=self._id)
+        self._leaving.set()
+        self._changed()
+        await asyncio.gather(*(queue.ended() for queue in self._queues))
+        await self._claims.drained()
+
+    async def _leave(self, running: list[asyncio.Task[Any]]) -> None:
+        """The way out: 1 no more tickets, 2 nothing of ours lives and it is said, 3 the clients end."""
+        self._leaving.set()
+        self._changed()
+        self._claims.end_all(Ending.LEAVING)
+        deadline = time.monotonic() + DRAIN_S
+        await asyncio.gather(*(queue.ended(DRAIN_S) for queue in self._queues))
+        self._claims.end_all(Ending.LEAVING)  # what a queue took on its way out
+        if not await self._claims.drained(max(0.0, deadline - time.monotonic())):
+            log.warning("claims not handed back in time", action="worker.cut_off", worker=self._id)
+            await self._claims.cut_off()
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        await asyncio.gather(
+            self._control.stop(),
+            self._fleet.stop(),
+            self._log.stop(CLIENTS_S),
+            asyncio.to_thread(self._heart.stop),
+        )
+        log.info("worker stopped", action="worker.stopped", worker=self._id)
+
+    def _work(self, stage: Stage, claim: Claim) -> Work:
+        return WORK[stage](self._site, claim)
+
+    def _heard(self, record: control.Control, _: kafka.Record) -> None:
+        self._claims.heard(record)
+        match record:
+            case Revoke(claim_id=claim_id) if claim_id not in self._claims:
+                self._reaper.revoked(claim_id)
+            case Discard():
+                self._discards.ask(record)
+            case Drain(worker_id=worker_id) if worker_id == self._id:
+                self._drained.set()
+
+    def _on_fleet(self, record: FleetRecord, _: kafka.Record) -> None:
+        if isinstance(record, FleetState) and record.counts_after(self._site.fleet):
+            self._site.fleet = record
+
+    def _changed(self) -> None:
+        self._heart.changed()
+        self._discards.wake()
+        for queue in self._queues:
+            queue.wake()
+
+    def _beat(self) -> Heartbeat:
+        return Heart.describe(
+            self._id,
+            "worker",
+            stages=[queue.told() for queue in self._queues],
+            leaving=self._leaving.is_set(),
+            fleet_generation=self._site.fleet.generation,
+        )
+
+    async def _watch_kafka(self) -> None:
+        """Stop all sessions after 15 min without Kafka: their leases can't be known any more."""
+        connected_at = time.monotonic()
+        while True:
+            await asyncio.sleep(WATCH_S)
+            now = time.monotonic()
+            if self._heart.connected:
+                connected_at = now
+            elif now - connected_at > WITHOUT_KAFKA_S:
+                self._claims.end_all(Ending.NO_KAFKA)
+                connected_at = now

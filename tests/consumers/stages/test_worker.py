@@ -1,0 +1,427 @@
+"""A real worker on a real Kafka, its coordinator played by the test: the claim protocol, and what each stage leaves behind."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from consumers.runtimes import proctree
+from consumers.stages.worker import run_worker
+from tests.consumers.stages.coordinating import PROXY, Coordinator, eventually, shell, ticket, working
+from topics import dead_letters, stages
+from topics.environment.blobs import BlobStore
+from topics.environment.keys import BACKSTOP_S, PREFIX, Limits, Signer
+from topics.environment.settings import Settings
+from topics.events import Claimed, Evaluated, HandedBack, InitFinished, RunFinished, Stopped
+from topics.log import kafka
+from topics.types.errors import Kind, NotReady
+from topics.types.session import Stage, Status
+
+ALL = list(Stage)
+INIT, RUN, EVALUATE = Stage.INIT, Stage.RUN, Stage.EVALUATE
+
+
+def folders(settings: Settings) -> list[Path]:
+    root = settings.data / "runtimes" / settings.namespace
+    return sorted(root.iterdir()) if root.exists() else []
+
+
+def blob(settings: Settings, reference: str) -> str:
+    return BlobStore(settings.blobs_folder).get(reference).decode()
+
+
+def living(mark: str) -> set[int]:
+    """Processes with `MARK=<mark>` in their environment."""
+    return proctree.marked("MARK", mark)
+
+
+# --- a session's way
+
+
+async def test_a_session_passes_init_run_and_evaluate(settings: Settings, coordinator: Coordinator) -> None:
+    task = shell(
+        "whole",
+        "cat > said.txt; cat $POLAR_INSTRUCTION_FILE >> said.txt; echo done",
+        runtime={"prepare": [{"type": "exec", "command": "echo made > made.txt"}]},
+        evaluator={
+            "strategy": "test_on_output",
+            "config": {
+                "test_command": '[ "$(cat made.txt said.txt)" = "made\nSay hi.Say hi." ] && echo "test_said: PASSED"',
+                "expected_output_json": {"test_said": "PASSED"},
+            },
+        },
+    )
+    async with working(settings, ALL):
+        fact = await coordinator.evaluated(task)
+        (ran,) = coordinator.of(RunFinished, "whole.0")
+        await eventually(lambda: not folders(settings))
+    assert (fact.reward, fact.error) == (1.0, None)
+    assert (ran.status, ran.exit_code, ran.error) == (Status.COMPLETED, 0, None)
+    assert blob(settings, (ran.artifacts or {})["agent_log"]) == "done\n"
+    assert blob(settings, (fact.artifacts or {})["evaluation_output"]) == "test_said: PASSED\n"
+
+
+async def test_a_harness_finds_the_model_and_its_key_names_the_grant(
+    settings: Settings, coordinator: Coordinator
+) -> None:
+    task = shell(
+        "access",
+        "env > $HOME/../workspace/env.txt; cp env.txt seen.txt; echo key: $OPENAI_API_KEY",
+        agent={"env": {"MINE": "1"}},
+        sampling={"temperature": 0.5},
+        limits={"tokens": 9000, "concurrent_calls": 2},
+    )
+    async with working(settings, ALL):
+        _, ran = await coordinator.run(task)
+        (folder,) = folders(settings)
+        env = (folder / "workspace" / "seen.txt").read_text()
+    (claimed,) = (c for c in coordinator.of(Claimed, "access.0") if c.stage is RUN)
+    seen = dict(line.partition("=")[::2] for line in env.splitlines())
+    key = seen["OPENAI_API_KEY"]
+    assert key == seen["ANTHROPIC_API_KEY"] == seen["GEMINI_API_KEY"]
+    assert (seen["OPENAI_BASE_URL"], seen["ANTHROPIC_BASE_URL"]) == (f"{PROXY}/v1", PROXY)
+    assert (seen["POLAR_SESSION_ID"], seen["POLAR_TASK_ID"], seen["MINE"]) == ("access.0", "access", "1")
+    claims = Signer.from_file(settings.keys_path).check(key, time.time())
+    assert (claims.session_id, claims.claim_id, claims.log_partition, claims.log_offset) == (
+        "access.0",
+        claimed.claim_id,
+        3,
+        17,
+    )
+    assert claims.sampling["temperature"] == 0.5
+    assert claims.sampling["top_p"] == 1
+    assert claims.limits == Limits(None, 9000, 2)
+    assert abs(claims.expires_at - time.time() - 60 - BACKSTOP_S) < 30
+    assert blob(settings, (ran.artifacts or {})["agent_log"]) == "key: [a session's key]\n"
+
+
+async def test_a_harness_that_fails_is_evaluated_all_the_same(settings: Settings, coordinator: Coordinator) -> None:
+    async with working(settings, ALL):
+        fact = await coordinator.evaluated(shell("fails", "echo sorry; exit 3 | cat"))
+    (ran,) = coordinator.of(RunFinished, "fails.0")
+    assert (ran.status, ran.exit_code) == (Status.FAILED, 3)
+    assert ran.error is not None
+    assert (ran.error.kind, ran.error.code, ran.error.retryable) == (Kind.AGENT, "exit_code", False)
+    assert "ends with:\nsorry" in ran.error.message
+    assert fact.reward == 0.0
+
+
+async def test_a_harness_that_overruns_is_timed_out_and_dead(settings: Settings, coordinator: Coordinator) -> None:
+    mark = uuid.uuid4().hex
+    task = shell("slow", "echo begun; setsid sleep 60 & sleep 60", agent={"env": {"MARK": mark}})
+    async with working(settings, ALL):
+        runtime = await coordinator.initialised(task)
+        await coordinator.granted(ticket(task, RUN, runtime=runtime, budget_s=1.0))
+        ran = await coordinator.fact(RunFinished, "slow.0")
+        assert living(mark) == set()
+    assert ran.status is Status.TIMED_OUT
+    assert ran.error is not None
+    assert (ran.error.kind, ran.error.code) == (Kind.BUDGET, "timeout")
+    assert blob(settings, (ran.artifacts or {})["agent_log"]) == "begun\n"
+    assert ran.duration_ms >= 1000
+
+
+async def test_daemons_are_dead_when_the_run_is_reported(settings: Settings, coordinator: Coordinator) -> None:
+    mark = uuid.uuid4().hex
+    task = shell(
+        "daemons", "setsid nohup sleep 60 >/dev/null 2>&1 & (setsid sleep 60 &); exit 0", agent={"env": {"MARK": mark}}
+    )
+    async with working(settings, ALL):
+        _, ran = await coordinator.run(task)
+        assert living(mark) == set()
+    assert ran.status is Status.COMPLETED
+
+
+# --- artifacts
+
+
+async def test_what_a_run_changed_is_kept_also_of_one_that_overran_and_no_key_is(
+    settings: Settings, coordinator: Coordinator
+) -> None:
+    commit = "git init -q && git -c user.name=a -c user.email=a@a commit -q --allow-empty -m x"
+    task = shell(
+        "patched",
+        "echo key: $OPENAI_API_KEY | tee made.txt; sleep 60",
+        runtime={"prepare": [{"type": "exec", "command": f"echo found >found.txt; {commit}"}]},
+        evaluator={"strategy": "test_on_output", "config": {"test_command": "cat made.txt"}},
+    )
+    async with working(settings, ALL):
+        runtime = await coordinator.initialised(task)
+        await coordinator.granted(ticket(task, RUN, runtime=runtime, budget_s=1.0))
+        ran = await coordinator.fact(RunFinished, "patched.0")
+        await coordinator.granted(ticket(task, EVALUATE, runtime=runtime, status=ran.status, error=ran.error))
+        judged = await coordinator.fact(Evaluated, "patched.0")
+    assert ran.status is Status.TIMED_OUT
+    kept = (ran.artifacts or {}) | (judged.artifacts or {})
+    said = "key: [a session's key]\n"
+    assert blob(settings, kept["agent_log"]) == blob(settings, kept["evaluation_output"]) == said
+    lines = blob(settings, kept["patch"]).splitlines(keepends=True)
+    assert (lines[0], lines[-1]) == ("diff --git a/made.txt b/made.txt\n", f"+{said}")
+
+
+# --- claims
+
+
+async def test_a_claim_is_asked_for_again_until_answered(settings: Settings, coordinator: Coordinator) -> None:
+    task = shell("patient", "true")
+    async with working(settings, ALL):
+        runtime = await coordinator.initialised(task)
+        await coordinator.release(ticket(task, RUN, runtime=runtime))
+        first = await coordinator.fact(Claimed, "patient.0", 1)
+        again = await coordinator.fact(Claimed, "patient.0", 2)
+        assert again == first
+        assert not coordinator.of(RunFinished, "patient.0"), "nothing starts before the Grant"
+        await coordinator.grant(first)
+        assert (await coordinator.fact(RunFinished, "patient.0")).claim_id == first.claim_id
+
+
+async def test_a_refused_claim_touches_nothing(settings: Settings, coordinator: Coordinator) -> None:
+    task = shell("refused", "touch ran.txt")
+    async with working(settings, ALL):
+        runtime = await coordinator.initialised(task)
+        await coordinator.release(ticket(task, RUN, runtime=runtime))
+        claimed = await coordinator.fact(Claimed, "refused.0", 1)
+        await eventually(lambda: claimed.claim_id in coordinator.held())
+        await coordinator.revoke(claimed.claim_id, "refused.0", "taken")
+        await eventually(lambda: claimed.claim_id not in coordinator.held())
+        (folder,) = folders(settings)
+        assert list((folder / "workspace").iterdir()) == []
+        assert [f for f in coordinator.facts if isinstance(f, Stopped | RunFinished)] == []
+
+
+async def test_revoking_a_run_kills_it_and_says_so(settings: Settings, coordinator: Coordinator) -> None:
+    mark = uuid.uuid4().hex
+    task = shell("revoked", "setsid sleep 60 & sleep 60", agent={"env": {"MARK": mark}})
+    async with working(settings, ALL):
+        runtime = await coordinator.initialised(task)
+        claimed = await coordinator.granted(ticket(task, RUN, runtime=runtime))
+        await eventually(lambda: len(living(mark)) >= 2)
+        await coordinator.revoke(claimed.claim_id, "revoked.0")
+        stopped = await coordinator.fact(Stopped, "revoked.0")
+        assert living(mark) == set()
+        assert stopped.claim_id == claimed.claim_id
+        await eventually(lambda: claimed.claim_id not in coordinator.held())
+        assert len(folders(settings)) == 1, "the session's runtime isn't this claim's to remove"
+
+
+async def test_revoking_an_init_removes_its_runtime(settings: Settings, coordinator: Coordinator) -> None:
+    mark = uuid.uuid4().hex
+    prepare = [{"type": "exec", "command": "sleep 60", "env": {"MARK": mark}}]
+    task = shell("unmade", "true", runtime={"prepare": prepare})
+    async with working(settings, ALL):
+        claimed = await coordinator.granted(ticket(task, INIT))
+        await eventually(lambda: living(mark))
+        await coordinator.revoke(claimed.claim_id, "unmade.0")
+        await coordinator.fact(Stopped, "unmade.0")
+        assert living(mark) == set()
+        assert folders(settings) == []
+
+
+async def test_a_full_worker_takes_no_ticket_and_takes_one_when_a_slot_is_free(
+    settings: Settings, coordinator: Coordinator
+) -> None:
+    tasks = [shell(f"queue-{n}", "true") for n in range(3)]
+
+    def asked() -> list[Claimed]:
+        return list({f.claim_id: f for f in coordinator.facts if isinstance(f, Claimed)}.values())
+
+    async with working(settings, [INIT], concurrency=2):
+        for task in tasks:
+            await coordinator.release(ticket(task, INIT))
+        await eventually(lambda: len(asked()) == 2 and coordinator.beats[-1].stages[0].free == 0)
+        first = asked()[0]
+        await coordinator.grant(first)
+        await coordinator.fact(InitFinished, first.session_id)
+        third = (await eventually(lambda: asked()[2:]))[0]
+        await eventually(lambda: third.claim_id in coordinator.held())
+    beats = [stage for beat in coordinator.beats for stage in beat.stages]
+    assert all(0 <= stage.free == stage.slots - len(stage.claims) for stage in beats)
+
+
+async def test_a_worker_that_stops_hands_back_what_it_holds(settings: Settings, coordinator: Coordinator) -> None:
+    mark = uuid.uuid4().hex
+    task = shell("handed", "setsid sleep 60 & sleep 60", agent={"env": {"MARK": mark}})
+    slow = shell("asked", "true", runtime={"prepare": [{"type": "exec", "command": "sleep 60"}]})
+    async with working(settings, ALL) as stop:
+        runtime = await coordinator.initialised(task)
+        claimed = await coordinator.granted(ticket(task, RUN, runtime=runtime))
+        await coordinator.release(ticket(slow, INIT))
+        asked = await coordinator.fact(Claimed, "asked.0")
+        await eventually(lambda: len(living(mark)) >= 2 and asked.claim_id in coordinator.held())
+        began = time.monotonic()
+        stop.set()
+        handed = await coordinator.fact(HandedBack, "handed.0")
+        assert living(mark) == set()
+    assert time.monotonic() - began < 10
+    assert handed.claim_id == claimed.claim_id
+    assert (await coordinator.fact(HandedBack, "asked.0")).claim_id == asked.claim_id, "it may be granted yet"
+    last = await eventually(lambda: next((b for b in coordinator.beats if b.leaving), None))
+    assert last.leaving
+    await eventually(lambda: coordinator.held() == set())
+    assert [folder.name for folder in folders(settings)] == [runtime["id"]]
+
+
+# --- what goes wrong
+
+
+def prepared(action: dict[str, str]) -> dict[str, object]:
+    return {"runtime": {"prepare": [action]}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "stage", "kind", "code", "said"),
+    [
+        (prepared({"type": "exec", "command": "echo no; exit 4"}), INIT, Kind.INFRA, "prepare_failed", "exit code 4"),
+        (prepared({"type": "upload_file", "source": "/no", "target": "x"}), INIT, Kind.INPUT, "bad_input", "'/no'"),
+        ({"agent": {"settings": {"speed": 3}}}, INIT, Kind.INPUT, "bad_input", "agent.settings.speed"),
+        ({"evaluator": {"strategy": "test_on_output"}}, EVALUATE, Kind.INPUT, "bad_input", "test_command"),
+        ({"evaluator": {"strategy": "nowhere.to:Be"}}, EVALUATE, Kind.INPUT, "bad_input", "nowhere"),
+    ],
+)
+async def test_what_a_task_gets_wrong_is_an_error_that_names_it(
+    settings: Settings,
+    coordinator: Coordinator,
+    changes: dict[str, object],
+    stage: Stage,
+    kind: Kind,
+    code: str,
+    said: str,
+) -> None:
+    task = shell("wrong", "true", **changes)
+    async with working(settings, ALL):
+        fact: InitFinished | Evaluated
+        if stage is INIT:
+            await coordinator.granted(ticket(task, INIT))
+            fact = await coordinator.fact(InitFinished, "wrong.0")
+        else:
+            fact = await coordinator.evaluated(task)
+            assert fact.reward is None
+        await eventually(lambda: not folders(settings))
+    assert fact.error is not None
+    assert (fact.error.stage, fact.error.kind, fact.error.code) == (stage.value, kind, code)
+    assert said in fact.error.message
+    assert fact.error.retryable is (kind is Kind.INFRA)
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "code", "said"),
+    [
+        ({"agent": {"custom_shell": {"command": "true", "cwd": "no"}}}, Kind.INPUT, "bad_input", "custom_shell.cwd"),
+        ({"runtime": {"env": {"PATH": "/nowhere"}}}, Kind.INFRA, "not_started", "bash (PATH=/nowhere): No such file"),
+    ],
+)
+async def test_a_harness_that_cannot_be_started_is_no_work_of_an_agent(
+    settings: Settings, coordinator: Coordinator, changes: dict[str, object], kind: Kind, code: str, said: str
+) -> None:
+    async with working(settings, ALL):
+        _, ran = await coordinator.run(shell("unstarted", "true", **changes))
+        await eventually(lambda: not folders(settings))
+    assert (ran.status, ran.exit_code) == (Status.FAILED, None)
+    assert ran.error is not None
+    assert (ran.error.kind, ran.error.code, ran.error.retryable) == (kind, code, kind is Kind.INFRA)
+    assert said in ran.error.message
+
+
+async def test_an_init_that_overruns_may_be_tried_again(settings: Settings, coordinator: Coordinator) -> None:
+    task = shell("late", "true", runtime={"prepare": [{"type": "exec", "command": "sleep 60"}]})
+    async with working(settings, ALL):
+        await coordinator.granted(ticket(task, INIT, budget_s=0.5))
+        fact = await coordinator.fact(InitFinished, "late.0")
+        await eventually(lambda: not folders(settings))
+    assert fact.error is not None
+    assert (fact.error.code, fact.error.retryable) == ("timeout", True)
+
+
+class Hostile:
+    """An evaluator that raises, judges with no number, or never ends."""
+
+    def __init__(self, config: dict[str, object]) -> None:
+        self._how = config["how"]
+
+    async def evaluate(self, case: object) -> object:
+        from consumers.evaluators.base import Verdict
+
+        if self._how == "hang":
+            await asyncio.sleep(3600)
+        if self._how == "nan":
+            return Verdict(float("nan"))
+        raise ZeroDivisionError("judged by nothing")
+
+
+@pytest.mark.parametrize(("how", "code"), [("raise", "evaluator_raised"), ("nan", "bad_reward"), ("hang", "timeout")])
+async def test_an_evaluator_that_cannot_judge_gives_no_reward(
+    settings: Settings, coordinator: Coordinator, how: str, code: str
+) -> None:
+    strategy = f"{__name__}:Hostile"
+    task = shell("judged", "true", evaluator={"strategy": strategy, "config": {"how": how}})
+    async with working(settings, ALL):
+        runtime, _ = await coordinator.run(task)
+        await coordinator.granted(ticket(task, EVALUATE, runtime=runtime, status=Status.COMPLETED, budget_s=1.5))
+        fact = await coordinator.fact(Evaluated, "judged.0")
+    assert fact.reward is None
+    assert fact.error is not None
+    assert (fact.error.kind, fact.error.code, fact.error.retryable) == (Kind.EVALUATION, code, False)
+
+
+async def test_a_runtime_that_is_gone_fails_the_attempt_not_the_worker(
+    settings: Settings, coordinator: Coordinator
+) -> None:
+    task = shell("gone", "true")
+    async with working(settings, ALL):
+        handle = {"backend": "process", "host": "elsewhere", "id": "i-0000"}
+        await coordinator.granted(ticket(task, RUN, runtime=handle))
+        ran = await coordinator.fact(RunFinished, "gone.0")
+        assert ran.error is not None
+        assert (ran.status, ran.error.code, ran.error.retryable) == (Status.FAILED, "runtime_gone", True)
+        assert (await coordinator.run(shell("next", "true")))[1].status is Status.COMPLETED
+
+
+async def test_what_is_no_ticket_is_buried_and_the_next_one_taken(settings: Settings, coordinator: Coordinator) -> None:
+    name = stages.topic(INIT, "default").full_name(settings.namespace)
+    async with working(settings, ALL):
+        await coordinator.partition(INIT)
+        await coordinator.log.send_bytes(name, b"\xc1 no ticket", key=b"k")
+        await coordinator.log.send_bytes(name, b"\x81\xa4type\xa6newest", key=b"k")
+        await coordinator.initialised(shell("good", "true"))
+        reader = kafka.consumer(settings)
+        letter = kafka.TopicPartition(dead_letters.TOPIC.full_name(settings.namespace), 0)
+        await reader.start()
+        try:
+            reader.assign([letter])
+            async with asyncio.timeout(10):
+                found = (await reader.getmany(letter, timeout_ms=10_000))[letter]
+        finally:
+            await kafka.stop(reader, 2)
+    (buried,) = found
+    headers = {header: value.decode() for header, value in buried.headers}
+    assert buried.value == b"\xc1 no ticket"
+    assert headers["source-topic"] == name
+    assert "not a record" in headers["reason"]
+
+
+async def test_no_key_is_on_a_command_line_or_in_a_log_line(
+    settings: Settings, coordinator: Coordinator, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mark = uuid.uuid4().hex
+    async with working(settings, ALL):
+        task = shell("secret", "sleep 60", agent={"env": {"MARK": mark}})
+        runtime = await coordinator.initialised(task)
+        await coordinator.granted(ticket(task, RUN, runtime=runtime))
+        await eventually(lambda: living(mark))
+        for pid in proctree.parents():
+            with suppress(OSError):  # it ended meanwhile
+                assert PREFIX.encode() not in Path("/proc", str(pid), "cmdline").read_bytes()
+    said = capsys.readouterr()
+    assert "worker started" in said.out + said.err
+    assert PREFIX not in said.out + said.err
+
+
+async def test_a_run_worker_that_could_mint_no_key_does_not_start(settings: Settings) -> None:
+    lost = settings.model_copy(update={"proxy_url": None})
+    with pytest.raises(NotReady, match="POLAR_PROXY_URL isn't set"):
+        await run_worker(lost, [Stage.RUN], pool="default", concurrency=None, stop=asyncio.Event())

@@ -1,0 +1,108 @@
+"""Old readers and new writers side by side, and the bytes of every record, which decode for ever."""
+
+import json
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.topics.specimens import RECORDS, TOPICS, any_of, full, tag
+from topics import completions, control, events
+from topics.contract.codec import Codec, DecodeError, UnknownRecord, encode
+from topics.contract.topic import Topic
+
+GOLDEN: dict[str, list[str]] = json.loads((Path(__file__).parent / "golden.json").read_text())
+"""By record type: the bytes that each version of it wrote, in hex, oldest first. Entries are added, never changed."""
+
+
+def codec_of(record: type[msgspec.Struct]) -> Codec[Any]:
+    return Codec(*next(topic for topic in TOPICS if record in topic.records).records)
+
+
+def keeps(now: Any, then: Any) -> bool:
+    """Whether all that old bytes said is still said."""
+    if isinstance(then, dict):
+        return isinstance(now, dict) and all(key in now and keeps(now[key], value) for key, value in then.items())
+    if isinstance(then, list):
+        return len(now) == len(then) and all(map(keeps, now, then))
+    return bool(now == then)
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=tag)
+def test_bytes_of_every_version_decode_and_lose_nothing(record: type[msgspec.Struct]) -> None:
+    assert GOLDEN[tag(record)], "no golden bytes"
+    for written in map(bytes.fromhex, GOLDEN[tag(record)]):
+        decoded = codec_of(record).decode(written)
+        assert type(decoded) is record
+        assert keeps(msgspec.msgpack.decode(encode(decoded)), msgspec.msgpack.decode(written))
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=tag)
+def test_what_is_written_today_is_the_newest_golden_entry(record: type[msgspec.Struct]) -> None:
+    written = encode(full(record)).hex()
+    assert written == GOLDEN[tag(record)][-1], f"{tag(record)} is written in a new way: append {written} to golden.json"
+
+
+def test_no_golden_entry_is_of_a_type_that_was_removed() -> None:
+    assert set(GOLDEN) == {tag(record) for record in RECORDS}
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=tag)
+def test_any_record_comes_back_equal(record: type[msgspec.Struct]) -> None:
+    codec = codec_of(record)
+
+    @settings(max_examples=40, deadline=None)
+    @given(any_of(record))
+    def comes_back(made: msgspec.Struct) -> None:
+        assert codec.decode(encode(made)) == made
+
+    comes_back()
+
+
+@pytest.mark.parametrize("topic", [topic for topic in TOPICS if topic.records], ids=lambda topic: topic.name)
+def test_any_bytes_are_a_record_or_unknown_or_a_decode_error(topic: Topic) -> None:
+    codec: Codec[Any] = Codec(*topic.records)
+
+    @settings(max_examples=40, deadline=None)
+    @given(st.binary(max_size=60) | st.recursive(st.none() | st.text(), st.lists).map(msgspec.msgpack.encode))
+    def is_one_of_three(data: bytes) -> None:
+        with suppress(DecodeError):
+            assert isinstance(codec.decode(data), (*topic.records, UnknownRecord))
+
+    is_one_of_three()
+
+
+def test_a_newer_writers_field_is_skipped() -> None:
+    newer = msgspec.msgpack.decode(encode(control.Drain("w1"))) | {"patience_s": 3}
+    assert control.CODEC.decode(msgspec.msgpack.encode(newer)) == control.Drain("w1")
+
+
+def test_a_newer_writers_type_is_named_and_no_error() -> None:
+    newer = {"type": "hibernate", "worker_id": "w1"}
+    assert control.CODEC.decode(msgspec.msgpack.encode(newer)) == UnknownRecord("hibernate")
+
+
+def test_a_topic_of_one_type_knows_unknown_ones_too() -> None:
+    (ticket,) = next(topic for topic in TOPICS if topic.name.startswith("stage.")).records
+    assert Codec(ticket).decode(msgspec.msgpack.encode({"type": "voucher"})) == UnknownRecord("voucher")
+
+
+def test_a_wrong_field_is_named() -> None:
+    wrong = msgspec.msgpack.encode({"type": "claimed", "fact_id": 7})
+    with pytest.raises(DecodeError, match=r"claimed: .*fact_id"):
+        events.CODEC.decode(wrong)
+
+
+def test_a_missing_field_is_named() -> None:
+    with pytest.raises(DecodeError, match=r"open: .*session_id"):
+        completions.CODEC.decode(msgspec.msgpack.encode({"type": "open"}))
+
+
+@pytest.mark.parametrize("data", [b"", b"{}", b"not msgpack", msgspec.msgpack.encode([1]), msgspec.msgpack.encode({})])
+def test_bytes_without_a_type_are_no_record(data: bytes) -> None:
+    with pytest.raises(DecodeError, match="not a record"):
+        events.CODEC.decode(data)

@@ -1,0 +1,82 @@
+"""The blob store: content-addressed, whole or not at all."""
+
+import hashlib
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from topics.environment.blobs import BlobRef, BlobStore
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> BlobStore:
+    return BlobStore(tmp_path / "blobs")
+
+
+def files(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]
+
+
+def test_what_was_put_is_got_by_its_hash(store: BlobStore, tmp_path: Path) -> None:
+    ref = store.put(b"a patch")
+    assert ref == BlobRef(f"blob:sha256/{hashlib.sha256(b'a patch').hexdigest()}", 7)
+    assert store.get(ref.ref) == b"a patch"
+    assert BlobStore(tmp_path / "blobs").get(ref.ref) == b"a patch"
+
+
+@given(data=st.binary(max_size=200))
+def test_any_bytes_come_back(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
+    store = BlobStore(tmp_path_factory.getbasetemp() / "any-blobs")
+    assert store.get(store.put(data).ref) == data
+
+
+def test_the_same_bytes_are_kept_once(store: BlobStore, tmp_path: Path) -> None:
+    assert store.put(b"twice") == store.put(b"twice")
+    assert len(files(tmp_path)) == 1
+
+
+def test_writers_of_the_same_bytes_at_once_leave_one_whole_file(store: BlobStore, tmp_path: Path) -> None:
+    data = b"x" * 1_000_000
+    refs: list[BlobRef] = []
+    threads = [threading.Thread(target=lambda: refs.append(store.put(data))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(map(str, refs))) == 1
+    assert len(refs) == 8
+    assert len(files(tmp_path)) == 1
+    assert store.get(refs[0].ref) == data
+
+
+def test_a_write_that_fails_leaves_nothing(store: BlobStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: int) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="disk full"):
+        store.put(b"lost")
+    assert files(tmp_path) == []
+
+
+def test_what_is_not_there_is_a_missing_file(store: BlobStore) -> None:
+    with pytest.raises(FileNotFoundError):
+        store.get(f"blob:sha256/{'0' * 64}")
+
+
+@pytest.mark.parametrize(
+    "ref", ["", "blob:sha256/", "blob:sha256/../../etc/passwd", f"blob:sha256/{'A' * 64}", "s3://x"]
+)
+def test_what_is_no_reference_is_refused(store: BlobStore, ref: str) -> None:
+    with pytest.raises(ValueError, match="not a blob reference"):
+        store.get(ref)
+
+
+def test_damaged_bytes_are_noticed(store: BlobStore, tmp_path: Path) -> None:
+    ref = store.put(b"whole").ref
+    files(tmp_path)[0].write_bytes(b"broken")
+    with pytest.raises(ValueError, match="damaged"):
+        store.get(ref)

@@ -1,0 +1,66 @@
+"""Plug-ins by name or by path."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from topics.environment import registry
+from topics.environment.registry import Kind
+from topics.types.errors import InputError
+
+
+def test_names_are_known_without_importing_them() -> None:
+    assert {"pi", "shell"} <= set(registry.names(Kind.HARNESS))
+    assert {"per_request", "prefix_merging"} <= set(registry.names(Kind.BUILDER))
+    assert registry.is_known(Kind.RUNTIME, "process")
+    assert not registry.is_known(Kind.RUNTIME, "shell")
+
+
+def test_a_class_path_is_taken_as_known() -> None:
+    assert registry.is_known(Kind.HARNESS, "my_lab.agents:Agent")
+    for wrong in ("my_lab.agents", "my lab:Agent", ":Agent", "a:b:c", "a:", ""):
+        assert not registry.is_known(Kind.HARNESS, wrong)
+
+
+def test_a_class_path_is_loaded() -> None:
+    assert registry.load(Kind.HARNESS, "topics.environment.registry:Kind") is Kind
+
+
+def test_a_name_is_loaded() -> None:
+    assert registry.load(Kind.BUILDER, "per_request").__name__ == "PerRequest"
+
+
+def test_an_unknown_name_lists_those_that_exist() -> None:
+    with pytest.raises(
+        InputError, match=r"harness: no such harness; there are: .*pi.*, or module:Class \(got 'claude'\)"
+    ):
+        registry.load(Kind.HARNESS, "claude")
+
+
+@pytest.mark.parametrize("path", ["no_such_module:Agent", "topics.environment.registry:NoSuch"])
+def test_what_cannot_be_imported_says_why(path: str) -> None:
+    with pytest.raises(InputError, match="harness: can't be imported here: "):
+        registry.load(Kind.HARNESS, path)
+
+
+@pytest.mark.parametrize("path", ["os:path", "os:system"])
+def test_what_is_no_class_is_refused(path: str) -> None:
+    with pytest.raises(InputError, match="harness: is no class"):
+        registry.load(Kind.HARNESS, path)
+
+
+def test_without_anything_installed_every_name_may_be_one(tmp_path: Path) -> None:
+    """A trainer's environment that has Polar by its path: tasks are made there, and judged where they are taken."""
+    (tmp_path / "msgspec").symlink_to(Path(msgspec.__file__).parent)
+    program = (
+        "import sys; sys.path += sys.argv[1:]\n"
+        "from polar import registry\n"
+        "print(registry.names(registry.Kind.HARNESS), registry.is_known(registry.Kind.HARNESS, 'shell'))"
+    )
+    root = Path(registry.__file__).parents[1]
+    command = [sys.executable, "-I", "-S", "-c", program, str(root), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[] True"

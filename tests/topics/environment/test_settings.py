@@ -1,0 +1,167 @@
+"""Where settings come from, and which source wins."""
+
+from pathlib import Path
+
+import pytest
+
+from topics.environment import settings
+from topics.environment.settings import ENV_FILE, read_env_file, write_env_file
+from topics.types.errors import InputError, NotReady
+
+
+@pytest.fixture(autouse=True)
+def clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty current folder, and no POLAR_ variables."""
+    import os
+
+    for name in [name for name in os.environ if name.startswith("POLAR_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def up(folder: Path, **values: str) -> None:
+    """What `polar up` writes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_env_file(folder / ENV_FILE, {f"POLAR_{name.upper()}": value for name, value in values.items()})
+
+
+def test_without_anything_there_are_defaults_and_no_kafka(clean: Path) -> None:
+    found = settings.load()
+    assert (found.namespace, found.data, found.replication) == ("polar", Path(".polar"), 3)
+    assert (found.blobs_folder, found.keys_path) == (Path(".polar/blobs"), Path(".polar/keys.json"))
+    with pytest.raises(NotReady, match=r"polar.env doesn't exist and POLAR_KAFKA isn't set; start one with `polar up`"):
+        _ = found.bootstrap
+
+
+def test_flags_win_over_the_environment_and_that_over_the_file(clean: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (clean / "polar.toml").write_text('namespace = "file"\nkafka = "file:1"\nproxy_url = "http://file"\n')
+    assert settings.load().namespace == "file"
+    monkeypatch.setenv("POLAR_NAMESPACE", "environment")
+    monkeypatch.setenv("POLAR_KAFKA", "environment:1")
+    assert settings.load().namespace == "environment"
+    found = settings.load(namespace="flag", kafka=None)
+    assert (found.namespace, found.kafka, found.proxy_url) == ("flag", "environment:1", "http://file")
+
+
+def test_a_running_system_in_the_data_folder_completes_what_is_not_said(
+    clean: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    up(clean / ".polar", kafka="up:9", namespace="upped")
+    assert settings.load().bootstrap == "up:9"
+    monkeypatch.setenv("POLAR_KAFKA", "environment:1")
+    found = settings.load()
+    assert (found.kafka, found.namespace) == ("environment:1", "upped")
+    assert settings.load(namespace="flag").namespace == "flag"
+
+
+def test_a_data_folder_that_is_named_stands_for_all_of_its_system(clean: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POLAR_KAFKA", "environment:1")
+    up(clean / "other", kafka="other:9")
+    found = settings.load(clean / "other")
+    assert (found.kafka, found.data) == ("other:9", clean / "other")
+    assert settings.load(clean / "other", kafka="flag:1").kafka == "flag:1"
+
+
+@pytest.mark.parametrize(("field", "value"), [("namespace", "Not OK"), ("replication", "0"), ("min_insync", "many")])
+def test_a_bad_value_is_named_as_its_variable(field: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(f"POLAR_{field.upper()}", value)
+    with pytest.raises(InputError, match=rf"POLAR_{field.upper()}: .*\(got '{value}'\)"):
+        settings.load()
+
+
+def test_passwords_are_not_shown() -> None:
+    assert "hush" not in repr(settings.load(kafka_sasl_password="hush"))
+
+
+def test_an_env_file_comes_back_whole(clean: Path) -> None:
+    values = {"POLAR_KAFKA": "h:1", "POLAR_PROXY_URL": "http://h:2/?a=b"}
+    write_env_file(clean / "x.env", values)
+    assert read_env_file(clean / "x.env") == values
+    assert read_env_file(clean / "none.env") == {}
+    (clean / "x.env").write_text("# a comment\n\nPOLAR_KAFKA=h:1\n")
+    assert read_env_file(clean / "x.env") == {"POLAR_KAFKA": "h:1"}
+
+
+def test_engines_are_named_in_the_file_in_their_order(clean: Path) -> None:
+    (clean / "polar.toml").write_text(
+        """
+        [engines.large]
+        urls = ["http://a:8000/v1", "http://b:8000/"]
+        model = "qwen"
+        models = ["gpt-5", "*"]
+
+        [engines.a-small_1]
+        urls = ["https://c"]
+        concurrency = 4
+        logprobs_mode = "processed"
+        """
+    )
+    engines = settings.load().engines
+    assert list(engines) == ["large", "a-small_1"]
+    assert engines["large"].urls == ("http://a:8000", "http://b:8000")
+    assert (engines["large"].models, engines["a-small_1"].models) == (("gpt-5", "*"), ("*",))
+    assert (engines["a-small_1"].model, engines["a-small_1"].concurrency) == (None, 4)
+
+
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        ("urls = []", "engines.e.urls: "),
+        ('urls = ["localhost:8000"]', "engines.e.urls.0: .* (got 'localhost:8000')"),
+        ('model = "m"', "engines.e.urls: Field required"),
+        ('urls = ["http://a"]\nurl = "http://b"', "engines.e.url: Extra inputs are not permitted"),
+        ('urls = ["http://a"]\nconcurrency = 0', "engines.e.concurrency: .* (got 0)"),
+        ('urls = ["http://a"]\nlogprobs_mode = "some"', "engines.e.logprobs_mode: .* 'raw' or 'processed'"),
+    ],
+)
+def test_an_engine_that_cannot_be_is_refused_with_its_field(clean: Path, told: str, said: str) -> None:
+    (clean / "polar.toml").write_text(f"[engines.e]\n{told}\n")
+    with pytest.raises(InputError, match=said.replace("(", r"\(").replace(")", r"\)")):
+        settings.load()
+
+
+def test_an_engine_has_a_name_that_a_label_can_be(clean: Path) -> None:
+    (clean / "polar.toml").write_text('[engines."A b"]\nurls = ["http://a"]\n')
+    with pytest.raises(InputError, match=r"engines\.A b"):
+        settings.load()
+
+
+def test_engines_in_the_environment_are_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POLAR_ENGINES", '{"e": {"urls": ["http://a"]}}')
+    assert settings.load().engines["e"].urls == ("http://a",)
+    monkeypatch.setenv("POLAR_ENGINES", "http://a")
+    with pytest.raises(InputError, match="POLAR_ENGINES: expected JSON"):
+        settings.load()
+
+
+def test_a_file_that_is_no_toml_is_named_with_the_place(clean: Path) -> None:
+    (clean / "polar.toml").write_text("[engines.a")
+    with pytest.raises(InputError, match=r"polar.toml: is no TOML: Expected .* declaration") as raised:
+        settings.load()
+    assert str(clean) in str(raised.value)
+
+
+def test_a_password_is_read_from_its_file_each_time(clean: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = clean / "password"
+    file.write_text("first\n")
+    monkeypatch.setenv("POLAR_KAFKA_SASL_PASSWORD_FILE", str(file))
+    found = settings.load()
+    assert found.sasl_password == "first"
+    file.write_text("second")
+    assert found.sasl_password == "second"
+    file.write_text("\n")
+    with pytest.raises(NotReady, match="is empty"):
+        _ = found.sasl_password
+    file.unlink()
+    with pytest.raises(NotReady, match="POLAR_KAFKA_SASL_PASSWORD_FILE can't be read"):
+        _ = found.sasl_password
+
+
+def test_a_password_is_never_repeated(clean: Path) -> None:
+    (clean / "polar.toml").write_text('kafka_sasl_password = ["hush"]\n')
+    with pytest.raises(InputError, match="POLAR_KAFKA_SASL_PASSWORD") as refused:
+        settings.load()
+    assert "hush" not in str(refused.value)
+    (clean / "polar.toml").write_text('kafka_sasl_password = "hush"\n')
+    assert "hush" not in repr(settings.load())

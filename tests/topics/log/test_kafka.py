@@ -1,0 +1,67 @@
+"""How clients are made; what they do is tested where they are used."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from topics.environment.settings import Settings
+from topics.log import kafka as client
+from topics.log.kafka import connection
+from topics.types.errors import NotReady
+
+
+def test_a_plain_connection_says_where_and_nothing_more() -> None:
+    assert connection(Settings(kafka="a:1,b:2")) == {"bootstrap_servers": "a:1,b:2", "security_protocol": "PLAINTEXT"}
+
+
+def test_sasl_and_tls_are_passed_through() -> None:
+    settings = Settings(
+        kafka="a:1",
+        kafka_security_protocol="SASL_SSL",
+        kafka_sasl_mechanism="SCRAM-SHA-512",
+        kafka_sasl_username="polar",
+        kafka_sasl_password="hush",
+    )
+    options = connection(settings)
+    assert options.pop("ssl_context").check_hostname
+    assert options == {
+        "bootstrap_servers": "a:1",
+        "security_protocol": "SASL_SSL",
+        "sasl_mechanism": "SCRAM-SHA-512",
+        "sasl_plain_username": "polar",
+        "sasl_plain_password": "hush",
+    }
+
+
+def test_a_ca_file_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(NotReady, match=r"POLAR_KAFKA_CA_FILE=.*none.pem"):
+        connection(Settings(kafka="a:1", kafka_security_protocol="SSL", kafka_ca_file=tmp_path / "none.pem"))
+
+
+def test_without_a_kafka_it_is_said() -> None:
+    with pytest.raises(NotReady, match="POLAR_KAFKA"):
+        connection(Settings(kafka=None))
+
+
+@pytest.mark.parametrize("steps", range(7))
+async def test_who_is_cancelled_while_a_client_stops_is_cancelled(kafka: str, steps: int) -> None:
+    """At each step of the stop. A keeper that ended its reading and went on all the same was waited for without an end."""
+    reader = client.consumer(Settings(kafka=kafka))
+    await reader.start()
+    # What is cancelled before it runs never runs.
+    begun = asyncio.Event()
+
+    async def stopping() -> str:
+        begun.set()
+        await client.stop(reader, 5)
+        await asyncio.sleep(5)
+        return "went on"
+
+    task = asyncio.create_task(stopping())
+    await begun.wait()
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task

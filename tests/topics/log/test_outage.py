@@ -1,0 +1,143 @@
+"""The broker dies and comes back: what waits gets through, what was given up or stopped doesn't hang, nothing is handed on twice."""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable
+
+import pytest
+
+from polar.embedded import Broker
+from topics import control, workers
+from topics.control import Drain
+from topics.environment.settings import Settings
+from topics.log import admin, heartbeat, kafka
+from topics.log.follow import Follower, Since
+from topics.log.heartbeat import Heart
+from topics.log.producer import Ack, LogProducer, Unacknowledged
+
+
+async def until(holds: Callable[[], bool], deadline_s: float) -> None:
+    async with asyncio.timeout(deadline_s):
+        while not holds():
+            await asyncio.sleep(0.05)
+
+
+@pytest.fixture
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Broker:
+    return Broker(tmp_path_factory.mktemp("dying"), announce=print)
+
+
+async def test_a_broker_that_hangs_for_longer_than_a_request_may_take_is_asked_again(
+    broker: Broker, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("topics.log.kafka.REQUEST_TIMEOUT_MS", 1_000)
+    with broker:
+        settings = Settings(kafka=broker.bootstrap, namespace=namespace)
+        await admin.apply(settings, [control.TOPIC], embedded=True)
+        follower = Follower(settings, control.TOPIC, lambda *_: None, since=Since.BEGINNING)
+        await follower.start()
+        os.kill(broker.pid, signal.SIGSTOP)
+        asked = asyncio.create_task(follower.caught_up(60))
+        done, _ = await asyncio.wait({asked}, timeout=3)
+        os.kill(broker.pid, signal.SIGCONT)
+        assert not done
+        await asked
+        await follower.stop()
+
+
+async def test_an_outage_costs_time_only(broker: Broker, namespace: str) -> None:
+    with broker:
+        settings = Settings(kafka=broker.bootstrap, namespace=namespace)
+        await admin.apply(settings, [control.TOPIC, workers.TOPIC], embedded=True)
+        seen: list[str] = []
+        follower = Follower(settings, control.TOPIC, lambda drain, _: seen.append(drain.worker_id), since=Since.END)
+        await follower.start()
+        patient, hasty, doomed, late = (LogProducer(settings) for _ in range(4))
+        for producer in (patient, hasty, doomed):
+            await producer.start()
+            await producer.send(control.TOPIC, Drain("before"), key="w")
+        heart, leaving = (Heart(settings, lambda: Heart.describe("w1", "worker")) for _ in range(2))
+        heart.start()
+        leaving.start()
+        await heart.first_beat(10)
+        await leaving.first_beat(10)
+
+        clients = await _clients_at_work(settings)
+
+        broker.kill()
+        waiting = asyncio.create_task(patient.send(control.TOPIC, Drain("patient"), key="w"))
+        stopped = asyncio.create_task(doomed.send(control.TOPIC, Drain("doomed"), key="w"))
+        starting = asyncio.create_task(late.start(deadline_s=60))
+        await _gives_up_by_its_own_clock(hasty)
+        await _stops_in_time(doomed, stopped)
+        _ends_in_time(leaving)
+        await _cut_off_in_time(clients)
+        with pytest.raises(TimeoutError):
+            await follower.caught_up(0.5)
+        await until(lambda: not heart.connected, 2 * heartbeat.CONNECTED_S)
+        assert not waiting.done()
+        assert not follower.failed.done()
+
+        broker.start()
+        assert (await asyncio.wait_for(waiting, 60)).offset > 2
+        await asyncio.wait_for(starting, 60)
+        await until(lambda: heart.connected, 10)
+        for producer in (patient, hasty, late):
+            await producer.send(control.TOPIC, Drain("after"), key="w", deadline_s=30)
+        await follower.caught_up(30)
+        assert seen.count("patient") == 1
+        assert seen.count("doomed") == 0, "what was cut off isn't sent when the broker is back"
+        assert seen.count("hasty") <= 1
+        assert (seen.count("before"), seen.count("after")) == (3, 3)
+        heart.stop()
+        await follower.stop()
+        for producer in (patient, hasty, late):
+            await producer.stop()
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def _gives_up_by_its_own_clock(producer: LogProducer) -> None:
+    began = time.monotonic()
+    with pytest.raises(Unacknowledged, match="no acknowledgement within 1 s"):
+        await producer.send(control.TOPIC, Drain("hasty"), key="w", deadline_s=1)
+    # By now the line is replaced, and its successor finds no broker.
+    with pytest.raises(Unacknowledged, match="not sent"):
+        await producer.send(control.TOPIC, Drain("hasty too"), key="w", deadline_s=1)
+    assert time.monotonic() - began < 4
+
+
+async def _clients_at_work(settings: Settings) -> list[kafka.Client]:
+    """A member of a group, and a producer with a record of an open transaction."""
+    name = control.TOPIC.full_name(settings.namespace)
+    member = kafka.consumer(settings, group="readers")
+    await member.start()
+    member.subscribe([name])
+    await until(lambda: bool(member.assignment()), 10)
+    owner = kafka.producer(settings, transactional_id="owner.0")
+    await owner.start()
+    await owner.begin_transaction()
+    await (await owner.send(name, b"void", key=b"w"))
+    return [member, owner]
+
+
+async def _cut_off_in_time(clients: list[kafka.Client]) -> None:
+    for client in clients:
+        began = time.monotonic()
+        await kafka.stop(client, 0.5)
+        assert time.monotonic() - began < 3
+
+
+def _ends_in_time(heart: Heart) -> None:
+    began = time.monotonic()
+    heart.stop()
+    assert time.monotonic() - began < 2 * heartbeat.STOP_S + 1
+
+
+async def _stops_in_time(producer: LogProducer, sending: asyncio.Task[Ack]) -> None:
+    began = time.monotonic()
+    await producer.stop(deadline_s=0.5)
+    assert time.monotonic() - began < 4
+    with pytest.raises(Unacknowledged, match="stopped before the acknowledgement"):
+        await sending

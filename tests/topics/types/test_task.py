@@ -1,0 +1,241 @@
+"""TaskRequests: what is taken, what is refused with which words, and the one spelling of a body."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from topics.types.errors import InputError
+from topics.types.task import (
+    INSTRUCTION_LIMIT,
+    TRAINING_DEFAULTS,
+    SamplingSpec,
+    TaskRequest,
+    body_hash,
+    parse,
+)
+
+BODY: dict[str, Any] = {
+    "task_id": "fix-1",
+    "instruction": "mend it",
+    "agent": {"harness": "shell", "custom_shell": {"command": "true"}},
+}
+NVIDIA: dict[str, Any] = {
+    "task_id": "swe-7",
+    "instruction": "Fix the bug.",
+    "num_samples": 4,
+    "timeout_seconds": 1800,
+    "runtime": {
+        "backend": "process",
+        "workdir": "repo",
+        "prepare": [
+            {"type": "upload_dir", "source": "fixtures/repo", "target": "repo"},
+            {"type": "exec", "command": "git init", "cwd": "repo", "env": {"A": "b"}},
+        ],
+        "env": {"LANG": "C"},
+    },
+    "agent": {"harness": "shell", "model_name": "policy", "custom_shell": {"command": "./agent.sh"}},
+    "builder": {"strategy": "prefix_merging", "config": {}},
+    "evaluator": {"strategy": "session_completed", "config": {}, "env": {}, "refresh_runtime": False},
+    "callback_url": None,
+    "metadata": {"split": "train", "weights": [1, 0.5, None, True]},
+}
+
+
+def body(**changes: Any) -> dict[str, Any]:
+    return BODY | changes
+
+
+def test_a_short_body_gets_our_defaults() -> None:
+    task = parse(BODY)
+    assert (task.num_samples, task.max_attempts, task.priority, task.mode) == (1, 3, 0, "train")
+    assert (task.timeouts.init, task.run_budget_s, task.timeouts.evaluate) == (600, 3600, 600)
+    assert (task.runtime.backend, task.runtime.pool) == ("process", "default")
+    assert (task.builder.strategy, task.evaluator.strategy) == ("prefix_merging", "session_completed")
+    assert task.output is None
+
+
+def test_a_body_of_nvidias_polar_is_taken() -> None:
+    task = parse(NVIDIA)
+    assert task.run_budget_s == 1800
+    assert task.metadata == NVIDIA["metadata"]
+    assert [action.type for action in task.runtime.prepare] == ["upload_dir", "exec"]
+
+
+@pytest.mark.parametrize("silent", ["evaluator", "runtime"])
+def test_null_means_none_given(silent: str) -> None:
+    assert parse(body(**{silent: None})) == parse(BODY)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"instructon": "typo"}, "instructon: no such field; is it misspelt?"),
+        ({"task_id": "no/slash", "num_sample": 2}, "num_sample: no such field; is it misspelt?"),
+        (
+            {"agent": {"harness": "shell", "custom_shell": {"command": "x", "shell": "zsh"}}},
+            "agent.custom_shell.shell:",
+        ),
+        ({"task_id": "no/slash"}, "task_id: "),
+        ({"task_id": ""}, "task_id: "),
+        ({"task_id": "x" * 129}, "task_id: "),
+        ({"num_samples": 0}, "num_samples: "),
+        ({"num_samples": 1025}, "num_samples: "),
+        ({"instruction": "ü" * (INSTRUCTION_LIMIT // 2 + 1)}, "instruction: 1048578 bytes; at most 1048576"),
+        ({"agent": {"harness": "claude"}}, "agent.harness: no such harness; there are: "),
+        ({"agent": {}}, "agent: give exactly one of harness and import_path"),
+        ({"agent": {"harness": "shell"}}, "agent: harness 'shell' needs custom_shell"),
+        (
+            {"agent": {"harness": "shel", "custom_shell": {"command": "x"}}},
+            "agent: custom_shell goes with harness 'shell' alone, and harness is 'shel'",
+        ),
+        ({"agent": {"harness": "pi", "mcp_servers": [{"name": "x"}]}}, "agent: mcp_servers isn't built yet"),
+        ({"runtime": {"backend": "docker"}}, "runtime.backend: no such runtime; there are: "),
+        ({"runtime": {"cpus": 2}}, "runtime: cpus=2.0 can't be kept"),
+        ({"runtime": {"allow_internet": False}}, "runtime: allow_internet=False can't be kept"),
+        ({"runtime": {"prepare": [{"type": "exec"}]}}, "runtime.prepare.0: command is needed"),
+        ({"runtime": {"prepare": [{"type": "upload_file", "source": "a"}]}}, "runtime.prepare.0: target is needed"),
+        ({"runtime": {"pool": "Big"}}, "runtime.pool: "),
+        ({"builder": {"strategy": "per_token"}}, "builder.strategy: no such builder; there are: "),
+        ({"evaluator": {"strategy": "swe"}}, "evaluator.strategy: no such evaluator; there are: "),
+        ({"evaluator": {"refresh_runtime": True}}, "evaluator.refresh_runtime: "),
+        ({"callback_url": "ftp://x"}, "callback_url: must be an http or https URL"),
+        ({"callback_url": "http://me:secret@x"}, "callback_url: must hold no user or password"),
+        ({"early_stop": {"usable": 2}, "num_samples": 1}, "early_stop: usable=2 is more than num_samples=1"),
+        ({"early_stop": {"usable": 0}}, "early_stop.usable: "),
+        ({"metadata": {"user": 3}}, "metadata: user must be text"),
+        ({"timeout_seconds": 60, "timeouts": {"run": 60}}, "task: timeout_seconds and timeouts.run say the same"),
+        ({"timeouts": {"run": 86401}}, "timeouts.run: "),
+        ({"limits": {"calls": 0}}, "limits.calls: Input should be greater than 0"),
+        ({"limits": {"tokens": -1}}, "limits.tokens: Input should be greater than 0"),
+        ({"limits": {"concurrent_calls": 0}}, "limits.concurrent_calls: Input should be greater than 0"),
+        ({"limits": {"concurrent_calls": 4097}}, "limits.concurrent_calls: Input should be less than"),
+        ({"limits": {"turns": 3}}, "limits.turns: no such field"),
+        ({"timeouts": {"init": 0}}, "timeouts.init: "),
+        ({"timeouts": {"init": float("inf")}}, "task: timeouts × max_attempts = inf s"),
+        ({"timeouts": {"run": 86400}, "max_attempts": 4}, "task: timeouts × max_attempts = 350400 s"),
+        ({"sampling": {"top_p": 0}}, "sampling.top_p: "),
+        ({"output_topic": "Eval!"}, "output_topic: "),
+        ({"metadata": {"x": "\ud800"}}, "metadata: can't be kept as JSON"),
+        ({"metadata": {"x": object()}}, "metadata: can't be kept as JSON"),
+        ({"metadata": {"x": float("inf")}}, "metadata: can't be kept as JSON"),
+        ({"sampling": {"repetition_penalty": float("inf")}}, "sampling: can't be kept as JSON"),
+        ({"sampling": {"top_k": 2**31}}, "sampling.top_k: "),
+        ({"sampling": {"max_tokens": 2**31}}, "sampling.max_tokens: "),
+        ({"agent": {"harness": "shell", "custom_shell": {"command": "a\0"}}}, "agent.custom_shell.command: "),
+        ({"agent": {"harness": "shell", "custom_shell": {"command": "é" * 65_000}}}, "agent.custom_shell.command: "),
+        ({"agent": {"harness": "pi", "env": {"A": "\0"}}}, "agent.env.A: "),
+        ({"agent": {"harness": "pi", "env": {"A": "x" * 130_000}}}, "agent.env.A: "),
+        ({"agent": {"harness": "pi", "env": {"A=B": "x"}}}, "agent.env.A=B"),
+        ({"agent": {"harness": "pi", "env": {"": "x"}}}, "agent.env."),
+        ({"runtime": {"env": {"A": "\0"}}}, "runtime.env.A: "),
+        ({"runtime": {"prepare": [{"type": "exec", "command": "a\0"}]}}, "runtime.prepare.0.command: "),
+        ({"evaluator": {"env": {"A": "\0"}}}, "evaluator.env.A: "),
+    ],
+)
+def test_what_cannot_be_used_is_refused_by_field(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError) as refused:
+        parse(body(**changes))
+    assert str(refused.value).startswith(message)
+    assert "(got " in str(refused.value)
+
+
+@pytest.mark.parametrize("wrong", [None, [], "task", 7, {}])
+def test_what_is_no_task_at_all_is_refused(wrong: object) -> None:
+    with pytest.raises(InputError):
+        parse(wrong)
+
+
+def test_a_class_is_taken_by_its_path_without_importing_it() -> None:
+    task = parse(body(agent={"import_path": "my_lab.agents:Agent"}))
+    assert task.agent.name == "my_lab.agents:Agent"
+
+
+def test_training_imposes_the_engines_own_distribution_unless_told() -> None:
+    assert parse(BODY).effective_sampling() == TRAINING_DEFAULTS
+    told = parse(body(sampling={"temperature": 0.7, "max_tokens": 99})).effective_sampling()
+    assert told == TRAINING_DEFAULTS.model_copy(update={"temperature": 0.7, "max_tokens": 99})
+    assert parse(body(mode="eval")).effective_sampling() == SamplingSpec()
+
+
+def test_evaluations_and_named_outputs_have_topics_of_their_own() -> None:
+    assert parse(body(mode="eval")).output == "eval"
+    assert parse(body(mode="eval", output_topic="nightly")).output == "nightly"
+
+
+def test_one_body_has_one_spelling_whatever_was_left_out_or_reordered() -> None:
+    spelled_out = json.loads(parse(BODY).canonical())
+    assert list(spelled_out) == sorted(spelled_out)
+    backwards = dict(reversed(spelled_out.items()))
+    assert parse(backwards).canonical() == parse(BODY).canonical()
+    assert parse(body(num_samples=2)).canonical() != parse(BODY).canonical()
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@settings(deadline=None)
+@given(
+    instruction=st.text(max_size=40),
+    metadata=st.dictionaries(st.text(max_size=5), JSON, max_size=3),
+    samples=st.integers(1, 1024),
+    run=st.floats(0.001, 3600),
+)
+def test_the_canonical_body_is_a_fixed_point(
+    instruction: str, metadata: dict[str, Any], samples: int, run: float
+) -> None:
+    task = parse(body(instruction=instruction, metadata=metadata, num_samples=samples, timeout_seconds=run))
+    canonical = task.canonical()
+    again = parse(json.loads(canonical))
+    assert again.canonical() == canonical
+    assert body_hash(canonical) == body_hash(again.canonical())
+    assert (again.instruction, again.metadata, again.run_budget_s) == (instruction, metadata, run)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"timeout_seconds": 5},
+        {"timeouts": {"run": 7}},
+        {"evaluator": None, "runtime": None},
+        {"sampling": {"temperature": 1}, "metadata": {"ä": [1, 2.5, None]}},
+    ],
+)
+def test_a_canonical_body_parses_to_a_task_with_the_same_canonical_body(more: dict[str, Any]) -> None:
+    task = parse(BODY | more)
+    again = parse(json.loads(task.canonical()))
+    assert again.canonical() == task.canonical()
+    assert again.run_budget_s == task.run_budget_s
+
+
+def test_both_spellings_of_the_run_budget_are_one_body() -> None:
+    assert parse(BODY | {"timeout_seconds": 60}).canonical() == parse(BODY | {"timeouts": {"run": 60.0}}).canonical()
+
+
+def test_a_default_written_out_is_the_same_body() -> None:
+    assert parse(BODY | {"num_samples": 1, "timeouts": {"init": 600}}).canonical() == parse(BODY).canonical()
+
+
+def test_a_task_is_frozen() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        TaskRequest.model_validate(BODY).task_id = "other"
+
+
+def test_what_every_trajectory_carries_is_bounded() -> None:
+    shell = {"harness": "shell", "custom_shell": {"command": "true"}}
+    with pytest.raises(InputError, match="metadata: at most 65536 bytes"):
+        parse({"task_id": "t", "instruction": "", "agent": shell, "metadata": {"patch": "x" * 70_000}})
+
+
+@pytest.mark.parametrize("name", ["OPENAI_API_KEY", "OPENAI_BASE_URL", "POLAR_SESSION_ID"])
+def test_a_task_cannot_lead_its_harness_past_the_proxy(name: str) -> None:
+    shell = {"harness": "shell", "custom_shell": {"command": "true"}, "env": {name: "x"}}
+    with pytest.raises(InputError, match=f"agent: env.{name} is set for the harness by the run worker"):
+        parse({"task_id": "t", "instruction": "", "agent": shell})

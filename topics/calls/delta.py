@@ -1,0 +1,227 @@
+"""Prompts and messages as deltas against acknowledged calls of the same claim (protocol 21); `topics/calls/resolver.py` expands them.
+
+A call's base is the one whose prompt + sampled tokens (messages + answer) share the longest prefix with the new prompt. Invariant: what
+is shared is equal token by token, message by message. Memory is linear in what is new in each call, and bounded for each index; of a
+prompt only what is new is hashed, the rest compared once. Which calls are acknowledged, and of one claim, is the caller's to know.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import weakref
+from bisect import bisect_left
+from collections.abc import Iterable
+
+import msgspec
+import numpy as np
+
+from topics.types.completion import MessageDelta, TokenDelta
+from topics.types.tokens import IDS, Ids, common_prefix, pack_ids
+
+BLOCK = 256
+"""Tokens a link of the hash chain covers."""
+LINK_BYTES = 16
+MAX_TOKENS = 4 * 1024 * 1024
+"""Unique tokens that an index keeps, 16 MiB; beyond it forgets all but the newest call."""
+MAX_MESSAGES = 64 * 1024
+
+
+def links(prompt: Ids, known: int = 0, last: bytes = b"") -> list[bytes]:
+    """Links of the chain over a prompt's whole blocks, after the first `known` blocks, whose last link is `last`."""
+    made = []
+    for start in range(known * BLOCK, len(prompt) - BLOCK + 1, BLOCK):
+        last = hashlib.blake2b(last + prompt[start : start + BLOCK].tobytes(), digest_size=LINK_BYTES).digest()
+        made.append(last)
+    return made
+
+
+class _Strand:
+    """A run of tokens that grows at its end; a conversation that only grows is one strand, an edit forks off another.
+
+    Positions are absolute: tokens from the prompt's beginning. A strand holds `[start, end)`, its parents what lies before.
+    """
+
+    def __init__(self, parent: _Strand | None, start: int) -> None:
+        # No cycle, so that a claim's tokens go with it and needn't wait for the collector. The root holds all.
+        self._parent = None if parent is None else weakref.ref(parent)
+        self.start = start
+        self.end = start
+        self.forks: dict[tuple[int, int], _Strand] = {}
+        """By where they leave this strand, and their first token."""
+        self.ends: list[int] = []
+        """Where calls end within this strand, ascending; the last is `end`."""
+        self.calls: list[str] = []
+        """Their ids."""
+        self._links: list[bytes] = []
+        """Of the blocks that end within this strand."""
+        self._buffer = np.empty(BLOCK, dtype=IDS)
+
+    @property
+    def parent(self) -> _Strand | None:
+        return None if self._parent is None else self._parent()
+
+    @property
+    def tokens(self) -> Ids:
+        return self._buffer[: self.end - self.start]
+
+    def extend(self, tokens: Ids) -> None:
+        held = self.end - self.start
+        if held + len(tokens) > len(self._buffer):
+            grown = np.empty(max(2 * len(self._buffer), held + len(tokens)), dtype=IDS)
+            grown[:held] = self.tokens
+            self._buffer = grown
+        self._buffer[held : held + len(tokens)] = tokens
+        self.end += len(tokens)
+
+    def link(self, blocks: int) -> bytes:
+        """The chain's link after that many blocks, which end at or before `end`."""
+        strand = self
+        while strand.parent is not None and blocks * BLOCK <= strand.start:
+            strand = strand.parent
+        return strand._links[blocks - strand.start // BLOCK - 1] if blocks else b""
+
+    def chain(self, made: list[bytes]) -> None:
+        """Append links, those of the next blocks."""
+        self._links.extend(made)
+
+    def note(self, call_id: str, end: int) -> None:
+        at = bisect_left(self.ends, end)
+        self.ends.insert(at, end)
+        self.calls.insert(at, call_id)
+
+
+class PromptIndex:
+    """A claim's acknowledged calls, each token that they share kept once."""
+
+    def __init__(self, max_tokens: int = MAX_TOKENS) -> None:
+        self._max_tokens = max_tokens
+        self._root = _Strand(None, 0)
+        self._kept = 0
+        self._ends: dict[str, tuple[_Strand, int]] = {}
+        """Where each call ends."""
+
+    def encode(self, prompt: Ids) -> TokenDelta:
+        """A prompt as a delta against what was added; in full where nothing is shared."""
+        strand, shared = self._find(prompt)
+        known = shared // BLOCK
+        last = strand.link(known)
+        made = links(prompt, known, last)
+        return TokenDelta(
+            rest=pack_ids(prompt[shared:]),
+            shared=shared,
+            base=strand.calls[bisect_left(strand.ends, shared)] if shared else None,
+            chain=made[-1] if made else last,
+        )
+
+    def add(self, call_id: str, prompt: Ids, sampled: Ids) -> None:
+        """Note an acknowledged call; of one id the first counts, and one without tokens is no base."""
+        tokens = np.concatenate((prompt, sampled))
+        if call_id in self._ends or not len(tokens):
+            return
+        strand, shared = self._find(tokens)
+        if self._kept + len(tokens) - shared > self._max_tokens:
+            self._root, self._kept, self._ends = _Strand(None, 0), 0, {}
+            strand, shared = self._root, 0
+        if shared < len(tokens):
+            known = shared // BLOCK
+            made = links(tokens, known, strand.link(known))
+            if shared < strand.end or strand is self._root:
+                fork = _Strand(strand, shared)
+                strand.forks[shared, int(tokens[shared])] = fork
+                strand = fork
+            strand.extend(tokens[shared:])
+            strand.chain(made)
+            self._kept += len(tokens) - shared
+        strand.note(call_id, len(tokens))
+        self._ends[call_id] = strand, len(tokens)
+
+    def tokens(self, call_id: str, length: int | None = None) -> Ids | None:
+        """The first `length` tokens of a call's prompt and sampled tokens, else all; None where it is not known, or shorter."""
+        strand, end = self._ends.get(call_id, (None, 0))
+        length = end if length is None else length
+        if strand is None or length > end:
+            return None
+        parts: list[Ids] = []
+        while strand is not None:
+            parts.append(strand.tokens[: max(0, length - strand.start)])
+            length = min(length, strand.start)
+            strand = strand.parent
+        return np.concatenate(parts[::-1])
+
+    def _find(self, tokens: Ids) -> tuple[_Strand, int]:
+        """The strand where the longest known prefix ends, and its length."""
+        strand, shared = self._root, 0
+        while True:
+            shared += common_prefix(strand.tokens, tokens[shared:])
+            fork = strand.forks.get((shared, int(tokens[shared]))) if shared < len(tokens) else None
+            if fork is None:
+                return strand, shared
+            strand = fork
+
+
+class Spelled:
+    """Messages in one spelling, so that equal values have equal bytes, and the chain's link after each of them."""
+
+    __slots__ = ("links", "messages")
+
+    def __init__(self, messages: Iterable[object] = ()) -> None:
+        """Of anything that msgspec writes as JSON."""
+        self.messages: list[bytes] = []
+        self.links: list[bytes] = []
+        for message in messages:
+            self.append(spell(message))
+
+    @property
+    def link(self) -> bytes:
+        """After the last message."""
+        return self.links[-1] if self.links else b""
+
+    def upto(self, count: int) -> Spelled:
+        """The first `count` messages."""
+        cut = Spelled()
+        cut.messages, cut.links = self.messages[:count], self.links[:count]
+        return cut
+
+    def append(self, spelled: bytes) -> None:
+        """One more message, as `spell` writes it."""
+        self.links.append(link_after(self.link, spelled))
+        self.messages.append(spelled)
+
+
+def spell(message: object) -> bytes:
+    """A message in one spelling."""
+    return msgspec.json.encode(message, order="sorted")
+
+
+class MessageIndex:
+    """A claim's acknowledged calls by their messages; keeps 16 bytes a message, not the messages."""
+
+    def __init__(self, max_messages: int = MAX_MESSAGES) -> None:
+        self._max_messages = max_messages
+        self._calls: dict[bytes, str] = {}
+        """A call that begins with the messages which the link stands for."""
+
+    def encode(self, spelled: Spelled) -> MessageDelta:
+        """Messages as a delta against what was added."""
+        links = spelled.links
+        # Who knows a link knows those before it, and of a conversation that grows nearly all are known.
+        shared = next((at for at in range(len(links), 0, -1) if links[at - 1] in self._calls), 0)
+        base = self._calls[links[shared - 1]] if shared else None
+        return MessageDelta(rest=b"[" + b",".join(spelled.messages[shared:]) + b"]", shared=shared, base=base)
+
+    def add(self, call_id: str, spelled: Spelled, answer: object | None) -> None:
+        """Note an acknowledged call; `answer` None where it has none."""
+        links = spelled.links
+        if answer is not None:
+            links = [*links, link_after(spelled.link, spell(answer))]
+        if len(self._calls) + len(links) > self._max_messages:
+            self._calls = {}
+        for link in reversed(links):
+            if link in self._calls:
+                break  # and so are those before it
+            self._calls[link] = call_id
+
+
+def link_after(last: bytes, message: bytes) -> bytes:
+    """The chain's link after one more message, as `spell` writes it."""
+    return hashlib.blake2b(last + message, digest_size=LINK_BYTES).digest()

@@ -1,0 +1,1 @@
+"""What a topic declares, and the documents that are rendered from its declaration."""

@@ -1,0 +1,202 @@
+"""Which rights on Kafka each role needs: one table, from which people's list, JSON and `kafka-acls` commands are rendered.
+
+Invariant: a role that has these, and no others, does all its work; `tests/security` runs every one of them so. Describe is implied by
+Read, Write and Alter (Kafka's own rule), and IdempotentWrite by any Write since Kafka 3.0, so neither is listed beside them. Groups and
+transactional ids bear the namespace, so two experiments on one cluster have rights of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from topics import (
+    completions,
+    control,
+    dead_letters,
+    events,
+    fleet,
+    sessions,
+    stages,
+    tasks,
+    trajectories,
+    webhooks,
+    workers,
+)
+from topics.contract.topic import Topic
+from topics.types.session import Stage
+
+Kind = Literal["topic", "group", "transactional-id"]
+Operation = Literal["Read", "Write", "Create", "Describe", "DescribeConfigs", "AlterConfigs"]
+
+
+MAKING: tuple[Operation, ...] = ("Create", "DescribeConfigs", "AlterConfigs")
+"""What `topics.log.admin.apply` does, beside looking."""
+
+
+@dataclass(frozen=True)
+class Right:
+    """One role's operations on one resource, or on all whose names begin so."""
+
+    kind: Kind
+    name: str
+    """Full, with the namespace."""
+    operations: tuple[Operation, ...]
+    prefixed: bool = False
+
+
+@dataclass(frozen=True)
+class _Role:
+    """Topics by their contracts; groups and transactional ids without the namespace."""
+
+    what: str
+    reads: tuple[Topic, ...] = ()
+    writes: tuple[Topic, ...] = ()
+    makes: tuple[Topic, ...] = ()
+    """Of these, where they aren't there."""
+    groups: tuple[str, ...] = ()
+    transactional: str | None = None
+    """What its transactional ids begin with."""
+    stages: tuple[Stage, ...] = ()
+    """Whose tickets it reads, in whatever pool; it makes their queues."""
+    outputs: tuple[Operation, ...] = ()
+    """On `trajectories` and every named output."""
+    named: tuple[Operation, ...] = ()
+    """On every named output, `eval` among them, and not on `trajectories`."""
+    tickets: bool = False
+    """Writes every stage's."""
+
+
+_STAGE = (
+    (sessions.TOPIC, control.TOPIC, fleet.TOPIC, workers.TOPIC),
+    (events.TOPIC, workers.TOPIC, dead_letters.TOPIC),
+)
+_WATCHED = (sessions.TOPIC, workers.TOPIC, fleet.TOPIC, events.TOPIC, completions.TOPIC)
+
+_ROLES: dict[str, _Role] = {
+    "fanout": _Role(
+        "polar worker fanout",
+        reads=(tasks.TOPIC,),
+        writes=(events.TOPIC, workers.TOPIC, dead_letters.TOPIC),
+        groups=("fanout",),
+        outputs=("Describe", *MAKING),
+    ),
+    "coordinator": _Role(
+        "polar worker coordinator",
+        reads=(events.TOPIC, sessions.TOPIC, workers.TOPIC, fleet.TOPIC),
+        writes=(sessions.TOPIC, completions.TOPIC, control.TOPIC, workers.TOPIC, dead_letters.TOPIC),
+        groups=("coordinator",),
+        transactional="coordinator.",
+        tickets=True,
+    ),
+    "builder": _Role(
+        "polar worker builder",
+        reads=(completions.TOPIC,),
+        writes=(completions.TOPIC, events.TOPIC, webhooks.TOPIC, workers.TOPIC, dead_letters.TOPIC),
+        groups=("builder",),
+        transactional="builder.",
+        makes=(webhooks.TOPIC,),
+        outputs=("Write", *MAKING),
+    ),
+    **{
+        stage.value: _Role(
+            f"polar worker {stage.value}",
+            reads=_STAGE[0],
+            writes=_STAGE[1],
+            groups=(f"{stage.value}.",),
+            stages=(stage,),
+        )
+        for stage in Stage
+    },
+    "analytics": _Role(
+        "polar worker analytics",
+        reads=(events.TOPIC, completions.TOPIC),
+        writes=(workers.TOPIC, dead_letters.TOPIC),
+        groups=("analytics",),
+        outputs=("Read",),
+    ),
+    "webhooks": _Role(
+        "polar worker webhooks",
+        reads=(webhooks.TOPIC,),
+        writes=(webhooks.TOPIC, workers.TOPIC, dead_letters.TOPIC),
+        groups=("webhooks",),
+    ),
+    "proxy": _Role(
+        "polar proxy",
+        reads=(completions.TOPIC, control.TOPIC, fleet.TOPIC, workers.TOPIC),
+        writes=(completions.TOPIC, events.TOPIC, workers.TOPIC, dead_letters.TOPIC),
+    ),
+    "trainer": _Role(
+        "polar.trainer, polar.fleet, polar fleet, polar policy",
+        reads=(fleet.TOPIC, sessions.TOPIC, workers.TOPIC),
+        writes=(fleet.TOPIC, control.TOPIC, workers.TOPIC),
+        outputs=("Read",),
+    ),
+    "rebuild": _Role(
+        "polar rebuild",
+        reads=(completions.TOPIC,),
+        transactional="rebuild.",
+        named=("Read", "Write", *MAKING),
+    ),
+    "submitter": _Role(
+        "polar submit, cancel; polar.client",
+        reads=(sessions.TOPIC,),
+        writes=(tasks.TOPIC, events.TOPIC),
+    ),
+    "reader": _Role(
+        "polar status, watch, show, trajectories",
+        reads=_WATCHED,
+        outputs=("Read",),
+    ),
+    "admin": _Role("polar topics apply, list"),
+}
+ROLES: Mapping[str, str] = {name: role.what for name, role in _ROLES.items()}
+"""What each role runs, by its name."""
+
+
+def rights(role: str, namespace: str) -> list[Right]:
+    """All that a role needs, and nothing more."""
+    if role == "admin":
+        return [Right("topic", f"{namespace}.", ("Describe", *MAKING), prefixed=True)]
+    return list(_rights(_ROLES[role], namespace))
+
+
+def _rights(role: _Role, namespace: str) -> Iterator[Right]:
+    for _, topic in sorted({topic.name: topic for topic in (*role.reads, *role.writes)}.items()):
+        both: tuple[tuple[Operation, tuple[Topic, ...]], ...] = (("Read", role.reads), ("Write", role.writes))
+        operations = tuple(operation for operation, those in both if topic in those)
+        yield Right("topic", topic.full_name(namespace), operations + MAKING * (topic in role.makes))
+    if role.outputs:
+        yield Right("topic", trajectories.TOPIC.full_name(namespace), role.outputs, prefixed=True)
+    if role.named:
+        yield Right("topic", f"{trajectories.TOPIC.full_name(namespace)}.", role.named, prefixed=True)
+    for stage in role.stages:
+        # The first worker of a pool makes the queues of all three stages.
+        yield Right("topic", f"{namespace}.{stages.PREFIX}", ("Describe", *MAKING), prefixed=True)
+        yield Right("topic", stages.topic(stage, "").full_name(namespace), ("Read",), prefixed=True)
+    if role.tickets:
+        for stage in Stage:
+            yield Right("topic", stages.topic(stage, "").full_name(namespace), ("Write",), prefixed=True)
+    for group in role.groups:
+        yield Right("group", f"{namespace}.{group}", ("Read",), prefixed=group.endswith("."))
+    if role.transactional is not None:
+        yield Right("transactional-id", f"{namespace}.{role.transactional}", ("Write",), prefixed=True)
+
+
+def command(right: Right, principal: str, bootstrap: str) -> str:
+    """A line for a shell; `kafka-acls.sh` is Kafka's own tool, `admin.properties` the login of one who may alter the cluster."""
+    where = f"--{right.kind} {right.name}"
+    pattern = " --resource-pattern-type prefixed" if right.prefixed else ""
+    what = " ".join(f"--operation {operation}" for operation in right.operations)
+    login = f"kafka-acls.sh --bootstrap-server {bootstrap} --command-config admin.properties"
+    return f"{login} --add --allow-principal '{principal}' {what} {where}{pattern}"
+
+
+def commands(roles: Iterable[str], namespace: str, principals: Mapping[str, str], bootstrap: str) -> list[str]:
+    """Of these roles; a role that `principals` doesn't name is the user of its own name."""
+    return [
+        command(right, principals.get(role, f"User:{role}"), bootstrap)
+        for role in roles
+        for right in rights(role, namespace)
+    ]

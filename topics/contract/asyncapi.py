@@ -1,0 +1,100 @@
+"""The contract as an AsyncAPI 3.0 document (https://www.asyncapi.com/docs/reference/specification/v3.0.0): every topic a channel.
+
+Schemas are JSON Schema of what msgpack carries; bytes, which JSON lacks, stand as strings with a content encoding. For clients in other
+languages, and for tools that draw such documents.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import Any
+
+import msgspec
+
+from topics.contract import docstrings as notes
+from topics.contract.topic import Topic
+from topics.types.task import TaskRequest
+
+REF = "#/components/schemas/{name}"
+MSGPACK = "application/msgpack"
+
+
+def document(namespace: str) -> dict[str, Any]:
+    """The whole document, for topics of this namespace; plain values, ready for JSON or YAML."""
+    told = notes.topics()
+    records = list({record: None for topic in told.values() for record in topic.records})
+    _, schemas = msgspec.json.schema_components(records, ref_template=REF)
+    for record in [*records, *notes.nested(records)]:
+        properties = schemas[record.__name__].get("properties", {})
+        for field, note in notes.of_fields(record).items():
+            properties[field] = _noted(properties[field], note)
+    schemas |= _task_schemas()
+    return {
+        "asyncapi": "3.0.0",
+        "info": {
+            "title": "Polar's topics",
+            "version": version("polar-rollouts"),
+            "description": "Every event of a rollout system on Kafka. Records evolve by addition with defaults: skip what you don't know.",
+            "license": {"name": "Apache-2.0"},
+        },
+        "defaultContentType": MSGPACK,
+        "channels": {name: _channel(f"{namespace}.{name}", topic) for name, topic in told.items()},
+        "operations": {
+            f"{action}_{name}": {"action": action, "channel": {"$ref": f"#/channels/{_pointer(name)}"}, "summary": who}
+            for name, topic in told.items()
+            for action, who in (("send", topic.writers), ("receive", topic.readers))
+        },
+        "components": {
+            "schemas": schemas,
+            "messages": {
+                record.__name__: {
+                    "name": record.__struct_config__.tag,
+                    "contentType": MSGPACK,
+                    "description": notes.of_record(record),
+                    "payload": {"$ref": REF.format(name=record.__name__)},
+                }
+                for record in records
+            }
+            | {"TaskRequest": {"contentType": "application/json", "payload": {"$ref": REF.format(name="TaskRequest")}}},
+        },
+    }
+
+
+def _channel(address: str, topic: Topic) -> dict[str, Any]:
+    names = [record.__name__ for record in topic.records] or ["TaskRequest"] * (topic.name == "tasks")
+    return {
+        "address": address,
+        "description": notes.of_topic(topic),
+        "messages": {name: {"$ref": f"#/components/messages/{name}"} for name in names},
+        "bindings": {
+            "kafka": {
+                "topic": address,
+                "partitions": topic.partitions,
+                "topicConfiguration": _configuration(topic),
+                "bindingVersion": "0.5.0",
+            }
+        },
+    }
+
+
+def _configuration(topic: Topic) -> dict[str, Any]:
+    """The settings that AsyncAPI's Kafka binding names."""
+    kept = {"cleanup.policy": ["compact" if topic.retention_ms is None else "delete"]}
+    retention = {} if topic.retention_ms is None else {"retention.ms": topic.retention_ms}
+    return kept | retention | {"max.message.bytes": topic.max_bytes}
+
+
+def _noted(schema: dict[str, Any], note: str) -> dict[str, Any]:
+    # JSON Schema 7, AsyncAPI's: beside a `$ref` nothing else is read.
+    return {"allOf": [schema], "description": note} if "$ref" in schema else schema | {"description": note}
+
+
+def _task_schemas() -> dict[str, Any]:
+    """TaskRequest's own, and those that it refers to."""
+    schema = TaskRequest.model_json_schema(ref_template=REF.replace("{name}", "{model}"))
+    return {**schema.pop("$defs", {}), "TaskRequest": schema}
+
+
+def _pointer(name: str) -> str:
+    """A name within a JSON pointer (RFC 6901)."""
+    return name.replace("~", "~0").replace("/", "~1")

@@ -1,0 +1,106 @@
+"""What the contract's docstrings say, as data: a topic's module, a record's class, each field. The one source of every form of the docs."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import sys
+import types
+import typing
+from enum import Enum
+from typing import Any
+
+import msgspec
+
+from topics import stages, trajectories
+from topics.contract import catalogue
+from topics.contract.topic import Topic
+from topics.types.session import Stage
+
+STAGE_QUEUE = "stage.<stage>.<pool>"
+NAMED_OUTPUT = "trajectories.<name>"
+"""What stands for the topics of which there are many."""
+
+
+def topics() -> dict[str, Topic]:
+    """Every topic by the name under which it is told, in the order in which a task meets them."""
+    told = {topic.name: topic for topic in catalogue.FIXED if topic != trajectories.EVAL}
+    return told | {STAGE_QUEUE: stages.topic(Stage.RUN, catalogue.DEFAULT_POOL), NAMED_OUTPUT: trajectories.EVAL}
+
+
+def of_topic(topic: Topic) -> str:
+    """The docstring of the module that declares it, which has the topic's own name."""
+    name = topic.name.partition(".")[0].replace("-", "_")
+    module = stages if name == "stage" else sys.modules[f"topics.{name}"]
+    return inspect.cleandoc(module.__doc__ or "")
+
+
+def of_record(record: type[msgspec.Struct]) -> str:
+    """The record's docstring."""
+    return inspect.cleandoc(record.__doc__ or "")
+
+
+def of_fields(record: type[msgspec.Struct]) -> dict[str, str]:
+    """The docstring under each field that has one, in one line."""
+    (declared,) = ast.parse(inspect.getsource(record)).body
+    assert isinstance(declared, ast.ClassDef), "a record is a class"
+    found: dict[str, str] = {}
+    for line, following in zip(declared.body, declared.body[1:], strict=False):
+        match line, following:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(note))):
+                found[name] = " ".join(note.split())
+    return found
+
+
+def nested(records: typing.Iterable[type[msgspec.Struct]]) -> list[type[msgspec.Struct]]:
+    """The structs that these hold in their fields, at any depth, each once, in the order of their first use."""
+    found: dict[type[msgspec.Struct], None] = {}
+    waiting = [part for record in records for part in _parts(record)]
+    while waiting:
+        part = waiting.pop(0)
+        if part not in found:
+            found[part] = None
+            waiting = [*_parts(part), *waiting]
+    return list(found)
+
+
+def type_words(hint: Any) -> str:
+    """A type as people read it: `text`, `int`, `list of int`, `bytes or null`, a struct's name."""
+    if hint in PLAIN:
+        return PLAIN[hint]
+    arguments = typing.get_args(hint)
+    match typing.get_origin(hint):
+        case types.UnionType | typing.Union:
+            return " or ".join(type_words(argument) for argument in arguments)
+        case origin if origin is list:
+            return f"list of {type_words(arguments[0])}"
+        case origin if origin is dict:
+            return f"map of {type_words(arguments[0])} to {type_words(arguments[1])}"
+        case typing.Literal:
+            return ", ".join(f"`{argument}`" for argument in arguments)
+        case _ if isinstance(hint, type) and issubclass(hint, Enum):
+            return ", ".join(f"`{member.value}`" for member in hint)
+        case _:
+            return str(hint.__name__)
+
+
+PLAIN: dict[Any, str] = {
+    str: "text",
+    int: "int",
+    float: "float",
+    bool: "bool",
+    bytes: "bytes",
+    type(None): "null",
+    Any: "any",
+}
+
+
+def _parts(record: type[msgspec.Struct]) -> list[type[msgspec.Struct]]:
+    hints = typing.get_type_hints(record)
+    return [part for field in record.__struct_fields__ for part in _structs(hints[field])]
+
+
+def _structs(hint: Any) -> list[type[msgspec.Struct]]:
+    if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
+        return [hint]
+    return [part for argument in typing.get_args(hint) for part in _structs(argument)]

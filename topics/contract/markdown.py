@@ -1,0 +1,60 @@
+"""The contract as a page for people, docs/events.md: what each topic is for, who writes it, and every field of every record."""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Iterable, Iterator
+
+import msgspec
+
+from topics.contract import docstrings as notes
+from topics.contract.topic import DAY_MS, HOUR_MS, MIB, Topic
+
+HEAD = """\
+# Events
+
+Every topic of the contract, made by `polar topics docs --format markdown` from the modules under `topics/`; the same as AsyncAPI, for
+tools: `polar topics docs`. All but `{namespace}.tasks` carry msgpack maps with a `type` field that tells the record; token ids are int32
+and logprobs float32, little-endian, as byte strings. Records evolve by addition with defaults: skip fields and types that you don't know.
+Times are Unix ms unless said otherwise.
+"""
+
+
+def page(namespace: str) -> str:
+    """The whole page, for topics of this namespace."""
+    lines = [HEAD.format(namespace=namespace)]
+    told = notes.topics()
+    for name, topic in told.items():
+        lines += [f"## {namespace}.{name}", "", notes.of_topic(topic), "", *_facts(topic), ""]
+        if name != notes.NAMED_OUTPUT:
+            for record in topic.records:
+                lines += _record(record, f"### {record.__struct_config__.tag}")
+    lines += ["## What records hold", ""]
+    for part in notes.nested(record for topic in told.values() for record in topic.records):
+        lines += _record(part, f"### {part.__name__}")
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _facts(topic: Topic) -> Iterator[str]:
+    kept = "compacted" if topic.retention_ms is None else f"kept {_span(topic.retention_ms)}"
+    together = ", co-partitioned by task id" if topic.copartitioned else ""
+    partitions = f"{topic.partitions} partitions ({topic.embedded_partitions} embedded){together}"
+    yield f"- key: {topic.key}"
+    yield f"- {partitions}, {kept}, records up to {topic.max_bytes // MIB} MiB"
+    yield f"- written by: {topic.writers}"
+    yield f"- read by: {topic.readers}"
+
+
+def _record(record: type[msgspec.Struct], heading: str) -> Iterable[str]:
+    said = notes.of_fields(record)
+    hints = typing.get_type_hints(record)
+    yield from (heading, "", notes.of_record(record), "", "| field | type | |", "|---|---|---|")
+    for field in msgspec.structs.fields(record):
+        words = notes.type_words(hints[field.name])
+        optional = "" if field.required else ", may be missing"
+        yield f"| `{field.name}` | {words}{optional} | {said.get(field.name, '').replace('|', '&#124;')} |"
+    yield ""
+
+
+def _span(ms: int) -> str:
+    return f"{ms // DAY_MS} d" if ms >= DAY_MS else f"{ms // HOUR_MS} h"

@@ -1,0 +1,71 @@
+"""Plug-ins by name: runtimes, harnesses, evaluators, builders, dialects, engines.
+
+A name is an entry point of the group `polar.<kind>`, ours or another package's, or `module:Class`. Looking up names imports nothing,
+so that `submit` can check a task on a machine that could not run it.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import re
+from enum import StrEnum
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from topics.types.errors import InputError
+
+IMPORT_PATH = re.compile(r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
+
+
+class Kind(StrEnum):
+    """What can be plugged in; the entry-point group is `polar.<value>`."""
+
+    RUNTIME = "runtime"
+    HARNESS = "harness"
+    EVALUATOR = "evaluator"
+    BUILDER = "builder"
+    DIALECT = "dialect"
+    ENGINE = "engine"
+
+
+@functools.cache
+def _installed(kind: Kind) -> dict[str, EntryPoint]:
+    return {point.name: point for point in entry_points(group=f"polar.{kind.value}")}
+
+
+def names(kind: Kind) -> list[str]:
+    """The names installed here, sorted."""
+    return sorted(_installed(kind))
+
+
+def is_known(kind: Kind, name: str) -> bool:
+    """Whether `name` is installed here or is an import path, which is only resolved where it is used.
+
+    Where nothing of the kind is installed (a trainer's environment that has Polar by its path) any name may be: fanout will tell.
+    """
+    installed = _installed(kind)
+    return not installed or name in installed or IMPORT_PATH.match(name) is not None
+
+
+def load(kind: Kind, name: str) -> Any:
+    """The class behind a name; the caller knows its kind's Protocol.
+
+    Raises InputError where the name is unknown or can't be imported, with the names that exist.
+    """
+    point = _installed(kind).get(name)
+    if point is None and not IMPORT_PATH.match(name):
+        raise InputError(
+            kind.value, name, f"no such {kind.value}; there are: {', '.join(names(kind))}, or module:Class"
+        )
+    try:
+        if point is not None:
+            found = point.load()
+        else:
+            module, _, attribute = name.partition(":")
+            found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise InputError(kind.value, name, f"can't be imported here: {error}") from error
+    if not isinstance(found, type):
+        raise InputError(kind.value, name, f"is no class: {type(found).__name__}")
+    return found

@@ -1,0 +1,201 @@
+"""Where things are: flags, then `POLAR_*` variables, then `polar.toml` in the current folder.
+
+`--data DIR` of a running `polar up` stands for all of them: DIR/polar.env holds what that system listens on.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
+    TomlConfigSettingsSource,
+)
+
+from topics.types.errors import InputError, NotReady
+
+ENV_FILE = "polar.env"
+SECRET = frozenset({"kafka_sasl_password"})
+"""Settings whose value no message repeats."""
+
+
+def _base(url: str) -> str:
+    return url.rstrip("/").removesuffix("/v1")
+
+
+ServerUrl = Annotated[str, StringConstraints(pattern=r"^https?://[^/]"), AfterValidator(_base)]
+"""Of an inference server; said with or without `/v1`, kept without."""
+ENGINE_NAME = r"^[a-z0-9][a-z0-9_-]{0,62}$"
+EngineName = Annotated[str, StringConstraints(pattern=ENGINE_NAME)]
+
+
+class EngineSettings(BaseModel):
+    """One engine that the proxy asks: `[engines.<name>]` in polar.toml."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    urls: Annotated[tuple[ServerUrl, ...], Field(min_length=1)]
+    """Its servers, all of the same model and weights."""
+    model: str | None = None
+    """What the servers are asked for; None: the only one that they serve."""
+    models: tuple[str, ...] = ("*",)
+    """What harnesses may ask for; `*`: anything."""
+    mode: str = "chat"
+    """`chat`; `tokens`, which goes on from the tokens that were sampled; or the name of an engine plug-in."""
+    concurrency: int = Field(default=256, ge=1)
+    """Calls under way at most, of one proxy process; more wait their turn."""
+    logprobs_mode: Literal["raw", "processed"] | None = None
+    """As the servers were started (`--logprobs-mode`); None: as they are found at the proxy's start, else raw, vLLM's default."""
+
+
+class Settings(BaseSettings):
+    """One process's view of the system. Field `x` is `POLAR_X` in the environment and `x` in polar.toml."""
+
+    model_config = SettingsConfigDict(env_prefix="POLAR_", toml_file="polar.toml", extra="ignore", frozen=True)
+
+    data: Path = Path(".polar")
+    """This host's own folder: runtimes, and all of an embedded system."""
+    namespace: Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]{0,30}$")] = "polar"
+    """Prefixes topics, groups, transactional ids, container labels: two experiments share a cluster."""
+    kafka: str | None = None
+    """Bootstrap servers, host:port[,host:port]."""
+    kafka_security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
+    kafka_sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = "PLAIN"
+    kafka_sasl_username: str | None = None
+    kafka_sasl_password: str | None = Field(default=None, repr=False)
+    kafka_sasl_password_file: Path | None = None
+    """Holds the password, so that it stands in no environment."""
+    kafka_ca_file: Path | None = None
+    """PEM of whom to trust for the brokers' certificates; the system's authorities where none is said."""
+    kafka_cert_file: Path | None = None
+    """PEM of the certificate that this client shows, with its chain."""
+    kafka_key_file: Path | None = None
+    """PEM of its key; None: in the same file."""
+    replication: int = Field(default=3, ge=1)
+    min_insync: int = Field(default=2, ge=1)
+    proxy_url: str | None = None
+    """Base of the model proxy, without `/v1`, as the harness reaches it."""
+    control_url: str | None = None
+    control_token_file: Path | None = None
+    blobs: Path | None = None
+    """The blob store's folder; DATA/blobs where none is said."""
+    lake: Path | None = None
+    """The lake's folder, one subfolder a namespace; DATA/lake where none is said."""
+    keys_file: Path | None = None
+    """The fleet's signing secrets; DATA/keys.json where none is said."""
+    webhook_secret_file: Path | None = None
+    """What webhooks are signed with, a `whsec_` secret a line; DATA/webhook.secret where none is said."""
+    webhook_hosts: str = "*"
+    """Where tasks may be told: host names or patterns of them, with commas; `*`: anywhere."""
+    engines: dict[EngineName, EngineSettings] = {}
+    """By name; the first is for what no other is named for."""
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - the base class's signature
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
+
+    @property
+    def bootstrap(self) -> str:
+        """Raises NotReady where no Kafka is known."""
+        if self.kafka is None:
+            raise NotReady(
+                f"no Kafka: {self.data / ENV_FILE} doesn't exist and POLAR_KAFKA isn't set; "
+                "start one with `polar up`, name the folder of one that runs (--data), or name your Kafka"
+            )
+        return self.kafka
+
+    @property
+    def sasl_password(self) -> str:
+        """Raises NotReady where none is set, or its file holds none."""
+        file = self.kafka_sasl_password_file
+        if file is None:
+            if self.kafka_sasl_password is None:
+                raise NotReady(
+                    f"{self.kafka_security_protocol} needs a password: set POLAR_KAFKA_SASL_PASSWORD_FILE to its file"
+                )
+            return self.kafka_sasl_password
+        try:
+            password = file.read_text().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise NotReady(f"POLAR_KAFKA_SASL_PASSWORD_FILE can't be read: {error}") from None
+        if not password:
+            raise NotReady(f"POLAR_KAFKA_SASL_PASSWORD_FILE: {file} is empty")
+        return password
+
+    @property
+    def blobs_folder(self) -> Path:
+        return self.blobs or self.data / "blobs"
+
+    @property
+    def lake_folder(self) -> Path:
+        return (self.lake or self.data / "lake") / self.namespace
+
+    @property
+    def keys_path(self) -> Path:
+        return self.keys_file or self.data / "keys.json"
+
+    @property
+    def webhook_secret_path(self) -> Path:
+        return self.webhook_secret_file or self.data / "webhook.secret"
+
+
+def load(data: Path | None = None, **flags: Any) -> Settings:
+    """Settings from flags (None: not given), the environment and polar.toml, completed by DIR/polar.env of a running `polar up`.
+
+    An explicit `data` wins over the environment: it names one system whole. Raises InputError for a bad value.
+    """
+    given = {name: value for name, value in flags.items() if value is not None}
+    if data is not None:
+        given["data"] = data
+    try:
+        settings = Settings(**given)
+        recorded = read_env_file(settings.data / ENV_FILE)
+        if data is None:
+            recorded = {
+                k: v for k, v in recorded.items() if k.lower() not in {f"polar_{n}" for n in settings.model_fields_set}
+            }
+        found = {name.removeprefix("POLAR_").lower(): value for name, value in recorded.items()}
+        return Settings(**{**found, **given, "data": settings.data})
+    except tomllib.TOMLDecodeError as error:
+        raise InputError("polar.toml", str(Path("polar.toml").absolute()), f"is no TOML: {error}") from None
+    except SettingsError as error:
+        raise InputError(
+            "POLAR_ENGINES", os.environ.get("POLAR_ENGINES"), f"expected JSON: {error.__cause__}"
+        ) from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"])
+        raise InputError(
+            field if len(first["loc"]) > 1 else f"POLAR_{field.upper()}",
+            "…" if field in SECRET else first["input"],
+            first["msg"],
+        ) from None
+
+
+def read_env_file(path: Path) -> dict[str, str]:
+    """`NAME=value` lines; empty where there is no file."""
+    if not path.exists():
+        return {}
+    lines = (line.strip() for line in path.read_text().splitlines())
+    return dict(line.split("=", 1) for line in lines if "=" in line and not line.startswith("#"))
+
+
+def write_env_file(path: Path, values: dict[str, str]) -> None:
+    """Write DIR/polar.env, whole or not at all."""
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text("".join(f"{name}={value}\n" for name, value in values.items()))
+    temporary.replace(path)

@@ -1,0 +1,86 @@
+"""Signing of webhooks: the Standard Webhooks specification's signature, and the file of secrets.
+
+The signature covers id, time and body: none of them can be changed, and an old message can't be sent again later. Every secret of the
+sender signs, so a receiver needs only one of them and secrets are replaced without a gap. Receivers use `polar/webhooks.py`.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+import os
+import secrets
+from collections.abc import Iterable
+from pathlib import Path
+
+from topics.types.errors import NotReady
+
+ID = "webhook-id"
+TIMESTAMP = "webhook-timestamp"
+SIGNATURE = "webhook-signature"
+PREFIX = "whsec_"
+VERSION = "v1"
+SECRET_BYTES = 32
+LEAST_BYTES = 24
+"""The specification's: 24 to 64 bytes."""
+
+
+def sign(webhook_id: str, sent_s: int, body: bytes, signing: Iterable[str]) -> dict[str, str]:
+    """The three headers of a message sent at Unix time `sent_s`; `signing`: `whsec_…`, each of which signs."""
+    signatures = " ".join(f"{VERSION},{signature(webhook_id, str(sent_s), body, secret)}" for secret in signing)
+    return {ID: webhook_id, TIMESTAMP: str(sent_s), SIGNATURE: signatures}
+
+
+def read_secrets(path: Path) -> list[str]:
+    """The `whsec_…` lines of a file, in order; empty lines and those that begin with `#` are passed over. Raises NotReady."""
+    try:
+        lines = [line.strip() for line in path.read_text().splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise NotReady(
+            f"webhooks can't be signed: {path} can't be read ({type(error).__name__}); write `whsec_` and 32 random bytes in base64 to it, "
+            "or say where it is (POLAR_WEBHOOK_SECRET_FILE)"
+        ) from None
+    found = [line for line in lines if line and not line.startswith("#")]
+    try:
+        for secret in found:
+            _key(secret)
+    except ValueError as error:
+        raise NotReady(f"webhooks can't be signed: {path}: {error}") from None
+    if not found:
+        raise NotReady(f"webhooks can't be signed: {path} holds no secret")
+    return found
+
+
+def ensure_secret_file(path: Path) -> None:
+    """Make a file with one fresh secret, mode 0600, unless there is one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        return
+    with os.fdopen(descriptor, "w") as file:
+        file.write(new_secret() + "\n")
+
+
+def new_secret() -> str:
+    """A fresh `whsec_…`."""
+    return PREFIX + base64.b64encode(secrets.token_bytes(SECRET_BYTES)).decode()
+
+
+def signature(webhook_id: str, sent: str, body: bytes, secret: str) -> str:
+    """The base64 signature of one secret. Raises ValueError for a secret that isn't one."""
+    signed = b".".join((webhook_id.encode(), sent.encode(), body))
+    return base64.b64encode(hmac.digest(_key(secret), signed, hashlib.sha256)).decode()
+
+
+def _key(secret: str) -> bytes:
+    """Raises ValueError, which doesn't repeat the secret."""
+    try:
+        key = base64.b64decode(secret.removeprefix(PREFIX), validate=True)
+    except (binascii.Error, ValueError):
+        raise ValueError("a secret is `whsec_` and base64") from None
+    if len(key) < LEAST_BYTES:
+        raise ValueError(f"a secret holds at least {LEAST_BYTES} bytes; this one {len(key)}")
+    return key

@@ -1,0 +1,1 @@
+"""How records are produced, read and owned on Kafka."""

@@ -1,0 +1,256 @@
+"""Topics on the broker: made as their contracts say, settings brought in line, partition counts of co-partitioned ones never changed.
+
+Applying twice changes nothing; settings that an operator added beside ours are kept.
+`topics/contract/catalogue.py` lists the topics.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Literal, TypeVar
+
+import msgspec
+
+from topics.contract.topic import Topic
+from topics.environment.settings import Settings
+from topics.log import kafka
+from topics.log.refusals import denied, refusal, unheard
+from topics.types.errors import InputError, NotReady
+
+DEADLINE_S = 30.0
+LOOK_S = 0.05
+REACH_S = 8.0
+"""For a first answer: a broker of `polar up` that died is back by then."""
+RETRY_S = 0.3
+OK = 0
+UNKNOWN_TOPIC = 3
+TOPIC_EXISTS = 36
+NOT_AUTHORIZED = {29: "the topic", 31: "to create or alter the topic"}
+TOO_FEW_BROKERS = 38
+"""Kafka's error codes."""
+SET_ON_TOPIC = 1
+"""`config_source` of a setting that the topic itself carries (DescribeConfigs)."""
+REFUSED = "the broker refused it: "
+
+T = TypeVar("T")
+
+
+class Applied(msgspec.Struct, frozen=True):
+    """What became of one topic."""
+
+    topic: str
+    """Full name."""
+    outcome: Literal["created", "altered", "unchanged"]
+
+
+class Listed(msgspec.Struct, frozen=True):
+    """A topic as the broker has it."""
+
+    name: str
+    partitions: int
+    config: dict[str, str]
+    """Settings that the topic itself carries."""
+    records: int
+    """Offsets from the first that is left to the end, all partitions; compaction and transactions leave gaps."""
+
+
+async def apply(
+    settings: Settings, topics: Iterable[Topic], *, embedded: bool, reach_s: float = REACH_S
+) -> list[Applied]:
+    """Create missing topics and alter settings that differ; ready to be written to on return.
+
+    `embedded`: one broker, so replication 1, and the contracts' smaller partition counts. Raises InputError where a co-partitioned topic
+    has another number of partitions, or the broker refuses a setting; NotReady where no broker answers within `reach_s`.
+    """
+    min_insync, replication = (1, 1) if embedded else (settings.min_insync, settings.replication)
+    wanted = {topic.full_name(settings.namespace): topic for topic in topics}
+    configs = {name: topic.broker_config(min_insync) for name, topic in wanted.items()}
+    altered: list[str] = []
+    created: list[str] = []
+
+    async def bring_in_line(admin: kafka.Admin) -> None:
+        existing = await _leaders(settings, admin, list(wanted))
+        for name, leaders in existing.items():
+            _check_partitions(wanted[name], name, len(leaders), embedded)
+        created.extend(name for name in wanted if name not in existing)
+        await _create(
+            settings,
+            admin,
+            {
+                name: (topic.partition_count(embedded), replication, configs[name])
+                for name, topic in wanted.items()
+                if name not in existing
+            },
+        )
+        altered.extend(await _alter(settings, admin, {name: configs[name] for name in existing}))
+
+    await _asked(settings, bring_in_line, reach_s)
+    outcomes: dict[str, Literal["created", "altered"]] = dict.fromkeys(altered, "altered")
+    outcomes |= dict.fromkeys(created, "created")
+    return [Applied(name, outcomes.get(name, "unchanged")) for name in wanted]
+
+
+async def listing(settings: Settings) -> list[Listed]:
+    """The namespace's topics, by name. Raises NotReady where no broker answers."""
+
+    async def described(admin: kafka.Admin) -> tuple[dict[str, int], dict[str, dict[str, str]]]:
+        prefix = f"{settings.namespace}."
+        found = [topic for topic in await admin.describe_topics() if topic["topic"].startswith(prefix)]
+        counts = {topic["topic"]: len(topic["partitions"]) for topic in found}
+        return counts, await _configs(admin, list(counts))
+
+    counts, configs = await _asked(settings, described, REACH_S)
+    reader = kafka.consumer(settings, committed=False)
+    try:
+        await reader.start()
+        spans = await _spans(reader, counts)
+    except kafka.KafkaError as error:
+        raise away(settings, error) from None
+    finally:
+        await kafka.stop(reader, DEADLINE_S)
+    return [Listed(name, counts[name], configs[name], spans[name]) for name in sorted(counts)]
+
+
+async def partition_count(settings: Settings, name: str, *, reach_s: float = REACH_S) -> int:
+    """How many partitions a topic has, by its full name. Raises NotReady where no broker answers or the topic isn't there."""
+    found = await _asked(settings, lambda admin: _leaders(settings, admin, [name]), reach_s)
+    if not found.get(name):
+        raise NotReady(f"Kafka at {settings.bootstrap} has no topic {name}; `polar topics apply` makes it")
+    return len(found[name])
+
+
+async def _asked(settings: Settings, ask: Callable[[kafka.Admin], Awaitable[T]], reach_s: float) -> T:
+    """What `ask` returns, which is asked again where the broker that was picked doesn't answer: it may have died this moment, and others
+    live. Raises NotReady when none has answered within `reach_s`, or what one began to answer has failed for 8 s."""
+    now = asyncio.get_running_loop().time
+    began, reached = now(), False
+    while True:
+        admin = kafka.admin(settings)
+        try:
+            async with asyncio.timeout(DEADLINE_S):
+                await admin.start()
+                reached = True
+                return await ask(admin)
+        except (kafka.KafkaError, TimeoutError) as error:
+            failed = error
+        finally:
+            await admin.close()
+        if not reached and (refused := await unheard(settings)) is not None:
+            raise refused from None
+        is_final = isinstance(failed, kafka.KafkaError) and not kafka.may_pass(failed)
+        if (is_final and reached) or now() > began + (max(reach_s, REACH_S) if reached else reach_s):
+            raise away(settings, failed) from None
+        await asyncio.sleep(RETRY_S)
+
+
+def away(settings: Settings, error: Exception) -> NotReady:
+    """What is raised where no broker answers, or all refuse."""
+    if (refused := refusal(settings, error)) is not None:
+        return refused
+    why = "" if isinstance(error, TimeoutError | kafka.KafkaConnectionError) else f" ({error!r})"
+    return NotReady(
+        f"Kafka at {settings.bootstrap} doesn't answer{why}: is it running there, and is POLAR_KAFKA what you mean?"
+    )
+
+
+def _check_partitions(topic: Topic, name: str, count: int, embedded: bool) -> None:
+    wanted = topic.partition_count(embedded)
+    if topic.copartitioned and count != wanted:
+        raise InputError(
+            name,
+            f"{count} partitions",
+            f"{wanted} are needed: tasks are found by their partition, so it can't be changed; use another POLAR_NAMESPACE",
+        )
+
+
+async def _leaders(settings: Settings, admin: kafka.Admin, names: list[str]) -> dict[str, list[int]]:
+    """Each existing topic's leaders by partition, negative where there is none. Raises Refused."""
+    described = await admin.describe_topics(names)
+    for topic in described:
+        _require_authorized(settings, topic["topic"], topic["error_code"])
+    return {
+        topic["topic"]: [partition["leader"] for partition in topic["partitions"]]
+        for topic in described
+        if topic["error_code"] != UNKNOWN_TOPIC
+    }
+
+
+def _require_authorized(settings: Settings, name: str, code: int) -> None:
+    """Raises Refused."""
+    if code in NOT_AUTHORIZED:
+        raise denied(settings, f"{NOT_AUTHORIZED[code]} {name}")
+
+
+async def _create(
+    settings: Settings, admin: kafka.Admin, missing: Mapping[str, tuple[int, int, dict[str, str]]]
+) -> None:
+    """Create topics (partitions, replication, settings by name) and wait until all have leaders."""
+    if not missing:
+        return
+    answer = await admin.create_topics([kafka.new_topic(name, *how) for name, how in missing.items()])
+    for name, code, message in (
+        (e["topic"], e["error_code"], e["error_message"]) for e in answer.to_object()["topic_errors"]
+    ):
+        if code == TOO_FEW_BROKERS:
+            reason = f"more copies than this Kafka has brokers for {name}; set POLAR_REPLICATION, and POLAR_MIN_INSYNC"
+            raise InputError("POLAR_REPLICATION", missing[name][1], reason)
+        _require_authorized(settings, name, code)
+        # Another process may have been first.
+        if code not in (OK, TOPIC_EXISTS):
+            raise InputError(name, code, f"{REFUSED}{message}")
+    while True:
+        leaders = await _leaders(settings, admin, list(missing))
+        if leaders.keys() == missing.keys() and all(found and min(found) >= 0 for found in leaders.values()):
+            return
+        await asyncio.sleep(LOOK_S)
+
+
+async def _alter(settings: Settings, admin: kafka.Admin, wanted: Mapping[str, dict[str, str]]) -> list[str]:
+    """Bring settings in line; the names of the topics that differed."""
+    carried = await _configs(admin, list(wanted))
+    differing = _differing(wanted, carried)
+    if not differing:
+        return []
+    # The request replaces all that a topic carries, so what it has besides is said again.
+    answers = await admin.alter_configs([kafka.topic_config(name, carried[name] | wanted[name]) for name in differing])
+    for resource in (resource for answer in answers for resource in answer.to_object()["resources"]):
+        _require_authorized(settings, resource["resource_name"], resource["error_code"])
+        if resource["error_code"] != OK:
+            raise InputError(resource["resource_name"], resource["error_code"], f"{REFUSED}{resource['error_message']}")
+    # The controller has them; brokers learn of it a moment later.
+    while True:
+        if not _differing({name: wanted[name] for name in differing}, await _configs(admin, differing)):
+            return differing
+        await asyncio.sleep(LOOK_S)
+
+
+def _differing(wanted: Mapping[str, dict[str, str]], carried: Mapping[str, dict[str, str]]) -> list[str]:
+    return [name for name, config in wanted.items() if config.items() - carried[name].items()]
+
+
+async def _configs(admin: kafka.Admin, names: Sequence[str]) -> dict[str, dict[str, str]]:
+    """The settings that topics carry themselves."""
+    if not names:
+        return {}
+    answers = await admin.describe_configs([kafka.topic_config(name) for name in names])
+    return {
+        resource["resource_name"]: {
+            entry["config_names"]: entry["config_value"]
+            for entry in resource["config_entries"]
+            if entry["config_source"] == SET_ON_TOPIC
+        }
+        for answer in answers
+        for resource in answer.to_object()["resources"]
+    }
+
+
+async def _spans(reader: kafka.Consumer, counts: Mapping[str, int]) -> dict[str, int]:
+    """Offsets between beginning and end, by topic."""
+    partitions = [kafka.TopicPartition(name, number) for name, count in counts.items() for number in range(count)]
+    first = await reader.beginning_offsets(partitions)
+    end = await reader.end_offsets(partitions)
+    spans = dict.fromkeys(counts, 0)
+    for partition in partitions:
+        spans[partition.topic] += end[partition] - first[partition]
+    return spans

@@ -1,0 +1,261 @@
+"""Reading a topic whole, without a group: every partition, from a chosen point on, for as long as the process lives.
+
+`workers`, `control` and `fleet` are followed by every process that acts on them; tables and logs by those that show them.
+Invariant: records of a partition are handed on in order, each once; a broker that goes and comes back costs time only, one that has lost
+the log's end no more than that. Unknown types and undecodable bytes are counted and skipped. The partitions are those of the start. What
+the records mean is the caller's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import structlog
+
+from topics.contract.codec import Codec, DecodeError, UnknownRecord
+from topics.contract.topic import Topic
+from topics.environment.settings import Settings
+from topics.log import admin, kafka
+from topics.log.producer import LogProducer, Unacknowledged, dead_letter
+from topics.log.refusals import Refused, refusal
+from topics.types.errors import NotReady
+
+START_S = 60.0
+POLL_MS = 500
+BATCH = 500
+"""Records between two breaths of the loop."""
+RETRY_S = 0.2
+LOOK_S = 0.02
+STOP_S = 5.0
+LETTERS_S = 2.0
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True)
+class Since:
+    """Where to begin; an offset that retention has removed means the earliest that is left."""
+
+    END: ClassVar[Since]
+    BEGINNING: ClassVar[Since]
+    seconds_ago: float
+    """By the records' timestamps."""
+
+    @classmethod
+    def ago(cls, seconds: float) -> Since:
+        return cls(seconds)
+
+
+Since.END = Since(0.0)
+Since.BEGINNING = Since(float("inf"))
+
+
+class Follower:
+    """Hands each record of a topic to `on_record`, on the loop that started it."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        topic: Topic,
+        on_record: Callable[[Any, kafka.Record], None],
+        *,
+        since: Since,
+        on_tombstone: Callable[[kafka.Record], None] | None = None,
+        letters: LogProducer | None = None,
+        committed: bool = False,
+    ) -> None:
+        """`on_record` gets one of `topic.records` and its envelope; it must be quick, and what it raises ends the follower.
+
+        `letters`, started, takes undecodable records to the dead letters; without it they are only counted: someone else tells of them.
+        """
+        self._settings = settings
+        self._name = topic.full_name(settings.namespace)
+        self._codec: Codec[Any] = Codec(*topic.records)
+        self._on_record = on_record
+        self._on_tombstone = on_tombstone
+        self._letters = letters
+        self._since = since
+        self._committed = committed
+        self._reader: kafka.Consumer | None = None
+        self._partitions: list[kafka.TopicPartition] = []
+        self._first: dict[kafka.TopicPartition, int] = {}
+        self._passed: dict[kafka.TopicPartition, int] = {}
+        self._ends_at_start: dict[kafka.TopicPartition, int] = {}
+        self._task: asyncio.Task[None] | None = None
+        self.skipped: Counter[str] = Counter()
+        """Records not handed on: `undecodable`, or `unknown_<type>`."""
+
+    async def start(self, deadline_s: float = START_S) -> None:
+        """Return when everything that lay on the topic was handed on. Raises NotReady where no broker answers or the topic isn't there."""
+        trouble = f"{self._name} is longer than can be read in that time"
+        try:
+            async with asyncio.timeout(deadline_s):
+                while self._task is None:
+                    try:
+                        await self._open()
+                    except Refused:
+                        raise
+                    except (NotReady, kafka.KafkaError) as error:
+                        if (refused := refusal(self._settings, error)) is not None:
+                            raise refused from None
+                        trouble = str(error)
+                        await asyncio.sleep(RETRY_S)
+                await self.caught_up(deadline_s)
+        except TimeoutError:
+            await self.stop()
+            raise NotReady(f"not ready after {deadline_s:.0f} s: {trouble}") from None
+        except BaseException:
+            await self.stop()
+            raise
+
+    @property
+    def failed(self) -> asyncio.Task[None]:
+        """Done, with an exception, when reading has ended for good; wait for it beside the work that relies on this follower."""
+        assert self._task is not None, "start() comes first"
+        return self._task
+
+    @property
+    def how_far(self) -> tuple[int, int]:
+        """Offsets passed, of those that lay on the topic when `start` looked; (0, 0) before. For people: markers and gaps count, too."""
+        ends = self._ends_at_start
+        passed = sum(min(self._passed[partition], end) - self._first[partition] for partition, end in ends.items())
+        return passed, sum(end - self._first[partition] for partition, end in ends.items())
+
+    async def caught_up(self, deadline_s: float = START_S) -> None:
+        """Return when all that lies on the topic now was handed on. Raises TimeoutError, or what ended the follower."""
+        assert self._reader is not None, "start() comes first"
+        async with asyncio.timeout(deadline_s):
+            reader = self._reader
+            ends = await self._asked(lambda: reader.end_offsets(self._partitions))
+            self._ends_at_start = self._ends_at_start or ends
+            # Looked at rather than signalled: the marker that ends a transaction moves a position, but is no record.
+            while not self.failed.done():
+                if await self._reached(self._reader, ends):
+                    break
+                await asyncio.sleep(LOOK_S)
+            if self.failed.done():
+                self.failed.result()
+
+    async def stop(self) -> None:
+        """End reading; never hangs."""
+        task, self._task = self._task, None
+        if task is not None and not task.done():
+            task.cancel()
+            await asyncio.wait([task])
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            await kafka.stop(reader, STOP_S)
+
+    async def _open(self) -> None:
+        count = await admin.partition_count(self._settings, self._name)
+        partitions = [kafka.TopicPartition(self._name, number) for number in range(count)]
+        # Where the log no longer holds our position: `_back_on`. aiokafka's own reset would hand on the whole log again.
+        reader = kafka.consumer(self._settings, committed=self._committed, auto_offset_reset="none")
+        try:
+            await reader.start()
+            reader.assign(partitions)
+            await self._seek(reader, partitions)
+        except BaseException:
+            await kafka.stop(reader, STOP_S)
+            raise
+        self._partitions, self._reader = partitions, reader
+        self._task = asyncio.create_task(self._read(reader), name=f"follow-{self._name}")
+
+    async def _seek(self, reader: kafka.Consumer, partitions: list[kafka.TopicPartition]) -> None:
+        if self._since == Since.BEGINNING:
+            positions = await reader.beginning_offsets(partitions)
+        else:
+            positions = await reader.end_offsets(partitions)
+        if self._since not in (Since.BEGINNING, Since.END):
+            instant = int((time.time() - self._since.seconds_ago) * 1000)
+            found = await reader.offsets_for_times(dict.fromkeys(partitions, instant))
+            positions |= {partition: first.offset for partition, first in found.items() if first is not None}
+        for partition, offset in positions.items():
+            reader.seek(partition, offset)
+        self._first = positions
+        self._passed = dict(positions)
+
+    async def _asked(
+        self, ask: Callable[[], Awaitable[dict[kafka.TopicPartition, int]]]
+    ) -> dict[kafka.TopicPartition, int]:
+        """What a broker says, as soon as one does."""
+        while True:
+            try:
+                return await ask()
+            except kafka.KafkaError as error:
+                if not kafka.may_pass(error):
+                    raise
+                await asyncio.sleep(RETRY_S)
+
+    async def _reached(self, reader: kafka.Consumer, ends: dict[kafka.TopicPartition, int]) -> bool:
+        for partition, end in ends.items():
+            if await reader.position(partition) < end:
+                return False
+        return True
+
+    async def _read(self, reader: kafka.Consumer) -> None:
+        while True:
+            try:
+                batches = await reader.getmany(timeout_ms=POLL_MS, max_records=BATCH)
+            except kafka.OffsetOutOfRangeError as error:
+                await self._back_on(reader, error.args[0])
+                continue
+            except kafka.KafkaError as error:
+                if not kafka.may_pass(error):
+                    raise refusal(self._settings, error) or error from None
+                log.warning("can't read", action="follow.retry", topic=self._name, reason=repr(error))
+                await asyncio.sleep(RETRY_S)
+                continue
+            handed = [(record, self._hand_on(record)) for records in batches.values() for record in records]
+            self._passed |= {partition: records[-1].offset + 1 for partition, records in batches.items()}
+            # Only now: with the batch's position passed, nothing of it may wait while others are told that all was handed on.
+            await self._bury([(record, error) for record, error in handed if error is not None])
+
+    async def _back_on(self, reader: kafka.Consumer, lost: dict[kafka.TopicPartition, int]) -> None:
+        """Go on where the log does: at its beginning where retention has passed us, at its end where that was cut off."""
+        firsts = await self._asked(lambda: reader.beginning_offsets(lost))
+        ends = await self._asked(lambda: reader.end_offsets(lost))
+        for partition, position in lost.items():
+            offset = firsts[partition] if position < firsts[partition] else ends[partition]
+            at = f"{partition.topic}[{partition.partition}]@{position}"
+            log.error("log gap", action="follow.log_gap", at=at, goes_on_at=offset)
+            reader.seek(partition, offset)
+            self._passed[partition] = offset
+
+    def _hand_on(self, record: kafka.Record) -> DecodeError | None:
+        """Returns why, where the record can't be decoded."""
+        if record.value is None:
+            if self._on_tombstone is not None:
+                self._on_tombstone(record)
+            return None
+        try:
+            decoded = self._codec.decode(record.value)
+        except DecodeError as error:
+            self.skipped["undecodable"] += 1
+            at = f"{record.topic}[{record.partition}]@{record.offset}"
+            log.warning("undecodable record", action="follow.undecodable", at=at, reason=str(error))
+            return error
+        if isinstance(decoded, UnknownRecord):
+            self.skipped[f"unknown_{decoded.type}"] += 1
+        else:
+            self._on_record(decoded, record)
+        return None
+
+    async def _bury(self, bad: Sequence[tuple[kafka.Record, DecodeError]]) -> None:
+        """Tell of what can't be decoded, within 2 s: grants and ends of keys come this way, and don't wait for dead letters."""
+        letters = self._letters
+        if letters is None or not bad:
+            return
+        telling = (
+            dead_letter(letters, self._settings, record, reason=str(error), process="follower") for record, error in bad
+        )
+        try:
+            async with asyncio.timeout(LETTERS_S):
+                await asyncio.gather(*telling)
+        except (TimeoutError, Unacknowledged) as error:
+            log.error("dead letters lost", action="follow.dead_letters_lost", topic=self._name, reason=repr(error))

@@ -1,0 +1,248 @@
+"""Fenced ownership of partitions, for the coordinator and the builder: the only two that use transactions (protocol 1–5).
+
+A group membership says which partitions this process owns. For each, a task starts a transactional producer whose id names the
+partition (which fences a paused predecessor), lets the keeper read its state, and then runs the keeper. A transaction that fails in
+any way ends the task and its memory; it starts again from the beginning.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+import structlog
+
+from topics.contract.topic import MIB, Topic
+from topics.environment.settings import Settings
+from topics.log import kafka
+from topics.log.refusals import Refused, refusal
+
+TRANSACTION_TIMEOUT_MS = 5_000
+COMMIT_DEADLINE_S = 15.0
+"""Of a transaction's step: by then the broker has long ended the transaction."""
+STOP_DEADLINE_S = 5.0
+IN_FLIGHT_BYTES = 8 * MIB
+"""Protocol 3. All that is ready goes into one request, and a broker closes the connection over a request that is too large."""
+READ_BACK_S = 30.0
+"""Without progress; an abandoned transaction is ended by the broker after 5 s and a sweep."""
+RESTART_S = 0.5
+"""Between a failed transaction and the next try; the broker needs as long to elect."""
+LONGEST_RESTART_S = 2.0
+"""The same after many tries: brokers that are away for a minute aren't asked hundreds of times."""
+POLL_MS = 500
+
+log = structlog.get_logger()
+
+
+class OwnershipLost(Exception):  # noqa: N818 - named for what happened
+    """A transaction failed or was fenced: memory and producer of this partition are void."""
+
+
+class LogGap(OwnershipLost):
+    """The log no longer holds what is to be read: retention has passed it, or it was cut."""
+
+
+@dataclass(frozen=True)
+class Write:
+    """One record of a transaction; a value of None is a tombstone."""
+
+    topic: str
+    partition: int
+    key: bytes
+    value: bytes | None
+
+
+class FencedProducer:
+    """The one producer of a partition; whoever starts another with its id ends this one."""
+
+    def __init__(self, settings: Settings, transactional_id: str) -> None:
+        self._producer = kafka.producer(
+            settings,
+            transactional_id=transactional_id,
+            transaction_timeout_ms=TRANSACTION_TIMEOUT_MS,
+            max_bytes=32 * MIB,
+        )
+
+    async def start(self) -> None:
+        await self._guarded(self._producer.start())
+
+    async def stop(self) -> None:
+        await kafka.stop(self._producer, STOP_DEADLINE_S)
+
+    async def commit_offset(self, group: str, source: kafka.TopicPartition, offset: int) -> None:
+        """Put a group's offset into the open transaction."""
+        await self._guarded(self._producer.send_offsets_to_transaction({source: offset}, group))
+
+    async def begin(self) -> None:
+        await self._guarded(self._producer.begin_transaction())
+
+    async def write(self, writes: Sequence[Write]) -> list[int]:
+        """Send records in the open transaction and await every delivery: aiokafka would commit without the failed ones. Their offsets."""
+        offsets: list[int] = []
+        pending: list[asyncio.Future[kafka.RecordMetadata]] = []
+        size = 0
+        try:
+            async with asyncio.timeout(COMMIT_DEADLINE_S):
+                for write in writes:
+                    sent = await self._producer.send(write.topic, write.value, key=write.key, partition=write.partition)
+                    pending.append(sent)
+                    size += len(write.value or b"")
+                    if size > IN_FLIGHT_BYTES:
+                        offsets += [metadata.offset for metadata in await asyncio.gather(*pending)]
+                        pending, size = [], 0
+                offsets += [metadata.offset for metadata in await asyncio.gather(*pending)]
+        except Exception as error:
+            raise OwnershipLost(f"{type(error).__name__}: {error}") from error
+        return offsets
+
+    async def commit(self) -> None:
+        await self._guarded(self._producer.commit_transaction())
+
+    async def _guarded(self, step: Awaitable[object]) -> None:
+        try:
+            async with asyncio.timeout(COMMIT_DEADLINE_S):
+                await step
+        except Exception as error:
+            raise OwnershipLost(f"{type(error).__name__}: {error}") from error
+
+
+async def read_back(
+    settings: Settings, topic: str, partition: int, start: int | None = None
+) -> AsyncGenerator[kafka.Record, None]:
+    """Committed records of a partition from `start` (None: its beginning) to the high watermark as of now.
+
+    The end of a read_committed consumer is the last stable offset, which an open transaction holds back (protocol 4, 24): the edge
+    is asked for uncommitted, and committed reading goes on until it has passed it. Raises LogGap where the log begins after `start`,
+    OwnershipLost where that takes too long.
+    """
+    source = kafka.TopicPartition(topic, partition)
+    async with kafka.started(kafka.consumer(settings, committed=False), STOP_DEADLINE_S) as edge:
+        end = (await edge.end_offsets([source]))[source]
+    # Where retention passes the reader, that is said, and nothing skipped.
+    reader = kafka.consumer(settings, auto_offset_reset="none")
+    try:
+        async with kafka.started(reader, STOP_DEADLINE_S):
+            reader.assign([source])
+            first = (await reader.beginning_offsets([source]))[source]
+            if start is not None and start < first:
+                raise LogGap(f"{topic}[{partition}] begins at {first}; {start} has left it")
+            reader.seek(source, first if start is None else start)
+            deadline = time.monotonic() + READ_BACK_S
+            while (at := await reader.position(source)) < end:
+                found = await reader.getmany(timeout_ms=POLL_MS)
+                for record in found.get(source, ()):
+                    yield record
+                if await reader.position(source) > at:
+                    deadline = time.monotonic() + READ_BACK_S
+                elif time.monotonic() > deadline:
+                    raise OwnershipLost(f"{topic}[{partition}] could not be read past {at} to {end}")
+    except kafka.OffsetOutOfRangeError:
+        raise LogGap(f"{topic}[{partition}] was deleted or cut while it was read") from None
+
+
+async def on_the_log(settings: Settings, source: kafka.TopicPartition, position: int) -> int:
+    """Where one at `position` goes on: there, at the beginning where retention has passed it, or at the end of a log that was cut."""
+    async with kafka.started(kafka.consumer(settings, committed=False), STOP_DEADLINE_S) as asker:
+        first = (await asker.beginning_offsets([source]))[source]
+        end = (await asker.end_offsets([source]))[source]
+    found = min(max(position, first), end)
+    if found != position:
+        at = f"{source.topic}[{source.partition}]@{position}"
+        log.error("log gap", action="owner.log_gap", at=at, goes_on_at=found)
+    return found
+
+
+Keeper = Callable[[int, FencedProducer], Awaitable[None]]
+"""Owns one partition until cancelled: reads its state, then acts. Raises OwnershipLost to start again."""
+
+
+class Owner:
+    """Runs one keeper for each partition of `topic` that the group assigns to this process."""
+
+    def __init__(self, settings: Settings, group: str, topic: Topic, keep: Keeper) -> None:
+        self._settings = settings
+        self._group = group
+        self._topic = topic.full_name(settings.namespace)
+        self._keep = keep
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+
+    @property
+    def partitions(self) -> list[int]:
+        return sorted(self._tasks)
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Until `stop`; then every keeper is cancelled and the group left. A broker that is away is waited for. Raises Refused."""
+        try:
+            while not stop.is_set():
+                await self._be_member(stop)
+        finally:
+            await self._reconcile(set())
+
+    async def _be_member(self, stop: asyncio.Event) -> None:
+        """One membership's life. The keepers outlive it: who owns a partition in the meantime fences them."""
+        member = kafka.consumer(self._settings, group=self._group)
+        try:
+            member.subscribe([self._topic])
+            await member.start()
+            while not stop.is_set():
+                # The membership alone matters: records are read by the keepers, from positions of their own.
+                assigned = member.assignment()
+                if assigned:
+                    member.pause(*assigned)
+                await member.getmany(timeout_ms=POLL_MS)
+                await self._reconcile({source.partition for source in member.assignment()})
+                for ended in [task for task in self._tasks.values() if task.done()]:
+                    ended.result()  # refused
+        except kafka.KafkaError as error:
+            if (refused := refusal(self._settings, error)) is not None:
+                raise refused from None
+            log.warning("membership lost", action="owner.membership_lost", group=self._group, why=repr(error))
+            await asyncio.sleep(RESTART_S)
+        finally:
+            await kafka.stop(member, STOP_DEADLINE_S)
+
+    async def _reconcile(self, assigned: set[int]) -> None:
+        revoked = [self._tasks.pop(partition) for partition in list(self._tasks) if partition not in assigned]
+        for task in revoked:
+            task.cancel()
+        await asyncio.gather(*revoked, return_exceptions=True)
+        for partition in assigned - self._tasks.keys():
+            name = f"{self._group}.{partition}"
+            self._tasks[partition] = asyncio.create_task(self._own(partition), name=name)
+
+    async def _own(self, partition: int) -> None:
+        pause = RESTART_S
+        while True:
+            began = time.monotonic()
+            producer = FencedProducer(self._settings, f"{self._group}.{partition}")
+            try:
+                await producer.start()
+                await self._keep(partition, producer)
+            except (OwnershipLost, kafka.KafkaError) as lost:
+                if (refused := refusal(self._settings, lost.__cause__ or lost)) is not None:
+                    raise refused from None
+                log.warning(
+                    "partition lost", action="owner.lost", group=self._group, partition=partition, why=str(lost)
+                )
+            except Refused:
+                raise
+            except asyncio.CancelledError:
+                task = asyncio.current_task()
+                if task is None or task.cancelling():
+                    raise
+                # A library's own cancellation that got out: a keeper must not end unnoticed.
+                log.warning(
+                    "partition failed", action="owner.failed", group=self._group, partition=partition, why="cancelled"
+                )
+            except Exception as error:
+                # Whatever it was, state and producer are void and are made anew; a keeper never takes the process down.
+                log.exception(
+                    "partition failed", action="owner.failed", group=self._group, partition=partition, why=str(error)
+                )
+            finally:
+                await producer.stop()
+            await asyncio.sleep(pause)
+            lived = time.monotonic() - began > COMMIT_DEADLINE_S
+            pause = RESTART_S if lived else min(2 * pause, LONGEST_RESTART_S)

@@ -1,0 +1,256 @@
+"""The producer of everything that isn't transactional: each send is awaited to its acknowledgement (protocol 19).
+
+Invariant: a send returns an `Ack`, or raises and is never sent again by us; what raised `Unacknowledged` may still arrive. Waits
+use our own clock. `topics/log/producer_generation.py` replaces a producer that failed a record; callers decide what to do about a lost
+record (disown it, or send the same fact again).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+import msgspec
+import structlog
+
+from topics import dead_letters
+from topics.contract.codec import encode
+from topics.contract.topic import MIB, Topic
+from topics.environment.settings import Settings
+from topics.log import kafka
+from topics.log.partition import partition_of_task
+from topics.log.producer_generation import STOP_S, Line, Lines
+from topics.log.refusals import refusal
+from topics.types.errors import NotReady
+
+DEADLINE_S = 120.0
+"""How long a call may wait for its acknowledgement (protocol 19)."""
+RETRY_S = 0.2
+"""Between tries to hand a record over."""
+RECORD_OVERHEAD = 1024
+"""Bytes that a record's framing and ids take beside its key, value and headers, generously."""
+
+
+log = structlog.get_logger()
+
+
+class Unacknowledged(Exception):  # noqa: N818 - what is known, not a fault
+    """No acknowledgement came in time, or the broker refused; the record may still arrive. The message says why."""
+
+
+class RecordTooLarge(ValueError):  # noqa: N818 - named for what the caller does
+    """More bytes than the topic takes; nothing was sent. What is too big goes to the blob store (protocol 29)."""
+
+
+@dataclass(frozen=True)
+class Ack:
+    """Where an acknowledged record lies; offset -1 where the broker had it already and no longer knows where."""
+
+    partition: int
+    offset: int
+
+
+@dataclass(frozen=True)
+class _Outgoing:
+    topic: str
+    value: bytes
+    key: bytes | None
+    headers: kafka.Headers
+    partition: int | None = None
+    task_id: str | None = None
+    """Where given, it decides the partition."""
+
+    @property
+    def size(self) -> int:
+        named = sum(len(name) + len(value) for name, value in self.headers)
+        return len(self.value) + len(self.key or b"") + named + RECORD_OVERHEAD
+
+
+class LogProducer:
+    """Many concurrent sends share one pipeline; bytes without an acknowledgement are bounded."""
+
+    def __init__(self, settings: Settings, *, max_unacked_bytes: int = 64 * MIB) -> None:
+        self._settings = settings
+        self._limit = max_unacked_bytes
+        self._unacked = 0
+        self._freed = asyncio.Event()
+        self._lines = Lines(settings)
+        self._stopped = False
+
+    async def start(self, deadline_s: float = 60.0) -> None:
+        """Connect, waiting for a broker that is away. Raises NotReady where none answers in time, at once where we are refused."""
+        opening = self._lines.open()
+        await asyncio.wait([opening], timeout=deadline_s)
+        if not opening.done():
+            await self.stop(0.0)
+            raise NotReady(
+                f"Kafka at {self._settings.bootstrap} doesn't answer within {deadline_s:.0f} s; is it running? {self._lines.trouble}"
+            )
+        opening.result()
+
+    async def stop(self, deadline_s: float = STOP_S) -> None:
+        """Give records in flight `deadline_s`, then cut them off: their sends raise Unacknowledged. Never hangs."""
+        self._stopped = True
+        await self._lines.close(deadline_s)
+
+    async def send(
+        self,
+        topic: Topic,
+        record: msgspec.Struct,
+        *,
+        key: str,
+        task_id: str | None = None,
+        partition: int | None = None,
+        deadline_s: float = DEADLINE_S,
+    ) -> Ack:
+        """Send a record of the contract; on a co-partitioned topic `task_id` decides the partition.
+
+        Raises RecordTooLarge (nothing was sent) and Unacknowledged (it may still arrive).
+        """
+        assert type(record) in topic.records, f"{type(record).__name__} is no record of {topic.name}"
+        assert not topic.copartitioned or task_id is not None or partition is not None, f"{topic.name} needs a task id"
+        outgoing = _Outgoing(
+            topic.full_name(self._settings.namespace),
+            encode(record),
+            key.encode(),
+            (),
+            partition,
+            task_id if topic.copartitioned else None,
+        )
+        return await self._send(outgoing, topic.max_bytes, deadline_s)
+
+    async def send_bytes(
+        self,
+        topic: str,
+        value: bytes,
+        *,
+        key: bytes | None = None,
+        headers: kafka.Headers = (),
+        deadline_s: float = DEADLINE_S,
+    ) -> Ack:
+        """Send bytes as they are to a topic's full name: tasks, dead letters. Raises as `send` does."""
+        return await self._send(_Outgoing(topic, value, key, headers), dead_letters.TOPIC.max_bytes, deadline_s)
+
+    def has_room(self, size: int) -> bool:
+        """Whether `size` bytes more may go unacknowledged; always true for a first record."""
+        return self._unacked == 0 or self._unacked + size <= self._limit
+
+    async def room(self, size: int, deadline_s: float = DEADLINE_S) -> None:
+        """Wait until `has_room`. Raises Unacknowledged where it doesn't come in time."""
+        if self.has_room(size):
+            return
+        try:
+            async with asyncio.timeout(deadline_s):
+                while not self.has_room(size):
+                    self._freed.clear()
+                    await self._freed.wait()
+        except TimeoutError:
+            raise Unacknowledged(
+                f"{self._unacked} bytes wait for an acknowledgement, and no room for {size} came within {deadline_s:.0f} s"
+            ) from None
+
+    async def _send(self, outgoing: _Outgoing, max_bytes: int, deadline_s: float) -> Ack:
+        size = outgoing.size
+        if size > max_bytes:
+            raise RecordTooLarge(
+                f"{outgoing.topic}: {size} bytes, at most {max_bytes}; big values go to the blob store"
+            )
+        deadline = asyncio.get_running_loop().time() + deadline_s
+        await self.room(size, deadline_s)
+        self._unacked += size
+        try:
+            line, future = await self._hand_over(outgoing, deadline)
+        except BaseException:
+            self._release(size)
+            raise
+        line.in_flight.add(future)
+        line.awaited.add(future)
+        future.add_done_callback(lambda settled: self._settled(line, settled, size))
+        try:
+            await asyncio.wait([future], timeout=deadline - asyncio.get_running_loop().time())
+        finally:
+            line.awaited.discard(future)
+        if not future.done():
+            # Its bytes stay counted until the line is stopped: aiokafka may hold them that long.
+            self._lines.replace(line)
+            raise Unacknowledged(f"{outgoing.topic}: no acknowledgement within {deadline_s:.0f} s")
+        if future.cancelled():
+            raise Unacknowledged(f"{outgoing.topic}: the producer was stopped before the acknowledgement")
+        if (error := future.exception()) is not None:
+            raise Unacknowledged(f"{outgoing.topic}: {refusal(self._settings, error) or repr(error)}")
+        return Ack(future.result().partition, future.result().offset)
+
+    async def _hand_over(
+        self, outgoing: _Outgoing, deadline: float
+    ) -> tuple[Line, asyncio.Future[kafka.RecordMetadata]]:
+        """Have a line accept the record: until then nothing is sent, so this may try again. Raises Unacknowledged, RecordTooLarge."""
+        why = ""
+        try:
+            async with asyncio.timeout_at(deadline):
+                while not self._stopped:
+                    opening = self._lines.open()
+                    if not opening.done():
+                        await asyncio.wait([opening])
+                    if opening.cancelled():
+                        break
+                    line = opening.result()
+                    why = "no broker answers any more, or there is no such topic (`polar topics apply` makes them)"
+                    try:
+                        return line, await _accept(line.producer, outgoing)
+                    except kafka.MessageSizeTooLargeError as error:
+                        raise RecordTooLarge(f"{outgoing.topic}: {error}") from None
+                    except kafka.KafkaError as error:
+                        if (refused := refusal(self._settings, error)) is not None and str(refused) != why:
+                            log.error("refused", action="producer.refused", why=str(refused))
+                        why = str(refused or repr(error))
+                        if not error.retriable:
+                            self._lines.replace(line)
+                    await asyncio.sleep(RETRY_S)
+        except TimeoutError:
+            raise Unacknowledged(
+                f"{outgoing.topic}: not sent: {why or self._lines.trouble or 'no broker answers'}"
+            ) from None
+        raise Unacknowledged(f"{outgoing.topic}: not sent: the producer is stopped")
+
+    def _settled(self, line: Line, future: asyncio.Future[kafka.RecordMetadata], size: int) -> None:
+        line.in_flight.discard(future)
+        self._release(size)
+        # Looked at here, before the next record can meet a line that failed one.
+        if not future.cancelled() and future.exception() is not None:
+            self._lines.replace(line)
+
+    def _release(self, size: int) -> None:
+        self._unacked -= size
+        self._freed.set()
+
+
+async def _accept(producer: kafka.Producer, outgoing: _Outgoing) -> asyncio.Future[kafka.RecordMetadata]:
+    """The acknowledgement to come; when this returns, aiokafka has the record."""
+    partition = outgoing.partition
+    if partition is None and outgoing.task_id is not None:
+        partition = partition_of_task(outgoing.task_id, len(await producer.partitions_for(outgoing.topic)))
+    return await producer.send(
+        outgoing.topic, outgoing.value, key=outgoing.key, partition=partition, headers=list(outgoing.headers)
+    )
+
+
+async def dead_letter(
+    producer: LogProducer,
+    settings: Settings,
+    record: kafka.Record,
+    *,
+    reason: str,
+    field: str | None = None,
+    process: str,
+) -> Ack:
+    """Put a record's bytes, as they are, on the dead letters, with why and whence. Raises as `LogProducer.send` does."""
+    headers = dead_letters.headers(
+        reason=reason,
+        field=field,
+        process=process,
+        topic=record.topic,
+        partition=record.partition,
+        offset=record.offset,
+    )
+    name = dead_letters.TOPIC.full_name(settings.namespace)
+    return await producer.send_bytes(name, record.value or b"", key=record.key, headers=headers)

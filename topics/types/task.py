@@ -1,0 +1,409 @@
+"""`TaskRequest`: what users write, as YAML, JSON or a record on `polar.tasks`.
+
+Accepts the bodies of NVIDIA's Polar (arXiv 2605.24220) with our defaults where they are silent: its `timeout_seconds` is the run's
+budget. What would need a part that isn't built yet is refused by name here, where it enters, rather than ignored.
+Names of harnesses, evaluators and builders are checked by `check_names`, since what is installed is not a property of the body; the
+settings of the builders that come with Polar by `building.options`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Annotated, Any, Literal, Self
+from urllib.parse import urlsplit
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+
+from topics.environment import registry
+from topics.types import building, ids
+from topics.types.errors import InputError
+
+INSTRUCTION_LIMIT = 1024 * 1024
+"""Bytes of UTF-8."""
+CARRIED = ("metadata", "builder")
+"""Fields that ride in the table, in `Build` and in each of up to 1024 trajectories."""
+CARRIED_LIMIT = 64 * 1024
+ARGUMENT_LIMIT = 128_000
+"""Bytes of one argument or variable, its name left room for: Linux starts no program with more than 131,072."""
+RUN_LIMIT_S = 24 * 3600
+SAMPLES_LIMIT = ids.SAMPLES_LIMIT
+USER_LIMIT = 128
+"""Characters of `metadata.user`."""
+RETENTION_BUDGET_S = 7 * 24 * 3600 / 2
+"""A task's budgets sum to less than half of `polar.completions`' retention (protocol 31)."""
+
+TaskId = Annotated[str, StringConstraints(pattern=f"^{ids.TASK_ID}$")]
+POOL_NAME = f"^{ids.NAME}$"
+PoolName = Annotated[str, StringConstraints(pattern=POOL_NAME)]
+TopicName = Annotated[str, StringConstraints(pattern=f"^{ids.NAME}$")]
+
+
+def _fits(value: str) -> str:
+    if "\0" in value:
+        raise ValueError("holds a zero byte, which no program can be given")
+    size = len(value.encode(errors="replace"))
+    if size > ARGUMENT_LIMIT:
+        raise ValueError(f"{size} bytes; at most {ARGUMENT_LIMIT}: put what is longer into a file (runtime.prepare)")
+    return value
+
+
+Argument = Annotated[str, AfterValidator(_fits)]
+Environment = dict[Annotated[str, StringConstraints(pattern=r"^[^=\x00]{1,255}$")], Argument]
+
+
+class Part(BaseModel):
+    """Strict and frozen: a misspelt field is an error that names it.
+
+    Defaults are validated, so that one written out and one left out are the same bytes (600 and 600.0).
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, ser_json_inf_nan="constants")
+
+
+class ExecInput(Part):
+    """A command, run by `bash -c` with pipefail."""
+
+    command: Argument = Field(min_length=1)
+    cwd: str | None = None
+    env: Environment = {}
+
+
+class PrepareAction(Part):
+    """One step of making a runtime: `upload_file`/`upload_dir` need source and target, `exec` a command."""
+
+    type: Literal["upload_file", "upload_dir", "exec"]
+    source: str | None = None
+    target: str | None = None
+    command: Argument | None = None
+    cwd: str | None = None
+    env: Environment = {}
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        needed = ("command",) if self.type == "exec" else ("source", "target")
+        for name in needed:
+            if not getattr(self, name):
+                raise ValueError(f"{name} is needed where type is {self.type!r}")
+        return self
+
+
+class RuntimeSpec(Part):
+    """Where a session runs."""
+
+    backend: str = "process"
+    pool: PoolName = "default"
+    prepare: list[PrepareAction] = []
+    env: Environment = {}
+    workdir: str | None = None
+    """Relative to the workspace."""
+    image: str | None = None
+    network: str | None = None
+    allow_internet: bool = True
+    cpus: float | None = None
+    memory_mb: int | None = None
+    storage_mb: int | None = None
+    gpus: int = 0
+    eval_prepare: list[PrepareAction] | None = None
+    import_path: str | None = None
+    kwargs: dict[str, Any] = {}
+
+    @model_validator(mode="after")
+    def _only_what_a_process_keeps(self) -> Self:
+        """A plain process can't be confined: promising it silently would be worse than refusing."""
+        if self.backend != "process":
+            return self
+        asked = {
+            "image": self.image,
+            "network": None if self.network == "host" else self.network,
+            "allow_internet": None if self.allow_internet else False,
+            "cpus": self.cpus,
+            "memory_mb": self.memory_mb,
+            "storage_mb": self.storage_mb,
+            "gpus": self.gpus or None,
+            "eval_prepare": self.eval_prepare,
+            "kwargs": self.kwargs or None,
+        }
+        for name, value in asked.items():
+            if value is not None:
+                raise ValueError(f"{name}={value!r} can't be kept by runtime.backend 'process'; leave {name} out")
+        return self
+
+
+MODEL_VARIABLES = frozenset(
+    f"{provider}_{what}" for provider in ("OPENAI", "ANTHROPIC") for what in ("BASE_URL", "API_KEY")
+) | {"GOOGLE_GEMINI_BASE_URL", "GEMINI_API_KEY"}
+"""How a harness finds the proxy and its session's key."""
+
+
+class AgentSpec(Part):
+    """The harness and its settings."""
+
+    harness: str | None = None
+    import_path: str | None = None
+    model_name: str = "default"
+    settings: dict[str, Any] = {}
+    env: Environment = {}
+    mcp_servers: list[dict[str, Any]] = []
+    skills_path: str | None = None
+    custom_shell: ExecInput | None = None
+
+    @model_validator(mode="after")
+    def _one_harness(self) -> Self:
+        if (self.harness is None) == (self.import_path is None):
+            raise ValueError("give exactly one of harness and import_path")
+        if self.harness == "shell" and self.custom_shell is None:
+            raise ValueError("harness 'shell' needs custom_shell: {command: …}")
+        if self.harness != "shell" and self.custom_shell is not None:
+            raise ValueError(f"custom_shell goes with harness 'shell' alone, and harness is {self.name!r}")
+        for name in ("mcp_servers", "skills_path"):
+            if getattr(self, name):
+                raise ValueError(f"{name} isn't built yet; leave it out")
+        for name in (*self.env, *(self.custom_shell.env if self.custom_shell else ())):
+            if name in MODEL_VARIABLES or name.startswith("POLAR_"):
+                raise ValueError(
+                    f"env.{name} is set for the harness by the run worker; with another the calls would be lost"
+                )
+        return self
+
+    @property
+    def name(self) -> str:
+        """The harness by registry name or `module:Class`."""
+        return self.harness or self.import_path or ""
+
+
+class BuilderSpec(Part):
+    strategy: str = "prefix_merging"
+    config: dict[str, Any] = {}
+
+
+class EvaluatorSpec(Part):
+    strategy: str = "session_completed"
+    config: dict[str, Any] = {}
+    env: Environment = {}
+    refresh_runtime: Literal[False] = False
+    """A fresh runtime for the evaluation isn't built yet."""
+
+
+class Timeouts(Part):
+    """Budgets in seconds; each stage has its own."""
+
+    init: float = Field(default=600, gt=0)
+    run: float = Field(default=3600, gt=0, le=RUN_LIMIT_S)
+    evaluate: float = Field(default=600, gt=0)
+
+
+class SamplingSpec(Part):
+    """Overrides what the harness asks for. None leaves it to the harness, or in `mode: train` to the training defaults."""
+
+    temperature: float | None = Field(default=None, ge=0, le=10)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    top_k: int | None = Field(default=None, ge=-1, lt=2**31)
+    min_p: float | None = Field(default=None, ge=0, le=1)
+    presence_penalty: float | None = Field(default=None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
+    repetition_penalty: float | None = Field(default=None, gt=0)
+    max_tokens: int | None = Field(default=None, gt=0, lt=2**31)
+
+
+TRAINING_DEFAULTS = SamplingSpec(
+    temperature=1, top_p=1, top_k=-1, min_p=0, presence_penalty=0, frequency_penalty=0, repetition_penalty=1
+)
+"""The engine's own distribution, so that its logprobs are the behaviour policy's (guarantee 2)."""
+
+
+class LimitsSpec(Part):
+    """What each session may use of the model; beyond it the proxy refuses its calls, and the harness decides what it makes of that."""
+
+    calls: int | None = Field(default=None, gt=0, lt=2**31)
+    """Answered calls, of sub-agents and side calls too; None: any number."""
+    tokens: int | None = Field(default=None, gt=0, lt=2**53)
+    """Sampled tokens, counted once a call has ended: the last call may go beyond. None: any number."""
+    concurrent_calls: int | None = Field(default=None, gt=0, le=4096)
+    """At a time; more are told to come again. None: 64."""
+
+
+class EarlyStop(Part):
+    """When a group has what its trainer needs."""
+
+    usable: int = Field(ge=1, le=SAMPLES_LIMIT)
+    """Trajectories with a reward and tokens to train; then the group's other sessions are cancelled."""
+
+
+def _callback(value: str) -> str:
+    try:
+        parts = urlsplit(value)
+        is_base = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
+    except ValueError:
+        is_base = False
+    if not is_base or not value.isascii() or any(c.isspace() for c in value):
+        raise ValueError("must be an http or https URL, like https://trainer.example/groups")
+    if parts.username or parts.password:
+        raise ValueError("must hold no user or password, since every trajectory's group carries it; calls are signed")
+    return value
+
+
+CallbackUrl = Annotated[str, StringConstraints(max_length=2048), AfterValidator(_callback)]
+
+
+class TaskRequest(Part):
+    """One task: an instruction, where and by whom it is worked on, and how often."""
+
+    task_id: TaskId
+    instruction: str
+    num_samples: int = Field(default=1, ge=1, le=SAMPLES_LIMIT)
+    timeout_seconds: float | None = Field(default=None, gt=0, le=RUN_LIMIT_S)
+    """NVIDIA's name for `timeouts.run`."""
+    timeouts: Timeouts = Timeouts()
+    runtime: RuntimeSpec = RuntimeSpec()
+    agent: AgentSpec
+    builder: BuilderSpec = BuilderSpec()
+    evaluator: EvaluatorSpec = EvaluatorSpec()
+    mode: Literal["train", "eval"] = "train"
+    sampling: SamplingSpec = SamplingSpec()
+    limits: LimitsSpec = LimitsSpec()
+    max_attempts: int = Field(default=3, ge=1, le=100)
+    priority: int = Field(default=0, ge=0, le=100)
+    output_topic: TopicName | None = None
+    callback_url: CallbackUrl | None = None
+    """Told of the group's end (docs/webhooks.md)."""
+    early_stop: EarlyStop | None = None
+    metadata: dict[str, Any] = {}
+
+    @field_validator("instruction")
+    @classmethod
+    def _bounded(cls, value: str) -> str:
+        size = len(value.encode())
+        if size > INSTRUCTION_LIMIT:
+            raise ValueError(
+                f"{size} bytes; at most {INSTRUCTION_LIMIT}: put long material into the workspace (runtime.prepare)"
+            )
+        return value
+
+    @field_validator("evaluator", "runtime", mode="before")
+    @classmethod
+    def _silent(cls, value: Any) -> Any:
+        """NVIDIA's bodies say `null` for "none given"."""
+        return {} if value is None else value
+
+    @field_validator("metadata")
+    @classmethod
+    def _known_user(cls, value: dict[str, Any]) -> dict[str, Any]:
+        user = value.get("user", "")
+        if not isinstance(user, str) or len(user) > USER_LIMIT:
+            raise ValueError(f"user must be text of at most {USER_LIMIT} characters")
+        return value
+
+    @field_validator("early_stop")
+    @classmethod
+    def _reachable(cls, value: EarlyStop | None, info: ValidationInfo) -> EarlyStop | None:
+        samples = info.data.get("num_samples")
+        if value is not None and samples is not None and value.usable > samples:
+            raise ValueError(f"usable={value.usable} is more than num_samples={samples}, so it could never be reached")
+        return value
+
+    @model_validator(mode="after")
+    def _budgets(self) -> Self:
+        if self.timeout_seconds is not None and "run" in self.timeouts.model_fields_set:
+            raise ValueError("timeout_seconds and timeouts.run say the same; give one")
+        total = (self.timeouts.init + self.run_budget_s + self.timeouts.evaluate) * self.max_attempts
+        if total >= RETENTION_BUDGET_S:
+            raise ValueError(
+                f"timeouts × max_attempts = {total:.0f} s; the log is kept for a week, so they must stay under {RETENTION_BUDGET_S:.0f} s"
+            )
+        return self
+
+    @property
+    def user(self) -> str:
+        """Whose task it is, for fair shares; empty where none is said."""
+        return str(self.metadata.get("user", ""))
+
+    @property
+    def run_budget_s(self) -> float:
+        return self.timeouts.run if self.timeout_seconds is None else self.timeout_seconds
+
+    @property
+    def output(self) -> str | None:
+        """Suffix of the trajectories topic; None: the default one."""
+        return self.output_topic or ("eval" if self.mode == "eval" else None)
+
+    def effective_sampling(self) -> SamplingSpec:
+        """What the session's key imposes on every call."""
+        if self.mode == "eval":
+            return self.sampling
+        return TRAINING_DEFAULTS.model_copy(update=self.sampling.model_dump(exclude_none=True))
+
+    def canonical(self) -> bytes:
+        """The body in one spelling, so that equal bodies have equal bytes: defaults and budgets written out, keys sorted.
+
+        `parse` takes it, and gives a task with the same canonical body.
+        """
+        body = self.model_dump(mode="json")
+        body["timeouts"]["run"], body["timeout_seconds"] = self.run_budget_s, None
+        return json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def body_hash(canonical: bytes) -> str:
+    """What tells a duplicate from a clash of task ids."""
+    return hashlib.sha256(canonical).hexdigest()
+
+
+def parse(body: object) -> TaskRequest:
+    """A TaskRequest from decoded JSON or YAML; names are checked too.
+
+    Raises InputError for one thing wrong: field, value, reason. A misspelt field comes first, since what it should have been
+    is then missing, too.
+    """
+    try:
+        task = TaskRequest.model_validate(body)
+    except ValidationError as error:
+        wrong = error.errors()
+        first = next((one for one in wrong if one["type"] == "extra_forbidden"), wrong[0])
+        field = ".".join(str(part) for part in first["loc"]) or "task"
+        reason = first["msg"].removeprefix("Value error, ")
+        if first["type"] == "extra_forbidden":
+            reason = "no such field; is it misspelt?"
+        raise InputError(field, first["input"], reason) from None
+    _check_json(task)
+    check_names(task)
+    if task.builder.strategy in building.OPTIONS:
+        building.options(task.builder.strategy, task.builder.config)
+    return task
+
+
+def _check_json(task: TaskRequest) -> None:
+    """Refuse what the free-form fields let through and no JSON can hold: half a surrogate pair, objects, infinity, endless nesting."""
+    for field in TaskRequest.model_fields:
+        try:
+            told = task.model_dump(mode="json", include={field})
+            size = len(json.dumps(told, ensure_ascii=False, allow_nan=False).encode())
+        except ValueError as error:
+            raise InputError(field, getattr(task, field), f"can't be kept as JSON: {error}") from None
+        if field in CARRIED and size > CARRIED_LIMIT:
+            reason = (
+                f"at most {CARRIED_LIMIT} bytes of JSON, since every trajectory carries it; refer to what is larger"
+            )
+            raise InputError(field, f"{size} bytes", reason)
+
+
+def check_names(task: TaskRequest) -> None:
+    """Refuse names that nothing here answers to. `module:Class` is left to the workers, who have it or fail as `input`."""
+    for kind, field, name in (
+        (registry.Kind.RUNTIME, "runtime.backend", task.runtime.import_path or task.runtime.backend),
+        (registry.Kind.HARNESS, "agent.harness", task.agent.name),
+        (registry.Kind.EVALUATOR, "evaluator.strategy", task.evaluator.strategy),
+        (registry.Kind.BUILDER, "builder.strategy", task.builder.strategy),
+    ):
+        if not registry.is_known(kind, name):
+            known = ", ".join(registry.names(kind))
+            raise InputError(field, name, f"no such {kind.value}; there are: {known}, or module:Class")
