@@ -24,8 +24,7 @@ from consumers.harnesses.cli import Cli
 from polar import fleet
 from polar.embedded import disk, distribution, lock, readiness
 from polar.embedded.errors import BrokerError
-from proxy.engines import capabilities
-from proxy.engines import probe as engine
+from proxy.engines import capabilities, probe
 from proxy.engines.connection import Unreachable
 from topics.contract import catalogue
 from topics.environment import cache, registry
@@ -116,8 +115,8 @@ async def system(settings: Settings) -> list[Finding]:
 async def inference(url: str, model: str | None) -> list[Finding]:
     """Whether an engine can serve training, and in which mode."""
     try:
-        upstream = await asyncio.to_thread(engine.find, url, model)
-        await engine.probe(upstream)
+        upstream = await asyncio.to_thread(probe.find, url, model)
+        await probe.probe(upstream)
         found = await capabilities.ask(upstream.url, upstream.model)
     except (InputError, NotReady, Unreachable) as error:
         return [Finding("engine", State.BAD, str(error), "see `--engine` and `--model`")]

@@ -16,8 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from polar.embedded import distribution
-from polar.embedded import metadata_probe as wire
+from polar.embedded import distribution, metadata_probe
 from polar.embedded.broker import Broker, new_cluster_id
 from polar.embedded.errors import BrokerError
 from polar.embedded.folder import Folder
@@ -111,7 +110,7 @@ class Cluster:
         """The running node that leads a partition, by the topic's full name; waits while there is none. Raises BrokerError."""
         wanted = (topic, partition)
 
-        def leads(seen: wire.Metadata) -> bool:
+        def leads(seen: metadata_probe.Metadata) -> bool:
             known = seen.partitions.get(wanted)
             return known is not None and known.leader in self._nodes and self.broker(known.leader).alive()
 
@@ -127,11 +126,11 @@ class Cluster:
             "have all replicas in sync",
         )
 
-    def metadata(self, node: int) -> wire.Metadata | None:
+    def metadata(self, node: int) -> metadata_probe.Metadata | None:
         """The cluster as one node sees it; None where it doesn't answer."""
-        return wire.metadata(self.folder(node).ports().broker, self._security)
+        return metadata_probe.metadata(self.folder(node).ports().broker, self._security)
 
-    def _await(self, condition: Callable[[wire.Metadata], bool], what: str) -> wire.Metadata:
+    def _await(self, condition: Callable[[metadata_probe.Metadata], bool], what: str) -> metadata_probe.Metadata:
         """Until every node that runs, and one at least, says so; what the last of them says."""
         deadline = time.monotonic() + SETTLE_S
         while True:

@@ -26,8 +26,7 @@ from typing import IO, Any, NoReturn
 
 import yaml
 
-from polar.embedded import lock
-from polar.embedded import parent_watch as leash
+from polar.embedded import lock, parent_watch
 
 TASKS = sorted(Path(__file__).parent.glob("*/task.yaml"))
 AT_WORK = "demo-tasks.jsonl"
@@ -180,7 +179,7 @@ def _child(module: str, *arguments: str, **environment: str) -> Iterator[subproc
     It gets a session of its own: Ctrl-C is for us, who stop one thing after another.
     """
     process = subprocess.Popen(
-        [sys.executable, "-P", leash.__file__, module, *arguments],
+        [sys.executable, "-P", parent_watch.__file__, module, *arguments],
         env=os.environ | environment,
         stdin=subprocess.PIPE,
         start_new_session=True,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from polar.cli import session_ids as targets
+from polar.cli import session_ids
 from polar.cli.options import Data
 from topics.environment import settings
 from topics.environment.settings import Settings
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 
 
 def cancel(
-    target: Annotated[str, typer.Argument(metavar=targets.FIELD, help="A session is <task>.<sample>.")],
+    target: Annotated[str, typer.Argument(metavar=session_ids.FIELD, help="A session is <task>.<sample>.")],
     data: Data = None,
 ) -> None:
     """End a task, or one session of it.
 
     What was captured until then comes out as CANCELLED trajectories.
     """
-    asyncio.run(_cancel(settings.load(data), targets.read(target)))
+    asyncio.run(_cancel(settings.load(data), session_ids.read(target)))
 
 
-async def _cancel(found: Settings, target: targets.Target) -> None:
+async def _cancel(found: Settings, target: session_ids.Target) -> None:
     from polar import client
 
     async with client.SessionTable(found, {target.task_id}) as table:
@@ -50,7 +50,7 @@ async def _cancel(found: Settings, target: targets.Target) -> None:
         )
 
 
-def _has_ended(table: SessionTable, target: targets.Target) -> bool:
+def _has_ended(table: SessionTable, target: session_ids.Target) -> bool:
     """Whether all that is meant has its trajectory."""
     if target.sample is None:
         return table.is_finished(target.task_id)

@@ -32,20 +32,20 @@ def doctor(
 
     Looks at the running system, too, where there is one, and with --engine at an inference server. Exits 3 where something is bad.
     """
-    from polar import doctor as checkup
+    from polar import doctor
 
     if engine_url is None and model is not None:
         raise InputError("--model", model, "goes with --engine")
     found = settings.load(data)
-    findings = [*checkup.machine(found.data), *checkup.installed()]
-    findings += asyncio.run(checkup.system(found))
+    findings = [*doctor.machine(found.data), *doctor.installed()]
+    findings += asyncio.run(doctor.system(found))
     if engine_url is not None:
-        findings += asyncio.run(checkup.inference(engine_url, model))
+        findings += asyncio.run(doctor.inference(engine_url, model))
     if output is Format.JSON:
         typer.echo(json.dumps([asdict(finding) for finding in findings], indent=2))
     else:
         _say(findings)
-    if any(finding.state is checkup.State.BAD for finding in findings):
+    if any(finding.state is doctor.State.BAD for finding in findings):
         raise typer.Exit(Exit.NOT_READY)
 
 

@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 
 from polar.embedded import readiness
 from polar.embedded.child_process import Part
-from proxy import addresses as doors
+from proxy import addresses
 from proxy.addresses import Binding
 
 START_S = 120.0
@@ -47,12 +47,12 @@ class Processes:
     @property
     def url(self) -> str:
         """Base of the model API."""
-        return doors.url(self._calls)
+        return addresses.url(self._calls)
 
     @property
     def control_urls(self) -> list[str]:
         """One a process."""
-        return [doors.url(door) for door in self._controls]
+        return [addresses.url(door) for door in self._controls]
 
     def close(self) -> None:
         """Gives the ports back."""
@@ -81,8 +81,8 @@ class Processes:
 
     def _hold(self, binding: Binding) -> socket.socket:
         if binding.port:
-            doors.bound(binding).close()  # a shared port would be given to us beside whoever listens there
-        door = doors.bound(Binding(binding.host, binding.port, shared=True))
+            addresses.bound(binding).close()  # a shared port would be given to us beside whoever listens there
+        door = addresses.bound(Binding(binding.host, binding.port, shared=True))
         self._held.append(door)
         return door
 

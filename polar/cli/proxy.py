@@ -130,7 +130,7 @@ def _settings(
     data: Path | None, engine_urls: list[str], model: str | None, mode: str, *, announce: Callable[[str], None]
 ) -> settings.Settings:
     """With the engines that flags name, else those of polar.toml, each with its model, asked what they can do."""
-    from proxy.engines import probe as engine
+    from proxy.engines import probe
 
     if model is not None and not engine_urls:
         raise InputError("--model", model, "goes with --engine")
@@ -138,11 +138,11 @@ def _settings(
         raise InputError("--mode", mode, "goes with --engine; in polar.toml it is the engine's `mode`")
     found = settings.load(data)
     if engine_urls:
-        told = settings.EngineSettings(urls=tuple(engine_urls), model=engine.model_at(engine_urls, model), mode=mode)
+        told = settings.EngineSettings(urls=tuple(engine_urls), model=probe.model_at(engine_urls, model), mode=mode)
         named: Mapping[str, settings.EngineSettings] = {FLAGGED: told}
     else:
-        named = engine.with_models(found.engines)
-    return found.model_copy(update={"engines": engine.examined(named, announce)})
+        named = probe.with_models(found.engines)
+    return found.model_copy(update={"engines": probe.examined(named, announce)})
 
 
 def _write(ready_file: Path, urls: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from polar.cli import session_ids as targets
+from polar.cli import session_ids
 from polar.cli.exits import Exit, ended
 from polar.cli.options import Data
 from topics.environment import settings
@@ -102,7 +102,7 @@ def close(
     if session is None:
         raise ended("which session? Name it, or set POLAR_SESSION_ID as `polar session open` prints it", Exit.BAD_INPUT)
     found = settings.load(data)
-    target = targets.read(session)
+    target = session_ids.read(session)
     if target.sample is None:
         raise InputError("SESSION", session, "expected <task id>.<sample index>")
     is_over = False

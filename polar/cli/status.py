@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from polar.cli import session_ids as targets
+from polar.cli import session_ids
 from polar.cli.options import Data, Format, Output
 from polar.cli.tables import console, show
 from topics.environment import settings
@@ -28,7 +28,7 @@ ROOMY = 110
 
 def status(
     target: Annotated[
-        str | None, typer.Argument(metavar=f"[{targets.FIELD}]", help="A session is <task>.<sample>.")
+        str | None, typer.Argument(metavar=f"[{session_ids.FIELD}]", help="A session is <task>.<sample>.")
     ] = None,
     output: Output = Format.TABLE,
     data: Data = None,
@@ -38,7 +38,7 @@ def status(
     if target is None:
         rows, head = asyncio.run(_overview(found, with_head=output is Format.TABLE))
     else:
-        rows, head = asyncio.run(_sessions(found, targets.read(target))), ""
+        rows, head = asyncio.run(_sessions(found, session_ids.read(target))), ""
     if output is Format.JSON:
         typer.echo(json.dumps(rows, indent=2))
     elif target is None:
@@ -64,12 +64,12 @@ async def _overview(found: settings.Settings, *, with_head: bool) -> tuple[list[
             return rows, _head(live.snapshot(), ready=sum(row["phases"].get(Phase.READY.value, 0) for row in rows))
 
 
-async def _sessions(found: settings.Settings, target: targets.Target) -> list[dict[str, Any]]:
+async def _sessions(found: settings.Settings, target: session_ids.Target) -> list[dict[str, Any]]:
     from polar.client import SessionTable
 
     async with SessionTable(found, {target.task_id}) as table:
         if target.task_id not in table.tasks:
-            raise InputError(targets.FIELD, target.name, "no coordinator knows such a task")
+            raise InputError(session_ids.FIELD, target.name, "no coordinator knows such a task")
         target.check(table.tasks[target.task_id])
         rows = sorted(table.sessions.get(target.task_id, {}).items())
         return [_of_session(row) for index, row in rows if target.sample in (None, index)]

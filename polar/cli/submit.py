@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from polar.cli import background_reader as trickle
-from polar.cli import documents, progress
+from polar.cli import background_reader, documents, progress
 from polar.cli.exits import Exit
 from polar.cli.options import Data, Format, Output
 from polar.cli.status import of_task
@@ -121,7 +120,7 @@ async def _feed(found: Settings, files: Sequence[str], max_in_flight: int, wait:
             typer.echo(request.task_id)
         said(f"{len(samples)} tasks submitted, {unfinished} of at most {max_in_flight} sessions unfinished")
 
-    requests = trickle.trickled(_one_by_one(files))
+    requests = background_reader.trickled(_one_by_one(files))
     async with client.SessionTable(found) as table:
         feeding = client.feed(found, requests, table, max_in_flight=max_in_flight, on_sent=on_sent)
         try:

@@ -41,7 +41,7 @@ def up(
     """
     from polar.embedded import disk, lock
     from polar.embedded.system import Options
-    from proxy.engines import probe as engine
+    from proxy.engines import probe
     from proxy.engines.pool import plug_in_of
 
     plug_in_of(mode, "--mode")
@@ -51,7 +51,7 @@ def up(
         raise InputError("--scripts", str(scripts[0]), "the scripted engine's, and --engine names another")
     upstream = None
     if engine_url is not None:
-        upstream = engine.find(engine_url, model)
+        upstream = probe.find(engine_url, model)
         asyncio.run(_examine(upstream, mode))
     given = settings.load(data)
     if given.engines and upstream is None:
@@ -75,11 +75,11 @@ def up(
 
 async def _examine(upstream: Engine, mode: str) -> None:
     """Raises NotReady where it can't serve training."""
-    from proxy.engines import probe as engine
+    from proxy.engines import probe
 
     # First the routes that a mode needs, with the flag that opens them.
-    found = await engine.examine(upstream, mode, _announce)
-    await engine.probe(upstream, mode)
+    found = await probe.examine(upstream, mode, _announce)
+    await probe.probe(upstream, mode)
     if found is not None:
         _announce(f"the engine: {found.summary}")
 

@@ -17,8 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from polar.embedded import distribution, supervisor
-from polar.embedded import metadata_probe as wire
+from polar.embedded import distribution, metadata_probe, supervisor
 from polar.embedded.errors import AddressTaken, BrokerError
 from polar.embedded.folder import Folder
 from polar.embedded.properties import HEAP, Node
@@ -207,7 +206,9 @@ class Broker:
     def _await_serving(self, node: Node) -> None:
         """Until the broker answers and lists itself: before that its leaders serve nobody."""
         deadline = time.monotonic() + START_S
-        while (seen := wire.metadata(node.ports.broker, node.security)) is None or node.id not in seen.brokers:
+        while (
+            seen := metadata_probe.metadata(node.ports.broker, node.security)
+        ) is None or node.id not in seen.brokers:
             if not self.alive():
                 said = f"Kafka ended with code {self.wait()} while it started:\n{self._folder.log_tail()}"
                 raise AddressTaken(said) if TAKEN in said else BrokerError(said)

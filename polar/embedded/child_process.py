@@ -1,7 +1,7 @@
 """One part of a `polar up`: a child process with a log, started again when it dies.
 
-Invariant: at most one process a part, on the leash of this one (`leash.py`); its log is bounded. What it listens on is its arguments'
-business: who owns the part sets them to the ports that it got, so that it comes back on them.
+Invariant: a part has at most one process, which ends when this one does (`parent_watch.py`), and its log is bounded. The owner of a part puts
+the ports that the part was given into its arguments, so that a restarted part listens on the same ports.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import BinaryIO
 
-from polar.embedded import parent_watch as leash
+from polar.embedded import parent_watch
 from polar.embedded.restart_policy import Patience, rest
 from topics.types.errors import NotReady
 
@@ -93,7 +93,7 @@ class Part:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-P",
-                leash.__file__,
+                parent_watch.__file__,
                 *self.arguments,
                 stdin=asyncio.subprocess.PIPE,
                 stdout=log or asyncio.subprocess.DEVNULL,

@@ -20,7 +20,7 @@ from polar.embedded import readiness
 from polar.embedded.child_process import Part
 from polar.embedded.distribution import Meter
 from polar.embedded.kafka import Kafka
-from proxy.engines import probe as engine
+from proxy.engines import probe
 from proxy.engines.probe import Engine
 from topics.contract import catalogue
 from topics.environment import keys, webhook_signing
@@ -166,7 +166,7 @@ class System:
         scripts = [argument for path in self._options.scripts for argument in ("--scripts", str(path.absolute()))]
         arguments = ["polar.scripted", *scripts, "--record", str(self._data / "engine-record.jsonl")]
         answer = await self._launch_listening("engine", arguments, {"--port": 0})
-        return await asyncio.to_thread(engine.find, answer["url"], None)
+        return await asyncio.to_thread(probe.find, answer["url"], None)
 
     async def _start_proxy(self, upstream: Engine) -> None:
         arguments = ["polar.cli", "proxy", "--engine", upstream.url, "--model", upstream.model]

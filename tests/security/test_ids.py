@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from consumers.runtimes.base import Labels, RuntimeFault
 from consumers.runtimes.process import ProcessBackend, ProcessRuntime
-from polar.cli import session_ids as targets
+from polar.cli import session_ids
 from topics import events
 from topics.environment.blobs import BlobStore
 from topics.events import SessionOpenRequested, TaskSubmitted
@@ -105,7 +105,7 @@ def test_a_name_that_leads_out_is_refused_by_people_and_by_the_coordinator(name:
         with pytest.raises(ValueError, match=field):
             TaskRequest.model_validate(body)
     with pytest.raises(InputError):
-        targets.read(name)
+        session_ids.read(name)
 
     def submitted(
         task_id: str = "t", pool: str = "default", output: str | None = None, samples: int = 1

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from topics.contract import docstrings as notes
+from topics.contract import docstrings
 from topics.contract.topic import Topic
 from topics.types.task import TaskRequest
 
@@ -21,12 +21,12 @@ MSGPACK = "application/msgpack"
 
 def document(namespace: str) -> dict[str, Any]:
     """The whole document, for topics of this namespace; plain values, ready for JSON or YAML."""
-    told = notes.topics()
+    told = docstrings.topics()
     records = list({record: None for topic in told.values() for record in topic.records})
     _, schemas = msgspec.json.schema_components(records, ref_template=REF)
-    for record in [*records, *notes.nested(records)]:
+    for record in [*records, *docstrings.nested(records)]:
         properties = schemas[record.__name__].get("properties", {})
-        for field, note in notes.of_fields(record).items():
+        for field, note in docstrings.of_fields(record).items():
             properties[field] = _noted(properties[field], note)
     schemas |= _task_schemas()
     return {
@@ -50,7 +50,7 @@ def document(namespace: str) -> dict[str, Any]:
                 record.__name__: {
                     "name": record.__struct_config__.tag,
                     "contentType": MSGPACK,
-                    "description": notes.of_record(record),
+                    "description": docstrings.of_record(record),
                     "payload": {"$ref": REF.format(name=record.__name__)},
                 }
                 for record in records
@@ -64,7 +64,7 @@ def _channel(address: str, topic: Topic) -> dict[str, Any]:
     names = [record.__name__ for record in topic.records] or ["TaskRequest"] * (topic.name == "tasks")
     return {
         "address": address,
-        "description": notes.of_topic(topic),
+        "description": docstrings.of_topic(topic),
         "messages": {name: {"$ref": f"#/components/messages/{name}"} for name in names},
         "bindings": {
             "kafka": {

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from topics.contract import docstrings as notes
+from topics.contract import docstrings
 from topics.contract.topic import DAY_MS, HOUR_MS, MIB, Topic
 
 HEAD = """\
@@ -23,14 +23,14 @@ Times are Unix ms unless said otherwise.
 def page(namespace: str) -> str:
     """The whole page, for topics of this namespace."""
     lines = [HEAD.format(namespace=namespace)]
-    told = notes.topics()
+    told = docstrings.topics()
     for name, topic in told.items():
-        lines += [f"## {namespace}.{name}", "", notes.of_topic(topic), "", *_facts(topic), ""]
-        if name != notes.NAMED_OUTPUT:
+        lines += [f"## {namespace}.{name}", "", docstrings.of_topic(topic), "", *_facts(topic), ""]
+        if name != docstrings.NAMED_OUTPUT:
             for record in topic.records:
                 lines += _record(record, f"### {record.__struct_config__.tag}")
     lines += ["## What records hold", ""]
-    for part in notes.nested(record for topic in told.values() for record in topic.records):
+    for part in docstrings.nested(record for topic in told.values() for record in topic.records):
         lines += _record(part, f"### {part.__name__}")
     return "\n".join(lines).rstrip() + "\n"
 
@@ -46,11 +46,11 @@ def _facts(topic: Topic) -> Iterator[str]:
 
 
 def _record(record: type[msgspec.Struct], heading: str) -> Iterable[str]:
-    said = notes.of_fields(record)
+    said = docstrings.of_fields(record)
     hints = typing.get_type_hints(record)
-    yield from (heading, "", notes.of_record(record), "", "| field | type | |", "|---|---|---|")
+    yield from (heading, "", docstrings.of_record(record), "", "| field | type | |", "|---|---|---|")
     for field in msgspec.structs.fields(record):
-        words = notes.type_words(hints[field.name])
+        words = docstrings.type_words(hints[field.name])
         optional = "" if field.required else ", may be missing"
         yield f"| `{field.name}` | {words}{optional} | {said.get(field.name, '').replace('|', '&#124;')} |"
     yield ""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from polar.cli import session_ids as targets
+from polar.cli import session_ids
 from polar.cli.options import Data, Format, Output
 from polar.cli.show.document import call_document, document, written
 from polar.cli.show.overview import draw_artifacts, draw_calls, draw_head, draw_traces
@@ -81,7 +81,7 @@ async def _read_rows(found: Settings, name: str) -> tuple[Rows, SessionState]:
     """The task's rows and the session's own. Raises InputError where `name` is no session's."""
     from polar.cli.show.reading import read_rows
 
-    target = targets.read(name)
+    target = session_ids.read(name)
     rows = await read_rows(found, target.task_id)
     if rows.task is None:
         raise InputError(FIELD, name, f"no coordinator knows a task {target.task_id}; {await _tasks(found, target)}")
@@ -99,7 +99,7 @@ async def _read_story(found: Settings, rows: Rows, row: SessionState) -> Story:
     return await read_story(found, rows, row.sample_index)
 
 
-async def _tasks(found: Settings, target: targets.Target) -> str:
+async def _tasks(found: Settings, target: session_ids.Target) -> str:
     """Which tasks there are, those with a like name first."""
     from polar.client import SessionTable
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from polar import doctor as checkup
+from polar import doctor
 from polar.cli.app import app
 from polar.doctor import State
 from polar.embedded import disk
@@ -52,7 +52,7 @@ def test_what_is_missing_ends_with_3_and_a_way_out(monkeypatch: pytest.MonkeyPat
     code, found = states()
     assert code == 3
     assert (found["disk"], found["git"]) == ("bad", "bad")
-    assert all(one.todo for one in checkup.machine(Path()) if one.state is State.BAD)
+    assert all(one.todo for one in doctor.machine(Path()) if one.state is State.BAD)
 
 
 def test_downloads_that_cannot_come_are_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_downloads_that_cannot_come_are_told(monkeypatch: pytest.MonkeyPatch, tm
     for name in ("https_proxy", "HTTPS_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     monkeypatch.setenv("npm_config_registry", "http://127.0.0.1:9/")
-    found = {one.what: one for one in checkup.installed()}
+    found = {one.what: one for one in doctor.installed()}
     assert found["Kafka"].state is State.BAD
     assert "can't be reached" in found["Kafka"].said
     assert found["pi"].state is State.BAD
@@ -84,7 +84,7 @@ def test_a_package_index_is_asked_for_its_first_line_only(monkeypatch: pytest.Mo
         monkeypatch.setenv("POLAR_CACHE", str(tmp_path / "empty"))
         monkeypatch.setenv("no_proxy", "127.0.0.1")
         monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{server.server_port}/simple")
-        found = {one.what: one for one in checkup.installed()}
+        found = {one.what: one for one in doctor.installed()}
         server.shutdown()
     assert found["mini_swe_agent"].state is State.LATER
     assert asked == ["HEAD /simple HTTP/1.1"]
@@ -98,7 +98,7 @@ def test_a_kafka_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 async def test_a_broker_without_topics_is_told(kafka: str, namespace: str) -> None:
-    found = {one.what: one for one in await checkup.system(Settings(kafka=kafka, namespace=namespace))}
+    found = {one.what: one for one in await doctor.system(Settings(kafka=kafka, namespace=namespace))}
     assert found["broker"].state is State.GOOD
     assert found["topics"].state is State.BAD
     assert found["topics"].todo == "make them: polar topics apply"
@@ -107,9 +107,9 @@ async def test_a_broker_without_topics_is_told(kafka: str, namespace: str) -> No
 async def test_an_engine_is_asked_for_a_token() -> None:
     scripted = Engine()
     async with running(scripted) as url:
-        assert [one.state for one in await checkup.inference(url, None)] == [State.GOOD]
+        assert [one.state for one in await doctor.inference(url, None)] == [State.GOOD]
         scripted.faults.add(Garbage(form="no_token_ids"))
-        [lacking] = await checkup.inference(f"{url}/v1", None)
+        [lacking] = await doctor.inference(f"{url}/v1", None)
     assert lacking.state is State.BAD
     assert "returns no token ids" in lacking.said
-    assert [one.state for one in await checkup.inference("http://127.0.0.1:9", None)] == [State.BAD]
+    assert [one.state for one in await doctor.inference("http://127.0.0.1:9", None)] == [State.BAD]

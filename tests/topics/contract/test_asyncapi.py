@@ -9,10 +9,9 @@ from typing import Any
 import yaml
 
 from tests.topics.specimens import RECORDS, tag
-from topics.contract import asyncapi, markdown
-from topics.contract import docstrings as notes
+from topics.contract import asyncapi, docstrings, markdown
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 DOCUMENT = asyncapi.document("polar")
 
 
@@ -51,7 +50,7 @@ def test_every_record_of_the_contract_is_a_message_of_its_topic() -> None:
         if "name" in (message := resolved(each["$ref"]))
     }
     declared = {
-        (name, record.__struct_config__.tag) for name, topic in notes.topics().items() for record in topic.records
+        (name, record.__struct_config__.tag) for name, topic in docstrings.topics().items() for record in topic.records
     }
     assert told == declared
 

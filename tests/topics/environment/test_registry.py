@@ -57,10 +57,10 @@ def test_without_anything_installed_every_name_may_be_one(tmp_path: Path) -> Non
     (tmp_path / "msgspec").symlink_to(Path(msgspec.__file__).parent)
     program = (
         "import sys; sys.path += sys.argv[1:]\n"
-        "from polar import registry\n"
+        "from topics.environment import registry\n"
         "print(registry.names(registry.Kind.HARNESS), registry.is_known(registry.Kind.HARNESS, 'shell'))"
     )
-    root = Path(registry.__file__).parents[1]
+    root = Path(registry.__file__).parents[2]
     command = [sys.executable, "-I", "-S", "-c", program, str(root), str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[] True"
