@@ -1,7 +1,7 @@
 """One part of a `polar up`: a child process with a log, started again when it dies.
 
-Invariant: a part has at most one process, which ends when this one does (`parent_watch.py`), and its log is bounded. The owner of a part puts
-the ports that the part was given into its arguments, so that a restarted part listens on the same ports.
+Invariant: a part has at most one process, which ends when this one does (`parent_watch.py`), and its log is bounded. The owner of a part
+puts the ports that the part was given into its arguments, so that a restarted part listens on the same ports.
 """
 
 from __future__ import annotations
