@@ -53,6 +53,7 @@ fuzz: install ## 50,000 wrong requests at a proxy, with its memory and connectio
 lint: install ## style
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+	$(BIN)/shellcheck .ci/run compose/kafka/start $$(find consumers tests -name '*.sh')
 
 format: install ## put it in style
 	$(BIN)/ruff check --fix
