@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from typing import Any, NoReturn
+from collections.abc import Sequence
+from typing import NoReturn
 
 import structlog
 
@@ -26,6 +27,7 @@ from topics.log.refusals import refusal
 from topics.types.errors import InputError, NotReady
 from topics.types.session import Plan
 from topics.types.task import TaskRequest, body_hash, parse
+from topics.waiting.first_done import first_done
 
 GROUP = "fanout"
 POLL_MS = 500
@@ -63,8 +65,8 @@ async def _consume(settings: Settings, fanout: Fanout, stop: asyncio.Event) -> N
         await consumer.start()
         while not stop.is_set():
             batch = await consumer.getmany(timeout_ms=POLL_MS, max_records=BATCH)
-            submitting = asyncio.gather(*(fanout.submit(record) for records in batch.values() for record in records))
-            if not await _done(submitting, stop):
+            submitting = fanout.submit_all([record for records in batch.values() for record in records])
+            if submitting not in await first_done(submitting, stop):
                 return
             if batch:
                 ends = {partition: records[-1].offset + 1 for partition, records in batch.items()}
@@ -77,22 +79,6 @@ async def _consume(settings: Settings, fanout: Fanout, stop: asyncio.Event) -> N
         await asyncio.sleep(RETRY_S)
     finally:
         await kafka.stop(consumer, STOP_S)
-
-
-async def _done(submitting: asyncio.Future[list[None]], stop: asyncio.Event) -> bool:
-    """Wait for a batch; False where the process is to stop first, the batch then cancelled and not committed."""
-    stopping = asyncio.create_task(stop.wait(), name="fanout-stop")
-    either: list[asyncio.Future[Any]] = [submitting, stopping]
-    try:
-        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        if not submitting.done():
-            return False
-        submitting.result()
-        return True
-    finally:
-        stopping.cancel()
-        submitting.cancel()
-        await asyncio.gather(submitting, stopping, return_exceptions=True)
 
 
 class Fanout:
@@ -109,6 +95,10 @@ class Fanout:
     def tell(self, metrics: Metrics, heart: Heart) -> None:
         metrics.heart(GROUP, heart)
         metrics.counter("polar_tasks", "Task requests read, by what became of them", ("became",), lambda: self._came)
+
+    async def submit_all(self, records: Sequence[kafka.Record]) -> None:
+        """Submit records side by side."""
+        await asyncio.gather(*map(self.submit, records))
 
     async def submit(self, record: kafka.Record) -> None:
         """Return when the record's fact, or its dead letter, is acknowledged, however long that takes."""

@@ -26,6 +26,7 @@ from topics.log.producer import LogProducer, Unacknowledged
 from topics.types.errors import InputError, NotReady
 from topics.types.session import Phase, SessionState, TaskState, task_id_of
 from topics.types.task import TaskRequest, body_hash
+from topics.waiting.first_done import first_done
 
 BODY_LIMIT = tasks.TOPIC.max_bytes - 64 * 1024
 """Bytes of a canonical body; the rest is room for its batch and headers."""
@@ -88,17 +89,8 @@ class SessionTable:
             async with asyncio.timeout(deadline_s):
                 while not holds():
                     self._changed.clear()
-                    await self._change()
+                    await first_done(self._changed, self._follower.failed)
         return holds()
-
-    async def _change(self) -> None:
-        changed = asyncio.create_task(self._changed.wait(), name="table-changed")
-        try:
-            await asyncio.wait({changed, self._follower.failed}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            changed.cancel()
-        if self._follower.failed.done():
-            await self._follower.failed
 
     def _on_row(self, row: sessions.Row, _: Record) -> None:
         match row:

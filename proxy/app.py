@@ -47,6 +47,7 @@ from topics.log.follow import Follower, Since
 from topics.log.heartbeat import Heart, new_worker_id
 from topics.log.producer import LogProducer
 from topics.types.errors import NotReady
+from topics.waiting.first_done import first_done
 from topics.workers import Heartbeat
 
 CONTROL_SINCE_S = 600.0
@@ -156,15 +157,7 @@ class Proxy:
 
     async def left(self) -> None:
         """Returns when the proxy was told to leave by a `Drain`; raises what ended a follower."""
-        leaving = asyncio.ensure_future(self._leaving.wait())
-        try:
-            done, _ = await asyncio.wait(
-                [leaving, *(follower.failed for follower in self._followers)], return_when=asyncio.FIRST_COMPLETED
-            )
-            for future in done:
-                future.result()
-        finally:
-            leaving.cancel()
+        await first_done(self._leaving, *(follower.failed for follower in self._followers))
 
     async def stop(self, drain_s: float = DRAIN_S) -> None:
         """Ends within the drain and some seconds, with Kafka or without."""

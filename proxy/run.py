@@ -12,6 +12,7 @@ from proxy.app import Proxy
 from proxy.dialects.installed import dialects
 from proxy.engines.pool import Engines
 from topics.environment.settings import Settings
+from topics.waiting.first_done import first_done
 
 COLLECT_AFTER = (10_000, 20, 50)
 """Allocations between looks for cycles, looks between those at what survived, and those between looks at everything. Python's own
@@ -40,15 +41,9 @@ async def serve(
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, told.set)
-    stopping = asyncio.ensure_future(told.wait())
-    running = asyncio.ensure_future(_run(proxy, ready))
     try:
-        await asyncio.wait([stopping, running], return_when=asyncio.FIRST_COMPLETED)
-        if running.done():
-            running.result()
+        await first_done(_run(proxy, ready), told)
     finally:
-        stopping.cancel()
-        running.cancel()
         await proxy.stop()
 
 

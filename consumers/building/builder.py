@@ -31,6 +31,7 @@ from topics.log.heartbeat import Heart, new_worker_id
 from topics.log.owner import STOP_DEADLINE_S, FencedProducer, Owner, Write, read_back
 from topics.log.producer import LogProducer, dead_letter
 from topics.types.trajectory import GroupFinished, Trajectory
+from topics.waiting.first_done import first_done
 from topics.webhooks import Owed
 
 GROUP = "builder"
@@ -99,7 +100,7 @@ class Keeper:
                     consumer.getmany(timeout_ms=FETCH_MS, max_records=FETCH_RECORDS),
                     name=f"builder.fetch.{self._partition}",
                 )
-                await asyncio.wait({fetch, *self._builds.tasks}, return_when=asyncio.FIRST_COMPLETED)
+                await first_done(fetch, *self._builds.tasks)
                 if fetch.done():
                     for record in fetch.result().get(self._source, ()):
                         await self._take(record)

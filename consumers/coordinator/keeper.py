@@ -12,7 +12,6 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import TypeVar
 
 import structlog
 from msgspec.structs import replace
@@ -47,6 +46,7 @@ from topics.log.owner import STOP_DEADLINE_S, FencedProducer, Write, on_the_log,
 from topics.log.producer import LogProducer
 from topics.sessions import Position
 from topics.types.session import SessionState, TaskState
+from topics.waiting.first_done import first_done
 
 FACTS = 500
 """A transaction's facts at most (protocol 3)."""
@@ -68,7 +68,6 @@ CLOCK_MS = 60_000
 ENDS_OF_CLAIMS = InitFinished, RunFinished, Evaluated, Stopped, HandedBack
 """Facts after which a claim has no slot."""
 
-T = TypeVar("T")
 log = structlog.get_logger()
 
 
@@ -131,7 +130,8 @@ class Keeper:
                 fetch = fetch or asyncio.create_task(
                     _facts(consumer, source), name=f"coordinator.fetch.{self._partition}"
                 )
-                await self._until_something(fetch)
+                await first_done(fetch, self._woken, timeout_s=JUDGE_S)
+                self._woken.clear()
                 records: Sequence[kafka.Record] = ()
                 if fetch.done():
                     records = fetch.result()
@@ -143,14 +143,6 @@ class Keeper:
             if fetch is not None:
                 fetch.cancel()
             await kafka.stop(consumer, STOP_DEADLINE_S)
-
-    async def _until_something(self, fetch: asyncio.Task[T]) -> None:
-        woken = asyncio.create_task(self._woken.wait(), name=f"coordinator.woken.{self._partition}")
-        try:
-            await asyncio.wait({fetch, woken}, timeout=JUDGE_S, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            woken.cancel()
-        self._woken.clear()
 
     async def _recover(self) -> None:
         """The table as the last owner committed it; its open transaction, if any, was ended by our fencing."""

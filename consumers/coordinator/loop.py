@@ -29,6 +29,7 @@ from topics.log.heartbeat import Heart, new_worker_id
 from topics.log.owner import FencedProducer, Owner
 from topics.log.producer import LogProducer, Unacknowledged
 from topics.types.session import Stage
+from topics.waiting.first_done import first_done
 from topics.workers import Backlog, Heartbeat, Probe
 
 PROBE_S = 1.0
@@ -81,20 +82,11 @@ class Coordinator:
         self._heart.start()
         await self._signs.start()
         await self._states.start()
-        parts = {
-            asyncio.create_task(self._owner.run(stop), name="coordinator.owner"),
-            asyncio.create_task(self._probe(), name="coordinator.probe"),
-            asyncio.create_task(self._lend(), name="coordinator.lend"),
-        }
         try:
-            ends = {*parts, self._signs.failed, self._states.failed}
-            done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-            for part in done:
-                part.result()
+            await first_done(
+                self._owner.run(stop), self._probe(), self._lend(), self._signs.failed, self._states.failed
+            )
         finally:
-            for part in parts:
-                part.cancel()
-            await asyncio.gather(*parts, return_exceptions=True)
             self._is_leaving = True
             await self._states.stop()
             await self._signs.stop()

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from consumers.runtimes.base import RuntimeFault
 from consumers.runtimes.forkserver import ForkServer
 from consumers.runtimes.supervisor import GRACE_S, KILL_S, Orders, Report
+from topics.waiting.first_done import first_done
 
 _READ = 65536
 _REPORT_S = GRACE_S + KILL_S + 5
@@ -58,7 +59,7 @@ async def launch(
         try:
             data = marshal.dumps(dict(orders))
             await _tell(line, len(data).to_bytes(4, "big") + data)
-            time_is_up = await _is_out_of_time(report, timeout_s, stop)
+            time_is_up = not await first_done(report, *([stop] if stop else []), timeout_s=timeout_s)
             if not report.done():
                 await _tell(line, b"!")
                 await asyncio.wait({report}, timeout=_REPORT_S)
@@ -86,21 +87,6 @@ async def _tell(line: socket.socket, data: bytes) -> None:
     """A supervisor that is gone is known by its report, or the lack of one."""
     with suppress(ConnectionError):
         await asyncio.get_running_loop().sock_sendall(line, data)
-
-
-async def _is_out_of_time(report: asyncio.Task[bytes], timeout_s: float | None, stop: asyncio.Event | None) -> bool:
-    """Wait for the report, the timeout or `stop`; True where the timeout came first."""
-    stopping = asyncio.create_task(stop.wait(), name="supervisor-stop") if stop else None
-    try:
-        done, _ = await asyncio.wait(
-            {report} if stopping is None else {report, stopping},
-            timeout=timeout_s,
-            return_when=asyncio.FIRST_COMPLETED,
-        )
-    finally:
-        if stopping is not None:
-            stopping.cancel()
-    return not done
 
 
 async def _bury(report: asyncio.Task[bytes], sweep: Callable[[], Awaitable[None]]) -> None:

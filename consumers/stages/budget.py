@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
+from topics.waiting.first_done import first_done
+
 TICK_S = 0.25
 """How often Kafka's presence is looked at: an outage is charged for so long at most."""
 
@@ -42,17 +44,11 @@ class Budget:
 
     async def within(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of `work`; cancelled, and awaited to its end, when the budget is used up. Raises Overrun, and what it raises."""
-        doing = asyncio.create_task(work, name="within-budget")
-        spent = asyncio.create_task(self.spent(), name="budget")
-        try:
-            await asyncio.wait({doing, spent}, return_when=asyncio.FIRST_COMPLETED)
-            if doing.done():
-                return doing.result()
+        done = await first_done(work, self.spent())
+        if work not in done:
             raise Overrun
-        finally:
-            for task in (doing, spent):
-                task.cancel()
-            await asyncio.gather(doing, spent, return_exceptions=True)
+        result: T = done[work]
+        return result
 
     @asynccontextmanager
     async def alarm(self) -> AsyncIterator[asyncio.Event]:

@@ -17,7 +17,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable
 from enum import StrEnum
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 import structlog
 
@@ -32,6 +32,7 @@ from topics.stages import Ticket
 from topics.types.errors import InputError, Kind, NotReady, SessionError
 from topics.types.session import Stage, Status, task_id_of
 from topics.types.task import TaskRequest
+from topics.waiting.first_done import first_done
 
 ASK_AGAIN_S = 3.0
 """Between two `Claimed` of one claim (protocol 8)."""
@@ -237,13 +238,10 @@ class Claims:
 
     async def _carry(self, claim: Claim, work: Work) -> None:
         doing = asyncio.create_task(self._do(claim, work), name=f"work {claim.id}")
-        either: list[asyncio.Future[Any]] = [doing, claim.ended]
         try:
-            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            await first_done(doing, claim.ended)
             if not doing.done():
                 await self._stop(claim, doing)
-            elif (error := doing.exception()) is not None:
-                raise error
         except Exception as error:
             # Whatever it was, it ends this claim alone: its lease runs out, and the coordinator decides.
             _complain("claim.failed", claim, error)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -38,6 +38,7 @@ from topics.log.follow import Follower, Since
 from topics.log.heartbeat import Heart, new_worker_id
 from topics.log.producer import LogProducer
 from topics.types.session import Stage
+from topics.waiting.first_done import first_done
 from topics.workers import Heartbeat
 
 SLOTS = {Stage.INIT: 4, Stage.RUN: 8, Stage.EVALUATE: 4}
@@ -75,26 +76,11 @@ async def run_worker(
         require(settings)
     # Before the first heartbeat: a coordinator that knows the worker may write to its queues at once.
     applying = admin.apply(settings, catalogue.of_pool(pool), embedded=settings.replication == 1, reach_s=KAFKA_S)
-    if not await _before(stop, applying):
+    if applying not in await first_done(applying, stop):
         return
     worker = _Worker(settings, stages, pool, concurrency)
     worker.tell(metrics or Metrics())
     await worker.run(_Notice(stop, grace_s, hurry or asyncio.Event()))
-
-
-async def _before(stop: asyncio.Event, starting: Coroutine[Any, Any, object]) -> bool:
-    """Whether it was done before `stop`, which cuts it off: nothing is in hand yet, and Kafka may be away for longer than anyone waits."""
-    doing, stopping = asyncio.create_task(starting, name="starting"), asyncio.create_task(stop.wait(), name="stop")
-    try:
-        await asyncio.wait({doing, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        if doing.done():
-            doing.result()
-            return True
-        return False
-    finally:
-        doing.cancel()
-        stopping.cancel()
-        await asyncio.gather(doing, stopping, return_exceptions=True)
 
 
 @dataclass(frozen=True)
@@ -175,7 +161,9 @@ class _Worker:
         """Until told to leave, or until a part of it fails: then the worker stops as a whole, and raises what that part did."""
         running: list[asyncio.Task[Any]] = []
         try:
-            if not await _before(notice.stop, self._start()):
+            # A stop cuts the start off: no ticket is taken yet, and Kafka may stay away for long.
+            starting = self._start()
+            if starting not in await first_done(starting, notice.stop):
                 return
             parts = [
                 asyncio.create_task(self._reaper.run(), name="reaper"),
@@ -184,25 +172,16 @@ class _Worker:
                 self._control.failed,
                 self._fleet.failed,
             ]
-            told = [
-                asyncio.create_task(notice.stop.wait(), name="stop"),
-                asyncio.create_task(self._drained.wait(), name="drain"),
-            ]
-            running = [*parts, *told, *(queue.start(self._leaving) for queue in self._queues)]
+            running = [*parts, *(queue.start(self._leaving) for queue in self._queues)]
             log.info("worker started", action="worker.started", worker=self._id)
-            await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-            if any(task.done() for task in told):
-                finishing = [
-                    asyncio.create_task(self._finish(), name="finish"),
-                    asyncio.create_task(notice.out_of_time(), name="out-of-time"),
-                ]
-                running += finishing
-                await asyncio.wait([*parts, *finishing], return_when=asyncio.FIRST_COMPLETED)
+            await first_done(*running, notice.stop, self._drained)
+            if notice.stop.is_set() or self._drained.is_set():
+                await first_done(*parts, self._finish(), notice.out_of_time())
+            for task in running:
+                if task.done():
+                    task.result()
         finally:
-            ended = [task for task in running if task.done()]
             await self._leave(running)
-        for task in ended:
-            task.result()
 
     async def _start(self) -> None:
         await self._log.start()

@@ -23,6 +23,7 @@ from topics.contract.codec import encode
 from topics.environment.settings import Settings
 from topics.log.producer import LogProducer, Unacknowledged
 from topics.types.errors import NotReady
+from topics.waiting.first_done import first_done
 from topics.webhooks import Owed, Record, Settled
 
 LONGEST_WAIT_S = 60.0
@@ -62,7 +63,6 @@ class Courier:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Until `stop`; then what is under way gets 3 s. Raises what a try raises: only our own fault."""
-        stopping = asyncio.create_task(stop.wait(), name="webhooks-stop")
         try:
             while not stop.is_set():
                 self._changed.clear()
@@ -71,21 +71,13 @@ class Courier:
                     self._tries.add(asyncio.create_task(self._settle(debt), name=f"webhook-{debt.task_id}"))
                 next_ms = self._debts.next_due_ms()
                 wait_s = LONGEST_WAIT_S if next_ms is None else min(max(next_ms - now_ms, 0) / 1000, LONGEST_WAIT_S)
-                changed = asyncio.create_task(self._changed.wait(), name="webhooks-changed")
-                await asyncio.wait(
-                    {changed, stopping, *self._tries}, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED
-                )
-                changed.cancel()
-                for over in [task for task in self._tries if task.done()]:
-                    self._tries.discard(over)
-                    over.result()
+                self._tries -= (await first_done(self._changed, stop, *self._tries, timeout_s=wait_s)).keys()
             if self._tries:
                 await asyncio.wait(self._tries, timeout=FINISH_S)
         finally:
-            stopping.cancel()
             for task in self._tries:
                 task.cancel()
-            await asyncio.gather(stopping, *self._tries, return_exceptions=True)
+            await asyncio.gather(*self._tries, return_exceptions=True)
 
     async def _settle(self, debt: Debt) -> None:
         """One debt's try."""

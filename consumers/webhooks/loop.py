@@ -17,6 +17,7 @@ from topics.environment import webhook_signing as signing
 from topics.environment.settings import Settings
 from topics.log.follow import Follower, Since
 from topics.log.heartbeat import Heart, new_worker_id
+from topics.waiting.first_done import first_done
 
 
 async def run_webhooks(settings: Settings, stop: asyncio.Event, metrics: Metrics | None = None) -> None:
@@ -48,22 +49,11 @@ async def run_webhooks(settings: Settings, stop: asyncio.Event, metrics: Metrics
 
 async def _first_debt(settings: Settings, stop: asyncio.Event) -> None:
     """Return when anything lies on the topic, or at `stop`."""
-    either = asyncio.Event()
-    follower = Follower(settings, webhooks.TOPIC, lambda *_: either.set(), since=Since.BEGINNING, committed=True)
-    stopping = asyncio.create_task(stop.wait(), name="webhooks-stop")
-    stopping.add_done_callback(lambda _: either.set())
-    starting = asyncio.create_task(follower.start(), name="webhooks-first")
+    found = asyncio.Event()
+    follower = Follower(settings, webhooks.TOPIC, lambda *_: found.set(), since=Since.BEGINNING, committed=True)
+    starting = follower.start()
     try:
-        await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        if starting.done():
-            starting.result()
-            looking = asyncio.create_task(either.wait(), name="webhooks-look")
-            await asyncio.wait({looking, follower.failed}, return_when=asyncio.FIRST_COMPLETED)
-            looking.cancel()
-            if follower.failed.done():
-                follower.failed.result()
+        if starting in await first_done(starting, stop):
+            await first_done(found, stop, follower.failed)
     finally:
-        starting.cancel()
-        stopping.cancel()
-        await asyncio.gather(starting, stopping, return_exceptions=True)
         await follower.stop()

@@ -33,6 +33,7 @@ from topics.environment.settings import Settings
 from topics.log import kafka
 from topics.log.producer import LogProducer, Unacknowledged, dead_letter
 from topics.log.refusals import refusal
+from topics.waiting.first_done import first_done
 
 POLL_S = 0.1
 """For a record; then it is looked whether a partition's end is reached."""
@@ -64,7 +65,7 @@ async def deliver(settings: Settings, stop: asyncio.Event, debts: Debts, tries: 
         running = asyncio.create_task(courier.run(stop), name="webhooks-courier")
         reading = asyncio.create_task(_read(settings, debts, courier, producer, stop), name="webhooks-reader")
         try:
-            await asyncio.wait({running, reading}, return_when=asyncio.FIRST_COMPLETED)
+            await first_done(running, reading)
             if stop.is_set():
                 await asyncio.wait({running, reading}, timeout=ENDING_S)
             for over in (task for task in (running, reading) if task.done()):

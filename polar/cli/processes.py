@@ -18,6 +18,7 @@ from polar.embedded import readiness
 from polar.embedded.child_process import Part
 from proxy import addresses
 from proxy.addresses import Binding
+from topics.waiting.first_done import first_done
 
 START_S = 120.0
 STOP_S = 25.0
@@ -65,16 +66,12 @@ class Processes:
             files = [Path(folder) / f"{number}.json" for number in range(len(self._peers))]
             parts = [self._part(number, file, announce) for number, file in enumerate(files)]
             keepers = [asyncio.create_task(part.keep(), name=part.name) for part in parts]
-            stopped = asyncio.create_task(stop.wait(), name="stop")
             serving = asyncio.create_task(_all_serve(parts, files, ready), name="all serve")
-            waiting: set[asyncio.Task[object]] = {stopped, serving, *keepers}
+            waiting = {serving, *keepers}
             try:
-                while not stopped.done():
-                    done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-                    for task in done:
-                        task.result()
+                while not stop.is_set():
+                    waiting -= (await first_done(stop, *waiting)).keys()
             finally:
-                stopped.cancel()
                 serving.cancel()
                 await asyncio.gather(*(part.stop(STOP_S) for part in parts))
                 await asyncio.gather(*keepers, serving, return_exceptions=True)

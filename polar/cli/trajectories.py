@@ -23,6 +23,7 @@ from topics.environment import settings
 from topics.environment.settings import Settings
 from topics.types.errors import NotReady
 from topics.types.trajectory import ExpandedTrace, Trajectory, expand
+from topics.waiting.first_done import first_done
 
 
 class Layout(StrEnum):
@@ -112,9 +113,7 @@ async def _read(
     await (start if is_shown else progress.reading(start, lambda: follower.how_far, "trajectories"))
     try:
         if stop is not None:
-            stopped = asyncio.create_task(stop.wait(), name="stop")
-            await asyncio.wait({stopped, follower.failed}, return_when=asyncio.FIRST_COMPLETED)
-            stopped.cancel()
+            await first_done(stop, follower.failed)
     finally:
         await follower.stop()
 

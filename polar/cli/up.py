@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Coroutine
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,6 +14,7 @@ from polar.cli.options import Data, EngineMode, EngineUrl, Model
 from topics.environment import settings
 from topics.environment.settings import ENV_FILE, Settings, write_env_file
 from topics.types.errors import InputError
+from topics.waiting.first_done import first_done
 
 if TYPE_CHECKING:
     from polar.embedded.system import Options, System
@@ -88,32 +88,19 @@ async def _run(found: Settings, options: Options, held: int, ready_file: Path | 
     from polar.embedded.system import System
 
     system = System(found, options, lock=held, announce=_announce, meter=progress.download_bar())
-    stopped = asyncio.create_task(stop.wait(), name="stop")
+    starting = system.start()
     try:
-        if not await _first(system.start(), stopped):
+        if starting not in await first_done(starting, stop):
             return
         if ready_file is not None:
             write_env_file(ready_file, system.addresses)
         _say_where(system, found.data)
-        await _first(system.keep(), stopped)
+        await first_done(system.keep(), stop)
     finally:
-        stopped.cancel()
         _announce("stopping")
         if ready_file is not None:
             ready_file.unlink(missing_ok=True)
         await system.stop()
-
-
-async def _first(work: Coroutine[Any, Any, None], stopped: asyncio.Task[Any]) -> bool:
-    """Whether `work` came to its end before the stop; it is cancelled else. Raises what it raised."""
-    task = asyncio.create_task(work, name="up-work")
-    await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
-    if not task.done():
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        return False
-    task.result()
-    return True
 
 
 def _say_where(system: System, data: Path) -> None:

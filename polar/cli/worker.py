@@ -8,7 +8,7 @@ from collections.abc import Awaitable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import structlog
 import typer
@@ -20,6 +20,7 @@ from topics.environment.settings import Settings
 from topics.types.errors import InputError
 from topics.types.session import Stage
 from topics.types.task import POOL_NAME
+from topics.waiting.first_done import first_done
 
 if TYPE_CHECKING:
     from consumers.metrics import Metrics
@@ -151,14 +152,13 @@ def _start(
 async def _together(consumers: dict[str, Awaitable[None]], stop: asyncio.Event, hurry: asyncio.Event) -> None:
     """Run all; when one ends, the others are stopped too, and its error is the process's."""
     running: dict[asyncio.Future[None], str] = {asyncio.ensure_future(one): name for name, one in consumers.items()}
-    stopping = asyncio.ensure_future(stop.wait())
-    either: list[asyncio.Future[Any]] = [*running, stopping]
-    await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-    stopping.cancel()
-    if not stop.is_set():
-        hurry.set()  # the sooner is the whole started again
-    stop.set()
-    await _left(running)
+    try:
+        await first_done(*running, stop)
+    finally:
+        if not stop.is_set():
+            hurry.set()  # the sooner is the whole started again
+        stop.set()
+        await _left(running)
     for task in running:
         if not task.cancelled():
             task.result()

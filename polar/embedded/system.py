@@ -26,6 +26,7 @@ from topics.contract import catalogue
 from topics.environment import keys, webhook_signing
 from topics.environment.settings import ENV_FILE, Settings, write_env_file
 from topics.log import admin
+from topics.waiting.first_done import first_done
 
 START_S = 90.0
 """For one part to answer; a second or two where the machine is idle."""
@@ -90,11 +91,11 @@ class System:
     async def start(self) -> None:
         """Start everything and return when everything answers. Raises NotReady."""
         self._prepare_folder()
-        await self._unless_one_fails(self._start())
+        await first_done(self._failure, self._start())
 
     async def keep(self) -> None:
         """Mend what dies, until cancelled. Raises NotReady where mending doesn't help."""
-        await self._unless_one_fails(asyncio.Event().wait())
+        await first_done(self._failure)
 
     async def stop(self) -> None:
         """Stop what was started: workers first, who need the others to hand back their sessions, Kafka last. ~20 s at worst."""
@@ -212,17 +213,6 @@ class System:
         """A keeper that ends has either been stopped or given up."""
         if not keeper.cancelled() and (error := keeper.exception()) and not self._failure.done():
             self._failure.set_exception(error)
-
-    async def _unless_one_fails(self, work: Coroutine[Any, Any, Any]) -> None:
-        task = asyncio.create_task(work, name="up")
-        try:
-            await asyncio.wait({task, self._failure}, return_when=asyncio.FIRST_COMPLETED)
-            if self._failure.done():
-                await self._failure
-            await task
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
 
     def _settings(self) -> Settings:
         """The settings that the parts have."""

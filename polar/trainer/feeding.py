@@ -29,6 +29,7 @@ from polar.trainer.loop_thread import LoopThread
 from topics.environment.settings import Settings, load
 from topics.types.errors import InputError, NotReady
 from topics.types.task import TaskRequest
+from topics.waiting.first_done import first_done
 
 OUTAGE_S = 300.0
 """How long Kafka may be away, as for the consumer."""
@@ -127,10 +128,7 @@ class Feed:
         self._drawn = self._begins.drawn
         sent = asyncio.Event()
         self._feeding = asyncio.create_task(self._feed(sent), name="feed")
-        first = asyncio.create_task(sent.wait(), name="first-sent")
-        await asyncio.wait({self._feeding, first}, return_when=asyncio.FIRST_COMPLETED)
-        first.cancel()
-        self.check()
+        await first_done(self._feeding, sent)
 
     def _end(self) -> None:
         thread, self._thread = self._thread, None

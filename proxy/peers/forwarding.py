@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Mapping
-from typing import Any
 
 import aiohttp
 import msgspec
@@ -21,6 +20,7 @@ from yarl import URL
 from proxy.errors import Refusal, Refused
 from proxy.peers.ownership import Ownership, Peer
 from proxy.request_limits import CALL_S
+from topics.waiting.first_done import first_done
 
 FORWARDED = "X-Polar-Forwarded"
 """On a request: the worker id of the proxy that forwards it, and the record of `polar.workers` by which it chose."""
@@ -126,10 +126,11 @@ class Forwarder:
             while not asking.done():
                 if self._ownership.is_lost(peer):
                     raise NotServed("lost")
-                await _either(asking, self._ownership.next_change())
+                await first_done(asking, self._ownership.next_change())
             return asking.result()
         finally:
-            await _stopped(asking)
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
 
     async def _send(self, peer: Peer, request: web.Request, body: bytes) -> bytes:
         assert self._http is not None, "started"
@@ -153,21 +154,6 @@ class Forwarder:
         if response.status == NOT_OWNER:
             raise NotServed("refused")
         raise _refused(told)
-
-
-async def _either(asking: asyncio.Future[bytes], change: asyncio.Event) -> None:
-    """Returns when there is an answer, or a change."""
-    changed: asyncio.Future[Any] = asyncio.ensure_future(change.wait())
-    try:
-        await asyncio.wait([asking, changed], return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        # A harness that hangs up cancels this wait: what is left then would wait for a change that may never come.
-        await _stopped(changed)
-
-
-async def _stopped(task: asyncio.Future[Any]) -> None:
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
 
 
 def _refused(body: bytes) -> Refused:

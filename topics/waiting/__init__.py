@@ -1,0 +1,1 @@
+"""How a process waits: for the first of several ends, and between two tries."""
