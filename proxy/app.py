@@ -23,17 +23,17 @@ from proxy.call import Pipeline
 from proxy.capture import Capture
 from proxy.control import port as control
 from proxy.control.api import ControlApi
-from proxy.control.opening import Openings
+from proxy.control.opening import SessionOpener
 from proxy.dialects.base import Dialect
 from proxy.engines.pool import Engines
 from proxy.fleet import Fleet
 from proxy.metrics import Metrics
 from proxy.peers.forwarding import Forwarder
 from proxy.peers.ownership import Ownership
-from proxy.peers.routing import Routes
+from proxy.peers.routing import Router
 from proxy.request_limits import PARSED_BYTES
-from proxy.routes import Front
-from proxy.session.claims import Claims
+from proxy.routes import ModelApi
+from proxy.session.claims import ClaimCache
 from proxy.session.recovery import Recovery
 from proxy.unreadable import Runner
 from topics import control as control_topic
@@ -100,13 +100,13 @@ class Proxy:
         self._worker_id = new_worker_id("proxy")
         self._ownership = Ownership(self._worker_id)
         self._forwarder = Forwarder(self._worker_id, self._ownership)
-        self._claims = Claims(Recovery(settings, self._metrics).read_back, self._ownership.since)
+        self._claims = ClaimCache(Recovery(settings, self._metrics).read_back, self._ownership.since)
         self._ownership.on_change(lambda: self._claims.released(self._ownership.is_mine))
-        routes = Routes(self._ownership, self._claims, self._metrics)
+        routes = Router(self._ownership, self._claims, self._metrics)
         pipeline = Pipeline(engines, self._producer, self._capture, self._fleet, self._metrics)
         keyring = Keyring(settings.keys_path)
-        self._front = Front(dialects, Authenticator(keyring), routes, self._forwarder, pipeline, self._metrics)
-        self._openings = Openings(self._producer)
+        self._front = ModelApi(dialects, Authenticator(keyring), routes, self._forwarder, pipeline, self._metrics)
+        self._openings = SessionOpener(self._producer)
         token = control.token_in(settings.control_token_file)
         api = ControlApi(
             self._openings,

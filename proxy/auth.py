@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 
-from proxy.errors import Refusal, Refused
+from proxy.errors import Refusal, RefusalError
 from topics.environment.keys import CLOCK_GRACE_S, KeyClaims, KeyRefused, Keyring
 
 REMEMBERED = 4096
@@ -29,9 +29,9 @@ class Authenticator:
         self._checked_with = keyring.generation
 
     def claims_of(self, key: str | None) -> KeyClaims:
-        """What a key says. Raises Refused (401)."""
+        """What a key says. Raises RefusalError (401)."""
         if not key:
-            raise Refused(Refusal.UNAUTHENTICATED, "no API key was given")
+            raise RefusalError(Refusal.UNAUTHENTICATED, "no API key was given")
         self._keyring.refresh()
         if self._keyring.generation != self._checked_with:
             self._checked.clear()
@@ -44,7 +44,7 @@ class Authenticator:
         try:
             claims = self._keyring.check(key, now)
         except KeyRefused as error:
-            raise Refused(Refusal.UNAUTHENTICATED, WORDS[error.reason]) from None
+            raise RefusalError(Refusal.UNAUTHENTICATED, WORDS[error.reason]) from None
         self._checked[key] = claims
         if len(self._checked) > REMEMBERED:
             self._checked.popitem(last=False)

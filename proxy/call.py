@@ -13,13 +13,13 @@ import time
 
 import structlog
 
-from proxy.capture import ACK_S, RETRY_AFTER_S, Asked, Capture
+from proxy.capture import ACK_S, RETRY_AFTER_S, CallSpec, Capture
 from proxy.chat import Answer
 from proxy.engines.pool import Engines
-from proxy.errors import EngineFault, Refusal, Refused, refusal_of
-from proxy.fleet import HELD_S, Fleet, Halted
+from proxy.errors import EngineError, Refusal, RefusalError, refusal_of
+from proxy.fleet import HELD_S, Fleet, FleetPausedError
 from proxy.metrics import Metrics
-from proxy.policy import Policies
+from proxy.policy import VersionAttribution
 from proxy.session.endings import Ending, closed
 from topics.log.producer import LogProducer, RecordTooLarge, Unacknowledged
 from topics.types.completion import CallError, CallOutcome
@@ -36,10 +36,10 @@ DISOWNED: dict[Ending, str] = {"hung_up": "hung_up", "closed": "closed", "stoppe
 log = structlog.get_logger(__name__)
 
 
-class Call:
+class CallTask:
     """A call in flight. `answer` is a task that yields what may be answered, or what the harness is told instead."""
 
-    def __init__(self, pipeline: Pipeline, asked: Asked, size: int) -> None:
+    def __init__(self, pipeline: Pipeline, asked: CallSpec, size: int) -> None:
         self.asked = asked
         self.ended: Ending | None = None
         self._in_flight = asked.claim.in_flight
@@ -66,9 +66,9 @@ class Pipeline:
         self._capture = capture
         self._fleet = fleet
         self._metrics = metrics
-        self._policies = Policies(metrics)
+        self._policies = VersionAttribution(metrics)
 
-    async def run(self, call: Call, size: int) -> Answer | Refused:
+    async def run(self, call: CallTask, size: int) -> Answer | RefusalError:
         """An answer that is on the log, or why there is none; `size` is the request's, in bytes."""
         self._metrics.in_flight.inc()
         try:
@@ -76,8 +76,8 @@ class Pipeline:
             await self._captured(call, answer)
             self._count(call, CallOutcome.ANSWERED)
             return answer
-        except Refused as refused:
-            return refused.again()
+        except RefusalError as refused:
+            return refused.copy()
         except asyncio.CancelledError:
             if call.ended is None:
                 raise
@@ -88,19 +88,19 @@ class Pipeline:
         finally:
             self._metrics.in_flight.dec()
 
-    def undelivered(self, call: Call) -> None:
+    def undelivered(self, call: CallTask) -> None:
         """The call is on the log, and its harness went away before it had the answer."""
         self._capture.disown(call.asked, DISOWNED["hung_up"])
 
-    async def _running(self, call: Call, until: float) -> bool:
+    async def _running(self, call: CallTask, until: float) -> bool:
         """Wait for the fleet to run: whether that took a wait."""
         try:
             return await self._fleet.runs(until)
-        except Refused as refused:
+        except RefusalError as refused:
             self._unanswered(call, CallOutcome.FAILED, CallError("paused", refused.message))
             raise
 
-    async def _roomy(self, call: Call, size: int) -> None:
+    async def _roomy(self, call: CallTask, size: int) -> None:
         if self._producer.has_room(size):
             return
         try:
@@ -108,16 +108,16 @@ class Pipeline:
         except Unacknowledged:
             # Counted, and not recorded: there is no room for that.
             self._count(call, CallOutcome.FAILED)
-            raise Refused(
+            raise RefusalError(
                 Refusal.OVERLOADED, "too much waits to be recorded; try again", retry_after_s=RETRY_AFTER_S
             ) from None
 
-    async def _asked(self, call: Call, size: int) -> Answer:
+    async def _asked(self, call: CallTask, size: int) -> Answer:
         """The engine's answer, with what can be told of the policy versions that sampled it."""
         asked = call.asked
         try:
             return await self._sampled(call, size)
-        except EngineFault as fault:
+        except EngineError as fault:
             log.warning(
                 "call failed", action="call_failed", call_id=asked.call_id, code=fault.code, status=fault.status
             )
@@ -127,7 +127,7 @@ class Pipeline:
             self._unanswered(call, CallOutcome.ABANDONED, ENDINGS[call.ended or "stopped"])
             raise
 
-    async def _sampled(self, call: Call, size: int) -> Answer:
+    async def _sampled(self, call: CallTask, size: int) -> Answer:
         """The same, of the first try that no pause ended."""
         asked = call.asked
         engine = self.engines.for_model(asked.request.model)
@@ -142,13 +142,13 @@ class Pipeline:
                 answer = await engine.complete(
                     asked.request, asked.claim.key.session_id, under_way=under_way, patiently=was_held
                 )
-            except Halted:
+            except FleetPausedError:
                 was_held = True
                 continue
             self._metrics.engine_s.observe(time.perf_counter() - began)
             return self._policies.told(engine.name, answer, under_way.version)
 
-    async def _captured(self, call: Call, answer: Answer) -> None:
+    async def _captured(self, call: CallTask, answer: Answer) -> None:
         try:
             await self._capture.answered(call.asked, answer)
         except asyncio.CancelledError:
@@ -156,18 +156,18 @@ class Pipeline:
             raise
         except RecordTooLarge as error:
             self._unanswered(call, CallOutcome.FAILED, CallError("too_large", str(error)))
-            raise Refused(Refusal.TOO_LARGE, f"the call is too large for the log: {error}") from None
+            raise RefusalError(Refusal.TOO_LARGE, f"the call is too large for the log: {error}") from None
 
-    def _unanswered(self, call: Call, outcome: CallOutcome, error: CallError) -> None:
+    def _unanswered(self, call: CallTask, outcome: CallOutcome, error: CallError) -> None:
         self._count(call, outcome)
         self._capture.unanswered(call.asked, outcome, error)
 
-    def _count(self, call: Call, outcome: CallOutcome) -> None:
+    def _count(self, call: CallTask, outcome: CallOutcome) -> None:
         self._metrics.calls.labels(call.asked.dialect, outcome.value).inc()
 
 
-def refusal_of_ending(ending: Ending) -> Refused:
+def refusal_of_ending(ending: Ending) -> RefusalError:
     """What the harness is told of a call that was ended, if it is still there."""
     if ending == "closed":
         return closed()
-    return Refused(Refusal.UNAVAILABLE, "the proxy is stopping; try again", retry_after_s=RETRY_AFTER_S)
+    return RefusalError(Refusal.UNAVAILABLE, "the proxy is stopping; try again", retry_after_s=RETRY_AFTER_S)

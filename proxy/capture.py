@@ -18,10 +18,10 @@ import structlog
 
 from proxy.call_kinds import MAIN, Kind
 from proxy.chat import Answer, ChatRequest
-from proxy.errors import Refusal, Refused
+from proxy.errors import Refusal, RefusalError
 from proxy.metrics import Metrics
-from proxy.session.claims import Claim
-from proxy.session.history import Transcript, Written
+from proxy.session.claims import ClaimState
+from proxy.session.history import Transcript, TranscriptDelta
 from topics import completions
 from topics.completions import Disowned
 from topics.log.producer import LogProducer, RecordTooLarge, Unacknowledged
@@ -41,11 +41,11 @@ _encode = msgspec.json.Encoder().encode
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class CallSpec:
     """A call on its way."""
 
     call_id: str
-    claim: Claim
+    claim: ClaimState
     dialect: str
     engine: str
     request: ChatRequest
@@ -69,8 +69,8 @@ class Capture:
         self._metrics = metrics
         self._beside: set[asyncio.Task[None]] = set()
 
-    async def answered(self, asked: Asked, answer: Answer) -> None:
-        """Returns when the call is on the log. Raises Refused when it may not be: the call is disowned then. RecordTooLarge: it isn't.
+    async def answered(self, asked: CallSpec, answer: Answer) -> None:
+        """Returns when the call is on the log. Raises RefusalError when it may not be: the call is disowned then. RecordTooLarge: it isn't.
 
         Cancelled, it leaves disowning to the caller, who knows why.
         """
@@ -82,17 +82,17 @@ class Capture:
         except Unacknowledged as error:
             log.warning("call not acknowledged", action="call_unacknowledged", call_id=asked.call_id, reason=str(error))
             self.disown(asked, "unacknowledged")
-            raise Refused(
+            raise RefusalError(
                 Refusal.UNAVAILABLE, "the call could not be recorded; try again", retry_after_s=RETRY_AFTER_S
             ) from None
         self._metrics.ack_s.observe(time.perf_counter() - began)
         asked.claim.acknowledged(asked.call_id, asked.engine, asked.request, asked.told, answer)
 
-    def unanswered(self, asked: Asked, outcome: CallOutcome, error: CallError) -> None:
+    def unanswered(self, asked: CallSpec, outcome: CallOutcome, error: CallError) -> None:
         """Records a failed or abandoned call, beside the way."""
         self._later(self._record(_unanswered(asked, outcome, error)), "completion", asked.call_id)
 
-    def disown(self, asked: Asked, reason: str) -> None:
+    def disown(self, asked: CallSpec, reason: str) -> None:
         """Says on the log that a call was never answered, beside the way; `reason` as in `Disowned`."""
         self._metrics.disowned.labels(reason).inc()
         asked.claim.undelivered(asked.call_id)
@@ -160,7 +160,7 @@ class Capture:
         task.add_done_callback(ended)
 
 
-def _answered(asked: Asked, written: Written, answer: Answer) -> Completion:
+def _answered(asked: CallSpec, written: TranscriptDelta, answer: Answer) -> Completion:
     return msgspec.structs.replace(
         _completion(asked, written, CallOutcome.ANSWERED, asked.claim.history.prompt(answer)),
         sampled=answer.sampled_ids,
@@ -177,12 +177,12 @@ def _answered(asked: Asked, written: Written, answer: Answer) -> Completion:
     )
 
 
-def _unanswered(asked: Asked, outcome: CallOutcome, error: CallError) -> Completion:
+def _unanswered(asked: CallSpec, outcome: CallOutcome, error: CallError) -> Completion:
     written = asked.claim.history.write(asked.told)
     return msgspec.structs.replace(_completion(asked, written, outcome, TokenDelta(b"")), error=error)
 
 
-def _completion(asked: Asked, written: Written, outcome: CallOutcome, prompt: TokenDelta) -> Completion:
+def _completion(asked: CallSpec, written: TranscriptDelta, outcome: CallOutcome, prompt: TokenDelta) -> Completion:
     key, request = asked.claim.key, asked.request
     return Completion(
         call_id=asked.call_id,
@@ -200,7 +200,7 @@ def _completion(asked: Asked, written: Written, outcome: CallOutcome, prompt: To
         model_requested=request.model,
         sampling=request.sampling,
         reasoning_effort=request.reasoning_effort,
-        tool_choice=request.told_tools,
+        tool_choice=request.offered_tools,
         kind=asked.kind.name,
         kind_rule=asked.kind.rule,
         lineage=asked.lineage,

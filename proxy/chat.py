@@ -106,7 +106,7 @@ class ForcedTool(msgspec.Struct, frozen=True):
 ToolChoice = Literal["none", "auto", "required"] | ForcedTool
 
 
-class Continued(msgspec.Struct, frozen=True, eq=False):
+class RepeatedAnswer(msgspec.Struct, frozen=True, eq=False):
     """The newest answer of a session that a request repeats, after the very messages that it answered."""
 
     position: int
@@ -144,7 +144,7 @@ class ChatRequest(msgspec.Struct, frozen=True):
     stream: bool = False
     stream_usage: bool = False
     """The stream tells usage at its end; dialects that always do so set it."""
-    continued: Continued | None = None
+    continued: RepeatedAnswer | None = None
     """For engines that own their prompts: the answer whose tokens stand in this one's. Set where the call is made."""
     salt: Callable[[], str | None] | None = None
     """Tells `cache_salt`. Set where the call reaches the engine."""
@@ -168,7 +168,7 @@ class ChatRequest(msgspec.Struct, frozen=True):
         return any(isinstance(part, ImagePart) for part in parts)
 
     @property
-    def told_tools(self) -> str | None:
+    def offered_tools(self) -> str | None:
         """Which of its tools the model may be told of only: `none`, or `function:` and a name. None: all.
 
         SGLang leaves the others out of the prompt, vLLM does so for `none` where it is started with --exclude-tools-when-tool-choice-none.

@@ -1,7 +1,7 @@
 """What goes wrong with a call, by who must know.
 
-- `Refused`: the harness must be told; its dialect puts it in the provider's shape. Raised anywhere in the pipeline.
-- `EngineFault`: the engine gave no usable answer; the pipeline records it and tells the harness by `refusal_of`.
+- `RefusalError`: the harness must be told; its dialect puts it in the provider's shape. Raised anywhere in the pipeline.
+- `EngineError`: the engine gave no usable answer; the pipeline records it and tells the harness by `refusal_of`.
 
 Messages are for people and never hold a key or a prompt's text.
 """
@@ -46,7 +46,7 @@ MESSAGE_LIMIT = 1000
 """Characters of a message: it names the value that is wrong, and that may be a whole file."""
 
 
-class Refused(Exception):  # noqa: N818 - named for what the harness sees
+class RefusalError(Exception):
     """A call ends without an answer."""
 
     def __init__(
@@ -68,14 +68,14 @@ class Refused(Exception):  # noqa: N818 - named for what the harness sees
         self.context = context
         """Of CONTEXT_LENGTH, where the engine tells them: the prompt's tokens, and the most that fit."""
 
-    def again(self) -> Refused:
+    def copy(self) -> RefusalError:
         """The same, to keep, or to raise where it was kept: an exception holds all that was at work where it came by, in a cycle."""
-        return Refused(
+        return RefusalError(
             self.refusal, self.message, field=self.field, retry_after_s=self.retry_after_s, context=self.context
         )
 
 
-class EngineFault(Exception):  # noqa: N818 - a value of the engine's, not a bug of ours
+class EngineError(Exception):
     """The engine gave no usable answer. `code` is stable: `no_token_ids`, `length_mismatch`, `timeout`, …"""
 
     def __init__(
@@ -111,18 +111,20 @@ LONGEST_RETRY_AFTER_S = 30
 OVERLOAD = frozenset({429, 503})
 
 
-def refusal_of(fault: EngineFault) -> Refused:
+def refusal_of(fault: EngineError) -> RefusalError:
     """What a harness is told of an engine's fault: a status that it tries again, except where its own request is at fault."""
     if fault.code == "context_length":
-        return Refused(Refusal.CONTEXT_LENGTH, fault.message, field="messages", context=fault.context)
+        return RefusalError(Refusal.CONTEXT_LENGTH, fault.message, field="messages", context=fault.context)
     if fault.code == "refused":
-        return Refused(Refusal.INVALID, fault.message)
+        return RefusalError(Refusal.INVALID, fault.message)
     if fault.code in ("overloaded", "busy"):
-        return Refused(
+        return RefusalError(
             Refusal.OVERLOADED,
             "the model is overloaded; try again",
             retry_after_s=min(fault.retry_after_s or ENGINE_RETRY_AFTER_S, LONGEST_RETRY_AFTER_S),
         )
     if fault.code == "unreachable":
-        return Refused(Refusal.UNAVAILABLE, "the model can't be reached; try again", retry_after_s=ENGINE_RETRY_AFTER_S)
-    return Refused(Refusal.BAD_ENGINE, f"the model gave no usable answer ({fault.code}); try again")
+        return RefusalError(
+            Refusal.UNAVAILABLE, "the model can't be reached; try again", retry_after_s=ENGINE_RETRY_AFTER_S
+        )
+    return RefusalError(Refusal.BAD_ENGINE, f"the model gave no usable answer ({fault.code}); try again")

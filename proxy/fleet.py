@@ -13,7 +13,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import NamedTuple, Self
 
-from proxy.errors import Refusal, Refused
+from proxy.errors import Refusal, RefusalError
 from topics.fleet import FleetRecord, FleetState, PolicyVersion
 
 HELD_S = 1_800.0
@@ -21,7 +21,7 @@ HELD_S = 1_800.0
 RETRY_AFTER_S = 10
 
 
-class Halted(Exception):  # noqa: N818 - named for what happened
+class FleetPausedError(Exception):
     """A pause keeps the call from its engine, or has ended it there: it is to be asked when the fleet runs again."""
 
 
@@ -52,7 +52,7 @@ class Fleet:
         self._resumes = 0
         self._policies: dict[str | None, tuple[int | None, int]] = {}
         """(version, offset of its record) by engine; None: of those not named."""
-        self._under_way: set[UnderWay] = set()
+        self._under_way: set[EngineCall] = set()
 
     @property
     def generation(self) -> int:
@@ -86,29 +86,29 @@ class Fleet:
         self._on_change()
 
     async def runs(self, until: float) -> bool:
-        """Returns when the fleet runs: whether it didn't. Raises Refused once the loop's clock says `until`."""
+        """Returns when the fleet runs: whether it didn't. Raises RefusalError once the loop's clock says `until`."""
         if self._running.is_set():
             return False
         try:
             async with asyncio.timeout_at(until):
                 await self._running.wait()
         except TimeoutError:
-            raise Refused(
+            raise RefusalError(
                 Refusal.OVERLOADED, "the model is paused for an update; try again", retry_after_s=RETRY_AFTER_S
             ) from None
         return True
 
-    def call(self, engine: str) -> UnderWay:
+    def call(self, engine: str) -> EngineCall:
         """One try of a call at an engine."""
-        return UnderWay(self, engine)
+        return EngineCall(self, engine)
 
-    def began(self, call: UnderWay) -> None:
-        """A call is at its engine from now on. Raises Halted while the fleet is paused."""
+    def began(self, call: EngineCall) -> None:
+        """A call is at its engine from now on. Raises FleetPausedError while the fleet is paused."""
         if self.paused:
-            raise Halted
+            raise FleetPausedError
         self._under_way.add(call)
 
-    def ended(self, call: UnderWay) -> None:
+    def ended(self, call: EngineCall) -> None:
         """It is no more."""
         self._under_way.discard(call)
         if self.paused and not self._under_way:
@@ -128,8 +128,8 @@ class Fleet:
                 call.halt()
 
 
-class UnderWay:
-    """`async with` it a call is at its engine. Raises Halted, at the begin while the fleet is paused, else where a pause ends the call."""
+class EngineCall:
+    """A call is at its engine while in this context. Raises FleetPausedError on entry in a pause, on exit if a pause ended the call."""
 
     def __init__(self, fleet: Fleet, engine: str) -> None:
         self._fleet = fleet
@@ -165,4 +165,4 @@ class UnderWay:
         try:
             await self._scope.__aexit__(kind, error, trace)
         except TimeoutError:
-            raise Halted from None
+            raise FleetPausedError from None

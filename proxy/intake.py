@@ -11,18 +11,18 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from proxy.call import Call, Pipeline
+from proxy.call import CallTask, Pipeline
 from proxy.call_kinds import kind_of
-from proxy.capture import Asked
+from proxy.capture import CallSpec
 from proxy.chat import ChatRequest
 from proxy.dialects.base import Dialect
 from proxy.lineage import lineage_of
 from proxy.metrics import Metrics
-from proxy.session.claims import Claim
+from proxy.session.claims import ClaimState
 from proxy.session.history import Transcript
 from proxy.session.limits import admit
 from proxy.session.repeats import is_retry, name_of
-from proxy.session.reply import Answering, Reply
+from proxy.session.reply import LocalReply, SharedCalls
 from topics.environment.keys import KeyClaims
 from topics.types.completion import Sampling
 
@@ -37,14 +37,14 @@ class Intake:
     def reply_to(
         self,
         dialect: Dialect,
-        claim: Claim,
+        claim: ClaimState,
         request: ChatRequest,
         headers: Mapping[str, str],
         *,
         size: int,
         received_at: float,
-    ) -> Reply:
-        """The answer to a request of `size` bytes, under way. Raises Refused for what the claim may not have."""
+    ) -> LocalReply:
+        """The answer to a request of `size` bytes, under way. Raises RefusalError for what the claim may not have."""
         lineage = lineage_of(headers)
         engine = self._pipeline.engines.for_model(request.model)
         restored, told = claim.restored(request, engine.name if engine.owns_prompts else None)
@@ -53,31 +53,31 @@ class Intake:
         answering = claim.repeats.shared(name, is_retry=is_retry(lineage))
         if answering is not None:
             self._metrics.repeated.inc()
-            return Reply(answering, request)
+            return LocalReply(answering, request)
         admit(claim.key.limits, claim.spent, len(claim.in_flight), request.choices)
         calls = [
-            Call(self._pipeline, asked, size)
+            CallTask(self._pipeline, asked, size)
             for asked in self._asked(dialect, claim, engine.name, asked_for, told, lineage, received_at)
         ]
-        answering = Answering(self._pipeline, calls)
+        answering = SharedCalls(self._pipeline, calls)
         claim.repeats.start(name, answering)
-        return Reply(answering, request)
+        return LocalReply(answering, request)
 
     def _asked(
         self,
         dialect: Dialect,
-        claim: Claim,
+        claim: ClaimState,
         engine: str,
         request: ChatRequest,
         told: Transcript,
         lineage: dict[str, str] | None,
         received_at: float,
-    ) -> Iterator[Asked]:
+    ) -> Iterator[CallSpec]:
         """A request's choices."""
         first = dialect.id_prefix + os.urandom(16).hex()
         kind = kind_of(request, lineage)
         for choice in range(request.choices):
-            yield Asked(
+            yield CallSpec(
                 call_id=first if choice == 0 else f"{first}.{choice}",
                 claim=claim,
                 dialect=dialect.name,

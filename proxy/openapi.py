@@ -17,7 +17,7 @@ import msgspec
 
 from proxy.dialects.base import Dialect, Route, Serves
 from proxy.dialects.installed import dialects
-from proxy.errors import Refusal, Refused
+from proxy.errors import Refusal, RefusalError
 from proxy.session_key import KEY_HEADER
 
 Json = dict[str, Any]
@@ -92,8 +92,8 @@ def _schemas(dialect: Dialect) -> Json:
     """Of its request and its error, by the names that `_ref` has for them."""
     _, found = msgspec.json.schema_components([dialect.request_type], ref_template=_ref(dialect, "{name}"))
     refusals = [
-        Refused(Refusal.INVALID, "messages: expected at least one", field="messages"),
-        Refused(Refusal.SLOW, ""),
+        RefusalError(Refusal.INVALID, "messages: expected at least one", field="messages"),
+        RefusalError(Refusal.SLOW, ""),
     ]
     errors = [json.loads(dialect.error(refused)) for refused in refusals]
     return {f"{dialect.name}.{name}": schema for name, schema in found.items()} | {

@@ -16,7 +16,7 @@ from topics.types.tokens import count
 log = structlog.get_logger(__name__)
 
 
-class Policies:
+class VersionAttribution:
     """Of all engines."""
 
     def __init__(self, metrics: Metrics) -> None:

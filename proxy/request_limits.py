@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from proxy.errors import Refusal, Refused
+from proxy.errors import Refusal, RefusalError
 
 HEAD_BYTES = 32 * 1024
 """Of a request's path and headers together: what servers commonly take."""
@@ -22,13 +22,13 @@ CALL_S = 3_300.0
 
 
 def require_head(request: web.Request) -> None:
-    """Raises Refused for a head that is too large."""
+    """Raises RefusalError for a head that is too large."""
     size = len(request.raw_path) + sum(len(name) + len(value) for name, value in request.raw_headers)
     if size > HEAD_BYTES:
-        raise Refused(Refusal.TOO_LARGE, f"the request's path and headers are {size} bytes; at most {HEAD_BYTES}")
+        raise RefusalError(Refusal.TOO_LARGE, f"the request's path and headers are {size} bytes; at most {HEAD_BYTES}")
 
 
 def require_values(body: bytes) -> None:
-    """Raises Refused for a body that takes too long to read."""
+    """Raises RefusalError for a body that takes too long to read."""
     if len(body) > VALUES and sum(map(body.count, MARKS)) > VALUES:
-        raise Refused(Refusal.TOO_LARGE, f"the request's body has over {VALUES} values")
+        raise RefusalError(Refusal.TOO_LARGE, f"the request's body has over {VALUES} values")

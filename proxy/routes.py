@@ -15,16 +15,16 @@ from aiohttp import web
 from proxy.auth import Authenticator
 from proxy.call import Pipeline
 from proxy.dialects.base import Dialect, Serves, Wire
-from proxy.errors import EngineFault, Refusal, Refused, refusal_of
+from proxy.errors import EngineError, Refusal, RefusalError, refusal_of
 from proxy.intake import Intake
 from proxy.metrics import Metrics
 from proxy.peers import forwarding
 from proxy.peers.forwarding import Forwarder
 from proxy.peers.ownership import Peer
-from proxy.peers.routing import Misdirected, Routed, Routes
+from proxy.peers.routing import MisdirectedError, RoutedReply, Router
 from proxy.request_limits import require_head, require_values
-from proxy.session.claims import Claim
-from proxy.session.reply import Reply
+from proxy.session.claims import ClaimState
+from proxy.session.reply import LocalReply
 from proxy.session_key import PATH_PREFIX, key_of, path_of
 from proxy.streaming import JSON, refused_by, respond
 from topics.environment.keys import redacted, redacted_bytes
@@ -40,14 +40,14 @@ FOR_GOOD = {"x-should-retry": "false"}
 Handle = Callable[[web.Request, Dialect], Awaitable[web.StreamResponse]]
 
 
-class Front:
+class ModelApi:
     """Turns requests into replies."""
 
     def __init__(
         self,
         dialects: Sequence[Dialect],
         authenticator: Authenticator,
-        routes: Routes,
+        routes: Router,
         forwarder: Forwarder,
         pipeline: Pipeline,
         metrics: Metrics,
@@ -59,7 +59,7 @@ class Front:
         self._pipeline = pipeline
         self._intake = Intake(pipeline, metrics)
         self._metrics = metrics
-        self._replies: set[Reply | Routed] = set()
+        self._replies: set[LocalReply | RoutedReply] = set()
         self.draining = False
         """Calls under way go on; new ones are other proxies', or told to come again."""
         self._handles: dict[Serves, Handle] = {
@@ -71,7 +71,7 @@ class Front:
         }
 
     @property
-    def replies(self) -> frozenset[Reply | Routed]:
+    def replies(self) -> frozenset[LocalReply | RoutedReply]:
         """In flight."""
         return frozenset(self._replies)
 
@@ -99,7 +99,7 @@ class Front:
             try:
                 require_head(request)
                 return await handle(request, dialect)
-            except Misdirected:
+            except MisdirectedError:
                 return forwarding.not_owner()
             except Exception as fault:
                 if isinstance(fault, ConnectionError) and _is_gone(request):
@@ -115,11 +115,11 @@ class Front:
         ownership = self._routes.ownership
         is_alone = self.draining and ownership.owner_of(key.session_id) is None
         if is_alone or len(self._replies) >= CALLS:
-            raise Refused(Refusal.OVERLOADED, "the proxy is busy; try again", retry_after_s=RETRY_AFTER_S)
+            raise RefusalError(Refusal.OVERLOADED, "the proxy is busy; try again", retry_after_s=RETRY_AFTER_S)
         wire = await _wire_of(request, Serves.CALL)
         asked_for = dialect.parse(wire)
 
-        def serve(claim: Claim) -> Reply:
+        def serve(claim: ClaimState) -> LocalReply:
             return self._intake.reply_to(
                 dialect, claim, asked_for, request.headers, size=len(wire.body), received_at=received_at
             )
@@ -131,8 +131,8 @@ class Front:
             await ownership.caught_up(forwarding.as_of(request))
         # From here to the reply nothing is awaited, so that a key that closes finds its calls.
         claim = self._routes.claims.at_hand(key) if ownership.is_mine(key.session_id) else None
-        reply: Reply | Routed = (
-            Routed(self._routes, key, asked_for, serve, None if is_forwarded else send)
+        reply: LocalReply | RoutedReply = (
+            RoutedReply(self._routes, key, asked_for, serve, None if is_forwarded else send)
             if claim is None or claim.lacks(asked_for)
             else serve(claim)
         )
@@ -147,7 +147,7 @@ class Front:
         asked_for = dialect.parse(await _wire_of(request, Serves.COUNT))
         try:
             tokens = await self._pipeline.engines.for_model(asked_for.model).count_tokens(asked_for)
-        except EngineFault as fault:
+        except EngineError as fault:
             raise refusal_of(fault) from None
         return web.Response(body=dialect.count(tokens), headers=JSON)
 
@@ -160,12 +160,12 @@ class Front:
         return web.Response()
 
     async def _upgrade(self, _: web.Request, __: Dialect) -> web.StreamResponse:
-        raise Refused(Refusal.UPGRADE, "WebSockets are not served here; use plain HTTP")
+        raise RefusalError(Refusal.UPGRADE, "WebSockets are not served here; use plain HTTP")
 
     async def _unknown(self, request: web.Request, _: Dialect) -> web.StreamResponse:
-        raise Refused(Refusal.NOT_FOUND, f"nothing is served at {request.method} {path_of(request)[:200]}")
+        raise RefusalError(Refusal.NOT_FOUND, f"nothing is served at {request.method} {path_of(request)[:200]}")
 
-    def _refusal(self, request: web.Request, dialect: Dialect, refused: Refused) -> web.Response:
+    def _refusal(self, request: web.Request, dialect: Dialect, refused: RefusalError) -> web.Response:
         if forwarding.is_forwarded(request):
             # What is refused because this proxy ends is the next owner's to answer.
             return forwarding.not_owner() if self.draining else forwarding.refusal(refused)
@@ -204,8 +204,8 @@ async def _body_of(request: web.Request) -> bytes:
         async with asyncio.timeout(BODY_S):
             return await request.read()
     except TimeoutError:
-        raise Refused(Refusal.SLOW, f"the request's body did not come whole within {BODY_S:g} s") from None
+        raise RefusalError(Refusal.SLOW, f"the request's body did not come whole within {BODY_S:g} s") from None
     except web.RequestPayloadError as error:
-        raise Refused(Refusal.INVALID, f"the request's body can't be read: {error}") from None
+        raise RefusalError(Refusal.INVALID, f"the request's body can't be read: {error}") from None
     except web.HTTPRequestEntityTooLarge:
-        raise Refused(Refusal.TOO_LARGE, f"the request's body is over {BODY_BYTES} bytes") from None
+        raise RefusalError(Refusal.TOO_LARGE, f"the request's body is over {BODY_BYTES} bytes") from None

@@ -14,7 +14,7 @@ import structlog
 from aiohttp import web
 
 from proxy.dialects.base import Dialect
-from proxy.errors import Refusal, Refused
+from proxy.errors import Refusal, RefusalError
 
 QUIET_S = 3.0
 """Longest silence of a stream that waits, its headers included: harnesses give up after 5 s without headers at the earliest."""
@@ -30,7 +30,7 @@ JSON = {"Content-Type": "application/json"}
 log = structlog.get_logger(__name__)
 
 
-class Pending(Protocol):
+class PendingReply(Protocol):
     """What a request waits for: a reply of this proxy (`proxy/session/reply.py`), or the way to another's (`proxy/peers/routing.py`)."""
 
     @property
@@ -52,11 +52,13 @@ class Pending(Protocol):
         ...
 
     def told(self, dialect: Dialect) -> bytes:
-        """The answer as it leaves, once done. Raises Refused."""
+        """The answer as it leaves, once done. Raises RefusalError."""
         ...
 
 
-async def respond(request: web.Request, dialect: Dialect, reply: Pending, *, whole: bool = False) -> web.StreamResponse:
+async def respond(
+    request: web.Request, dialect: Dialect, reply: PendingReply, *, whole: bool = False
+) -> web.StreamResponse:
     """Answers one request, and leaves its reply when the harness hangs up. Raises while no header is out.
 
     `whole`: no header leaves before the answer, however long that takes.
@@ -79,18 +81,18 @@ async def respond(request: web.Request, dialect: Dialect, reply: Pending, *, who
         reply.leave(delivered=delivered)
 
 
-def refused_by(fault: Exception, dialect: Dialect) -> Refused:
+def refused_by(fault: Exception, dialect: Dialect) -> RefusalError:
     """What a harness is told in an answer's place; of a fault of ours the log says more."""
-    if isinstance(fault, Refused):
+    if isinstance(fault, RefusalError):
         return fault
     # Never log.exception: renderers show locals, and these hold keys and prompts.
     told = "".join(traceback.format_exception(fault))
     log.error("request failed", action="request_failed", dialect=dialect.name, trace=told)
-    return Refused(Refusal.UNAVAILABLE, "the proxy failed; try again")
+    return RefusalError(Refusal.UNAVAILABLE, "the proxy failed; try again")
 
 
 async def _wait(
-    request: web.Request, dialect: Dialect, reply: Pending, quiet_s: float | None
+    request: web.Request, dialect: Dialect, reply: PendingReply, quiet_s: float | None
 ) -> web.StreamResponse | None:
     """Returns when the reply is done: a stream's response, if it had to be opened before."""
     opened: web.StreamResponse | None = None

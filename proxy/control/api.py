@@ -23,9 +23,9 @@ import structlog
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
 
-from proxy.control.opening import Declined, Openings, Unanswered, Wish
+from proxy.control.opening import NoAnswerError, OpenRequest, SessionDeclinedError, SessionOpener
 from proxy.engines.pool import Engines
-from proxy.errors import EngineFault
+from proxy.errors import EngineError
 from topics.control import Grant
 from topics.environment.keys import BACKSTOP_S, KeyClaims, Keyring, Limits, environment, redacted
 from topics.types.session import task_id_of
@@ -61,7 +61,7 @@ FIELDS = {"samples": "num_samples", "mode": "mode"}
 log = structlog.get_logger(__name__)
 
 
-class Refused(Exception):  # noqa: N818 - named for what the client sees
+class ControlError(Exception):
     """A request ends without what it asked for."""
 
     def __init__(self, status: int, code: str, message: str, *, field: str | None = None) -> None:
@@ -108,7 +108,7 @@ class ControlApi:
 
     def __init__(
         self,
-        openings: Openings,
+        openings: SessionOpener,
         engines: Engines,
         keyring: Keyring,
         *,
@@ -134,28 +134,28 @@ class ControlApi:
     def _guarded(self, handle: Handler) -> Handler:
         async def handler(request: web.Request) -> web.StreamResponse:
             if self._token is None:
-                raise Refused(
+                raise ControlError(
                     503, "no_token", "this proxy has no control token; start it with POLAR_CONTROL_TOKEN_FILE"
                 )
             if not is_shown(request, self._token):
-                raise Refused(401, "unauthenticated", "expected Authorization: Bearer and the control token")
+                raise ControlError(401, "unauthenticated", "expected Authorization: Bearer and the control token")
             if not self._is_serving():
-                raise Refused(503, "not_ready", "the proxy is starting or stopping; try again")
+                raise ControlError(503, "not_ready", "the proxy is starting or stopping; try again")
             return await handle(request)
 
         return handler
 
     async def _open(self, request: web.Request) -> web.Response:
         body = _parsed(OpenBody, await _read(request, ASKED_BYTES) or b"{}")
-        wish = Wish(body.task_id, body.ttl_s, body.num_samples, body.mode)
+        wish = OpenRequest(body.task_id, body.ttl_s, body.num_samples, body.mode)
         try:
             grant = await self._openings.open(wish)
-        except Declined as declined:
+        except SessionDeclinedError as declined:
             field = FIELDS.get(declined.reason, "task_id")
             words = _words(WORDS, declined, task=body.task_id or "the task", named="the session")
-            raise Refused(409, declined.reason, words, field=field) from None
-        except Unanswered as unanswered:
-            raise Refused(503, "unanswered", str(unanswered)) from None
+            raise ControlError(409, declined.reason, words, field=field) from None
+        except NoAnswerError as unanswered:
+            raise ControlError(503, "unanswered", str(unanswered)) from None
         log.info("session opened", action="session_opened", session=grant.session_id, ttl_s=body.ttl_s)
         now = time.time()
         key = self._keyring.mint(_claims(grant, body, int(now)))
@@ -171,16 +171,16 @@ class ControlApi:
         session_id = request.match_info["session_id"]
         if not SESSION_ID.fullmatch(session_id):
             shown = repr(session_id[:200])
-            raise Refused(400, "bad_input", f"expected <task id>.<sample index> (got {shown})", field="session_id")
+            raise ControlError(400, "bad_input", f"expected <task id>.<sample index> (got {shown})", field="session_id")
         body = _parsed(CloseBody, await _read(request, ASKED_BYTES) or b"{}")
         try:
             await self._openings.close(session_id, body.reward)
-        except Declined as declined:
+        except SessionDeclinedError as declined:
             status = 404 if declined.reason == "unknown" else 409
             words = _words(CLOSING_WORDS, declined, task=task_id_of(session_id), named=session_id)
-            raise Refused(status, declined.reason, words, field="session_id") from None
-        except Unanswered as unanswered:
-            raise Refused(503, "unanswered", str(unanswered)) from None
+            raise ControlError(status, declined.reason, words, field="session_id") from None
+        except NoAnswerError as unanswered:
+            raise ControlError(503, "unanswered", str(unanswered)) from None
         log.info("session closed", action="session_closed", session=session_id)
         return _json(202, {"session_id": session_id})
 
@@ -197,10 +197,10 @@ class ControlApi:
         asking = [asyncio.ensure_future(text(token_ids)) for token_ids in body.token_ids]
         try:
             return _json(200, {"texts": await asyncio.gather(*asking)})
-        except EngineFault as fault:
+        except EngineError as fault:
             if fault.code == "refused":
-                raise Refused(400, "bad_input", fault.message, field="token_ids") from None
-            raise Refused(502, "bad_engine", f"the engine told no text ({fault.code}); try again") from None
+                raise ControlError(400, "bad_input", fault.message, field="token_ids") from None
+            raise ControlError(502, "bad_engine", f"the engine told no text ({fault.code}); try again") from None
         finally:
             for each in asking:
                 each.cancel()
@@ -217,16 +217,18 @@ async def json_errors(request: web.Request, handler: Handler) -> web.StreamRespo
     """Whatever goes wrong is told as JSON, and never takes the process down."""
     try:
         return await handler(request)
-    except Refused as refused:
+    except ControlError as refused:
         told = refused
     except web.HTTPException as error:
-        told = Refused(error.status, error.reason.lower().replace(" ", "_"), f"{error.reason}: {request.path[:200]}")
+        told = ControlError(
+            error.status, error.reason.lower().replace(" ", "_"), f"{error.reason}: {request.path[:200]}"
+        )
     except ConnectionError:
         raise
     except Exception:
         # Never log.exception: renderers show locals, and these hold keys.
         log.error("control request failed", action="control_failed", trace=redacted(traceback.format_exc()))
-        told = Refused(503, "failed", "the proxy failed; its log says why")
+        told = ControlError(503, "failed", "the proxy failed; its log says why")
     error_body = {"code": told.code, "field": told.field, "message": redacted(told.message)}
     return _json(told.status, {"error": {name: value for name, value in error_body.items() if value is not None}})
 
@@ -247,7 +249,7 @@ def _claims(grant: Grant, body: OpenBody, now: int) -> KeyClaims:
     )
 
 
-def _words(words: dict[str, str], declined: Declined, *, task: str, named: str) -> str:
+def _words(words: dict[str, str], declined: SessionDeclinedError, *, task: str, named: str) -> str:
     said = words.get(declined.reason, "it came to nothing ({reason})")
     return said.format(task=task, named=named, reason=declined.reason)
 
@@ -257,15 +259,15 @@ async def _read(request: web.Request, limit: int) -> bytes:
         async with asyncio.timeout(BODY_S):
             return await request.clone(client_max_size=limit).read()
     except TimeoutError:
-        raise Refused(408, "slow", f"the request's body did not come whole within {BODY_S:g} s") from None
+        raise ControlError(408, "slow", f"the request's body did not come whole within {BODY_S:g} s") from None
     except web.RequestPayloadError as error:
-        raise Refused(400, "bad_input", f"the request's body can't be read: {error}") from None
+        raise ControlError(400, "bad_input", f"the request's body can't be read: {error}") from None
     except web.HTTPRequestEntityTooLarge:
-        raise Refused(413, "too_large", f"the request's body is over {limit} bytes") from None
+        raise ControlError(413, "too_large", f"the request's body is over {limit} bytes") from None
 
 
 def _parsed(kind: type[B], body: bytes) -> B:
-    """Raises Refused (400) for the first thing that is wrong."""
+    """Raises ControlError (400) for the first thing that is wrong."""
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:
@@ -273,7 +275,7 @@ def _parsed(kind: type[B], body: bytes) -> B:
         field = ".".join(map(str, first["loc"])) or None
         shown = "" if field is None else f" (got {repr(first['input'])[:120]})"
         known = f"; there are: {', '.join(kind.model_fields)}" if first["type"] == "extra_forbidden" else ""
-        raise Refused(400, "bad_input", f"{first['msg']}{known}{shown}", field=field) from None
+        raise ControlError(400, "bad_input", f"{first['msg']}{known}{shown}", field=field) from None
 
 
 def _json(status: int, value: object) -> web.Response:

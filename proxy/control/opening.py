@@ -36,7 +36,7 @@ log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True)
-class Wish:
+class OpenRequest:
     """A session that someone wants."""
 
     task_id: str | None
@@ -46,7 +46,7 @@ class Wish:
     mode: str
 
 
-class Declined(Exception):  # noqa: N818 - an answer, not a fault
+class SessionDeclinedError(Exception):
     """The coordinator said no; `reason` as in `Revoke`, `task_id` that of the wish or of the session."""
 
     def __init__(self, reason: str) -> None:
@@ -54,11 +54,11 @@ class Declined(Exception):  # noqa: N818 - an answer, not a fault
         self.reason = reason
 
 
-class Unanswered(Exception):  # noqa: N818 - what is known, not a fault
+class NoAnswerError(Exception):
     """Nobody answered in time; the message says who."""
 
 
-class Openings:
+class SessionOpener:
     """Questions under way to the coordinator."""
 
     def __init__(self, producer: LogProducer) -> None:
@@ -76,8 +76,8 @@ class Openings:
             case _:
                 pass
 
-    async def open(self, wish: Wish) -> Grant:
-        """A session's Grant. Raises Declined, Unanswered."""
+    async def open(self, wish: OpenRequest) -> Grant:
+        """A session's Grant. Raises SessionDeclinedError, NoAnswerError."""
         claim_id = f"o-{secrets.token_hex(8)}"
         fact = SessionOpenRequested(
             f"{claim_id}.open",
@@ -90,25 +90,25 @@ class Openings:
         try:
             with self._asking(claim_id) as answer:
                 told = await self._ask(fact, answer)
-        except (Unanswered, asyncio.CancelledError):
+        except (NoAnswerError, asyncio.CancelledError):
             self._withdraw(fact, is_own_task=wish.task_id is None)
             raise
         if isinstance(told, Grant):
             return told
-        raise Declined(told.reason)
+        raise SessionDeclinedError(told.reason)
 
     async def close(self, session_id: str, reward: float | None) -> None:
-        """Returns when the close is on the log and isn't refused. Raises Declined, Unanswered."""
+        """Returns when the close is on the log and isn't refused. Raises SessionDeclinedError, NoAnswerError."""
         fact = SessionCloseRequested(f"c-{secrets.token_hex(8)}", session_id, reward)
         with self._asking(fact.fact_id) as answer:
             try:
                 await self._send(fact, ANSWER_S)
             except Unacknowledged:
-                raise Unanswered(f"Kafka didn't take the close within {ANSWER_S:.0f} s; try again") from None
+                raise NoAnswerError(f"Kafka didn't take the close within {ANSWER_S:.0f} s; try again") from None
             await asyncio.wait({answer}, timeout=CLOSED_S)
         told = answer.result() if answer.done() else None
         if isinstance(told, Revoke):
-            raise Declined(told.reason)
+            raise SessionDeclinedError(told.reason)
 
     async def settle(self, deadline_s: float) -> None:
         """Waits for withdrawals under way, then drops them: those sessions end at their TTL."""
@@ -121,7 +121,7 @@ class Openings:
     def _asking(self, claim_id: str) -> Iterator[asyncio.Future[Answer]]:
         """The answer to come: the first record of this claim id."""
         if len(self._waiting) >= ASKING:
-            raise Unanswered("too many sessions are being opened at this moment; try again")
+            raise NoAnswerError("too many sessions are being opened at this moment; try again")
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._waiting[claim_id] = answer
         try:
@@ -141,7 +141,7 @@ class Openings:
             await asyncio.wait({answer}, timeout=min(ASK_AGAIN_S, max(0.0, ends - time.monotonic())))
             if answer.done():
                 return answer.result()
-        raise Unanswered(f"{who}; gave up after {ANSWER_S:.0f} s (is `polar worker coordinator` running?)")
+        raise NoAnswerError(f"{who}; gave up after {ANSWER_S:.0f} s (is `polar worker coordinator` running?)")
 
     def _withdraw(self, fact: SessionOpenRequested, *, is_own_task: bool) -> None:
         """A task that was made for this open alone is cancelled; of another the sample is free again."""

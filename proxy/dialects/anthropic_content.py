@@ -14,7 +14,7 @@ import msgspec
 from proxy.chat import Function, FunctionCall, ImagePart, ImageUrl, Message, Part, TextPart, Tool, ToolCall
 from proxy.dialects import signature
 from proxy.dialects.reading import inlined
-from proxy.errors import Refusal, Refused
+from proxy.errors import Refusal, RefusalError
 from proxy.wire.anthropic_messages import Block, MessagesRequest, Source, ToolSpec, WireMessage
 
 BILLING = "x-anthropic-billing-header:"
@@ -34,9 +34,9 @@ NOTHING = (b"", b"null")
 _encode = msgspec.json.Encoder().encode
 
 
-def invalid(field: str, why: str) -> Refused:
+def invalid(field: str, why: str) -> RefusalError:
     """For a field that can't be carried."""
-    return Refused(Refusal.INVALID, f"{field}: {why}", field=field)
+    return RefusalError(Refusal.INVALID, f"{field}: {why}", field=field)
 
 
 # --- tools
@@ -46,7 +46,7 @@ class Offered:
     """A request's tools: those that the model is shown from the start, and those that wait for a reference."""
 
     def __init__(self, specs: Sequence[ToolSpec]) -> None:
-        """Raises Refused for a tool that can't be offered."""
+        """Raises RefusalError for a tool that can't be offered."""
         self.names = frozenset(spec.name for spec in specs)
         self.hosted: list[str] = []
         """Types of the tools that Anthropic's servers would run."""
@@ -83,7 +83,7 @@ def _function(spec: ToolSpec, field: str) -> Function:
 def messages_of(wire: MessagesRequest, offered: Offered) -> Iterator[Message]:
     """The conversation, system prompt first. Neighbouring assistant messages are one turn to Anthropic, so they are one message.
 
-    Raises Refused, naming the field.
+    Raises RefusalError, naming the field.
     """
     system = _without_billing([Block("text", wire.system)] if isinstance(wire.system, str) else wire.system or [])
     if parts := _parts(system, "system", offered):

@@ -44,7 +44,7 @@ from proxy.dialects import signature
 from proxy.dialects.anthropic_content import NOTHING, UNPARSED, Offered, invalid, messages_of
 from proxy.dialects.base import Route, Serves, Wire
 from proxy.dialects.reading import decoded, event
-from proxy.errors import Refusal, Refused
+from proxy.errors import Refusal, RefusalError
 from proxy.wire.anthropic_messages import Choice, Format, MessagesRequest
 from topics.types.completion import Sampling
 
@@ -100,11 +100,11 @@ class AnthropicMessages:
     request_type = MessagesRequest
 
     def parse(self, wire: Wire) -> ChatRequest:
-        """The canonical request. Raises Refused, naming the field."""
+        """The canonical request. Raises RefusalError, naming the field."""
         try:
             return _canonical(decoded(wire.body, _requests), wire.serves)
         except RecursionError:
-            raise Refused(Refusal.INVALID, "the request's body is nested too deeply") from None
+            raise RefusalError(Refusal.INVALID, "the request's body is nested too deeply") from None
 
     def body(self, call_id: str, created: int, request: ChatRequest, answers: Sequence[Answer]) -> bytes:  # noqa: ARG002 - no time in it
         """`message`."""
@@ -146,19 +146,19 @@ class AnthropicMessages:
         page = {"data": data, "has_more": False, "first_id": names[0], "last_id": names[-1]}
         return _encode(page if only is None else data[0])
 
-    def error(self, refused: Refused) -> bytes:
+    def error(self, refused: RefusalError) -> bytes:
         """`{type: error, error: {type, message}}`."""
         told: dict[str, Any] = {"type": TYPES[refused.refusal], "message": _told(refused)}
         if refused.field == THREAD:
             told["details"] = {"error_code": "thread_unsupported_request", "unsupported": []}
         return _encode({"type": "error", "error": told, "request_id": None})
 
-    def error_event(self, refused: Refused) -> bytes:
+    def error_event(self, refused: RefusalError) -> bytes:
         """The same object as an event `error`, after which the stream ends."""
         return b"event: error\ndata: " + self.error(refused) + b"\n\n"
 
 
-def _told(refused: Refused) -> str:
+def _told(refused: RefusalError) -> str:
     """Of a prompt that is too long in the words by which harnesses know to compact."""
     if refused.refusal is not Refusal.CONTEXT_LENGTH:
         return refused.message

@@ -12,7 +12,7 @@ from enum import Enum
 from typing import Any, Protocol
 
 from proxy.chat import Answer, ChatRequest
-from proxy.errors import Refused
+from proxy.errors import RefusalError
 
 
 class Serves(Enum):
@@ -70,7 +70,7 @@ class Dialect(Protocol):
     """The msgspec struct that a call's body is decoded into; its schema is published (`proxy/openapi.py`)."""
 
     def parse(self, wire: Wire) -> ChatRequest:
-        """The canonical request of a CALL or COUNT route. Raises Refused, naming the field, for what can't be carried."""
+        """The canonical request of a CALL or COUNT route. Raises RefusalError, naming the field, for what can't be carried."""
         ...
 
     def body(self, call_id: str, created: int, request: ChatRequest, answers: Sequence[Answer]) -> bytes:
@@ -89,10 +89,10 @@ class Dialect(Protocol):
         """The body that lists models, or tells of `only` one of them."""
         ...
 
-    def error(self, refused: Refused) -> bytes:
+    def error(self, refused: RefusalError) -> bytes:
         """An error's body."""
         ...
 
-    def error_event(self, refused: Refused) -> bytes:
+    def error_event(self, refused: RefusalError) -> bytes:
         """An error inside a stream whose headers are out."""
         ...

@@ -28,7 +28,7 @@ from typing import Any
 from proxy import chat
 from proxy.chat import ImagePart, ImageUrl, Message, TextPart, ToolCall
 from proxy.dialects import signature
-from proxy.errors import Refusal, Refused
+from proxy.errors import Refusal, RefusalError
 from proxy.wire.google_generate_content import (
     Blob,
     Content,
@@ -50,7 +50,7 @@ FieldPart = tuple[str, Part]
 
 
 def messages_of(wire: GenerateContentRequest) -> list[Message]:
-    """The messages of a request, the system's first. Raises Refused, naming the field."""
+    """The messages of a request, the system's first. Raises RefusalError, naming the field."""
     transcript = _Transcript()
     if wire.system_instruction is not None:
         transcript.said("system", _parts(wire.system_instruction, "systemInstruction"))
@@ -251,6 +251,6 @@ def _unsealed(wire: str | None) -> str | None:
         return None
 
 
-def invalid(field: str, why: str) -> Refused:
+def invalid(field: str, why: str) -> RefusalError:
     """The refusal of a field."""
-    return Refused(Refusal.INVALID, f"{field}: {why}", field=field)
+    return RefusalError(Refusal.INVALID, f"{field}: {why}", field=field)

@@ -42,7 +42,7 @@ from proxy.chat import (
 from proxy.dialects.base import Route, Serves, Wire
 from proxy.dialects.google_contents import invalid, messages_of, sealed
 from proxy.dialects.reading import event
-from proxy.errors import Refusal, Refused
+from proxy.errors import Refusal, RefusalError
 from proxy.wire.google_generate_content import (
     CountTokensRequest,
     FunctionCallingConfig,
@@ -94,7 +94,7 @@ _arguments = msgspec.json.Decoder(dict[str, Any])
 
 
 @dataclass(frozen=True)
-class Told:
+class RefusalBody:
     """What the answer needs of the request."""
 
     thoughts: bool
@@ -129,7 +129,7 @@ class GoogleGenerateContent:
     request_type = GenerateContentRequest
 
     def parse(self, wire: Wire) -> ChatRequest:
-        """The canonical request. Raises Refused, naming the field."""
+        """The canonical request. Raises RefusalError, naming the field."""
         method, model = wire.path.get("method", ""), _model(wire)
         try:
             if method == "countTokens":
@@ -138,7 +138,7 @@ class GoogleGenerateContent:
             body = read(wire.body, GenerateContentRequest)
             request = _canonical(body, model)
         except RecursionError:
-            raise Refused(Refusal.INVALID, "the request's body is nested too deeply") from None
+            raise RefusalError(Refusal.INVALID, "the request's body is nested too deeply") from None
         config = body.generation_config
         thoughts = config is not None and config.thinking_config is not None and config.thinking_config.include_thoughts
         streams = method == "streamGenerateContent"
@@ -147,7 +147,7 @@ class GoogleGenerateContent:
             request,
             stream=streams and is_sse,
             stream_usage=True,
-            wire=Told(thoughts=bool(thoughts), is_array=streams and not is_sse),
+            wire=RefusalBody(thoughts=bool(thoughts), is_array=streams and not is_sse),
         )
 
     def body(self, call_id: str, created: int, request: ChatRequest, answers: Sequence[Answer]) -> bytes:
@@ -190,11 +190,11 @@ class GoogleGenerateContent:
         ]
         return _encode({"models": told} if only is None else told[0])
 
-    def error(self, refused: Refused) -> bytes:
+    def error(self, refused: RefusalError) -> bytes:
         """`{error: {code, message, status, details}}`, as google.rpc.Status has it."""
         return _encode({"error": _error(refused)})
 
-    def error_event(self, refused: Refused) -> bytes:
+    def error_event(self, refused: RefusalError) -> bytes:
         """The same bare: in a stream's `data:` Google's JavaScript client doesn't look for it."""
         return self.error(refused) + b"\n\n"
 
@@ -306,8 +306,8 @@ def _choices(config: GenerationConfig) -> int:
 # --- answer to wire
 
 
-def _told(request: ChatRequest) -> Told:
-    return request.wire if isinstance(request.wire, Told) else Told(thoughts=False, is_array=False)
+def _told(request: ChatRequest) -> RefusalBody:
+    return request.wire if isinstance(request.wire, RefusalBody) else RefusalBody(thoughts=False, is_array=False)
 
 
 def _head(call_id: str, created: int, request: ChatRequest, answers: Sequence[Answer]) -> dict[str, Any]:
@@ -318,7 +318,7 @@ def _head(call_id: str, created: int, request: ChatRequest, answers: Sequence[An
     }
 
 
-def _pieces(answer: Answer, told: Told) -> list[list[dict[str, Any]]]:
+def _pieces(answer: Answer, told: RefusalBody) -> list[list[dict[str, Any]]]:
     """An answer's parts: thought, text, calls, each a piece of its own in a stream; at least one, unless it is malformed."""
     message = answer.message
     assert not isinstance(message.content, list), "engines answer in text"
@@ -406,7 +406,7 @@ def _usage(answers: Sequence[Answer]) -> dict[str, int]:
     return told
 
 
-def _error(refused: Refused) -> dict[str, Any]:
+def _error(refused: RefusalError) -> dict[str, Any]:
     told: dict[str, Any] = {
         "code": refused.refusal.status,
         "message": refused.message,

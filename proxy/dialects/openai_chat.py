@@ -48,7 +48,7 @@ from proxy.chat import (
 from proxy.dialects import freeform
 from proxy.dialects.base import Route, Serves, Wire
 from proxy.dialects.reading import decoded, event
-from proxy.errors import Refusal, Refused
+from proxy.errors import Refusal, RefusalError
 from proxy.wire.openai_chat import (
     ChatCompletionRequest,
     Choice,
@@ -112,7 +112,7 @@ class OpenAIChat:
     request_type = ChatCompletionRequest
 
     def parse(self, wire: Wire) -> ChatRequest:
-        """The canonical request. Raises Refused, naming the field."""
+        """The canonical request. Raises RefusalError, naming the field."""
         return _canonical(decoded(wire.body, _requests))
 
     def body(self, call_id: str, created: int, request: ChatRequest, answers: Sequence[Answer]) -> bytes:
@@ -159,12 +159,12 @@ class OpenAIChat:
         data = [{"id": model, "object": "model", "created": 0, "owned_by": "polar"} for model in names]
         return _encode({"object": "list", "data": data} if only is None else data[0])
 
-    def error(self, refused: Refused) -> bytes:
+    def error(self, refused: RefusalError) -> bytes:
         """`{error: {message, type, param, code}}`."""
         kind, code = SHAPES[refused.refusal]
         return _encode({"error": {"message": refused.message, "type": kind, "param": refused.field, "code": code}})
 
-    def error_event(self, refused: Refused) -> bytes:
+    def error_event(self, refused: RefusalError) -> bytes:
         """The same object as an event; the stream ends without `[DONE]`."""
         return b"data: " + self.error(refused) + b"\n\n"
 
@@ -215,8 +215,8 @@ def _refuse(wire: ChatCompletionRequest) -> None:
             raise _invalid(name, "deprecated and not served; use tools and tool_choice")
 
 
-def _invalid(field: str, why: str) -> Refused:
-    return Refused(Refusal.INVALID, f"{field}: {why}", field=field)
+def _invalid(field: str, why: str) -> RefusalError:
+    return RefusalError(Refusal.INVALID, f"{field}: {why}", field=field)
 
 
 def _message(wire: WireMessage, field: str) -> Message:

@@ -43,7 +43,7 @@ from proxy.dialects.reading import decoded
 from proxy.dialects.responses_input import Input
 from proxy.dialects.responses_stream import PIECES, stream
 from proxy.dialects.responses_tools import NOTHING, Tools
-from proxy.errors import Refusal, Refused
+from proxy.errors import Refusal, RefusalError
 from proxy.wire.openai_responses import Format, ResponsesRequest, Text
 from topics.types.completion import Sampling
 
@@ -100,13 +100,13 @@ class OpenAIResponses:
     request_type = ResponsesRequest
 
     def parse(self, wire: Wire) -> ChatRequest:
-        """The canonical request. Raises Refused, naming the field."""
+        """The canonical request. Raises RefusalError, naming the field."""
         try:
             return _canonical(decoded(wire.body, _requests), wire.serves)
         except msgspec.DecodeError as error:
-            raise Refused(Refusal.INVALID, f"the request's body is not JSON: {error}") from None
+            raise RefusalError(Refusal.INVALID, f"the request's body is not JSON: {error}") from None
         except RecursionError:
-            raise Refused(Refusal.INVALID, "the request's body is nested too deeply") from None
+            raise RefusalError(Refusal.INVALID, "the request's body is nested too deeply") from None
 
     def body(self, call_id: str, created: int, request: ChatRequest, answers: Sequence[Answer]) -> bytes:
         """`response`."""
@@ -129,14 +129,14 @@ class OpenAIResponses:
         """OpenAI lists models apart from this API: no route of this dialect leads here."""
         raise NotImplementedError(served, only)
 
-    def error(self, refused: Refused) -> bytes:
+    def error(self, refused: RefusalError) -> bytes:
         """`{error: {message, type, param, code}}`."""
         kind, code = SHAPES[refused.refusal]
         if refused.field == CONTINUES:
             code = "previous_response_not_found"
         return _encode({"error": {"message": _told(refused), "type": kind, "param": refused.field, "code": code}})
 
-    def error_event(self, refused: Refused) -> bytes:
+    def error_event(self, refused: RefusalError) -> bytes:
         """A response that begins, else OpenAI's client takes nothing more, and fails. It bears no call's id: there is no answer."""
         message = _told(refused)
         if refused.retry_after_s is not None:
@@ -157,7 +157,7 @@ class OpenAIResponses:
         return stream(begun, [], begun | failed)
 
 
-def _told(refused: Refused) -> str:
+def _told(refused: RefusalError) -> str:
     """Of a prompt that is too long in the words by which harnesses know to compact."""
     if refused.refusal is not Refusal.CONTEXT_LENGTH:
         return refused.message
@@ -209,7 +209,7 @@ def _refuse(wire: ResponsesRequest, serves: Serves) -> None:
         ),
     ):
         if is_asked:
-            raise Refused(Refusal.INVALID, f"{field}: {why}", field=field)
+            raise RefusalError(Refusal.INVALID, f"{field}: {why}", field=field)
 
 
 def _messages(wire: ResponsesRequest, tools: Tools) -> list[Message]:
@@ -222,7 +222,7 @@ def _messages(wire: ResponsesRequest, tools: Tools) -> list[Message]:
             read.item(item, f"input[{at}]")
         messages += read.messages
     if not messages and wire.previous_response_id is None:
-        raise Refused(Refusal.INVALID, "input: expected a string, or at least one message", field="input")
+        raise RefusalError(Refusal.INVALID, "input: expected a string, or at least one message", field="input")
     return messages
 
 
@@ -237,7 +237,7 @@ def _response_format(wire: Format | None) -> msgspec.Raw:
             told = {"name": wire.name or "output", "description": wire.description, "strict": wire.strict}
             schema = {name: value for name, value in told.items() if value is not None} | {"schema": wire.schema}
             return msgspec.Raw(_encode({"type": "json_schema", "json_schema": schema}))
-    raise Refused(
+    raise RefusalError(
         Refusal.INVALID,
         f"text.format: expected text, json_object or json_schema with its schema, got {wire.type!r}",
         field="text.format",

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from proxy.chat import Function
-from proxy.errors import Refusal, Refused
+from proxy.errors import Refusal, RefusalError
 
 T = TypeVar("T")
 ABSENT: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
@@ -18,24 +18,24 @@ _encode = msgspec.json.Encoder().encode
 
 
 def decoded(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
-    """A body as the decoder's type. Raises Refused (400) with the path of the field at fault."""
+    """A body as the decoder's type. Raises RefusalError (400) with the path of the field at fault."""
     try:
         body.decode()  # msgspec passes over text that stays raw
         return decoder.decode(body)
     except msgspec.ValidationError as error:
         raise invalid_field(str(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Refused(Refusal.INVALID, f"the request's body is not JSON: {error}") from None
+        raise RefusalError(Refusal.INVALID, f"the request's body is not JSON: {error}") from None
     except RecursionError:
-        raise Refused(Refusal.INVALID, "the request's body is nested too deeply") from None
+        raise RefusalError(Refusal.INVALID, "the request's body is nested too deeply") from None
 
 
-def invalid_field(error: str, below: str = "") -> Refused:
+def invalid_field(error: str, below: str = "") -> RefusalError:
     """msgspec says "Expected `str`, got `int` - at `$.messages[0].content`": the field is that path, under `below` where that is said."""
     what, _, path = error.partition(" - at ")
     inner = path.strip("`").removeprefix("$").removeprefix(".")
     field = f"{below}.{inner}" if below and inner and not inner.startswith("[") else below + inner
-    return Refused(Refusal.INVALID, f"{field or 'the request'}: {what}", field=field or None)
+    return RefusalError(Refusal.INVALID, f"{field or 'the request'}: {what}", field=field or None)
 
 
 def inlined(function: Function) -> str:

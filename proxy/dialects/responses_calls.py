@@ -11,7 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from proxy.chat import FunctionCall, ToolCall
-from proxy.errors import Refusal, Refused
+from proxy.errors import Refusal, RefusalError
 from proxy.wire.openai_responses import BuiltInCallItem, CustomCallItem, FunctionCallItem, SearchCallItem
 
 Kind = Literal["function", "custom", "tool_search", "local_shell", "shell", "apply_patch"]
@@ -254,13 +254,13 @@ def search_call(item: SearchCallItem) -> ToolCall:
 
 
 def built_in_call(kind: Kind, item: BuiltInCallItem, field: str) -> ToolCall:
-    """The call of a built-in tool's item. Raises Refused where it has no action or operation."""
+    """The call of a built-in tool's item. Raises RefusalError where it has no action or operation."""
     built_in = BUILT_INS[kind]
     raw = bytes(getattr(item, built_in.field))
     given = _any.decode(raw) if raw else None
     if not isinstance(given, dict):
         where = f"{field}.{built_in.field}"
-        raise Refused(Refusal.INVALID, f"{where}: expected an object", field=where)
+        raise RefusalError(Refusal.INVALID, f"{where}: expected an object", field=where)
     extras = built_in.extras
     said = {
         name: value

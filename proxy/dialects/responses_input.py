@@ -20,7 +20,7 @@ from proxy.dialects import signature
 from proxy.dialects.reading import inlined, invalid_field
 from proxy.dialects.responses_calls import BUILT_INS, Kind, built_in_call, custom_call, function_call, search_call
 from proxy.dialects.responses_tools import Tools
-from proxy.errors import Refusal, Refused
+from proxy.errors import Refusal, RefusalError
 from proxy.wire import openai_responses as wire
 
 T = TypeVar("T")
@@ -65,7 +65,7 @@ class Input:
         return [read.message() if isinstance(read, _Turn) else read for read in self._read]
 
     def item(self, raw: msgspec.Raw, at: str) -> None:
-        """One item, which stands at `at`; one of a type that isn't known here is passed over. Raises Refused."""
+        """One item, which stands at `at`; one of a type that isn't known here is passed over. Raises RefusalError."""
         kind = _decoded(raw, _items, at)
         match kind.type:
             case "message":
@@ -88,7 +88,7 @@ class Input:
                 built_in = _decoded(raw, _built_in_calls, at)
                 self._call(built_in_call(BUILT_IN_CALLS[item], built_in, at), built_in.id)
             case kind_of_item if kind_of_item in UNREADABLE or kind_of_item is None:
-                raise Refused(
+                raise RefusalError(
                     Refusal.INVALID,
                     f"{at}: an item of type {kind_of_item or 'item_reference'!r} can't be read here; send the items themselves",
                     field=at,
@@ -152,7 +152,7 @@ class Input:
         item = _decoded(raw, _outputs, at)
         call_id = item.call_id if item.call_id is not None else item.id
         if call_id is None:
-            raise Refused(Refusal.INVALID, f"{at}.call_id: required", field=f"{at}.call_id")
+            raise RefusalError(Refusal.INVALID, f"{at}.call_id: required", field=f"{at}.call_id")
         self._told(Message("tool", _content(item.output, f"{at}.output"), tool_call_id=call_id))
 
     def _shell_output(self, raw: msgspec.Raw, at: str) -> None:
@@ -237,7 +237,7 @@ def _part(part: wire.WirePart, at: str) -> Part:
             return ImagePart(ImageUrl(part.image_url, DETAILS.get(part.detail or "")))
         case "input_file" if part.file_data is not None or part.file_url is not None:
             return TextPart(_file(part))
-    raise Refused(
+    raise RefusalError(
         Refusal.INVALID,
         f"{at}: expected input_text, output_text, refusal, input_image with its image_url or input_file with its data or URL, "
         f"got {part.type!r}",

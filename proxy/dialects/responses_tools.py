@@ -15,7 +15,7 @@ from proxy.chat import NOT_GIVEN, ForcedTool, Function, NamedFunction, Tool, Too
 from proxy.dialects import freeform, responses_calls
 from proxy.dialects.reading import invalid_field
 from proxy.dialects.responses_calls import BUILT_INS, Declared, Kind, flat
-from proxy.errors import Refusal, Refused
+from proxy.errors import Refusal, RefusalError
 from proxy.wire.openai_responses import Choice, ToolSpec
 
 NOTHING = (b"", b"null")
@@ -43,7 +43,7 @@ class Tools:
         return [] if self._declared and not self.shown else self._hosted
 
     def declare(self, raw: list[msgspec.Raw], field: str) -> list[Function]:
-        """Tools in order, each by the name that the model calls it by; one that nobody here runs is no function. Raises Refused.
+        """Tools in order, each by the name that the model calls it by; one that nobody here runs is no function. Raises RefusalError.
 
         A name that is known already keeps its first meaning.
         """
@@ -56,7 +56,7 @@ class Tools:
                 continue
             name = spec.name if kind in ("function", "custom") else kind
             if not name:
-                raise Refused(Refusal.INVALID, f"{where}.name: required", field=f"{where}.name")
+                raise RefusalError(Refusal.INVALID, f"{where}.name: required", field=f"{where}.name")
             known_as = flat(namespace, name)
             if known_as not in self._declared:
                 self._declared[known_as] = Declared(kind, name, namespace)
@@ -77,7 +77,7 @@ class Tools:
         ]
 
     def choice(self, raw: msgspec.Raw) -> ToolChoice | None:
-        """`tool_choice`; of `allowed_tools` only those are shown on. Raises Refused."""
+        """`tool_choice`; of `allowed_tools` only those are shown on. Raises RefusalError."""
         if bytes(raw) in NOTHING:
             return None
         try:
@@ -93,7 +93,7 @@ class Tools:
                 return choice.mode or "auto"
             case Choice():
                 return self._forced(choice)
-        raise Refused(
+        raise RefusalError(
             Refusal.INVALID,
             f"tool_choice: expected none, auto, required or an object, got {choice!r}",
             field="tool_choice",
@@ -102,14 +102,14 @@ class Tools:
     def _forced(self, choice: Choice) -> ForcedTool:
         name = _called(choice)
         if name is None:
-            raise Refused(
+            raise RefusalError(
                 Refusal.INVALID,
                 f"tool_choice.type: {choice.type!r} is not a tool that the harness runs; hosted tools aren't served",
                 field="tool_choice.type",
             )
         if all(tool.function.name != name for tool in self.shown):
             names = ", ".join(tool.function.name for tool in self.shown) or "none"
-            raise Refused(
+            raise RefusalError(
                 Refusal.INVALID, f"tool_choice.name: no tool is named {name!r}; there are {names}", field="tool_choice"
             )
         return ForcedTool(NamedFunction(name))
@@ -135,7 +135,7 @@ def _flat(
             raise invalid_field(str(error), where) from None
         if spec.type == "namespace" and namespace is None:
             if not spec.name:
-                raise Refused(Refusal.INVALID, f"{where}.name: required", field=f"{where}.name")
+                raise RefusalError(Refusal.INVALID, f"{where}.name: required", field=f"{where}.name")
             yield from _flat(spec.tools or [], f"{where}.tools", spec.name)
         else:
             yield spec, namespace, where

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from proxy.errors import EngineFault
+from proxy.errors import EngineError
 
 QUEUED = 1024
 """Calls that wait at most; harnesses hold still for the answer, so they are the sessions that one proxy can serve."""
@@ -28,7 +28,7 @@ class Admission:
 
     @asynccontextmanager
     async def turn(self, *, patiently: bool = False) -> AsyncIterator[None]:
-        """Waits for a turn and holds it. Raises EngineFault `busy` where it takes too long, or, but for a patient one, too many wait."""
+        """Waits for a turn and holds it. Raises EngineError `busy` where it takes too long, or, but for a patient one, too many wait."""
         await self._admitted(patiently=patiently)
         self.under_way += 1
         try:
@@ -53,5 +53,5 @@ class Admission:
         finally:
             self.waiting -= 1
 
-    def _busy(self, why: str) -> EngineFault:
-        return EngineFault("busy", f"{self._limit} calls are under way and {why}", retry_after_s=RETRY_AFTER_S)
+    def _busy(self, why: str) -> EngineError:
+        return EngineError("busy", f"{self._limit} calls are under way and {why}", retry_after_s=RETRY_AFTER_S)

@@ -24,16 +24,16 @@ class Engine(Protocol):
     async def complete(self, request: ChatRequest, session_id: str) -> Answer:
         """One try at one call; cancelling it cancels it at the server.
 
-        Raises EngineFault for everything that is no whole answer: nothing is mended, nothing is made up.
+        Raises EngineError for everything that is no whole answer: nothing is mended, nothing is made up.
         """
         ...
 
     async def count_tokens(self, request: ChatRequest) -> int:
-        """Tokens of the prompt that the server makes of a request; nothing is sampled. Raises EngineFault."""
+        """Tokens of the prompt that the server makes of a request; nothing is sampled. Raises EngineError."""
         ...
 
     async def detokenize(self, token_ids: list[int]) -> str:
-        """The text of tokens, special ones by their names, as the server's own tokenizer tells it. Raises EngineFault."""
+        """The text of tokens, special ones by their names, as the server's own tokenizer tells it. Raises EngineError."""
         ...
 
     async def is_healthy(self) -> bool:

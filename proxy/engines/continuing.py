@@ -21,14 +21,14 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from proxy.chat import ChatRequest, Continued, FunctionCall, Message, TextPart, ToolCall
-from proxy.errors import EngineFault
+from proxy.chat import ChatRequest, FunctionCall, Message, RepeatedAnswer, TextPart, ToolCall
+from proxy.errors import EngineError
 from topics.types.tokens import Ids, common_prefix, common_suffix
 
 Render = Callable[[ChatRequest], Awaitable[Ids]]
-"""The prompt that an engine's template makes of a request, with what begins an answer at its end. Raises EngineFault."""
+"""The prompt that an engine's template makes of a request, with what begins an answer at its end. Raises EngineError."""
 UNRENDERED = ("refused", "context_length")
-"""Codes of EngineFault: the template, or the server, takes no such conversation."""
+"""Codes of EngineError: the template, or the server, takes no such conversation."""
 WORDS = ("The twin says 1.", "The twin says 2!")
 """What twins say. They end unlike one another, so that one of them ends unlike any text."""
 CALL_ID = "call00001"
@@ -58,7 +58,7 @@ class Continuing:
         self._finding = asyncio.Lock()
 
     async def prompt(self, request: ChatRequest, rendered: Ids) -> Prompt:
-        """The prompt of a request that is `rendered`. Raises EngineFault."""
+        """The prompt of a request that is `rendered`. Raises EngineError."""
         continued = request.continued
         if continued is None or common_prefix(continued.tokens, rendered) == len(continued.tokens):
             return Prompt(rendered, 0)
@@ -69,7 +69,7 @@ class Continuing:
         same = common_prefix(ids, rendered)
         return Prompt(ids, len(ids) - same - common_suffix(ids[same:], rendered[same:]))
 
-    async def _follows(self, request: ChatRequest, continued: Continued, rendered: Ids) -> Ids | None:
+    async def _follows(self, request: ChatRequest, continued: RepeatedAnswer, rendered: Ids) -> Ids | None:
         """What the template writes after the answer; None where it can't be told."""
         turn = request.messages[continued.position]
         twin, size = _twin(turn)
@@ -77,7 +77,7 @@ class Continuing:
         messages[continued.position] = twin
         try:
             other = await self._render(msgspec.structs.replace(request, messages=messages))
-        except EngineFault as fault:
+        except EngineError as fault:
             if fault.code not in UNRENDERED:
                 raise
             return None
@@ -119,7 +119,7 @@ class Continuing:
     async def _found(self, call_id: str | None) -> Ids | None:
         try:
             one, twin, other = await asyncio.gather(*(self._render(small) for small in _conversations(call_id)))
-        except EngineFault as fault:
+        except EngineError as fault:
             if fault.code not in UNRENDERED:
                 raise
             return None

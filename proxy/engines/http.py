@@ -1,6 +1,6 @@
 """JSON over HTTP to an inference server: deadlines, and what each way of failing is called.
 
-Codes of EngineFault: `unreachable`, `cut`, `timeout`, `overloaded`, `server_error`, `context_length`, `refused` (the request is at fault),
+Codes of EngineError: `unreachable`, `cut`, `timeout`, `overloaded`, `server_error`, `context_length`, `refused` (the request is at fault),
 `misconfigured` (we are), `too_large`.
 """
 
@@ -14,7 +14,7 @@ import msgspec
 from proxy.engines.connection import Connections, Dropped, Unreachable
 from proxy.engines.overflow import is_overflow, numbers_of
 from proxy.engines.response import MAX_BODY_BYTES, Broken, TooLarge
-from proxy.errors import OVERLOAD, EngineFault
+from proxy.errors import OVERLOAD, EngineError
 
 SESSION_HEADER = "X-Session-ID"
 """By which vLLM, and routers before it, keep a session where its prefix is cached."""
@@ -50,20 +50,20 @@ class EngineHttp:
         self._connections.close()
 
     async def post(self, path: str, body: bytes, session_id: str | None = None) -> bytes:
-        """The body of a 200 answer; `session_id` goes as a header, for routes whose bodies have no place for it. Raises EngineFault."""
+        """The body of a 200 answer; `session_id` goes as a header, for routes whose bodies have no place for it. Raises EngineError."""
         headers = "" if session_id is None else f"{SESSION_HEADER}: {session_id}\r\n"
         try:
             response = await self._connections.ask("POST", path, body, self._deadline_s, headers)
         except Unreachable as error:
-            raise EngineFault("unreachable", str(error), retryable=True) from None
+            raise EngineError("unreachable", str(error), retryable=True) from None
         except TimeoutError:
-            raise EngineFault("timeout", f"no whole answer within {self._deadline_s:g} s") from None
+            raise EngineError("timeout", f"no whole answer within {self._deadline_s:g} s") from None
         except Dropped:
-            raise EngineFault("cut", "the engine closed the connection before its answer", retryable=True) from None
+            raise EngineError("cut", "the engine closed the connection before its answer", retryable=True) from None
         except Broken as error:
-            raise EngineFault("cut", f"the engine's answer broke off ({error})", retryable=True) from None
+            raise EngineError("cut", f"the engine's answer broke off ({error})", retryable=True) from None
         except TooLarge:
-            raise EngineFault("too_large", f"the engine's answer is over {MAX_BODY_BYTES} bytes") from None
+            raise EngineError("too_large", f"the engine's answer is over {MAX_BODY_BYTES} bytes") from None
         if response.status == 200:
             return response.body
         raise fault_of(response.status, response.headers.get("retry-after"), response.body)
@@ -78,19 +78,19 @@ class EngineHttp:
         return response.status < 500
 
 
-def fault_of(status: int, retry_after: str | None, body: bytes) -> EngineFault:
+def fault_of(status: int, retry_after: str | None, body: bytes) -> EngineError:
     """What a status other than 200 means."""
     said = _said(body)
     wait = int(retry_after) if retry_after is not None and SECONDS.fullmatch(retry_after) else None
     if status in OVERLOAD:
-        return EngineFault("overloaded", said, status=status, retryable=True, retry_after_s=wait)
+        return EngineError("overloaded", said, status=status, retryable=True, retry_after_s=wait)
     if status >= 500:
-        return EngineFault("server_error", said, status=status, retryable=True, retry_after_s=wait)
+        return EngineError("server_error", said, status=status, retryable=True, retry_after_s=wait)
     if status in (400, 413, 422):
         if is_overflow(said):
-            return EngineFault("context_length", said, status=status, context=numbers_of(said))
-        return EngineFault("refused", said, status=status)
-    return EngineFault("misconfigured", said, status=status)
+            return EngineError("context_length", said, status=status, context=numbers_of(said))
+        return EngineError("refused", said, status=status)
+    return EngineError("misconfigured", said, status=status)
 
 
 def _said(body: bytes) -> str:

@@ -16,7 +16,7 @@ from proxy.engines import capabilities
 from proxy.engines.capabilities import Capabilities
 from proxy.engines.connection import Unreachable
 from proxy.engines.pool import plug_in_of
-from proxy.errors import EngineFault
+from proxy.errors import EngineError
 from topics.environment.settings import EngineSettings
 from topics.types.completion import Sampling
 from topics.types.errors import InputError, NotReady
@@ -31,7 +31,7 @@ NO_IDS = (
 )
 NO_LOGPROBS = "it returns no logprob for each sampled token; vLLM does unless --max-logprobs forbids it"
 LACKS = {"no_token_ids": NO_IDS, "length_mismatch": NO_LOGPROBS, "bad_logprobs": NO_LOGPROBS}
-"""By EngineFault's code, what the server can't do."""
+"""By EngineError's code, what the server can't do."""
 
 log = structlog.get_logger(__name__)
 
@@ -110,7 +110,7 @@ async def probe(engine: Engine, mode: str = "chat") -> None:
     await asked.start()
     try:
         await asked.complete(request, "polar-probe.0")
-    except EngineFault as fault:
+    except EngineError as fault:
         what = LACKS.get(fault.code, f"it gave no usable answer ({fault.code}: {fault.message})")
         raise NotReady(f"the engine at {engine.url} ({engine.model}) can't be used: {what}") from None
     finally:

@@ -20,8 +20,8 @@ from proxy.engines.admission import Admission
 from proxy.engines.base import Engine
 from proxy.engines.health import Server
 from proxy.engines.retry import with_retries
-from proxy.errors import EngineFault
-from proxy.fleet import UnderWay
+from proxy.errors import EngineError
+from proxy.fleet import EngineCall
 from proxy.rendezvous import ranked
 
 ANY = "*"
@@ -68,10 +68,10 @@ class Replicas:
         request: ChatRequest,
         session_id: str,
         *,
-        under_way: UnderWay | None = None,
+        under_way: EngineCall | None = None,
         patiently: bool = False,
     ) -> Answer:
-        """A call's answer, within the budget for retries. Raises EngineFault.
+        """A call's answer, within the budget for retries. Raises EngineError.
 
         `under_way` is entered while the call has its turn, and says what each request's cache is salted with; `patiently` as
         `Admission.turn` takes it.
@@ -85,11 +85,11 @@ class Replicas:
             return await self._asked(session_id, ask)
 
     async def count_tokens(self, request: ChatRequest) -> int:
-        """By any server that is up. Raises EngineFault."""
+        """By any server that is up. Raises EngineError."""
         return await self._asked(secrets.token_hex(4), lambda engine: engine.count_tokens(request))
 
     async def detokenize(self, token_ids: list[int]) -> str:
-        """By any server that is up. Raises EngineFault."""
+        """By any server that is up. Raises EngineError."""
         return await self._asked(secrets.token_hex(4), lambda engine: engine.detokenize(token_ids))
 
     async def _asked(self, key: str, ask: Callable[[Engine], Awaitable[T]]) -> T:
@@ -101,7 +101,7 @@ class Replicas:
             tried.add(server)
             try:
                 told = await ask(server.engine)
-            except EngineFault as fault:
+            except EngineError as fault:
                 if fault.code == "unreachable":
                     server.lost()
                 raise

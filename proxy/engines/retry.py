@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from proxy.errors import EngineFault
+from proxy.errors import EngineError
 
 PAUSES_S = (0.25, 1.0)
 """Before the second and the third try, where the engine names no time of its own."""
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 async def with_retries(attempt: Callable[[], Awaitable[T]], *, has_other: Callable[[], bool] = lambda: False) -> T:
-    """The first answer of up to three tries. Raises the last one's EngineFault.
+    """The first answer of up to three tries. Raises the last one's EngineError.
 
     `has_other`: whether the next try meets another server. It need not wait as long as the last one asked, and a server that isn't there
     costs no try.
@@ -29,7 +29,7 @@ async def with_retries(attempt: Callable[[], Awaitable[T]], *, has_other: Callab
         wait = 0.0
         try:
             return await attempt()
-        except EngineFault as fault:
+        except EngineError as fault:
             if not fault.retryable:
                 raise
             other = has_other()

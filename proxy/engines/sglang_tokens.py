@@ -8,7 +8,7 @@ Fields as of SGLang 0.5.13.
 A prompt with images is the server's own, and another branch: what stands for them among its ids is its word.
 
 Not yet run against a live server: written and tested by the shapes that SGLang's sources and their users tell.
-Codes of EngineFault: those of `http` and `vllm_chat`.
+Codes of EngineError: those of `http` and `vllm_chat`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from proxy.engines.continuing import Continuing, Prompt
 from proxy.engines.http import UNREADABLE
 from proxy.engines.versions import NamedSpan, Versions, versions
 from proxy.engines.vllm_chat import FINISHED, VllmChat, WireMessage, fields_of, fitting, ids_of, logprobs_of, message_of
-from proxy.errors import EngineFault
+from proxy.errors import EngineError
 from topics.types.tokens import Ids, unpack_ids
 
 CHAT = "/v1/chat/completions"
@@ -65,7 +65,7 @@ class SglangTokens(VllmChat):
         self._continuing = Continuing(self._render)
 
     async def _answer(self, request: ChatRequest, session_id: str) -> Answer:  # noqa: ARG002 - its chat has no place for it
-        """One completion of one to three requests. Raises EngineFault."""
+        """One completion of one to three requests. Raises EngineError."""
         prompt = None
         if request.continued is not None and not request.has_images:
             prompt = await self._continuing.prompt(request, await self._render(request))
@@ -92,14 +92,14 @@ def to_wire(request: ChatRequest, model: str, prompt: Prompt | None) -> bytes:
 
 
 def from_wire(body: bytes, model: str, logprobs_mode: str, prompt: Prompt | None) -> Answer:
-    """The answer, checked. Raises EngineFault with the reason."""
+    """The answer, checked. Raises EngineError with the reason."""
     told = _read(body)
     choice = told.choices[0]
     if choice.finish_reason not in FINISHED:
-        raise EngineFault("unfinished", f"finish_reason is {choice.finish_reason!r}", retryable=True)
+        raise EngineError("unfinished", f"finish_reason is {choice.finish_reason!r}", retryable=True)
     meta = choice.meta_info or _Meta()
     if not meta.output_token_logprobs:
-        raise EngineFault("no_token_ids", "the answer has no meta_info.output_token_logprobs")
+        raise EngineError("no_token_ids", "the answer has no meta_info.output_token_logprobs")
     sampled = ids_of([token_id for _, token_id, _ in meta.output_token_logprobs], "output_token_logprobs")
     prompt_ids = _prompt_ids(told) if prompt is None else prompt.ids.tobytes()
     count = len(meta.output_token_logprobs)
@@ -130,7 +130,7 @@ def _versions(meta: _Meta, sampled: int) -> Versions:
 def _prompt_ids(told: _Body) -> bytes:
     ids = told.choices[0].prompt_token_ids
     if not ids:
-        raise EngineFault("no_token_ids", "the answer has no prompt_token_ids")
+        raise EngineError("no_token_ids", "the answer has no prompt_token_ids")
     return ids_of(ids, "prompt_token_ids")
 
 
@@ -138,7 +138,7 @@ def _read(body: bytes) -> _Body:
     try:
         told = _bodies.decode(body)
     except UNREADABLE as error:
-        raise EngineFault("malformed", f"the answer is not a chat completion: {error}") from None
+        raise EngineError("malformed", f"the answer is not a chat completion: {error}") from None
     if len(told.choices) != 1:
-        raise EngineFault("malformed", f"expected one choice, got {len(told.choices)}")
+        raise EngineError("malformed", f"expected one choice, got {len(told.choices)}")
     return told

@@ -2,7 +2,7 @@
 
 Asked without streaming whatever the harness wants, with `return_token_ids`, `logprobs` and `top_logprobs: 0` (null would empty the token
 data). Checked before anything is believed: prompt ids and sampled ids are there, as many logprobs as sampled ids, each finite, none
-above 0, none a default. Codes of EngineFault beside those of `http`: `malformed`, `no_token_ids`, `length_mismatch`, `bad_token_ids`,
+above 0, none a default. Codes of EngineError beside those of `http`: `malformed`, `no_token_ids`, `length_mismatch`, `bad_token_ids`,
 `bad_logprobs`, `unfinished`.
 """
 
@@ -20,7 +20,7 @@ import numpy as np
 from proxy.chat import Answer, ChatRequest, FinishReason, FunctionCall, Message, ToolCall, Usage
 from proxy.engines.http import UNREADABLE, EngineHttp
 from proxy.engines.ids import lift
-from proxy.errors import EngineFault
+from proxy.errors import EngineError
 from topics.types.tokens import IDS, LOGPROBS, count
 
 DEADLINE_S = 600.0
@@ -124,34 +124,34 @@ class VllmChat:
         self._http.stop()
 
     async def complete(self, request: ChatRequest, session_id: str) -> Answer:
-        """One answer within the deadline, however many requests it takes. Raises EngineFault."""
+        """One answer within the deadline, however many requests it takes. Raises EngineError."""
         try:
             async with asyncio.timeout(self._deadline_s):
                 return await self._answer(request, session_id)
         except TimeoutError:
-            raise EngineFault("timeout", f"no whole answer within {self._deadline_s:g} s") from None
+            raise EngineError("timeout", f"no whole answer within {self._deadline_s:g} s") from None
 
     async def _answer(self, request: ChatRequest, session_id: str) -> Answer:
-        """One chat completion. Raises EngineFault."""
+        """One chat completion. Raises EngineError."""
         body = await fitting(request, lambda asked: self._post(asked, session_id))
         return from_wire(body, self._model, self._logprobs_mode)
 
     async def count_tokens(self, request: ChatRequest) -> int:
-        """By `/tokenize`, which renders the chat template. Raises EngineFault."""
+        """By `/tokenize`, which renders the chat template. Raises EngineError."""
         asked = {"model": self._model, "messages": request.messages, "tools": request.tools or None}
         body = await self._http.post("/tokenize", _encode(asked))
         try:
             return _counts.decode(body).count
         except UNREADABLE as error:
-            raise EngineFault("malformed", f"the answer is no count of tokens: {error}") from None
+            raise EngineError("malformed", f"the answer is no count of tokens: {error}") from None
 
     async def detokenize(self, token_ids: list[int]) -> str:
-        """The text of tokens. Raises EngineFault."""
+        """The text of tokens. Raises EngineError."""
         body = await self._http.post("/detokenize", _encode({"model": self._model, "tokens": token_ids}))
         try:
             return _texts.decode(body).prompt
         except UNREADABLE as error:
-            raise EngineFault("malformed", f"the answer is no text of tokens: {error}") from None
+            raise EngineError("malformed", f"the answer is no text of tokens: {error}") from None
 
     async def is_healthy(self) -> bool:
         """By `/health`."""
@@ -162,10 +162,10 @@ class VllmChat:
 
 
 async def fitting(request: ChatRequest, ask: Callable[[ChatRequest], Awaitable[bytes]]) -> bytes:
-    """What a server answers to a request, without its limit where with it the answer doesn't fit. Raises EngineFault."""
+    """What a server answers to a request, without its limit where with it the answer doesn't fit. Raises EngineError."""
     try:
         return await ask(request)
-    except EngineFault as fault:
+    except EngineError as fault:
         if fault.code != "context_length" or request.sampling.max_tokens is None:
             raise
     # Harnesses ask for 32,000 tokens of any model. Without a limit the server samples what the context has left, which is less, or says
@@ -210,24 +210,24 @@ def fields_of(request: ChatRequest, model: str, session_id: str) -> dict[str, An
 
 
 def from_wire(body: bytes, model: str, logprobs_mode: str) -> Answer:
-    """The answer, checked. Raises EngineFault with the reason."""
+    """The answer, checked. Raises EngineError with the reason."""
     body, prompt_ids = lift(body, "prompt_token_ids")
     told = _decode(body)
     if len(told.choices) != 1:
-        raise EngineFault("malformed", f"expected one choice, got {len(told.choices)}")
+        raise EngineError("malformed", f"expected one choice, got {len(told.choices)}")
     choice = told.choices[0]
     if choice.finish_reason not in FINISHED:
         # `abort` comes of a weight update: half an answer.
-        raise EngineFault("unfinished", f"finish_reason is {choice.finish_reason!r}", retryable=True)
+        raise EngineError("unfinished", f"finish_reason is {choice.finish_reason!r}", retryable=True)
     if prompt_ids is None and told.prompt_token_ids:
         prompt_ids = ids_of(told.prompt_token_ids, "prompt_token_ids")
     if prompt_ids is None or not choice.token_ids:
         missing = "prompt_token_ids" if prompt_ids is None else "token_ids"
-        raise EngineFault("no_token_ids", f"the answer has no {missing}")
+        raise EngineError("no_token_ids", f"the answer has no {missing}")
     entries = choice.logprobs.content if choice.logprobs is not None else None
     if entries is None or len(entries) != len(choice.token_ids):
         found = "no" if entries is None else len(entries)
-        raise EngineFault("length_mismatch", f"{len(choice.token_ids)} token ids, {found} logprobs")
+        raise EngineError("length_mismatch", f"{len(choice.token_ids)} token ids, {found} logprobs")
     return Answer(
         message=message_of(choice.message),
         finish_reason=choice.finish_reason,  # type: ignore[arg-type] # it is one of FINISHED
@@ -254,7 +254,7 @@ def _decode(body: bytes) -> _Body:
     except UNREADABLE as error:
         if b"NaN" in body or b"Infinity" in body:
             return _decode_with_nan(body)
-        raise EngineFault("malformed", f"the answer is not a chat completion: {error}") from None
+        raise EngineError("malformed", f"the answer is not a chat completion: {error}") from None
 
 
 def _decode_with_nan(body: bytes) -> _Body:
@@ -263,29 +263,29 @@ def _decode_with_nan(body: bytes) -> _Body:
         told = msgspec.convert(json.loads(body), _Body)
         _encode(told)  # half a surrogate pair Python's JSON takes, too, and no log could keep it
     except (ValueError, RecursionError) as error:
-        raise EngineFault("malformed", f"the answer is not a chat completion: {error}") from None
+        raise EngineError("malformed", f"the answer is not a chat completion: {error}") from None
     return told
 
 
 def ids_of(ids: list[int], field: str) -> bytes:
-    """Token ids, int32 LE. Raises EngineFault `bad_token_ids`, naming the field."""
+    """Token ids, int32 LE. Raises EngineError `bad_token_ids`, naming the field."""
     try:
         packed = np.fromiter(ids, dtype=IDS, count=len(ids))
     except OverflowError:
-        raise EngineFault("bad_token_ids", f"{field}: an id outside int32") from None
+        raise EngineError("bad_token_ids", f"{field}: an id outside int32") from None
     if int(packed.min()) < 0:
-        raise EngineFault("bad_token_ids", f"{field}: a negative id ({int(packed.min())})")
+        raise EngineError("bad_token_ids", f"{field}: a negative id ({int(packed.min())})")
     return packed.tobytes()
 
 
 def logprobs_of(values: list[float | None]) -> bytes:
-    """Logprobs of sampled tokens, float32 LE. Raises EngineFault `bad_logprobs` for what none can be."""
+    """Logprobs of sampled tokens, float32 LE. Raises EngineError `bad_logprobs` for what none can be."""
     with np.errstate(over="ignore"):
         packed = np.array(values, dtype=LOGPROBS)  # None becomes NaN, what is too low -inf
     good = (packed <= ABOVE_ZERO) & (packed > NO_LOGPROB)
     if not good.all():
         at = int((~good).argmax())
-        raise EngineFault("bad_logprobs", f"logprob {values[at]!r} of sampled token {at}")
+        raise EngineError("bad_logprobs", f"logprob {values[at]!r} of sampled token {at}")
     return packed.tobytes()
 
 

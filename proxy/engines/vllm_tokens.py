@@ -5,7 +5,7 @@ and the grammar), `/inference/v1/generate` (token ids to token ids), `/v1/chat/c
 server's own parsers). No text is tokenized here. The message is what `vllm_chat` gives: the token that ends a turn, and a stop string, are
 in the tokens and not in the text. A prompt with images stands as it was rendered: where they lie in it is the server's word.
 
-Codes of EngineFault: those of `http` and `vllm_chat`, and `unparsed`: the server samples, and fails to parse what it sampled.
+Codes of EngineError: those of `http` and `vllm_chat`, and `unparsed`: the server samples, and fails to parse what it sampled.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from proxy.engines.ids import lift
 from proxy.engines.retry import with_retries
 from proxy.engines.versions import NamedSpan, versions
 from proxy.engines.vllm_chat import VllmChat, WireMessage, fields_of, ids_of, logprobs_of, message_of
-from proxy.errors import EngineFault
+from proxy.errors import EngineError
 from topics.types.tokens import Ids, count, unpack_ids
 
 RENDER = "/v1/chat/completions/render"
@@ -110,7 +110,7 @@ class VllmTokens(VllmChat):
         self._continuing = Continuing(self._ids)
 
     async def _answer(self, request: ChatRequest, session_id: str) -> Answer:
-        """One completion of at least three requests. Raises EngineFault."""
+        """One completion of at least three requests. Raises EngineError."""
         fields = self._fields(request)
         rendered, ids = await self._render(fields)
         is_text = bytes(rendered.features) == b"null" and not request.has_images
@@ -146,7 +146,7 @@ class VllmTokens(VllmChat):
         body, ids = lift(await self._http.post(RENDER, _encode(fields)), "token_ids")
         rendered = _read(_rendered, body, "rendering")
         if ids is None and not rendered.token_ids:
-            raise EngineFault("no_token_ids", "the rendering has no token_ids")
+            raise EngineError("no_token_ids", "the rendering has no token_ids")
         return rendered, unpack_ids(ids or ids_of(rendered.token_ids or [], "token_ids"))
 
     async def _ids(self, request: ChatRequest) -> Ids:
@@ -167,11 +167,11 @@ class VllmTokens(VllmChat):
         try:
             # Asked again by itself: another answer instead would make what is on the log a choice of those that parse.
             body = await with_retries(lambda: self._http.post(DERENDER, _encode(asked)))
-        except EngineFault as fault:
-            raise EngineFault("unparsed", f"{fault.code}: {fault.message}", status=fault.status) from None
+        except EngineError as fault:
+            raise EngineError("unparsed", f"{fault.code}: {fault.message}", status=fault.status) from None
         said = _read(_derendered, body, "derendering")
         if len(said.choices) != 1:
-            raise EngineFault("malformed", f"expected one derendered choice, got {len(said.choices)}")
+            raise EngineError("malformed", f"expected one derendered choice, got {len(said.choices)}")
         whole = message_of(said.choices[0].message)
         calls = [_named(call) for call in whole.tool_calls]
         kept = calls[:1] if request.parallel_tool_calls is False else calls
@@ -199,27 +199,27 @@ def generation_of(rendered: _Rendered, ids: Ids, max_tokens: int | None) -> dict
 
 
 def _checked(generated: _Generated) -> _Choice:
-    """The only choice, whole. Raises EngineFault."""
+    """The only choice, whole. Raises EngineError."""
     if len(generated.choices) != 1:
-        raise EngineFault("malformed", f"expected one choice, got {len(generated.choices)}")
+        raise EngineError("malformed", f"expected one choice, got {len(generated.choices)}")
     choice = generated.choices[0]
     if choice.finish_reason not in ENDED:
         # `abort` comes of a weight update: half an answer.
-        raise EngineFault("unfinished", f"finish_reason is {choice.finish_reason!r}", retryable=True)
+        raise EngineError("unfinished", f"finish_reason is {choice.finish_reason!r}", retryable=True)
     if not choice.token_ids:
-        raise EngineFault("no_token_ids", "the answer has no token_ids")
+        raise EngineError("no_token_ids", "the answer has no token_ids")
     return choice
 
 
 def _logprobs(choice: _Choice) -> bytes:
-    """Those of the sampled tokens. Raises EngineFault."""
+    """Those of the sampled tokens. Raises EngineError."""
     entries = choice.logprobs.content if choice.logprobs is not None else None
     ids = choice.token_ids or []
     if entries is None or len(entries) != len(ids):
         found = "no" if entries is None else len(entries)
-        raise EngineFault("length_mismatch", f"{len(ids)} token ids, {found} logprobs")
+        raise EngineError("length_mismatch", f"{len(ids)} token ids, {found} logprobs")
     if any(entry.token_id != token_id for entry, token_id in zip(entries, ids, strict=True)):
-        raise EngineFault("bad_logprobs", "logprobs are of other tokens than were sampled")
+        raise EngineError("bad_logprobs", "logprobs are of other tokens than were sampled")
     return logprobs_of([entry.logprob for entry in entries])
 
 
@@ -253,4 +253,4 @@ def _read(decoder: msgspec.json.Decoder[T], body: bytes, what: str) -> T:
     try:
         return decoder.decode(body)
     except UNREADABLE as error:
-        raise EngineFault("malformed", f"the answer is no {what}: {error}") from None
+        raise EngineError("malformed", f"the answer is no {what}: {error}") from None

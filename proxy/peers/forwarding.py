@@ -17,7 +17,7 @@ from aiohttp import web
 from multidict import CIMultiDict
 from yarl import URL
 
-from proxy.errors import Refusal, Refused
+from proxy.errors import Refusal, RefusalError
 from proxy.peers.ownership import Ownership, Peer
 from proxy.request_limits import CALL_S
 from topics.waiting.first_done import first_done
@@ -25,7 +25,7 @@ from topics.waiting.first_done import first_done
 FORWARDED = "X-Polar-Forwarded"
 """On a request: the worker id of the proxy that forwards it, and the record of `polar.workers` by which it chose."""
 REFUSED = "X-Polar-Refused"
-"""On an answer: its body is a `Told`; on a 421: its sender isn't the session's owner."""
+"""On an answer: its body is a `RefusalBody`; on a 421: its sender isn't the session's owner."""
 NOT_OWNER = 421
 OFFSET = re.compile(r"[0-9]{1,18}")
 CONNECT_S = 2.0
@@ -53,7 +53,7 @@ NOT_CARRIED = frozenset(
 Headers = Mapping[str, str]
 
 
-class NotServed(Exception):  # noqa: N818 - what the forwarder goes by
+class PeerError(Exception):
     """A proxy gave no answer; `reason` is `refused` (it isn't the owner), `unreachable`, `cut`, or `lost` (its lease ended)."""
 
     def __init__(self, reason: str) -> None:
@@ -61,8 +61,8 @@ class NotServed(Exception):  # noqa: N818 - what the forwarder goes by
         self.reason = reason
 
 
-class Told(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A `Refused` between proxies."""
+class RefusalBody(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A `RefusalError` between proxies."""
 
     refusal: str
     message: str
@@ -71,7 +71,7 @@ class Told(msgspec.Struct, frozen=True, omit_defaults=True):
     context: tuple[int, int] | None = None
 
 
-_told = msgspec.json.Decoder(Told)
+_told = msgspec.json.Decoder(RefusalBody)
 _refusals = {refusal.code: refusal for refusal in Refusal}
 
 
@@ -86,9 +86,9 @@ def as_of(request: web.Request) -> int:
     return int(offset) if OFFSET.fullmatch(offset) else -1
 
 
-def refusal(refused: Refused) -> web.Response:
+def refusal(refused: RefusalError) -> web.Response:
     """How a forwarder is told what it tells its harness."""
-    told = Told(refused.refusal.code, refused.message, refused.field, refused.retry_after_s, refused.context)
+    told = RefusalBody(refused.refusal.code, refused.message, refused.field, refused.retry_after_s, refused.context)
     return web.Response(status=refused.refusal.status, body=msgspec.json.encode(told), headers={REFUSED: "told"})
 
 
@@ -120,12 +120,12 @@ class Forwarder:
             await self._http.close()
 
     async def send(self, peer: Peer, request: web.Request, body: bytes) -> bytes:
-        """The owner's answer, as its harness is to have it. Raises NotServed; Refused where that is the answer."""
+        """The owner's answer, as its harness is to have it. Raises PeerError; RefusalError where that is the answer."""
         asking = asyncio.ensure_future(self._send(peer, request, body))
         try:
             while not asking.done():
                 if self._ownership.is_lost(peer):
-                    raise NotServed("lost")
+                    raise PeerError("lost")
                 await first_done(asking, self._ownership.next_change())
             return asking.result()
         finally:
@@ -146,20 +146,20 @@ class Forwarder:
             ) as response:
                 told = await response.read()
         except aiohttp.ClientConnectorError:
-            raise NotServed("unreachable") from None
+            raise PeerError("unreachable") from None
         except (aiohttp.ClientError, TimeoutError):
-            raise NotServed("cut") from None
+            raise PeerError("cut") from None
         if response.status == 200:
             return told
         if response.status == NOT_OWNER:
-            raise NotServed("refused")
+            raise PeerError("refused")
         raise _refused(told)
 
 
-def _refused(body: bytes) -> Refused:
+def _refused(body: bytes) -> RefusalError:
     try:
         told = _told.decode(body)
         kind = _refusals[told.refusal]
     except (msgspec.DecodeError, KeyError):
-        return Refused(Refusal.UNAVAILABLE, "another proxy failed; try again", retry_after_s=1)
-    return Refused(kind, told.message, field=told.field, retry_after_s=told.retry_after_s, context=told.context)
+        return RefusalError(Refusal.UNAVAILABLE, "another proxy failed; try again", retry_after_s=1)
+    return RefusalError(kind, told.message, field=told.field, retry_after_s=told.retry_after_s, context=told.context)

@@ -13,13 +13,13 @@ from collections.abc import Awaitable, Callable
 from proxy.call import refusal_of_ending
 from proxy.chat import ChatRequest
 from proxy.dialects.base import Dialect
-from proxy.errors import Refusal, Refused
+from proxy.errors import Refusal, RefusalError
 from proxy.metrics import Metrics
-from proxy.peers.forwarding import NotServed
+from proxy.peers.forwarding import PeerError
 from proxy.peers.ownership import Ownership, Peer
-from proxy.session.claims import Claim, Claims, Moved
+from proxy.session.claims import ClaimCache, ClaimState, OwnerChangedError
 from proxy.session.endings import Ending
-from proxy.session.reply import Reply
+from proxy.session.reply import LocalReply
 from topics.environment.keys import KeyClaims
 
 HOLD_S = 10.0
@@ -30,34 +30,34 @@ CUTS = 3
 """Connections that may die under one request: it may be what kills them."""
 RETRY_AFTER_S = 2
 
-Serve = Callable[[Claim], Reply]
+Serve = Callable[[ClaimState], LocalReply]
 Send = Callable[[Peer], Awaitable[bytes]]
 
 
-class Misdirected(Exception):  # noqa: N818 - named for what the forwarder is told
+class MisdirectedError(Exception):
     """A forwarded request whose session isn't this proxy's."""
 
 
-class Routes:
+class Router:
     """What every request's way needs."""
 
-    def __init__(self, ownership: Ownership, claims: Claims, metrics: Metrics) -> None:
+    def __init__(self, ownership: Ownership, claims: ClaimCache, metrics: Metrics) -> None:
         self.ownership = ownership
         self.claims = claims
         self.metrics = metrics
 
 
-class Routed:
+class RoutedReply:
     """One request that is not served at once: `reply.Reply`'s place is taken by this until there is one."""
 
-    def __init__(self, routes: Routes, key: KeyClaims, request: ChatRequest, serve: Serve, send: Send | None) -> None:
+    def __init__(self, routes: Router, key: KeyClaims, request: ChatRequest, serve: Serve, send: Send | None) -> None:
         """`serve` makes the reply here, `send` asks another proxy for it; None where another has sent it here."""
         self._routes = routes
         self._key = key
         self._request = request
         self._serve = serve
         self._send = send
-        self._reply: Reply | None = None
+        self._reply: LocalReply | None = None
         self._ended: Ending | None = None
         self.done = asyncio.get_running_loop().create_task(self._way(), name="route")
 
@@ -84,15 +84,15 @@ class Routed:
             self.done.cancel()
 
     def told(self, dialect: Dialect) -> bytes:
-        """The answer as it leaves, once done. Raises Refused, Misdirected."""
+        """The answer as it leaves, once done. Raises RefusalError, MisdirectedError."""
         if self.done.cancelled():
             raise refusal_of_ending(self._ended or "stopped")
         told = self.done.result()
         if isinstance(told, Exception):
-            raise told.again() if isinstance(told, Refused) else Misdirected
-        return told.told(dialect) if isinstance(told, Reply) else told
+            raise told.copy() if isinstance(told, RefusalError) else MisdirectedError
+        return told.told(dialect) if isinstance(told, LocalReply) else told
 
-    async def _way(self) -> Reply | bytes | Refused | Misdirected:
+    async def _way(self) -> LocalReply | bytes | RefusalError | MisdirectedError:
         ownership, metrics = self._routes.ownership, self._routes.metrics
         clock = asyncio.get_running_loop().time
         gives_up_at: float | None = None
@@ -105,16 +105,16 @@ class Routed:
                     return await self._served()
                 if self._send is None:
                     metrics.misdirected.inc()
-                    return Misdirected()
+                    return MisdirectedError()
                 if owner is not None:
                     answer = await self._send(owner)
                     metrics.forwarded.labels("answered").inc()
                     return answer
-            except Moved:
+            except OwnerChangedError:
                 continue
-            except Refused as refused:
-                return refused.again()
-            except NotServed as failure:
+            except RefusalError as refused:
+                return refused.copy()
+            except PeerError as failure:
                 metrics.forwarded.labels(failure.reason).inc()
                 if failure.reason == "cut":
                     cuts += 1
@@ -123,19 +123,19 @@ class Routed:
                 metrics.held.inc()
                 gives_up_at = clock() + HOLD_S
             if clock() > gives_up_at or cuts > CUTS:
-                return Refused(
+                return RefusalError(
                     Refusal.UNAVAILABLE,
                     "the proxy that serves this session can't be reached; try again",
                     retry_after_s=RETRY_AFTER_S,
                 )
             await _within(change, AGAIN_S)
 
-    async def _served(self) -> Reply:
-        """The reply, once done. Raises Refused, Moved."""
+    async def _served(self) -> LocalReply:
+        """The reply, once done. Raises RefusalError, OwnerChangedError."""
         claim = await self._routes.claims.ready_for(self._key, self._request)
         # From here to the reply nothing is awaited, so that a key that closes finds its calls.
         if not self._routes.ownership.is_mine(self._key.session_id):
-            raise Moved
+            raise OwnerChangedError
         self._reply = self._serve(claim)
         self._reply.join()
         await asyncio.wait([self._reply.done])

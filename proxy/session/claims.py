@@ -16,16 +16,16 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from proxy.chat import Answer, ChatRequest, Continued, Message
+from proxy.chat import Answer, ChatRequest, Message, RepeatedAnswer
 from proxy.request_limits import CALL_S
-from proxy.session.endings import InFlight, closed
-from proxy.session.history import History, Transcript, frame_of, transcript
-from proxy.session.limits import Spent
+from proxy.session.endings import EndableCall, closed
+from proxy.session.history import CallHistory, Transcript, frame_of, transcript
+from proxy.session.limits import ClaimUsage
 from proxy.session.recalled import recalled
 from proxy.session.recovery import ClaimLog
-from proxy.session.repeats import Repeats
-from proxy.session.stored import Stored
-from proxy.session.turns import Turns
+from proxy.session.repeats import RepeatIndex
+from proxy.session.stored import StoredCalls
+from proxy.session.turns import SampledTurns
 from topics.calls.delta import Spelled
 from topics.environment.keys import KeyClaims
 from topics.types.tokens import count
@@ -42,17 +42,17 @@ ReadBack = Callable[[KeyClaims, int], Awaitable[ClaimLog]]
 """A claim's log from an offset on."""
 
 
-class Claim:
+class ClaimState:
     """One claim's state."""
 
     def __init__(self, key: KeyClaims) -> None:
         self.key = key
-        self.history = History()
-        self.turns = Turns()
-        self.stored = Stored()
-        self.repeats: Repeats[Any] = Repeats()
-        self.spent = Spent()
-        self.in_flight: set[InFlight] = set()
+        self.history = CallHistory()
+        self.turns = SampledTurns()
+        self.stored = StoredCalls()
+        self.repeats: RepeatIndex[Any] = RepeatIndex()
+        self.spent = ClaimUsage()
+        self.in_flight: set[EndableCall] = set()
         self._known: set[str] = set()
         """Acknowledged calls, by id."""
         self.is_stale = False
@@ -71,7 +71,9 @@ class Claim:
             call_id,
             told.messages.link,
             answer.message,
-            frame=_frame(answer.unsaid_calls, engine, told.tools_digest, request.told_tools, request.reasoning_effort),
+            frame=_frame(
+                answer.unsaid_calls, engine, told.tools_digest, request.offered_tools, request.reasoning_effort
+            ),
             is_ended=_is_ended(answer.finish_reason, answer.stop_sequence),
         )
         if (first := request.stored_from) is not None:
@@ -80,22 +82,24 @@ class Claim:
     def restored(self, request: ChatRequest, owner: str | None) -> tuple[ChatRequest, Transcript]:
         """The request, whole, as the model said and read it, and as the log spells it.
 
-        `owner`: the engine, by name, if it owns its prompts; it is told then which answer the request continues. Raises Refused for a
+        `owner`: the engine, by name, if it owns its prompts; it is told then which answer the request continues. Raises RefusalError for a
         request that continues a call which isn't known.
         """
         whole = self.stored.continued(request)
         bare = transcript(Spelled(), request.tools)
-        shaping = bare.tools_digest, request.told_tools, request.reasoning_effort
+        shaping = bare.tools_digest, request.offered_tools, request.reasoning_effort
         frame = None if owner is None else frame_of(owner, *shaping)
         messages, spelled = self.turns.restore(whole.messages, request.tools, frame)
         continued = None if frame is None else self._continued(spelled, frame)
         return replace(whole, messages=messages, continued=continued), dataclasses.replace(bare, messages=spelled)
 
-    def _continued(self, spelled: Spelled, frame: bytes) -> Continued | None:
+    def _continued(self, spelled: Spelled, frame: bytes) -> RepeatedAnswer | None:
         """The newest answer that restored messages go on from, with its tokens; None where there is none, or they were forgotten."""
         repeated = self.turns.repeated(spelled, frame)
         tokens = None if repeated is None else self.history.tokens(repeated.call_id)
-        return None if repeated is None or tokens is None else Continued(repeated.position, tokens, repeated.is_ended)
+        return (
+            None if repeated is None or tokens is None else RepeatedAnswer(repeated.position, tokens, repeated.is_ended)
+        )
 
     def undelivered(self, call_id: str) -> None:
         """That answer was seen by nobody."""
@@ -157,11 +161,11 @@ class Claim:
         return more.is_over
 
 
-class Moved(Exception):  # noqa: N818 - what is so, not a fault
+class OwnerChangedError(Exception):
     """The session has another owner now."""
 
 
-class Claims:
+class ClaimCache:
     """All claims that this proxy serves."""
 
     def __init__(
@@ -173,7 +177,7 @@ class Claims:
         owner, in Unix seconds, infinity where it isn't."""
         self._read_back = read_back
         self._owned_since = owned_since
-        self._claims: OrderedDict[str, Claim] = OrderedDict()
+        self._claims: OrderedDict[str, ClaimState] = OrderedDict()
         self._closed: OrderedDict[str, float] = OrderedDict()
         self._looking: dict[str, asyncio.Task[None]] = {}
         self._known_since = float("inf")
@@ -185,8 +189,8 @@ class Claims:
         """From this moment on every `CloseKey` is seen."""
         self._known_since = unix_s
 
-    def at_hand(self, key: KeyClaims) -> Claim | None:
-        """The state of a key's claim; None where it must be read back first. Raises Refused where the key is closed."""
+    def at_hand(self, key: KeyClaims) -> ClaimState | None:
+        """The state of a key's claim; None where it must be read back first. Raises RefusalError where the key is closed."""
         claim_id = key.claim_id
         if claim_id in self._closed:
             raise closed()
@@ -200,13 +204,13 @@ class Claims:
         self._claims.move_to_end(claim_id)
         return claim
 
-    async def of(self, key: KeyClaims) -> Claim:
-        """The same, read back where it must be. Raises Refused where it can't be, too, and Moved where the session isn't ours."""
+    async def of(self, key: KeyClaims) -> ClaimState:
+        """The same, read back where it must be. Also raises RefusalError if it can't be, OwnerChangedError if the session isn't ours."""
         while (claim := self.at_hand(key)) is None:
             await self._look_up(key)
         return claim
 
-    async def ready_for(self, key: KeyClaims, request: ChatRequest) -> Claim:
+    async def ready_for(self, key: KeyClaims, request: ChatRequest) -> ClaimState:
         """The same, with all on the log that the request repeats. Raises as `of` does."""
         while (claim := await self.of(key)).lacks(request):
             if await claim.read_on(request, self._read_back):
@@ -252,7 +256,7 @@ class Claims:
         """Puts the claim at hand, or closes it; neither where the session came or went meanwhile."""
         since = self._owned_since(key.session_id)
         if since == float("inf"):
-            raise Moved
+            raise OwnerChangedError
         log = await self._read_back(key, key.log_offset)
         if log.is_over:
             self.close(key.claim_id)
@@ -263,9 +267,9 @@ class Claims:
         claim.is_stale = False
         claim.taken_at = time.monotonic()
 
-    def _add(self, key: KeyClaims) -> Claim:
+    def _add(self, key: KeyClaims) -> ClaimState:
         self._make_room()
-        claim = self._claims[key.claim_id] = Claim(key)
+        claim = self._claims[key.claim_id] = ClaimState(key)
         return claim
 
     def _make_room(self) -> None:
@@ -277,9 +281,9 @@ class Claims:
                 self._known_since = max(self._known_since, idle.key.issued_at + 1)
 
 
-def _frame(unsaid_calls: int, engine: str, tools_digest: bytes, told_tools: str | None, effort: str | None) -> bytes:
+def _frame(unsaid_calls: int, engine: str, tools_digest: bytes, offered_tools: str | None, effort: str | None) -> bytes:
     """What a request must share with an answer to go on from it; none shares `UNSAID`."""
-    return UNSAID if unsaid_calls else frame_of(engine, tools_digest, told_tools, effort)
+    return UNSAID if unsaid_calls else frame_of(engine, tools_digest, offered_tools, effort)
 
 
 def _is_ended(finish_reason: str | None, stop_sequence: str | None) -> bool:

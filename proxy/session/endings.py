@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Literal, Protocol
 
-from proxy.errors import Refusal, Refused
+from proxy.errors import Refusal, RefusalError
 
 Ending = Literal["hung_up", "closed", "stopped"]
 """The harness closed its connection, the session's key was closed, or the proxy stops."""
 
 
-class InFlight(Protocol):
+class EndableCall(Protocol):
     """A call that can be ended."""
 
     def end(self, reason: Ending) -> None:
@@ -18,6 +18,6 @@ class InFlight(Protocol):
         ...
 
 
-def closed() -> Refused:
+def closed() -> RefusalError:
     """The refusal of every call whose key is closed."""
-    return Refused(Refusal.CLOSED, "this session is over; its key is closed")
+    return RefusalError(Refusal.CLOSED, "this session is over; its key is closed")

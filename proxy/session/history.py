@@ -32,7 +32,7 @@ class Transcript:
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class TranscriptDelta:
     """A transcript as the log takes it."""
 
     messages: MessageDelta
@@ -53,12 +53,12 @@ def transcript_of(messages: Spelled, tools: bytes) -> Transcript:
 NO_TOOLS = transcript(Spelled(), []).tools_digest
 
 
-def frame_of(engine: str, tools_digest: bytes, told_tools: str | None, reasoning_effort: str | None) -> bytes:
+def frame_of(engine: str, tools_digest: bytes, offered_tools: str | None, reasoning_effort: str | None) -> bytes:
     """What, but for its messages, a prompt is rendered of: whose template, with which tools, told which of them, thinking how much."""
-    return blake2b(_encode((engine, told_tools, reasoning_effort)) + tools_digest, digest_size=16).digest()
+    return blake2b(_encode((engine, offered_tools, reasoning_effort)) + tools_digest, digest_size=16).digest()
 
 
-class History:
+class CallHistory:
     """The acknowledged calls of one claim."""
 
     def __init__(self) -> None:
@@ -66,11 +66,11 @@ class History:
         self._messages = MessageIndex()
         self._tools: dict[str, bytes] = {}
 
-    def write(self, told: Transcript) -> Written:
+    def write(self, told: Transcript) -> TranscriptDelta:
         """A request's messages and tools, as deltas."""
         messages = self._messages.encode(told.messages)
         known = NO_TOOLS if messages.base is None else self._tools.get(messages.base)
-        return Written(messages, None if told.tools_digest == known else told.tools)
+        return TranscriptDelta(messages, None if told.tools_digest == known else told.tools)
 
     def prompt(self, answer: Answer) -> TokenDelta:
         """An answer's prompt, as a delta."""

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from proxy.errors import Refusal, Refused
+from proxy.errors import Refusal, RefusalError
 from topics.environment.keys import Limits
 
 RETRY_AFTER_S = 1
 
 
 @dataclass(slots=True)
-class Spent:
+class ClaimUsage:
     """By one claim."""
 
     calls: int = 0
@@ -27,17 +27,17 @@ class Spent:
         self.tokens += sampled
 
 
-def admit(limits: Limits, spent: Spent, under_way: int, more: int) -> None:
-    """Raises Refused unless `more` calls may begin beside those under way: SPENT for good, OVERLOADED while others run."""
+def admit(limits: Limits, spent: ClaimUsage, under_way: int, more: int) -> None:
+    """Raises RefusalError unless `more` calls may begin beside those under way: SPENT for good, OVERLOADED while others run."""
     if limits.tokens is not None and spent.tokens >= limits.tokens:
-        raise Refused(Refusal.SPENT, f"this session has sampled its {limits.tokens} tokens")
+        raise RefusalError(Refusal.SPENT, f"this session has sampled its {limits.tokens} tokens")
     if limits.calls is not None and spent.calls + more > limits.calls:
-        raise Refused(Refusal.SPENT, f"this session has had {spent.calls} of its {limits.calls} calls")
+        raise RefusalError(Refusal.SPENT, f"this session has had {spent.calls} of its {limits.calls} calls")
     # Calls under way may fail, and leave what they would have spent.
     left = None if limits.calls is None else limits.calls - spent.calls
     most = limits.concurrent_calls if left is None else min(limits.concurrent_calls, left)
     if under_way and under_way + more > most:
-        raise Refused(
+        raise RefusalError(
             Refusal.OVERLOADED,
             f"this session has {under_way} calls under way and may have {most}; try again",
             retry_after_s=RETRY_AFTER_S,

@@ -21,7 +21,7 @@ _answers = msgspec.json.Decoder(Message)
 
 
 @dataclass(frozen=True, slots=True)
-class Recalled:
+class RecalledCall:
     """An answered call."""
 
     call: Completion
@@ -40,7 +40,7 @@ class _Said:
     tools: bytes
 
 
-def recalled(calls: Iterable[Completion]) -> Iterator[Recalled]:
+def recalled(calls: Iterable[Completion]) -> Iterator[RecalledCall]:
     """The answered ones of a claim's calls, which are given in log order; of one id the first counts."""
     known: dict[str | None, _Said] = {None: _Said([], Spelled(), b"[]")}
     for call in calls:
@@ -58,7 +58,7 @@ def recalled(calls: Iterable[Completion]) -> Iterator[Recalled]:
         for message in rest:
             spelled.append(spell(message))
         tools = base.tools if call.tools is None else call.tools
-        yield Recalled(call, messages, transcript_of(spelled, tools), answer)
+        yield RecalledCall(call, messages, transcript_of(spelled, tools), answer)
         said = spelled.upto(len(messages))
         said.append(spell(answer))
         known[call.call_id] = _Said([*messages, answer], said, tools)

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from proxy.errors import Refusal, Refused
+from proxy.errors import Refusal, RefusalError
 from proxy.metrics import Metrics
 from topics import completions
 from topics.completions import Build, CallRecord, Disowned, Open
@@ -88,7 +88,7 @@ class Recovery:
         """By partition: the next pass, which takes in who asks until it looks for the end."""
 
     async def read_back(self, key: KeyClaims, start: int) -> ClaimLog:
-        """The claim's log from an offset to the high watermark as of now or later. Raises Refused where it can't be read."""
+        """The claim's log from an offset to the high watermark as of now or later. Raises RefusalError where it can't be read."""
         self._metrics.read_back.inc()
         reading = _Reading(key, start)
         readings, reads = self._pass_over(key.log_partition)
@@ -97,7 +97,7 @@ class Recovery:
             # Shared: whoever goes away leaves the others their pass.
             end = await asyncio.shield(reads)
         except (kafka.KafkaError, TimeoutError):
-            raise Refused(
+            raise RefusalError(
                 Refusal.UNAVAILABLE, "the session can't be looked up now; try again", retry_after_s=RETRY_AFTER_S
             ) from None
         return ClaimLog(reading.calls, frozenset(reading.disowned), max(start, end), reading.is_over)

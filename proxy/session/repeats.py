@@ -27,7 +27,7 @@ RETRY = "retry"
 _encode = msgspec.json.Encoder().encode
 
 
-class Answering(Protocol):
+class SharedCalls(Protocol):
     """The calls that answer a request, as `proxy/session/reply.py` implements them."""
 
     done: asyncio.Future[Any]
@@ -40,10 +40,10 @@ class Answering(Protocol):
     def is_delivered(self) -> bool: ...
 
 
-A = TypeVar("A", bound=Answering)
+A = TypeVar("A", bound=SharedCalls)
 
 
-class Repeats(Generic[A]):
+class RepeatIndex(Generic[A]):
     """One claim's requests, by name."""
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
 """What a request waits for: its call, or its n choices, whoever else asks the same meanwhile.
 
-Requests that repeat one another share an `Answering`. A harness that hangs up leaves it; only when the last has left are the calls ended.
-Once they are done there is an answer for each choice, or the one reason why there is none. Each request has a `Reply` of its own, since
+Requests that repeat one another share a `SharedCalls`. A harness that hangs up leaves it; only when the last has left are the calls ended.
+Once they are done there is an answer for each choice, or the one reason why there is none. Each request has its own `LocalReply`, since
 its answer takes the form that this request asked for.
 """
 
@@ -13,17 +13,17 @@ from typing import Any
 
 import msgspec
 
-from proxy.call import Call, Pipeline, refusal_of_ending
+from proxy.call import CallTask, Pipeline, refusal_of_ending
 from proxy.chat import Answer, ChatRequest
 from proxy.dialects.base import Dialect
-from proxy.errors import Refused
+from proxy.errors import RefusalError
 from proxy.session.endings import Ending
 
 
-class Answering:
+class SharedCalls:
     """The calls that answer a request, and all that wait for them; at least one call, all of the same claim."""
 
-    def __init__(self, pipeline: Pipeline, calls: Sequence[Call]) -> None:
+    def __init__(self, pipeline: Pipeline, calls: Sequence[CallTask]) -> None:
         self._pipeline = pipeline
         self._calls = calls
         self._waiting = 0
@@ -33,7 +33,7 @@ class Answering:
         """The first call's: the answer's id."""
         self.created = int(calls[0].asked.received_at)
         """Unix seconds."""
-        self.on_left: Callable[[Answering], None] = _nothing
+        self.on_left: Callable[[SharedCalls], None] = _nothing
         """Called once, when the last request has left."""
         self.done: asyncio.Future[Any] = (
             calls[0].answer
@@ -81,23 +81,23 @@ class Answering:
                 call.end(reason)
 
     def answers(self) -> list[Answer]:
-        """Of each choice, once done. Raises Refused, for the first choice that has none; what went wrong in us as it is."""
+        """Of each choice, once done. Raises RefusalError, for the first choice that has none; what went wrong in us as it is."""
         if self._answers is not None:
             return self._answers
         results = self._results()
         for result in results:
             if isinstance(result, Exception):
-                raise result.again() if isinstance(result, Refused) else result
+                raise result.copy() if isinstance(result, RefusalError) else result
         return [result for result in results if isinstance(result, Answer)]
 
     def _results(self) -> list[Answer | BaseException | None]:
         return [_result(call) for call in self._calls]
 
 
-class Reply:
+class LocalReply:
     """One request's wait for its answer."""
 
-    def __init__(self, answering: Answering, request: ChatRequest) -> None:
+    def __init__(self, answering: SharedCalls, request: ChatRequest) -> None:
         """`request` as this harness made it."""
         self._answering = answering
         self._request = request
@@ -125,17 +125,17 @@ class Reply:
         self._answering.end(reason)
 
     def told(self, dialect: Dialect) -> bytes:
-        """The answer as it leaves, once done. Raises Refused; what went wrong in us as it is."""
+        """The answer as it leaves, once done. Raises RefusalError; what went wrong in us as it is."""
         form = dialect.stream if self._request.stream else dialect.body
         answering = self._answering
         return form(answering.call_id, answering.created, self._request, answering.answers())
 
 
-def _nothing(_: Answering) -> None:
+def _nothing(_: SharedCalls) -> None:
     pass
 
 
-def _result(call: Call) -> Answer | BaseException | None:
+def _result(call: CallTask) -> Answer | BaseException | None:
     """What came of a call; None while it is under way."""
     if not call.answer.done():
         return None

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import msgspec
 
 from proxy.chat import ChatRequest, Message
-from proxy.errors import Refusal, Refused
+from proxy.errors import Refusal, RefusalError
 from topics.calls.delta import Spelled, spell
 
 BYTES = 16 * 1024 * 1024
@@ -27,7 +27,7 @@ class _Node:
     message: Message
 
 
-class Stored:
+class StoredCalls:
     """One claim's."""
 
     def __init__(self) -> None:
@@ -46,13 +46,13 @@ class Stored:
             self._keep(call_id, [*messages, answer], whole, first)
 
     def continued(self, request: ChatRequest) -> ChatRequest:
-        """The request with all that it continues before its own messages, but after its instructions. Raises Refused."""
+        """The request with all that it continues before its own messages, but after its instructions. Raises RefusalError."""
         if request.continues is None:
             return request
         found = self._calls.get(request.continues)
         if found is None:
             words = f"Previous response with id '{request.continues[:200]}' not found."
-            raise Refused(Refusal.INVALID, words, field=FIELD)
+            raise RefusalError(Refusal.INVALID, words, field=FIELD)
         node, first = found
         own = int(request.instructions)
         messages = [*request.messages[:own], *_whole(node)[first:], *request.messages[own:]]

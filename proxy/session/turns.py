@@ -79,7 +79,7 @@ class _Turn:
     """Its last token is one that ends turns."""
 
 
-class Turns:
+class SampledTurns:
     """What one claim's model said."""
 
     def __init__(self) -> None:

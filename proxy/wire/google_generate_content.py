@@ -11,7 +11,7 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin
 import msgspec
 
 from proxy.dialects.reading import decoded, invalid_field
-from proxy.errors import Refusal, Refused
+from proxy.errors import Refusal, RefusalError
 
 Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 """What the log can hold; JSON knows no bound."""
@@ -219,13 +219,13 @@ _anything = msgspec.json.Decoder()
 
 
 def read(body: bytes, kind: type[Request]) -> Request:
-    """A body as one of the two requests. Raises Refused with the path of the field at fault."""
+    """A body as one of the two requests. Raises RefusalError with the path of the field at fault."""
     try:
         return msgspec.convert(_spelled(decoded(body, _anything)), kind, strict=False)
     except msgspec.ValidationError as error:
         raise invalid_field(str(error)) from None
     except RecursionError:
-        raise Refused(Refusal.INVALID, "the request's body is nested too deeply") from None
+        raise RefusalError(Refusal.INVALID, "the request's body is nested too deeply") from None
 
 
 def _spelled(told: Any) -> Any:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from proxy.auth import Authenticator
-from proxy.errors import Refused
+from proxy.errors import RefusalError
 from topics.environment.keys import KeyClaims, Keyring, add_key, ensure_keys_file, read_keys_file, retire_key, use_key
 
 
@@ -25,5 +25,5 @@ def test_a_key_of_a_secret_that_was_retired_is_refused(tmp_path: Path) -> None:
     use_key(path, add_key(path))
     retire_key(path, old)
     assert keyring.refresh(at_once=True)
-    with pytest.raises(Refused):
+    with pytest.raises(RefusalError):
         doorman.claims_of(key)

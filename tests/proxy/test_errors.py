@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from proxy.engines.http import fault_of
-from proxy.errors import MESSAGE_LIMIT, EngineFault, Refusal, Refused, refusal_of
+from proxy.errors import MESSAGE_LIMIT, EngineError, Refusal, RefusalError, refusal_of
 
 
 @pytest.mark.parametrize(("asked", "told"), [(None, 2), ("0", 2), ("7", 7), ("30", 30), ("3600", 30)])
@@ -28,13 +28,13 @@ def test_a_prompt_that_does_not_fit_is_told_with_its_numbers() -> None:
         (fault_of(401, None, b"{}"), Refusal.BAD_ENGINE),
         (fault_of(503, None, b"{}"), Refusal.OVERLOADED),
         (fault_of(500, None, b"{}"), Refusal.BAD_ENGINE),
-        (EngineFault("busy", "x", retry_after_s=5), Refusal.OVERLOADED),
-        (EngineFault("unreachable", "x", retryable=True), Refusal.UNAVAILABLE),
-        (EngineFault("timeout", "x"), Refusal.BAD_ENGINE),
+        (EngineError("busy", "x", retry_after_s=5), Refusal.OVERLOADED),
+        (EngineError("unreachable", "x", retryable=True), Refusal.UNAVAILABLE),
+        (EngineError("timeout", "x"), Refusal.BAD_ENGINE),
     ],
     ids=lambda value: value.code,
 )
-def test_only_its_own_request_is_a_harnesses_fault(fault: EngineFault, refusal: Refusal) -> None:
+def test_only_its_own_request_is_a_harnesses_fault(fault: EngineError, refusal: Refusal) -> None:
     refused = refusal_of(fault)
     assert refused.refusal is refusal
     assert (refused.retry_after_s is not None) == (refusal in (Refusal.OVERLOADED, Refusal.UNAVAILABLE))
@@ -43,6 +43,6 @@ def test_only_its_own_request_is_a_harnesses_fault(fault: EngineFault, refusal: 
 
 def test_a_message_shows_the_head_of_a_value_that_is_a_whole_file() -> None:
     assert (
-        Refused(Refusal.INVALID, "seed: got x" + "y" * 10**6).message
+        RefusalError(Refusal.INVALID, "seed: got x" + "y" * 10**6).message
         == ("seed: got x" + "y" * MESSAGE_LIMIT)[:MESSAGE_LIMIT] + "…"
     )

@@ -9,15 +9,15 @@ from collections.abc import Callable
 
 import pytest
 
-from proxy.errors import Refused
-from proxy.fleet import Fleet, Halted, UnderWay
+from proxy.errors import RefusalError
+from proxy.fleet import EngineCall, Fleet, FleetPausedError
 from topics.fleet import FleetRecord, FleetState, PolicyVersion
 
 offsets = itertools.count()
 """Of records, as they come."""
 
 
-class Told:
+class RefusalBody:
     """A fleet, and how often its heartbeat had news."""
 
     def __init__(self) -> None:
@@ -55,14 +55,14 @@ async def sampled(fleet: Fleet, *meanwhile: FleetRecord, engine: str = "default"
 async def test_a_call_says_its_version_only_where_the_weights_cannot_have_changed_under_it(
     meanwhile: list[FleetRecord], told: int | None
 ) -> None:
-    fleet = Told().fleet
+    fleet = RefusalBody().fleet
     fleet.apply(FleetState(1), next(offsets))
     fleet.apply(PolicyVersion(7), next(offsets))
     assert await sampled(fleet, *meanwhile) == told
 
 
 async def test_an_engine_has_its_own_version_until_one_is_published_for_all() -> None:
-    fleet = Told().fleet
+    fleet = RefusalBody().fleet
     assert await sampled(fleet) is None
     fleet.apply(PolicyVersion(3, "small"), next(offsets))
     assert (await sampled(fleet), await sampled(fleet, engine="small")) == (None, 3)
@@ -74,7 +74,7 @@ async def test_an_engine_has_its_own_version_until_one_is_published_for_all() ->
 
 async def test_no_two_publications_salt_an_engines_cache_alike_and_without_one_there_is_no_salt() -> None:
     """One of unknown weights counts, too: they are not those before it."""
-    fleet = Told().fleet
+    fleet = RefusalBody().fleet
     async with fleet.call("a") as call:
         assert call.salt is None
     salts = []
@@ -95,7 +95,7 @@ async def test_all_proxies_salt_alike_whatever_records_compaction_has_left_them(
         [(PolicyVersion(7), 5)],
     ]
     for seen in logs:
-        fleet = Told().fleet
+        fleet = RefusalBody().fleet
         for record, offset in seen:
             fleet.apply(record, offset)
         salts.add(fleet.weights("a").salt)
@@ -103,7 +103,7 @@ async def test_all_proxies_salt_alike_whatever_records_compaction_has_left_them(
 
 
 async def test_a_call_that_waited_out_a_pause_is_salted_with_the_weights_that_it_reaches() -> None:
-    fleet = Told().fleet
+    fleet = RefusalBody().fleet
     fleet.apply(PolicyVersion(1), 0)
     call = fleet.call("a")
     fleet.apply(FleetState(1, paused=True), 1)
@@ -114,14 +114,14 @@ async def test_a_call_that_waited_out_a_pause_is_salted_with_the_weights_that_it
 
 
 async def test_in_a_pause_no_call_begins_and_the_last_one_to_end_is_news() -> None:
-    told = Told()
+    told = RefusalBody()
     fleet = told.fleet
     async with fleet.call("a"):
         async with fleet.call("a"):
             fleet.apply(FleetState(1, paused=True), next(offsets))
             assert (fleet.calls, fleet.generation, told.news) == (2, 1, 1)
         assert (fleet.calls, told.news) == (1, 1)
-        with pytest.raises(Halted):
+        with pytest.raises(FleetPausedError):
             async with fleet.call("a"):
                 raise AssertionError("it began")
         assert (fleet.calls, told.news) == (1, 1)
@@ -129,25 +129,25 @@ async def test_in_a_pause_no_call_begins_and_the_last_one_to_end_is_news() -> No
 
 
 async def test_an_older_generation_changes_nothing() -> None:
-    fleet = Told().fleet
+    fleet = RefusalBody().fleet
     fleet.apply(FleetState(5), next(offsets))
     fleet.apply(FleetState(4, paused=True), next(offsets))
     assert (fleet.generation, fleet.paused) == (5, False)
 
 
 async def test_of_two_records_of_one_generation_the_first_counts() -> None:
-    fleet = Told().fleet
+    fleet = RefusalBody().fleet
     fleet.apply(FleetState(1, paused=True, by="a"), next(offsets))
     fleet.apply(FleetState(1, by="b"), next(offsets))
     assert fleet.paused
 
 
 async def test_a_call_is_held_until_the_fleet_runs_and_no_longer_than_it_may() -> None:
-    fleet = Told().fleet
+    fleet = RefusalBody().fleet
     now = asyncio.get_running_loop().time
     assert not await fleet.runs(now() + 5)
     fleet.apply(FleetState(1, paused=True), next(offsets))
-    with pytest.raises(Refused, match="paused"):
+    with pytest.raises(RefusalError, match="paused"):
         await fleet.runs(now() + 0.05)
     held = asyncio.create_task(fleet.runs(now() + 5))
     await asyncio.sleep(0)
@@ -164,7 +164,7 @@ class Asking:
         self.at_engine = asyncio.Event()
         self.answer = asyncio.Event()
 
-    async def run(self) -> UnderWay:
+    async def run(self) -> EngineCall:
         while True:
             await self.fleet.runs(asyncio.get_running_loop().time() + 5)
             call = self.fleet.call("default")
@@ -174,12 +174,12 @@ class Asking:
                     self.at_engine.set()
                     await self.answer.wait()
                 return call
-            except Halted:
+            except FleetPausedError:
                 self.at_engine.clear()
 
 
 async def test_a_pause_that_aborts_ends_calls_which_are_asked_anew_after_it() -> None:
-    told = Told()
+    told = RefusalBody()
     told.fleet.apply(PolicyVersion(1), next(offsets))
     asking = Asking(told.fleet)
     running = asyncio.create_task(asking.run())
@@ -196,7 +196,7 @@ async def test_a_pause_that_aborts_ends_calls_which_are_asked_anew_after_it() ->
 
 
 async def test_a_second_word_to_abort_does_no_harm_while_a_call_is_being_ended() -> None:
-    fleet = Told().fleet
+    fleet = RefusalBody().fleet
     clears_up = asyncio.Event()
 
     async def slow_to_end() -> None:
@@ -214,12 +214,12 @@ async def test_a_second_word_to_abort_does_no_harm_while_a_call_is_being_ended()
         await asyncio.sleep(0.01)
     assert fleet.calls == 1, "it is at the engine until it is cleared up"
     clears_up.set()
-    with pytest.raises(Halted):
+    with pytest.raises(FleetPausedError):
         await running
 
 
 async def test_who_ends_a_call_for_good_is_heard_over_a_pause() -> None:
-    fleet = Told().fleet
+    fleet = RefusalBody().fleet
     asking = Asking(fleet)
     running = asyncio.create_task(asking.run())
     await asking.at_engine.wait()

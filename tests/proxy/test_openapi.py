@@ -15,7 +15,7 @@ from jsonschema_rs import ValidationError
 from proxy.app import Proxy
 from proxy.dialects.base import Dialect, Serves
 from proxy.dialects.installed import dialects
-from proxy.errors import Refusal, Refused
+from proxy.errors import Refusal, RefusalError
 from proxy.openapi import MATCHED, document, text
 
 PUBLISHED = Path(__file__).parents[2] / "docs/openapi.json"
@@ -70,7 +70,7 @@ def test_each_answer_has_its_media_type() -> None:
 def test_errors_are_as_the_document_has_them(dialect: Dialect, refusal: Refusal) -> None:
     valid = jsonschema_rs.validator_for(schema(f"{dialect.name}.Error"))
     for field, wait in ((None, None), ("messages[0]", 5)):
-        valid.validate(json.loads(dialect.error(Refused(refusal, "No.", field=field, retry_after_s=wait))))
+        valid.validate(json.loads(dialect.error(RefusalError(refusal, "No.", field=field, retry_after_s=wait))))
     with pytest.raises(ValidationError):
         valid.validate({"detail": "No."})
 

@@ -77,8 +77,8 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def client_of(url: str, key: str, *, vertex: bool = False, retries: int = 1) -> genai.Client:
-    again = HttpRetryOptions(attempts=retries, initial_delay=0.01, max_delay=0.02)
-    return genai.Client(api_key=key, vertexai=vertex, http_options=HttpOptions(base_url=url, retry_options=again))
+    retry = HttpRetryOptions(attempts=retries, initial_delay=0.01, max_delay=0.02)
+    return genai.Client(api_key=key, vertexai=vertex, http_options=HttpOptions(base_url=url, retry_options=retry))
 
 
 @pytest.fixture(params=[False, True], ids=["AI Studio", "Vertex"])

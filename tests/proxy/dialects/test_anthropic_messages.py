@@ -36,7 +36,7 @@ from proxy.chat import (
 from proxy.dialects import signature
 from proxy.dialects.anthropic_messages import TYPES, AnthropicMessages
 from proxy.dialects.base import Serves, Wire
-from proxy.errors import Refusal, Refused
+from proxy.errors import Refusal, RefusalError
 from tests.proxy.dialects.sse import events_of
 from topics.types.completion import Sampling
 
@@ -494,7 +494,7 @@ def test_a_format_is_openais_structured_output(place: str) -> None:
 def test_a_request_to_count_tokens_may_end_with_the_assistant_and_a_call_may_not(limit: dict[str, Any]) -> None:
     body = json.dumps({"model": "m", "messages": [USER, assistant(text("x"))], **limit}).encode()
     assert DIALECT.parse(Wire(body, serves=Serves.COUNT)).messages[-1] == Message("assistant", "x")
-    with pytest.raises(Refused, match="prefill") as refused:
+    with pytest.raises(RefusalError, match="prefill") as refused:
         DIALECT.parse(Wire(body))
     assert (refused.value.refusal, refused.value.field) == (Refusal.INVALID, "messages")
 
@@ -553,14 +553,14 @@ def test_every_content_block_of_the_public_schema_has_its_rule() -> None:
     for kind in KINDS["left out"]:
         assert messages(USER, assistant({"type": kind}, text("x")), USER)[1] == Message("assistant", "x")
     for kind in KINDS["refused"]:
-        with pytest.raises(Refused):
+        with pytest.raises(RefusalError):
             messages(user({"type": kind, "file_id": "f"}))
 
 
 def test_every_tool_of_the_public_schema_is_offered_hosted_or_refused() -> None:
     for kind in set(types_of(BetaToolUnionParam)):
         if re.match(r"(bash|text_editor|computer|memory|browser)_", kind):
-            with pytest.raises(Refused, match=kind):
+            with pytest.raises(RefusalError, match=kind):
                 parse(tools=[{"type": kind, "name": "n"}])
         elif kind == "custom":
             assert offered(parse(tools=[TOOL | {"type": kind}])) == ["f"]
@@ -606,7 +606,7 @@ def test_every_tool_of_the_public_schema_is_offered_hosted_or_refused() -> None:
     ],
 )
 def test_what_cannot_be_carried_is_refused_with_its_field(fields: dict[str, Any], field: str) -> None:
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(RefusalError) as refused:
         parse(**fields)
     assert (refused.value.refusal, refused.value.field) == (Refusal.INVALID, field)
     assert field in refused.value.message
@@ -624,7 +624,7 @@ def test_what_cannot_be_carried_is_refused_with_its_field(fields: dict[str, Any]
     ids=["unknown, deep", "schema, deep", "schema, no UTF-8", "blocks, deep", "half a surrogate pair"],
 )
 def test_what_no_json_holds_is_refused(field: bytes) -> None:
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(RefusalError) as refused:
         DIALECT.parse(Wire(b'{"messages":[{"role":"user","content":"hi"}],' + field + b"}"))
     assert refused.value.refusal is Refusal.INVALID
 
@@ -632,13 +632,13 @@ def test_what_no_json_holds_is_refused(field: bytes) -> None:
 @pytest.mark.parametrize("parsed", ["1e999", "1" * 5000, "1" * 4000, "[" * 900 + "]" * 900, '"\\udc00"'])
 def test_an_input_that_is_hard_to_read_is_read_or_refused(parsed: str) -> None:
     turn = '{"role":"assistant","content":[{"type":"tool_use","id":"t","name":"f","input":' + parsed + "}]}"
-    with suppress(Refused):
+    with suppress(RefusalError):
         DIALECT.parse(Wire(f'{{"messages":[{turn}]}}'.encode(), serves=Serves.COUNT))
 
 
 @given(st.binary(max_size=200) | st.text(max_size=50).map(lambda text: json.dumps({"messages": text}).encode()))
 def test_any_other_bytes_are_refused_and_never_raise_otherwise(body: bytes) -> None:
-    with pytest.raises(Refused):
+    with pytest.raises(RefusalError):
         DIALECT.parse(Wire(body))
 
 
@@ -692,7 +692,7 @@ wire_fields = st.fixed_dictionaries(
 
 @given(wire_fields)
 def test_a_well_formed_body_of_wrong_shapes_is_read_or_refused(fields: dict[str, Any]) -> None:
-    with suppress(Refused):
+    with suppress(RefusalError):
         request = DIALECT.parse(Wire(json.dumps(fields).encode()))
         assert request.messages
 
@@ -866,7 +866,7 @@ def test_the_models_are_a_page_or_one() -> None:
 
 @pytest.mark.parametrize("refusal", Refusal)
 def test_every_refusal_has_anthropics_shape_as_body_and_as_event(refusal: Refusal) -> None:
-    refused = Refused(refusal, "why", field="f")
+    refused = RefusalError(refusal, "why", field="f")
     told = json.loads(DIALECT.error(refused))
     assert told["type"] == "error"
     assert told["error"]["type"] == TYPES[refusal]
@@ -889,5 +889,5 @@ KNOWN = {refusal: kind for refusal, kind in TYPES.items() if kind not in ("confl
 def test_a_prompt_that_is_too_long_is_told_in_the_words_that_make_harnesses_compact(
     context: tuple[int, int] | None, message: str
 ) -> None:
-    told = json.loads(DIALECT.error(Refused(Refusal.CONTEXT_LENGTH, "the engine's words", context=context)))
+    told = json.loads(DIALECT.error(RefusalError(Refusal.CONTEXT_LENGTH, "the engine's words", context=context)))
     assert told["error"] == {"type": "invalid_request_error", "message": message}

@@ -30,7 +30,7 @@ from proxy.chat import (
 )
 from proxy.dialects.base import Wire
 from proxy.dialects.google_generate_content import STATUSES, GoogleGenerateContent
-from proxy.errors import Refusal, Refused
+from proxy.errors import Refusal, RefusalError
 from tests.proxy.dialects.sse import events_of
 from topics.types.completion import Sampling
 
@@ -480,7 +480,7 @@ def test_a_publisher_other_than_google_is_a_part_of_the_models_name() -> None:
     ],
 )
 def test_what_cannot_be_carried_is_refused_with_its_field(fields: dict[str, Any], field: str) -> None:
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(RefusalError) as refused:
         parse(**fields)
     assert (refused.value.refusal, refused.value.field) == (Refusal.INVALID, field)
     told = json.loads(DIALECT.error(refused.value))["error"]
@@ -490,7 +490,7 @@ def test_what_cannot_be_carried_is_refused_with_its_field(fields: dict[str, Any]
 
 @given(st.binary(max_size=200))
 def test_any_other_bytes_are_refused_and_never_raise_otherwise(body: bytes) -> None:
-    with pytest.raises(Refused):
+    with pytest.raises(RefusalError):
         DIALECT.parse(Wire(body, {"model": "m", "method": "generateContent"}))
 
 
@@ -510,7 +510,7 @@ def test_any_other_bytes_are_refused_and_never_raise_otherwise(body: bytes) -> N
 )
 def test_what_is_too_deep_or_no_text_is_read_or_refused(field: bytes) -> None:
     body = b'{"contents":"hi",' + field + b"}"
-    with suppress(Refused):
+    with suppress(RefusalError):
         DIALECT.parse(Wire(body, {"model": "m", "method": "generateContent"}))
 
 
@@ -547,7 +547,7 @@ CONTENTS = st.fixed_dictionaries(
     st.sampled_from(["generateContent", "countTokens", "streamGenerateContent"]),
 )
 def test_a_well_formed_body_of_any_shape_is_read_or_refused(fields: dict[str, Any], method: str) -> None:
-    with suppress(Refused):
+    with suppress(RefusalError):
         parse(method, **fields)
 
 
@@ -739,7 +739,7 @@ def test_models_are_listed_and_told_one_by_one() -> None:
 
 @pytest.mark.parametrize("refusal", Refusal)
 def test_every_refusal_has_googles_shape_as_body_and_as_event(refusal: Refusal) -> None:
-    refused = Refused(refusal, "why", retry_after_s=3)
+    refused = RefusalError(refusal, "why", retry_after_s=3)
     told = json.loads(DIALECT.error(refused))["error"]
     assert (told["code"], told["status"]) == (refusal.status, STATUSES[refusal])
     assert told["details"] == [{"@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay": "3s"}]
@@ -754,5 +754,5 @@ def test_every_refusal_has_googles_shape_as_body_and_as_event(refusal: Refusal) 
     ],
 )
 def test_an_overflow_is_told_in_googles_words(context: tuple[int, int] | None, words: str) -> None:
-    refused = Refused(Refusal.CONTEXT_LENGTH, "too long", field="messages", context=context)
+    refused = RefusalError(Refusal.CONTEXT_LENGTH, "too long", field="messages", context=context)
     assert json.loads(DIALECT.error(refused))["error"] == {"code": 400, "message": words, "status": "INVALID_ARGUMENT"}

@@ -28,7 +28,7 @@ from proxy.chat import (
 )
 from proxy.dialects.base import Wire
 from proxy.dialects.openai_chat import SHAPES, OpenAIChat
-from proxy.errors import Refusal, Refused
+from proxy.errors import Refusal, RefusalError
 from tests.proxy.dialects.sse import events_of
 from topics.types.completion import Sampling
 
@@ -252,7 +252,7 @@ def test_nulls_are_as_good_as_missing() -> None:
     ],
 )
 def test_what_cannot_be_carried_is_refused_with_its_field(body: dict[str, Any], field: str | None) -> None:
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(RefusalError) as refused:
         DIALECT.parse(Wire(json.dumps(body).encode()))
     assert (refused.value.refusal, refused.value.field) == (Refusal.INVALID, field)
     told = json.loads(DIALECT.error(refused.value))["error"]
@@ -261,7 +261,7 @@ def test_what_cannot_be_carried_is_refused_with_its_field(body: dict[str, Any], 
 
 @given(st.binary(max_size=200) | st.text(max_size=50).map(lambda text: json.dumps({"messages": text}).encode()))
 def test_any_other_bytes_are_refused_and_never_raise_otherwise(body: bytes) -> None:
-    with pytest.raises(Refused):
+    with pytest.raises(RefusalError):
         DIALECT.parse(Wire(body))
 
 
@@ -276,7 +276,7 @@ def test_any_other_bytes_are_refused_and_never_raise_otherwise(body: bytes) -> N
     ids=["unknown, deep", "schema, deep", "schema, no UTF-8", "format, no UTF-8"],
 )
 def test_what_no_json_holds_is_refused_in_raw_parts_too(field: bytes) -> None:
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(RefusalError) as refused:
         DIALECT.parse(Wire(b'{"messages":[{"role":"user","content":"hi"}],' + field + b"}"))
     assert refused.value.refusal is Refusal.INVALID
 
@@ -293,7 +293,7 @@ known = st.sampled_from(
 
 @given(st.dictionaries(known, json_values, max_size=4))
 def test_a_well_formed_body_of_wrong_shapes_is_read_or_refused(fields: dict[str, Any]) -> None:
-    with suppress(Refused):
+    with suppress(RefusalError):
         parse(**fields)
 
 
@@ -383,7 +383,7 @@ def test_no_training_field_leaves() -> None:
 
 @pytest.mark.parametrize("refusal", Refusal)
 def test_every_refusal_has_openais_shape_as_body_and_as_event(refusal: Refusal) -> None:
-    refused = Refused(refusal, "why", field="f")
+    refused = RefusalError(refusal, "why", field="f")
     kind, code = SHAPES[refusal]
     told = {"error": {"message": "why", "type": kind, "param": "f", "code": code}}
     assert json.loads(DIALECT.error(refused)) == told

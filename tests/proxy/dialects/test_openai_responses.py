@@ -34,7 +34,7 @@ from proxy.chat import (
 from proxy.dialects import openai_responses, signature
 from proxy.dialects.base import Serves, Wire
 from proxy.dialects.openai_responses import FAILURES, OpenAIResponses
-from proxy.errors import Refusal, Refused
+from proxy.errors import Refusal, RefusalError
 from tests.proxy.dialects.sse import events_of
 from topics.types.completion import Sampling
 
@@ -453,7 +453,7 @@ def test_nulls_are_as_good_as_missing() -> None:
     ],
 )
 def test_what_cannot_be_carried_is_refused_with_its_field(body: dict[str, Any], field: str) -> None:
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(RefusalError) as refused:
         DIALECT.parse(Wire(json.dumps(body).encode()))
     assert (refused.value.refusal, refused.value.field) == (Refusal.INVALID, field)
     told = json.loads(DIALECT.error(refused.value))["error"]
@@ -463,7 +463,7 @@ def test_what_cannot_be_carried_is_refused_with_its_field(body: dict[str, Any], 
 def test_a_call_may_continue_another_and_a_count_may_not() -> None:
     body = json.dumps({"input": "x", "previous_response_id": "resp_1"}).encode()
     assert DIALECT.parse(Wire(body)).continues == "resp_1"
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(RefusalError) as refused:
         DIALECT.parse(Wire(body, serves=Serves.COUNT))
     assert (refused.value.refusal, refused.value.field) == (Refusal.INVALID, "previous_response_id")
     assert DIALECT.parse(Wire(b'{"input":"x"}', serves=Serves.COUNT)).messages == [Message("user", "x")]
@@ -683,7 +683,7 @@ def test_a_turn_comes_back_without_its_ids_too(message: Message) -> None:
 
 @pytest.mark.parametrize("refusal", list(Refusal))
 def test_every_refusal_has_a_shape_in_and_before_a_stream(refusal: Refusal) -> None:
-    refused = Refused(refusal, "why", field="input", retry_after_s=3)
+    refused = RefusalError(refusal, "why", field="input", retry_after_s=3)
     assert json.loads(DIALECT.error(refused))["error"]["code"] is not None or refusal is Refusal.INVALID
     events = [one.split("\n") for one in DIALECT.error_event(refused).decode().split("\n\n")[:-1]]
     created, _, told = (json.loads(data.removeprefix("data: ")) for _, data in events)
@@ -696,10 +696,10 @@ def test_every_refusal_has_a_shape_in_and_before_a_stream(refusal: Refusal) -> N
 
 
 def test_a_context_overflow_is_told_in_openais_words() -> None:
-    plain = json.loads(DIALECT.error(Refused(Refusal.CONTEXT_LENGTH, "engine's words")))["error"]
+    plain = json.loads(DIALECT.error(RefusalError(Refusal.CONTEXT_LENGTH, "engine's words")))["error"]
     assert plain["code"] == "context_length_exceeded"
     assert "exceeds the context window" in plain["message"]
-    counted = json.loads(DIALECT.error(Refused(Refusal.CONTEXT_LENGTH, "x", context=(212345, 200000))))["error"]
+    counted = json.loads(DIALECT.error(RefusalError(Refusal.CONTEXT_LENGTH, "x", context=(212345, 200000))))["error"]
     assert "212345 tokens > 200000 maximum" in counted["message"]
 
 
@@ -738,7 +738,7 @@ def test_every_type_of_item_and_tool_has_a_rule() -> None:
         try:
             if not read({"type": kind, "id": "x", "tools": [], "role": "developer", "call_id": None}, USER)[:-1]:
                 passed_over.add(kind)
-        except Refused:
+        except RefusalError:
             pass  # read, and not whole; or refused by its type
     assert passed_over - {"additional_tools", "tool_search_output", "message"} == PASSED_OVER
     shown = {kind for kind in types_of(Tool) if parse(tools=[{"type": kind, "name": "n", "execution": "client"}]).tools}
@@ -750,7 +750,7 @@ def test_every_type_of_item_and_tool_has_a_rule() -> None:
 
 @given(st.binary(max_size=200) | st.text(max_size=50).map(lambda text: json.dumps({"input": [text]}).encode()))
 def test_any_other_bytes_are_refused_and_never_raise_otherwise(body: bytes) -> None:
-    with pytest.raises(Refused):
+    with pytest.raises(RefusalError):
         DIALECT.parse(Wire(body))
 
 
@@ -770,7 +770,7 @@ DEEP = b"[" * 100_000 + b"]" * 100_000
     ],
 )
 def test_what_no_json_holds_is_refused_in_raw_parts_too(field: bytes) -> None:
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(RefusalError) as refused:
         DIALECT.parse(Wire(b'{"input":"hi",' + field + b"}"))
     assert refused.value.refusal is Refusal.INVALID
 
@@ -806,5 +806,5 @@ known = st.sampled_from([field.name for field in msgspec.structs.fields(DIALECT.
 def test_a_well_formed_body_of_wrong_shapes_is_read_or_refused(
     fields: dict[str, Any], input_items: list[Any], declared: list[Any]
 ) -> None:
-    with suppress(Refused):
+    with suppress(RefusalError):
         parse(**({"input": input_items, "tools": declared} | fields))

@@ -22,7 +22,7 @@ from aiohttp.test_utils import make_mocked_request
 from proxy.chat import Answer, ChatRequest, Message, Usage
 from proxy.dialects.base import Dialect, Serves, Wire
 from proxy.dialects.installed import dialects
-from proxy.session.turns import Turns
+from proxy.session.turns import SampledTurns
 from topics.types.tokens import pack_ids, pack_logprobs
 
 RECORDED = Path(__file__).parent / "recorded"
@@ -117,7 +117,7 @@ async def test_what_a_cli_sent_comes_to_what_is_expected(run: Path, request: pyt
 
 async def test_each_request_is_the_one_before_with_its_answer_and_what_is_new(run: Path) -> None:
     dialect = dialect_of(run)
-    remembered, before = Turns(), list[Message]()
+    remembered, before = SampledTurns(), list[Message]()
     for number, call in enumerate(await calls_of(run)):
         request = dialect.parse(call.wire)
         messages, spelled = remembered.restore(request.messages, request.tools)

@@ -8,7 +8,7 @@ import pytest
 
 from proxy.engines import admission
 from proxy.engines.admission import Admission
-from proxy.errors import EngineFault, Refusal, refusal_of
+from proxy.errors import EngineError, Refusal, refusal_of
 
 
 async def test_as_many_as_are_allowed_are_under_way_and_the_others_follow_in_order() -> None:
@@ -37,7 +37,7 @@ async def test_a_wait_that_takes_too_long_ends_in_an_error_to_try_again(monkeypa
     monkeypatch.setattr(admission, "WAIT_S", 0.02)
     turns = Admission(1)
     async with turns.turn():
-        with pytest.raises(EngineFault, match=r"1 calls are under way and one waited 0\.02 s") as fault:
+        with pytest.raises(EngineError, match=r"1 calls are under way and one waited 0\.02 s") as fault:
             async with turns.turn():
                 pass
         refused = refusal_of(fault.value)
@@ -50,7 +50,7 @@ async def test_where_too_many_wait_the_next_is_turned_away_at_once(monkeypatch: 
     monkeypatch.setattr(admission, "QUEUED", 0)
     turns = Admission(1)
     async with turns.turn():
-        with pytest.raises(EngineFault, match="1 calls are under way and 0 wait"):
+        with pytest.raises(EngineError, match="1 calls are under way and 0 wait"):
             async with turns.turn():
                 pass
 

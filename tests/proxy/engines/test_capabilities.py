@@ -12,10 +12,10 @@ from polar.scripted.engine import Engine as ScriptedEngine
 from proxy.engines import capabilities
 from proxy.engines.capabilities import Capabilities, Route, ask, lacks, logprobs_mode_of
 from proxy.engines.connection import Unreachable
-from tests.proxy.engines.recorded import AT_TWO, BARE, FULL, LOGPROBS, NOT_FOUND, Told, answering
+from tests.proxy.engines.recorded import AT_TWO, BARE, FULL, LOGPROBS, NOT_FOUND, RefusalBody, answering
 
 
-async def asked(told: dict[str, Told]) -> Capabilities:
+async def asked(told: dict[str, RefusalBody]) -> Capabilities:
     with answering(told) as url:
         found = await ask(f"{url}/v1", "tiny")
     assert found is not None

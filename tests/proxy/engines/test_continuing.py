@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.chat import ChatRequest, Continued, FunctionCall, Message, ToolCall
+from proxy.chat import ChatRequest, FunctionCall, Message, RepeatedAnswer, ToolCall
 from proxy.engines.continuing import Continuing
-from proxy.errors import EngineFault
+from proxy.errors import EngineError
 from topics.types.tokens import Ids
 
 SPECIAL = 1000
@@ -60,7 +60,7 @@ def renderer(template: Template) -> Callable[[ChatRequest], asyncio.Future[Ids]]
 async def prompt_of(template: Template, messages: list[Message], at: int, sampled: list[int]) -> list[int] | None:
     """The prompt that goes on after `messages[at]`, which was sampled so; None where the rendering stands."""
     tokens = np.array([*template(messages[:at]), ROLES["assistant"], *sampled], np.int32)
-    request = ChatRequest(messages, continued=Continued(at, tokens, True))
+    request = ChatRequest(messages, continued=RepeatedAnswer(at, tokens, True))
     rendered = await renderer(template)(request)
     prompt = await Continuing(renderer(template)).prompt(request, rendered)
     ids = [int(one) for one in prompt.ids]
@@ -110,11 +110,11 @@ async def test_a_server_that_refuses_small_conversations_leaves_the_rendering_of
 
     async def render(request: ChatRequest) -> Ids:
         if refuses and request.messages[0].content != "q":
-            raise EngineFault("refused", "no system prompt")
+            raise EngineError("refused", "no system prompt")
         return await renderer(mistral)(request)
 
     tokens = np.array([*mistral([ASKED]), ROLES["assistant"], *spelled("YES"), END], np.int32)
-    request = ChatRequest([ASKED, YES, GO], continued=Continued(1, tokens, True))
+    request = ChatRequest([ASKED, YES, GO], continued=RepeatedAnswer(1, tokens, True))
     rendered = await render(request)
     continuing = Continuing(render)
     assert (await continuing.prompt(request, rendered)).ids.tolist() == rendered.tolist()
@@ -135,7 +135,7 @@ async def test_what_a_template_ends_answers_with_is_asked_once_however_many_call
         return await renderer(mistral)(request)
 
     tokens = np.array([*mistral([ASKED]), ROLES["assistant"], *spelled("YES"), END], np.int32)
-    request = ChatRequest([ASKED, YES, GO], continued=Continued(1, tokens, True))
+    request = ChatRequest([ASKED, YES, GO], continued=RepeatedAnswer(1, tokens, True))
     own = await renderer(mistral)(request)
     continuing = Continuing(render)
     await asyncio.gather(*(continuing.prompt(request, own) for _ in range(3)))

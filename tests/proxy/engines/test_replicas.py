@@ -19,7 +19,7 @@ from proxy.chat import ChatRequest, Message
 from proxy.engines import health, retry
 from proxy.engines.pool import Engines
 from proxy.engines.replicas import Replicas
-from proxy.errors import EngineFault, Refusal, refusal_of
+from proxy.errors import EngineError, Refusal, refusal_of
 from proxy.rendezvous import ranked
 from topics.environment.settings import EngineSettings
 
@@ -133,7 +133,7 @@ async def test_with_every_server_down_they_are_asked_all_the_same(engine: Replic
     for url in servers.urls:
         await servers.kill(url)
     await until_healthy(engine, 0)
-    with pytest.raises(EngineFault) as fault:
+    with pytest.raises(EngineError) as fault:
         await engine.complete(ASKED, "t.0")
     assert (fault.value.code, refusal_of(fault.value).refusal) == ("unreachable", Refusal.UNAVAILABLE)
     await servers.start(ranked("t.0", servers.urls)[0])
@@ -155,7 +155,7 @@ async def test_a_failed_try_is_made_again_at_another_server_without_the_wait_tha
 
 async def test_what_one_server_refuses_no_other_is_asked(engine: Replicas, servers: Servers) -> None:
     servers.engines[ranked("t.0", servers.urls)[0]].faults.add(Status(status=400))
-    with pytest.raises(EngineFault, match="status 400"):
+    with pytest.raises(EngineError, match="status 400"):
         await engine.complete(ASKED, "t.0")
     assert servers.asked("t.0") == {}
 
@@ -203,6 +203,6 @@ async def test_a_host_that_answers_no_packet_is_unreachable(monkeypatch: pytest.
         url = f"http://127.0.0.1:{door.getsockname()[1]}"
         with socket.create_connection(door.getsockname()):
             async with opened([url]) as engine:
-                with pytest.raises(EngineFault, match=r"no connection within 0\.1 s") as fault:
+                with pytest.raises(EngineError, match=r"no connection within 0\.1 s") as fault:
                     await engine.complete(ASKED, "t.0")
         assert fault.value.code == "unreachable"

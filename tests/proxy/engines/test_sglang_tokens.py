@@ -12,10 +12,10 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from proxy.chat import Answer, ChatRequest, Continued, ImagePart, ImageUrl, Message, Part, TextPart
+from proxy.chat import Answer, ChatRequest, ImagePart, ImageUrl, Message, Part, RepeatedAnswer, TextPart
 from proxy.engines.overflow import is_overflow, numbers_of
 from proxy.engines.sglang_tokens import SglangTokens
-from proxy.errors import EngineFault
+from proxy.errors import EngineError
 from topics.types.completion import PolicySpan, Sampling
 from topics.types.tokens import unpack_ids, unpack_logprobs
 
@@ -101,7 +101,7 @@ async def test_the_next_call_goes_on_from_the_tokens() -> None:
         before = await engine.complete(HI, "t.0")
         tokens = np.concatenate((unpack_ids(before.prompt_ids), unpack_ids(before.sampled_ids)))
         said = [*HI.messages, before.message, Message("user", "on")]
-        after = await engine.complete(ChatRequest(said, continued=Continued(1, tokens, True)), "t.0")
+        after = await engine.complete(ChatRequest(said, continued=RepeatedAnswer(1, tokens, True)), "t.0")
     expected = [*tokens.tolist(), BEGIN, *map(ord, "on"), END, BEGIN]
     assert unpack_ids(after.prompt_ids).tolist() == expected
     assert server.asked[-1]["input_ids"] == expected
@@ -120,7 +120,7 @@ async def test_a_prompt_with_images_is_the_servers_own() -> None:
     said = [Message("user", seen), Message("assistant", "ok"), Message("user", "on")]
     tokens = np.array([BEGIN, 5, END, BEGIN, 111, 107, END], np.int32)
     server = Server()
-    answer = await answer_of(server, ChatRequest(said, continued=Continued(1, tokens, True)))
+    answer = await answer_of(server, ChatRequest(said, continued=RepeatedAnswer(1, tokens, True)))
     [asked] = server.asked
     assert "input_ids" not in asked
     assert answer.realigned == 0
@@ -138,9 +138,9 @@ async def test_versions_are_of_spans_or_of_the_whole_answer() -> None:
 
 
 async def test_an_answer_without_its_tokens_is_none() -> None:
-    with pytest.raises(EngineFault, match="output_token_logprobs"):
+    with pytest.raises(EngineError, match="output_token_logprobs"):
         await answer_of(Server(output_token_logprobs=None), HI)
-    with pytest.raises(EngineFault, match="logprob"):
+    with pytest.raises(EngineError, match="logprob"):
         await answer_of(Server(output_token_logprobs=[[None, 5, None]]), HI)
 
 

@@ -27,7 +27,6 @@ from polar.scripted.template import ChatTemplate
 from proxy.chat import (
     Answer,
     ChatRequest,
-    Continued,
     ForcedTool,
     Function,
     FunctionCall,
@@ -36,14 +35,15 @@ from proxy.chat import (
     Message,
     NamedFunction,
     Part,
+    RepeatedAnswer,
     TextPart,
     Tool,
     ToolChoice,
 )
 from proxy.engines.continuing import Continuing
 from proxy.engines.vllm_tokens import VllmTokens
-from proxy.errors import EngineFault
-from proxy.session.claims import Claim
+from proxy.errors import EngineError
+from proxy.session.claims import ClaimState
 from topics.environment.keys import KeyClaims
 from topics.types.completion import Sampling
 from topics.types.tokens import unpack_ids
@@ -62,9 +62,9 @@ SAID = (
 SCRIPT = Script("s", "", (Variant(SAID),))
 
 
-def claim() -> Claim:
+def claim() -> ClaimState:
     now = 1_700_000_000
-    return Claim(KeyClaims("t.0", 1, "c1", issued_at=now, expires_at=now + 3600))
+    return ClaimState(KeyClaims("t.0", 1, "c1", issued_at=now, expires_at=now + 3600))
 
 
 class Session:
@@ -370,7 +370,7 @@ async def test_a_prompt_that_does_not_fit_is_told_with_its_numbers() -> None:
     async with opened(drifting(max_model_len=200)) as session:
         answer = await session.ask([Message("user", "hi")], sampling=Sampling(max_tokens=32_000))
         assert answer.finish_reason == "tool_calls"
-        with pytest.raises(EngineFault) as fault:
+        with pytest.raises(EngineError) as fault:
             await session.ask([Message("user", "word " * 300)])
         assert fault.value.code == "context_length"
         assert fault.value.context is not None
@@ -420,10 +420,10 @@ async def test_no_prompt_goes_on_from_a_call_that_was_not_told() -> None:
 
 async def test_a_template_that_takes_no_twin_leaves_the_rendering() -> None:
     async def refused(_: ChatRequest) -> Any:
-        raise EngineFault("refused", "no")
+        raise EngineError("refused", "no")
 
     tokens, rendered = np.arange(9, dtype=np.int32), np.arange(3, 12, dtype=np.int32)
-    request = ChatRequest([Message("user", "a"), Message("assistant", "b")], continued=Continued(1, tokens, True))
+    request = ChatRequest([Message("user", "a"), Message("assistant", "b")], continued=RepeatedAnswer(1, tokens, True))
     prompt = await Continuing(refused).prompt(request, rendered)
     assert (prompt.ids.tolist(), prompt.realigned) == (rendered.tolist(), 0)
 
@@ -436,6 +436,6 @@ async def test_another_end_than_the_templates_stands_before_it() -> None:
 
     said = [Message("user", "a"), Message("assistant", "b"), Message("user", "c")]
     sampled = np.array([1, 900, 901], np.int32)
-    request = ChatRequest(said, continued=Continued(1, sampled, True))
+    request = ChatRequest(said, continued=RepeatedAnswer(1, sampled, True))
     prompt = await Continuing(render).prompt(request, await render(request))
     assert prompt.ids.tolist() == [1, 900, 901, ord("."), ord("u"), ord("c"), ord("."), 2]

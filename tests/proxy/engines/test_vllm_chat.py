@@ -17,7 +17,7 @@ from polar.scripted.engine import Engine as ScriptedEngine
 from polar.scripted.scripts import Script, ScriptTurn, Variant
 from proxy.chat import Answer, ChatRequest, ImagePart, ImageUrl, Message, TextPart, Tool
 from proxy.engines.vllm_chat import VllmChat, from_wire, to_wire
-from proxy.errors import EngineFault
+from proxy.errors import EngineError
 from topics.types.completion import Sampling
 from topics.types.tokens import unpack_ids, unpack_logprobs
 
@@ -116,7 +116,7 @@ def test_a_logprob_may_be_above_zero_by_rounding_alone() -> None:
     ],
 )
 def test_anything_less_is_a_fault_with_its_reason(changes: dict[str, Any], code: str) -> None:
-    with pytest.raises(EngineFault) as fault:
+    with pytest.raises(EngineError) as fault:
         told(**changes)
     assert fault.value.code == code
 
@@ -137,14 +137,14 @@ DEEP = b"[" * 100_000 + b"]" * 100_000
     ids=range(11),
 )
 def test_rubbish_is_malformed(body: bytes) -> None:
-    with pytest.raises(EngineFault) as fault:
+    with pytest.raises(EngineError) as fault:
         from_wire(body, "m", "raw")
     assert fault.value.code == "malformed"
 
 
 def test_an_answer_that_is_cut_anywhere_is_malformed() -> None:
     for length in range(len(WHOLE)):
-        with pytest.raises(EngineFault) as fault:
+        with pytest.raises(EngineError) as fault:
             from_wire(WHOLE[:length], "m", "raw")
         assert fault.value.code == "malformed"
 
@@ -194,7 +194,7 @@ async def test_what_is_no_text_of_tokens_is_malformed(body: bytes) -> None:
         engine = VllmChat(str(server.make_url("/v1")), "m")
         await engine.start()
         try:
-            with pytest.raises(EngineFault, match="the answer is no text of tokens"):
+            with pytest.raises(EngineError, match="the answer is no text of tokens"):
                 await engine.detokenize([1, 2])
         finally:
             await engine.stop()
@@ -208,7 +208,7 @@ async def test_what_harnesses_ask_for_beyond_the_context_is_cut_to_what_is_left(
             greedy = ChatRequest([Message("user", "hi")], sampling=Sampling(max_tokens=32_000))
             assert (await engine.complete(greedy, "t.0")).finish_reason == "stop"
             for sampling in (Sampling(), Sampling(max_tokens=32_000)):
-                with pytest.raises(EngineFault) as fault:
+                with pytest.raises(EngineError) as fault:
                     await engine.complete(ChatRequest([Message("user", "word " * 300)], sampling=sampling), "t.0")
                 assert fault.value.code == "context_length"
                 assert fault.value.context is not None

@@ -16,7 +16,7 @@ from aiohttp.test_utils import TestServer
 
 from proxy.chat import Answer, ChatRequest, Message
 from proxy.engines.vllm_tokens import DERENDER, GENERATE, RENDER, VllmTokens
-from proxy.errors import EngineFault, Refusal, refusal_of
+from proxy.errors import EngineError, Refusal, refusal_of
 from topics.types.completion import PolicySpan, Sampling
 from topics.types.tokens import unpack_ids, unpack_logprobs
 
@@ -191,7 +191,7 @@ async def test_a_prompt_with_images_stands_as_the_server_rendered_it() -> None:
     ],
 )
 async def test_half_an_answer_is_none(told: dict[str, Any], code: str) -> None:
-    with pytest.raises(EngineFault) as fault:
+    with pytest.raises(EngineError) as fault:
         await answer_of(Server(**told))
     assert fault.value.code == code
 
@@ -200,7 +200,7 @@ async def test_one_deadline_is_for_all_requests_of_a_call() -> None:
     server = Server()
     server.delay_s = 0.5
     async with served(server, deadline_s=0.8) as engine:
-        with pytest.raises(EngineFault) as fault:
+        with pytest.raises(EngineError) as fault:
             await engine.complete(ChatRequest([Message("user", "hi")]), "t.0")
     assert (fault.value.code, fault.value.retryable) == ("timeout", False)
     assert DERENDER not in server.asked
@@ -217,7 +217,7 @@ async def test_an_answer_that_is_not_parsed_at_once_is_not_sampled_anew() -> Non
 async def test_an_answer_that_is_not_parsed_is_no_fault_of_the_harness(status: int) -> None:
     server = Server()
     server.failures = [status] * 3
-    with pytest.raises(EngineFault) as fault:
+    with pytest.raises(EngineError) as fault:
         await answer_of(server)
     assert (fault.value.code, fault.value.status, fault.value.retryable) == ("unparsed", status, False)
     assert refusal_of(fault.value).refusal is Refusal.BAD_ENGINE

@@ -18,7 +18,7 @@ SEALED = signature.seal("Hm, I look first.")
 
 
 @dataclass(frozen=True)
-class Asked:
+class CallSpec:
     """A request that is answered with 200."""
 
     dialect: str
@@ -302,19 +302,19 @@ GENERATE_BARE: Json = {
 }
 GOOGLE = "/v1beta/models/gemini"
 ASKED = [
-    Asked("openai_chat", "/v1/chat/completions", CHAT),
-    Asked("openai_chat", "/chat/completions", CHAT_STRUCTURED),
-    Asked("openai_responses", "/v1/responses", RESPONSES),
-    Asked("openai_responses", "/responses", RESPONSES_BARE),
-    Asked("openai_responses", "/v1/responses/input_tokens", RESPONSES),
-    Asked("anthropic_messages", "/v1/messages", MESSAGES),
-    Asked("anthropic_messages", "/v1/messages", MESSAGES_BARE),
-    Asked("anthropic_messages", "/v1/messages/count_tokens", MESSAGES),
-    Asked("google_generate_content", f"{GOOGLE}:generateContent", GENERATE),
-    Asked("google_generate_content", f"{GOOGLE}:streamGenerateContent?alt=sse", GENERATE),
-    Asked("google_generate_content", f"{GOOGLE}:streamGenerateContent", GENERATE_BARE),
-    Asked("google_generate_content", f"{GOOGLE}:countTokens", {"generateContentRequest": GENERATE}),
-    Asked(
+    CallSpec("openai_chat", "/v1/chat/completions", CHAT),
+    CallSpec("openai_chat", "/chat/completions", CHAT_STRUCTURED),
+    CallSpec("openai_responses", "/v1/responses", RESPONSES),
+    CallSpec("openai_responses", "/responses", RESPONSES_BARE),
+    CallSpec("openai_responses", "/v1/responses/input_tokens", RESPONSES),
+    CallSpec("anthropic_messages", "/v1/messages", MESSAGES),
+    CallSpec("anthropic_messages", "/v1/messages", MESSAGES_BARE),
+    CallSpec("anthropic_messages", "/v1/messages/count_tokens", MESSAGES),
+    CallSpec("google_generate_content", f"{GOOGLE}:generateContent", GENERATE),
+    CallSpec("google_generate_content", f"{GOOGLE}:streamGenerateContent?alt=sse", GENERATE),
+    CallSpec("google_generate_content", f"{GOOGLE}:streamGenerateContent", GENERATE_BARE),
+    CallSpec("google_generate_content", f"{GOOGLE}:countTokens", {"generateContentRequest": GENERATE}),
+    CallSpec(
         "google_generate_content",
         "/v1beta1/projects/p/locations/global/publishers/google/models/gemini:generateContent",
         GENERATE_BARE,

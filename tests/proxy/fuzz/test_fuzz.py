@@ -22,7 +22,7 @@ from schemathesis.core.result import Ok
 from proxy.dialects.installed import dialects
 from proxy.openapi import document
 from proxy.session_key import KEY_HEADER
-from tests.proxy.fuzz.bodies import ASKED, Asked
+from tests.proxy.fuzz.bodies import ASKED, CallSpec
 from tests.proxy.fuzz.mutations import spelled
 from tests.proxy.fuzz.served import ANSWER_S, KEY, Served, Shot, judge, served
 from tests.proxy.fuzz.shots import shots
@@ -53,7 +53,7 @@ def proxy(kafka: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serv
         yield proxy
 
 
-def _shot(asked: Asked) -> Shot:
+def _shot(asked: CallSpec) -> Shot:
     body = spelled(asked.body, ascii_only=False).encode()
     headers = ((KEY_HEADER, KEY), ("Content-Length", str(len(body))))
     return Shot("POST", asked.target, headers, body, asked.dialect)
@@ -76,7 +76,7 @@ def fuzzed(fire: Callable[[st.DataObject], None], proxy: Served, total: int) -> 
 
 
 @pytest.mark.parametrize("asked", ASKED, ids=lambda asked: f"{asked.dialect} {asked.target}")
-def test_what_fuzzing_begins_from_is_answered(proxy: Served, asked: Asked) -> None:
+def test_what_fuzzing_begins_from_is_answered(proxy: Served, asked: CallSpec) -> None:
     shot = _shot(asked)
     answer = proxy.fire(shot)
     assert answer.status == 200, answer

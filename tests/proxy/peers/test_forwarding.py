@@ -17,7 +17,7 @@ from polar.scripted.app import running
 from polar.scripted.engine import Engine as ScriptedEngine
 from polar.scripted.faults import Slow, Status
 from proxy.app import Proxy
-from proxy.peers.forwarding import FORWARDED, REFUSED, Forwarder, NotServed
+from proxy.peers.forwarding import FORWARDED, REFUSED, Forwarder, PeerError
 from proxy.peers.ownership import Ownership
 from proxy.session_key import KEY_HEADER
 from tests.proxy.conftest import Bench, eventually, proxied
@@ -135,7 +135,7 @@ async def test_a_forwarded_call_that_ends_unanswered_leaves_no_task_behind(ends:
             log.write(beat("the owner's next", owner.address))
         else:
             sending.cancel()
-        with pytest.raises(NotServed if ends == "lost" else asyncio.CancelledError):
+        with pytest.raises(PeerError if ends == "lost" else asyncio.CancelledError):
             await sending
         assert asyncio.all_tasks() == before
     finally:

@@ -86,7 +86,7 @@ async def cuts(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
 
 async def refuses(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     await reader.readuntil(b"\r\n\r\n")
-    writer.write(b"HTTP/1.1 421 Misdirected Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+    writer.write(b"HTTP/1.1 421 MisdirectedError Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
     await writer.drain()
 
 

@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from proxy.errors import Refusal, Refused
+from proxy.errors import Refusal, RefusalError
 from proxy.session import claims as session
-from proxy.session.claims import Claims, Moved
+from proxy.session.claims import ClaimCache, OwnerChangedError
 from proxy.session.endings import Ending
 from proxy.session.recovery import ClaimLog
 from topics.environment.keys import KeyClaims
@@ -41,16 +41,16 @@ class Ended:
         self.reasons.append(reason)
 
 
-def claims(log: Log, known_from: float = 50.0, owned_since: float = 0.0) -> Claims:
-    made = Claims(log.read_back, lambda _: owned_since)
+def claims(log: Log, known_from: float = 50.0, owned_since: float = 0.0) -> ClaimCache:
+    made = ClaimCache(log.read_back, lambda _: owned_since)
     made.known_from(known_from)
     return made
 
 
-async def refuses(claims: Claims, key: KeyClaims) -> bool:
+async def refuses(claims: ClaimCache, key: KeyClaims) -> bool:
     try:
         await claims.of(key)
-    except Refused as refused:
+    except RefusalError as refused:
         return refused.refusal is Refusal.CLOSED
     return False
 
@@ -74,7 +74,7 @@ async def test_an_older_key_is_looked_up_once_for_all_that_ask_together() -> Non
 
 async def test_before_the_start_every_key_is_old() -> None:
     log = Log()
-    await Claims(log.read_back, lambda _: 0.0).of(key("a"))
+    await ClaimCache(log.read_back, lambda _: 0.0).of(key("a"))
     assert log.asked == ["a"]
 
 
@@ -146,14 +146,14 @@ async def test_a_session_that_went_and_came_back_is_read_back_and_its_calls_in_f
 
 
 async def test_a_session_of_another_owner_is_not_served() -> None:
-    with pytest.raises(Moved):
+    with pytest.raises(OwnerChangedError):
         await claims(Log(), owned_since=float("inf")).of(key("a"))
 
 
 async def test_a_session_that_moves_while_it_is_read_back_is_not_served() -> None:
     log = Log()
-    known = Claims(log.read_back, lambda _: float("inf") if log.asked else 150.0)
+    known = ClaimCache(log.read_back, lambda _: float("inf") if log.asked else 150.0)
     known.known_from(50.0)
-    with pytest.raises(Moved):
+    with pytest.raises(OwnerChangedError):
         await known.of(key("a", 100))
     assert len(known) == 0

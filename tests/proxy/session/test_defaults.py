@@ -9,7 +9,7 @@ import pytest
 
 from proxy.chat import Function, FunctionCall, Message, Tool, ToolCall
 from proxy.session.defaults import is_completed
-from proxy.session.turns import Turns
+from proxy.session.turns import SampledTurns
 from topics.calls.delta import Spelled
 
 EDIT = {
@@ -59,7 +59,7 @@ def test_a_turn_that_a_harness_completed_is_put_back_by_its_calls_id() -> None:
     told = Message(
         "assistant", "So.", None, [ToolCall("own", FunctionCall("edit", '{"replace_all":false,"path":"a"}'))]
     )
-    remembered = Turns()
+    remembered = SampledTurns()
     remembered.add("c0", Spelled([user]).link, said)
     tools = [Tool(Function("edit", parameters=msgspec.Raw(SCHEMA)))]
     assert remembered.restore([user, told])[0] == [user, told]

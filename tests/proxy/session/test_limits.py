@@ -13,17 +13,17 @@ import pytest
 from polar.scripted.engine import Engine as ScriptedEngine
 from polar.scripted.faults import Hang, Slow, Status
 from proxy.app import Proxy
-from proxy.errors import Refusal, Refused
+from proxy.errors import Refusal, RefusalError
 from proxy.request_limits import HEAD_BYTES
-from proxy.session.limits import Spent, admit
+from proxy.session.limits import ClaimUsage, admit
 from proxy.session_key import KEY_HEADER
 from tests.proxy.conftest import Bench, eventually, proxied
 from topics.environment.keys import CONCURRENT_CALLS, KeyClaims, Limits, Signer
 from topics.types.completion import CallOutcome
 from topics.types.tokens import count
 
-Told = tuple[int, dict[str, Any], str | None]
-Ask = Callable[..., Awaitable[Told]]
+RefusalBody = tuple[int, dict[str, Any], str | None]
+Ask = Callable[..., Awaitable[RefusalBody]]
 DIALECTS: dict[str, tuple[str, Callable[[str], dict[str, Any]]]] = {
     "openai_chat": ("/v1/chat/completions", lambda text: {"messages": [{"role": "user", "content": text}]}),
     "openai_responses": ("/v1/responses", lambda text: {"input": text}),
@@ -51,7 +51,7 @@ async def ask(proxy: Proxy, http: aiohttp.ClientSession) -> Ask:
 
     async def ask(
         key: str, dialect: str = "openai_chat", *, text: str = "hi", at: Proxy = proxy, **fields: Any
-    ) -> Told:
+    ) -> RefusalBody:
         path, body = DIALECTS[dialect]
         async with http.post(at.url + path, headers={KEY_HEADER: key}, json=body(text) | fields) as response:
             return response.status, await response.json(), response.headers.get("Retry-After")
@@ -59,10 +59,10 @@ async def ask(proxy: Proxy, http: aiohttp.ClientSession) -> Ask:
     return ask
 
 
-def refusal(limits: Limits, spent: Spent, under_way: int, more: int = 1) -> Refusal | None:
+def refusal(limits: Limits, spent: ClaimUsage, under_way: int, more: int = 1) -> Refusal | None:
     try:
         admit(limits, spent, under_way, more)
-    except Refused as refused:
+    except RefusalError as refused:
         return refused.refusal
     return None
 
@@ -70,22 +70,22 @@ def refusal(limits: Limits, spent: Spent, under_way: int, more: int = 1) -> Refu
 @pytest.mark.parametrize(
     ("limits", "spent", "under_way", "more", "expected"),
     [
-        (Limits(), Spent(10**6, 10**9), CONCURRENT_CALLS - 1, 1, None),
-        (Limits(), Spent(), CONCURRENT_CALLS, 1, Refusal.OVERLOADED),
-        (Limits(concurrent_calls=2), Spent(), 1, 1, None),
-        (Limits(concurrent_calls=2), Spent(), 1, 2, Refusal.OVERLOADED),
-        (Limits(concurrent_calls=2), Spent(), 0, 4, None),
-        (Limits(calls=3), Spent(calls=2), 0, 1, None),
-        (Limits(calls=3), Spent(calls=3), 0, 1, Refusal.SPENT),
-        (Limits(calls=3), Spent(calls=2), 0, 2, Refusal.SPENT),
-        (Limits(calls=3), Spent(calls=1), 1, 1, None),
-        (Limits(calls=3), Spent(calls=1), 2, 1, Refusal.OVERLOADED),
-        (Limits(tokens=100), Spent(tokens=99), 5, 1, None),
-        (Limits(tokens=100), Spent(tokens=100), 0, 1, Refusal.SPENT),
+        (Limits(), ClaimUsage(10**6, 10**9), CONCURRENT_CALLS - 1, 1, None),
+        (Limits(), ClaimUsage(), CONCURRENT_CALLS, 1, Refusal.OVERLOADED),
+        (Limits(concurrent_calls=2), ClaimUsage(), 1, 1, None),
+        (Limits(concurrent_calls=2), ClaimUsage(), 1, 2, Refusal.OVERLOADED),
+        (Limits(concurrent_calls=2), ClaimUsage(), 0, 4, None),
+        (Limits(calls=3), ClaimUsage(calls=2), 0, 1, None),
+        (Limits(calls=3), ClaimUsage(calls=3), 0, 1, Refusal.SPENT),
+        (Limits(calls=3), ClaimUsage(calls=2), 0, 2, Refusal.SPENT),
+        (Limits(calls=3), ClaimUsage(calls=1), 1, 1, None),
+        (Limits(calls=3), ClaimUsage(calls=1), 2, 1, Refusal.OVERLOADED),
+        (Limits(tokens=100), ClaimUsage(tokens=99), 5, 1, None),
+        (Limits(tokens=100), ClaimUsage(tokens=100), 0, 1, Refusal.SPENT),
     ],
 )
 def test_what_is_left_decides(
-    limits: Limits, spent: Spent, under_way: int, more: int, expected: Refusal | None
+    limits: Limits, spent: ClaimUsage, under_way: int, more: int, expected: Refusal | None
 ) -> None:
     assert refusal(limits, spent, under_way, more) is expected
 

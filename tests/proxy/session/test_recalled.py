@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.chat import Answer, ChatRequest, Function, FunctionCall, Message, Tool, ToolCall, Usage
-from proxy.session.claims import Claim
+from proxy.session.claims import ClaimState
 from proxy.session.history import transcript
 from proxy.session.recovery import ClaimLog
 from topics.calls.delta import Spelled
@@ -66,9 +66,9 @@ def asked(turn: Turn, said: Sequence[list[Message]]) -> ChatRequest:
     return ChatRequest([*kept, Message("user", turn.text)], tools=tools, store=turn.store)
 
 
-def lived(turns: Sequence[Turn]) -> tuple[Claim, list[Completion], frozenset[str], list[list[Message]]]:
+def lived(turns: Sequence[Turn]) -> tuple[ClaimState, list[Completion], frozenset[str], list[list[Message]]]:
     """A claim that took these calls itself, what it wrote of them, and the conversations."""
-    claim, log, disowned, said = Claim(KEY), list[Completion](), set[str](), list[list[Message]]()
+    claim, log, disowned, said = ClaimState(KEY), list[Completion](), set[str](), list[list[Message]]()
     for at, turn in enumerate(turns):
         request, answer, call_id = asked(turn, said), answered(turn, at), f"c{at}"
         told = transcript(Spelled(request.messages), request.tools)
@@ -142,7 +142,7 @@ def test_a_recalled_claim_knows_what_the_one_before_knew(turns: list[Turn], seen
 @pytest.mark.parametrize("unsaid_calls", [0, 1])
 def test_after_a_takeover_prompts_go_on_from_what_was_told_whole(unsaid_calls: int) -> None:
     _, [call], _, [said] = lived([Turn(0, 0, "x", 0, "one", False, "answered")])
-    claim = Claim(KEY)
+    claim = ClaimState(KEY)
     read = [msgspec.structs.replace(call, finish_reason="stop", unsaid_calls=unsaid_calls)]
     claim.recall(ClaimLog(read, frozenset(), 0, is_over=False))
     request, _ = claim.restored(ChatRequest([*said, Message("user", "on")]), "default")
@@ -169,7 +169,7 @@ def test_what_a_log_lacks_costs_the_calls_that_need_it_and_no_others() -> None:
         answer=b'{"role":"assistant","content":"three"}',
     )
     broken = msgspec.structs.replace(whole, call_id="c3", answer=b'{"role":"nobody"}')
-    claim = Claim(KEY)
+    claim = ClaimState(KEY)
     claim.recall(ClaimLog([log[1], broken, whole], frozenset(), 0, is_over=False))
     assert claim.spent.calls == 1
     assert claim.turns.strangers(said[1]) != frozenset()

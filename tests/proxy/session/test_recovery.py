@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from proxy.errors import Refusal, Refused
+from proxy.errors import Refusal, RefusalError
 from proxy.metrics import Metrics
 from proxy.session.recovery import Recovery
 from tests.proxy.conftest import Bench
@@ -138,6 +138,6 @@ async def test_a_log_that_cannot_be_read_is_a_refusal_that_is_tried_again(
 ) -> None:
     monkeypatch.setattr("proxy.session.recovery.DEADLINE_S", 0.5)
     away = bench.settings.model_copy(update={"kafka": "127.0.0.1:9"})
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(RefusalError) as refused:
         await Recovery(away, Metrics()).read_back(key(), 0)
     assert (refused.value.refusal, refused.value.retry_after_s) == (Refusal.UNAVAILABLE, 5)

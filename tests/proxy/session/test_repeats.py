@@ -59,10 +59,10 @@ async def test_a_request_that_comes_while_its_like_is_under_way_joins_it(
     ask: Ask, bench: Bench, proxy: Proxy, scripted: ScriptedEngine
 ) -> None:
     scripted.faults.add(Slow(delay_s=0.5))
-    plain, again, stream, retried = await asyncio.gather(ask(), ask(), ask(stream=True), ask("1"))
+    plain, same, stream, retried = await asyncio.gather(ask(), ask(), ask(stream=True), ask("1"))
     assert plain[0] == stream[0] == 200
-    assert {plain[1], again[1], stream[1], retried[1]} == {plain[1]}
-    assert plain[2] == again[2]
+    assert {plain[1], same[1], stream[1], retried[1]} == {plain[1]}
+    assert plain[2] == same[2]
     assert stream[2].endswith(b"data: [DONE]\n\n")
     assert msgspec.json.decode(plain[2])["object"] == "chat.completion"
     assert len(scripted.record.calls("t.0")) == 1
@@ -128,9 +128,9 @@ async def test_a_retry_of_what_failed_is_sampled_anew(
     given = await ask("0")
     scripted.faults.add(Status(status=500))
     assert (await ask("0"))[0] == 502
-    again = await ask("1")
-    assert again[0] == 200
-    assert again[1] != given[1], "the answer to the request before is not this one's"
+    repeated = await ask("1")
+    assert repeated[0] == 200
+    assert repeated[1] != given[1], "the answer to the request before is not this one's"
     assert [call.outcome for call in await bench.calls(3)] == [
         CallOutcome.ANSWERED,
         CallOutcome.FAILED,
@@ -175,19 +175,19 @@ async def test_an_answer_that_nobody_got_is_disowned_and_not_repeated(
         patched.setattr(web.Response, "write_eof", gone)
         with pytest.raises(aiohttp.ClientError):
             await ask("0")
-    again = await ask("1")
+    repeated = await ask("1")
     records = await bench.log(lambda found: len(found) == 3)
     first, second = (record for record in records if isinstance(record, Completion))
     [disowned] = (record for record in records if isinstance(record, Disowned))
     assert (disowned.call_id, disowned.reason) == (first.call_id, "hung_up")
-    assert again[1] == second.call_id != first.call_id
+    assert repeated[1] == second.call_id != first.call_id
 
 
 async def test_only_the_newest_answers_are_kept(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("proxy.session.repeats.ANSWERED", 2)
     given = [await ask("0", seed=seed) for seed in range(3)]
-    again = [await ask("1", seed=seed) for seed in (2, 1, 0)]
-    assert [one[1] == two[1] for one, two in zip(given, reversed(again), strict=True)] == [False, True, True]
+    repeated = [await ask("1", seed=seed) for seed in (2, 1, 0)]
+    assert [one[1] == two[1] for one, two in zip(given, reversed(repeated), strict=True)] == [False, True, True]
 
 
 async def test_the_log_says_how_often_a_client_tried(ask: Ask, bench: Bench) -> None:

@@ -18,9 +18,9 @@ from polar.scripted.engine import Engine as ScriptedEngine
 from polar.scripted.scripts import Script, ScriptCall, ScriptTurn, Variant
 from proxy.app import Proxy
 from proxy.chat import ChatRequest, Message
-from proxy.errors import Refusal, Refused
+from proxy.errors import Refusal, RefusalError
 from proxy.session import stored
-from proxy.session.stored import Stored
+from proxy.session.stored import StoredCalls
 from tests.proxy.conftest import Bench, proxied
 from topics.calls.delta import Spelled, spell
 
@@ -56,7 +56,7 @@ def said(text: str) -> Message:
     return Message("assistant", text)
 
 
-def keep(kept: Stored, call_id: str, request: ChatRequest, answer: Message) -> None:
+def keep(kept: StoredCalls, call_id: str, request: ChatRequest, answer: Message) -> None:
     first = request.stored_from
     assert first is not None
     kept.add(call_id, request.messages, Spelled(request.messages), answer, first)
@@ -70,7 +70,7 @@ TEXTS = st.text("ab", min_size=1, max_size=2)
 def test_a_call_inherits_all_that_was_said_before_it_but_instructions(
     turns: list[tuple[int, str | None, list[str], str]],
 ) -> None:
-    kept, inherited = Stored(), list[list[Message]]()
+    kept, inherited = StoredCalls(), list[list[Message]]()
     for at, (after, instructions, texts, answer) in enumerate(turns):
         own = [user(text) for text in texts]
         opening = [] if instructions is None else [Message("system", instructions)]
@@ -89,18 +89,18 @@ def test_a_call_inherits_all_that_was_said_before_it_but_instructions(
 
 
 def test_what_is_not_known_is_told_in_openais_words() -> None:
-    with pytest.raises(Refused, match="Previous response with id 'resp_x' not found") as refused:
-        Stored().continued(ChatRequest([user("hi")], continues="resp_x"))
+    with pytest.raises(RefusalError, match="Previous response with id 'resp_x' not found") as refused:
+        StoredCalls().continued(ChatRequest([user("hi")], continues="resp_x"))
     assert (refused.value.refusal, refused.value.field) == (Refusal.INVALID, "previous_response_id")
 
 
 def test_a_request_that_continues_none_stays_as_it_is() -> None:
     request = ChatRequest([user("hi")])
-    assert Stored().continued(request) is request
+    assert StoredCalls().continued(request) is request
 
 
 def test_a_message_is_kept_once_however_many_calls_hold_it() -> None:
-    kept = Stored()
+    kept = StoredCalls()
     messages = [user("x" * 1000)]
     for at in range(100):
         keep(kept, f"c{at}", ChatRequest(list(messages), store=True), said(f"{at}"))
@@ -110,13 +110,13 @@ def test_a_message_is_kept_once_however_many_calls_hold_it() -> None:
 
 def test_beyond_its_room_only_the_newest_call_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stored, "BYTES", 500)
-    kept = Stored()
+    kept = StoredCalls()
     for at in range(20):
         keep(kept, f"c{at}", ChatRequest([user("x" * 200 + str(at))], store=True), said("ok"))
         newest = kept.continued(ChatRequest([user("and?")], continues=f"c{at}"))
         assert newest.messages == [user("x" * 200 + str(at)), said("ok"), user("and?")]
         assert kept._bytes <= 500
-    with pytest.raises(Refused):
+    with pytest.raises(RefusalError):
         kept.continued(ChatRequest([user("and?")], continues="c0"))
 
 

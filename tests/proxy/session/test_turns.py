@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from proxy.chat import FunctionCall, ImagePart, ImageUrl, Message, TextPart, ToolCall
 from proxy.session import turns
-from proxy.session.turns import Turns
+from proxy.session.turns import SampledTurns
 from topics.calls.delta import Spelled
 
 USER = Message("user", "go")
@@ -29,15 +29,15 @@ def said(
     return Message("assistant", content, reasoning, calls)
 
 
-def known(*answers: Message, to: list[Message] | None = None) -> Turns:
+def known(*answers: Message, to: list[Message] | None = None) -> SampledTurns:
     """What a claim remembers whose model gave these answers to the same messages."""
-    made = Turns()
+    made = SampledTurns()
     for at, answer in enumerate(answers):
         made.add(f"c{at}", Spelled(to or [USER]).link, answer)
     return made
 
 
-def restored(remembered: Turns, *messages: Message) -> list[Message]:
+def restored(remembered: SampledTurns, *messages: Message) -> list[Message]:
     told, spelled = remembered.restore([USER, *messages])
     assert spelled.links == Spelled(told).links
     assert spelled.messages == Spelled(told).messages
@@ -180,7 +180,7 @@ def tools_of(message: Message) -> list[Message]:
 def test_whatever_harnesses_rewrite_the_model_reads_what_it_said(
     sampled: list[Message], rewrites: list[Callable[[Message], Message]]
 ) -> None:
-    remembered, wire, own = Turns(), [USER], [USER]
+    remembered, wire, own = SampledTurns(), [USER], [USER]
     for at, answer in enumerate(sampled):
         remembered.add(f"c{at}", Spelled(own).link, answer)
         told = answer
@@ -291,7 +291,7 @@ def test_reasoning_that_a_harness_leaves_out_stays_out() -> None:
 
 def test_of_equal_turns_each_is_the_one_said_at_its_place() -> None:
     one, two = said(None, '{"a": 1}'), said(None, '{"a" : 1}')
-    remembered = Turns()
+    remembered = SampledTurns()
     between = Message("tool", "again", tool_call_id="own0")
     remembered.add("c1", Spelled([USER]).link, one)
     remembered.add("c2", Spelled([USER, one, between]).link, two)
@@ -388,13 +388,13 @@ def test_the_oldest_turns_are_forgotten(monkeypatch: pytest.MonkeyPatch, limit: 
 
 def test_a_long_conversation_is_put_back_fast() -> None:
     """30 turns of 60 kB in under a millisecond where 0.2 are usual, 500 turns that are all alike without their square."""
-    remembered, own = Turns(), [USER]
+    remembered, own = SampledTurns(), [USER]
     for at in range(30):
         answer = said("x" * 500, '{"command" : "' + "y" * 480 + '"}', ids=f"i{at}_", reasoning="z")
         remembered.add(f"c{at}", Spelled(own).link, answer)
         own += [answer, Message("tool", "o" * 1000, tool_call_id=f"i{at}_0")]
     assert quickest(remembered, [reserialised(message) for message in own]) < 0.001
-    polling, own = Turns(), [USER]
+    polling, own = SampledTurns(), [USER]
     for at in range(500):
         answer = said(None, '{"command" : "status"}')
         polling.add(f"c{at}", Spelled(own).link, answer)
@@ -402,7 +402,7 @@ def test_a_long_conversation_is_put_back_fast() -> None:
     assert quickest(polling, [without_ids(reserialised(message)) for message in own]) < 0.05
 
 
-def quickest(remembered: Turns, wire: list[Message]) -> float:
+def quickest(remembered: SampledTurns, wire: list[Message]) -> float:
     """Seconds of the best of ten restorations."""
     took = []
     for _ in range(10):
@@ -416,7 +416,7 @@ def quickest(remembered: Turns, wire: list[Message]) -> float:
 
 
 def test_of_like_answers_to_the_same_messages_the_newest_of_the_requests_own_frame_is_gone_on_from() -> None:
-    remembered = Turns()
+    remembered = SampledTurns()
     for call_id, frame in (("main1", b"main"), ("main2", b"main"), ("side", b"side")):
         remembered.add(call_id, Spelled([USER]).link, said("hi"), frame=frame)
     repeats = Spelled([USER, said("hi")])

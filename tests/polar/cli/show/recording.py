@@ -9,7 +9,7 @@ import msgspec
 from consumers.builders.base import BuiltFrom
 from consumers.builders.prefix_merging import PrefixMerging
 from proxy.chat import Answer, Function, FunctionCall, Message, Tool, ToolCall, Usage
-from proxy.session.history import History, transcript
+from proxy.session.history import CallHistory, transcript
 from tests.consumers.token_tree.transcripts import build_record, completion, ids_of, logprobs_for
 from topics.calls.delta import Spelled
 from topics.types.completion import CallError, CallOutcome, Completion, TokenDelta
@@ -54,7 +54,7 @@ class Recording:
 
     def __init__(self) -> None:
         self.calls: list[Completion] = []
-        self._history = History()
+        self._history = CallHistory()
 
     def call(
         self,
