@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import structlog
 
-FIRST_S = 1.0
-LONGEST_S = 15.0
+from topics.waiting.backoff import Backoff
+
+PAUSES = Backoff(first_s=1.0, longest_s=15.0)
 
 log = structlog.get_logger()
 
@@ -15,21 +16,21 @@ class Trouble:
 
     def __init__(self, what: str) -> None:
         self._what = what
-        self._wait_s = 0.0
+        self._failures = 0
 
     def met(self, error: Exception) -> float:
         """It failed; seconds to wait before the next try."""
-        if not self._wait_s:
+        if not self._failures:
             log.error(
                 f"{self._what} fails, and is tried again: make room, or give the rights; nothing is lost while Kafka keeps its records",
                 action="analytics.failing",
                 why=f"{type(error).__name__}: {error}",
             )
-        self._wait_s = min(max(2 * self._wait_s, FIRST_S), LONGEST_S)
-        return self._wait_s
+        self._failures += 1
+        return PAUSES.pause_s(self._failures)
 
     def over(self) -> None:
         """It went well."""
-        if self._wait_s:
+        if self._failures:
             log.info(f"{self._what} goes well again", action="analytics.recovered")
-        self._wait_s = 0.0
+        self._failures = 0

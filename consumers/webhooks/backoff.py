@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-FIRST_S = 5.0
-LONGEST_S = 3600.0
-SPREAD = 0.2
-"""So that what failed together doesn't come back together."""
+from topics.waiting.backoff import Backoff
+
+PAUSES = Backoff(first_s=5.0, longest_s=3600.0, jitter=0.2)
+"""The jitter keeps deliveries that failed together from coming back together."""
 DAY_S = 24 * 3600.0
-DOUBLINGS = 20
-"""More than lead from the first pause to the longest."""
 
 
 def pause_s(tries: int, failed_for_s: float, asked_s: float, chance: float) -> float | None:
@@ -16,7 +14,6 @@ def pause_s(tries: int, failed_for_s: float, asked_s: float, chance: float) -> f
 
     `asked_s`: the endpoint's Retry-After, 0 without one; it is honoured as far as the day goes. `chance`: in [0, 1), where in the spread.
     """
-    wanted = min(FIRST_S * 2 ** min(tries - 1, DOUBLINGS), LONGEST_S)
-    spread = wanted * (1 - SPREAD + 2 * SPREAD * chance)
+    pause = PAUSES.pause_s(tries, chance)
     left = DAY_S - failed_for_s
-    return None if spread > left else min(max(spread, asked_s), left)
+    return None if pause > left else min(max(pause, asked_s), left)

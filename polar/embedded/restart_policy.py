@@ -6,8 +6,9 @@ import asyncio
 import time
 from contextlib import suppress
 
-FIRST_PAUSE_S = 0.2
-LONGEST_PAUSE_S = 5.0
+from topics.waiting.backoff import Backoff
+
+PAUSES = Backoff(first_s=0.2, longest_s=5.0)
 STEADY_S = 10.0
 """What lived for so long has started well: its death counts as the first again."""
 FAST_DEATHS = 20
@@ -31,7 +32,7 @@ class Patience:
         self._deaths += 1
         if self._deaths > FAST_DEATHS:
             return None
-        return min(FIRST_PAUSE_S * 2.0 ** (self._deaths - 1), LONGEST_PAUSE_S)
+        return PAUSES.pause_s(self._deaths)
 
 
 async def rest(pause_s: float, stopping: asyncio.Event) -> None:

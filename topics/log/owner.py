@@ -18,6 +18,7 @@ from topics.contract.topic import MIB, Topic
 from topics.environment.settings import Settings
 from topics.log import kafka
 from topics.log.refusals import Refused, refusal
+from topics.waiting.backoff import Backoff
 
 TRANSACTION_TIMEOUT_MS = 5_000
 COMMIT_DEADLINE_S = 15.0
@@ -27,10 +28,9 @@ IN_FLIGHT_BYTES = 8 * MIB
 """Protocol 3. All that is ready goes into one request, and a broker closes the connection over a request that is too large."""
 READ_BACK_S = 30.0
 """Without progress; an abandoned transaction is ended by the broker after 5 s and a sweep."""
-RESTART_S = 0.5
-"""Between a failed transaction and the next try; the broker needs as long to elect."""
-LONGEST_RESTART_S = 2.0
-"""The same after many tries: brokers that are away for a minute aren't asked hundreds of times."""
+RESTART = Backoff(first_s=0.5, longest_s=2.0)
+"""Between a failed transaction and the next try. A broker needs the first pause to elect a leader; with the longest, brokers that are away
+for a minute aren't asked hundreds of times."""
 POLL_MS = 500
 
 log = structlog.get_logger()
@@ -199,7 +199,7 @@ class Owner:
             if (refused := refusal(self._settings, error)) is not None:
                 raise refused from None
             log.warning("membership lost", action="owner.membership_lost", group=self._group, why=repr(error))
-            await asyncio.sleep(RESTART_S)
+            await asyncio.sleep(RESTART.first_s)
         finally:
             await kafka.stop(member, STOP_DEADLINE_S)
 
@@ -213,7 +213,7 @@ class Owner:
             self._tasks[partition] = asyncio.create_task(self._own(partition), name=name)
 
     async def _own(self, partition: int) -> None:
-        pause = RESTART_S
+        failures = 0
         while True:
             began = time.monotonic()
             producer = FencedProducer(self._settings, f"{self._group}.{partition}")
@@ -243,6 +243,5 @@ class Owner:
                 )
             finally:
                 await producer.stop()
-            await asyncio.sleep(pause)
-            lived = time.monotonic() - began > COMMIT_DEADLINE_S
-            pause = RESTART_S if lived else min(2 * pause, LONGEST_RESTART_S)
+            failures = 1 if time.monotonic() - began > COMMIT_DEADLINE_S else failures + 1
+            await asyncio.sleep(RESTART.pause_s(failures))

@@ -19,6 +19,7 @@ from polar.embedded import child_process as parts
 from polar.embedded.child_process import Part
 from polar.embedded.restart_policy import FAST_DEATHS, Patience
 from topics.types.errors import NotReady
+from topics.waiting.backoff import Backoff
 
 POLITE = "import signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\n"
 BUSY = 'import os\nprint("pid", os.getpid(), flush=True)\ntime.sleep(60)\n'
@@ -105,7 +106,7 @@ async def test_a_death_at_the_start_is_a_failure_with_the_end_of_the_log(bench: 
 
 
 async def test_what_dies_again_and_again_is_given_up(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("polar.embedded.restart_policy.LONGEST_PAUSE_S", 0.01)
+    monkeypatch.setattr("polar.embedded.restart_policy.PAUSES", Backoff(0.01, 0.01))
     part = bench.part("raise SystemExit(7)")
     part.has_answered = True
     async with kept(part) as keeper:
