@@ -8,16 +8,18 @@ died is the caller's to decide: `wait` tells, `start` does it.
 import base64
 import dataclasses
 import os
+import shutil
 import subprocess
 import sys
 import time
 import uuid
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from polar.embedded import distribution, metadata_probe, supervisor
+from polar.embedded import class_archive, distribution, metadata_probe, supervisor
 from polar.embedded.errors import AddressTaken, BrokerError
 from polar.embedded.folder import Folder
 from polar.embedded.properties import HEAP, Node
@@ -60,16 +62,20 @@ class Broker:
         announce: Callable[[str], None],
         meter: distribution.Meter | None = None,
         node: Node | None = None,
+        record_classes: Path | None = None,
     ) -> None:
         """`announce` gets a line for each thing that takes the user's time: the first download, mostly, whose bytes `meter` is told.
 
         `node`: its place in a cluster (`cluster.py`); None: it is alone, on ports of its own choice.
+        `record_classes`: where its JVM writes which classes it loaded, as it stops; None: the JVM uses the class archive.
         """
         self._folder = Folder(data)
         self._announce = announce
         self._meter = meter
         self._supervisor: subprocess.Popen[bytes] | None = None
         self._node = node
+        self._record_classes = record_classes
+        self._class_options: list[str] = []
 
     def __enter__(self) -> Self:
         self.start()
@@ -115,6 +121,9 @@ class Broker:
     def _start(self) -> None:
         self.kill()  # lets go of what is left of one that died
         class_path = distribution.class_path(self._announce, self._meter)
+        if self._record_classes is None:
+            make = partial(_make_class_archive, class_path)
+            self._class_options = class_archive.options(class_path, make, self._announce)
         lock = self._folder.claim()
         try:
             if self._node is None:
@@ -125,6 +134,8 @@ class Broker:
             if not self._folder.data.exists():
                 self._format(class_path, node, lock)
             self._folder.configure(node, self._folder.data)
+            if self._record_classes is not None:
+                self._class_options = ["-XX:AOTMode=record", f"-XX:AOTConfiguration={self._record_classes}"]
             self._supervisor = self._spawn(class_path, ["kafka.Kafka", str(self._folder.properties)], lock)
         finally:
             os.close(lock)
@@ -133,6 +144,11 @@ class Broker:
         except BaseException:
             self.kill()
             raise
+        if class_archive.is_refused(self._folder.console.read_text(encoding="utf-8", errors="replace")):
+            self._announce(
+                "Kafka starts without its class archive, which Java refuses; delete "
+                f"{class_archive.folder(class_path)} and the next start makes it again"
+            )
 
     def alive(self) -> bool:
         return self._supervisor is not None and self._supervisor.poll() is None
@@ -166,7 +182,12 @@ class Broker:
         self._folder.configure(node, new)
         options = [*node.format_options(), "-c", str(self._folder.properties)]
         tool = ["kafka.tools.StorageTool", "format", *options]
-        process = self._spawn(class_path, tool, lock)
+        self._run(class_path, tool, lock, f"format {new}")
+        new.rename(self._folder.data)
+
+    def _run(self, class_path: str, main: list[str], lock: int, purpose: str) -> None:
+        """Run a Java main class to its end. Raises BrokerError where it fails."""
+        process = self._spawn(class_path, main, lock)
         try:
             code = process.wait(START_S)
         except subprocess.TimeoutExpired:
@@ -174,13 +195,26 @@ class Broker:
         finally:
             _end(process, b"K", END_S)
         if code != 0:
-            raise BrokerError(f"Kafka could not format {new} (exit code {code}):\n{self._folder.log_tail()}")
-        new.rename(self._folder.data)
+            raise BrokerError(f"Kafka could not {purpose} (exit code {code}):\n{self._folder.log_tail()}")
+
+    def _assemble_class_archive(self, class_path: str, archive: Path) -> None:
+        """Make the archive of the recorded classes, once the recording broker has stopped."""
+        self._class_options = [
+            "-XX:AOTMode=create",
+            f"-XX:AOTConfiguration={self._record_classes}",
+            f"-XX:AOTCache={archive}",
+        ]
+        lock = self._folder.claim()
+        try:
+            self._run(class_path, [], lock, f"make {archive}")
+        finally:
+            os.close(lock)
 
     def _spawn(self, class_path: str, main: list[str], lock: int) -> subprocess.Popen[bytes]:
         """Run a Java main class under a supervisor, in a session of its own: Ctrl-C is for us, the JVM ends when we say."""
         options = [
             *_PLAIN_JVM,
+            *self._class_options,
             # Otherwise each thread keeps a native buffer as large as the largest message it ever sent.
             "-Djdk.nio.maxCachedBufferSize=262144",
             f"-Djava.io.tmpdir={self._folder.scratch}",
@@ -215,6 +249,16 @@ class Broker:
             if time.monotonic() > deadline:
                 raise BrokerError(f"Kafka did not serve within {START_S:.0f} s:\n{self._folder.log_tail()}")
             time.sleep(0.05)
+
+
+def _make_class_archive(class_path: str, archive: Path) -> None:
+    """Start and stop a broker of its own beside `archive`, and make the archive of the classes that it loaded."""
+    folder = archive.with_name("recording")
+    broker = Broker(folder, announce=lambda _line: None, record_classes=folder / "classes.recorded")
+    with broker:
+        pass
+    broker._assemble_class_archive(class_path, archive)
+    shutil.rmtree(folder)
 
 
 def _end(process: subprocess.Popen[bytes], order: bytes, patience: float) -> None:

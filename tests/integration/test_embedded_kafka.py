@@ -23,7 +23,7 @@ import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
-from polar.embedded import Broker, BrokerError, folder
+from polar.embedded import Broker, BrokerError, class_archive, distribution, folder
 from polar.embedded.broker import new_cluster_id
 from polar.embedded.distribution import TRIES, Jar, download, locked_jars
 from polar.embedded.properties import MAX_MESSAGE_BYTES, Ports
@@ -241,6 +241,46 @@ def test_a_port_that_is_taken_as_the_broker_starts_for_the_first_time_costs_it_a
             found = broker.bootstrap
         with Broker(tmp_path, announce=print) as broker:
             assert broker.bootstrap == found, "and it keeps that"
+
+
+@pytest.fixture
+def jars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The class path of an own cache that holds Kafka's jars, but no class archive."""
+    installed = Path(distribution.class_path(print).partition(os.pathsep)[0]).parent
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    (cache / installed.name).symlink_to(installed)
+    monkeypatch.setenv("POLAR_CACHE", str(cache))
+    return distribution.class_path(print)
+
+
+def test_the_jvm_maps_the_class_archive(broker: Broker) -> None:
+    archive = class_archive.folder(distribution.class_path(print))
+    assert any(Path(mapped.path).parent == archive for mapped in psutil.Process(broker.pid).memory_maps())
+
+
+def test_kafka_starts_without_a_class_archive_that_java_refuses(tmp_path: Path, jars: str) -> None:
+    archive = class_archive.folder(jars)
+    archive.mkdir()
+    (archive / "classes.aot").write_bytes(os.urandom(5000))
+    lines: list[str] = []
+    with Broker(tmp_path, announce=lines.append) as broker:
+        assert broker.alive()
+    assert [line for line in lines if "class archive" in line] == [
+        f"Kafka starts without its class archive, which Java refuses; delete {archive} and the next start makes it again"
+    ]
+
+
+def test_kafka_starts_without_a_class_archive_that_cannot_be_made(tmp_path: Path, jars: str) -> None:
+    archive = class_archive.folder(jars)
+    archive.with_name(f".{archive.name}.lock").mkdir()
+    lines: list[str] = []
+    with Broker(tmp_path, announce=lines.append) as broker:
+        assert broker.alive()
+    (line,) = [line for line in lines if "class archive" in line]
+    assert line.startswith(
+        f"Kafka starts without its class archive, which could not be made: cannot write to the cache {archive.parent}"
+    )
 
 
 def test_a_jar_is_its_bytes(tmp_path: Path) -> None:
