@@ -9,6 +9,7 @@ import secrets
 import sys
 from pathlib import Path
 
+from topics.environment import private_files
 from topics.environment.keys import ensure_keys_file
 from topics.environment.webhook_signing import ensure_secret_file
 
@@ -19,11 +20,7 @@ def main(folder: Path) -> None:
     ensure_secret_file(folder / "webhook.secret")
     token = folder / "control.token"
     if not token.exists():
-        unfinished = token.with_suffix(".new")
-        unfinished.touch(mode=0o600)
-        unfinished.write_text(secrets.token_urlsafe(32))
-        unfinished.chmod(0o640)
-        unfinished.replace(token)
+        private_files.replace(token, secrets.token_urlsafe(32), 0o640)
 
 
 if __name__ == "__main__":

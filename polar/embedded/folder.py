@@ -17,6 +17,7 @@ from pathlib import Path
 
 from polar.embedded.errors import BrokerError
 from polar.embedded.properties import Node, Ports, server_properties
+from topics.environment import private_files
 
 PORT_RANGE = range(20_000, 32_000)
 """Below the ports that Linux (32768) and macOS (49152) give to outgoing connections: one of those could take the dead
@@ -100,8 +101,7 @@ class Folder:
 
     def configure(self, node: Node, data: Path) -> None:
         """Write server.properties for log data in the folder `data`; nobody else may read it, since it may hold passwords."""
-        self.properties.touch(mode=0o600)
-        self.properties.write_text(server_properties(node, data.name), encoding="ascii")
+        private_files.replace(self.properties, server_properties(node, data.name))
 
     def log_tail(self, lines: int = 25) -> str:
         """The end of what the last start wrote, console first, for an error's text."""

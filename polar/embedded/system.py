@@ -23,7 +23,7 @@ from polar.embedded.kafka import Kafka
 from proxy.engines import probe
 from proxy.engines.probe import Engine
 from topics.contract import catalogue
-from topics.environment import keys, webhook_signing
+from topics.environment import keys, private_files, webhook_signing
 from topics.environment.settings import ENV_FILE, Settings, write_env_file
 from topics.log import admin
 from topics.waiting.first_done import first_done
@@ -113,9 +113,7 @@ class System:
         keys.ensure_keys_file(self._given.keys_path)
         webhook_signing.ensure_secret_file(self._given.webhook_secret_path)
         token = self._data / "control.token"
-        descriptor = os.open(token, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "w") as file:
-            file.write(secrets.token_urlsafe(32))
+        private_files.replace(token, secrets.token_urlsafe(32))
         self.addresses |= {
             "POLAR_DATA": str(self._data),
             "POLAR_NAMESPACE": self._given.namespace,

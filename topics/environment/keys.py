@@ -11,7 +11,6 @@ The secrets lie in a keys file, JSON `{key_id: secret}`, of which the last signs
 from __future__ import annotations
 
 import json
-import os
 import re
 import secrets
 import time
@@ -22,6 +21,7 @@ import jwt
 import msgspec
 import structlog
 
+from topics.environment import private_files
 from topics.types.errors import InputError
 
 ALGORITHM = "HS256"
@@ -198,13 +198,7 @@ def environment(proxy_url: str, key: str) -> dict[str, str]:
 
 def ensure_keys_file(path: Path) -> None:
     """Make a keys file with one fresh secret, mode 0600, unless there is one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
-        return
-    with os.fdopen(descriptor, "w") as file:
-        json.dump(dict([_new_secret()]), file)
+    private_files.create(path, json.dumps(dict([_new_secret()])))
 
 
 def read_keys_file(path: Path) -> dict[str, str]:
@@ -253,9 +247,4 @@ def _new_secret() -> tuple[str, str]:
 
 
 def _write(path: Path, found: dict[str, str]) -> None:
-    """Whole or not at all, mode 0600."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        json.dump(found, file)
-    temporary.replace(path)
+    private_files.replace(path, json.dumps(found))

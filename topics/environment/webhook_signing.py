@@ -10,11 +10,11 @@ import base64
 import binascii
 import hashlib
 import hmac
-import os
 import secrets
 from collections.abc import Iterable
 from pathlib import Path
 
+from topics.environment import private_files
 from topics.types.errors import NotReady
 
 ID = "webhook-id"
@@ -55,13 +55,7 @@ def read_secrets(path: Path) -> list[str]:
 
 def ensure_secret_file(path: Path) -> None:
     """Make a file with one fresh secret, mode 0600, unless there is one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
-        return
-    with os.fdopen(descriptor, "w") as file:
-        file.write(new_secret() + "\n")
+    private_files.create(path, new_secret() + "\n")
 
 
 def new_secret() -> str:

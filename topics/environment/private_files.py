@@ -1,0 +1,31 @@
+"""Files that hold secrets: mode 0600 from their first byte on, so that no other user ever reads one."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+
+def create(path: Path, text: str) -> None:
+    """Make a file and its folder, unless the file exists: of several processes, one writes it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        return
+    with os.fdopen(descriptor, "w") as file:
+        file.write(text)
+
+
+def replace(path: Path, text: str, mode: int = 0o600) -> None:
+    """Write a file, or replace one: a reader sees the old text or the new one, whole. `mode`: its permissions."""
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # mode 0600
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            file.write(text)
+            os.fchmod(descriptor, mode)
+        os.replace(temporary, path)  # noqa: PTH105 - mkstemp returns a string
+    except BaseException:
+        Path(temporary).unlink()
+        raise
