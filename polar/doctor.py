@@ -13,8 +13,6 @@ import platform
 import shutil
 import subprocess
 import sys
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
@@ -27,7 +25,7 @@ from polar.embedded.errors import BrokerError
 from proxy.engines import capabilities, probe
 from proxy.engines.connection import Unreachable
 from topics.contract import catalogue
-from topics.environment import cache, registry
+from topics.environment import cache, http_json, registry
 from topics.environment.settings import Settings
 from topics.log import admin
 from topics.types.errors import InputError, NotReady
@@ -209,22 +207,12 @@ def _jars() -> Finding:
     return _fetchable("Kafka", said, distribution.MAVEN_CENTRAL)
 
 
-class _Stays(urllib.request.HTTPRedirectHandler):
-    """A redirection is an answer. Followed, it would be a GET: of a whole package index, where that is what was asked for."""
-
-    def redirect_request(self, *_: object) -> None:
-        return None
-
-
 def _fetchable(what: str, said: str, url: str) -> Finding:
     """What will be downloaded: whether it can be."""
     try:
-        # Not urlopen: that keeps the proxies of its first use in a process.
-        with urllib.request.build_opener(_Stays).open(urllib.request.Request(url, method="HEAD"), timeout=REACH_S):  # noqa: S310 - ours
-            return Finding(what, State.LATER, said)
-    except urllib.error.HTTPError:
+        http_json.send(url, method="HEAD", timeout_s=REACH_S, through_proxy=True)
         return Finding(what, State.LATER, said)
-    except OSError as error:
+    except http_json.NoAnswerError as error:
         why = f"{said}, and {url} can't be reached: {error}"
         todo = f"give this machine a way there (a proxy: HTTPS_PROXY), or copy {cache.root()} from another machine"
         return Finding(what, State.BAD, why, todo)

@@ -7,23 +7,19 @@ is read from the coordinator's table, where Kafka can be reached from here. What
 from __future__ import annotations
 
 import asyncio
-import json
 import math
-import urllib.error
-import urllib.request
 from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
-from http.client import HTTPException
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
 from urllib.parse import quote
 
 from polar import client
-from topics.environment import settings
+from topics.environment import http_json, settings
 from topics.environment.settings import Settings
 from topics.types.errors import InputError, NotReady
 from topics.types.session import Phase, SessionState, task_id_of
@@ -177,30 +173,27 @@ def _post(found: Settings, path: str, body: dict[str, Any]) -> dict[str, Any]:
             f"no control API: {found.data / settings.ENV_FILE} doesn't exist and POLAR_CONTROL_URL and POLAR_CONTROL_TOKEN_FILE "
             "aren't set; start a system with `polar up`, or name a proxy's"
         )
-    # No proxy of the environment lies between us and the control port.
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    headers = {"Authorization": f"Bearer {control_token(found.control_token_file)}", "Content-Type": "application/json"}
-    url = found.control_url.rstrip("/") + path
+    token = control_token(found.control_token_file)
     try:
-        request = urllib.request.Request(url, json.dumps(body).encode(), headers)  # noqa: S310 - a setting of ours
-        with opener.open(request, timeout=ANSWER_S) as answer:
-            told: dict[str, Any] = json.load(answer)
-            return told
-    except urllib.error.HTTPError as error:
-        raise _refusal(error, found.control_url) from None
-    except (OSError, ValueError, HTTPException) as error:
-        why = getattr(error, "reason", error)
-        raise NotReady(f"the control API at {found.control_url} doesn't answer: {why}; is the proxy running?") from None
+        answer = http_json.send(found.control_url.rstrip("/") + path, body, token=token, timeout_s=ANSWER_S)
+        told: dict[str, Any] = answer.json() if answer.status < 300 else {}
+    except (http_json.NoAnswerError, ValueError) as error:
+        raise NotReady(
+            f"the control API at {found.control_url} doesn't answer: {error}; is the proxy running?"
+        ) from None
+    if answer.status >= 300:
+        raise _refusal(answer, found.control_url)
+    return told
 
 
-def _refusal(error: urllib.error.HTTPError, url: str) -> Refused | NotReady:
+def _refusal(answer: http_json.Answer, url: str) -> Refused | NotReady:
     try:
-        told = json.load(error)["error"]
+        told = answer.json()["error"]
         code, message, at = told["code"], told["message"], told.get("field", "")
-    except (ValueError, KeyError, TypeError, OSError):
-        return NotReady(f"{url} is no control API of Polar's: it answered {error.code}")
-    if error.code >= 500:
+    except (ValueError, KeyError, TypeError):
+        return NotReady(f"{url} is no control API of Polar's: it answered {answer.status}")
+    if answer.status >= 500:
         return NotReady(message)
-    if error.code == 401:
+    if answer.status == 401:
         return NotReady(f"{url} doesn't take this control token; is POLAR_CONTROL_TOKEN_FILE this proxy's?")
     return Refused(code, at, message)

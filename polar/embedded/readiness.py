@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 
 from topics import workers
 from topics.contract import catalogue
+from topics.environment import http_json
 from topics.environment.settings import Settings
 from topics.log.follow import Follower, Since
 from topics.types.errors import NotReady
@@ -69,9 +68,6 @@ def _shown(beat: Heartbeat) -> set[str]:
 
 def _get(url: str) -> str:
     try:
-        with urllib.request.urlopen(url, timeout=REQUEST_S) as response:  # noqa: S310 - our own loopback URL
-            return str(response.status)
-    except urllib.error.HTTPError as error:
-        return str(error.code)
-    except OSError as error:
+        return str(http_json.send(url, timeout_s=REQUEST_S).status)
+    except http_json.NoAnswerError as error:
         return str(error)

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -17,6 +14,7 @@ from proxy.engines.capabilities import Capabilities
 from proxy.engines.connection import Unreachable
 from proxy.engines.pool import plug_in_of
 from proxy.errors import EngineError
+from topics.environment import http_json
 from topics.environment.settings import EngineSettings
 from topics.types.completion import Sampling
 from topics.types.errors import InputError, NotReady
@@ -161,14 +159,12 @@ async def _examined(name: str, told: EngineSettings, announce: Callable[[str], N
 
 
 def _models(base: str) -> list[str]:
-    request = urllib.request.Request(f"{base}/v1/models", headers={"Accept": "application/json"})  # noqa: S310 - checked by find
     try:
-        with urllib.request.urlopen(request, timeout=ANSWER_S) as response:  # noqa: S310
-            listed = json.load(response)
-        return [str(model["id"]) for model in listed["data"]]
-    except urllib.error.HTTPError as error:
-        raise NotReady(f"what answers at {base} is no inference server: /v1/models gives {error.code}") from None
-    except (OSError, ValueError) as error:
-        raise NotReady(f"the engine at {base} doesn't answer: {getattr(error, 'reason', error)}") from None
+        answer = http_json.send(f"{base}/v1/models", timeout_s=ANSWER_S, through_proxy=True)
+        if answer.status >= 300:
+            raise NotReady(f"what answers at {base} is no inference server: /v1/models gives {answer.status}")
+        return [str(model["id"]) for model in answer.json()["data"]]
+    except (http_json.NoAnswerError, ValueError) as error:
+        raise NotReady(f"the engine at {base} doesn't answer: {error}") from None
     except (KeyError, TypeError):
         raise NotReady(f"what answers at {base}/v1/models is no inference server with OpenAI's routes") from None

@@ -6,22 +6,17 @@ wrong comes back as `NoText` with the reason, and ids are shown instead.
 
 from __future__ import annotations
 
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Sequence
-from http.client import HTTPException
 
 import msgspec
 
+from topics.environment import http_json
 from topics.environment.settings import Settings
 from topics.types.errors import NotReady
 from topics.types.tokens import Ids
 
 BATCH = 32_768
 """Tokens a request, about 200 kB of JSON."""
-ANSWER_BYTES = 64 * 1024 * 1024
-SAID_BYTES = 4096
-"""Of an error's body."""
 DEADLINE_S = 15.0
 
 
@@ -45,21 +40,21 @@ def detokenize(settings: Settings, sequences: Sequence[Ids]) -> list[str]:
     """A text for each sequence of ids. Raises NoText."""
     if settings.control_url is None:
         raise NoText("POLAR_CONTROL_URL isn't set")
-    headers = {"Content-Type": "application/json", **_authorization(settings)}
+    token = _token(settings)
     url = f"{settings.control_url.rstrip('/')}/v1/detokenize"
     texts: list[str] = []
     for batch in _batches(sequences):
-        texts += _asked(url, headers, batch)
+        texts += _asked(url, token, batch)
     return texts
 
 
-def _authorization(settings: Settings) -> dict[str, str]:
+def _token(settings: Settings) -> str | None:
     if settings.control_token_file is None:
-        return {}
+        return None
     from polar.sessions import control_token
 
     try:
-        return {"Authorization": f"Bearer {control_token(settings.control_token_file)}"}
+        return control_token(settings.control_token_file)
     except NotReady as error:
         raise NoText(str(error)) from None
 
@@ -75,17 +70,14 @@ def _batches(sequences: Sequence[Ids]) -> Iterator[list[Ids]]:
         yield batch
 
 
-def _asked(url: str, headers: dict[str, str], batch: list[Ids]) -> list[str]:
-    body = msgspec.json.encode({"token_ids": [ids.tolist() for ids in batch]})
-    # The control port is on loopback, or named outright: a proxy of the environment has no part in it.
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+def _asked(url: str, token: str | None, batch: list[Ids]) -> list[str]:
+    payload = {"token_ids": [ids.tolist() for ids in batch]}
     try:
-        request = urllib.request.Request(url, body, headers)  # noqa: S310 - the operator's own URL
-        with opener.open(request, timeout=DEADLINE_S) as response:
-            texts = msgspec.json.decode(response.read(ANSWER_BYTES), type=_Texts).texts
-    except urllib.error.HTTPError as error:
-        raise NoText(f"{url} answered {error.code}: {_said(error.read(SAID_BYTES))}") from None
-    except (OSError, HTTPException, ValueError) as error:
+        answer = http_json.send(url, payload, token=token, timeout_s=DEADLINE_S)
+        if answer.status >= 300:
+            raise NoText(f"{url} answered {answer.status}: {_said(answer.body)}")
+        texts = msgspec.json.decode(answer.body, type=_Texts).texts
+    except (http_json.NoAnswerError, ValueError) as error:
         raise NoText(f"{url} doesn't answer as it should: {error}") from None
     if len(texts) != len(batch):
         raise NoText(f"{url} gave {len(texts)} texts for {len(batch)}")
