@@ -13,6 +13,7 @@ from benchmarks import (
     builder,
     cancelling,
     coordinator,
+    http_client,
     idle_memory,
     lake,
     log_bytes,
@@ -24,7 +25,20 @@ from benchmarks import (
     trainer,
 )
 
-BENCHMARKS = (proxy, log_bytes, idle_memory, builder, lake, trainer, coordinator, scaling, pipeline, pauses, cancelling)
+BENCHMARKS = (
+    proxy,
+    http_client,
+    log_bytes,
+    idle_memory,
+    builder,
+    lake,
+    trainer,
+    coordinator,
+    scaling,
+    pipeline,
+    pauses,
+    cancelling,
+)
 
 
 def main() -> None:

@@ -23,7 +23,7 @@ from polar import fleet
 from polar.embedded import disk, distribution, lock, readiness
 from polar.embedded.errors import BrokerError
 from proxy.engines import capabilities, probe
-from proxy.engines.connection import Unreachable
+from proxy.engines.connection import UnreachableError
 from topics.contract import catalogue
 from topics.environment import cache, http_json, registry
 from topics.environment.settings import Settings
@@ -113,17 +113,17 @@ async def system(settings: Settings) -> list[Finding]:
 async def inference(url: str, model: str | None) -> list[Finding]:
     """Whether an engine can serve training, and in which mode."""
     try:
-        upstream = await asyncio.to_thread(probe.find, url, model)
-        await probe.probe(upstream)
-        found = await capabilities.ask(upstream.url, upstream.model)
-    except (InputError, NotReady, Unreachable) as error:
+        upstream = await asyncio.to_thread(probe.find_model, url, model)
+        await probe.try_call(upstream)
+        found = await capabilities.detect(upstream.url, upstream.model)
+    except (InputError, NotReady, UnreachableError) as error:
         return [Finding("engine", State.BAD, str(error), "see `--engine` and `--model`")]
     told = f"{upstream.url} serves {upstream.model} with token ids and logprobs"
     if found is None:
         return [Finding("engine", State.GOOD, f"{told}: the scripted engine")]
     missing = [
-        Finding(f"engine: {lack.what}", State.LATER, lack.said, lack.mend)
-        for lack in capabilities.lacks(found, "tokens")
+        Finding(f"engine: {missing.name}", State.LATER, missing.effect, missing.remedy)
+        for missing in capabilities.missing_features(found, "tokens")
     ]
     return [Finding("engine", State.GOOD, f"{told}: {found.summary}"), *missing]
 

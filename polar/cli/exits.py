@@ -17,6 +17,7 @@ from topics.types.errors import InputError, NotReady
 
 EXTRA_OF = {
     "aiohttp": "proxy",
+    "httptools": "proxy",
     "duckdb": "analytics",
     "pyarrow": "analytics",
     "prometheus_client": "proxy",

@@ -138,11 +138,11 @@ def _settings(
         raise InputError("--mode", mode, "goes with --engine; in polar.toml it is the engine's `mode`")
     found = settings.load(data)
     if engine_urls:
-        told = settings.EngineSettings(urls=tuple(engine_urls), model=probe.model_at(engine_urls, model), mode=mode)
+        told = settings.EngineSettings(urls=tuple(engine_urls), model=probe.model_of(engine_urls, model), mode=mode)
         named: Mapping[str, settings.EngineSettings] = {FLAGGED: told}
     else:
         named = probe.with_models(found.engines)
-    return found.model_copy(update={"engines": probe.examined(named, announce)})
+    return found.model_copy(update={"engines": probe.with_logprobs_modes(named, announce)})
 
 
 def _write(ready_file: Path, urls: dict[str, Any]) -> None:

@@ -18,7 +18,7 @@ from topics.waiting.first_done import first_done
 
 if TYPE_CHECKING:
     from polar.embedded.system import Options, System
-    from proxy.engines.probe import Engine
+    from proxy.engines.probe import ServedModel
 
 
 def up(
@@ -51,7 +51,7 @@ def up(
         raise InputError("--scripts", str(scripts[0]), "the scripted engine's, and --engine names another")
     upstream = None
     if engine_url is not None:
-        upstream = probe.find(engine_url, model)
+        upstream = probe.find_model(engine_url, model)
         asyncio.run(_examine(upstream, mode))
     given = settings.load(data)
     if given.engines and upstream is None:
@@ -73,13 +73,13 @@ def up(
         os.close(held)
 
 
-async def _examine(upstream: Engine, mode: str) -> None:
+async def _examine(upstream: ServedModel, mode: str) -> None:
     """Raises NotReady where it can't serve training."""
     from proxy.engines import probe
 
     # First the routes that a mode needs, with the flag that opens them.
-    found = await probe.examine(upstream, mode, _announce)
-    await probe.probe(upstream, mode)
+    found = await probe.check_features(upstream, mode, _announce)
+    await probe.try_call(upstream, mode)
     if found is not None:
         _announce(f"the engine: {found.summary}")
 

@@ -21,7 +21,7 @@ from polar.embedded.child_process import Part
 from polar.embedded.distribution import Meter
 from polar.embedded.kafka import Kafka
 from proxy.engines import probe
-from proxy.engines.probe import Engine
+from proxy.engines.probe import ServedModel
 from topics.contract import catalogue
 from topics.environment import keys, private_files, webhook_signing
 from topics.environment.settings import ENV_FILE, Settings, write_env_file
@@ -43,7 +43,7 @@ LAKE = ("analytics", "webhooks")
 class Options:
     """What `polar up` was asked for."""
 
-    engine: Engine | None = None
+    engine: ServedModel | None = None
     """None: the scripted engine."""
     mode: str = "chat"
     """How the proxy asks it."""
@@ -159,15 +159,15 @@ class System:
         settings = self._settings()
         await admin.apply(settings, topics, embedded=settings.replication == 1)
 
-    async def _start_engine(self) -> Engine:
+    async def _start_engine(self) -> ServedModel:
         if self._options.engine is not None:
             return self._options.engine
         scripts = [argument for path in self._options.scripts for argument in ("--scripts", str(path.absolute()))]
         arguments = ["polar.scripted", *scripts, "--record", str(self._data / "engine-record.jsonl")]
         answer = await self._launch_listening("engine", arguments, {"--port": 0})
-        return await asyncio.to_thread(probe.find, answer["url"], None)
+        return await asyncio.to_thread(probe.find_model, answer["url"], None)
 
-    async def _start_proxy(self, upstream: Engine) -> None:
+    async def _start_proxy(self, upstream: ServedModel) -> None:
         arguments = ["polar.cli", "proxy", "--engine", upstream.url, "--model", upstream.model]
         arguments += ["--mode", self._options.mode]
         answer = await self._launch_listening("proxy", arguments, {"--port": self._options.port, "--control-port": 0})

@@ -1,8 +1,7 @@
-"""What an inference server can do, asked of itself before anything rests on it, and for what it can't the flag that mends it.
+"""Detects what an inference server can do, by requests to the server itself, and names the flag that adds each missing feature.
 
-vLLM's routes and words (0.32). All questions go out at once, with one deadline, and cost the server a token each at most; what a
-server answers with an error it can't do. That token ids and logprobs come with an answer is not asked here: a call through the
-engine's plug-in shows it.
+Routes and messages are those of vLLM 0.32. All requests are sent at once under one deadline and cost the server at most a token each. A
+feature is missing if its request is answered with an error. Token ids and logprobs are tested by `probe.py`, which calls the plug-in.
 """
 
 from __future__ import annotations
@@ -15,249 +14,228 @@ from typing import Any, Literal
 
 import msgspec
 
-from proxy.engines.connection import Connections, Dropped
+from proxy.engines.connection import ConnectionPool
 from proxy.engines.http import UNREADABLE
-from proxy.engines.response import Broken, Response, TooLarge
+from proxy.engines.response import NoAnswerError, Response
 
-QUESTIONS_S = 30.0
-"""For all of them: a server that has just started compiles on its first calls."""
+DETECTION_S = 30.0
+"""Deadline for all requests: a server that has just started compiles on its first calls."""
 ALTERNATIVES = 5
-"""Likeliest tokens that are compared; vLLM allows 20 unless --max-logprobs says fewer."""
+"""Number of likeliest tokens to compare; vLLM allows 20 unless --max-logprobs sets fewer."""
 SPREAD = 0.01
-"""Between the likeliest and the last of them, in nats: below that two temperatures look the same."""
+"""Minimal difference, in nats, between the likeliest and the least likely alternative; below it two temperatures can't be told apart."""
 HALF_WAY = 0.75
-"""At temperature 2 the spread is half of what it was where logprobs are processed, and the same where they are raw."""
+"""Threshold between the two ratios of spreads at temperature 2 and 1: 0.5 if logprobs are processed, 1 if they are raw."""
 SCRIPTED = "polar-scripted"
-"""How the version of the engine begins that plays scripts and keeps a record of every call."""
+"""Prefix of the scripted engine's version. It records every call, so it gets no requests of ours."""
 TOKENS_MODE = ("tokens", "vllm_tokens")
 
 LogprobsMode = Literal["raw", "processed"]
 
 
-class Route(StrEnum):
-    """How a route stands."""
+class RouteState(StrEnum):
+    """Whether a route of a server can be used."""
 
     WORKS = "works"
     OFF = "off"
-    """It is there, and switched off."""
+    """The route exists and is switched off."""
     MISSING = "missing"
     SILENT = "silent"
-    """No whole answer within QUESTIONS_S, or that it is overloaded or fails: nothing is known of it."""
+    """Unknown: no whole answer within DETECTION_S, an overload, or a server error."""
 
 
 @dataclass(frozen=True)
 class Capabilities:
-    """One server's."""
+    """What one server can do."""
 
     version: str | None
-    """As it tells it; None: it doesn't, and is no vLLM."""
+    """vLLM's version; None: the server reports none and is not vLLM."""
     context: int | None
-    """Tokens of a prompt and its answer; None: it doesn't tell."""
+    """Tokens that a prompt and its answer may have together; None: not reported."""
     logprobs_mode: LogprobsMode | None
-    """Found by asking at two temperatures; None: the answers don't show it."""
+    """Found by requests at two temperatures; None: the answers don't show it."""
     tools: bool
-    """Tools may be declared, and calls of them are parsed."""
+    """Requests may declare tools, and calls of tools are parsed."""
     tokenizer: bool
-    """It counts a conversation's tokens and tells the text of tokens."""
-    render: Route
-    generate: Route
-    derender: Route
+    """The server counts a conversation's tokens and detokenizes."""
+    render: RouteState
+    generate: RouteState
+    derender: RouteState
     weight_version: str | None
-    """Which weights it has, as its trainer has named them; None: it doesn't tell."""
+    """Name that the trainer gave the weights; None: not reported."""
 
     @property
     def summary(self) -> str:
-        """One line of what there is."""
-        told = [f"vLLM {self.version}" if self.version else "a server that tells no version"]
+        """One line that lists the features."""
+        features = [f"vLLM {self.version}" if self.version else "a server that reports no version"]
         if self.context is not None:
-            told.append(f"{self.context} tokens of context")
+            features.append(f"{self.context} tokens of context")
         if self.logprobs_mode is not None:
-            told.append(f"{self.logprobs_mode} logprobs")
+            features.append(f"{self.logprobs_mode} logprobs")
         if self.tools:
-            told.append("tool calls")
-        if self._routes == {Route.WORKS}:
-            told.append("render, generate and derender")
+            features.append("tool calls")
+        if {self.render, self.generate, self.derender} == {RouteState.WORKS}:
+            features.append("render, generate and derender")
         if self.weight_version is not None:
-            told.append(f"weights {self.weight_version!r}")
-        return ", ".join(told)
-
-    @property
-    def _routes(self) -> set[Route]:
-        return {self.render, self.generate, self.derender}
+            features.append(f"weights {self.weight_version!r}")
+        return ", ".join(features)
 
 
 @dataclass(frozen=True)
-class Lack:
-    """Something that a server can't do, or is not set up for."""
+class MissingFeature:
+    """A feature that a server lacks or is not configured for."""
 
-    what: str
-    """In a word or two."""
-    said: str
-    """What there isn't, and what comes of it."""
-    mend: str
-    """The way out."""
+    name: str
+    effect: str
+    """What is missing, and the consequence."""
+    remedy: str
     is_fatal: bool = False
-    """The mode can't work without it."""
+    """The engine's mode can't work without the feature."""
 
     def __str__(self) -> str:
-        return f"{self.said}: {self.mend}"
+        return f"{self.effect}: {self.remedy}"
 
 
-def lacks(found: Capabilities, mode: str) -> Iterator[Lack]:
-    """What an engine of this mode misses, the fatal first."""
+def missing_features(found: Capabilities, mode: str) -> Iterator[MissingFeature]:
+    """What a server lacks for an engine of this mode, the fatal first."""
     if mode in TOKENS_MODE:
-        yield from _lacks_routes(found)
+        yield from _missing_routes(found)
     if found.logprobs_mode == "raw":
-        yield Lack(
+        yield MissingFeature(
             "logprobs",
             "logprobs are raw, before temperature, top_p, top_k and penalties, and so not those of the sampled distribution",
             "start vLLM with --logprobs-mode processed_logprobs, or sample at temperature 1 without truncation",
         )
     if found.logprobs_mode is None:
-        yield Lack(
+        yield MissingFeature(
             "logprobs",
-            f"whether logprobs are raw or processed doesn't show: it tells no {ALTERNATIVES} likeliest tokens, or none differ",
-            "start vLLM with --logprobs-mode processed_logprobs and without --max-logprobs 0, and say logprobs_mode in polar.toml",
+            f"it is unknown whether logprobs are raw or processed: the server returns no {ALTERNATIVES} likeliest tokens, or all are equal",
+            "start vLLM with --logprobs-mode processed_logprobs and without --max-logprobs 0, and set logprobs_mode in polar.toml",
         )
     if not found.tools:
-        yield Lack(
+        yield MissingFeature(
             "tool calls",
-            "it refuses calls that declare tools, as agents' do",
+            "the server refuses requests that declare tools, as agents' requests do",
             "start vLLM with --enable-auto-tool-choice and the --tool-call-parser of the model's family",
         )
     if not found.tokenizer:
-        yield Lack(
+        yield MissingFeature(
             "tokenizer",
-            "it has no /tokenize and /detokenize, so that tokens can't be counted for Anthropic's and Google's clients, "
+            "the server has no /tokenize and /detokenize: token counts for Anthropic's and Google's clients fail, "
             "and `polar show` has no texts of tokens",
-            "ask the server itself, without a gateway that hides them",
+            "name the server itself, without a gateway that hides these routes",
         )
     if found.weight_version is None:
-        yield Lack(
+        yield MissingFeature(
             "versions",
-            "it doesn't tell which weights it has, so that versions come from the fleet's state alone",
-            "start vLLM with VLLM_SERVER_DEV_MODE=1 in its environment if you update its weights, on a network of your own",
+            "the server doesn't report its weights' version, so versions come from the fleet's state alone",
+            "if you update its weights, start vLLM with VLLM_SERVER_DEV_MODE=1 in its environment, on a private network",
         )
 
 
-def _lacks_routes(found: Capabilities) -> Iterator[Lack]:
-    names = {"render": found.render, "generate": found.generate, "derender": found.derender}
-    for state, (said, mend) in _WITHOUT.items():
-        those = ", ".join(name for name, route in names.items() if route is state)
-        if those:
-            # A server that is paused or overloaded says nothing, and that is when another proxy is started.
-            yield Lack("mode tokens", f'mode "tokens" needs {those}: {said}', mend, is_fatal=state is not Route.SILENT)
+def _missing_routes(found: Capabilities) -> Iterator[MissingFeature]:
+    routes = {"render": found.render, "generate": found.generate, "derender": found.derender}
+    for state, (reason, remedy) in _UNUSABLE.items():
+        names = ", ".join(name for name, route in routes.items() if route is state)
+        if names:
+            # A paused or overloaded server is no reason to stop: another proxy is started just then.
+            is_fatal = state is not RouteState.SILENT
+            yield MissingFeature("mode tokens", f'mode "tokens" needs {names}: {reason}', remedy, is_fatal=is_fatal)
 
 
-async def ask(base_url: str, model: str) -> Capabilities | None:
-    """Ask a server; None for the scripted engine, which is asked nothing.
-
-    Raises Unreachable where there is none; what it answers with an error it can't do.
-    """
-    server = _Server(base_url, model)
-    try:
-        return await server.ask()
-    finally:
-        server.stop()
-
-
-class _Server:
-    """One server while it is asked."""
-
-    def __init__(self, base_url: str, model: str) -> None:
-        self._connections = Connections(base_url.rstrip("/").removesuffix("/v1"))
-        self._model = model
-
-    def stop(self) -> None:
-        self._connections.close()
-
-    async def ask(self) -> Capabilities | None:
-        version = text_of(await self._ask("GET", "/version"), "version")
-        if version is not None and version.startswith(SCRIPTED):
-            return None
-        models, weights, counted, text, one, two, tools, *routes = await asyncio.gather(
-            self._ask("GET", "/v1/models"),
-            self._ask("GET", "/weight_info"),
-            self._post("/tokenize", messages=_SHORT),
-            self._post("/detokenize", tokens=[0]),
-            self._chat(temperature=1.0, **_PLAIN),
-            self._chat(temperature=2.0, **_PLAIN),
-            self._chat(tools=_TOOLS, tool_choice="auto"),
-            self._post("/v1/chat/completions/render", messages=_SHORT),
-            self._post("/inference/v1/generate", token_ids=[0], sampling_params={"max_tokens": 1}),
-            self._post("/v1/chat/completions/derender"),
-        )
-        render, generate, derender = map(route_of, routes)
-        return Capabilities(
-            version,
-            context_of(models, self._model),
-            logprobs_mode_of(likeliest_of(one), likeliest_of(two)),
-            not _is_refused(tools),
-            not (_is_refused(counted) or _is_refused(text)),
-            render,
-            generate,
-            derender,
-            text_of(weights, "weight_version"),
-        )
-
-    async def _chat(self, **fields: Any) -> Response | None:
-        return await self._post("/v1/chat/completions", messages=_SHORT, max_tokens=1, **fields)
-
-    async def _post(self, path: str, **fields: Any) -> Response | None:
-        return await self._ask("POST", path, msgspec.json.encode({"model": self._model, **fields}))
-
-    async def _ask(self, method: str, path: str, body: bytes = b"") -> Response | None:
-        """None: no whole answer in time."""
-        try:
-            return await self._connections.ask(method, path, body, QUESTIONS_S)
-        except (TimeoutError, Dropped, Broken, TooLarge):
-            return None
-
-
-_WITHOUT = {
-    Route.OFF: ("switched off", 'start vLLM with --enable-scale-out, or use mode "chat"'),
-    Route.MISSING: ("not there", 'use vLLM 0.24 or newer, started with --enable-scale-out, or use mode "chat"'),
-    Route.SILENT: (
-        f"no answer within {QUESTIONS_S:.0f} s, or an error of the server's",
-        "see whether it is paused or overloaded; calls fail until it answers",
+_UNUSABLE = {
+    RouteState.OFF: ("switched off", 'start vLLM with --enable-scale-out, or use mode "chat"'),
+    RouteState.MISSING: ("not found", 'use vLLM 0.24 or newer, started with --enable-scale-out, or use mode "chat"'),
+    RouteState.SILENT: (
+        f"no answer within {DETECTION_S:.0f} s, or a server error",
+        "check whether the server is paused or overloaded; calls fail until it answers",
     ),
 }
-"""By how a route stands, what is said of it and the way out."""
+"""Reason and remedy for a route in each state but WORKS."""
 _SHORT = [{"role": "user", "content": "Say a word."}]
 _PLAIN: dict[str, Any] = {"logprobs": True, "top_logprobs": ALTERNATIVES, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
 _TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}]
 
 
-def route_of(told: Response | None) -> Route:
-    """A route that finds fault with a request works; 403 is how vLLM answers for those of --enable-scale-out."""
-    if told is None or told.status == 429 or told.status >= 500:
-        return Route.SILENT
-    if told.status == 403:
-        return Route.OFF
-    return Route.WORKS if told.status in (200, 400, 422) else Route.MISSING
+async def detect(base_url: str, model: str) -> Capabilities | None:
+    """A server's capabilities; None for the scripted engine. Raises UnreachableError."""
+    connections = ConnectionPool(base_url)
 
+    async def send(method: str, path: str, body: bytes = b"") -> Response | None:
+        """None: no whole answer in time."""
+        try:
+            return await connections.request(method, path, body, DETECTION_S)
+        except (TimeoutError, NoAnswerError):
+            return None
 
-def context_of(told: Response | None, model: str) -> int | None:
-    """`max_model_len` of a model in `/v1/models`."""
-    listed = _json(told)
-    models = listed.get("data") if isinstance(listed, dict) else None
-    for one in models if isinstance(models, list) else []:
-        if isinstance(one, dict) and one.get("id") == model and isinstance(one.get("max_model_len"), int):
-            return int(one["max_model_len"])
-    return None
+    async def post(path: str, **fields: Any) -> Response | None:
+        return await send("POST", path, msgspec.json.encode({"model": model, **fields}))
 
+    async def chat(**fields: Any) -> Response | None:
+        return await post("/v1/chat/completions", messages=_SHORT, max_tokens=1, **fields)
 
-def likeliest_of(told: Response | None) -> dict[str, float]:
-    """Logprobs of the first token's alternatives in a chat completion, by their text; the one that was sampled may be among them."""
     try:
-        entry = _json(told)["choices"][0]["logprobs"]["content"][0]
+        version = _text(await send("GET", "/version"), "version")
+        if version is not None and version.startswith(SCRIPTED):
+            return None
+        models, weights, tokenized, detokenized, one, two, tools, *routes = await asyncio.gather(
+            send("GET", "/v1/models"),
+            send("GET", "/weight_info"),
+            post("/tokenize", messages=_SHORT),
+            post("/detokenize", tokens=[0]),
+            chat(temperature=1.0, **_PLAIN),
+            chat(temperature=2.0, **_PLAIN),
+            chat(tools=_TOOLS, tool_choice="auto"),
+            post("/v1/chat/completions/render", messages=_SHORT),
+            post("/inference/v1/generate", token_ids=[0], sampling_params={"max_tokens": 1}),
+            post("/v1/chat/completions/derender"),
+        )
+    finally:
+        connections.close()
+    render, generate, derender = map(_route_state, routes)
+    return Capabilities(
+        version,
+        _context(models, model),
+        logprobs_mode_of(_likeliest(one), _likeliest(two)),
+        not _is_refused(tools),
+        not (_is_refused(tokenized) or _is_refused(detokenized)),
+        render,
+        generate,
+        derender,
+        _text(weights, "weight_version"),
+    )
+
+
+def _route_state(response: Response | None) -> RouteState:
+    """A route that rejects a request's fields works; vLLM answers 403 for routes of --enable-scale-out that are switched off."""
+    if response is None or response.status == 429 or response.status >= 500:
+        return RouteState.SILENT
+    if response.status == 403:
+        return RouteState.OFF
+    return RouteState.WORKS if response.status in (200, 400, 422) else RouteState.MISSING
+
+
+def _context(response: Response | None, model: str) -> int | None:
+    """`max_model_len` of a model in `/v1/models`."""
+    try:
+        lengths = {listed.get("id"): listed.get("max_model_len") for listed in _json(response)["data"]}
+        length = lengths.get(model)
+    except (KeyError, TypeError, AttributeError):
+        return None
+    return length if isinstance(length, int) else None
+
+
+def _likeliest(response: Response | None) -> dict[str, float]:
+    """Logprobs, by text, of the first token's alternatives in a chat completion; the sampled token may be among them."""
+    try:
+        entry = _json(response)["choices"][0]["logprobs"]["content"][0]
         return {str(one["token"]): float(one["logprob"]) for one in entry["top_logprobs"]}
     except (KeyError, IndexError, TypeError, ValueError):
         return {}
 
 
 def logprobs_mode_of(at_one: dict[str, float], at_two: dict[str, float]) -> LogprobsMode | None:
-    """From tokens' logprobs at temperature 1 and 2: dividing logits by 2 halves all differences."""
+    """The mode, from tokens' logprobs at temperature 1 and 2: dividing logits by 2 halves all differences."""
     both = at_one.keys() & at_two.keys()
     if len(both) < 2:
         return None
@@ -267,23 +245,23 @@ def logprobs_mode_of(at_one: dict[str, float], at_two: dict[str, float]) -> Logp
     return "processed" if second / first < HALF_WAY else "raw"
 
 
-def text_of(told: Response | None, field: str) -> str | None:
-    """A field of a JSON answer that is text."""
-    found = _json(told)
-    value = found.get(field) if isinstance(found, dict) else None
+def _text(response: Response | None, field: str) -> str | None:
+    """A field of a JSON answer, if it is a string."""
+    answer = _json(response)
+    value = answer.get(field) if isinstance(answer, dict) else None
     return value if isinstance(value, str) else None
 
 
-def _is_refused(told: Response | None) -> bool:
-    """No answer in time is no refusal: a busy server may be late."""
-    return told is not None and told.status != 200
+def _is_refused(response: Response | None) -> bool:
+    """True for an error; no answer in time is not one, as a busy server may be late."""
+    return response is not None and response.status != 200
 
 
-def _json(told: Response | None) -> Any:
-    """What a 200 answer says; None for anything else."""
-    if told is None or told.status != 200:
+def _json(response: Response | None) -> Any:
+    """The JSON of a 200 answer; None for anything else."""
+    if response is None or response.status != 200:
         return None
     try:
-        return msgspec.json.decode(told.body)
+        return msgspec.json.decode(response.body)
     except UNREADABLE:
         return None

@@ -1,8 +1,9 @@
 """Kept HTTP/1.1 connections to one inference server.
 
-Of our own, since aiohttp's client takes 160 µs of CPU a call where this takes 30, a tenth of all that the proxy adds. It does what an
-inference server needs: one call at a time on a connection, no redirects, no cookies, no compression. Invariant: a connection is used again
-only where the answer before was whole and nothing came after it. Deadlines and what each way of failing means are the caller's.
+The client is our own because aiohttp's costs 50 to 60 µs more CPU a call, a tenth of a proxied call under load (docs/decisions.md, 90;
+measured by `benchmarks/http_client.py`). It does what an inference server needs: one request at a time on a connection, no redirects, no
+cookies, no compression. Invariant: a connection is used again only if its last answer was whole and nothing followed it. The caller sets
+deadlines.
 """
 
 from __future__ import annotations
@@ -11,27 +12,29 @@ import asyncio
 from typing import cast
 from urllib.parse import urlsplit
 
-from proxy.engines.response import Broken, Response, ResponseReader, TooLarge
+from proxy.engines.response import BrokenAnswerError, NoAnswerError, Response, ResponseReader
 
 CONNECT_S = 5.0
-# Servers drop idle connections after some seconds; to let go of them sooner costs a handshake and spares a retry.
+"""A host that takes longer is down: connecting within a data centre takes milliseconds."""
 KEEPALIVE_S = 2.0
+"""Servers drop idle connections after some seconds (uvicorn after 5); closing them earlier costs a handshake and saves a retry."""
 
 
-class Dropped(Exception):  # noqa: N818 - named for what the caller does
+class ConnectionDroppedError(NoAnswerError):
     """The server closed the connection before the first byte of its answer: nothing was sampled."""
 
 
-class Unreachable(Exception):  # noqa: N818
-    """No connection; the message says why."""
+class UnreachableError(Exception):
+    """No connection was made; the message says why."""
 
 
 class Connection(asyncio.Protocol):
-    """One connection, one call at a time."""
+    """One connection, one request at a time."""
 
     def __init__(self) -> None:
-        self._reader: ResponseReader | None = None
-        self._answer: asyncio.Future[Response] | None = None
+        self._reader = ResponseReader()
+        self._response: asyncio.Future[Response] | None = None
+        """None while no request is under way."""
         self.idle_since = 0.0
         """On the loop's clock."""
 
@@ -39,66 +42,69 @@ class Connection(asyncio.Protocol):
     def is_open(self) -> bool:
         return not self._transport.is_closing()
 
-    async def ask(self, request: bytes, deadline_s: float) -> Response:
-        """The whole answer. Raises TimeoutError, Dropped, Broken, TooLarge; then, and when cancelled, the connection is closed."""
+    async def request(self, request: bytes, deadline_s: float) -> Response:
+        """Send a request and return the whole answer. Raises TimeoutError, NoAnswerError.
+
+        An error, a cancellation, or an answer that forbids reuse closes the connection.
+        """
         loop = asyncio.get_running_loop()
-        self._reader, self._answer = ResponseReader(), loop.create_future()
-        late = loop.call_later(deadline_s, self._fail, TimeoutError())
+        self._reader, self._response = ResponseReader(), loop.create_future()
+        timer = loop.call_later(deadline_s, self._fail, TimeoutError())
         self._transport.write(request)
         is_kept = False
         try:
-            response = await self._answer
+            response = await self._response
             is_kept = response.is_kept
             return response
         finally:
-            late.cancel()
-            self._answer = None
+            timer.cancel()
+            self._response = None
             if not is_kept:
-                self._transport.abort()
+                self.close()
 
     def close(self) -> None:
-        """Closes it; a call under way is `Dropped` or `Broken`."""
+        """Close the connection; a request under way fails."""
         self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's doesn't inherit from it
 
     def data_received(self, data: bytes) -> None:
-        if self._answer is None or self._reader is None or self._answer.done():
-            self._transport.abort()  # nobody asked
+        if self._response is None or self._response.done():
+            self.close()  # bytes that answer no request
             return
         try:
             response = self._reader.feed(data)
-        except (Broken, TooLarge) as error:
+        except NoAnswerError as error:
             self._fail(error)
             return
         if response is not None:
-            self._answer.set_result(response)
+            self._response.set_result(response)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._answer is None or self._reader is None or self._answer.done():
+        if self._response is None or self._response.done():
             return
         if not self._reader.has_begun:
-            self._fail(Dropped())
+            self._fail(ConnectionDroppedError("the connection was closed before the answer"))
         elif exc is not None:
-            self._fail(Broken(type(exc).__name__))
+            self._fail(BrokenAnswerError(type(exc).__name__))
         else:
             try:
-                self._answer.set_result(self._reader.eof())
-            except Broken as error:
+                self._response.set_result(self._reader.eof())
+            except BrokenAnswerError as error:
                 self._fail(error)
 
     def _fail(self, error: Exception) -> None:
-        if self._answer is not None and not self._answer.done():
-            self._answer.set_exception(error)
+        if self._response is not None and not self._response.done():
+            self._response.set_exception(error)
 
 
-class Connections:
-    """As many as there are calls at once, the last one used taken first."""
+class ConnectionPool:
+    """Connections to one server, as many as there are requests at once; the most recently used is taken first."""
 
     def __init__(self, url: str) -> None:
-        """`url` is the server's base, with a path where it has one."""
-        parts = urlsplit(url)
+        """`url` is the server's base URL, with or without `/v1`."""
+        parts = urlsplit(url.rstrip("/").removesuffix("/v1"))
         is_tls = parts.scheme == "https"
         self._host, self._port = parts.hostname or "", parts.port or (443 if is_tls else 80)
         self._tls = True if is_tls else None
@@ -108,31 +114,32 @@ class Connections:
         """The longest idle first."""
         self._busy: set[Connection] = set()
 
-    async def ask(self, method: str, path: str, body: bytes, deadline_s: float, headers: str = "") -> Response:
-        """The whole answer to a request whose body is JSON, with more `headers`, each with its line's end.
+    async def request(self, method: str, path: str, body: bytes, deadline_s: float, headers: str = "") -> Response:
+        """The whole answer to a request with a JSON body or none; `headers` are lines, each with its line end.
 
-        Raises Unreachable, and as `Connection.ask` does.
+        A request on a kept connection that the server drops is sent once more, on a new one. Raises UnreachableError, TimeoutError,
+        NoAnswerError.
         """
-        sized = f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n" if body else "\r\n"
-        request = f"{method} {self._path}{path}{self._fixed}{headers}{sized}".encode() + body
+        content = f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n" if body else "\r\n"
+        request = f"{method} {self._path}{path}{self._fixed}{headers}{content}".encode() + body
         kept = self._kept()
         if kept is not None:
             try:
-                return await self._asked(kept, request, deadline_s)
-            except Dropped:  # as we wrote to it
+                return await self._send(kept, request, deadline_s)
+            except ConnectionDroppedError:  # as we wrote to it
                 pass
-        return await self._asked(await self._new(), request, deadline_s)
+        return await self._send(await self._new(), request, deadline_s)
 
     def close(self) -> None:
-        """Closes all; calls under way fail."""
+        """Close all connections; requests under way fail."""
         for connection in (*self._idle, *self._busy):
             connection.close()
         self._idle = []
 
-    async def _asked(self, connection: Connection, request: bytes, deadline_s: float) -> Response:
+    async def _send(self, connection: Connection, request: bytes, deadline_s: float) -> Response:
         self._busy.add(connection)
         try:
-            response = await connection.ask(request, deadline_s)
+            response = await connection.request(request, deadline_s)
         finally:
             self._busy.discard(connection)
         if response.is_kept:
@@ -141,7 +148,7 @@ class Connections:
         return response
 
     def _kept(self) -> Connection | None:
-        """The connection that was idle for the shortest time; those that were for too long are closed."""
+        """The most recently used open connection; those idle for more than KEEPALIVE_S are closed."""
         earliest = asyncio.get_running_loop().time() - KEEPALIVE_S
         while self._idle and self._idle[0].idle_since < earliest:
             self._idle.pop(0).close()
@@ -158,7 +165,7 @@ class Connections:
                     Connection, self._host, self._port, ssl=self._tls
                 )
         except TimeoutError:
-            raise Unreachable(f"no connection within {CONNECT_S:g} s") from None
+            raise UnreachableError(f"no connection within {CONNECT_S:g} s") from None
         except OSError as error:
-            raise Unreachable(f"no connection to the engine: {error}") from None
+            raise UnreachableError(f"no connection to the engine: {error}") from None
         return connection

@@ -1,7 +1,7 @@
-"""JSON over HTTP to an inference server: deadlines, and what each way of failing is called.
+"""JSON requests over HTTP to an inference server: deadlines, and the EngineError for each kind of failure.
 
 Codes of EngineError: `unreachable`, `cut`, `timeout`, `overloaded`, `server_error`, `context_length`, `refused` (the request is at fault),
-`misconfigured` (we are), `too_large`.
+`misconfigured` (the proxy's settings are), `too_large`.
 """
 
 from __future__ import annotations
@@ -11,18 +11,19 @@ import re
 
 import msgspec
 
-from proxy.engines.connection import Connections, Dropped, Unreachable
-from proxy.engines.overflow import is_overflow, numbers_of
-from proxy.engines.response import MAX_BODY_BYTES, Broken, TooLarge
+from proxy.engines.connection import ConnectionDroppedError, ConnectionPool, UnreachableError
+from proxy.engines.overflow import is_overflow, overflow_numbers
+from proxy.engines.response import MAX_BODY_BYTES, AnswerTooLargeError, BrokenAnswerError, NoAnswerError
 from proxy.errors import OVERLOAD, EngineError
 
 SESSION_HEADER = "X-Session-ID"
-"""By which vLLM, and routers before it, keep a session where its prefix is cached."""
-SHOWN_CHARS = 500
+"""vLLM, and routers before it, keep a session at the server that has its prefix cached by this header."""
+MESSAGE_CHARS = 500
+"""A server's error may repeat the whole prompt; its beginning names the reason."""
 SECONDS = re.compile(r"[0-9]{1,6}")
-"""Of a Retry-After; its other form, a date, no inference server sends."""
+"""A Retry-After in seconds; no inference server sends its other form, a date."""
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What msgspec raises of bytes that are no JSON, are text in no UTF-8, or nest without end."""
+"""What msgspec raises for bytes that are not JSON, not UTF-8, or nested too deeply."""
 
 
 class _Error(msgspec.Struct):
@@ -38,65 +39,65 @@ _errors = msgspec.json.Decoder(_ErrorBody)
 
 
 class EngineHttp:
-    """One server."""
+    """An HTTP client of one inference server."""
 
     def __init__(self, base_url: str, *, deadline_s: float) -> None:
-        """`deadline_s` is for a whole answer."""
-        self._connections = Connections(base_url.rstrip("/").removesuffix("/v1"))
+        """`deadline_s` is the time for a whole answer."""
+        self._connections = ConnectionPool(base_url)
         self._deadline_s = deadline_s
 
     def stop(self) -> None:
-        """Closes connections; calls in flight fail."""
+        """Close connections; calls in flight fail."""
         self._connections.close()
 
     async def post(self, path: str, body: bytes, session_id: str | None = None) -> bytes:
-        """The body of a 200 answer; `session_id` goes as a header, for routes whose bodies have no place for it. Raises EngineError."""
+        """The body of a 200 answer. `session_id` is sent as a header, for routes whose bodies have no field for it. Raises EngineError."""
         headers = "" if session_id is None else f"{SESSION_HEADER}: {session_id}\r\n"
         try:
-            response = await self._connections.ask("POST", path, body, self._deadline_s, headers)
-        except Unreachable as error:
+            response = await self._connections.request("POST", path, body, self._deadline_s, headers)
+        except UnreachableError as error:
             raise EngineError("unreachable", str(error), retryable=True) from None
         except TimeoutError:
             raise EngineError("timeout", f"no whole answer within {self._deadline_s:g} s") from None
-        except Dropped:
+        except ConnectionDroppedError:
             raise EngineError("cut", "the engine closed the connection before its answer", retryable=True) from None
-        except Broken as error:
+        except BrokenAnswerError as error:
             raise EngineError("cut", f"the engine's answer broke off ({error})", retryable=True) from None
-        except TooLarge:
+        except AnswerTooLargeError:
             raise EngineError("too_large", f"the engine's answer is over {MAX_BODY_BYTES} bytes") from None
         if response.status == 200:
             return response.body
         raise fault_of(response.status, response.headers.get("retry-after"), response.body)
 
-    async def answers(self, path: str, deadline_s: float) -> bool:
-        """Whether a GET is answered in time, and not by an error of the server's. One that has no such path is there all the same."""
+    async def is_answered(self, path: str, deadline_s: float) -> bool:
+        """True if a GET is answered in time and without a server error; a 404 shows that the server is there."""
         try:
             async with asyncio.timeout(deadline_s):
-                response = await self._connections.ask("GET", path, b"", deadline_s)
-        except (Unreachable, TimeoutError, Dropped, Broken, TooLarge):
+                response = await self._connections.request("GET", path, b"", deadline_s)
+        except (UnreachableError, TimeoutError, NoAnswerError):
             return False
         return response.status < 500
 
 
 def fault_of(status: int, retry_after: str | None, body: bytes) -> EngineError:
-    """What a status other than 200 means."""
-    said = _said(body)
+    """The fault that an HTTP status other than 200 stands for."""
+    message = _message(body)
     wait = int(retry_after) if retry_after is not None and SECONDS.fullmatch(retry_after) else None
     if status in OVERLOAD:
-        return EngineError("overloaded", said, status=status, retryable=True, retry_after_s=wait)
+        return EngineError("overloaded", message, status=status, retryable=True, retry_after_s=wait)
     if status >= 500:
-        return EngineError("server_error", said, status=status, retryable=True, retry_after_s=wait)
+        return EngineError("server_error", message, status=status, retryable=True, retry_after_s=wait)
     if status in (400, 413, 422):
-        if is_overflow(said):
-            return EngineError("context_length", said, status=status, context=numbers_of(said))
-        return EngineError("refused", said, status=status)
-    return EngineError("misconfigured", said, status=status)
+        if is_overflow(message):
+            return EngineError("context_length", message, status=status, context=overflow_numbers(message))
+        return EngineError("refused", message, status=status)
+    return EngineError("misconfigured", message, status=status)
 
 
-def _said(body: bytes) -> str:
-    """The server's own words, cut short."""
+def _message(body: bytes) -> str:
+    """The server's error message, shortened."""
     try:
-        told = _errors.decode(body)
+        answer = _errors.decode(body)
     except UNREADABLE:
-        return "(no words that we understand)"
-    return (told.error.message if told.error else told.message)[:SHOWN_CHARS]
+        return "(no readable message)"
+    return (answer.error.message if answer.error else answer.message)[:MESSAGE_CHARS]

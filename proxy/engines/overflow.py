@@ -28,7 +28,7 @@ def is_overflow(words: str) -> bool:
     return OVERFLOW.search(words) is not None
 
 
-def numbers_of(words: str) -> tuple[int, int] | None:
+def overflow_numbers(words: str) -> tuple[int, int] | None:
     """The prompt's tokens and the most that fit; None where not both are told, or it is the answer that doesn't fit.
 
     A vLLM that stops counting where it is too much tells the least that the prompt can be ("at least 4097").

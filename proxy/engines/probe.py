@@ -1,4 +1,7 @@
-"""Engines as settings name them: what is served there, and whether it can serve training, asked of the servers themselves."""
+"""Checks of configured engines before a proxy starts: which model each serves, and whether it can serve training.
+
+`capabilities` detects what one server can do; this module decides what that means for the settings.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ import structlog
 from proxy.chat import ChatRequest, Message
 from proxy.engines import capabilities
 from proxy.engines.capabilities import Capabilities
-from proxy.engines.connection import Unreachable
+from proxy.engines.connection import UnreachableError
 from proxy.engines.pool import plug_in_of
 from proxy.errors import EngineError
 from topics.environment import http_json
@@ -20,48 +23,67 @@ from topics.types.completion import Sampling
 from topics.types.errors import InputError, NotReady
 
 ANSWER_S = 10.0
-VLLM_DEFAULT = "raw"
-"""Its --logprobs-mode."""
+"""For `/v1/models`, which needs no model: a server answers it as soon as it listens."""
 PROBE_S = 120.0
 """For one token: a server that has just started compiles on its first call."""
+VLLM_DEFAULT = "raw"
+"""vLLM's default --logprobs-mode."""
 NO_IDS = (
     "it returns no token ids, and without them nothing can be trained: vLLM 0.10.2 or newer does (`return_token_ids`)"
 )
 NO_LOGPROBS = "it returns no logprob for each sampled token; vLLM does unless --max-logprobs forbids it"
-LACKS = {"no_token_ids": NO_IDS, "length_mismatch": NO_LOGPROBS, "bad_logprobs": NO_LOGPROBS}
-"""By EngineError's code, what the server can't do."""
+CAUSES = {"no_token_ids": NO_IDS, "length_mismatch": NO_LOGPROBS, "bad_logprobs": NO_LOGPROBS}
+"""What the server lacks, by EngineError's code."""
 
 log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True)
-class Engine:
-    """An inference server: its base URL without `/v1`, and the model to ask it for."""
+class ServedModel:
+    """A model of an inference server."""
 
     url: str
+    """The server's base URL, without `/v1`."""
     model: str
 
 
-def find(url: str, model: str | None, *, field: str = "--model") -> Engine:
-    """The engine behind a URL with or without `/v1`, and its only model where none is named.
+def find_model(url: str, model: str | None, *, field: str = "--model") -> ServedModel:
+    """The named model of the server behind a URL with or without `/v1`, or its only one.
 
-    Raises InputError for a bad URL and for a model that it lacks, NotReady where it doesn't answer as an OpenAI-like server does.
+    Raises InputError for a bad URL and for a model that the server lacks, NotReady if it doesn't answer as an OpenAI-like server does.
     """
     base = url.rstrip("/").removesuffix("/v1")
     if not base.startswith(("http://", "https://")):
         raise InputError("--engine", url, "expected http://host:port, with or without /v1")
     served = _models(base)
+    listed = f"{base} serves {', '.join(served) or 'no model'}"
     if model is None and len(served) != 1:
-        raise InputError(field, None, f"{base} serves {', '.join(served) or 'no model'}; name one")
+        raise InputError(field, None, f"{listed}; name one")
     if model is not None and model not in served:
-        raise InputError(field, model, f"{base} serves {', '.join(served) or 'no model'}")
-    return Engine(base, model or served[0])
+        raise InputError(field, model, listed)
+    return ServedModel(base, model or served[0])
+
+
+def model_of(urls: Sequence[str], model: str | None, *, field: str = "--model") -> str:
+    """The model of the servers of one engine: the named one, or the only model of the first server that answers.
+
+    Raises InputError, naming `field`, for a model that a server lacks, NotReady if no server answers.
+    """
+    errors: list[NotReady] = []
+    for url in urls:
+        try:
+            model = find_model(url, model, field=field).model
+        except NotReady as error:
+            errors.append(error)
+    if model is None or len(errors) == len(urls):
+        raise errors[0]
+    return model
 
 
 def with_models(engines: Mapping[str, EngineSettings]) -> dict[str, EngineSettings]:
-    """The engines, each with the model to ask for; one that is named needs no server that is up yet.
+    """The engines, each with its model; the servers of an engine whose model is named need not be up.
 
-    Raises InputError where there is no engine and for a model that a server lacks, NotReady where none is named and no server tells.
+    Raises InputError if there is no engine and for a model that a server lacks, NotReady if no model is named and no server answers.
     """
     if not engines:
         raise InputError(
@@ -69,93 +91,88 @@ def with_models(engines: Mapping[str, EngineSettings]) -> dict[str, EngineSettin
             None,
             "name one: --engine URL, or [engines.<name>] with its urls in the current folder's polar.toml",
         )
-    return {name: told.model_copy(update={"model": _model(name, told)}) for name, told in engines.items()}
+    return {name: each.model_copy(update={"model": _model(name, each)}) for name, each in engines.items()}
 
 
-def _model(name: str, told: EngineSettings) -> str:
+def _model(name: str, engine: EngineSettings) -> str:
     try:
-        return model_at(told.urls, told.model, field=f"engines.{name}.model")
-    except NotReady as missing:
-        if told.model is None:
+        return model_of(engine.urls, engine.model, field=f"engines.{name}.model")
+    except NotReady as error:
+        if engine.model is None:
             raise
-        log.warning("an engine is not there yet", action="engine_missing", engine=name, why=str(missing))
-        return told.model
+        log.warning("an engine is not there yet", action="engine_missing", engine=name, why=str(error))
+        return engine.model
 
 
-def model_at(urls: Sequence[str], model: str | None, *, field: str = "--model") -> str:
-    """The model of servers that are to be one engine: the only one of the first that answers, where none is named.
+async def try_call(served: ServedModel, mode: str = "chat") -> None:
+    """Request one token just as the proxy will.
 
-    Raises InputError, naming `field`, for a model that a server lacks, NotReady where no server answers.
+    Raises NotReady, with what the server lacks and what to do, and InputError for an unknown mode.
     """
-    missing: list[NotReady] = []
-    for url in urls:
-        try:
-            model = find(url, model, field=field).model
-        except NotReady as error:
-            missing.append(error)
-    if model is None or len(missing) == len(urls):
-        raise missing[0]
-    return model
-
-
-async def probe(engine: Engine, mode: str = "chat") -> None:
-    """Ask for one token, just as the proxy will.
-
-    Raises NotReady, saying what the server lacks and what to do, InputError for a mode that there is none of.
-    """
-    asked = plug_in_of(mode, "--mode")(engine.url, engine.model, deadline_s=PROBE_S)
+    engine = plug_in_of(mode, "--mode")(served.url, served.model, deadline_s=PROBE_S)
     request = ChatRequest([Message("user", content="Say a word.")], sampling=Sampling(temperature=1, max_tokens=1))
-    await asked.start()
+    await engine.start()
     try:
-        await asked.complete(request, "polar-probe.0")
-    except EngineError as fault:
-        what = LACKS.get(fault.code, f"it gave no usable answer ({fault.code}: {fault.message})")
-        raise NotReady(f"the engine at {engine.url} ({engine.model}) can't be used: {what}") from None
+        await engine.complete(request, "polar-probe.0")
+    except EngineError as error:
+        cause = CAUSES.get(error.code, f"it gave no usable answer ({error.code}: {error.message})")
+        raise _unusable(served, cause) from None
     finally:
-        await asked.stop()
+        await engine.stop()
 
 
-def examined(engines: Mapping[str, EngineSettings], announce: Callable[[str], None]) -> dict[str, EngineSettings]:
-    """The engines, each with the `logprobs_mode` that its servers are found to have; `announce` is told what they lack.
+async def check_features(served: ServedModel, mode: str, announce: Callable[[str], None]) -> Capabilities | None:
+    """A server's capabilities; None for the scripted engine and for a server that isn't up. `announce` gets each missing feature.
 
-    A server that isn't up yet isn't asked, nor is the scripted engine: `raw` then, vLLM's default, where none is said. Raises NotReady
-    where a server can't do what its engine's mode needs, InputError where another `logprobs_mode` is said or servers differ.
-    """
-
-    async def ask() -> dict[str, EngineSettings]:
-        return {name: await _examined(name, told, announce) for name, told in engines.items()}
-
-    return asyncio.run(ask())
-
-
-async def examine(engine: Engine, mode: str, announce: Callable[[str], None]) -> Capabilities | None:
-    """What a server can do; None for the scripted engine and for one that isn't up. `announce` is told what it lacks.
-
-    Raises NotReady where it can't do what the mode needs, with the way out.
+    Raises NotReady, with the remedy, for a feature that the mode can't work without.
     """
     try:
-        found = await capabilities.ask(engine.url, engine.model)
-    except Unreachable:
+        found = await capabilities.detect(served.url, served.model)
+    except UnreachableError:
         return None
-    for lack in () if found is None else capabilities.lacks(found, mode):
-        if lack.is_fatal:
-            raise NotReady(f"the engine at {engine.url} ({engine.model}) can't be used: {lack}")
-        announce(f"the engine at {engine.url}: {lack}")
+    for missing in () if found is None else capabilities.missing_features(found, mode):
+        if missing.is_fatal:
+            raise _unusable(served, str(missing))
+        announce(f"the engine at {served.url}: {missing}")
     return found
 
 
-async def _examined(name: str, told: EngineSettings, announce: Callable[[str], None]) -> EngineSettings:
-    assert told.model is not None, "it was asked for where none was said"
-    servers = await asyncio.gather(*(examine(Engine(url, told.model), told.mode, announce) for url in told.urls))
+def with_logprobs_modes(
+    engines: Mapping[str, EngineSettings], announce: Callable[[str], None]
+) -> dict[str, EngineSettings]:
+    """The engines, each with its `logprobs_mode`: the detected one, then the configured one, then vLLM's default.
+
+    `announce` gets each missing feature. Raises NotReady if a server can't do what its engine's mode needs, InputError if another
+    `logprobs_mode` is configured than is detected, or if the servers of an engine differ.
+    """
+
+    async def check_all() -> dict[str, EngineSettings]:
+        return {name: await _with_logprobs_mode(name, engine, announce) for name, engine in engines.items()}
+
+    return asyncio.run(check_all())
+
+
+async def _with_logprobs_mode(name: str, engine: EngineSettings, announce: Callable[[str], None]) -> EngineSettings:
+    model = engine.model
+    assert model is not None, "set by with_models"
+    servers = await asyncio.gather(
+        *(check_features(ServedModel(url, model), engine.mode, announce) for url in engine.urls)
+    )
     modes = {found.logprobs_mode for found in servers if found is not None} - {None}
     if len(modes) > 1:
         raise InputError(
-            f"engines.{name}.urls", ", ".join(told.urls), "some tell raw logprobs, others processed: start all alike"
+            f"engines.{name}.urls",
+            ", ".join(engine.urls),
+            "some return raw logprobs, others processed: start all with the same --logprobs-mode",
         )
     found = modes.pop() if modes else None
-    if found is not None and told.logprobs_mode not in (None, found):
-        raise InputError(f"engines.{name}.logprobs_mode", told.logprobs_mode, f"its servers tell {found} logprobs")
-    return told.model_copy(update={"logprobs_mode": told.logprobs_mode or found or VLLM_DEFAULT})
+    if found is not None and engine.logprobs_mode not in (None, found):
+        raise InputError(f"engines.{name}.logprobs_mode", engine.logprobs_mode, f"its servers return {found} logprobs")
+    return engine.model_copy(update={"logprobs_mode": engine.logprobs_mode or found or VLLM_DEFAULT})
+
+
+def _unusable(served: ServedModel, cause: str) -> NotReady:
+    return NotReady(f"the engine at {served.url} ({served.model}) can't be used: {cause}")
 
 
 def _models(base: str) -> list[str]:

@@ -155,7 +155,7 @@ class VllmChat:
 
     async def is_healthy(self) -> bool:
         """By `/health`."""
-        return await self._http.answers("/health", HEALTH_S)
+        return await self._http.is_answered("/health", HEALTH_S)
 
     async def _post(self, request: ChatRequest, session_id: str) -> bytes:
         return await self._http.post("/v1/chat/completions", to_wire(request, self._model, session_id))

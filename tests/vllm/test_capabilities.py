@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from examples.vllm_cpu.serve import Server, serving
-from proxy.engines.capabilities import Capabilities, Route, ask, lacks
+from proxy.engines.capabilities import Capabilities, RouteState, detect, missing_features
 from tests.acceptance.test_cli import POLAR, environment
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1500)]
@@ -39,19 +39,19 @@ def polar(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 async def test_with_the_flags_nothing_is_lacking(vllm_server: Server) -> None:
-    found = await ask(vllm_server.url, vllm_server.model)
+    found = await detect(vllm_server.url, vllm_server.model)
     assert found is not None
-    works = Route.WORKS
+    works = RouteState.WORKS
     assert (found.version, found.context) == ("0.32.0", 8192)
     assert (found.logprobs_mode, found.tools, found.tokenizer) == ("processed", True, True)
     assert (found.render, found.generate, found.derender) == (works, works, works)
     assert found.weight_version is not None
-    assert list(lacks(found, "tokens")) == []
+    assert list(missing_features(found, "tokens")) == []
 
 
 async def test_without_them_each_is_missed(bare_server: Server) -> None:
-    off = Route.OFF
-    found = await ask(bare_server.url, bare_server.model)
+    off = RouteState.OFF
+    found = await detect(bare_server.url, bare_server.model)
     assert found == Capabilities("0.32.0", 8192, "raw", False, True, off, off, off, None)
 
 

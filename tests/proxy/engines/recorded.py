@@ -11,8 +11,8 @@ from typing import Any
 
 Answer = tuple[int, Any]
 """Status and JSON."""
-RefusalBody = Answer | Callable[[dict[str, Any]], Answer]
-"""Of a path: an answer, or what makes one of a request's body."""
+CannedAnswer = Answer | Callable[[dict[str, Any]], Answer]
+"""The answer of a path: status and JSON, or a function of the request's body that returns them."""
 
 OFF: Answer = (
     403,
@@ -63,7 +63,7 @@ def processed_chat(asked: dict[str, Any]) -> Answer:
     return likeliest(AT_TWO if asked.get("temperature") == 2.0 else LOGPROBS)
 
 
-BARE: dict[str, RefusalBody] = {
+BARE: dict[str, CannedAnswer] = {
     "/version": (200, {"version": "0.32.0"}),
     "/v1/models": (200, {"object": "list", "data": [{"id": "tiny", "object": "model", "max_model_len": 8192}]}),
     "/weight_info": NOT_FOUND,
@@ -75,7 +75,7 @@ BARE: dict[str, RefusalBody] = {
     "/v1/chat/completions/derender": OFF,
 }
 """`vllm serve MODEL`, by path."""
-FULL: dict[str, RefusalBody] = {
+FULL: dict[str, CannedAnswer] = {
     **BARE,
     "/weight_info": (200, {"weight_version": "default"}),
     "/v1/chat/completions": processed_chat,
@@ -90,7 +90,7 @@ FULL: dict[str, RefusalBody] = {
 
 
 @contextmanager
-def answering(told: Mapping[str, RefusalBody]) -> Iterator[str]:
+def answering(told: Mapping[str, CannedAnswer]) -> Iterator[str]:
     """The base URL of a server that answers so; a path that isn't there gets a 404."""
 
     class Handler(BaseHTTPRequestHandler):

@@ -10,25 +10,25 @@ import pytest
 from polar.scripted.app import running
 from polar.scripted.engine import Engine as ScriptedEngine
 from proxy.engines import capabilities
-from proxy.engines.capabilities import Capabilities, Route, ask, lacks, logprobs_mode_of
-from proxy.engines.connection import Unreachable
-from tests.proxy.engines.recorded import AT_TWO, BARE, FULL, LOGPROBS, NOT_FOUND, RefusalBody, answering
+from proxy.engines.capabilities import Capabilities, RouteState, detect, logprobs_mode_of, missing_features
+from proxy.engines.connection import UnreachableError
+from tests.proxy.engines.recorded import AT_TWO, BARE, FULL, LOGPROBS, NOT_FOUND, CannedAnswer, answering
 
 
-async def asked(told: dict[str, RefusalBody]) -> Capabilities:
+async def asked(told: dict[str, CannedAnswer]) -> Capabilities:
     with answering(told) as url:
-        found = await ask(f"{url}/v1", "tiny")
+        found = await detect(f"{url}/v1", "tiny")
     assert found is not None
     return found
 
 
 def said(found: Capabilities, mode: str) -> list[tuple[str, bool]]:
-    return [(lack.what, lack.is_fatal) for lack in lacks(found, mode)]
+    return [(missing.name, missing.is_fatal) for missing in missing_features(found, mode)]
 
 
 async def test_a_server_with_all_flags_lacks_nothing() -> None:
     found = await asked(FULL)
-    works = Route.WORKS
+    works = RouteState.WORKS
     assert found == Capabilities("0.32.0", 8192, "processed", True, True, works, works, works, "default")
     assert said(found, "chat") == said(found, "tokens") == []
     assert found.summary == (
@@ -38,23 +38,23 @@ async def test_a_server_with_all_flags_lacks_nothing() -> None:
 
 async def test_a_server_without_flags_is_told_which_it_wants() -> None:
     found = await asked(BARE)
-    off = Route.OFF
+    off = RouteState.OFF
     assert found == Capabilities("0.32.0", 8192, "raw", False, True, off, off, off, None)
     assert said(found, "chat") == [("logprobs", False), ("tool calls", False), ("versions", False)]
-    fatal, *_ = lacks(found, "tokens")
+    fatal, *_ = missing_features(found, "tokens")
     assert fatal.is_fatal
     assert str(fatal) == (
         'mode "tokens" needs render, generate, derender: switched off: start vLLM with --enable-scale-out, or use mode "chat"'
     )
-    flags = " ".join(lack.mend for lack in lacks(found, "tokens"))
+    flags = " ".join(missing.remedy for missing in missing_features(found, "tokens"))
     for flag in ("--logprobs-mode processed_logprobs", "--enable-auto-tool-choice", "--tool-call-parser", "DEV_MODE=1"):
         assert flag in flags
 
 
 async def test_routes_that_an_older_server_has_not_are_told_apart_from_those_that_are_off() -> None:
     found = await asked({**FULL, "/v1/chat/completions/derender": NOT_FOUND})
-    [fatal] = lacks(found, "tokens")
-    assert str(fatal).startswith('mode "tokens" needs derender: not there: use vLLM 0.24 or newer')
+    [fatal] = missing_features(found, "tokens")
+    assert str(fatal).startswith('mode "tokens" needs derender: not found: use vLLM 0.24 or newer')
 
 
 async def test_a_gateway_that_knows_chat_alone_can_be_used_in_chat_mode() -> None:
@@ -92,13 +92,13 @@ def test_two_temperatures_show_the_mode(at_one: dict[str, float], at_two: dict[s
 async def test_a_server_that_hangs_is_not_said_to_refuse_nor_to_lack_its_routes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(capabilities, "QUESTIONS_S", 0.2)
+    monkeypatch.setattr(capabilities, "DETECTION_S", 0.2)
 
     with socket.create_server(("127.0.0.1", 0), backlog=64) as silent:  # takes connections, and that is all
-        found = await ask(f"http://127.0.0.1:{silent.getsockname()[1]}", "tiny")
+        found = await detect(f"http://127.0.0.1:{silent.getsockname()[1]}", "tiny")
     assert found is not None
-    assert {found.render, found.generate, found.derender} == {Route.SILENT}
-    silent_routes = next(lacks(found, "tokens"))
+    assert {found.render, found.generate, found.derender} == {RouteState.SILENT}
+    silent_routes = next(missing_features(found, "tokens"))
     assert "paused or overloaded" in str(silent_routes)
     assert not silent_routes.is_fatal
     assert (found.tools, found.tokenizer, found.logprobs_mode) == (True, True, None)
@@ -107,17 +107,17 @@ async def test_a_server_that_hangs_is_not_said_to_refuse_nor_to_lack_its_routes(
 @pytest.mark.parametrize("status", [429, 500, 503])
 async def test_a_server_that_is_overloaded_is_not_said_to_lack_its_routes(status: int) -> None:
     found = await asked({**FULL, "/inference/v1/generate": (status, {"error": {"message": "busy"}})})
-    assert found.generate is Route.SILENT
+    assert found.generate is RouteState.SILENT
     assert said(found, "tokens") == [("mode tokens", False)]
 
 
 async def test_the_scripted_engine_is_asked_nothing() -> None:
     scripted = ScriptedEngine()
     async with running(scripted) as url:
-        assert await ask(url, "polar-scripted") is None
+        assert await detect(url, "polar-scripted") is None
     assert scripted.record.calls() == []
 
 
 async def test_nobody_there_is_not_a_server_that_can_do_nothing() -> None:
-    with pytest.raises(Unreachable):
-        await ask("http://127.0.0.1:9", "tiny")
+    with pytest.raises(UnreachableError):
+        await detect("http://127.0.0.1:9", "tiny")

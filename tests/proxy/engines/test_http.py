@@ -6,23 +6,23 @@ import pytest
 
 from proxy.engines.http import fault_of
 
-NO_WORDS = "(no words that we understand)"
+NO_MESSAGE = "(no readable message)"
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("body", "message"),
     [
         (b'{"error":{"message":"too busy"}}', "too busy"),
         (b'{"message":"too busy"}', "too busy"),
-        (b"<html>", NO_WORDS),
-        (b'{"message":"\xff"}', NO_WORDS),
-        (b'{"more":' + b"[" * 100_000, NO_WORDS),
+        (b"<html>", NO_MESSAGE),
+        (b'{"message":"\xff"}', NO_MESSAGE),
+        (b'{"more":' + b"[" * 100_000, NO_MESSAGE),
     ],
     ids=range(5),
 )
-def test_a_servers_own_words_are_kept_where_they_can_be_read(body: bytes, said: str) -> None:
+def test_a_servers_own_words_are_kept_where_they_can_be_read(body: bytes, message: str) -> None:
     fault = fault_of(503, None, body)
-    assert (fault.code, fault.message) == ("overloaded", said)
+    assert (fault.code, fault.message) == ("overloaded", message)
 
 
 @pytest.mark.parametrize(

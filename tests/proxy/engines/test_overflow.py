@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.engines.overflow import is_overflow, numbers_of
+from proxy.engines.overflow import is_overflow, overflow_numbers
 
 SAID = {
     "0.10, prompt": (
@@ -91,7 +91,7 @@ SAID = {
 @pytest.mark.parametrize(("words", "numbers"), SAID.values(), ids=SAID)
 def test_what_does_not_fit_is_known_with_its_numbers(words: str, numbers: tuple[int, int] | None) -> None:
     assert is_overflow(words)
-    assert numbers_of(words) == numbers
+    assert overflow_numbers(words) == numbers
 
 
 @pytest.mark.parametrize(
@@ -106,4 +106,4 @@ def test_what_does_not_fit_is_known_with_its_numbers(words: str, numbers: tuple[
 )
 def test_other_refusals_are_not_taken_for_it(words: str) -> None:
     assert not is_overflow(words)
-    assert numbers_of(words) is None
+    assert overflow_numbers(words) is None

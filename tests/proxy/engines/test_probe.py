@@ -46,16 +46,16 @@ def serving(body: str, status: int = 200) -> Iterator[str]:
 @pytest.mark.parametrize("suffix", ["", "/", "/v1", "/v1/"])
 def test_the_only_model_is_taken(suffix: str) -> None:
     with serving('{"data": [{"id": "qwen"}]}') as url:
-        assert probe.find(url + suffix, None) == probe.Engine(url, "qwen")
+        assert probe.find_model(url + suffix, None) == probe.ServedModel(url, "qwen")
 
 
 def test_of_several_models_one_must_be_named() -> None:
     with serving('{"data": [{"id": "a"}, {"id": "b"}]}') as url:
-        assert probe.find(url, "b") == probe.Engine(url, "b")
+        assert probe.find_model(url, "b") == probe.ServedModel(url, "b")
         with pytest.raises(InputError, match=r"--model: .* serves a, b; name one"):
-            probe.find(url, None)
+            probe.find_model(url, None)
         with pytest.raises(InputError, match=r"--model: .* serves a, b \(got 'c'\)"):
-            probe.find(url, "c")
+            probe.find_model(url, "c")
 
 
 @pytest.mark.parametrize(
@@ -70,18 +70,18 @@ def test_of_several_models_one_must_be_named() -> None:
 )
 def test_what_is_no_engine_is_told(body: str, status: int, said: str) -> None:
     with serving(body, status) as url, pytest.raises(NotReady, match=said):
-        probe.find(url, None)
+        probe.find_model(url, None)
 
 
 def test_servers_of_one_engine_have_its_model_as_far_as_they_answer() -> None:
     gone = "http://127.0.0.1:9"
     with serving('{"data": [{"id": "a"}]}') as a, serving('{"data": [{"id": "b"}]}') as b:
-        assert probe.model_at([gone, a], None) == "a"
-        assert probe.model_at([a, gone], "a") == "a"
+        assert probe.model_of([gone, a], None) == "a"
+        assert probe.model_of([a, gone], "a") == "a"
         with pytest.raises(InputError, match=f"--model: {b} serves b .*'a'"):
-            probe.model_at([a, b], None)
+            probe.model_of([a, b], None)
     with pytest.raises(NotReady, match=f"the engine at {gone} doesn't answer"):
-        probe.model_at([gone], "a")
+        probe.model_of([gone], "a")
 
 
 def test_an_engine_of_the_file_needs_a_server_only_where_its_model_is_not_named() -> None:
@@ -100,7 +100,7 @@ def test_an_engine_of_the_file_needs_a_server_only_where_its_model_is_not_named(
 
 async def test_an_engine_that_returns_token_ids_passes() -> None:
     async with running(ScriptedEngine()) as url:
-        await probe.probe(probe.Engine(url, "polar-scripted"))
+        await probe.try_call(probe.ServedModel(url, "polar-scripted"))
 
 
 @pytest.mark.parametrize(
@@ -118,19 +118,19 @@ async def test_what_an_engine_lacks_is_told(fault: Garbage | Status, said: str) 
     scripted.faults.add(fault)
     async with running(scripted) as url:
         with pytest.raises(NotReady, match=f"the engine at {url} .* can't be used: {said}"):
-            await probe.probe(probe.Engine(url, "polar-scripted"))
+            await probe.try_call(probe.ServedModel(url, "polar-scripted"))
 
 
 async def test_it_is_probed_in_the_mode_that_it_will_be_asked_in() -> None:
     async with running(ScriptedEngine()) as url:
-        await probe.probe(probe.Engine(url, "polar-scripted"), "tokens")
+        await probe.try_call(probe.ServedModel(url, "polar-scripted"), "tokens")
         with pytest.raises(InputError, match="--mode: must be chat, tokens, or an engine plug-in"):
-            await probe.probe(probe.Engine(url, "polar-scripted"), "telepathy")
+            await probe.try_call(probe.ServedModel(url, "polar-scripted"), "telepathy")
 
 
 async def test_an_engine_that_is_gone_is_told() -> None:
     with pytest.raises(NotReady, match="can't be used: it gave no usable answer"):
-        await probe.probe(probe.Engine("http://127.0.0.1:9", "m"))
+        await probe.try_call(probe.ServedModel("http://127.0.0.1:9", "m"))
 
 
 def test_engines_get_the_logprobs_mode_that_their_servers_have() -> None:
@@ -141,7 +141,7 @@ def test_engines_get_the_logprobs_mode_that_their_servers_have() -> None:
             "bare": EngineSettings(urls=(bare,), model="tiny"),
             "gone": EngineSettings(urls=("http://127.0.0.1:9",), model="tiny"),
         }
-        found = probe.examined(engines, told.append)
+        found = probe.with_logprobs_modes(engines, told.append)
         assert {name: one.logprobs_mode for name, one in found.items()} == {
             "full": "processed",
             "bare": "raw",
@@ -149,15 +149,15 @@ def test_engines_get_the_logprobs_mode_that_their_servers_have() -> None:
         }
         assert [line.startswith(f"the engine at {bare}: ") for line in told] == [True] * 3
         wrong = {"bare": EngineSettings(urls=(bare,), model="tiny", logprobs_mode="processed")}
-        with pytest.raises(InputError, match=r"engines\.bare\.logprobs_mode: its servers tell raw logprobs"):
-            probe.examined(wrong, told.append)
+        with pytest.raises(InputError, match=r"engines\.bare\.logprobs_mode: its servers return raw logprobs"):
+            probe.with_logprobs_modes(wrong, told.append)
         mixed = {"both": EngineSettings(urls=(full, bare), model="tiny")}
-        with pytest.raises(InputError, match=r"engines\.both\.urls: some tell raw logprobs"):
-            probe.examined(mixed, told.append)
+        with pytest.raises(InputError, match=r"engines\.both\.urls: some return raw logprobs"):
+            probe.with_logprobs_modes(mixed, told.append)
 
 
 def test_a_mode_that_a_server_cannot_serve_is_refused_with_the_way_out() -> None:
     with answering(BARE) as url:
         engines = {"bare": EngineSettings(urls=(url,), model="tiny", mode="tokens")}
         with pytest.raises(NotReady, match=r"can't be used: .* start vLLM with --enable-scale-out, or use mode"):
-            probe.examined(engines, print)
+            probe.with_logprobs_modes(engines, print)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.engines.response import Broken, Response, ResponseReader
+from proxy.engines.response import BrokenAnswerError, Response, ResponseReader
 
 BODY = b'{"text":"\r\n\r\n0\r\n\r\n"}'
 SIZED = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (len(BODY), BODY)
@@ -42,7 +42,7 @@ def test_an_answer_is_the_same_in_any_pieces(answer: bytes, cuts: list[int]) -> 
 @pytest.mark.parametrize("answer", [SIZED, CHUNKED, TRAILED, AFTER_HINTS])
 def test_an_answer_that_ends_early_is_broken_wherever_it_ends(answer: bytes) -> None:
     for cut in range(len(answer)):
-        with pytest.raises(Broken):
+        with pytest.raises(BrokenAnswerError):
             read([answer[:cut]])
 
 
@@ -66,7 +66,7 @@ def test_an_answer_that_ends_early_is_broken_wherever_it_ends(answer: bytes) -> 
     ],
 )
 def test_what_is_no_answer_is_broken(answer: bytes) -> None:
-    with pytest.raises(Broken):
+    with pytest.raises(BrokenAnswerError):
         ResponseReader().feed(answer)
 
 
