@@ -3,7 +3,7 @@
     python -m benchmarks.coordinator [--format table|json]
 
 Deciding is one process without Kafka: facts as bytes are decoded, decided, applied to the table, and rows and records encoded, as a keeper
-does between two transactions. Sessions go the plain way from TaskSubmitted to TrajectoryEmitted, eight to a task; the slots lent to them
+does between two transactions. Sessions go the plain way from TaskSubmitted to TrajectoryEmitted, eight to a task; their slots
 are decided, too, and not counted. A second is one of CPU. Memory is what the process grows by with the table and its indexes. The
 restart is a coordinator's process on a real broker, from its start until it has decided a new task in every partition.
 """
@@ -24,7 +24,7 @@ from benchmarks import report
 from benchmarks.report import Figure
 from benchmarks.system import child, cpu
 from consumers.coordinator.batch import Batch
-from consumers.coordinator.commands import SlotLent
+from consumers.coordinator.commands import SlotAssigned
 from consumers.coordinator.decide import decide
 from consumers.coordinator.state import Table
 from polar.embedded import Broker
@@ -82,7 +82,7 @@ def deciding() -> list[Figure]:
 
 def rate() -> float:
     """One table from its first fact to its last."""
-    script = [encode(given) if not isinstance(given, SlotLent) else given for given in lives(TASKS)]
+    script = [encode(given) if not isinstance(given, SlotAssigned) else given for given in lives(TASKS)]
     facts = sum(isinstance(given, bytes) for given in script)
     table = Table(0)
     began = time.process_time()
@@ -189,7 +189,7 @@ def table_rows(tasks: int) -> Iterator[TaskState | SessionState]:
                     yield queued
 
 
-def lives(tasks: int) -> Iterator[Fact | SlotLent]:
+def lives(tasks: int) -> Iterator[Fact | SlotAssigned]:
     """All that happens to sessions whose tasks come one after the other."""
     for number in range(tasks):
         task_id = f"task-{number:06}"
@@ -202,10 +202,10 @@ def lives(tasks: int) -> Iterator[Fact | SlotLent]:
             yield TrajectoryEmitted(f"{session_id}.t", session_id, 1, 1, 400, 3, Status.COMPLETED, None, 1.0)
 
 
-def worked(session_id: str, stage: Stage) -> Iterator[Fact | SlotLent]:
+def worked(session_id: str, stage: Stage) -> Iterator[Fact | SlotAssigned]:
     """One stage of a session: a slot, a claim, and what the worker reports."""
     claim = f"{stage.value[0]}-{session_id}"
-    yield SlotLent(stage, PLAN.pool, "worker-1", 0)
+    yield SlotAssigned(stage, PLAN.pool, "worker-1", 0)
     yield Claimed(f"{claim}.c", session_id, 1, stage, claim, "worker-1")
     told = (f"{claim}.f", session_id, 1, claim)
     match stage:

@@ -2,7 +2,7 @@
 
     python -m benchmarks.scaling [--format table|json]
 
-One process with all twelve partitions, without Kafka: tables, deciding and lending as they are, facts as bytes, the workers' part played.
+One process with all twelve partitions, without Kafka: tables, deciding and scheduling are real, facts are bytes, workers are simulated.
 Half of the sessions run, a hundred in each worker; the others wait, of ten users, eight to a task. Then runs end, and what waits takes
 their slots, through init and run. Times are of CPU; a second coordinator would halve them.
 """
@@ -26,9 +26,9 @@ from consumers.coordinator.commands import ReleaseTicket
 from consumers.coordinator.decide import decide
 from consumers.coordinator.fleet import FleetView
 from consumers.coordinator.leases import Leases
-from consumers.coordinator.scheduling.demand import Borrower
-from consumers.coordinator.scheduling.free_slots import Ledger
-from consumers.coordinator.scheduling.scheduler import Lender
+from consumers.coordinator.scheduling.demand import PartitionDemand
+from consumers.coordinator.scheduling.free_slots import FreeSlots
+from consumers.coordinator.scheduling.scheduler import Scheduler
 from consumers.coordinator.state import Table
 from topics import sessions
 from topics.contract.codec import UnknownRecord, encode
@@ -45,7 +45,7 @@ RUN_SLOTS = 100
 WORKERS = SESSIONS // 2 // RUN_SLOTS
 PARTITIONS = sessions.TOPIC.partitions
 TURNS = 8
-"""Rounds in which runs end and their slots are lent."""
+"""Rounds in which runs end and their slots are assigned."""
 ENDED = 250
 """Runs that end between two rounds: at a thousand a second, what a quarter of a second brings."""
 
@@ -70,9 +70,9 @@ def run() -> list[Figure]:
         Figure("memory of a session", grown / SESSIONS, "bytes"),
         Figure("tables and indexes made from rows", filled, "s"),
         Figure("facts decided", fleet.facts / fleet.deciding_s, "/s"),
-        Figure("a round of lending, median", rounds[len(rounds) // 2] * 1e3, "ms"),
-        Figure("a round of lending, longest", rounds[-1] * 1e3, "ms"),
-        Figure("slots lent in a round", fleet.lent / len(rounds), ""),
+        Figure("a scheduling round, median", rounds[len(rounds) // 2] * 1e3, "ms"),
+        Figure("a scheduling round, longest", rounds[-1] * 1e3, "ms"),
+        Figure("slots assigned in a scheduling round", fleet.assigned / len(rounds), ""),
         Figure("looking at all leases once", judged * 1e3, "ms"),
         Figure("a heartbeat taken in", fleet.beating_s / fleet.beats * 1e3, "ms"),
     ]
@@ -93,22 +93,22 @@ class Worker:
 
 
 class Fleet:
-    """One coordinator's tables and lending, and the workers of its pool."""
+    """One coordinator's tables and scheduler, and the workers of its pool."""
 
     def __init__(self) -> None:
-        self.ledger, self.leases = Ledger(), Leases()
-        self.lender = Lender("coordinator", self.ledger, FleetView())
+        self.free_slots, self.leases = FreeSlots(), Leases()
+        self.scheduler = Scheduler("coordinator", self.free_slots, FleetView())
         self.tables = [Table(partition) for partition in range(PARTITIONS)]
         self.workers = [Worker(f"worker-{number}", {}) for number in range(WORKERS)]
         self.now = 0
-        self.facts = self.lent = self.beats = 0
+        self.facts = self.assigned = self.beats = 0
         self.deciding_s = self.beating_s = 0.0
         self.rounds: list[float] = []
         self._fill()
         for table in self.tables:
-            borrower = Borrower(table.partition, table.waiting, self.ledger, lambda: None)
-            borrower.is_open = True
-            self.lender.borrowers[table.partition] = borrower
+            demand = PartitionDemand(table.partition, table.queue, self.free_slots, lambda: None)
+            demand.is_open = True
+            self.scheduler.demands[table.partition] = demand
         self._beat(self.workers)
         self.running = deque(
             (worker, claim_id, session_id) for worker in self.workers for claim_id, session_id in worker.running.items()
@@ -150,13 +150,13 @@ class Fleet:
         lost = [
             claim
             for table in self.tables
-            for worker, claims in table.in_hand.items()
+            for worker, claims in table.granted_claims.items()
             for claim in self.leases.lost(worker, claims.keys())
         ]
         assert not lost
 
     def turn(self) -> None:
-        """Runs end; their slots and all others are lent, and the tickets worked on at once, until no run slot is left."""
+        """Runs end; their slots and all others are assigned, and the tickets worked on at once, until no run slot is left."""
         self.now += 250
         ended = [self.running.popleft() for _ in range(ENDED)]
         self._decide(
@@ -164,28 +164,28 @@ class Fleet:
         )
         for worker, claim_id, session_id in ended:
             del worker.running[claim_id]
-            self.ledger.over(session_id, claim_id, self.now)
+            self.free_slots.on_claim_ended(session_id, claim_id, self.now)
         self._beat([worker for worker, _, _ in ended])
         for _ in Stage:
-            self.rounds.append(_timed(lambda: self.lender.lend(self.now)))
+            self.rounds.append(_timed(lambda: self.scheduler.assign(self.now)))
             self._work(self._tickets())
 
     def _tickets(self) -> list[ReleaseTicket]:
-        """What the tables make of the slots that were lent to them."""
+        """The tickets that the tables release for the slots assigned to them."""
         began = time.process_time()
         tickets: list[ReleaseTicket] = []
         for table in self.tables:
-            borrower = self.lender.borrowers[table.partition]
-            while (slot := borrower.slot) is not None:
+            demand = self.scheduler.demands[table.partition]
+            while (slot := demand.next_slot) is not None:
                 decision = decide(table, slot, self.now)
                 Batch.of(decision)
                 table.apply(decision)
                 tickets += [command for command in decision.commands if isinstance(command, ReleaseTicket)]
-                borrower.decided()
+                demand.slot_decided()
         self.deciding_s += time.process_time() - began
         for ticket in tickets:
-            self.ledger.released(ticket, self.now)
-        self.lent += len(tickets)
+            self.free_slots.on_ticket(ticket, self.now)
+        self.assigned += len(tickets)
         return tickets
 
     def _work(self, tickets: list[ReleaseTicket]) -> None:
@@ -197,7 +197,7 @@ class Fleet:
         told: list[Fact] = []
         for ticket, claim_id in zip(tickets, claims, strict=True):
             session_id, stage = ticket.session_id, ticket.stage
-            self.ledger.claimed(session_id, stage, ticket.worker_id, claim_id, self.now)
+            self.free_slots.on_claimed(session_id, stage, ticket.worker_id, claim_id, self.now)
             match stage:
                 case Stage.INIT:
                     told.append(InitFinished("f", session_id, 1, claim_id, runtime=RUNTIME, duration_ms=900))
@@ -209,7 +209,7 @@ class Fleet:
                     worker.running[claim_id] = session_id
                     self.running.append((worker, claim_id, session_id))
                     continue
-            self.ledger.over(session_id, claim_id, self.now)
+            self.free_slots.on_claim_ended(session_id, claim_id, self.now)
         self._decide(told)
 
     def _decide(self, facts: Sequence[Fact]) -> None:
@@ -229,8 +229,8 @@ class Fleet:
         beats = [worker.beat() for worker in workers]
         began = time.process_time()
         for beat in beats:
-            self.leases.beat(beat)
-            self.lender.beat(beat)
+            self.leases.on_heartbeat(beat)
+            self.scheduler.on_heartbeat(beat)
         self.beating_s += time.process_time() - began
         self.beats += len(beats)
 

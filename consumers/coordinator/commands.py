@@ -18,7 +18,7 @@ from topics.types.session import SessionState, Stage, TaskState
 
 
 @dataclass(frozen=True, slots=True)
-class SlotLent:
+class SlotAssigned:
     """One free slot of a pool is lent to this partition; its ticket goes to `queue_partition`."""
 
     stage: Stage
@@ -41,7 +41,7 @@ class ClaimLost:
 
 
 @dataclass(frozen=True, slots=True)
-class PoolDark:
+class PoolOffline:
     """No run worker of this session's pool has lived for 10 min (protocol 10)."""
 
     session_id: str
@@ -55,7 +55,7 @@ class DeadlinePassed:
 
 
 @dataclass(frozen=True, slots=True)
-class TaskForgotten:
+class TaskExpired:
     """`polar.tasks` no longer holds this finished task (protocol 32)."""
 
     task_id: str
@@ -71,7 +71,7 @@ class FleetResumed:
     """It goes on."""
 
 
-Input = Fact | SlotLent | ClaimLost | PoolDark | DeadlinePassed | TaskForgotten | FleetPaused | FleetResumed
+Input = Fact | SlotAssigned | ClaimLost | PoolOffline | DeadlinePassed | TaskExpired | FleetPaused | FleetResumed
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ BUILDING_MS = 60_000
 """Then `Build` is written again."""
 UNOPENED_MS = DAY_MS
 """From a task's first `session open`: samples that nobody has opened by then end, so that the group does (protocol 28)."""
-FORGET_MS = 8 * DAY_MS
+EXPIRY_MS = 8 * DAY_MS
 """After a group's end, or the cancel of a task that nobody knows: `polar.tasks` has then forgotten the task (protocol 32)."""
 
 
@@ -52,7 +52,9 @@ def deadline_of(session: SessionState, task: TaskState) -> int | None:
     match session.phase:
         case Phase.QUEUED | Phase.READY | Phase.RAN:
             expires = session.since + QUEUE_MS
-            return expires if session.lent_at is None else min(expires, session.lent_at + TICKET_MS)
+            return (
+                expires if session.ticket_released_at is None else min(expires, session.ticket_released_at + TICKET_MS)
+            )
         case Phase.UNOPENED:
             return session.since + UNOPENED_MS
         case Phase.RUNNING:
@@ -68,15 +70,15 @@ def deadline_of(session: SessionState, task: TaskState) -> int | None:
             return None
 
 
-def forgettable_at(task: TaskState) -> int | None:
+def expires_at(task: TaskState) -> int | None:
     """Clock (ms) from which nothing can ask for this task any more; None while more may come of it."""
     over = task.cancelled_at if task.body_hash is None else task.closed_at
-    return None if over is None else over + FORGET_MS
+    return None if over is None else over + EXPIRY_MS
 
 
 def is_ticket_stale(session: SessionState, now: int) -> bool:
     """Whether this waiting session's newest ticket has gone unclaimed for too long."""
-    return session.lent_at is not None and now >= session.lent_at + TICKET_MS
+    return session.ticket_released_at is not None and now >= session.ticket_released_at + TICKET_MS
 
 
 def budget_s(stage: Stage, task: TaskState) -> float:

@@ -25,9 +25,9 @@ from consumers.coordinator.commands import (
     FleetPaused,
     FleetResumed,
     Input,
-    PoolDark,
-    SlotLent,
-    TaskForgotten,
+    PoolOffline,
+    SlotAssigned,
+    TaskExpired,
 )
 from consumers.coordinator.deadlines import is_ticket_stale
 from consumers.coordinator.endings import (
@@ -72,7 +72,7 @@ def decide(table: Table, given: Input, now: int) -> Decision:
     whole = WHOLE.get(type(given))
     if whole is not None:
         return whole(table, given, now)
-    if isinstance(given, SlotLent):
+    if isinstance(given, SlotAssigned):
         session = table.next_waiting(given.stage, given.pool, given.priority, given.user)
         if session is None:
             return Decision(skipped="nobody_waits")
@@ -193,7 +193,7 @@ def _lost(table: Table, session: SessionState, code: str, what: str, now: int) -
     return Decision(sessions=again.sessions, records=again.records, commands=(*stop(session, code), *again.commands))
 
 
-def _pool_dark(table: Table, session: SessionState, given: PoolDark, now: int) -> Decision:
+def _pool_dark(table: Table, session: SessionState, given: PoolOffline, now: int) -> Decision:
     """The runtime's host may be gone for good: made anew elsewhere, at no cost.
 
     A run ticket that is out names this runtime, and may be found when the pool comes back: it must not count then, so that attempt ends.
@@ -205,7 +205,7 @@ def _pool_dark(table: Table, session: SessionState, given: PoolDark, now: int) -
 
 def _waited(table: Table, session: SessionState, given: DeadlinePassed, now: int) -> Decision:
     if is_ticket_stale(session, now):
-        return Decision(sessions=(replace(session, lent_at=None),))
+        return Decision(sessions=(replace(session, ticket_released_at=None),))
     stage = WAITING[session.phase].stage
     error = SessionError(
         "queue", Kind.INFRA, "no_worker", f"no {stage.value} worker took this session in time", retryable=False
@@ -232,7 +232,7 @@ WHOLE: dict[type[Any], Callable[[Table, Any, int], Decision]] = {
     TaskSubmitted: groups.submitted,
     CancelRequested: groups.cancel_requested,
     GroupEmitted: groups.group_emitted,
-    TaskForgotten: groups.forgotten,
+    TaskExpired: groups.forgotten,
     SessionOpenRequested: opened.open_requested,
     SessionOpenWithdrawn: opened.withdrawn,
     SessionCloseRequested: opened.close_requested,
@@ -242,20 +242,20 @@ WHOLE: dict[type[Any], Callable[[Table, Any, int], Decision]] = {
 """What isn't about one session that must be there."""
 TRANSITIONS: dict[tuple[Phase, type[Any]], Handler] = {
     **{(phase, InitFinished): _init_unwanted for phase in Phase},
-    (Phase.QUEUED, SlotLent): lent,
+    (Phase.QUEUED, SlotAssigned): lent,
     (Phase.QUEUED, DeadlinePassed): _waited,
     (Phase.INIT, InitFinished): _init_finished,
     (Phase.INIT, HandedBack): _handed_back,
     (Phase.INIT, ClaimLost): _claim_lost,
     (Phase.INIT, DeadlinePassed): _overran,
-    (Phase.READY, SlotLent): lent,
-    (Phase.READY, PoolDark): _pool_dark,
+    (Phase.READY, SlotAssigned): lent,
+    (Phase.READY, PoolOffline): _pool_dark,
     (Phase.READY, DeadlinePassed): _waited,
     (Phase.RUNNING, RunFinished): _run_finished,
     (Phase.RUNNING, HandedBack): _handed_back,
     (Phase.RUNNING, ClaimLost): _claim_lost,
     (Phase.RUNNING, DeadlinePassed): _overran,
-    (Phase.RAN, SlotLent): lent,
+    (Phase.RAN, SlotAssigned): lent,
     (Phase.RAN, DeadlinePassed): _waited,
     (Phase.EVALUATING, Evaluated): _evaluated,
     (Phase.EVALUATING, HandedBack): _handed_back,

@@ -37,7 +37,9 @@ def first_rows(table: Table, task: TaskState, phase: Phase, now: int) -> Decisio
 
 def wait(session: SessionState, phase: Phase, now: int, **changes: object) -> SessionState:
     """Into a waiting phase: no claim, no ticket out."""
-    return replace(session, phase=phase, since=now, claim_id=None, worker_id=None, lent_at=None, releases=0, **changes)
+    return replace(
+        session, phase=phase, since=now, claim_id=None, worker_id=None, ticket_released_at=None, releases=0, **changes
+    )
 
 
 def next_attempt(session: SessionState, now: int) -> SessionState:
@@ -99,7 +101,7 @@ def build(task: TaskState, session: SessionState, now: int) -> Decision:
         mode=task.plan.mode,
     )
     opened = () if session.run_claim_id else (Open(session.session_id, session.attempt, claim_id),)
-    building = replace(session, phase=Phase.BUILDING, since=now, claim_id=None, worker_id=None, lent_at=None)
+    building = replace(session, phase=Phase.BUILDING, since=now, claim_id=None, worker_id=None, ticket_released_at=None)
     return Decision(sessions=(building,), records=(*opened, asked), commands=discard(session))
 
 

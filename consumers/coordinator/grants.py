@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from consumers.coordinator.commands import Decision, ReleaseTicket, SlotLent
+from consumers.coordinator.commands import Decision, ReleaseTicket, SlotAssigned
 from consumers.coordinator.phases import HAND, WAITING
 from consumers.coordinator.state import Table
 from topics.completions import Open
@@ -13,10 +13,10 @@ from topics.events import Claimed
 from topics.types.session import Phase, SessionState, Stage
 
 
-def lent(table: Table, session: SessionState, given: SlotLent, now: int) -> Decision:
+def lent(table: Table, session: SessionState, given: SlotAssigned, now: int) -> Decision:
     """The slot's ticket goes out."""
     return Decision(
-        sessions=(replace(session, lent_at=now, releases=session.releases + 1),),
+        sessions=(replace(session, ticket_released_at=now, releases=session.releases + 1),),
         commands=(ReleaseTicket(session.session_id, given.stage, given.worker_id, given.queue_partition),),
     )
 
@@ -38,7 +38,7 @@ def claimed(table: Table, session: SessionState | None, fact: Claimed, now: int)
         since=now,
         claim_id=fact.claim_id,
         worker_id=fact.worker_id,
-        lent_at=None,
+        ticket_released_at=None,
         accounting=accounting,
     )
     if fact.stage is not Stage.RUN:

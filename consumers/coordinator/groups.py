@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
-from consumers.coordinator.commands import NOTHING, Decision, RejectTask, TaskForgotten
+from consumers.coordinator.commands import NOTHING, Decision, RejectTask, TaskExpired
 from consumers.coordinator.endings import build, close, first_rows, stop, taken_back
 from consumers.coordinator.phases import HAND
 from consumers.coordinator.state import Table
@@ -99,9 +99,9 @@ def group_emitted(table: Table, fact: GroupEmitted, now: int) -> Decision:
     return Decision(tasks=(replace(task, closed_at=now),))
 
 
-def forgotten(table: Table, given: TaskForgotten, now: int) -> Decision:
+def forgotten(table: Table, given: TaskExpired, now: int) -> Decision:
     """Tombstones for all rows."""
-    if not table.is_forgettable(given.task_id, now):
+    if not table.is_expired(given.task_id, now):
         return Decision(skipped="not_forgettable")
     sessions = [f"session:{session.session_id}" for session in table.sessions_of(given.task_id)]
     return Decision(forgotten=(*sessions, f"task:{given.task_id}"))

@@ -23,9 +23,9 @@ from consumers.coordinator.commands import (
     FleetPaused,
     FleetResumed,
     Input,
-    PoolDark,
+    PoolOffline,
     ReleaseTicket,
-    TaskForgotten,
+    TaskExpired,
 )
 from consumers.coordinator.deadlines import Pauses
 from consumers.coordinator.decide import decide
@@ -33,8 +33,8 @@ from consumers.coordinator.endings import said_again
 from consumers.coordinator.fleet import FleetView
 from consumers.coordinator.leases import Leases
 from consumers.coordinator.outbox import Outbox
-from consumers.coordinator.scheduling.demand import Borrower
-from consumers.coordinator.scheduling.free_slots import Ledger
+from consumers.coordinator.scheduling.demand import PartitionDemand
+from consumers.coordinator.scheduling.free_slots import FreeSlots
 from consumers.coordinator.state import Table
 from topics import completions, events, sessions
 from topics.completions import CloseGroup, Open
@@ -81,8 +81,8 @@ class Keeper:
         fenced: FencedProducer,
         producer: LogProducer,
         leases: Leases,
-        ledger: Ledger,
-        lend_now: Callable[[], None],
+        free_slots: FreeSlots,
+        assign_slots: Callable[[], None],
         fleet: FleetView,
     ) -> None:
         self.table = Table(partition)
@@ -92,11 +92,11 @@ class Keeper:
         self._outbox = Outbox(settings, producer, self.table)
         self._batch = Batch()
         self._leases = leases
-        self._ledger = ledger
-        self._lend_now = lend_now
+        self._free_slots = free_slots
+        self._assign_slots = assign_slots
         self._fleet = fleet
         self._woken = asyncio.Event()
-        self.borrower = Borrower(partition, self.table.waiting, ledger, self._woken.set)
+        self.demand = PartitionDemand(partition, self.table.queue, free_slots, self._woken.set)
         self._position = 0
         self._clock_base = 0
         self._written_at = 0.0
@@ -168,7 +168,7 @@ class Keeper:
                 case _:
                     rows[key] = row
         self.table.fill(rows.values())
-        self.borrower.is_open = True
+        self.demand.is_open = True
         self._written_clock = self._now()
         self._written_position = self._position
         log.info(
@@ -211,10 +211,10 @@ class Keeper:
             await self._take(given)
         if not self._batch.is_empty:
             # The slots that these facts set free, and the sessions that they make wait, meet in this very transaction.
-            self._lend_now()
-        while (slot := self.borrower.slot) is not None:
+            self._assign_slots()
+        while (slot := self.demand.next_slot) is not None:
             await self._take(slot)
-            self.borrower.decided()
+            self.demand.slot_decided()
         await self._flush()
         await self._repeat()
 
@@ -232,26 +232,28 @@ class Keeper:
             self.skipped[decision.skipped] += 1
             log.debug("skipped", action="coordinator.skipped", reason=decision.skipped, partition=self._partition)
         if isinstance(given, Claimed):
-            self._ledger.claimed(given.session_id, given.stage, given.worker_id, given.claim_id, self._leases.clock)
+            self._free_slots.on_claimed(
+                given.session_id, given.stage, given.worker_id, given.claim_id, self._leases.clock
+            )
         elif isinstance(given, ENDS_OF_CLAIMS):
-            self._ledger.over(given.session_id, given.claim_id, self._leases.clock)
+            self._free_slots.on_claim_ended(given.session_id, given.claim_id, self._leases.clock)
         for command in decision.commands:
             if isinstance(command, ReleaseTicket):
-                self._ledger.released(command, self._leases.clock)
+                self._free_slots.on_ticket(command, self._leases.clock)
 
     def _judged(self) -> list[Input]:
         """What time alone has brought about. Leases are judged only once the log is read to its end: the fact may be on it."""
         now = self._now()
         given: list[Input] = [DeadlinePassed(session_id) for session_id in self.table.due(now)]
-        given += [TaskForgotten(task_id) for task_id in self.table.forgettable(now)]
+        given += [TaskExpired(task_id) for task_id in self.table.expired(now)]
         if not self._caught_up or self._leases.clock == self._judged_at:
             return given
         self._judged_at = self._leases.clock
-        for worker_id, claims in self.table.in_hand.items():
+        for worker_id, claims in self.table.granted_claims.items():
             given += [ClaimLost(claims[claim_id], claim_id) for claim_id in self._leases.lost(worker_id, claims.keys())]
-        for pool in self.table.waiting.pools_staged():
-            if self._leases.is_dark(pool):
-                given += [PoolDark(session.session_id) for session in self.table.ready(pool)]
+        for pool in self.table.queue.staged_pools():
+            if self._leases.is_offline(pool):
+                given += [PoolOffline(session.session_id) for session in self.table.ready(pool)]
         return given
 
     async def _decoded(self, record: kafka.Record) -> events.Fact | None:

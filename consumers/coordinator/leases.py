@@ -14,7 +14,7 @@ from topics.types.session import Stage
 from topics.workers import Heartbeat
 
 REMEMBER_MS = 60_000
-DARK_MS = 10 * 60_000
+OFFLINE_MS = 10 * 60_000
 """A pool without a live run worker for so long gives its READY sessions back (protocol 10)."""
 
 
@@ -51,7 +51,7 @@ class Leases:
             self._absent_since = dict.fromkeys(self._absent_since, self.clock)
             self._lit_at = dict.fromkeys(self._lit_at, self.clock)
 
-    def beat(self, heartbeat: Heartbeat) -> None:
+    def on_heartbeat(self, heartbeat: Heartbeat) -> None:
         worker = heartbeat.worker_id
         self._gone.pop(worker, None)
         self._seen[worker] = self.clock
@@ -86,6 +86,6 @@ class Leases:
             del self._absent_since[claim]
         return lost
 
-    def is_dark(self, pool: str) -> bool:
-        """Whether no run worker of the pool has lived for `DARK_MS`."""
-        return self.clock - self._lit_at.setdefault(pool, self.clock) > DARK_MS
+    def is_offline(self, pool: str) -> bool:
+        """Whether no run worker of the pool has lived for `OFFLINE_MS`."""
+        return self.clock - self._lit_at.setdefault(pool, self.clock) > OFFLINE_MS

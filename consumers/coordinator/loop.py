@@ -15,8 +15,8 @@ from consumers.coordinator.fleet import FleetView
 from consumers.coordinator.keeper import Keeper
 from consumers.coordinator.leases import Leases
 from consumers.coordinator.metrics import tell
-from consumers.coordinator.scheduling.free_slots import Ledger
-from consumers.coordinator.scheduling.scheduler import Lender
+from consumers.coordinator.scheduling.free_slots import FreeSlots
+from consumers.coordinator.scheduling.scheduler import Scheduler
 from consumers.coordinator.scheduling.shares import ROLE
 from consumers.coordinator.statistics import Figures
 from consumers.metrics import Metrics
@@ -34,7 +34,7 @@ from topics.workers import Backlog, Heartbeat, Probe
 
 PROBE_S = 1.0
 """Protocol 12."""
-LEND_S = 0.25
+ASSIGN_S = 0.25
 """How often slots are lent when nothing else asks for it."""
 HEARTBEATS_FROM_S = 10.0
 """`polar.workers` is read from so long ago (protocol 30)."""
@@ -56,12 +56,12 @@ class Coordinator:
         self._settings = settings
         self._worker_id = new_worker_id(ROLE)
         self._leases = Leases()
-        self._ledger = Ledger()
+        self._free_slots = FreeSlots()
         self._fleet = FleetView()
         self._producer = LogProducer(settings)
         self._keepers: dict[int, Keeper] = {}
-        self._lender = Lender(self._worker_id, self._ledger, self._fleet)
-        self._lend_soon = asyncio.Event()
+        self._scheduler = Scheduler(self._worker_id, self._free_slots, self._fleet)
+        self._assign_soon = asyncio.Event()
         self._told: tuple[list[Backlog], dict[str, int]] = [], {}
         self._is_leaving = False
         self._facts = 0
@@ -84,7 +84,7 @@ class Coordinator:
         await self._states.start()
         try:
             await first_done(
-                self._owner.run(stop), self._probe(), self._lend(), self._signs.failed, self._states.failed
+                self._owner.run(stop), self._probe(), self._assign_regularly(), self._signs.failed, self._states.failed
             )
         finally:
             self._is_leaving = True
@@ -100,17 +100,17 @@ class Coordinator:
 
     def figures(self) -> Figures:
         """Of this process, now."""
-        keepers = [keeper for keeper in self._keepers.values() if keeper.borrower.is_open]
-        backlogs = self._lender.backlogs()
+        keepers = [keeper for keeper in self._keepers.values() if keeper.demand.is_open]
+        backlogs = self._scheduler.backlogs()
         free: Counter[tuple[str, Stage]] = Counter()
-        for worker in self._ledger.free(self._leases.clock):
+        for worker in self._free_slots.free(self._leases.clock):
             free[worker.pool, worker.stage] += worker.slots
         return Figures(
             partitions=len(keepers),
             backlog={(told.pool, told.stage, told.priority): told.sessions for told in backlogs},
             held={(told.pool, told.stage, told.priority): told.held for told in backlogs},
-            staged=self._lender.staged(),
-            slots={(pool, stage): slots for (stage, pool), slots in self._ledger.slots().items()},
+            staged=self._scheduler.staged(),
+            slots={(pool, stage): slots for (stage, pool), slots in self._free_slots.slots().items()},
             free=free,
             sessions=sum((keeper.table.phases for keeper in keepers), Counter()),
             facts=self._facts + sum(keeper.facts for keeper in self._keepers.values()),
@@ -125,22 +125,22 @@ class Coordinator:
             fenced,
             self._producer,
             self._leases,
-            self._ledger,
-            self._lend_once,
+            self._free_slots,
+            self._assign_slots,
             self._fleet,
         )
         self._keepers[partition] = keeper
-        self._lender.borrowers[partition] = keeper.borrower
+        self._scheduler.demands[partition] = keeper.demand
         try:
             await keeper.run()
         finally:
-            del self._keepers[partition], self._lender.borrowers[partition]
-            keeper.borrower.give_back()
+            del self._keepers[partition], self._scheduler.demands[partition]
+            keeper.demand.return_slots()
             self._facts += keeper.facts
             self._skipped += keeper.skipped
 
     def _beat(self) -> Heartbeat:
-        backlogs, staged = self._told = self._lender.backlogs(), self._lender.staged()
+        backlogs, staged = self._told = self._scheduler.backlogs(), self._scheduler.staged()
         return self._heart.describe(
             self._worker_id,
             ROLE,
@@ -153,18 +153,18 @@ class Coordinator:
     def _on_fleet(self, state: FleetRecord, _: kafka.Record) -> None:
         self._fleet.apply(state)
         self._heart.changed()
-        self._lend_soon.set()
+        self._assign_soon.set()
 
     def _on_sign(self, sign: workers.Sign, record: kafka.Record) -> None:
         match sign:
             case Probe(worker_id=worker_id) if worker_id == self._worker_id:
                 self._leases.probe(record.timestamp, time.monotonic())
             case Heartbeat():
-                self._leases.beat(sign)
-                self._lender.beat(sign)
+                self._leases.on_heartbeat(sign)
+                self._scheduler.on_heartbeat(sign)
                 has_left = sign.leaving and not any(slots.claims for slots in sign.stages)
                 (self._left.add if has_left else self._left.discard)(sign.worker_id)
-                self._lend_soon.set()
+                self._assign_soon.set()
 
     async def _probe(self) -> None:
         while True:
@@ -177,27 +177,27 @@ class Coordinator:
                 log.info("no probe", action="coordinator.no_probe")
             await asyncio.sleep(PROBE_S)
 
-    async def _lend(self) -> None:
+    async def _assign_regularly(self) -> None:
         while True:
             try:
-                async with asyncio.timeout(LEND_S):
-                    await self._lend_soon.wait()
+                async with asyncio.timeout(ASSIGN_S):
+                    await self._assign_soon.wait()
             except TimeoutError:
                 pass
-            self._lend_soon.clear()
+            self._assign_soon.clear()
             for worker in self._leases.gone():
                 self._gone(worker)
-            self._lend_once()
-            if not self._lender.is_alone and self._told != (self._lender.backlogs(), self._lender.staged()):
+            self._assign_slots()
+            if not self._scheduler.is_alone and self._told != (self._scheduler.backlogs(), self._scheduler.staged()):
                 self._heart.changed()
 
     def _gone(self, worker: str) -> None:
-        self._lender.lost(worker)
+        self._scheduler.on_worker_lost(worker)
         if worker in self._left:
             self._left.discard(worker)
         else:
             log.info("worker lost", action="coordinator.worker_lost", worker=worker)
             self._workers_lost += 1
 
-    def _lend_once(self) -> None:
-        self._lender.lend(self._leases.clock)
+    def _assign_slots(self) -> None:
+        self._scheduler.assign(self._leases.clock)

@@ -9,9 +9,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from consumers.coordinator.commands import Decision
-from consumers.coordinator.deadlines import Instants, Pauses, deadline_of, forgettable_at
+from consumers.coordinator.deadlines import Instants, Pauses, deadline_of, expires_at
 from consumers.coordinator.phases import HAND, WAITING
-from consumers.coordinator.scheduling.queue import Place, Waiting
+from consumers.coordinator.scheduling.queue import QueueKey, SessionQueue
 from topics.types.session import Phase, Plan, SessionState, Stage, TaskState, session_id_of
 
 VOID_FACTOR, VOID_SPARE = 4, 1000
@@ -25,15 +25,15 @@ class Table:
         self.partition = partition
         self._tasks: dict[str, TaskState] = {}
         self._sessions: dict[str, SessionState] = {}
-        self.waiting = Waiting()
+        self.queue = SessionQueue()
         self.phases: Counter[Phase] = Counter()
         """Sessions by phase: for people and metrics."""
-        self._in_hand: dict[str, dict[str, str]] = {}
+        self._granted_claims: dict[str, dict[str, str]] = {}
         self.pauses = Pauses()
         self._deadlines = Instants()
         self._run_deadlines = Instants()
         """On the run clock."""
-        self._forgettable = Instants()
+        self._expiries = Instants()
         """Tasks, by the end of their retention."""
 
     # --- reading
@@ -57,25 +57,25 @@ class Table:
         return [self._sessions[session_id] for session_id in ids if session_id in self._sessions]
 
     def next_waiting(self, stage: Stage, pool: str, priority: int, user: str) -> SessionState | None:
-        """The session that a slot lent for this user at this priority goes to (`Waiting.next`)."""
-        found = self.waiting.next(stage, pool, priority, user)
+        """The session that a slot lent for this user at this priority goes to (`SessionQueue.next`)."""
+        found = self.queue.next(stage, pool, priority, user)
         return None if found is None else self._sessions[session_id_of(*found)]
 
     @property
-    def in_hand(self) -> Mapping[str, Mapping[str, str]]:
+    def granted_claims(self) -> Mapping[str, Mapping[str, str]]:
         """Granted claims by worker id: each with its session's id."""
-        return self._in_hand
+        return self._granted_claims
 
     def ready(self, pool: str) -> list[SessionState]:
         """A pool's sessions that wait for a run slot, beside their runtimes."""
-        staged = map(self._sessions.__getitem__, self.waiting.staged_sessions())
+        staged = map(self._sessions.__getitem__, self.queue.staged_sessions())
         plans = ((session, self.task_of(session).plan) for session in staged if session.phase is Phase.READY)
         return [session for session, plan in plans if plan is not None and plan.pool == pool]
 
     @property
     def awaited(self) -> int:
         """Instants at which time alone may change something, those that their rows' changes have voided included."""
-        return len(self._deadlines) + len(self._run_deadlines) + len(self._forgettable)
+        return len(self._deadlines) + len(self._run_deadlines) + len(self._expiries)
 
     def is_due(self, session: SessionState, now: int) -> bool:
         """Whether this row's deadline has passed at clock `now`."""
@@ -89,14 +89,14 @@ class Table:
         # An entry outlived by its row's changes is void: the row's own deadline has an entry of its own.
         return [name for name in passed if (row := self._sessions.get(name)) is not None and self.is_due(row, now)]
 
-    def forgettable(self, now: int) -> list[str]:
+    def expired(self, now: int) -> list[str]:
         """Takes out the tasks that may be forgotten at clock `now`."""
-        return [name for name in self._forgettable.passed(now) if self.is_forgettable(name, now)]
+        return [name for name in self._expiries.passed(now) if self.is_expired(name, now)]
 
-    def is_forgettable(self, task_id: str, now: int) -> bool:
+    def is_expired(self, task_id: str, now: int) -> bool:
         """Whether nothing can ask for this task any more at clock `now`."""
         task = self._tasks.get(task_id)
-        at = None if task is None else forgettable_at(task)
+        at = None if task is None else expires_at(task)
         return at is not None and at <= now
 
     def _run_clock(self, now: int) -> int:
@@ -146,9 +146,9 @@ class Table:
     def _load_task(self, task: TaskState) -> None:
         before = self._tasks.get(task.task_id)
         self._tasks[task.task_id] = task
-        at = forgettable_at(task)
-        if at is not None and (before is None or forgettable_at(before) != at):
-            self._forgettable.add(at, task.task_id)
+        at = expires_at(task)
+        if at is not None and (before is None or expires_at(before) != at):
+            self._expiries.add(at, task.task_id)
 
     def _index(self, session: SessionState) -> None:
         self.phases[session.phase] += 1
@@ -158,15 +158,15 @@ class Table:
         waits_for = WAITING.get(session.phase)
         if waits_for is not None:
             place = _place(task.plan, waits_for.stage)
-            if session.lent_at is None:
-                self.waiting.add(place, task.task_id, session.sample_index, again=_had_ticket(session))
+            if session.ticket_released_at is None:
+                self.queue.add(place, task.task_id, session.sample_index, again=_had_ticket(session))
             else:
-                self.waiting.take(place, session.session_id)
+                self.queue.activate(place, session.session_id)
         elif session.phase in HAND and session.worker_id is not None and session.claim_id is not None:
-            self.waiting.take(_place(task.plan, HAND[session.phase]), session.session_id)
-            self._in_hand.setdefault(session.worker_id, {})[session.claim_id] = session.session_id
+            self.queue.activate(_place(task.plan, HAND[session.phase]), session.session_id)
+            self._granted_claims.setdefault(session.worker_id, {})[session.claim_id] = session.session_id
         if _is_staged(session):
-            self.waiting.stage(task.plan.pool, task.plan.priority, session.session_id)
+            self.queue.stage(task.plan.pool, task.plan.priority, session.session_id)
         deadline = deadline_of(session, task)
         if deadline is not None:
             instants = self._run_deadlines if session.phase is Phase.RUNNING else self._deadlines
@@ -189,25 +189,25 @@ class Table:
         if task is None or task.plan is None:
             return
         waits_for = WAITING.get(session.phase)
-        if waits_for is not None and session.lent_at is None:
-            self.waiting.discard(_place(task.plan, waits_for.stage), task.task_id, session.sample_index)
-        self.waiting.let_go(session.session_id)
+        if waits_for is not None and session.ticket_released_at is None:
+            self.queue.discard(_place(task.plan, waits_for.stage), task.task_id, session.sample_index)
+        self.queue.deactivate(session.session_id)
         if session.worker_id is not None and session.claim_id is not None:
-            holding = self._in_hand.get(session.worker_id)
+            holding = self._granted_claims.get(session.worker_id)
             if holding is not None:
                 holding.pop(session.claim_id, None)
                 if not holding:
-                    del self._in_hand[session.worker_id]
-        self.waiting.unstage(task.plan.pool, session.session_id)
+                    del self._granted_claims[session.worker_id]
+        self.queue.unstage(task.plan.pool, session.session_id)
 
 
 def _is_staged(session: SessionState) -> bool:
-    ticketed = session.phase is Phase.QUEUED and session.lent_at is not None
+    ticketed = session.phase is Phase.QUEUED and session.ticket_released_at is not None
     return ticketed or session.phase in (Phase.INIT, Phase.READY)
 
 
-def _place(plan: Plan, stage: Stage) -> Place:
-    return Place(stage, plan.pool, plan.priority, plan.user)
+def _place(plan: Plan, stage: Stage) -> QueueKey:
+    return QueueKey(stage, plan.pool, plan.priority, plan.user)
 
 
 def _had_ticket(session: SessionState) -> bool:

@@ -115,4 +115,4 @@ async def processes(
 
 def _is_in_hand(row: SessionState) -> bool:
     """Or about to be: a ticket that is out will be claimed, or is no longer counted after 10 s."""
-    return row.phase in IN_HAND or row.lent_at is not None
+    return row.phase in IN_HAND or row.ticket_released_at is not None

@@ -13,7 +13,7 @@ from consumers.coordinator.fleet import FleetView
 from consumers.coordinator.keeper import Keeper
 from consumers.coordinator.leases import Leases
 from consumers.coordinator.loop import run_coordinator
-from consumers.coordinator.scheduling.free_slots import Ledger
+from consumers.coordinator.scheduling.free_slots import FreeSlots
 from polar.client import SessionTable
 from topics import completions, dead_letters, events, sessions
 from topics.environment.settings import Settings
@@ -41,8 +41,8 @@ class AllLost(Leases):
 
 async def test_no_lease_is_judged_while_a_fact_of_its_claim_may_be_unread(settings: Settings, log: LogProducer) -> None:
     """A log of large facts comes in many fetches of few records."""
-    in_hand = SessionState("t.0", "t", 0, Phase.INIT, 0, releases=1, claim_id="c", worker_id="w")
-    for row in (TaskState("t", 1, "hash", plan=PLAN), in_hand):
+    granted_claims = SessionState("t.0", "t", 0, Phase.INIT, 0, releases=1, claim_id="c", worker_id="w")
+    for row in (TaskState("t", 1, "hash", plan=PLAN), granted_claims):
         await log.send(sessions.TOPIC, row, key=sessions.key_of(row), task_id="t")
     again = TaskSubmitted("f", "t", 1, "hash", PLAN, body=os.urandom(60_000))
     for fact in (*[again] * 60, InitFinished("g", "t.0", 1, "c", runtime={"dir": "x"})):
@@ -122,7 +122,7 @@ async def keeping(
     """A keeper of task `t`'s partition."""
     fenced = FencedProducer(settings, f"coordinator.{PARTITION}")
     await fenced.start()
-    keeper = Keeper(settings, PARTITION, fenced, log, leases, Ledger(), lambda: None, fleet or FleetView())
+    keeper = Keeper(settings, PARTITION, fenced, log, leases, FreeSlots(), lambda: None, fleet or FleetView())
     running = asyncio.create_task(keeper.run())
     try:
         yield keeper

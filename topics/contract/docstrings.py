@@ -41,14 +41,15 @@ def of_record(record: type[msgspec.Struct]) -> str:
 
 
 def of_fields(record: type[msgspec.Struct]) -> dict[str, str]:
-    """The docstring under each field that has one, in one line."""
+    """The docstring under each field that has one, in one line, by the field's name on the wire."""
+    wire_names = {field.name: field.encode_name for field in msgspec.structs.fields(record)}
     (declared,) = ast.parse(inspect.getsource(record)).body
     assert isinstance(declared, ast.ClassDef), "a record is a class"
     found: dict[str, str] = {}
     for line, following in zip(declared.body, declared.body[1:], strict=False):
         match line, following:
             case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(note))):
-                found[name] = " ".join(note.split())
+                found[wire_names[name]] = " ".join(note.split())
     return found
 
 

@@ -52,7 +52,7 @@ def _record(record: type[msgspec.Struct], heading: str) -> Iterable[str]:
     for field in msgspec.structs.fields(record):
         words = docstrings.type_words(hints[field.name])
         optional = "" if field.required else ", may be missing"
-        yield f"| `{field.name}` | {words}{optional} | {said.get(field.name, '').replace('|', '&#124;')} |"
+        yield f"| `{field.encode_name}` | {words}{optional} | {said.get(field.encode_name, '').replace('|', '&#124;')} |"
     yield ""
 
 

@@ -82,7 +82,7 @@ class SessionState(msgspec.Struct, frozen=True, gc=False, tag="session", omit_de
     attempt: int = 1
     spent: int = 0
     """Attempts that a granted claim has cost; the session fails when this reaches `max_attempts`."""
-    lent_at: int | None = None
+    ticket_released_at: int | None = msgspec.field(default=None, name="lent_at")
     """Waiting phases: clock of the newest ticket's release; None: it wants a slot."""
     releases: int = 0
     """Tickets released for this stage of this attempt; a claim counts only where one was."""

@@ -1,8 +1,10 @@
-"""Who gets the pool's free slots. Credit belongs to a pool and so to all partitions, `decide` to one; `lend` is pure and stands between.
+"""Assigns a pool's free slots to the requests of all partitions: a pure function.
 
-No ticket goes ahead of a free slot: one of a lower priority would lie before that of a session which comes later. INIT tickets flow only
-while a pool's sessions between INIT ticket and run claim are under `ready_limit` (`Room`), so that sandboxes don't pile up before the
-run slots. Which slots are free is the ledger's knowledge.
+Limits belong to a pool and so to all partitions, while `decide` sees one partition; `assign` stands between the two.
+
+No ticket is sent ahead of a free slot, because a ticket of a low priority would lie on the queue before a later, more urgent one. INIT
+tickets are sent only while the pool's staged sessions are within `ready_limit` (`StagingLimit`), so that sandboxes don't pile up before
+the run slots.
 """
 
 from __future__ import annotations
@@ -14,13 +16,16 @@ from dataclasses import dataclass
 from itertools import count
 from typing import NamedTuple
 
-from consumers.coordinator.commands import SlotLent
+from consumers.coordinator.commands import SlotAssigned
 from topics.types.session import Stage
+
+StagePool = tuple[Stage, str]
+"""A stage and a pool."""
 
 
 @dataclass(frozen=True)
-class Free:
-    """Free slots of one worker's stage, and the queue partitions that it reads."""
+class WorkerSlots:
+    """Free slots of one worker's stage, and the queue partitions that the worker reads."""
 
     worker_id: str
     stage: Stage
@@ -29,8 +34,8 @@ class Free:
     slots: int
 
 
-class Want(NamedTuple):
-    """Sessions of one partition that want a slot."""
+class SlotRequest(NamedTuple):
+    """Sessions of one partition that request a slot."""
 
     partition: int
     stage: Stage
@@ -41,106 +46,103 @@ class Want(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Lent:
+class Assignment:
     """A slot for one partition of `polar.events`."""
 
     partition: int
-    slot: SlotLent
+    slot: SlotAssigned
 
 
 @dataclass(frozen=True)
-class Room:
-    """How many more sessions of a pool may be between an INIT ticket and a run claim.
+class StagingLimit:
+    """How many sessions of a pool may be staged.
 
-    Those of a lower priority don't count for one of a higher: it must not wait until they have run. `most` bounds them all.
+    Staged sessions of a lower priority don't count against a higher priority, which must not wait until they have run. `total` limits
+    the sum over all priorities.
     """
 
     limit: int
     """The pool's `ready_limit`, or this coordinator's share of it."""
-    most: int
-    """The pool's `ready_limit` and INIT slots, less what other coordinators have staged."""
+    total: int
+    """The pool's `ready_limit` plus its INIT slots, less what other coordinators have staged."""
     staged: Mapping[int, int]
-    """This coordinator's, by priority."""
+    """This coordinator's staged sessions by priority."""
 
-    def left(self, priority: int) -> int:
-        """For sessions of this priority; may be negative."""
-        rivals = sum(sessions for staged_at, sessions in self.staged.items() if staged_at >= priority)
-        return min(self.limit - rivals, self.most - sum(self.staged.values()))
-
-
-Line = tuple[Stage, str]
-"""A stage and a pool."""
+    def remaining(self, priority: int) -> int:
+        """How many more sessions of this priority may be staged; may be negative."""
+        rivals = sum(sessions for staged_priority, sessions in self.staged.items() if staged_priority >= priority)
+        return min(self.limit - rivals, self.total - sum(self.staged.values()))
 
 
 @dataclass(frozen=True)
-class Credit:
-    """What bounds a round besides free slots and wants."""
+class Limits:
+    """What limits a round besides free slots and requests."""
 
-    in_hand: Mapping[Line, Mapping[str, int]]
-    """By user: sessions with a ticket or a claim."""
-    shares: Mapping[Line, int]
-    """More slots that this coordinator may hold; all, where none is said."""
-    rooms: Mapping[str, Room]
+    active: Mapping[StagePool, Mapping[str, int]]
+    """Active sessions by user."""
+    shares: Mapping[StagePool, int]
+    """How many more slots this coordinator may use; a missing key means no limit."""
+    staging: Mapping[str, StagingLimit]
     """By pool."""
 
 
-def lend(free: Sequence[Free], wants: Iterable[Want], credit: Credit) -> list[Lent]:
-    """Share free slots among the wants of all partitions.
+def assign(free: Sequence[WorkerSlots], requests: Iterable[SlotRequest], limits: Limits) -> list[Assignment]:
+    """Distribute free slots among the requests of all partitions.
 
-    The highest priority first; at one priority the user with the fewest sessions in hand, then those first that stand first in `wants`;
-    a user's partitions take turns in that order. Workers take turns, so that load is even, and a worker's slots go round its queue
-    partitions, so that a ticket that came to nothing is steered elsewhere the next time.
+    The highest priority is served first. Within a priority the user with the fewest active sessions is next. Equal users, and the
+    partitions of one user, take turns in the order of `requests`. Workers take turns to spread the load. A worker's slots rotate over
+    its queue partitions, so that the retry of an unclaimed ticket goes to another partition.
     """
-    lines: dict[Line, dict[int, list[Want]]] = {}
-    for want in wants:
-        lines.setdefault((want.stage, want.pool), {}).setdefault(want.priority, []).append(want)
-    lent: list[Lent] = []
-    for line, by_priority in lines.items():
-        stage, pool = line
-        places = _places(free, line)[: max(0, credit.shares[line]) if line in credit.shares else None]
-        in_hand = Counter(credit.in_hand.get(line, {}))
-        taken = 0
+    grouped: dict[StagePool, dict[int, list[SlotRequest]]] = {}
+    for request in requests:
+        grouped.setdefault((request.stage, request.pool), {}).setdefault(request.priority, []).append(request)
+    assigned: list[Assignment] = []
+    for key, by_priority in grouped.items():
+        stage, pool = key
+        targets = _targets(free, key)[: max(0, limits.shares[key]) if key in limits.shares else None]
+        active = Counter(limits.active.get(key, {}))
+        used = 0
         for priority in sorted(by_priority, reverse=True):
-            most = len(places)
+            end = len(targets)
             if stage is Stage.INIT:
-                # All that this round has lent so far is of this priority or a higher one.
-                most = min(most, max(taken, credit.rooms[pool].left(priority))) if pool in credit.rooms else taken
-            turns = _turns(by_priority[priority], in_hand)
-            for (worker_id, queue_partition), want in zip(places[taken:most], turns, strict=False):
-                slot = SlotLent(stage, pool, worker_id, queue_partition, priority, want.user)
-                lent.append(Lent(want.partition, slot))
-                taken += 1
-    return lent
+                # All slots that this round has used so far went to this priority or a higher one.
+                end = min(end, max(used, limits.staging[pool].remaining(priority))) if pool in limits.staging else used
+            turns = _turns(by_priority[priority], active)
+            for (worker_id, queue_partition), request in zip(targets[used:end], turns, strict=False):
+                slot = SlotAssigned(stage, pool, worker_id, queue_partition, priority, request.user)
+                assigned.append(Assignment(request.partition, slot))
+                used += 1
+    return assigned
 
 
-def _places(free: Sequence[Free], line: Line) -> list[tuple[str, int]]:
+def _targets(free: Sequence[WorkerSlots], key: StagePool) -> list[tuple[str, int]]:
     """A worker and one of its queue partitions for each free slot."""
-    able = [worker for worker in free if (worker.stage, worker.pool) == line and worker.partitions]
-    able.sort(key=lambda worker: -worker.slots)
+    workers = [worker for worker in free if (worker.stage, worker.pool) == key and worker.partitions]
+    workers.sort(key=lambda worker: -worker.slots)
     return [
         (worker.worker_id, worker.partitions[n % len(worker.partitions)])
-        for n in range(max((worker.slots for worker in able), default=0))
-        for worker in able
+        for n in range(max((worker.slots for worker in workers), default=0))
+        for worker in workers
         if n < worker.slots
     ]
 
 
-def _turns(wants: Iterable[Want], in_hand: Counter[str]) -> Iterator[Want]:
-    """Who is next, again and again, until all have what they want; each is counted in `in_hand`."""
-    queues: dict[str, deque[tuple[Want, int]]] = {}
-    for want in wants:
-        if want.sessions > 0:
-            queues.setdefault(want.user, deque()).append((want, want.sessions))
+def _turns(requests: Iterable[SlotRequest], active: Counter[str]) -> Iterator[SlotRequest]:
+    """The request to serve next, until all are satisfied; each one yielded is counted in `active`."""
+    queues: dict[str, deque[tuple[SlotRequest, int]]] = {}
+    for request in requests:
+        if request.sessions > 0:
+            queues.setdefault(request.user, deque()).append((request, request.sessions))
     order = count()
-    users = [(in_hand[user], next(order), user) for user in queues]
+    users = [(active[user], next(order), user) for user in queues]
     heapq.heapify(users)
     while users:
         _, _, user = heapq.heappop(users)
         queue = queues[user]
-        want, sessions = queue.popleft()
+        request, sessions = queue.popleft()
         if sessions > 1:
-            queue.append((want, sessions - 1))
-        in_hand[user] += 1
+            queue.append((request, sessions - 1))
+        active[user] += 1
         if queue:
-            heapq.heappush(users, (in_hand[user], next(order), user))
-        yield want
+            heapq.heappush(users, (active[user], next(order), user))
+        yield request

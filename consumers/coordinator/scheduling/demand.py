@@ -1,6 +1,6 @@
-"""One partition, as the lending sees it: what it wants, what it has, and the slots that it was given and hasn't decided on.
+"""One partition's demand: the slots that it requests and uses, and the assigned slots that it hasn't decided on.
 
-Invariant: a slot that was given is promised in the ledger until it is decided on or given back.
+Invariant: an assigned slot stays reserved in `FreeSlots` until the partition has decided on it or has returned it.
 """
 
 from __future__ import annotations
@@ -8,63 +8,63 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 
-from consumers.coordinator.commands import SlotLent
-from consumers.coordinator.scheduling.assignment import Want
-from consumers.coordinator.scheduling.free_slots import Ledger
-from consumers.coordinator.scheduling.queue import Waiting
+from consumers.coordinator.commands import SlotAssigned
+from consumers.coordinator.scheduling.assignment import SlotRequest
+from consumers.coordinator.scheduling.free_slots import FreeSlots
+from consumers.coordinator.scheduling.queue import SessionQueue
 from topics.types.session import Stage
 
 
-class Borrower:
-    """Of one partition's table; it borrows nothing before it `is_open`: while the table is being read nobody knows who waits."""
+class PartitionDemand:
+    """It requests nothing before it `is_open`: who waits is unknown until the partition's table is recovered."""
 
-    def __init__(self, partition: int, waiting: Waiting, ledger: Ledger, on_slot: Callable[[], None]) -> None:
-        self.waiting = waiting
+    def __init__(self, partition: int, queue: SessionQueue, free_slots: FreeSlots, on_slot: Callable[[], None]) -> None:
+        self.queue = queue
         self.is_open = False
         self._partition = partition
-        self._ledger = ledger
+        self._free_slots = free_slots
         self._on_slot = on_slot
-        self._slots: list[SlotLent] = []
+        self._slots: list[SlotAssigned] = []
 
-    def sessions(self, stage: Stage, pool: str) -> Counter[int]:
-        """How many sessions wait, by priority; slots given aren't taken off."""
-        return self.waiting.sessions(stage, pool) if self.is_open else Counter()
+    def waiting(self, stage: Stage, pool: str) -> Counter[int]:
+        """Waiting sessions by priority, those included that an assigned slot will serve."""
+        return self.queue.waiting(stage, pool) if self.is_open else Counter()
 
-    def wants(self, stage: Stage, pool: str, priority: int, users: Iterable[str]) -> Iterator[Want]:
-        """Sessions of these users that want a slot, less the slots given."""
-        given = Counter(
+    def requests(self, stage: Stage, pool: str, priority: int, users: Iterable[str]) -> Iterator[SlotRequest]:
+        """Requests of these users, less the slots already assigned."""
+        assigned = Counter(
             slot.user for slot in self._slots if (slot.stage, slot.pool, slot.priority) == (stage, pool, priority)
         )
-        waiting = self.waiting.users(stage, pool, priority) if self.is_open else {}
+        waiting = self.queue.users(stage, pool, priority) if self.is_open else {}
         for user in users:
             tasks = waiting.get(user)
-            if tasks is not None and tasks.sessions > given[user]:
-                yield Want(self._partition, stage, pool, priority, user, tasks.sessions - given[user])
+            if tasks is not None and tasks.sessions > assigned[user]:
+                yield SlotRequest(self._partition, stage, pool, priority, user, tasks.sessions - assigned[user])
 
-    def in_hand(self, stage: Stage, pool: str) -> Counter[str]:
-        """By user: sessions with a ticket or a claim, and slots given."""
-        given = Counter(slot.user for slot in self._slots if (slot.stage, slot.pool) == (stage, pool))
-        return self.waiting.in_hand(stage, pool) + given
+    def active(self, stage: Stage, pool: str) -> Counter[str]:
+        """Active sessions and assigned slots by user."""
+        assigned = Counter(slot.user for slot in self._slots if (slot.stage, slot.pool) == (stage, pool))
+        return self.queue.active_by_user(stage, pool) + assigned
 
     def staged(self, pool: str) -> Counter[int]:
-        """By priority: sessions between an INIT ticket and a run claim, and INIT slots given."""
-        given = Counter(slot.priority for slot in self._slots if (slot.stage, slot.pool) == (Stage.INIT, pool))
-        return self.waiting.staged(pool) + given
+        """Staged sessions and assigned INIT slots by priority."""
+        assigned = Counter(slot.priority for slot in self._slots if (slot.stage, slot.pool) == (Stage.INIT, pool))
+        return self.queue.staged(pool) + assigned
 
-    def give(self, slot: SlotLent) -> None:
+    def assign(self, slot: SlotAssigned) -> None:
         self._slots.append(slot)
         self._on_slot()
 
     @property
-    def slot(self) -> SlotLent | None:
-        """The next one to decide on."""
+    def next_slot(self) -> SlotAssigned | None:
+        """The assigned slot to decide on next."""
         return self._slots[0] if self._slots else None
 
-    def decided(self) -> None:
-        """On that one: what came of it the ledger was told, or nothing did."""
-        self._ledger.kept(self._slots.pop(0))
+    def slot_decided(self) -> None:
+        """End the reservation of `next_slot`; a ticket that came of it has been reported to `FreeSlots` already."""
+        self._free_slots.unreserve(self._slots.pop(0))
 
-    def give_back(self) -> None:
-        """All that wasn't decided on."""
+    def return_slots(self) -> None:
+        """Return all slots that weren't decided on."""
         while self._slots:
-            self.decided()
+            self.slot_decided()

@@ -1,9 +1,9 @@
-"""Who waits for a slot, in which order: an index of one partition's sessions, by stage and pool, priority, user and task.
+"""One partition's waiting sessions in the order in which they are served, by stage and pool, priority, user and task.
 
-Within a user tasks take turns of 16 sessions (deficit round robin, Shreedhar & Varghese 1995, each session costing 1): siblings start
-together, and a task of 1024 keeps the next one waiting for 16. A task's waiting sessions are the set bits of an integer and leave
-lowest first, so one that comes back is near the front of its task. Which user is next isn't decided here: `lend` sees all partitions.
-Beside those that wait the index counts what `lend` weighs: sessions in hand by user and by priority, and staged ones by priority.
+Within a user, tasks take turns of 16 sessions (deficit round robin, Shreedhar & Varghese 1995, each session costing 1). Siblings therefore
+start together, and a task of 1024 sessions delays the next task by 16. A task's waiting sessions are the set bits of an integer and are
+served lowest first, so a session that returns is near the front of its task. Which user is next is decided by `assign`, which sees all
+partitions; for it this index also counts active sessions by user and by priority, and staged sessions by priority.
 """
 
 from __future__ import annotations
@@ -12,16 +12,17 @@ from collections import Counter, OrderedDict
 from collections.abc import Mapping
 from typing import NamedTuple, TypeVar
 
+from consumers.coordinator.scheduling.assignment import StagePool
 from topics.types.session import Stage
 
 TURN = 16
-"""Sessions of a task's turn: a usual GRPO group."""
+"""Sessions in a task's turn: a usual GRPO group."""
 
 K = TypeVar("K")
 
 
-class Place(NamedTuple):
-    """Where a session waits, or is in hand."""
+class QueueKey(NamedTuple):
+    """Where a session waits or is active."""
 
     stage: Stage
     pool: str
@@ -29,86 +30,84 @@ class Place(NamedTuple):
     user: str
 
 
-class Tasks:
+class UserTasks:
     """The waiting tasks of one user, in the order of their turns."""
 
-    __slots__ = ("left", "samples", "sessions", "turn")
+    __slots__ = ("current", "remaining", "samples", "sessions")
 
     def __init__(self) -> None:
         self.samples: OrderedDict[str, int] = OrderedDict()
-        """By task id: bit n is set where sample n waits. The first is next. An OrderedDict, since a dict is slow at its own front."""
+        """By task id: bit n is set while sample n waits. The first task is next. A plain dict is slow at its front."""
         self.sessions = 0
-        self.turn = ""
+        self.current = ""
         """The task that was served last."""
-        self.left = 0
-        """What is left of its turn."""
+        self.remaining = 0
+        """Sessions remaining in the current task's turn."""
 
     def add(self, task_id: str, index: int, *, again: bool) -> None:
-        waits = self.samples.get(task_id)
-        self.samples[task_id] = (waits or 0) | 1 << index
+        waiting = self.samples.get(task_id)
+        self.samples[task_id] = (waiting or 0) | 1 << index
         self.sessions += 1
-        if waits is None and (again or (task_id == self.turn and self.left)):
+        if waiting is None and (again or (task_id == self.current and self.remaining)):
             self.samples.move_to_end(task_id, last=False)
-            if self.left and self.turn in self.samples:
-                self.samples.move_to_end(self.turn, last=False)
+            if self.remaining and self.current in self.samples:
+                self.samples.move_to_end(self.current, last=False)
 
     def discard(self, task_id: str, index: int) -> bool:
-        waits = self.samples.get(task_id, 0)
-        if not waits >> index & 1:
+        waiting = self.samples.get(task_id, 0)
+        if not waiting >> index & 1:
             return False
         self.sessions -= 1
         is_next = next(iter(self.samples)) == task_id
         if is_next:
-            # It leaves because it was served; a cancelled one costs its task no more than its place in the turn.
-            self.left = (self.left if self.turn == task_id and self.left else TURN) - 1
-            self.turn = task_id
-        left = waits ^ 1 << index
-        if not left:
+            # It leaves because it was served; a cancelled session costs its task no more than one place in the turn.
+            self.remaining = (self.remaining if self.current == task_id and self.remaining else TURN) - 1
+            self.current = task_id
+        waiting ^= 1 << index
+        if not waiting:
             del self.samples[task_id]
         else:
-            self.samples[task_id] = left
-            if is_next and not self.left:
+            self.samples[task_id] = waiting
+            if is_next and not self.remaining:
                 self.samples.move_to_end(task_id)
         return True
 
     def next(self) -> tuple[str, int]:
-        task_id, waits = next(iter(self.samples.items()))
-        return task_id, (waits & -waits).bit_length() - 1
+        task_id, waiting = next(iter(self.samples.items()))
+        return task_id, (waiting & -waiting).bit_length() - 1
 
 
 class _Queue:
     """One stage and pool."""
 
-    __slots__ = ("held", "in_hand", "users", "waiting")
+    __slots__ = ("active_by_priority", "active_by_user", "users", "waiting")
 
     def __init__(self) -> None:
-        self.users: dict[int, dict[str, Tasks]] = {}
-        """Who waits, by priority."""
+        self.users: dict[int, dict[str, UserTasks]] = {}
+        """Waiting tasks by priority and user."""
         self.waiting: Counter[int] = Counter()
-        """Sessions that wait, by priority."""
-        self.held: Counter[int] = Counter()
-        """Sessions with a ticket or a claim, by priority."""
-        self.in_hand: Counter[str] = Counter()
-        """The same by user."""
+        """Waiting sessions by priority."""
+        self.active_by_priority: Counter[int] = Counter()
+        self.active_by_user: Counter[str] = Counter()
 
 
-class Waiting:
-    """All operations take constant time in the number of sessions, tasks and users; those that list take as long as what they list."""
+class SessionQueue:
+    """Each operation takes constant time in the number of sessions, tasks and users; a listing takes time proportional to its length."""
 
     def __init__(self) -> None:
-        self._queues: dict[tuple[Stage, str], _Queue] = {}
-        self._held: dict[str, Place] = {}
-        """By session id. As many as there are slots."""
+        self._queues: dict[StagePool, _Queue] = {}
+        self._active: dict[str, QueueKey] = {}
+        """By session id; at most as many as there are slots."""
         self._staged: dict[str, dict[str, int]] = {}
-        """By pool and session id: the priority. As many as `ready_limit` lets."""
+        """By pool and session id: the priority; at most as many as `ready_limit` allows."""
 
     # --- reading
 
     def next(self, stage: Stage, pool: str, priority: int, user: str) -> tuple[str, int] | None:
-        """Task and sample index of the session that a slot lent for `user` at `priority` goes to.
+        """Task and sample index of the session that a slot assigned to `user` at `priority` serves.
 
-        A higher priority that has come meanwhile goes first; another user of the same where that one's sessions are gone. None where
-        only lower ones wait: the slot may be wanted elsewhere.
+        A higher priority that has come meanwhile is served first. If the user's sessions are gone, another user of that priority is served.
+        None if only lower priorities wait: another partition may need the slot.
         """
         queue = self._queues.get((stage, pool))
         if queue is None or not queue.users:
@@ -120,109 +119,101 @@ class Waiting:
         tasks = users.get(user) or next(iter(users.values()))
         return tasks.next()
 
-    def queues(self) -> list[tuple[Stage, str]]:
-        """Stages and pools for which a session waits."""
-        return [key for key, queue in self._queues.items() if queue.users]
+    def stage_pools(self) -> list[StagePool]:
+        """Stages and pools with waiting or active sessions."""
+        return list(self._queues)
 
-    def sessions(self, stage: Stage, pool: str) -> Counter[int]:
-        """How many sessions wait, by priority."""
+    def waiting(self, stage: Stage, pool: str) -> Counter[int]:
+        """Waiting sessions by priority."""
         queue = self._queues.get((stage, pool))
         return Counter() if queue is None else queue.waiting
 
-    def users(self, stage: Stage, pool: str, priority: int) -> Mapping[str, Tasks]:
-        """Whose sessions wait at this priority, and what of each."""
+    def users(self, stage: Stage, pool: str, priority: int) -> Mapping[str, UserTasks]:
+        """The waiting tasks of each user at this priority."""
         queue = self._queues.get((stage, pool))
         return {} if queue is None else queue.users.get(priority, {})
 
-    def in_hand(self, stage: Stage, pool: str) -> Counter[str]:
-        """Sessions with a ticket or a claim, by user."""
+    def active_by_user(self, stage: Stage, pool: str) -> Counter[str]:
         queue = self._queues.get((stage, pool))
-        return Counter() if queue is None else queue.in_hand
+        return Counter() if queue is None else queue.active_by_user
 
-    def held(self, stage: Stage, pool: str) -> Counter[int]:
-        """The same by priority."""
+    def active_by_priority(self, stage: Stage, pool: str) -> Counter[int]:
         queue = self._queues.get((stage, pool))
-        return Counter() if queue is None else queue.held
+        return Counter() if queue is None else queue.active_by_priority
 
     def staged(self, pool: str) -> Counter[int]:
-        """Sessions between an INIT ticket and a run claim, by priority: what `ready_limit` bounds."""
+        """Staged sessions by priority: what `ready_limit` limits."""
         return Counter(self._staged.get(pool, {}).values())
 
-    def pools_staged(self) -> list[str]:
-        """Pools of which a session is staged."""
+    def staged_pools(self) -> list[str]:
+        """Pools with staged sessions."""
         return [pool for pool, staged in self._staged.items() if staged]
 
     def staged_sessions(self) -> list[str]:
-        """All of them, by id."""
+        """The ids of all staged sessions."""
         return [session_id for staged in self._staged.values() for session_id in staged]
-
-    def known(self) -> list[tuple[Stage, str]]:
-        """Stages and pools of which a session waits or is in hand."""
-        return list(self._queues)
 
     # --- changing
 
-    def add(self, place: Place, task_id: str, index: int, *, again: bool = False) -> None:
-        """A session wants a slot; `again`: it had a ticket before, and its task goes before those that haven't begun."""
-        queue = self._queue(place)
-        tasks = queue.users.setdefault(place.priority, {}).get(place.user)
+    def add(self, key: QueueKey, task_id: str, index: int, *, again: bool = False) -> None:
+        """A session waits for a slot. `again`: it had a ticket before, so its task is served before tasks that haven't started."""
+        queue = self._queue(key)
+        tasks = queue.users.setdefault(key.priority, {}).get(key.user)
         if tasks is None:
-            tasks = queue.users[place.priority][place.user] = Tasks()
+            tasks = queue.users[key.priority][key.user] = UserTasks()
         tasks.add(task_id, index, again=again)
-        queue.waiting[place.priority] += 1
+        queue.waiting[key.priority] += 1
 
-    def discard(self, place: Place, task_id: str, index: int) -> None:
-        """It no longer does; nothing where it didn't."""
-        queue = self._queues.get((place.stage, place.pool))
-        tasks = queue and queue.users.get(place.priority, {}).get(place.user)
+    def discard(self, key: QueueKey, task_id: str, index: int) -> None:
+        """A session waits no longer; does nothing if it didn't wait."""
+        queue = self._queues.get((key.stage, key.pool))
+        tasks = queue and queue.users.get(key.priority, {}).get(key.user)
         if queue is None or not tasks or not tasks.discard(task_id, index):
             return
-        _less(queue.waiting, place.priority)
+        _decrement(queue.waiting, key.priority)
         if not tasks.sessions:
-            del queue.users[place.priority][place.user]
-            if not queue.users[place.priority]:
-                del queue.users[place.priority]
-        self._drop_empty(place, queue)
+            del queue.users[key.priority][key.user]
+            if not queue.users[key.priority]:
+                del queue.users[key.priority]
+        self._drop_empty(key, queue)
 
-    def take(self, place: Place, session_id: str) -> None:
-        """A ticket for it is out, or its claim granted."""
-        self.let_go(session_id)
-        queue = self._queue(place)
-        queue.held[place.priority] += 1
-        queue.in_hand[place.user] += 1
-        self._held[session_id] = place
+    def activate(self, key: QueueKey, session_id: str) -> None:
+        """The session's ticket is released, or its claim granted."""
+        self.deactivate(session_id)
+        queue = self._queue(key)
+        queue.active_by_priority[key.priority] += 1
+        queue.active_by_user[key.user] += 1
+        self._active[session_id] = key
 
-    def let_go(self, session_id: str) -> None:
-        """The end of what `take` began; nothing where nothing was."""
-        place = self._held.pop(session_id, None)
-        if place is not None:
-            queue = self._queue(place)
-            _less(queue.held, place.priority)
-            _less(queue.in_hand, place.user)
-            self._drop_empty(place, queue)
+    def deactivate(self, session_id: str) -> None:
+        """The session has neither ticket nor claim; does nothing if it wasn't active."""
+        key = self._active.pop(session_id, None)
+        if key is not None:
+            queue = self._queue(key)
+            _decrement(queue.active_by_priority, key.priority)
+            _decrement(queue.active_by_user, key.user)
+            self._drop_empty(key, queue)
 
     def stage(self, pool: str, priority: int, session_id: str) -> None:
-        """It is between its INIT ticket and its run claim."""
         self._staged.setdefault(pool, {})[session_id] = priority
 
     def unstage(self, pool: str, session_id: str) -> None:
-        """It no longer is; nothing where it wasn't."""
+        """Does nothing if the session wasn't staged."""
         self._staged.get(pool, {}).pop(session_id, None)
 
-    def _queue(self, place: Place) -> _Queue:
-        key = place.stage, place.pool
-        queue = self._queues.get(key)
-        if queue is None:
-            queue = self._queues[key] = _Queue()
-        return queue
+    def _queue(self, key: QueueKey) -> _Queue:
+        stage_pool = key.stage, key.pool
+        if stage_pool not in self._queues:
+            self._queues[stage_pool] = _Queue()
+        return self._queues[stage_pool]
 
-    def _drop_empty(self, place: Place, queue: _Queue) -> None:
-        if not queue.users and not queue.held:
-            del self._queues[place.stage, place.pool]
+    def _drop_empty(self, key: QueueKey, queue: _Queue) -> None:
+        if not queue.users and not queue.active_by_priority:
+            del self._queues[key.stage, key.pool]
 
 
-def _less(counts: Counter[K], key: K) -> None:
-    """Zeros aren't kept: there is no end to users."""
+def _decrement(counts: Counter[K], key: K) -> None:
+    """Zeros aren't kept: new users keep coming."""
     if counts[key] == 1:
         del counts[key]
     else:

@@ -1,6 +1,6 @@
-"""One process's lending: what its partitions want meets what the ledger knows to be free, within the process's share of each pool.
+"""One process's scheduler: assigns free slots to its partitions' requests, within the process's share of each pool.
 
-`lend` decides, `shares` bounds it, keepers and heartbeats are fed and asked from here. No I/O: the loop says when.
+It performs no I/O; the process decides when a round runs.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
 from consumers.coordinator.fleet import FleetView
-from consumers.coordinator.scheduling.assignment import Credit, Line, Room, Want, lend
-from consumers.coordinator.scheduling.demand import Borrower
-from consumers.coordinator.scheduling.free_slots import Ledger
+from consumers.coordinator.scheduling.assignment import Limits, SlotRequest, StagePool, StagingLimit, assign
+from consumers.coordinator.scheduling.demand import PartitionDemand
+from consumers.coordinator.scheduling.free_slots import FreeSlots
 from consumers.coordinator.scheduling.shares import Peers, backlogs
 from topics.types.session import Stage
 from topics.workers import Backlog, Heartbeat
@@ -21,110 +21,107 @@ from topics.workers import Backlog, Heartbeat
 K = TypeVar("K")
 
 
-class Lender:
-    """Fed with heartbeats in log order, and asked for a round whenever something may have come free."""
+class Scheduler:
+    """Updated with heartbeats in log order; `assign` runs a round whenever slots may have become free."""
 
-    def __init__(self, own_id: str, ledger: Ledger, fleet: FleetView) -> None:
-        self.borrowers: dict[int, Borrower] = {}
+    def __init__(self, worker_id: str, free_slots: FreeSlots, fleet: FleetView) -> None:
+        self.demands: dict[int, PartitionDemand] = {}
         """By partition."""
-        self._ledger = ledger
+        self._free_slots = free_slots
         self._fleet = fleet
-        self._peers = Peers(own_id)
+        self._peers = Peers(worker_id)
 
-    def beat(self, heartbeat: Heartbeat) -> None:
-        self._ledger.beat(heartbeat)
-        self._peers.beat(heartbeat)
+    def on_heartbeat(self, heartbeat: Heartbeat) -> None:
+        self._free_slots.on_heartbeat(heartbeat)
+        self._peers.on_heartbeat(heartbeat)
 
-    def lost(self, worker_id: str) -> None:
-        self._ledger.lost(worker_id)
-        self._peers.lost(worker_id)
+    def on_worker_lost(self, worker_id: str) -> None:
+        self._free_slots.on_worker_lost(worker_id)
+        self._peers.on_worker_lost(worker_id)
 
     @property
     def is_alone(self) -> bool:
-        """Whether no other coordinator lives: then all slots are this one's."""
+        """Whether no other coordinator lives; all slots then belong to this one."""
         return self._peers.is_alone
 
-    def lend(self, now: int) -> None:
-        """A round at `now`, process clock, ms. While the fleet drains nothing is lent."""
+    def assign(self, now: int) -> None:
+        """Run a round at `now` (process clock, ms). While the fleet drains, nothing is assigned."""
         if self._fleet.draining:
             return
-        self._ledger.turn()
-        free = self._ledger.free(now)
-        slots: Counter[Line] = Counter()
+        self._free_slots.next_round()
+        free = self._free_slots.free(now)
+        slots: Counter[StagePool] = Counter()
         for worker in free:
             slots[worker.stage, worker.pool] += worker.slots
-        in_hand = {line: _sum(borrower.in_hand(*line) for borrower in self.borrowers.values()) for line in slots}
-        wants = [want for line, count in slots.items() for want in self._wants(line, count, in_hand[line])]
-        if not wants:
+        active = {key: _sum(demand.active(*key) for demand in self.demands.values()) for key in slots}
+        requests = [request for key, count in slots.items() for request in self._requests(key, count, active[key])]
+        if not requests:
             return
-        for lent in lend(free, wants, self._credit(in_hand)):
-            self._ledger.promise(lent)
-            self.borrowers[lent.partition].give(lent.slot)
+        for assignment in assign(free, requests, self._limits(active)):
+            self._free_slots.reserve(assignment)
+            self.demands[assignment.partition].assign(assignment.slot)
 
-    def _wants(self, line: Line, slots: int, in_hand: Counter[str]) -> Iterator[Want]:
-        """As many as so many slots may come to; at one priority first of those who were served longest ago.
+    def _requests(self, key: StagePool, slots: int, active: Counter[str]) -> Iterator[SlotRequest]:
+        """Requests that `slots` slots may satisfy. Within a priority the users who were served longest ago come first.
 
-        Slots come free one at a time, and who is equal in all else must not lose each time. Of more users than slots those with the
-        fewest sessions in hand get all, and the others aren't looked at: there may be thousands, in each partition.
+        Slots become free one at a time: with a fixed order among equals, the same user would lose every time. If there are more users than
+        slots, only the users with the fewest active sessions are looked at: there may be thousands of users in each partition.
         """
-        borrowers = self.borrowers.values()
-        waiting = _sum(borrower.sessions(*line) for borrower in borrowers)
+        demands = self.demands.values()
+        waiting = _sum(demand.waiting(*key) for demand in demands)
         for priority in sorted(waiting, reverse=True):
-            users = dict.fromkeys(user for borrower in borrowers for user in borrower.waiting.users(*line, priority))
-            first = heapq.nsmallest(slots, users, key=lambda u: (in_hand[u], self._ledger.served_at(line, u)))
-            first.sort(key=lambda user: self._ledger.served_at(line, user))
-            found = [want for borrower in borrowers for want in borrower.wants(*line, priority, first)]
+            users = dict.fromkeys(user for demand in demands for user in demand.queue.users(*key, priority))
+            first = heapq.nsmallest(slots, users, key=lambda u: (active[u], self._free_slots.last_served(key, u)))
+            first.sort(key=lambda user: self._free_slots.last_served(key, user))
+            found = [request for demand in demands for request in demand.requests(*key, priority, first)]
             order = {user: n for n, user in enumerate(first)}
-            found.sort(key=lambda w: (order[w.user], self._ledger.served_at(line, w.user, w.partition)))
+            found.sort(key=lambda r: (order[r.user], self._free_slots.last_served(key, r.user, r.partition)))
             yield from found
             slots -= waiting[priority]
             if slots <= 0:
                 return
 
     def backlogs(self) -> list[Backlog]:
-        """For the heartbeat: what this process's partitions want and hold."""
-        lines = dict.fromkeys(line for borrower in self.borrowers.values() for line in borrower.waiting.known())
+        """Waiting and active sessions of this process's partitions, for the heartbeat."""
+        queues = [demand.queue for demand in self.demands.values()]
         return [
-            told
-            for stage, pool in lines
-            for told in backlogs(
-                stage,
-                pool,
-                _sum(borrower.waiting.sessions(stage, pool) for borrower in self.borrowers.values()),
-                _sum(borrower.waiting.held(stage, pool) for borrower in self.borrowers.values()),
+            backlog
+            for key in dict.fromkeys(key for queue in queues for key in queue.stage_pools())
+            for backlog in backlogs(
+                *key,
+                _sum(queue.waiting(*key) for queue in queues),
+                _sum(queue.active_by_priority(*key) for queue in queues),
             )
         ]
 
     def staged(self) -> dict[str, int]:
-        """For the heartbeat: sessions between an INIT ticket and a run claim, by pool."""
-        pools = dict.fromkeys(pool for borrower in self.borrowers.values() for pool in borrower.waiting.pools_staged())
+        """Staged sessions by pool, for the heartbeat."""
+        pools = dict.fromkeys(pool for demand in self.demands.values() for pool in demand.queue.staged_pools())
         return {pool: self._staged(pool).total() for pool in pools}
 
     def _staged(self, pool: str) -> Counter[int]:
-        return _sum(borrower.staged(pool) for borrower in self.borrowers.values())
+        return _sum(demand.staged(pool) for demand in self.demands.values())
 
-    def _credit(self, in_hand: dict[Line, Counter[str]]) -> Credit:
-        slots = self._ledger.slots()
-        rooms = {pool: self._room(pool, slots) for stage, pool in in_hand if stage is Stage.INIT}
+    def _limits(self, active: dict[StagePool, Counter[str]]) -> Limits:
+        slots = self._free_slots.slots()
+        staging = {pool: self._staging_limit(pool, slots) for stage, pool in active if stage is Stage.INIT}
         if self.is_alone:
-            return Credit(in_hand, {}, rooms)
-        shared = self._ledger.shared()
-        shares = {
-            (stage, pool): self._peers.share(stage, pool, shared[stage, pool]) - users.total()
-            for (stage, pool), users in in_hand.items()
-        }
-        return Credit(in_hand, shares, rooms)
+            return Limits(active, {}, staging)
+        shared = self._free_slots.shared()
+        shares = {key: self._peers.share(*key, shared[key]) - users.total() for key, users in active.items()}
+        return Limits(active, shares, staging)
 
-    def _room(self, pool: str, slots: Counter[Line]) -> Room:
-        limit, spare = slots[Stage.RUN, pool], slots[Stage.INIT, pool]
+    def _staging_limit(self, pool: str, slots: Counter[StagePool]) -> StagingLimit:
+        ready_limit, init_slots = slots[Stage.RUN, pool], slots[Stage.INIT, pool]
         if self.is_alone:
-            return Room(limit, limit + spare, self._staged(pool))
-        share = self._peers.share_of_staging(pool, limit)
-        return Room(share, limit + spare - self._peers.staged_elsewhere(pool), self._staged(pool))
+            return StagingLimit(ready_limit, ready_limit + init_slots, self._staged(pool))
+        share = self._peers.share_of_staging(pool, ready_limit)
+        total = ready_limit + init_slots - self._peers.staged_elsewhere(pool)
+        return StagingLimit(share, total, self._staged(pool))
 
 
 def _sum(counts: Iterable[Counter[K]]) -> Counter[K]:
-    found: Counter[K] = Counter()
+    total: Counter[K] = Counter()
     for each in counts:
-        found.update(each)
-    return found
+        total.update(each)
+    return total

@@ -9,7 +9,7 @@ from consumers.coordinator.commands import (
     Command,
     Decision,
     Input,
-    SlotLent,
+    SlotAssigned,
 )
 from consumers.coordinator.decide import decide
 from consumers.coordinator.state import Table
@@ -28,7 +28,7 @@ PLAN = Plan("default", 0, 3, 600, 3600, 600, "shell", "prefix_merging", b"{}", N
 
 def wants(table: Table) -> dict[tuple[Stage, str], int]:
     """How many sessions want a slot, by stage and pool."""
-    return {key: table.waiting.sessions(*key).total() for key in table.waiting.queues()}
+    return {key: count for key in table.queue.stage_pools() if (count := table.queue.waiting(*key).total())}
 
 
 def submitted(samples: int = 1, body: str = "a", task_id: str = "t") -> TaskSubmitted:
@@ -79,24 +79,24 @@ class Bench:
         assert found is not None
         return found
 
-    def lend(self, stage: Stage) -> Decision:
-        return self.give(SlotLent(stage, "default", "w", 0))
+    def assign(self, stage: Stage) -> Decision:
+        return self.give(SlotAssigned(stage, "default", "w", 0))
 
     def claim(self, stage: Stage, claim_id: str, session_id: str = "t.0", attempt: int = 1) -> Decision:
         return self.give(Claimed("f", session_id, attempt, stage, claim_id, "w"))
 
     def init(self, session_id: str = "t.0", attempt: int = 1) -> None:
-        self.lend(Stage.INIT)
+        self.assign(Stage.INIT)
         self.claim(Stage.INIT, f"i{attempt}", session_id, attempt)
         self.give(InitFinished("f", session_id, attempt, f"i{attempt}", runtime={"dir": "x"}))
 
     def run(self, session_id: str = "t.0", attempt: int = 1) -> None:
         self.init(session_id, attempt)
-        self.lend(Stage.RUN)
+        self.assign(Stage.RUN)
         self.claim(Stage.RUN, f"r{attempt}", session_id, attempt)
 
     def evaluate(self, status: Status = Status.COMPLETED, error: SessionError | None = None) -> None:
         self.run()
         self.give(RunFinished("f", "t.0", 1, "r1", status, 0, error))
-        self.lend(Stage.EVALUATE)
+        self.assign(Stage.EVALUATE)
         self.claim(Stage.EVALUATE, "e1")

@@ -17,9 +17,9 @@ from msgspec.structs import replace
 from consumers.coordinator.commands import DeadlinePassed, Input, ReleaseTicket
 from consumers.coordinator.decide import decide
 from consumers.coordinator.fleet import FleetView
-from consumers.coordinator.scheduling.demand import Borrower
-from consumers.coordinator.scheduling.free_slots import Ledger
-from consumers.coordinator.scheduling.scheduler import Lender
+from consumers.coordinator.scheduling.demand import PartitionDemand
+from consumers.coordinator.scheduling.free_slots import FreeSlots
+from consumers.coordinator.scheduling.scheduler import Scheduler
 from consumers.coordinator.state import Table
 from tests.consumers.coordinator.bench import PLAN
 from topics.control import Grant, Revoke
@@ -31,7 +31,7 @@ READ_MS = 5
 COMMIT_MS = 35
 BEAT_GAP_MS = 100
 BEAT_MS = 2_000
-LEND_MS = 250
+ASSIGN_MS = 250
 QUEUE_PARTITIONS = 8
 """Of each stage."""
 
@@ -63,7 +63,7 @@ class Simulation:
         self._order = count()
         for member in (*self.coordinators, *self.workers):
             member.beat()
-        self._every(LEND_MS, self._tick)
+        self._every(ASSIGN_MS, self._tick)
 
     def after(self, ms: int, what: Callable[[], None]) -> None:
         heapq.heappush(self._events, (self.now + ms, next(self._order), what))
@@ -103,7 +103,7 @@ class Simulation:
 
     def staged(self) -> int:
         """Sessions between an INIT ticket and a run claim."""
-        return sum(partition.table.waiting.staged("default").total() for partition in self.partitions)
+        return sum(partition.table.queue.staged("default").total() for partition in self.partitions)
 
     def busy_ms(self) -> int:
         """What all run slots have worked, those under way included."""
@@ -112,11 +112,11 @@ class Simulation:
 
     def sessions_waiting(self) -> int:
         """For their INIT slot."""
-        return sum(p.table.waiting.sessions(Stage.INIT, "default").total() for p in self.partitions)
+        return sum(p.table.queue.waiting(Stage.INIT, "default").total() for p in self.partitions)
 
     def running(self, partition: int) -> int:
         """Sessions of a partition with a run ticket or claim."""
-        return self.partitions[partition].table.waiting.held(Stage.RUN, "default").total()
+        return self.partitions[partition].table.queue.active_by_priority(Stage.RUN, "default").total()
 
     def queued_tickets(self, stage: Stage) -> int:
         """Tickets that nobody has taken yet."""
@@ -126,7 +126,7 @@ class Simulation:
         for partition in self.partitions:
             partition.look()
         for coordinator in self.coordinators:
-            coordinator.lend()
+            coordinator.assign()
 
     def _every(self, ms: int, what: Callable[[], None]) -> None:
         def again() -> None:
@@ -162,22 +162,22 @@ class Member:
 class Coordinator(Member):
     def __init__(self, simulation: Simulation, name: str) -> None:
         super().__init__(simulation, name)
-        self.ledger = Ledger()
-        self.lender = Lender(name, self.ledger, simulation.fleet)
+        self.free_slots = FreeSlots()
+        self.scheduler = Scheduler(name, self.free_slots, simulation.fleet)
         self._told: object = None
 
     def told(self) -> Heartbeat:
-        backlogs, staged = self.lender.backlogs(), self.lender.staged()
+        backlogs, staged = self.scheduler.backlogs(), self.scheduler.staged()
         self._told = backlogs, staged
         return Heartbeat(self.name, "coordinator", "h", 1, backlogs=backlogs, staged=staged)
 
     def hear(self, beat: Heartbeat) -> None:
-        self.lender.beat(beat)
-        self.lend()
+        self.scheduler.on_heartbeat(beat)
+        self.assign()
 
-    def lend(self) -> None:
-        self.lender.lend(self.simulation.now)
-        if not self.lender.is_alone and self._told != (self.lender.backlogs(), self.lender.staged()):
+    def assign(self) -> None:
+        self.scheduler.assign(self.simulation.now)
+        if not self.scheduler.is_alone and self._told != (self.scheduler.backlogs(), self.scheduler.staged()):
             self.changed()
 
 
@@ -188,16 +188,16 @@ class Partition:
         self.simulation = simulation
         self.coordinator = coordinator
         self.table = Table(number)
-        self.borrower = Borrower(number, self.table.waiting, coordinator.ledger, self._woken)
-        self.borrower.is_open = True
-        coordinator.lender.borrowers[number] = self.borrower
+        self.demand = PartitionDemand(number, self.table.queue, coordinator.free_slots, self._woken)
+        self.demand.is_open = True
+        coordinator.scheduler.demands[number] = self.demand
 
     def _woken(self) -> None:
         self.simulation.after(0, self._decide_slots)
 
     def step(self, fact: Fact) -> None:
         self._take(fact)
-        self.coordinator.lend()
+        self.coordinator.assign()
         self._decide_slots()
 
     def look(self) -> None:
@@ -205,23 +205,23 @@ class Partition:
             self._take(DeadlinePassed(session_id))
 
     def _decide_slots(self) -> None:
-        while (slot := self.borrower.slot) is not None:
+        while (slot := self.demand.next_slot) is not None:
             self._take(slot)
-            self.borrower.decided()
+            self.demand.slot_decided()
 
     def _take(self, given: Input) -> None:
-        now, ledger = self.simulation.now, self.coordinator.ledger
+        now, free_slots = self.simulation.now, self.coordinator.free_slots
         decision = decide(self.table, given, now)
         self.table.apply(decision)
         match given:
             case Claimed():
-                ledger.claimed(given.session_id, given.stage, given.worker_id, given.claim_id, now)
+                free_slots.on_claimed(given.session_id, given.stage, given.worker_id, given.claim_id, now)
             case InitFinished() | RunFinished() | Evaluated():
-                ledger.over(given.session_id, given.claim_id, now)
+                free_slots.on_claim_ended(given.session_id, given.claim_id, now)
         for command in decision.commands:
             match command:
                 case ReleaseTicket():
-                    ledger.released(command, now)
+                    free_slots.on_ticket(command, now)
                     session = self.table.session(command.session_id)
                     assert session is not None
                     self.simulation.after(COMMIT_MS, partial(self.simulation.queue, command, session))

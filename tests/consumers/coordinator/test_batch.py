@@ -10,8 +10,8 @@ import pytest
 from msgspec.structs import replace
 
 from consumers.coordinator.batch import BYTES, SESSIONS, Batch, Part
-from consumers.coordinator.commands import Decision, Input, TaskForgotten
-from consumers.coordinator.deadlines import FORGET_MS
+from consumers.coordinator.commands import Decision, Input, TaskExpired
+from consumers.coordinator.deadlines import EXPIRY_MS
 from consumers.coordinator.decide import decide
 from consumers.coordinator.state import Table
 from tests.consumers.coordinator.bench import PLAN, submitted, wants
@@ -109,8 +109,8 @@ def forgetting(disk: Disk) -> Input:
     for index in range(SAMPLES):
         disk.give(TrajectoryEmitted("f", f"t.{index}", 1))
     disk.give(GroupEmitted("f", "t"))
-    disk.now = FORGET_MS
-    return TaskForgotten("t")
+    disk.now = EXPIRY_MS
+    return TaskExpired("t")
 
 
 @pytest.mark.parametrize("crash_after", [1, 2])

@@ -41,7 +41,7 @@ class Fleet(Bench):
         self.worked: dict[str, int] = {}
         self.give(submitted())
         self.init()
-        self.lend(Stage.RUN)
+        self.assign(Stage.RUN)
         self.written = self.commit()
 
     def commit(self) -> Written:
@@ -130,11 +130,11 @@ def test_a_pause_that_is_told_twice_is_one() -> None:
 def test_what_waits_for_a_slot_does_not_wait_longer_for_a_pause(is_paused: bool) -> None:
     bench = Bench()
     bench.give(submitted())
-    bench.lend(Stage.INIT)
+    bench.assign(Stage.INIT)
     if is_paused:
         bench.give(FleetPaused())
     bench.now = TICKET_MS
     bench.give(*(DeadlinePassed(session_id) for session_id in bench.table.due(bench.now)))
-    assert bench.session().lent_at is None
+    assert bench.session().ticket_released_at is None
     bench.now = QUEUE_MS
     assert bench.table.due(bench.now) == ["t.0"]

@@ -7,11 +7,11 @@ from msgspec.structs import replace
 from consumers.coordinator.commands import (
     ClaimLost,
     DeadlinePassed,
-    PoolDark,
+    PoolOffline,
     RejectTask,
-    TaskForgotten,
+    TaskExpired,
 )
-from consumers.coordinator.deadlines import BUILDING_MS, CLOSING_MS, FORGET_MS, QUEUE_MS, TICKET_MS
+from consumers.coordinator.deadlines import BUILDING_MS, CLOSING_MS, EXPIRY_MS, QUEUE_MS, TICKET_MS
 from tests.consumers.coordinator.bench import PLAN, Bench, submitted, wants
 from topics.completions import CloseGroup, Open
 from topics.control import CloseKey, Discard, Grant, Revoke
@@ -47,10 +47,10 @@ def test_the_plain_way_ends_with_one_build_and_a_group() -> None:
     assert bench.groups == [CloseGroup("t", 1, [1.0], [Status.COMPLETED])]
     assert bench.session().phase is Phase.ENDED
     bench.give(GroupEmitted("f", "t"))
-    assert bench.table.forgettable(FORGET_MS) == ["t"]
-    assert bench.give(TaskForgotten("t")).skipped == "not_forgettable"
-    bench.now = FORGET_MS
-    bench.give(TaskForgotten("t"))
+    assert bench.table.expired(EXPIRY_MS) == ["t"]
+    assert bench.give(TaskExpired("t")).skipped == "not_forgettable"
+    bench.now = EXPIRY_MS
+    bench.give(TaskExpired("t"))
     assert bench.table.task("t") is None
     assert bench.table.session("t.0") is None
 
@@ -69,7 +69,7 @@ def test_a_build_that_failed_is_what_the_table_and_the_group_say() -> None:
 def test_the_first_claim_is_granted_and_others_are_revoked() -> None:
     bench = Bench()
     bench.give(submitted())
-    bench.lend(Stage.INIT)
+    bench.assign(Stage.INIT)
     assert bench.claim(Stage.INIT, "a").commands == (Grant("t.0", 1, "a"),)
     assert bench.claim(Stage.INIT, "b").commands == (Revoke("t.0", "b", "taken"),)
     assert bench.claim(Stage.INIT, "a").commands == (Grant("t.0", 1, "a"),)
@@ -78,17 +78,17 @@ def test_the_first_claim_is_granted_and_others_are_revoked() -> None:
 def test_a_session_tells_how_long_it_waited_and_worked_and_who_has_it_in_hand() -> None:
     bench = Bench()
     bench.give(submitted())
-    bench.lend(Stage.INIT)
+    bench.assign(Stage.INIT)
     bench.now = 1_000
     bench.claim(Stage.INIT, "i1")
     bench.now = 3_000
     bench.give(InitFinished("f", "t.0", 1, "i1", runtime={"dir": "x"}, duration_ms=1_500))
-    assert bench.table.in_hand == {}
+    assert bench.table.granted_claims == {}
     bench.now = 7_000
     assert bench.claim(Stage.RUN, "early").commands == (Revoke("t.0", "early", "taken"),), "no ticket is out"
-    bench.lend(Stage.RUN)
+    bench.assign(Stage.RUN)
     assert bench.claim(Stage.RUN, "r1").commands == (Grant("t.0", 1, "r1", log_partition=0),)
-    assert bench.table.in_hand == {"w": {"r1": "t.0"}}
+    assert bench.table.granted_claims == {"w": {"r1": "t.0"}}
     assert bench.session().accounting == Accounting(init_queued_ms=1_000, init_ms=1_500, run_queued_ms=4_000)
     bench.now = 10_000
     bench.give(ClaimLost("t.0", "r1"))
@@ -101,7 +101,7 @@ def test_a_build_is_told_all_that_run_and_evaluation_left_and_is_asked_for_again
     bench.give(replace(submitted(), plan=plan))
     bench.run()
     bench.give(RunFinished("f", "t.0", 1, "r1", Status.COMPLETED, 0, artifacts={"patch": "p", "both": "run"}))
-    bench.lend(Stage.EVALUATE)
+    bench.assign(Stage.EVALUATE)
     bench.claim(Stage.EVALUATE, "e1")
     bench.now = 5_000
     bench.give(Evaluated("f", "t.0", 1, "e1", 0.5, {"c": 1.0}, artifacts={"both": "evaluation"}))
@@ -161,7 +161,7 @@ def test_a_claim_without_a_ticket_or_of_an_unknown_session_is_revoked() -> None:
 def test_an_unclaimed_ticket_is_released_again_at_no_cost_and_the_old_one_still_counts() -> None:
     bench = Bench()
     bench.give(submitted())
-    bench.lend(Stage.INIT)
+    bench.assign(Stage.INIT)
     assert wants(bench.table) == {}
     bench.now = 10_000
     bench.give(*(DeadlinePassed(s) for s in bench.table.due(bench.now)))
@@ -206,7 +206,7 @@ def test_a_lost_evaluation_is_an_evaluation_again_and_then_no_reward() -> None:
         bench.claim(Stage.EVALUATE, claim)
         assert bench.session().phase is Phase.EVALUATING
         bench.give(ClaimLost("t.0", claim))
-        bench.lend(Stage.EVALUATE)
+        bench.assign(Stage.EVALUATE)
     assert (bench.builds["t.0"].reward, bench.session().attempt) == (None, 1)
     assert bench.builds["t.0"].status is Status.FAILED
 
@@ -256,7 +256,7 @@ def test_a_dark_pool_gives_ready_sessions_back_at_no_cost() -> None:
     bench = Bench()
     bench.give(submitted())
     bench.init()
-    bench.give(PoolDark("t.0"))
+    bench.give(PoolOffline("t.0"))
     assert (bench.session().phase, bench.session().attempt, bench.session().spent) == (Phase.QUEUED, 1, 0)
     assert bench.session().runtime is None
 
@@ -265,11 +265,11 @@ def test_a_ticket_from_before_the_dark_names_a_runtime_that_is_gone_and_counts_n
     bench = Bench()
     bench.give(submitted())
     bench.init()
-    bench.lend(Stage.RUN)
-    bench.give(PoolDark("t.0"))
+    bench.assign(Stage.RUN)
+    bench.give(PoolOffline("t.0"))
     assert (bench.session().phase, bench.session().spent) == (Phase.QUEUED, 0)
     bench.init(attempt=2)
-    bench.lend(Stage.RUN)
+    bench.assign(Stage.RUN)
     assert bench.claim(Stage.RUN, "old").commands == (Revoke("t.0", "old", "taken"),)
     assert isinstance(bench.claim(Stage.RUN, "new", attempt=2).commands[0], Grant)
 
@@ -284,10 +284,10 @@ def test_tickets_that_nobody_takes_for_days_cost_no_memory() -> None:
     bench = Bench()
     bench.give(submitted())
     for _ in range(3000):
-        bench.lend(Stage.INIT)
+        bench.assign(Stage.INIT)
         bench.now += TICKET_MS
         bench.give(*(DeadlinePassed(s) for s in bench.table.due(bench.now)))
-    assert bench.session().lent_at is None
+    assert bench.session().ticket_released_at is None
     assert bench.table.awaited < 1100
     bench.now = QUEUE_MS
     bench.give(*(DeadlinePassed(s) for s in bench.table.due(bench.now)))
@@ -326,7 +326,7 @@ def test_the_runtime_of_an_attempt_that_is_over_is_discarded_and_that_of_a_judge
     assert back.commands == (CloseKey("t.0", "r1"), DISCARDED)
     bench.run(attempt=2)
     bench.give(RunFinished("f", "t.0", 2, "r2", Status.COMPLETED, 0))
-    bench.lend(Stage.EVALUATE)
+    bench.assign(Stage.EVALUATE)
     bench.claim(Stage.EVALUATE, "e2", attempt=2)
     assert bench.give(Evaluated("f", "t.0", 2, "e2", reward=1.0)).commands == ()
 
@@ -342,7 +342,7 @@ def test_a_cancelled_evaluation_is_stopped_before_its_runtime_goes_and_its_end_i
 def test_a_runtime_that_was_made_too_late_is_discarded_unless_it_is_the_sessions_own() -> None:
     bench = Bench()
     bench.give(submitted())
-    bench.lend(Stage.INIT)
+    bench.assign(Stage.INIT)
     bench.claim(Stage.INIT, "slow")
     bench.give(ClaimLost("t.0", "slow"))
     assert bench.session().revoked_claims == ["slow"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from consumers.coordinator.commands import TaskForgotten
-from consumers.coordinator.deadlines import FORGET_MS
+from consumers.coordinator.commands import TaskExpired
+from consumers.coordinator.deadlines import EXPIRY_MS
 from tests.consumers.coordinator.bench import PLAN, Bench, submitted
 from topics.control import CloseKey, Discard, Revoke
 from topics.events import CancelRequested, GroupEmitted, RunFinished, Stopped, TrajectoryEmitted
@@ -29,13 +29,13 @@ def test_with_enough_usable_trajectories_the_others_are_cancelled_wherever_they_
     enough(bench, samples=6, usable=1)
     for session_id in ("t.0", "t.1"):
         bench.init(session_id)
-    bench.lend(Stage.RUN)
+    bench.assign(Stage.RUN)
     bench.claim(Stage.RUN, "r", "t.0")
-    bench.lend(Stage.RUN)
+    bench.assign(Stage.RUN)
     bench.claim(Stage.RUN, "r1", "t.1")
     bench.give(RunFinished("f", "t.1", 1, "r1", Status.COMPLETED, 0))
     bench.init("t.2")
-    bench.lend(Stage.INIT)
+    bench.assign(Stage.INIT)
     bench.claim(Stage.INIT, "i", "t.3")
     stopped = bench.give(out(bench, "t.5"))
     assert stopped.commands == (
@@ -90,16 +90,16 @@ def test_a_cancel_of_a_task_that_never_comes_is_forgotten_and_of_one_that_comes_
     bench = Bench()
     bench.give(CancelRequested("f", "typo"), CancelRequested("f", "t", "t.1"), CancelRequested("f", "t", "t.1"))
     assert bench.skipped == {"already_cancelled": 1}
-    bench.now = FORGET_MS - 1
-    assert bench.table.forgettable(bench.now) == []
+    bench.now = EXPIRY_MS - 1
+    assert bench.table.expired(bench.now) == []
     bench.give(submitted(2))
     assert bench.builds["t.1"].status is Status.CANCELLED
     bench.now += 1
-    assert bench.table.forgettable(bench.now) == ["typo"]
-    bench.give(TaskForgotten("typo"))
+    assert bench.table.expired(bench.now) == ["typo"]
+    bench.give(TaskExpired("typo"))
     assert bench.table.task("typo") is None
     assert bench.give(GroupEmitted("f", "t")).skipped == "group_goes_on"
     bench.give(CancelRequested("f", "t"), *(TrajectoryEmitted("f", f"t.{index}", 1) for index in range(2)))
     bench.give(GroupEmitted("f", "t"))
-    assert bench.table.forgettable(bench.now + FORGET_MS - 1) == []
-    assert bench.table.forgettable(bench.now + FORGET_MS) == ["t"]
+    assert bench.table.expired(bench.now + EXPIRY_MS - 1) == []
+    assert bench.table.expired(bench.now + EXPIRY_MS) == ["t"]

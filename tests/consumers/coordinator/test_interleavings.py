@@ -15,7 +15,7 @@ from consumers.coordinator.commands import (
     FleetPaused,
     FleetResumed,
     Input,
-    PoolDark,
+    PoolOffline,
     ReleaseTicket,
 )
 from consumers.coordinator.deadlines import UNOPENED_MS
@@ -94,7 +94,7 @@ class World(Bench):
         live = [s for s in self.table.sessions() if s.phase is not Phase.ENDED]
         if what == "lend":
             for stage in Stage:
-                self._collect(self.lend(stage))
+                self._collect(self.assign(stage))
         elif what == "claim" and self.tickets:
             session_id, stage, attempt = pick.choice(self.tickets[-4:] if pick.random() < 0.7 else self.tickets)
             self.claims += 1
@@ -137,7 +137,7 @@ class World(Bench):
             self.say(SessionOpenWithdrawn("f", wish.task_id, wish.claim_id))
         elif what == "dark":
             for session in live:
-                self._collect(self.give(PoolDark(session.session_id)))
+                self._collect(self.give(PoolOffline(session.session_id)))
         elif what == "turn":
             self.turn(paused=self.table.pauses.began is None)
         elif what == "clock":
@@ -223,7 +223,12 @@ class World(Bench):
         for session in self.table.sessions():
             assert session.spent <= PLAN.max_attempts
             if session.task_id in OPENED:
-                assert (session.attempt, session.spent, session.worker_id, session.lent_at) == (1, 0, None, None)
+                assert (session.attempt, session.spent, session.worker_id, session.ticket_released_at) == (
+                    1,
+                    0,
+                    None,
+                    None,
+                )
             if session.phase in (Phase.INIT, Phase.RUNNING, Phase.EVALUATING, Phase.CLOSING):
                 assert session.claim_id is not None
             if session.phase is Phase.RUNNING:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from consumers.coordinator.leases import DARK_MS, Leases
+from consumers.coordinator.leases import OFFLINE_MS, Leases
 from topics.log.liveness import GAP_MS, LEASE_MS
 from topics.types.session import Stage
 from topics.workers import Heartbeat, StageSlots
@@ -26,7 +26,7 @@ def is_lost(leases: Leases) -> bool:
 def test_a_worker_is_gone_after_six_seconds_of_covered_log_time() -> None:
     leases = Leases()
     at = probe(leases, 0, 1)
-    leases.beat(beat())
+    leases.on_heartbeat(beat())
     at = probe(leases, at, LEASE_MS // 1000)
     assert leases.gone() == []
     probe(leases, at, 1)
@@ -37,7 +37,7 @@ def test_a_worker_is_gone_after_six_seconds_of_covered_log_time() -> None:
 def test_a_minute_without_kafka_starts_all_leases_anew() -> None:
     leases = Leases()
     at = probe(leases, 0, 1)
-    leases.beat(beat(claims=["c"]))
+    leases.on_heartbeat(beat(claims=["c"]))
     assert not is_lost(leases)
     at = probe(leases, at + 60_000, 5)
     assert (leases.gone(), is_lost(leases)) == ([], False)
@@ -49,13 +49,13 @@ def test_a_minute_without_kafka_starts_all_leases_anew() -> None:
 def test_a_claim_is_lost_when_its_live_worker_no_longer_holds_it() -> None:
     leases = Leases()
     at = probe(leases, 0, 1)
-    leases.beat(beat(claims=["c"]))
+    leases.on_heartbeat(beat(claims=["c"]))
     assert not is_lost(leases)
     for _ in range(LEASE_MS // 1000):
-        leases.beat(beat())
+        leases.on_heartbeat(beat())
         assert not is_lost(leases)
         at = probe(leases, at, 1)
-    leases.beat(beat())
+    leases.on_heartbeat(beat())
     at = probe(leases, at, 1)
     assert is_lost(leases)
 
@@ -82,19 +82,19 @@ def test_the_clock_between_probes_runs_on_for_three_seconds_and_never_back() -> 
 def test_a_pool_is_dark_when_no_run_worker_has_lived_for_ten_minutes() -> None:
     leases = Leases()
     at = probe(leases, 0, 1)
-    assert not leases.is_dark("default")
-    at = probe(leases, at, DARK_MS // 1000)
-    assert not leases.is_dark("default")
+    assert not leases.is_offline("default")
+    at = probe(leases, at, OFFLINE_MS // 1000)
+    assert not leases.is_offline("default")
     at = probe(leases, at, 1)
-    assert leases.is_dark("default")
-    leases.beat(beat())
-    assert not leases.is_dark("default")
+    assert leases.is_offline("default")
+    leases.on_heartbeat(beat())
+    assert not leases.is_offline("default")
 
 
 def test_a_claim_is_lost_as_soon_as_its_worker_is_and_not_a_lease_later() -> None:
     leases = Leases()
     at = probe(leases, 0, 1)
-    leases.beat(beat(claims=["c"]))
+    leases.on_heartbeat(beat(claims=["c"]))
     assert not is_lost(leases)
     probe(leases, at, LEASE_MS // 1000 + 1)
     assert is_lost(leases)

@@ -46,7 +46,7 @@ def test_an_open_is_granted_at_once_and_a_close_ends_it_with_its_reward() -> Non
     opened = bench.give(asked())
     assert opened.records == (Open("t.0", 1, "a"),)
     assert opened.commands == (Grant("t.0", 1, "a", log_partition=0),)
-    assert (bench.session().phase, bench.table.in_hand, wants(bench.table)) == (Phase.RUNNING, {}, {})
+    assert (bench.session().phase, bench.table.granted_claims, wants(bench.table)) == (Phase.RUNNING, {}, {})
     bench.now += 5_000
     ended = Revoke("t.0", "a", "ended"), CloseKey("t.0", "a"), Grant("t.0", 1, "c")
     assert bench.give(closed()).commands == ended

@@ -22,11 +22,11 @@ from consumers.coordinator.commands import (
     FleetPaused,
     FleetResumed,
     Input,
-    PoolDark,
-    SlotLent,
-    TaskForgotten,
+    PoolOffline,
+    SlotAssigned,
+    TaskExpired,
 )
-from consumers.coordinator.deadlines import FORGET_MS, deadline_of
+from consumers.coordinator.deadlines import EXPIRY_MS, deadline_of
 from consumers.coordinator.decide import OPENED, TRANSITIONS
 from tests.consumers.coordinator.bench import PLAN, Bench, submitted
 from topics.control import Revoke
@@ -60,31 +60,31 @@ def queued(attempt: int = 1) -> Bench:
     bench = Bench()
     bench.give(TASK, CancelRequested("f", "t", "t.1"))
     for lost in range(1, attempt):
-        bench.lend(Stage.INIT)
+        bench.assign(Stage.INIT)
         bench.claim(Stage.INIT, f"lost{lost}", attempt=lost)
         bench.give(ClaimLost("t.0", f"lost{lost}"))
     return bench
 
 
 def ticketed(bench: Bench, stage: Stage) -> Bench:
-    bench.lend(stage)
+    bench.assign(stage)
     return bench
 
 
-def in_hand(bench: Bench, stage: Stage) -> Bench:
-    bench.lend(stage)
+def granted_claims(bench: Bench, stage: Stage) -> Bench:
+    bench.assign(stage)
     bench.claim(stage, stage.value, attempt=bench.session().attempt)
     return bench
 
 
 def ready(attempt: int = 1) -> Bench:
-    bench = in_hand(queued(attempt), Stage.INIT)
+    bench = granted_claims(queued(attempt), Stage.INIT)
     bench.give(InitFinished("f", "t.0", attempt, "init", runtime={"dir": "x"}))
     return bench
 
 
 def running(attempt: int = 1) -> Bench:
-    return in_hand(ready(attempt), Stage.RUN)
+    return granted_claims(ready(attempt), Stage.RUN)
 
 
 def ran() -> Bench:
@@ -94,10 +94,10 @@ def ran() -> Bench:
 
 
 def evaluating(tries: int = 1) -> Bench:
-    bench = in_hand(ran(), Stage.EVALUATE)
+    bench = granted_claims(ran(), Stage.EVALUATE)
     for _ in range(1, tries):
         bench.give(ClaimLost("t.0", "evaluate"))
-        in_hand(bench, Stage.EVALUATE)
+        granted_claims(bench, Stage.EVALUATE)
     return bench
 
 
@@ -125,8 +125,8 @@ BUILT = TrajectoryEmitted("f", "t.0", 1, trainable_tokens=5)
 STATES: dict[str, Callable[[], Bench]] = {
     "queued": queued,
     "queued,ticket": lambda: ticketed(queued(), Stage.INIT),
-    "init": lambda: in_hand(queued(), Stage.INIT),
-    "init,last": lambda: in_hand(queued(3), Stage.INIT),
+    "init": lambda: granted_claims(queued(), Stage.INIT),
+    "init,last": lambda: granted_claims(queued(3), Stage.INIT),
     "ready": ready,
     "ready,ticket": lambda: ticketed(ready(), Stage.RUN),
     "running": running,
@@ -179,8 +179,8 @@ def again(bench: Bench) -> Input:
 def forgetting(bench: Bench) -> Input:
     """After the end of the group, where it has one."""
     bench.give(TrajectoryEmitted("f", "t.1", 1), GroupEmitted("f", "t"))
-    bench.now += FORGET_MS
-    return TaskForgotten("t")
+    bench.now += EXPIRY_MS
+    return TaskExpired("t")
 
 
 def just(given: Input) -> Callable[[Bench], Input]:
@@ -197,9 +197,9 @@ EVENTS: dict[str, Callable[[Bench], Input]] = {
     "pause": just(FleetPaused()),
     "resume": again,
     "worker lost": lambda bench: ClaimLost("t.0", bench.session().claim_id or "-"),
-    "pool dark": just(PoolDark("t.0")),
+    "pool dark": just(PoolOffline("t.0")),
     "worker drains": of(HandedBack),
-    "slot": lambda bench: SlotLent(slot_of(bench), "default", "w", 0),
+    "slot": lambda bench: SlotAssigned(slot_of(bench), "default", "w", 0),
     "init claimed": claim(Stage.INIT, "new"),
     "run claimed": claim(Stage.RUN, "new"),
     "evaluate claimed": claim(Stage.EVALUATE, "new"),
@@ -452,7 +452,7 @@ def outcome(state: str, event: str) -> str:
         is_in_no_table = decision.skipped is not None and decision.skipped.endswith(f"_in_{before.phase.value}")
         return "not allowed" if is_in_no_table else decision.skipped or "stays"
     next_try = f", attempt {now.attempt}" if now.attempt != before.attempt else ""
-    if before.lent_at is not None and now == replace(before, lent_at=None):
+    if before.ticket_released_at is not None and now == replace(before, ticket_released_at=None):
         return "wants a slot again"
     phase = "stays" if now.phase is before.phase and not next_try else now.phase.value + next_try
     code = f" {now.error.code}" if now.error is not None and now.error != before.error else ""

@@ -87,7 +87,7 @@ def test_draining_says_what_is_in_hand_until_nothing_is(settings: Settings) -> N
 def test_a_ticket_that_is_out_is_in_hand_for_draining_however_long_nobody_claims_it(settings: Settings) -> None:  # noqa: F811
     """A stage's group that rebalances takes nothing for seconds, and then all that lies there."""
     waiting = SessionState("t.0", "t", 0, Phase.QUEUED, 0, releases=1)
-    write(settings, sessions.TOPIC, [("session:t.0", replace(waiting, lent_at=5))])
+    write(settings, sessions.TOPIC, [("session:t.0", replace(waiting, ticket_released_at=5))])
     assert polar("fleet", "drain", "--timeout", "5")[0] == 1
     write(settings, sessions.TOPIC, [("session:t.0", waiting)])
     assert polar("fleet", "drain", "--timeout", "30")[0] == 0

@@ -1,4 +1,4 @@
-"""Slots are lent once, to those who want them: by priority, evenly among users, and INIT no further than the run slots."""
+"""Slots are assigned once, on request: by priority, evenly among users, and INIT within the staging limit."""
 
 from __future__ import annotations
 
@@ -7,7 +7,15 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from consumers.coordinator.scheduling.assignment import Credit, Free, Lent, Line, Room, Want, lend
+from consumers.coordinator.scheduling import assignment
+from consumers.coordinator.scheduling.assignment import (
+    Assignment,
+    Limits,
+    SlotRequest,
+    StagePool,
+    StagingLimit,
+    WorkerSlots,
+)
 from topics.types.session import Stage
 
 stages = st.sampled_from(list(Stage))
@@ -15,7 +23,7 @@ pools = st.sampled_from(["default", "gpu"])
 users = st.sampled_from(["", "ann", "bob"])
 priorities = st.sampled_from([0, 5, 100])
 workers = st.builds(
-    Free,
+    WorkerSlots,
     st.sampled_from(["w1", "w2", "w3"]),
     stages,
     pools,
@@ -23,74 +31,60 @@ workers = st.builds(
     st.integers(0, 5),
 )
 free_slots = st.lists(workers, max_size=6, unique_by=lambda w: (w.worker_id, w.stage, w.pool))
-wanted = st.lists(
-    st.builds(Want, st.integers(0, 3), stages, pools, priorities, users, st.integers(0, 9)),
+slot_requests = st.lists(
+    st.builds(SlotRequest, st.integers(0, 3), stages, pools, priorities, users, st.integers(0, 9)),
     max_size=8,
-    unique_by=lambda w: (w.partition, w.stage, w.pool, w.priority, w.user),
+    unique_by=lambda r: (r.partition, r.stage, r.pool, r.priority, r.user),
 )
-rooms = st.builds(Room, st.integers(-3, 10), st.integers(-3, 12), st.dictionaries(priorities, st.integers(0, 5)))
-lines = st.tuples(stages, pools)
-bounds = st.builds(
-    Credit,
-    st.dictionaries(lines, st.dictionaries(users, st.integers(0, 9))),
-    st.dictionaries(lines, st.integers(-2, 6)),
-    st.dictionaries(pools, rooms),
+staging = st.builds(
+    StagingLimit, st.integers(-3, 10), st.integers(-3, 12), st.dictionaries(priorities, st.integers(0, 5))
+)
+keys = st.tuples(stages, pools)
+all_limits = st.builds(
+    Limits,
+    st.dictionaries(keys, st.dictionaries(users, st.integers(0, 9))),
+    st.dictionaries(keys, st.integers(-2, 6)),
+    st.dictionaries(pools, staging),
 )
 
 
-def line_of(lent: Lent) -> Line:
-    return lent.slot.stage, lent.slot.pool
+def key_of(each: WorkerSlots | SlotRequest | Assignment) -> StagePool:
+    slots = each.slot if isinstance(each, Assignment) else each
+    return slots.stage, slots.pool
 
 
-@given(free_slots, wanted, bounds)
-def test_no_slot_is_lent_twice_nor_past_what_is_wanted_and_none_idles(
-    free: list[Free], wants: list[Want], credit: Credit
+@given(free_slots, slot_requests, all_limits)
+def test_slots_go_once_to_requests_in_order_of_priority_within_all_limits(
+    free: list[WorkerSlots], requests: list[SlotRequest], limits: Limits
 ) -> None:
-    lent = lend(free, wants, credit)
-    by_worker = Counter((x.slot.worker_id, *line_of(x)) for x in lent)
-    slots = {(w.worker_id, w.stage, w.pool): w for w in free}
-    assert all(count <= slots[key].slots for key, count in by_worker.items())
-    assert all(x.slot.queue_partition in slots[x.slot.worker_id, *line_of(x)].partitions for x in lent), (
-        "a ticket goes to a partition that its worker reads"
-    )
-    served = Counter((x.partition, *line_of(x), x.slot.priority, x.slot.user) for x in lent)
-    asked = {(w.partition, w.stage, w.pool, w.priority, w.user): w.sessions for w in wants}
-    assert all(count <= asked[key] for key, count in served.items())
-    for line in {(w.stage, w.pool) for w in wants}:
-        available = sum(w.slots for w in free if (w.stage, w.pool) == line and w.partitions)
-        available = min(available, max(0, credit.shares.get(line, available)))
-        needed = sum(w.sessions for w in wants if (w.stage, w.pool) == line)
-        given_out = sum(line_of(x) == line for x in lent)
-        if line[0] is not Stage.INIT:
-            assert given_out == min(available, needed), "no slot idles while someone wants it"
-        else:
-            assert given_out <= min(available, needed)
-
-
-@given(free_slots, wanted, bounds)
-def test_priority_is_never_inverted(free: list[Free], wants: list[Want], credit: Credit) -> None:
-    lent = lend(free, wants, credit)
-    for line in {(w.stage, w.pool) for w in wants}:
-        order = [x.slot.priority for x in lent if line_of(x) == line]
+    assigned = assignment.assign(free, requests, limits)
+    slots = {(w.worker_id, *key_of(w)): w for w in free}
+    for worker, count in Counter((a.slot.worker_id, *key_of(a)) for a in assigned).items():
+        assert count <= slots[worker].slots
+    for each in assigned:
+        reads = slots[each.slot.worker_id, *key_of(each)].partitions
+        assert each.slot.queue_partition in reads, "a ticket goes to a partition that its worker reads"
+    served = Counter((a.partition, *key_of(a), a.slot.priority, a.slot.user) for a in assigned)
+    requested = {(r.partition, *key_of(r), r.priority, r.user): r.sessions for r in requests}
+    assert all(count <= requested[request] for request, count in served.items())
+    for key in {key_of(r) for r in requests}:
+        is_init = key[0] is Stage.INIT
+        available = sum(w.slots for w in free if key_of(w) == key and w.partitions)
+        available = min(available, max(0, limits.shares.get(key, available)))
+        needed = sum(r.sessions for r in requests if key_of(r) == key)
+        order = [a.slot.priority for a in assigned if key_of(a) == key]
+        assert len(order) <= min(available, needed)
+        assert is_init or len(order) == min(available, needed), "no slot idles while a session requests it"
         assert order == sorted(order, reverse=True)
         for lowest in order[-1:]:
-            higher = sum(w.sessions for w in wants if (w.stage, w.pool) == line and w.priority > lowest)
-            assert sum(p > lowest for p in order) == higher or line[0] is Stage.INIT, (
-                "the higher ones have all they want"
-            )
-
-
-@given(free_slots, wanted, bounds)
-def test_no_pool_is_staged_past_its_room(free: list[Free], wants: list[Want], credit: Credit) -> None:
-    lent = lend(free, wants, credit)
-    for pool in ("default", "gpu"):
-        staged = [x.slot.priority for x in lent if line_of(x) == (Stage.INIT, pool)]
-        room = credit.rooms.get(pool, Room(0, 0, {}))
-        if staged:
-            assert sum(room.staged.values()) + len(staged) <= room.most
-        for priority in set(staged):
-            rivals = sum(count for at, count in room.staged.items() if at >= priority)
-            assert rivals + sum(at >= priority for at in staged) <= room.limit
+            higher = sum(r.sessions for r in requests if key_of(r) == key and r.priority > lowest)
+            assert is_init or sum(p > lowest for p in order) == higher, "higher priorities have all they request"
+        if is_init and order:
+            limit = limits.staging[key[1]]
+            assert sum(limit.staged.values()) + len(order) <= limit.total
+            for priority in set(order):
+                rivals = sum(count for staged, count in limit.staged.items() if staged >= priority)
+                assert rivals + sum(p >= priority for p in order) <= limit.limit
 
 
 @given(
@@ -98,30 +92,27 @@ def test_no_pool_is_staged_past_its_room(free: list[Free], wants: list[Want], cr
     st.integers(0, 40),
     st.dictionaries(users, st.integers(0, 9)),
 )
-def test_users_come_out_even(sessions: dict[str, int], slots: int, in_hand: dict[str, int]) -> None:
-    wants = [Want(n % 3, Stage.RUN, "default", 0, user, count) for n, (user, count) in enumerate(sessions.items())]
-    credit = Credit({(Stage.RUN, "default"): in_hand}, {}, {})
-    lent = lend([Free("w", Stage.RUN, "default", (0,), slots)], wants, credit)
-    got = Counter(x.slot.user for x in lent)
+def test_users_end_even(sessions: dict[str, int], slots: int, active: dict[str, int]) -> None:
+    requests = [
+        SlotRequest(n % 3, Stage.RUN, "default", 0, user, count) for n, (user, count) in enumerate(sessions.items())
+    ]
+    limits = Limits({(Stage.RUN, "default"): active}, {}, {})
+    assigned = assignment.assign([WorkerSlots("w", Stage.RUN, "default", (0,), slots)], requests, limits)
+    served = Counter(a.slot.user for a in assigned)
     for one in sessions:
         for other in sessions:
-            if got[one] and got[other] < sessions[other]:
-                assert in_hand.get(one, 0) + got[one] <= in_hand.get(other, 0) + got[other] + 1
+            if served[one] and served[other] < sessions[other]:
+                assert active.get(one, 0) + served[one] <= active.get(other, 0) + served[other] + 1
 
 
-def test_a_users_partitions_take_turns() -> None:
-    wants = [Want(partition, Stage.RUN, "default", 0, "", 9) for partition in (2, 0, 1)]
-    lent = lend([Free("w", Stage.RUN, "default", (0,), 5)], wants, Credit({}, {}, {}))
-    assert [x.partition for x in lent] == [2, 0, 1, 2, 0]
+def test_workers_and_the_partitions_of_a_user_take_turns() -> None:
+    free = [WorkerSlots(worker, Stage.RUN, "default", (0, 1), 3) for worker in ("w1", "w2")]
+    requests = [SlotRequest(partition, Stage.RUN, "default", 0, "", 9) for partition in (2, 0, 1)]
+    assigned = assignment.assign(free, requests, Limits({}, {(Stage.RUN, "default"): 4}, {}))
+    assert [(a.partition, a.slot.worker_id) for a in assigned] == [(2, "w1"), (0, "w2"), (1, "w1"), (2, "w2")]
 
 
-def test_workers_take_turns() -> None:
-    free = [Free(worker, Stage.RUN, "default", (0, 1), 4) for worker in ("w1", "w2")]
-    lent = lend(free, [Want(0, Stage.RUN, "default", 0, "", 4)], Credit({}, {}, {}))
-    assert Counter(x.slot.worker_id for x in lent) == {"w1": 2, "w2": 2}
-
-
-def test_what_is_urgent_passes_those_that_are_staged_by_the_init_slots() -> None:
-    room = Room(limit=8, most=10, staged={0: 8})
-    assert (room.left(0), room.left(100)) == (0, 2)
-    assert Room(8, 10, {0: 2, 100: 8}).left(100) == 0, "its equals count"
+def test_urgent_sessions_pass_staged_ones_by_the_init_slots() -> None:
+    limit = StagingLimit(limit=8, total=10, staged={0: 8})
+    assert (limit.remaining(0), limit.remaining(100)) == (0, 2)
+    assert StagingLimit(8, 10, {0: 2, 100: 8}).remaining(100) == 0, "sessions of equal priority count"

@@ -1,54 +1,49 @@
-"""A partition asks for what it wants beyond what it was given, and gives back what it can't use."""
+"""A partition requests slots for the sessions that no assigned slot will serve, and returns the slots that it can't use."""
 
 from __future__ import annotations
 
-from consumers.coordinator.commands import SlotLent
-from consumers.coordinator.scheduling.assignment import Lent, Want
-from consumers.coordinator.scheduling.demand import Borrower
-from consumers.coordinator.scheduling.free_slots import Ledger
-from consumers.coordinator.scheduling.queue import Place, Waiting
+from consumers.coordinator.commands import SlotAssigned
+from consumers.coordinator.scheduling.assignment import Assignment, SlotRequest
+from consumers.coordinator.scheduling.demand import PartitionDemand
+from consumers.coordinator.scheduling.free_slots import FreeSlots
+from consumers.coordinator.scheduling.queue import QueueKey, SessionQueue
 from topics.types.session import Stage
 from topics.workers import Heartbeat, StageSlots
 
-LINE = Stage.INIT, "default"
-SLOT = SlotLent(*LINE, "w", 0, 5, "ann")
+KEY = Stage.INIT, "default"
+SLOT = SlotAssigned(*KEY, "w", 0, 5, "ann")
 
 
-def borrowing(ledger: Ledger) -> Borrower:
+def demand_of_ann(free_slots: FreeSlots) -> PartitionDemand:
     """Three sessions of ann wait."""
-    waiting = Waiting()
+    queue = SessionQueue()
     for index in range(3):
-        waiting.add(Place(*LINE, 5, "ann"), "t", index)
-    return Borrower(7, waiting, ledger, lambda: None)
+        queue.add(QueueKey(*KEY, 5, "ann"), "t", index)
+    return PartitionDemand(7, queue, free_slots, lambda: None)
 
 
-def test_nothing_is_borrowed_while_the_table_is_being_read() -> None:
-    borrower = borrowing(Ledger())
-    assert not borrower.sessions(*LINE)
-    assert list(borrower.wants(*LINE, 5, ["ann"])) == []
-    borrower.is_open = True
-    assert borrower.sessions(*LINE) == {5: 3}
-    assert list(borrower.wants(*LINE, 5, ["bob", "ann"])) == [Want(7, *LINE, 5, "ann", 3)]
+def test_slots_are_requested_once_the_table_is_recovered_less_those_assigned() -> None:
+    demand = demand_of_ann(FreeSlots())
+    assert not demand.waiting(*KEY)
+    assert list(demand.requests(*KEY, 5, ["ann"])) == []
+    demand.is_open = True
+    assert demand.waiting(*KEY) == {5: 3}
+    assert list(demand.requests(*KEY, 5, ["bob", "ann"])) == [SlotRequest(7, *KEY, 5, "ann", 3)]
+    demand.assign(SLOT)
+    assert list(demand.requests(*KEY, 5, ["ann"])) == [SlotRequest(7, *KEY, 5, "ann", 2)]
+    assert (demand.active(*KEY), demand.staged("default")) == ({"ann": 1}, {5: 1})
 
 
-def test_a_slot_given_is_wanted_no_more_and_counts_as_in_hand_and_staged() -> None:
-    borrower = borrowing(Ledger())
-    borrower.is_open = True
-    borrower.give(SLOT)
-    assert list(borrower.wants(*LINE, 5, ["ann"])) == [Want(7, *LINE, 5, "ann", 2)]
-    assert (borrower.in_hand(*LINE), borrower.staged("default")) == ({"ann": 1}, {5: 1})
-
-
-def test_what_was_not_decided_on_goes_back_to_the_ledger() -> None:
-    ledger = Ledger()
-    ledger.beat(Heartbeat("w", "worker", "h", 1, [StageSlots(Stage.INIT, "default", 2, 2, [0])]))
-    borrower = borrowing(ledger)
+def test_a_slot_is_reserved_until_the_partition_has_decided_on_it_or_returned_it() -> None:
+    free_slots = FreeSlots()
+    free_slots.on_heartbeat(Heartbeat("w", "worker", "h", 1, [StageSlots(Stage.INIT, "default", 2, 2, [0])]))
+    demand = demand_of_ann(free_slots)
     for _ in range(2):
-        ledger.promise(Lent(7, SLOT))
-        borrower.give(SLOT)
-    assert not ledger.free(0)
-    borrower.decided()
-    assert [worker.slots for worker in ledger.free(0)] == [1]
-    borrower.give_back()
-    assert [worker.slots for worker in ledger.free(0)] == [2]
-    assert borrower.slot is None
+        free_slots.reserve(Assignment(7, SLOT))
+        demand.assign(SLOT)
+    assert not free_slots.free(0)
+    demand.slot_decided()
+    assert [worker.slots for worker in free_slots.free(0)] == [1]
+    demand.return_slots()
+    assert [worker.slots for worker in free_slots.free(0)] == [2]
+    assert demand.next_slot is None

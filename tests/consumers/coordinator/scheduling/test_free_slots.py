@@ -1,110 +1,108 @@
-"""A slot is counted free once, as early as that can be known."""
+"""A slot is counted as free once, as early as that can be known."""
 
 from __future__ import annotations
 
-from consumers.coordinator.commands import ReleaseTicket, SlotLent
+import pytest
+
+from consumers.coordinator.commands import ReleaseTicket, SlotAssigned
 from consumers.coordinator.deadlines import TICKET_MS
-from consumers.coordinator.scheduling.assignment import Lent
-from consumers.coordinator.scheduling.free_slots import CLAIM_UNSEEN_MS, TURNS, Ledger
+from consumers.coordinator.scheduling.assignment import Assignment
+from consumers.coordinator.scheduling.free_slots import CLAIM_UNSEEN_MS, SERVED_LIMIT, FreeSlots
 from topics.types.session import Stage
 from topics.workers import Heartbeat, StageSlots
 
-
-def beat(free: int, claims: list[str] | None = None, *, leaving: bool = False) -> Heartbeat:
-    slots = StageSlots(Stage.RUN, "default", 4, free, [0, 1], claims or [])
-    return Heartbeat("w", "worker", "h", 1, [slots], leaving=leaving)
+KEY = Stage.RUN, "default"
 
 
-def free_slots(ledger: Ledger, now: int) -> int:
-    return sum(worker.slots for worker in ledger.free(now))
+class OneWorker(FreeSlots):
+    """Free run slots of the worker `w`, which has four."""
+
+    def heartbeat(self, free: int, *claims: str, leaving: bool = False) -> None:
+        slots = StageSlots(*KEY, 4, free, [0, 1], list(claims))
+        self.on_heartbeat(Heartbeat("w", "worker", "h", 1, [slots], leaving=leaving))
+
+    def ticket(self, session_id: str) -> None:
+        self.on_ticket(ReleaseTicket(session_id, Stage.RUN, "w", 0), 0)
+
+    def claimed(self, session_id: str, claim_id: str, now: int) -> None:
+        self.on_claimed(session_id, Stage.RUN, "w", claim_id, now)
+
+    def count(self, now: int = 0) -> int:
+        return sum(worker.slots for worker in self.free(now))
 
 
-def test_a_steered_ticket_counts_against_its_worker_until_its_heartbeat_knows_the_claim() -> None:
-    ledger = Ledger()
-    ledger.beat(beat(4))
-    ledger.released(ReleaseTicket("t.0", Stage.RUN, "w", 0), 0)
-    assert free_slots(ledger, 0) == 3
-    ledger.claimed("t.0", Stage.RUN, "w", "c", 100)
-    assert free_slots(ledger, 100) == 3
-    ledger.beat(beat(3, ["c"]))
-    assert free_slots(ledger, 100) == 3
-    ledger.beat(beat(4))
-    assert free_slots(ledger, 100) == 4
+@pytest.fixture
+def slots() -> OneWorker:
+    return OneWorker()
 
 
-def test_a_ticket_that_nobody_takes_gives_its_slot_back() -> None:
-    ledger = Ledger()
-    ledger.beat(beat(1))
-    ledger.released(ReleaseTicket("t.0", Stage.RUN, "w", 0), 0)
-    assert free_slots(ledger, TICKET_MS - 1) == 0
-    assert free_slots(ledger, TICKET_MS) == 1
-    ledger.claimed("t.1", Stage.RUN, "w", "c", TICKET_MS)
-    assert free_slots(ledger, TICKET_MS + CLAIM_UNSEEN_MS) == 1
+def test_a_ticket_counts_against_its_worker_until_its_heartbeat_lists_the_claim(slots: OneWorker) -> None:
+    slots.heartbeat(4)
+    slots.ticket("t.0")
+    assert slots.count() == 3
+    slots.claimed("t.0", "c", 100)
+    assert slots.count(100) == 3
+    slots.heartbeat(3, "c")
+    assert slots.count(100) == 3
+    slots.heartbeat(4)
+    assert slots.count(100) == 4
 
 
-def test_a_claim_that_no_heartbeat_ever_showed_gives_its_slot_back_with_its_fact() -> None:
-    ledger = Ledger()
-    ledger.beat(beat(1))
-    ledger.released(ReleaseTicket("t.0", Stage.RUN, "w", 0), 0)
-    ledger.claimed("t.0", Stage.RUN, "w", "claim", 10)
-    ledger.over("t.0", "another", 11)
-    assert not ledger.free(11), "another claim's end frees nothing"
-    ledger.over("t.0", "claim", 11)
-    assert free_slots(ledger, 11) == 1
+def test_an_unclaimed_ticket_and_a_claim_that_no_heartbeat_lists_expire(slots: OneWorker) -> None:
+    slots.heartbeat(1)
+    slots.ticket("t.0")
+    assert [slots.count(now) for now in (TICKET_MS - 1, TICKET_MS)] == [0, 1]
+    slots.claimed("t.1", "c", TICKET_MS)
+    assert [slots.count(TICKET_MS + after) for after in (0, CLAIM_UNSEEN_MS)] == [0, 1]
 
 
-def test_a_fact_frees_the_slot_before_the_heartbeat_says_so_and_only_once() -> None:
-    ledger = Ledger()
-    ledger.beat(beat(2, ["c", "d"]))
-    ledger.over("t.0", "c", 0)
-    ledger.over("t.0", "c", 0)
-    assert free_slots(ledger, 0) == 3
-    ledger.beat(beat(2, ["c", "d"]))
-    assert free_slots(ledger, 0) == 3, "that heartbeat was written before the worker let go"
-    ledger.beat(beat(3, ["d"]))
-    assert free_slots(ledger, 0) == 3
-    ledger.released(ReleaseTicket("t.1", Stage.RUN, "w", 0), 0)
-    assert free_slots(ledger, 0) == 2
+def test_the_end_of_a_claim_that_no_heartbeat_listed_frees_its_slot(slots: OneWorker) -> None:
+    slots.heartbeat(1)
+    slots.ticket("t.0")
+    slots.claimed("t.0", "claim", 10)
+    slots.on_claim_ended("t.0", "another", 11)
+    assert not slots.free(11), "another claim's end frees nothing"
+    slots.on_claim_ended("t.0", "claim", 11)
+    assert slots.count(11) == 1
 
 
-def test_a_worker_that_says_for_long_that_a_claim_goes_on_is_believed() -> None:
-    ledger = Ledger()
-    ledger.beat(beat(0, ["a", "b", "c", "d"]))
-    ledger.over("t.0", "a", 0)
-    assert [free_slots(ledger, now) for now in (0, CLAIM_UNSEEN_MS - 1, CLAIM_UNSEEN_MS)] == [1, 1, 0]
+def test_the_end_of_a_claim_frees_its_slot_once_before_the_heartbeat_does(slots: OneWorker) -> None:
+    slots.heartbeat(2, "c", "d")
+    slots.on_claim_ended("t.0", "c", 0)
+    slots.on_claim_ended("t.0", "c", 0)
+    assert slots.count() == 3
+    slots.heartbeat(2, "c", "d")
+    assert slots.count() == 3, "that heartbeat was written before the worker freed the slot"
+    slots.heartbeat(3, "d")
+    assert slots.count() == 3
+    slots.ticket("t.1")
+    assert slots.count() == 2
 
 
-def test_a_promised_slot_is_not_lent_again_before_its_partition_has_decided() -> None:
-    ledger = Ledger()
-    ledger.beat(beat(1))
-    slot = SlotLent(Stage.RUN, "default", "w", 0)
-    ledger.promise(Lent(0, slot))
-    assert free_slots(ledger, 0) == 0
-    ledger.kept(slot)
-    assert free_slots(ledger, 0) == 1
+def test_heartbeats_that_go_on_listing_an_ended_claim_are_believed(slots: OneWorker) -> None:
+    slots.heartbeat(0, "a", "b", "c", "d")
+    slots.on_claim_ended("t.0", "a", 0)
+    assert [slots.count(now) for now in (0, CLAIM_UNSEEN_MS - 1, CLAIM_UNSEEN_MS)] == [1, 1, 0]
 
 
-def test_lost_and_leaving_workers_lend_nothing() -> None:
-    ledger = Ledger()
-    line = Stage.RUN, "default"
-    ledger.beat(beat(2, ["c"], leaving=True))
-    assert (free_slots(ledger, 0), ledger.slots()[line]) == (0, 0)
-    ledger.beat(beat(2, ["c"]))
-    assert (free_slots(ledger, 0), ledger.slots()[line]) == (2, 4)
-    ledger.over("t.0", "c", 0)
-    ledger.lost("w")
-    assert (free_slots(ledger, 0), ledger.slots()[line]) == (0, 0)
-    ledger.beat(beat(2, ["d"]))
-    assert free_slots(ledger, 0) == 2, "what ended before it was lost is no slot of it now"
+def test_lost_and_leaving_workers_have_no_free_slots(slots: OneWorker) -> None:
+    slots.heartbeat(2, "c", leaving=True)
+    assert (slots.count(), slots.slots()[KEY]) == (0, 0)
+    slots.heartbeat(2, "c")
+    assert (slots.count(), slots.slots()[KEY]) == (2, 4)
+    slots.on_claim_ended("t.0", "c", 0)
+    slots.on_worker_lost("w")
+    assert (slots.count(), slots.slots()[KEY]) == (0, 0)
+    slots.heartbeat(2, "d")
+    assert slots.count() == 2, "a claim that ended before the loss frees no slot now"
 
 
-def test_users_that_come_and_go_leave_nothing_behind_for_ever() -> None:
-    ledger = Ledger()
-    for n in range(TURNS):
-        slot = SlotLent(Stage.RUN, "default", "w", 0, 0, str(n))
-        ledger.promise(Lent(3, slot))
-        ledger.kept(slot)
-    line, last = (Stage.RUN, "default"), str(TURNS - 1)
-    assert ledger.served_at(line, last) == ledger.served_at(line, last, 3) == TURNS
-    assert ledger.served_at(line, last, 4) == 0
-    assert ledger.served_at(line, "0") == 0, "one who was served so long ago is like one who never was"
+def test_memory_of_users_served_is_limited(slots: OneWorker) -> None:
+    for n in range(SERVED_LIMIT):
+        slot = SlotAssigned(*KEY, "w", 0, 0, str(n))
+        slots.reserve(Assignment(3, slot))
+        slots.unreserve(slot)
+    last = str(SERVED_LIMIT - 1)
+    assert slots.last_served(KEY, last) == slots.last_served(KEY, last, 3) == SERVED_LIMIT
+    assert slots.last_served(KEY, last, 4) == 0
+    assert slots.last_served(KEY, "0") == 0, "a user served that long ago counts as never served"

@@ -1,4 +1,4 @@
-"""Lending over simulated time: run slots stay busy, what is urgent goes first, and nobody is forgotten."""
+"""Scheduling over simulated time: run slots stay busy, urgent sessions go first, and no user or coordinator starves."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from collections.abc import Callable
 import pytest
 
 from consumers.coordinator.fleet import FleetView
-from consumers.coordinator.scheduling.demand import Borrower
-from consumers.coordinator.scheduling.free_slots import Ledger
-from consumers.coordinator.scheduling.queue import Place, Waiting
-from consumers.coordinator.scheduling.scheduler import Lender
+from consumers.coordinator.scheduling.demand import PartitionDemand
+from consumers.coordinator.scheduling.free_slots import FreeSlots
+from consumers.coordinator.scheduling.queue import QueueKey, SessionQueue
+from consumers.coordinator.scheduling.scheduler import Scheduler
 from tests.consumers.coordinator.simulation import Simulation
 from topics.fleet import FleetState
 from topics.types.session import Stage, task_id_of
@@ -54,14 +54,14 @@ def test_run_slots_are_busy_and_sandboxes_few_while_there_is_a_backlog(coordinat
     simulation.run(25_000, watch)
     assert (simulation.busy_ms() - before) / (RUN_SLOTS * 20_000) >= 0.95
     assert max(staged) <= RUN_SLOTS + coordinators
-    # No ticket lies before one that is more urgent and comes later, but for the one that each may have too many.
+    # No ticket may lie before a later, more urgent one, except the one that each coordinator may have in excess.
     assert max(ahead) <= (0 if coordinators == 1 else coordinators)
     assert simulation.sessions_waiting(), "the backlog lasted"
 
 
 @pytest.mark.parametrize("coordinators", [1, 2])
 def test_an_urgent_task_behind_ten_thousand_sessions_starts_within_2_s_of_a_free_slot(coordinators: int) -> None:
-    """READY is full of others when it comes: it passes them by the init slots."""
+    """READY is full of other sessions when it comes; it passes them by the init slots."""
     simulation = backlogged(coordinators, mean_s=15.0, tasks=1250)
     simulation.run(10_000)
     assert simulation.staged() >= RUN_SLOTS - coordinators
@@ -72,7 +72,7 @@ def test_an_urgent_task_behind_ten_thousand_sessions_starts_within_2_s_of_a_free
     starts = sorted(at for session, at in simulation.started.items() if task_id_of(session) == "urgent")
     assert starts[0] <= freed + 2_000
     overtaken = [s for s, at in simulation.started.items() if 12_000 < at < starts[-1] and task_id_of(s) != "urgent"]
-    assert len(overtaken) <= coordinators, "none that is less urgent goes before its siblings"
+    assert len(overtaken) <= coordinators, "no less urgent session goes before its siblings"
     assert max(staged) <= RUN_SLOTS + INIT_SLOTS
 
 
@@ -89,28 +89,28 @@ def test_users_share_a_pool_evenly_however_much_each_has_submitted() -> None:
     assert abs(users["a"] - users["b"]) <= 0.25 * users.total()
 
 
-def test_nobody_loses_each_time_where_one_slot_comes_free_at_a_time() -> None:
-    """In two stages by turns; users and their partitions have equally much in hand: nothing."""
-    ledger = Ledger()
+def test_no_user_always_loses_if_slots_become_free_one_at_a_time() -> None:
+    """Two stages alternate; no user has an active session in any partition."""
+    free_slots = FreeSlots()
     stages, users, partitions = (Stage.EVALUATE, Stage.RUN), ("ann", "bob"), (0, 1, 2)
     slots = [StageSlots(stage, "default", 1, 1, [0]) for stage in stages]
-    ledger.beat(Heartbeat("w", "worker", "h", 1, slots))
-    lender = Lender("c", ledger, FleetView())
+    free_slots.on_heartbeat(Heartbeat("w", "worker", "h", 1, slots))
+    scheduler = Scheduler("c", free_slots, FleetView())
     for partition in partitions:
-        waiting = Waiting()
-        lender.borrowers[partition] = borrower = Borrower(partition, waiting, ledger, lambda: None)
-        borrower.is_open = True
+        queue = SessionQueue()
+        scheduler.demands[partition] = demand = PartitionDemand(partition, queue, free_slots, lambda: None)
+        demand.is_open = True
         for stage in stages:
             for user in users:
                 for index in range(100):
-                    waiting.add(Place(stage, "default", 0, user), user, index)
+                    queue.add(QueueKey(stage, "default", 0, user), user, index)
     served: Counter[tuple[Stage, str, int]] = Counter()
     for _ in range(12):
-        lender.lend(0)
-        for partition, borrower in lender.borrowers.items():
-            while (slot := borrower.slot) is not None:
+        scheduler.assign(0)
+        for partition, demand in scheduler.demands.items():
+            while (slot := demand.next_slot) is not None:
                 served[slot.stage, slot.user, partition] += 1
-                borrower.decided()
+                demand.slot_decided()
     assert served == {(stage, user, partition): 2 for stage in stages for user in users for partition in partitions}
 
 
@@ -127,7 +127,7 @@ def test_a_small_task_does_not_wait_for_a_large_one_before_it() -> None:
 
 
 def test_a_coordinator_that_comes_late_to_a_full_pool_gets_its_share() -> None:
-    """Its sessions hold nothing: the others must leave slots to it, though each of theirs that ends frees one for them."""
+    """Its sessions have no slots yet: the other must leave slots to it, though each of its own finished sessions frees one for itself."""
     simulation = Simulation(lengths(2.0), coordinators=2, partitions=2, slots=SLOTS)
     first, second = ([n for n in range(400) if simulation.partition_of(f"t{n}").table.partition == p] for p in (0, 1))
     for n in first[:30]:
@@ -139,35 +139,37 @@ def test_a_coordinator_that_comes_late_to_a_full_pool_gets_its_share() -> None:
     assert RUN_SLOTS / 3 <= simulation.running(partition=1) <= 2 * RUN_SLOTS / 3
 
 
-def test_what_leaving_workers_finish_keeps_no_coordinator_from_the_slots_of_new_ones() -> None:
-    """A rolling upgrade, an hour's sessions still in hand: both coordinators hold half of them, and want more than there is."""
-    ledger, waiting = Ledger(), Waiting()
-    lender = Lender("a", ledger, FleetView())
-    lender.borrowers[0] = borrower = Borrower(0, waiting, ledger, lambda: None)
-    borrower.is_open = True
-    place = Place(Stage.RUN, "default", 0, "")
+def test_claims_of_leaving_workers_keep_no_coordinator_from_the_slots_of_new_ones() -> None:
+    """A rolling upgrade, an hour's sessions still running: each coordinator has half of them and requests more than there is."""
+    free_slots, queue = FreeSlots(), SessionQueue()
+    scheduler = Scheduler("a", free_slots, FleetView())
+    scheduler.demands[0] = demand = PartitionDemand(0, queue, free_slots, lambda: None)
+    demand.is_open = True
+    key = QueueKey(Stage.RUN, "default", 0, "")
     for n in range(4):
-        waiting.take(place, f"old.{n}")
+        queue.activate(key, f"old.{n}")
         for index in range(8):
-            waiting.add(place, f"new{n}", index)
+            queue.add(key, f"new{n}", index)
     claims = [f"r-{n}" for n in range(8)]
-    lender.beat(Heartbeat("o", "worker", "h", 1, [StageSlots(Stage.RUN, "default", 8, 0, [0], claims)], leaving=True))
-    lender.beat(Heartbeat("n", "worker", "h", 2, [StageSlots(Stage.RUN, "default", 8, 8, [0])]))
+    scheduler.on_heartbeat(
+        Heartbeat("o", "worker", "h", 1, [StageSlots(Stage.RUN, "default", 8, 0, [0], claims)], leaving=True)
+    )
+    scheduler.on_heartbeat(Heartbeat("n", "worker", "h", 2, [StageSlots(Stage.RUN, "default", 8, 8, [0])]))
     for name in ("a", "b"):
-        told = [Backlog(Stage.RUN, "default", 0, sessions=32, held=4)]
-        lender.beat(Heartbeat(name, "coordinator", "h", 3, backlogs=told))
-    lender.lend(0)
-    assert borrower.in_hand(Stage.RUN, "default").total() == 4 + 4
+        backlog = [Backlog(Stage.RUN, "default", 0, sessions=32, held=4)]
+        scheduler.on_heartbeat(Heartbeat(name, "coordinator", "h", 3, backlogs=backlog))
+    scheduler.assign(0)
+    assert demand.active(Stage.RUN, "default").total() == 4 + 4
 
 
-def test_while_the_fleet_drains_no_session_is_given_a_slot() -> None:
+def test_no_slot_is_assigned_while_the_fleet_drains() -> None:
     simulation = backlogged(1)
     simulation.run(5_000)
     simulation.fleet.apply(FleetState(1, draining=True))
     simulation.run(5_300)
     started = len(simulation.started)
     simulation.run(15_000)
-    assert len(simulation.started) == started, "tickets that were out have been taken long ago"
+    assert len(simulation.started) == started, "released tickets were claimed long ago"
     simulation.fleet.apply(FleetState(2))
     simulation.run(17_000)
     assert len(simulation.started) > started
