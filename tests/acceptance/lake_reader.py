@@ -8,6 +8,7 @@ Prints a line of JSON for each round: when it was asked (Unix s) and what the an
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -19,6 +20,7 @@ COUNTS = "SELECT (SELECT count(*) FROM lake.events), (SELECT count(*) FROM calls
 ANSWERS = "SELECT harness, status, count(*), avg(reward) FROM sessions GROUP BY ALL ORDER BY ALL"
 PAUSE_S = 1.0
 
+os.nice(19)  # several readers that ask all the time must not be what the writer waits for
 found = settings.load(Path(sys.argv[1]))
 while not Path(sys.argv[2]).exists():
     asked_at = time.time()
