@@ -87,12 +87,15 @@ def worker(
     asked = _Stages([stage for stage in Stage if stage.value in roles], pool, concurrency, grace)
 
     async def main(stop: asyncio.Event) -> None:
-        from consumers.metrics import Metrics, served
+        from consumers.metrics import Metrics
 
         metrics = Metrics()
         async with AsyncExitStack() as doors:
             if metrics_port is not None:
-                await doors.enter_async_context(served(metrics, metrics_host, metrics_port))
+                # Imported only here: aiohttp takes some 15 MB.
+                from consumers.metrics_http import serve_metrics
+
+                await doors.enter_async_context(serve_metrics(metrics, metrics_host, metrics_port))
             await _together(_start(found, set(roles), asked, stop, hurry, metrics), stop, hurry)
 
     running.serve(main, hurry if grace else None)

@@ -1,4 +1,4 @@
-"""What is told to Prometheus is what happens, and nobody who asks for it can hold up the work."""
+"""Prometheus reads what happened, and no client of the metrics port can hold up the work."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from collections import Counter
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from consumers.metrics import REASONS, Metrics, served
+from consumers import metrics_http
+from consumers.metrics import REASONS, Metrics
 from tests.consumers.stages.coordinating import Coordinator, eventually, shell, ticket, working
 from topics import stages
 from topics.environment.settings import Settings
@@ -22,7 +23,7 @@ HOST = "127.0.0.1"
 Samples = dict[tuple[str, ...], float]
 
 
-def told(metrics: Metrics) -> Samples:
+def samples_of(metrics: Metrics) -> Samples:
     """Every sample by its name and its labels' values, in the labels' alphabetic order."""
     families = text_string_to_metric_families(metrics.text().decode())
     return {
@@ -38,7 +39,7 @@ def free_port() -> int:
         return port
 
 
-async def asked(port: int, line: str) -> tuple[int, str]:
+async def request(port: int, line: str) -> tuple[int, str]:
     """Status and body."""
     reader, writer = await asyncio.open_connection(HOST, port)
     writer.write(f"{line} HTTP/1.1\r\nHost: polar\r\n\r\n".encode())
@@ -49,23 +50,23 @@ async def asked(port: int, line: str) -> tuple[int, str]:
     return int(head.split()[1]), body
 
 
-def test_figures_of_one_name_are_added_up_and_each_name_is_told_once() -> None:
+def test_values_of_one_name_are_added_up_and_each_name_is_listed_once() -> None:
     metrics = Metrics()
     for slots in ({("gpu", "run"): 8}, {("gpu", "run"): 4, ("gpu", "init"): 2}):
         metrics.gauge("polar_worker_slots", "Slots", ("pool", "stage"), lambda slots=slots: slots)  # type: ignore[misc] # a default binds the loop's value
     metrics.counter("polar_lake_rows", "Rows", (), lambda: 7)
-    samples = told(metrics)
+    samples = samples_of(metrics)
     assert samples["polar_worker_slots", "gpu", "run"] == 12
     assert samples["polar_worker_slots", "gpu", "init"] == 2
     assert samples["polar_lake_rows_total",] == 7
     assert metrics.text().decode().count("# TYPE polar_worker_slots gauge") == 1
 
 
-def test_whoever_writes_the_log_does_not_choose_how_many_labels_there_are() -> None:
+def test_writers_of_the_log_do_not_choose_the_number_of_labels() -> None:
     skipped = Counter({f"unknown_{n}": 2 for n in range(REASONS + 30)})
     metrics = Metrics()
     metrics.skipped("coordinator", lambda: skipped)
-    samples = {key: value for key, value in told(metrics).items() if key[0] == "polar_skipped_total"}
+    samples = {key: value for key, value in samples_of(metrics).items() if key[0] == "polar_skipped_total"}
     assert len(samples) == REASONS + 1
     assert samples["polar_skipped_total", "other", "coordinator"] == 60
     assert sum(samples.values()) == sum(skipped.values())
@@ -75,37 +76,51 @@ async def test_a_process_is_ready_while_its_heartbeats_arrive(kafka: str, settin
     away = Settings(kafka=f"{HOST}:{free_port()}", data=settings.data)
     heart = Heart(away, lambda: Heart.describe("worker-1", "fanout"))
     metrics, port = Metrics(), free_port()
-    async with served(metrics, HOST, port):
-        assert await asked(port, "GET /readyz") == (503, "it is starting\n")
+    async with metrics_http.serve_metrics(metrics, HOST, port):
+        assert await request(port, "GET /readyz") == (503, "it is starting\n")
         metrics.heart("fanout", heart)
-        status, why = await asked(port, "GET /readyz")
+        status, why = await request(port, "GET /readyz")
         assert (status, "no heartbeat of fanout" in why) == (503, True)
-        assert await asked(port, "GET /healthz") == (200, "ok\n")
-        assert told(metrics)["polar_connected", "fanout"] == 0
-        assert (await asked(port, "POST /metrics"))[0] == 405
-        assert (await asked(port, "HEAD /metrics")) == (200, "")
-        assert (await asked(port, "GET /secrets"))[0] == 404
+        assert await request(port, "GET /healthz") == (200, "ok\n")
+        assert samples_of(metrics)["polar_connected", "fanout"] == 0
+        assert (await request(port, "POST /metrics"))[0] == 405
+        assert (await request(port, "HEAD /metrics")) == (200, "")
+        assert (await request(port, "GET /secrets"))[0] == 404
         with pytest.raises(NotReady, match=f"{HOST}:{port}.*--metrics-port"):
-            async with served(metrics, HOST, port):
+            async with metrics_http.serve_metrics(metrics, HOST, port):
                 pass
 
 
-async def test_a_client_that_never_ends_its_request_holds_up_nobody() -> None:
+async def test_clients_that_never_end_their_requests_and_connections_too_many_are_cut_off(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(metrics_http, "CONNECTIONS", 2)
+    monkeypatch.setattr(metrics_http, "REQUEST_S", 1.0)
     metrics, port = Metrics(), free_port()
-    async with served(metrics, HOST, port):
-        _, idle = await asyncio.open_connection(HOST, port)
-        idle.write(b"GET /met")
-        assert (await asked(port, "GET /healthz"))[0] == 200
-        reader, endless = await asyncio.open_connection(HOST, port)
-        endless.write(b"x" * 1_000_000)
-        async with asyncio.timeout(10):
-            with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
-                await reader.readexactly(1)
-        for writer in (idle, endless):
+    async with metrics_http.serve_metrics(metrics, HOST, port), asyncio.timeout(20):
+        idle, first = await asyncio.open_connection(HOST, port)
+        first.write(b"GET /met")
+        assert (await request(port, "GET /healthz"))[0] == 200
+        endless, second = await asyncio.open_connection(HOST, port)
+        third_reader, third = await asyncio.open_connection(HOST, port)
+        assert await ended(third_reader), "a third connection is cut off at once"
+        assert not idle.at_eof()
+        second.write(b"x" * 1_000_000)
+        assert b" 400 " in await endless.readline()
+        assert await ended(idle)
+        for writer in (first, second, third):
             writer.close()
 
 
-async def test_a_workers_figures_are_what_happened(settings: Settings, coordinator: Coordinator) -> None:
+async def ended(reader: asyncio.StreamReader) -> bool:
+    """Wait until the server ends the connection; whether it did so without an answer."""
+    try:
+        return await reader.read() == b""
+    except ConnectionError:
+        return True
+
+
+async def test_a_workers_metrics_are_what_happened(settings: Settings, coordinator: Coordinator) -> None:
     metrics = Metrics()
     run = ("default", "run")
     async with working(settings, list(Stage), metrics=metrics):
@@ -119,9 +134,9 @@ async def test_a_workers_figures_are_what_happened(settings: Settings, coordinat
         name = stages.topic(Stage.RUN, "default").full_name(settings.namespace)
         partition = await coordinator.partition(Stage.RUN)
         await coordinator.log.send_bytes(name, b"\x81\xa4type\xa6newest", key=b"k")
-        await eventually(lambda: told(metrics).get(("polar_skipped_total", "unknown_newest", "stages")))
-        await eventually(lambda: told(metrics)["polar_runtimes_removed_total", "discarded"])
-        samples = told(metrics)
+        await eventually(lambda: samples_of(metrics).get(("polar_skipped_total", "unknown_newest", "stages")))
+        await eventually(lambda: samples_of(metrics)["polar_runtimes_removed_total", "discarded"])
+        samples = samples_of(metrics)
         assert partition >= 0
         assert samples["polar_worker_slots", *run] == 2
         assert samples["polar_worker_slots_free", *run] == 1
@@ -132,7 +147,7 @@ async def test_a_workers_figures_are_what_happened(settings: Settings, coordinat
         assert samples["polar_claims_ended_total", "finished", "run"] == 1
         assert samples["polar_claims_ended_total", "finished", "init"] == 2
         assert samples["polar_connected", "stages"] == 1
-        assert metrics.unready() is None
+        assert metrics.unready_reason() is None
         await coordinator.revoke(claimed.claim_id, "held.0")
-        await eventually(lambda: told(metrics)["polar_worker_slots_free", *run] == 2)
-        assert told(metrics)["polar_claims_ended_total", "revoked", "run"] == 1
+        await eventually(lambda: samples_of(metrics)["polar_worker_slots_free", *run] == 2)
+        assert samples_of(metrics)["polar_claims_ended_total", "revoked", "run"] == 1

@@ -1,0 +1,71 @@
+"""The HTTP port of a worker's metrics: `polar worker … --metrics-port N`.
+
+`GET /metrics` is Prometheus' text, `/healthz` answers while the event loop runs, `/readyz` while the roles' heartbeats reach Kafka. Nothing
+on this port is secret, and no request needs a token. Connections are limited in number and duration, so clients can't hold up the work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from aiohttp import web
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+
+from consumers.metrics import Metrics
+from topics.types.errors import NotReady
+
+CONNECTIONS = 32
+"""Prometheus needs one, a person a few."""
+REQUEST_S = 5.0
+"""For a connection, which carries one request and its answer."""
+STOP_S = 0.1
+"""For answers in progress when the process stops."""
+
+
+@asynccontextmanager
+async def serve_metrics(metrics: Metrics, host: str, port: int) -> AsyncIterator[None]:
+    """Answer requests inside this context; port 0 is any free port. Raises NotReady if the port can't be opened."""
+
+    async def answer(request: web.BaseRequest) -> web.Response:
+        response = _answer(metrics, request)
+        response.force_close()
+        return response
+
+    server = _LimitedServer(answer, access_log=None)
+    try:
+        listener = await asyncio.get_running_loop().create_server(server, host, port)
+    except OSError as error:
+        raise NotReady(f"metrics can't be served on {host}:{port}: {error}; choose another --metrics-port") from None
+    try:
+        yield
+    finally:
+        listener.close()
+        await server.shutdown(STOP_S)
+
+
+class _LimitedServer(web.Server):
+    """aiohttp's server has a limit neither for connections nor for the time in which a request must arrive."""
+
+    def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
+        super().connection_made(handler, transport)
+        if len(self.connections) > CONNECTIONS:
+            transport.abort()
+        else:
+            asyncio.get_running_loop().call_later(REQUEST_S, transport.abort)
+
+
+def _answer(metrics: Metrics, request: web.BaseRequest) -> web.Response:
+    match request.path:
+        case _ if request.method not in ("GET", "HEAD"):
+            return web.Response(status=405, text="GET or HEAD\n")
+        case "/metrics":
+            return web.Response(body=metrics.text(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+        case "/healthz":
+            return web.Response(text="ok\n")
+        case "/readyz":
+            reason = metrics.unready_reason()
+            return web.Response(text="ok\n") if reason is None else web.Response(status=503, text=f"{reason}\n")
+        case _:
+            return web.Response(status=404, text="/metrics, /healthz and /readyz are here\n")
