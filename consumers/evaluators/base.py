@@ -53,4 +53,4 @@ class Evaluator(Protocol):
     """Judges one session."""
 
     async def evaluate(self, case: Case) -> Verdict:
-        """Raises EvaluationError; RuntimeFault from the runtime, which has the evaluation tried again."""
+        """Raises EvaluationError; SandboxError from the runtime, which has the evaluation tried again."""

@@ -9,7 +9,7 @@ backend keeps:
 - Programs inside see the environment that they are given and nothing of the worker's own.
 
 Two kinds of bad news, for the two decisions of the caller: `InputError` (the task asks for what can't be; another attempt
-won't help) and `RuntimeFault` (the sandbox failed; another attempt may go better). How a program ended is a value.
+won't help) and `SandboxError` (the sandbox failed; another attempt may go better). How a program ended is a value.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ CUT_WORD = re.compile(r"\A[\w.-]+")
 """What of a text's first word is left, where the text was cut before it."""
 
 
-class RuntimeFault(Exception):  # noqa: N818 - a fault of the sandbox, named so in facts too
+class SandboxError(Exception):
     """The sandbox failed, not what ran in it.
 
     `code` is stable: `runtime_gone`, `runtime_exists`, `prepare_failed`, `not_started`, `supervisor_lost`, `unkillable`,
@@ -151,12 +151,12 @@ class Runtime(Protocol):
 
         On timeout, or once `stop` is set (for callers whose clock can pause), it gets SIGTERM and 2 s of grace. Whatever ends
         it, all its descendants are dead on return; on cancellation they are killed at once. Every exit code is the program's own:
-        one that can't be started at all is a RuntimeFault `not_started`. InputError for a `cwd` that is no folder inside,
-        RuntimeFault `supervisor_lost`, `unkillable`.
+        one that can't be started at all is a SandboxError `not_started`. InputError for a `cwd` that is no folder inside,
+        SandboxError `supervisor_lost`, `unkillable`.
         """
 
     async def kill_all(self) -> None:
-        """Kill every process inside, whichever claim or worker started it. RuntimeFault `unkillable`."""
+        """Kill every process inside, whichever claim or worker started it. SandboxError `unkillable`."""
 
     async def remove(self) -> None:
         """Kill every process inside and delete the sandbox; no error where it is gone already."""
@@ -169,7 +169,7 @@ class RuntimeBackend(Protocol):
         """An empty, labelled sandbox. `spec.prepare` is left to `prepare`, which works on any runtime."""
 
     async def attach(self, handle: Handle, claim_id: str, spec: RuntimeSpec) -> Runtime:
-        """The runtime of `handle`, for a claim to work in. RuntimeFault `runtime_gone`."""
+        """The runtime of `handle`, for a claim to work in. SandboxError `runtime_gone`."""
 
     async def labelled(self) -> list[Labelled]:
         """All runtimes of this kind on this host, half-made ones too."""

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
 
-from consumers.runtimes.base import RuntimeFault
+from consumers.runtimes.base import SandboxError
 from consumers.runtimes.forkserver import ForkServer
 from consumers.runtimes.supervisor import GRACE_S, KILL_S, Orders, Report
 from topics.waiting.first_done import first_done
@@ -46,12 +46,12 @@ async def launch(
     """Run one program under a supervisor of its own, to the death of its whole tree.
 
     `sweep` kills all that bears the marks of `orders`, the supervisor too. Cancellation kills at once and is raised only when all is
-    dead. RuntimeFault: `supervisor_lost`, `not_started`, `unkillable`.
+    dead. SandboxError: `supervisor_lost`, `not_started`, `unkillable`.
     """
     try:
         line = forks.fork()
     except OSError as error:
-        raise RuntimeFault("not_started", f"no supervisor could be started: {error}") from error
+        raise SandboxError("not_started", f"no supervisor could be started: {error}") from error
     with line:
         line.setblocking(False)
         report = asyncio.create_task(_read_whole(line), name="supervisor-report")
@@ -70,7 +70,7 @@ async def launch(
     if report.cancelled():
         # Not even its line ended: it was never forked, since the server hangs.
         forks.replace()
-        raise RuntimeFault("supervisor_lost", "no supervisor was forked for a program, or it told nothing of its end")
+        raise SandboxError("supervisor_lost", "no supervisor was forked for a program, or it told nothing of its end")
     return _read(report.result(), time_is_up)
 
 
@@ -116,12 +116,12 @@ async def _to_the_end(ending: Coroutine[None, None, None]) -> None:
 
 def _read(data: bytes, time_is_up: bool) -> Ended:
     if not data:
-        raise RuntimeFault("supervisor_lost", "the supervisor of a program was killed; its programs are dead, too")
+        raise SandboxError("supervisor_lost", "the supervisor of a program was killed; its programs are dead, too")
     report: Report = marshal.loads(data)  # noqa: S302 - from our own supervisor
     if report["error"]:
-        raise RuntimeFault("not_started", f"the program can't be started: {report['error']}")
+        raise SandboxError("not_started", f"the program can't be started: {report['error']}")
     if report["left"]:
-        raise RuntimeFault("unkillable", f"processes {report['left']} of the program can't be killed")
+        raise SandboxError("unkillable", f"processes {report['left']} of the program can't be killed")
     status = report["status"]
     if status is None:
         return Ended(exit_code=None, timed_out=time_is_up, tail=report["tail"])

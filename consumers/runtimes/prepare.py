@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from consumers.runtimes.base import Exec, Runtime, RuntimeFault
+from consumers.runtimes.base import Exec, Runtime, SandboxError
 from topics.types.errors import InputError
 from topics.types.task import PrepareAction
 
@@ -14,7 +14,7 @@ async def prepare(runtime: Runtime, actions: Sequence[PrepareAction], *, field: 
     """Do `actions` in order; the caller's cancellation is the only deadline, as all of a stage shares one budget.
 
     `field` is where the actions stand in the task, for errors. Raises InputError where a source or target can't be used,
-    RuntimeFault `prepare_failed` where a command ends with another code than 0.
+    SandboxError `prepare_failed` where a command ends with another code than 0.
     """
     for index, action in enumerate(actions):
         where = f"{field}[{index}]"
@@ -31,7 +31,7 @@ async def _execute(runtime: Runtime, action: PrepareAction, where: str, log: str
     except InputError as error:
         raise InputError(f"{where}.cwd", action.cwd, error.reason) from error
     if result.exit_code != 0:
-        raise RuntimeFault(
+        raise SandboxError(
             "prepare_failed",
             f"{where}: {action.command!r} ended with exit code {result.exit_code}; {result.said}",
         )

@@ -25,7 +25,7 @@ from pathlib import Path, PurePosixPath
 import msgspec
 
 from consumers.runtimes import proctree
-from consumers.runtimes.base import Exec, ExecResult, Handle, Labelled, Labels, RuntimeFault
+from consumers.runtimes.base import Exec, ExecResult, Handle, Labelled, Labels, SandboxError
 from consumers.runtimes.forkserver import ForkServer
 from consumers.runtimes.launch import launch
 from topics.types.errors import InputError, NotReady
@@ -172,14 +172,14 @@ class ProcessBackend:
         self._forks = ForkServer()
 
     async def create(self, labels: Labels, spec: RuntimeSpec) -> ProcessRuntime:
-        """RuntimeFault `runtime_exists` where the claim has made one before; InputError for a `workdir` outside."""
+        """SandboxError `runtime_exists` where the claim has made one before; InputError for a `workdir` outside."""
         folder = self._folder(labels.claim_id)
         runtime = ProcessRuntime(folder, labels.claim_id, spec, self._forks)
         self._root.mkdir(parents=True, exist_ok=True)
         try:
             folder.mkdir(mode=0o700)
         except FileExistsError as error:
-            raise RuntimeFault("runtime_exists", f"claim {labels.claim_id} has made a runtime before") from error
+            raise SandboxError("runtime_exists", f"claim {labels.claim_id} has made a runtime before") from error
         meta = _Meta(labels.namespace, labels.session_id, labels.attempt)
         (folder / _META).write_bytes(msgspec.json.encode(meta))
         for name in _FOLDERS:
@@ -191,7 +191,7 @@ class ProcessBackend:
         folder = self._folder_of(handle)
         _check_claim_id(claim_id)
         if not (folder / "workspace").is_dir():
-            raise RuntimeFault(
+            raise SandboxError(
                 "runtime_gone",
                 f"no runtime {folder.name} under {self._root} on {socket.gethostname()}; it was made on {handle.get('host')}",
             )
@@ -215,10 +215,10 @@ class ProcessBackend:
         await _kill_marked(CLAIM_MARK, claim_id)
 
     def _folder_of(self, handle: Handle) -> Path:
-        """RuntimeFault for a handle that none of ours is: it came over the wire, and names what will be removed."""
+        """SandboxError for a handle that none of ours is: it came over the wire, and names what will be removed."""
         claim_id = handle.get("id", "")
         if _CLAIM_ID.fullmatch(claim_id) is None:
-            raise RuntimeFault("runtime_gone", f"no runtime has the id {claim_id!r:.200}")
+            raise SandboxError("runtime_gone", f"no runtime has the id {claim_id!r:.200}")
         return self._root / claim_id
 
     def _folder(self, claim_id: str) -> Path:
@@ -278,7 +278,7 @@ def _copy_folder(source: Path, target: Path) -> None:
 async def _kill_marked(name: str, value: str) -> None:
     left = await asyncio.to_thread(proctree.kill_until_gone, lambda: proctree.marked(name, value), _SWEEP_S)
     if left:
-        raise RuntimeFault("unkillable", f"processes {sorted(left)} with {name}={value} can't be killed")
+        raise SandboxError("unkillable", f"processes {sorted(left)} with {name}={value} can't be killed")
 
 
 async def _remove(folder: Path) -> None:
@@ -297,4 +297,4 @@ def _delete(folder: Path) -> None:
         for command in (["chmod", "-Rf", "u+rwX"], ["rm", "-rf"]):
             ended = subprocess.run([*command, "--", str(folder)], stderr=subprocess.PIPE, check=False)
         if ended.returncode != 0:
-            raise RuntimeFault("not_removed", ended.stderr.decode(errors="replace")) from None
+            raise SandboxError("not_removed", ended.stderr.decode(errors="replace")) from None

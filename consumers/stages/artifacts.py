@@ -1,44 +1,61 @@
 """Artifacts: what a session leaves behind besides its calls, in the blob store, by name.
 
-`agent_log`, `agent_transcript` and `patch` come from the run, `evaluation_output` from the evaluation; a harness or an evaluator may
-add its own. Invariant: no session key stands in what is kept, nor in an error's words. What can't be stored is left out, and said: an
-artifact is never worth a session.
+The run gives `agent_log`, `agent_transcript` and `patch`, the evaluation `evaluation_output`; a harness or an evaluator may add more.
+Invariant: no session key stands in an artifact. An artifact never fails a session: one that can't be stored is logged and left out.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
+import shlex
 from collections.abc import Mapping
+from pathlib import PurePosixPath
 
 import structlog
 
+from consumers.runtimes.base import Exec, Runtime
 from topics.environment.blobs import BlobStore
 from topics.environment.keys import KEY_SHOWN, redacted_bytes
 
 AGENT_LOG = "agent_log"
-"""What the harness wrote to its stdout and stderr."""
+"""The harness's stdout and stderr."""
 TRANSCRIPT = "agent_transcript"
 """The harness's own record of its session, in its own form."""
 PATCH = "patch"
-"""What the run changed in its repository; see `consumers.stages.patch`."""
+"""The run's changes to its repository; see `consumers.stages.patch`."""
+SEARCH_S = 10.0
+"""Limit for listing files by a pattern: one `ls` in the runtime."""
 
 _CUT = re.compile(rb"(left out here \.\.\.\]\n)[A-Za-z0-9_.-]+")
-"""A word whose beginning a log has left out: perhaps a key, which isn't known by its end."""
+"""The end of a word that a log cut in two: perhaps the end of a key, which can't be recognised without its beginning."""
 
 log = structlog.get_logger()
 
 
 async def stored(blobs: BlobStore, claim_id: str, found: Mapping[str, bytes]) -> dict[str, str]:
-    """Blob references by artifact name, keys taken out."""
-    kept: dict[str, str] = {}
+    """Store artifacts without session keys; their blob references, by name."""
+    references: dict[str, str] = {}
     for name, data in found.items():
         try:
-            kept[name] = await asyncio.to_thread(_put, blobs, data)
+            references[name] = await asyncio.to_thread(_put, blobs, data)
         except OSError as error:
             log.warning("artifact not kept", action="artifact.lost", claim=claim_id, name=name, why=str(error))
-    return kept
+    return references
 
 
 def _put(blobs: BlobStore, data: bytes) -> str:
     return blobs.put(redacted_bytes(_CUT.sub(rb"\1" + KEY_SHOWN.encode(), data))).ref
+
+
+async def newest_file(runtime: Runtime, path: PurePosixPath) -> PurePosixPath | None:
+    """`path` itself if it has no `*`, otherwise the match that changed last: programs put dates and ids into the names of their records.
+
+    None without a match. Raises SandboxError.
+    """
+    if "*" not in str(path):
+        return path
+    pattern = "*".join(shlex.quote(piece) for piece in str(path).split("*"))
+    found = await runtime.exec(Exec(f"ls -td -- {pattern} 2>&-", log="newest.log", timeout_s=SEARCH_S))
+    first, _, _ = found.output().decode(errors="replace").partition("\n")
+    return PurePosixPath(first) if first else None

@@ -1,77 +1,66 @@
-"""Removes runtimes as soon as the coordinator says that nobody needs them (`Discard`). Every worker does it, on its own host.
+"""Removes runtimes as soon as the coordinator reports that nobody needs them (`Discard`). Every worker does this on its own host.
 
-What is in this worker's hand waits until it has left it, which a Revoke brings about. A `Discard` stays true for ever, since no session
-comes back to a runtime that it was parted from: said twice, late, or to two workers of one host, it removes what is left. One that
-nobody heard is made up for by the reaper.
+A runtime that one of this worker's claims uses stays until that claim ends, which a Revoke brings about. A `Discard` stays true for
+ever, because no session comes back to a runtime that it was parted from: sent twice, late, or to two workers of one host, it removes
+what is still there. A `Discard` that no worker read is made up for by the reaper.
 """
 
 from __future__ import annotations
 
 import asyncio
 
-import structlog
-
-from consumers.runtimes.base import Labelled, RuntimeBackend, RuntimeFault
-from consumers.stages.claims import Claims
-from consumers.stages.worker_context import Site
+from consumers.runtimes.base import Labelled, RuntimeBackend
+from consumers.stages.claim_runner import ClaimRunner
+from consumers.stages.worker_context import WorkerContext, remove_runtime
 from topics.control import Discard
 
 AT_ONCE = 8
-"""Removals that run together: each waits for a thread and the disk."""
-
-log = structlog.get_logger()
+"""Removals that run together: each takes a thread and waits for the disk."""
 
 
 class Discards:
-    """What is to be removed and isn't yet."""
+    """The runtimes that are to be removed."""
 
-    def __init__(self, site: Site, claims: Claims) -> None:
-        self._site = site
+    def __init__(self, context: WorkerContext, claims: ClaimRunner) -> None:
+        self._context = context
         self._claims = claims
-        self._asked: dict[str, Discard] = {}
+        self._pending: dict[str, Discard] = {}
         """By the claim that made the runtime."""
         self._woken = asyncio.Event()
         self.removed = 0
-        """Runtimes, since the start."""
+        """Runtimes since the start."""
 
-    def ask(self, discard: Discard) -> None:
-        """Remove it soon; of another host it isn't found here, and forgotten."""
-        self._asked[discard.claim_id] = discard
+    def add(self, discard: Discard) -> None:
+        """Remove the runtime soon. A runtime of another host isn't found here, and the `Discard` is forgotten."""
+        self._pending[discard.claim_id] = discard
         self._woken.set()
 
     def wake(self) -> None:
-        """A claim may have left the hand."""
-        if self._asked:
+        """A claim may have ended."""
+        if self._pending:
             self._woken.set()
 
     async def run(self) -> None:
-        """Remove what is asked for until cancelled. Those that came together share one look at what lies on the host."""
+        """Remove runtimes until cancelled. One scan of the host serves all the Discards that are pending when it starts."""
         while True:
             await self._woken.wait()
             self._woken.clear()
-            due = {claim: asked for claim, asked in self._asked.items() if not self._is_in_hand(asked)}
-            self._asked = {claim: asked for claim, asked in self._asked.items() if claim not in due}
+            due = {claim_id: discard for claim_id, discard in self._pending.items() if not self._is_used(discard)}
+            self._pending = {claim_id: d for claim_id, d in self._pending.items() if claim_id not in due}
             if not due:
                 continue
             found = [
                 (backend, runtime)
-                for backend, runtime in await self._site.labelled()
-                if (asked := due.get(runtime.labels.claim_id)) and dict(runtime.handle) == asked.runtime
+                for backend, runtime in await self._context.labelled()
+                if (discard := due.get(runtime.labels.claim_id)) and dict(runtime.handle) == discard.runtime
             ]
-            turns = asyncio.Semaphore(AT_ONCE)
-            await asyncio.gather(*(self._remove(turns, backend, runtime) for backend, runtime in found))
+            slots = asyncio.Semaphore(AT_ONCE)
+            await asyncio.gather(*(self._remove(slots, backend, runtime) for backend, runtime in found))
 
-    def _is_in_hand(self, asked: Discard) -> bool:
-        return asked.claim_id in self._claims or self._claims.works_in(asked.runtime)
+    def _is_used(self, discard: Discard) -> bool:
+        return discard.claim_id in self._claims or self._claims.uses(discard.runtime)
 
-    async def _remove(self, turns: asyncio.Semaphore, backend: RuntimeBackend, runtime: Labelled) -> None:
-        labels = runtime.labels
-        async with turns:
-            try:
-                await backend.remove(runtime.handle)
-            except (RuntimeFault, OSError) as error:
-                # The reaper tries again.
-                log.warning("runtime not removed", action="discard.failed", claim=labels.claim_id, why=str(error))
-            else:
+    async def _remove(self, slots: asyncio.Semaphore, backend: RuntimeBackend, runtime: Labelled) -> None:
+        async with slots:
+            if await remove_runtime(backend, runtime, "discard"):  # after a failure the reaper tries again
                 self.removed += 1
-                log.info("runtime removed", action="discard.removed", claim=labels.claim_id, session=labels.session_id)

@@ -1,7 +1,7 @@
 """The stage evaluate: an evaluator judges what a run left in its runtime.
 
-In: a ticket with a runtime and how the run ended. Out: `Evaluated` with a reward, or without one and an error; no reward is invented.
-Begins by killing all that earlier claims left in the runtime, and removes it once the verdict is on the log.
+In: a ticket with a runtime and with how the run ended. Out: `Evaluated` with a reward, or with an error and no reward; no reward is
+ever invented. The stage first kills all that earlier claims left in the runtime, and removes the runtime once the verdict is on the log.
 """
 
 from __future__ import annotations
@@ -10,50 +10,54 @@ import math
 import traceback
 from typing import ClassVar
 
+from msgspec.structs import replace
+
 from consumers.evaluators.base import Case, EvaluationError, Evaluator, Verdict
-from consumers.runtimes.base import Runtime, RuntimeFault
+from consumers.runtimes.base import Runtime, SandboxError
 from consumers.stages import artifacts
-from consumers.stages.budget import Overrun
-from consumers.stages.claims import MESSAGE_LIMIT, Claim
-from consumers.stages.worker_context import Site
+from consumers.stages.budget import BudgetExceededError
+from consumers.stages.claim_runner import Claim, StageFact
+from consumers.stages.worker_context import WorkerContext
 from topics.environment import registry
-from topics.environment.keys import redacted
-from topics.events import Evaluated, Fact
-from topics.types.errors import InputError, Kind, NotReady, SessionError
-from topics.types.session import Stage, Status
+from topics.events import Evaluated
+from topics.types.errors import InputError, Kind, NotReady
+from topics.types.session import Status
 from topics.types.task import TaskRequest
 
 
 class Evaluate:
+    """See `claim_runner.Work`."""
+
     needs_grant: ClassVar[bool] = True
 
-    def __init__(self, site: Site, claim: Claim) -> None:
-        self._site = site
+    def __init__(self, context: WorkerContext, claim: Claim) -> None:
+        self._context = context
         self._claim = claim
         self._runtime: Runtime | None = None
 
-    async def do(self) -> Fact:
+    async def do(self) -> StageFact:
         claim, ticket = self._claim, self._claim.ticket
-        task = claim.task(self._site.blobs)
-        budget = self._site.budget(ticket.budget_s)
-        self._runtime = await self._site.attach(ticket.runtime, claim.id, task.runtime)
+        task = claim.task(self._context.blobs)
+        budget = self._context.budget(ticket.budget_s)
+        self._runtime = await self._context.attach(ticket.runtime, claim.id, task.runtime)
         await self._runtime.kill_all()
         try:
-            verdict = await budget.within(self._judge(self._runtime, task))
-            return await self._fact(verdict)
+            return await self._fact(await budget.within(self._verdict(self._runtime, task)))
         except EvaluationError as error:
-            return self._failed(error.code, str(error), await self._stored(error.artifacts))
-        except Overrun:
-            return self._failed("timeout", f"the evaluation took longer than timeouts.evaluate = {ticket.budget_s:g} s")
+            failure = claim.failure(error.code, Kind.EVALUATION, str(error))
+            return replace(failure, artifacts=await self._stored(error.artifacts))
+        except BudgetExceededError:
+            message = f"the evaluation took longer than timeouts.evaluate = {ticket.budget_s:g} s"
+            return claim.failure("timeout", Kind.EVALUATION, message)
 
-    async def tidy(self, fact: Fact | None) -> None:
-        """With the verdict out the runtime has no use; an evaluation that is tried again needs it."""
+    async def tidy(self, fact: StageFact | None) -> None:
+        """Remove the runtime after a final verdict; an evaluation that will be tried again needs it."""
         is_final = isinstance(fact, Evaluated) and not (fact.error and fact.error.retryable)
         if is_final and self._runtime is not None:
             await self._runtime.remove()
 
-    async def _judge(self, runtime: Runtime, task: TaskRequest) -> Verdict:
-        """Raises InputError, NotReady and RuntimeFault for what isn't the evaluator's fault, EvaluationError for all else."""
+    async def _verdict(self, runtime: Runtime, task: TaskRequest) -> Verdict:
+        """Raises EvaluationError, also for what the evaluator raised; InputError, NotReady and SandboxError aren't its fault."""
         make = registry.load(registry.Kind.EVALUATOR, task.evaluator.strategy)
         evaluator: Evaluator = make(task.evaluator.config)
         ticket = self._claim.ticket
@@ -67,7 +71,7 @@ class Evaluate:
         )
         try:
             return await evaluator.evaluate(case)
-        except (InputError, NotReady, RuntimeFault, EvaluationError):
+        except (InputError, NotReady, SandboxError, EvaluationError):
             raise
         except Exception as error:
             trace = "".join(traceback.format_exception(error))
@@ -75,33 +79,15 @@ class Evaluate:
                 "evaluator_raised", f"{type(error).__name__}: {error}", {"evaluation_output": trace.encode()}
             ) from error
 
-    async def _fact(self, verdict: Verdict) -> Evaluated:
+    async def _fact(self, verdict: Verdict) -> StageFact:
         for reward in (verdict.reward, *(verdict.call_rewards or {}).values()):
             if reward is not None and not math.isfinite(reward):
                 raise EvaluationError("bad_reward", f"a reward must be a finite number or None, got {reward!r}")
-        claim, ticket = self._claim, self._claim.ticket
-        return Evaluated(
-            claim.finished_id,
-            ticket.session_id,
-            ticket.attempt,
-            claim.id,
+        return self._claim.fact(
             reward=None if verdict.reward is None else float(verdict.reward),
             call_rewards=dict(verdict.call_rewards) if verdict.call_rewards else None,
             artifacts=await self._stored(verdict.artifacts),
-            duration_ms=claim.elapsed_ms,
-        )
-
-    def _failed(self, code: str, message: str, kept: dict[str, str] | None = None) -> Evaluated:
-        claim, ticket = self._claim, self._claim.ticket
-        return Evaluated(
-            claim.finished_id,
-            ticket.session_id,
-            ticket.attempt,
-            claim.id,
-            error=SessionError(Stage.EVALUATE.value, Kind.EVALUATION, code, redacted(message)[:MESSAGE_LIMIT]),
-            artifacts=kept,
-            duration_ms=claim.elapsed_ms,
         )
 
     async def _stored(self, found: dict[str, bytes]) -> dict[str, str] | None:
-        return await artifacts.stored(self._site.blobs, self._claim.id, found) or None
+        return await artifacts.stored(self._context.blobs, self._claim.id, found) or None

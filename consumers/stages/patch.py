@@ -20,7 +20,7 @@ from pathlib import Path, PurePosixPath
 
 import structlog
 
-from consumers.runtimes.base import LOG_LIMIT, Exec, Runtime, RuntimeFault
+from consumers.runtimes.base import LOG_LIMIT, Exec, Runtime, SandboxError
 from topics.environment.keys import PREFIX
 from topics.types.errors import InputError
 
@@ -105,7 +105,7 @@ async def _git(runtime: Runtime, script: str, env: dict[str, str], cwd: str | No
     ceiling = {"GIT_CEILING_DIRECTORIES": str(runtime.workspace.parent)}
     try:
         ended = await runtime.exec(Exec(script, cwd=cwd, env=_ENV | ceiling | env, log="patch.log", timeout_s=STEP_S))
-    except (RuntimeFault, InputError, OSError) as error:
+    except (SandboxError, InputError, OSError) as error:
         _warn(runtime, str(error))
         return None
     if ended.exit_code not in (0, NOTHING):

@@ -1,11 +1,11 @@
-"""The stage run: the harness works in the session's runtime, its model calls going to the proxy.
+"""The stage run: the harness works in the session's runtime, and its model calls go to the proxy.
 
-In: a ticket with a runtime. Out: `RunFinished`, sent when no process of the harness lives, however it ended; its log, what else it
-keeps and what it changed (`patch`) as artifacts. The session's key is minted here, at the Grant, and stands in the harness's
-environment alone: never on a command line, in a log line or in an artifact.
+In: a ticket with a runtime. Out: `RunFinished`, sent when no process of the harness lives, however the harness ended. Its log, the
+files that it keeps and its changes (`patch`) become artifacts. The session's key is made here, after the Grant. It is only in the
+harness's environment: never on a command line, in a log line or in an artifact.
 
-A harness that ends with an exit code has worked, and is evaluated. One that can't be started is no work of an agent: that is an error
-of kind `input` or `infra`.
+A harness that ends with an exit code has worked and is evaluated. A harness that can't be started is no failure of an agent: the error
+has kind `input` or `infra`.
 """
 
 from __future__ import annotations
@@ -17,28 +17,26 @@ from typing import ClassVar
 import structlog
 
 from consumers.harnesses.base import Launch, ModelAccess, harness_of
-from consumers.runtimes.base import LOG_LIMIT, Exec, ExecResult, Runtime, RuntimeFault
-from consumers.runtimes.newest import newest
+from consumers.runtimes.base import LOG_LIMIT, Exec, ExecResult, Runtime, SandboxError
 from consumers.stages import artifacts, patch
-from consumers.stages.budget import Budget, Overrun
-from consumers.stages.claims import Claim
-from consumers.stages.worker_context import Site
-from topics.control import Grant
+from consumers.stages.budget import Budget, BudgetExceededError
+from consumers.stages.claim_runner import Claim, StageFact
+from consumers.stages.worker_context import WorkerContext
 from topics.environment.keys import BACKSTOP_S, KeyClaims, Limits, Signer, redacted
 from topics.environment.settings import Settings
-from topics.events import Fact, RunFinished
+from topics.events import RunFinished
 from topics.types.errors import InputError, Kind, NotReady, SessionError
 from topics.types.session import Stage, Status, task_id_of
 from topics.types.task import TaskRequest
 
-SAID_LIMIT = 1000
-"""Characters of its output that an error repeats."""
+OUTPUT_LIMIT = 1000
+"""Characters of the harness's output that an error repeats: enough for its last lines, and facts stay small."""
 
 log = structlog.get_logger()
 
 
 def require(settings: Settings) -> Signer:
-    """What every run needs of this worker's settings. Raises NotReady, so that a worker that lacks it doesn't start."""
+    """The signer of session keys. Raises NotReady if a setting of every run is missing, so that such a worker doesn't start."""
     if settings.proxy_url is None:
         raise NotReady("POLAR_PROXY_URL isn't set; a run worker must know where its harnesses reach the proxy")
     try:
@@ -48,40 +46,42 @@ def require(settings: Settings) -> Signer:
 
 
 class Run:
+    """See `claim_runner.Work`."""
+
     needs_grant: ClassVar[bool] = True
 
-    def __init__(self, site: Site, claim: Claim) -> None:
-        self._site = site
+    def __init__(self, context: WorkerContext, claim: Claim) -> None:
+        self._context = context
         self._claim = claim
         self._runtime: Runtime | None = None
 
-    async def do(self) -> Fact:
+    async def do(self) -> StageFact:
         ticket = self._claim.ticket
-        grant = await self._claim.granted()
-        task = self._claim.task(self._site.blobs)
-        budget = self._site.run_budget(ticket.budget_s)
-        access = self._access(task, grant)
-        self._runtime = await self._site.attach(ticket.runtime, self._claim.id, task.runtime)
+        task = self._claim.task(self._context.blobs)
+        budget = self._context.run_budget(ticket.budget_s)
+        access = self._access(task)
+        self._runtime = await self._context.attach(ticket.runtime, self._claim.id, task.runtime)
         try:
             launch = await budget.within(self._set_up(self._runtime, task, access))
-        except Overrun:
+        except BudgetExceededError:
             return self._fact(None, {})
         before = await patch.snapshot(self._runtime)
         result = await self._launch(self._runtime, task, access, launch, budget)
         kept = await self._keep(self._runtime, result, launch, before)
-        return self._fact(result.exit_code, kept, redacted(result.said)[-SAID_LIMIT:])
+        return self._fact(result.exit_code, kept, redacted(result.said)[-OUTPUT_LIMIT:])
 
-    async def tidy(self, fact: Fact | None) -> None:
-        """After a run that won't be evaluated the runtime has no use; one that was taken from us may have."""
-        void = isinstance(fact, RunFinished) and fact.error and fact.error.kind in (Kind.INFRA, Kind.INPUT)
-        if void and self._runtime is not None:
+    async def tidy(self, fact: StageFact | None) -> None:
+        """Remove the runtime after a run that won't be evaluated. A run without a result was revoked: its session may need the runtime."""
+        is_void = isinstance(fact, RunFinished) and fact.error and fact.error.kind in (Kind.INFRA, Kind.INPUT)
+        if is_void and self._runtime is not None:
             await self._runtime.remove()
 
-    def _access(self, task: TaskRequest, grant: Grant) -> ModelAccess:
-        """Mint the key."""
-        settings = self._site.settings
+    def _access(self, task: TaskRequest) -> ModelAccess:
+        """Sign the session's key."""
+        settings, grant = self._context.settings, self._claim.grant
         signer = require(settings)
         assert settings.proxy_url is not None, "required"
+        assert grant is not None, "a run starts with its Grant"
         now = int(time.time())
         key = signer.mint(
             KeyClaims(
@@ -110,21 +110,21 @@ class Run:
         self, runtime: Runtime, task: TaskRequest, access: ModelAccess, launch: Launch, budget: Budget
     ) -> ExecResult:
         session_id = self._claim.ticket.session_id
-        ours = {
+        variables = {
             "POLAR_SESSION_ID": session_id,
             "POLAR_TASK_ID": task_id_of(session_id),
             "POLAR_INSTRUCTION_FILE": str(runtime.home / "instruction.txt"),
         }
-        what = Exec(
+        program = Exec(
             launch.command,
             cwd=launch.cwd,
-            env=access.env | ours | dict(launch.env) | task.agent.env,
+            env=access.env | variables | dict(launch.env) | task.agent.env,
             stdin=str(launch.stdin) if launch.stdin else None,
             log="agent.log",
         )
         async with budget.alarm() as spent:
             try:
-                return await runtime.exec(what, stop=spent)
+                return await runtime.exec(program, stop=spent)
             except InputError as error:
                 if task.agent.custom_shell is None:
                     raise
@@ -133,40 +133,29 @@ class Run:
     async def _keep(
         self, runtime: Runtime, result: ExecResult, launch: Launch, before: patch.Snapshot | None
     ) -> dict[str, str]:
-        """Blob references of the log, of what the harness keeps and of its changes, by artifact name."""
+        """Blob references of the log, of the files that the harness keeps and of the patch, by artifact name."""
         found = {artifacts.AGENT_LOG: await asyncio.to_thread(result.output)}
         for name, path in launch.keep.items():
             try:
-                if there := await newest(runtime, path):
-                    found[name] = await runtime.read_file(there, LOG_LIMIT)
+                if file := await artifacts.newest_file(runtime, path):
+                    found[name] = await runtime.read_file(file, LOG_LIMIT)
             except FileNotFoundError:
-                continue  # a harness that ended early
-            except (OSError, InputError, RuntimeFault) as error:
+                continue  # the harness ended before it wrote the file
+            except (OSError, InputError, SandboxError) as error:
                 log.warning(
                     "artifact not kept", action="artifact.lost", claim=self._claim.id, name=name, why=str(error)
                 )
         if before and (changed := await patch.changes(runtime, before)):
             found[artifacts.PATCH] = changed
-        return await artifacts.stored(self._site.blobs, self._claim.id, found)
+        return await artifacts.stored(self._context.blobs, self._claim.id, found)
 
-    def _fact(self, exit_code: int | None, kept: dict[str, str], said: str = "") -> RunFinished:
-        """`exit_code` None: we ended it, since its time was up. `said`: the end of its output."""
-        claim, ticket = self._claim, self._claim.ticket
+    def _fact(self, exit_code: int | None, kept: dict[str, str], output: str = "") -> StageFact:
+        """`exit_code` None: the run's budget was used up. `output`: the end of the harness's output, as part of a sentence."""
         status, error = Status.COMPLETED, None
         if exit_code is None:
-            message = f"the harness worked longer than timeouts.run = {ticket.budget_s:g} s"
+            message = f"the harness worked longer than timeouts.run = {self._claim.ticket.budget_s:g} s"
             status, error = Status.TIMED_OUT, SessionError(Stage.RUN.value, Kind.BUDGET, "timeout", message)
         elif exit_code != 0:
-            message = f"the harness ended with exit code {exit_code} (artifact {artifacts.AGENT_LOG}); {said}"
+            message = f"the harness ended with exit code {exit_code} (artifact {artifacts.AGENT_LOG}); {output}"
             status, error = Status.FAILED, SessionError(Stage.RUN.value, Kind.AGENT, "exit_code", message)
-        return RunFinished(
-            claim.finished_id,
-            ticket.session_id,
-            ticket.attempt,
-            claim.id,
-            status,
-            exit_code=exit_code,
-            error=error,
-            artifacts=kept or None,
-            duration_ms=claim.elapsed_ms,
-        )
+        return self._claim.fact(status=status, exit_code=exit_code, error=error, artifacts=kept or None)

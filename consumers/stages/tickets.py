@@ -1,8 +1,8 @@
-"""Takes tickets of one stage and pool from their queue, each only with a free slot (protocol 8).
+"""Takes tickets of one stage and pool from their queue, each only if a slot is free (protocol 8).
 
-Group `<namespace>.<stage>.<pool>`. In: `polar.stage.<stage>.<pool>`. Out: `Claimed`, by `claims`; dead letters. The offset of a ticket
-is committed once its claim is asked for: a crash before that gives the ticket to another worker, one after it costs the claim's lease.
-Commits are in order, since one ticket at a time is taken.
+Group `<namespace>.<stage>.<pool>`. In: `polar.stage.<stage>.<pool>`. Out: `Claimed`, through `claim_runner`; dead letters. A ticket's
+offset is committed after its `Claimed` is sent: a crash before the commit gives the ticket to another worker, a crash after it costs
+the claim's lease. Commits are in order, because one ticket at a time is taken.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from contextlib import suppress
 
 import structlog
 
-from consumers.stages.claims import Claim, Claims, Work
+from consumers.stages.claim_runner import Claim, ClaimRunner, Work
 from topics import stages
 from topics.contract.codec import DecodeError, UnknownRecord
 from topics.environment.settings import Settings
@@ -25,19 +25,23 @@ from topics.types.session import Stage
 from topics.workers import StageSlots
 
 POLL_MS = 500
+"""Longest wait for a ticket: a worker that leaves notices it after this long."""
 FULL_S = 1.0
-"""How often a full worker polls, which keeps it in its group."""
+"""Between two polls of a full worker; polling keeps it in its group."""
 FETCH_BYTES = 64 * 1024
-"""Of one partition, ahead of being taken: a ticket that lies in a full worker's memory is lost time for everyone."""
+"""Prefetched from one partition: a ticket that lies in a full worker's memory is lost time for everyone."""
 COMMIT_S = 5.0
+"""Limit for a commit. A commit that failed costs little: another worker's claim is then refused."""
 STOP_S = 2.0
+"""Limit for the consumer's end, within the 10 s in which a worker leaves."""
 RESTART_S = 1.0
+"""Before the next try after an error of Kafka."""
 
 log = structlog.get_logger()
 
 
 class TicketQueue:
-    """One stage's queue, and the slots that it feeds. `make` gives the stage's work for a claim."""
+    """One stage's queue, and the slots that it feeds. `make_work` makes the stage's work for a claim."""
 
     def __init__(
         self,
@@ -45,9 +49,9 @@ class TicketQueue:
         stage: Stage,
         pool: str,
         slots: int,
-        claims: Claims,
+        claims: ClaimRunner,
         producer: LogProducer,
-        make: Callable[[Claim], Work],
+        make_work: Callable[[Claim], Work],
         on_change: Callable[[], None],
     ) -> None:
         self.stage = stage
@@ -56,42 +60,42 @@ class TicketQueue:
         self._settings = settings
         self._claims = claims
         self._log = producer
-        self._make = make
+        self._make_work = make_work
         self._on_change = on_change
         self._partitions: list[int] = []
-        self._moved = asyncio.Event()
+        self._woken = asyncio.Event()
         self._running: asyncio.Task[None] | None = None
         self.taken = 0
-        """Tickets, since the start."""
+        """Tickets since the start."""
         self.skipped: Counter[str] = Counter()
-        """Records that are no ticket, by reason: `undecodable`, or `unknown_<type>`."""
+        """Records that aren't tickets, by reason: `undecodable` or `unknown_<type>`."""
 
-    def told(self) -> StageSlots:
+    def stage_slots(self) -> StageSlots:
         """This stage's part of the heartbeat."""
-        claims = self._claims.held(self.stage)
+        claims = self._claims.ids(self.stage)
         return StageSlots(self.stage, self.pool, self.slots, self.free, self._partitions, claims)
 
     @property
     def free(self) -> int:
-        return self.slots - len(self._claims.held(self.stage))
+        return self.slots - len(self._claims.ids(self.stage))
 
     def wake(self) -> None:
-        """A slot may have become free, or the worker leaves."""
-        self._moved.set()
+        """A slot may be free, or the worker leaves."""
+        self._woken.set()
 
     def start(self, leaving: asyncio.Event) -> asyncio.Task[None]:
-        """Take tickets until `leaving`; the task is done early only where it failed."""
+        """Take tickets until `leaving`; the task ends earlier only if it fails."""
         self._running = asyncio.create_task(self._run(leaving), name=f"queue-{self.stage.value}")
         return self._running
 
     async def ended(self, deadline_s: float | None = None) -> None:
-        """Wait until no ticket is taken any more; after `deadline_s` it is cut off."""
+        """Wait until the queue takes no more tickets, and cancel it after `deadline_s`."""
         if self._running is not None and not (await asyncio.wait({self._running}, timeout=deadline_s))[0]:
             self._running.cancel()
             await asyncio.wait({self._running})
 
     async def _run(self, leaving: asyncio.Event) -> None:
-        """Kafka's own errors cost a new membership, nothing more."""
+        """Join the group, again after each error of Kafka, and take tickets."""
         while not leaving.is_set():
             consumer = kafka.consumer(
                 self._settings,
@@ -121,21 +125,21 @@ class TicketQueue:
             consumer.resume(*assigned)
             found = await consumer.getmany(timeout_ms=POLL_MS, max_records=1)
             if leaving.is_set():
-                return  # not committed: it is another's
+                return  # not committed: another worker takes it
             for records in found.values():
                 for record in records:
                     await self._take(consumer, record)
 
     async def _poll_full(self, consumer: kafka.Consumer, assigned: set[kafka.TopicPartition]) -> None:
-        """Poll without taking anything, then wait for a free slot. Paused anew each time: a rebalance clears every pause."""
-        self._moved.clear()
+        """Poll without taking a ticket, then wait for a free slot. Pauses each time, because a rebalance clears every pause."""
+        self._woken.clear()
         consumer.pause(*assigned)
         for partition, records in (await consumer.getmany(timeout_ms=0, max_records=1)).items():
-            # Came with a rebalance between the two lines above: put back.
+            # A rebalance between the two lines above let these through: put them back.
             consumer.seek(partition, records[0].offset)
         with suppress(TimeoutError):
             async with asyncio.timeout(FULL_S):
-                await self._moved.wait()
+                await self._woken.wait()
 
     async def _take(self, consumer: kafka.Consumer, record: kafka.Record) -> None:
         try:
@@ -149,9 +153,7 @@ class TicketQueue:
                 log.info("unknown ticket", action="ticket.skipped", type=ticket.type, at=_at(record))
             else:
                 self.taken += 1
-                claim = self._claims.take(ticket)
-                await self._claims.ask(claim)
-                self._claims.carry(claim, self._make(claim))
+                await self._claims.request(ticket, self._make_work)
         await self._commit(consumer, record)
 
     async def _bury(self, record: kafka.Record, reason: str) -> None:
@@ -168,7 +170,7 @@ class TicketQueue:
             log.error("dead letter lost", action="ticket.dead_letter_lost", at=_at(record), why=str(error))
 
     async def _commit(self, consumer: kafka.Consumer, record: kafka.Record) -> None:
-        """A failed commit means that another worker reads the ticket too; its claim is then refused."""
+        """After a failed commit another worker reads the ticket too, and its claim is refused."""
         partition = kafka.TopicPartition(record.topic, record.partition)
         try:
             async with asyncio.timeout(COMMIT_S):

@@ -1,9 +1,9 @@
-"""A stage worker process: one heart, readers of `polar.control` and `polar.fleet`, one producer, and the queues of its stages.
+"""A stage worker process: heartbeats, readers of `polar.control` and `polar.fleet`, one producer, and the queues of its stages.
 
-Groups `<namespace>.<stage>.<pool>`. In: tickets, Grants and Revokes. Out: facts. Keeps no state that matters: killed, its leases run out
-and its sessions go on elsewhere. Its way out: it takes no more tickets; what it has in hand gets its time, which is none on a stop
-without grace and without end on a `Drain`; then it kills what runs, hands granted claims back, which costs no attempt, and is gone
-within 10 s. Nothing that it started outlives it.
+Groups `<namespace>.<stage>.<pool>`. In: tickets, Grants and Revokes. Out: facts. The process keeps no state that matters: if it is
+killed, its leases run out and its sessions go on elsewhere. A worker that leaves first takes no more tickets. Its claims then have time
+to finish: the grace of a stop (0 s by default), or any time after a `Drain`. In the end the worker kills what runs, hands its claims
+back, which costs no attempt, and is gone within 10 s. Nothing that it started outlives it.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ from typing import Any
 import structlog
 
 from consumers.metrics import Metrics
-from consumers.stages.claims import Claim, Claims, Ending, Work
+from consumers.stages.claim_runner import Claim, ClaimRunner, Work
+from consumers.stages.claims import Event
 from consumers.stages.discarding import Discards
 from consumers.stages.evaluate import Evaluate
 from consumers.stages.init import Init
 from consumers.stages.reaping import Reaper
 from consumers.stages.run import Run, require
 from consumers.stages.tickets import TicketQueue
-from consumers.stages.worker_context import Site
+from consumers.stages.worker_context import WorkerContext
 from topics import control, fleet
 from topics.contract import catalogue
 from topics.control import Discard, Drain, Revoke
@@ -42,16 +43,18 @@ from topics.waiting.first_done import first_done
 from topics.workers import Heartbeat
 
 SLOTS = {Stage.INIT: 4, Stage.RUN: 8, Stage.EVALUATE: 4}
-"""Sessions at once, where `--concurrency` isn't given: a run waits for the model, the others work here."""
+"""Sessions at once without `--concurrency`. A run mostly waits for the model; the other stages use this host's CPU."""
 WORK: dict[Stage, type[Init | Run | Evaluate]] = {Stage.INIT: Init, Stage.RUN: Run, Stage.EVALUATE: Evaluate}
 DRAIN_S = 5.0
-"""For all to be killed and handed back; without Kafka its clients take 4 s more of the 10."""
+"""Limit for killing the work and handing the claims back; without Kafka the clients take 4 s more of the 10."""
 CLIENTS_S = 2.0
+"""Limit for the producer's last records, within the 10 s."""
 KAFKA_S = 60.0
-"""For a first answer of a broker that is away, as this process's other clients give it."""
+"""Limit for a broker's first answer: the same as for this process's other clients."""
 WITHOUT_KAFKA_S = 900.0
-"""Then sessions are stopped (protocol 14)."""
+"""After this long without Kafka, sessions are stopped (protocol 14)."""
 WATCH_S = 1.0
+"""Between two checks of the connection: short beside WITHOUT_KAFKA_S."""
 
 log = structlog.get_logger()
 
@@ -67,10 +70,10 @@ async def run_worker(
     hurry: asyncio.Event | None = None,
     metrics: Metrics | None = None,
 ) -> None:
-    """Work on `stages` of `pool` until `stop` or a `Drain`. `concurrency` is sessions at once, of each stage.
+    """Work on `stages` of `pool` until `stop` or a `Drain`. `concurrency`: sessions of each stage at once.
 
-    `grace_s`: what is in hand at the stop may take so long, unless `hurry` is set. Raises NotReady without Kafka, and without what
-    a run needs.
+    `grace_s`: time for claims to finish after `stop`, cut short by `hurry`. Raises NotReady without Kafka, and if a setting that runs
+    need is missing.
     """
     if Stage.RUN in stages:
         require(settings)
@@ -79,20 +82,20 @@ async def run_worker(
     if applying not in await first_done(applying, stop):
         return
     worker = _Worker(settings, stages, pool, concurrency)
-    worker.tell(metrics or Metrics())
-    await worker.run(_Notice(stop, grace_s, hurry or asyncio.Event()))
+    worker.register(metrics or Metrics())
+    await worker.run(_StopNotice(stop, grace_s, hurry or asyncio.Event()))
 
 
 @dataclass(frozen=True)
-class _Notice:
-    """How this process is told to go."""
+class _StopNotice:
+    """When and how fast this process has to stop."""
 
     stop: asyncio.Event
     grace_s: float
     hurry: asyncio.Event
 
     async def out_of_time(self) -> None:
-        """Return when what is in hand has had its time."""
+        """Return when the claims have had their time."""
         await self.stop.wait()
         with suppress(TimeoutError):
             async with asyncio.timeout(self.grace_s):
@@ -104,14 +107,14 @@ class _Worker:
         self._id = new_worker_id("worker")
         self._leaving = asyncio.Event()
         self._drained = asyncio.Event()
-        """We were told to leave when all is done."""
+        """A `Drain` for this worker has come."""
         self._heart = Heart(settings, self._beat)
         self._log = LogProducer(settings)
-        self._site = Site(settings, lambda: self._heart.connected)
-        self._claims = Claims(self._log, self._id, self._changed)
-        self._reaper = Reaper(self._site, self._claims)
-        self._discards = Discards(self._site, self._claims)
-        self._control = Follower(settings, control.TOPIC, self._heard, since=Since.END)
+        self._context = WorkerContext(settings, lambda: self._heart.connected)
+        self._claims = ClaimRunner(self._log, self._id, self._changed)
+        self._reaper = Reaper(self._context, self._claims)
+        self._discards = Discards(self._context, self._claims)
+        self._control = Follower(settings, control.TOPIC, self._on_control, since=Since.END)
         self._fleet = Follower(settings, fleet.TOPIC, self._on_fleet, since=Since.BEGINNING)
         self._queues = [
             TicketQueue(
@@ -121,44 +124,42 @@ class _Worker:
                 concurrency or SLOTS[stage],
                 claims=self._claims,
                 producer=self._log,
-                make=partial(self._work, stage),
+                make_work=partial(self._work, stage),
                 on_change=self._changed,
             )
             for stage in stages
         ]
 
-    def tell(self, metrics: Metrics) -> None:
-        """Say where this worker's figures are."""
-        of_queue, claims = ("pool", "stage"), self._claims
+    def register(self, metrics: Metrics) -> None:
+        """Make this worker's figures part of `metrics`."""
+        per_queue, claims = ("pool", "stage"), self._claims
         metrics.heart("stages", self._heart)
         metrics.gauge(
             "polar_worker_slots",
             "Sessions that this worker takes at once",
-            of_queue,
-            self._by_queue(lambda queue: queue.slots),
+            per_queue,
+            self._by_queue(lambda q: q.slots),
         )
-        metrics.gauge(
-            "polar_worker_slots_free", "Slots with nothing in hand", of_queue, self._by_queue(lambda queue: queue.free)
-        )
-        metrics.counter("polar_tickets", "Tickets taken", of_queue, self._by_queue(lambda queue: queue.taken))
+        metrics.gauge("polar_worker_slots_free", "Free slots", per_queue, self._by_queue(lambda q: q.free))
+        metrics.counter("polar_tickets", "Tickets taken", per_queue, self._by_queue(lambda q: q.taken))
         metrics.counter("polar_claims_granted", "Claims granted", ("stage",), lambda: claims.granted)
         metrics.counter(
-            "polar_claims_ended", "Claims that left the hand, by how", ("stage", "how"), lambda: claims.ended
+            "polar_claims_ended", "Finished claims, by how they ended", ("stage", "how"), lambda: claims.ended
         )
         metrics.counter(
             "polar_runtimes_removed",
-            "Runtimes removed that no claim in hand had a use for",
+            "Runtimes removed that no claim needed",
             ("why",),
             lambda: {"discarded": self._discards.removed, "reaped": self._reaper.removed},
         )
-        passed_over = [each.skipped for each in (self._control, self._fleet)] + [each.skipped for each in self._queues]
-        metrics.skipped("stages", lambda: sum(passed_over, Counter()))
+        skipped = [each.skipped for each in (self._control, self._fleet)] + [each.skipped for each in self._queues]
+        metrics.skipped("stages", lambda: sum(skipped, Counter()))
 
     def _by_queue(self, figure: Callable[[TicketQueue], int]) -> Callable[[], dict[tuple[str, str], float]]:
         return lambda: {(queue.pool, queue.stage.value): figure(queue) for queue in self._queues}
 
-    async def run(self, notice: _Notice) -> None:
-        """Until told to leave, or until a part of it fails: then the worker stops as a whole, and raises what that part did."""
+    async def run(self, notice: _StopNotice) -> None:
+        """Work until a stop or a `Drain`. If a part fails, the whole worker stops and raises that part's error."""
         running: list[asyncio.Task[Any]] = []
         try:
             # A stop cuts the start off: no ticket is taken yet, and Kafka may stay away for long.
@@ -190,7 +191,7 @@ class _Worker:
         self._heart.start()
 
     async def _finish(self) -> None:
-        """Take no more, and return when nothing is in hand."""
+        """Take no more tickets, and return when all claims have ended."""
         log.info("worker leaves", action="worker.leaving", worker=self._id)
         self._leaving.set()
         self._changed()
@@ -198,13 +199,13 @@ class _Worker:
         await self._claims.drained()
 
     async def _leave(self, running: list[asyncio.Task[Any]]) -> None:
-        """The way out: 1 no more tickets, 2 nothing of ours lives and it is said, 3 the clients end."""
+        """Leave: 1. take no more tickets; 2. kill the work and hand the claims back; 3. stop the clients."""
         self._leaving.set()
         self._changed()
-        self._claims.end_all(Ending.LEAVING)
+        self._claims.feed_all(Event.LEAVING)
         deadline = time.monotonic() + DRAIN_S
         await asyncio.gather(*(queue.ended(DRAIN_S) for queue in self._queues))
-        self._claims.end_all(Ending.LEAVING)  # what a queue took on its way out
+        self._claims.feed_all(Event.LEAVING)  # a queue may have taken a last ticket meanwhile
         if not await self._claims.drained(max(0.0, deadline - time.monotonic())):
             log.warning("claims not handed back in time", action="worker.cut_off", worker=self._id)
             await self._claims.cut_off()
@@ -220,21 +221,21 @@ class _Worker:
         log.info("worker stopped", action="worker.stopped", worker=self._id)
 
     def _work(self, stage: Stage, claim: Claim) -> Work:
-        return WORK[stage](self._site, claim)
+        return WORK[stage](self._context, claim)
 
-    def _heard(self, record: control.Control, _: kafka.Record) -> None:
-        self._claims.heard(record)
+    def _on_control(self, record: control.Control, _: kafka.Record) -> None:
+        self._claims.on_answer(record)
         match record:
             case Revoke(claim_id=claim_id) if claim_id not in self._claims:
                 self._reaper.revoked(claim_id)
             case Discard():
-                self._discards.ask(record)
+                self._discards.add(record)
             case Drain(worker_id=worker_id) if worker_id == self._id:
                 self._drained.set()
 
     def _on_fleet(self, record: FleetRecord, _: kafka.Record) -> None:
-        if isinstance(record, FleetState) and record.counts_after(self._site.fleet):
-            self._site.fleet = record
+        if isinstance(record, FleetState) and record.counts_after(self._context.fleet):
+            self._context.fleet = record
 
     def _changed(self) -> None:
         self._heart.changed()
@@ -246,13 +247,13 @@ class _Worker:
         return Heart.describe(
             self._id,
             "worker",
-            stages=[queue.told() for queue in self._queues],
+            stages=[queue.stage_slots() for queue in self._queues],
             leaving=self._leaving.is_set(),
-            fleet_generation=self._site.fleet.generation,
+            fleet_generation=self._context.fleet.generation,
         )
 
     async def _watch_kafka(self) -> None:
-        """Stop all sessions after 15 min without Kafka: their leases can't be known any more."""
+        """Stop all sessions after 15 min without Kafka: nobody can know their leases any more."""
         connected_at = time.monotonic()
         while True:
             await asyncio.sleep(WATCH_S)
@@ -260,5 +261,5 @@ class _Worker:
             if self._heart.connected:
                 connected_at = now
             elif now - connected_at > WITHOUT_KAFKA_S:
-                self._claims.end_all(Ending.NO_KAFKA)
+                self._claims.feed_all(Event.NO_KAFKA)
                 connected_at = now

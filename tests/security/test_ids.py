@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from consumers.runtimes.base import Labels, RuntimeFault
+from consumers.runtimes.base import Labels, SandboxError
 from consumers.runtimes.process import ProcessBackend, ProcessRuntime
 from polar.cli import session_ids
 from topics import events
@@ -63,9 +63,9 @@ def test_a_name_that_leads_out_touches_nothing_outside(root: Path, name: str) ->
     handle = {"backend": "process", "host": "h", "id": name}
 
     async def misuse() -> None:
-        with pytest.raises(RuntimeFault, match="no runtime has the id"):
+        with pytest.raises(SandboxError, match="no runtime has the id"):
             await backend.attach(handle, "c-2", RuntimeSpec())
-        with pytest.raises(RuntimeFault, match="no runtime has the id"):
+        with pytest.raises(SandboxError, match="no runtime has the id"):
             await backend.remove(handle)
         with pytest.raises(InputError):
             await backend.kill_claim(name)
@@ -90,7 +90,7 @@ def test_a_name_that_leads_out_touches_nothing_outside(root: Path, name: str) ->
 
 
 def test_a_handle_without_an_id_is_no_runtime(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeFault, match="no runtime has the id"):
+    with pytest.raises(SandboxError, match="no runtime has the id"):
         asyncio.run(ProcessBackend(tmp_path).attach({}, "c-1", RuntimeSpec()))
 
 

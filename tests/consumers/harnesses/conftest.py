@@ -15,8 +15,8 @@ import pytest
 
 from consumers.harnesses.base import Launch, ModelAccess, harness_of
 from consumers.runtimes.base import Exec, ExecResult, Labels
-from consumers.runtimes.newest import newest
 from consumers.runtimes.process import ProcessBackend, ProcessRuntime
+from consumers.stages.artifacts import newest_file
 from polar.scripted.app import running
 from polar.scripted.engine import Engine
 from polar.scripted.faults import Fault
@@ -118,6 +118,6 @@ async def launched(runtime: ProcessRuntime, access: ModelAccess, launch: Launch)
 
 async def transcript_of(runtime: ProcessRuntime, launch: Launch) -> str:
     """The artifact `agent_transcript`."""
-    path = await newest(runtime, launch.keep["agent_transcript"])
+    path = await newest_file(runtime, launch.keep["agent_transcript"])
     assert path is not None
     return (await runtime.read_file(path, 10**7)).decode()

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from consumers.runtimes import forkserver, launch, proctree
-from consumers.runtimes.base import Exec, RuntimeFault
+from consumers.runtimes.base import Exec, SandboxError
 from consumers.runtimes.forkserver import ForkServer
 from consumers.runtimes.process import ProcessRuntime
 from tests.consumers.runtimes.conftest import Eventually
@@ -46,7 +46,7 @@ async def test_a_server_that_hangs_is_a_fault_of_one_program_and_is_replaced(
     assert (await runtime.exec(Exec("true"))).exit_code == 0
     (server,) = servers() - others
     os.kill(server, signal.SIGSTOP)
-    with pytest.raises(RuntimeFault) as fault:
+    with pytest.raises(SandboxError) as fault:
         await runtime.exec(Exec("touch ran", timeout_s=0.1))
     assert fault.value.code == "supervisor_lost"
     assert (await runtime.exec(Exec("test ! -e ran"))).exit_code == 0

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from consumers.runtimes.base import Exec, RuntimeFault
+from consumers.runtimes.base import Exec, SandboxError
 from consumers.runtimes.prepare import prepare
 from consumers.runtimes.process import ProcessRuntime
 from topics.types.errors import InputError
@@ -39,7 +39,7 @@ async def test_a_command_that_fails_is_named_with_its_output_and_ends_the_prepar
         PrepareAction(type="exec", command="echo no such package; exit 4"),
         PrepareAction(type="exec", command="touch too-far"),
     ]
-    with pytest.raises(RuntimeFault) as caught:
+    with pytest.raises(SandboxError) as caught:
         await prepare(runtime, actions)
     assert caught.value.code == "prepare_failed"
     for part in ("runtime.prepare[1]", "exit code 4", "no such package"):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from consumers.runtimes.base import LOG_LIMIT, Exec, Labels, RuntimeFault
+from consumers.runtimes.base import LOG_LIMIT, Exec, Labels, SandboxError
 from consumers.runtimes.process import ProcessBackend, ProcessRuntime
 from topics.types.errors import InputError
 from topics.types.task import RuntimeSpec
@@ -106,9 +106,9 @@ async def test_a_claim_id_that_names_no_folder_of_its_own_is_refused(backend: Pr
     handle = {"backend": "process", "host": "here", "id": claim}
     with pytest.raises(InputError, match="claim_id"):
         await backend.create(Labels("polar", "task.0", 1, claim), RuntimeSpec())
-    with pytest.raises(RuntimeFault, match="no runtime has the id"):
+    with pytest.raises(SandboxError, match="no runtime has the id"):
         await backend.attach(handle, "b", RuntimeSpec())
-    with pytest.raises(RuntimeFault, match="no runtime has the id"):
+    with pytest.raises(SandboxError, match="no runtime has the id"):
         await backend.remove(handle)
 
 
@@ -154,7 +154,7 @@ async def test_runtimes_are_found_by_label_half_made_ones_by_their_claim(
         await backend.remove(found.handle)
         await backend.remove(found.handle)
     assert await backend.labelled() == []
-    with pytest.raises(RuntimeFault, match=f"no runtime {CLAIM}"):
+    with pytest.raises(SandboxError, match=f"no runtime {CLAIM}"):
         await backend.attach(whole.handle, "claim-b", RuntimeSpec())
 
 
@@ -198,7 +198,7 @@ async def test_a_runtime_with_folders_nested_without_end_is_removed(backend: Pro
 
 async def test_one_claim_makes_one_runtime(backend: ProcessBackend) -> None:
     await backend.create(LABELS, RuntimeSpec())
-    with pytest.raises(RuntimeFault, match="has made a runtime before"):
+    with pytest.raises(SandboxError, match="has made a runtime before"):
         await backend.create(LABELS, RuntimeSpec())
 
 

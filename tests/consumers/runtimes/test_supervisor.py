@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from consumers.runtimes.base import Exec, Labels, RuntimeFault
+from consumers.runtimes.base import Exec, Labels, SandboxError
 from consumers.runtimes.process import ProcessBackend, ProcessRuntime
 from consumers.runtimes.supervisor import Log
 from tests.consumers.runtimes.conftest import Eventually, Living, command_lines, processes
@@ -87,7 +87,7 @@ async def test_a_program_that_cannot_be_started_is_a_fault_not_an_exit_code(
     runtime: ProcessRuntime, what: Exec, said: str
 ) -> None:
     Path(runtime.workspace, "folder").mkdir()
-    with pytest.raises(RuntimeFault, match=said) as raised:
+    with pytest.raises(SandboxError, match=said) as raised:
         await runtime.exec(what)
     assert raised.value.code == "not_started"
 
@@ -184,7 +184,7 @@ async def test_when_the_supervisor_is_killed_its_programs_die_and_the_caller_is_
     await eventually(Path(runtime.workspace, "up").exists)
     assert living()
     os.kill(supervisors_of(claim)[0], signal.SIGKILL)
-    with pytest.raises(RuntimeFault) as caught:
+    with pytest.raises(SandboxError) as caught:
         await running
     assert caught.value.code == "supervisor_lost"
     assert living() == []
@@ -285,18 +285,18 @@ async def test_killing_a_claim_or_a_runtime_spares_all_others(
         await eventually(Path(made.workspace, f"started-{holder}").exists)
 
     await backend.kill_claim(guest_claim)
-    with pytest.raises(RuntimeFault):
+    with pytest.raises(SandboxError):
         await guests
     await asyncio.wait({own, far}, timeout=0.2)
     assert not own.done()
 
     await runtime.kill_all()
-    with pytest.raises(RuntimeFault):
+    with pytest.raises(SandboxError):
         await own
     await asyncio.wait({far}, timeout=0.2)
     assert not far.done()
     await neighbour.remove()
-    with pytest.raises(RuntimeFault):
+    with pytest.raises(SandboxError):
         await far
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from consumers.runtimes import proctree
 from consumers.stages.worker import run_worker
 from topics import control, events, sessions, stages, workers
 from topics.contract import catalogue
@@ -28,6 +29,7 @@ from topics.workers import Heartbeat
 POOL = "default"
 PATIENCE_S = 120.0
 PROXY = "http://127.0.0.1:9"
+ALL = list(Stage)
 
 T = TypeVar("T")
 
@@ -39,6 +41,11 @@ async def eventually(look: Callable[[], T | None], patience_s: float = PATIENCE_
         assert time.monotonic() < end, f"nothing within {patience_s:g} s"
         await asyncio.sleep(0.01)
     return found
+
+
+def living(mark: str) -> set[int]:
+    """Processes with `MARK=<mark>` in their environment."""
+    return proctree.marked("MARK", mark)
 
 
 @dataclass

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from consumers.stages.budget import TICK_S, Budget, Overrun
+from consumers.stages.budget import TICK_S, Budget, BudgetExceededError
 
 
 async def forever() -> None:
@@ -32,7 +32,7 @@ async def test_work_beyond_its_budget_is_cancelled_and_awaited() -> None:
             ended.append(True)
 
     budget = Budget(0.05, lambda: True)
-    with pytest.raises(Overrun):
+    with pytest.raises(BudgetExceededError):
         await budget.within(work())
     assert ended
     assert budget.is_spent

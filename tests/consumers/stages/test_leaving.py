@@ -10,16 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from consumers.runtimes import proctree
 from consumers.stages.worker import run_worker
-from tests.consumers.stages.coordinating import POOL, Coordinator, eventually, shell, ticket, working
+from tests.consumers.stages.coordinating import ALL, POOL, Coordinator, eventually, living, shell, ticket, working
 from topics import stages
 from topics.environment.settings import Settings
 from topics.events import Claimed, HandedBack, RunFinished
 from topics.types.session import Stage, Status
 from topics.types.task import TaskRequest
 
-ALL = list(Stage)
 RUN = Stage.RUN
 
 
@@ -33,7 +31,7 @@ class Held:
         self.task: TaskRequest = shell(task_id, wait, agent={"env": {"MARK": self._mark}})
 
     def living(self) -> set[int]:
-        return proctree.marked("MARK", self._mark)
+        return living(self._mark)
 
     def let_go(self) -> None:
         self._go.touch()

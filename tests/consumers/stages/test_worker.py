@@ -12,7 +12,7 @@ import pytest
 
 from consumers.runtimes import proctree
 from consumers.stages.worker import run_worker
-from tests.consumers.stages.coordinating import PROXY, Coordinator, eventually, shell, ticket, working
+from tests.consumers.stages.coordinating import ALL, PROXY, Coordinator, eventually, living, shell, ticket, working
 from topics import dead_letters, stages
 from topics.environment.blobs import BlobStore
 from topics.environment.keys import BACKSTOP_S, PREFIX, Limits, Signer
@@ -22,7 +22,6 @@ from topics.log import kafka
 from topics.types.errors import Kind, NotReady
 from topics.types.session import Stage, Status
 
-ALL = list(Stage)
 INIT, RUN, EVALUATE = Stage.INIT, Stage.RUN, Stage.EVALUATE
 
 
@@ -33,11 +32,6 @@ def folders(settings: Settings) -> list[Path]:
 
 def blob(settings: Settings, reference: str) -> str:
     return BlobStore(settings.blobs_folder).get(reference).decode()
-
-
-def living(mark: str) -> set[int]:
-    """Processes with `MARK=<mark>` in their environment."""
-    return proctree.marked("MARK", mark)
 
 
 # --- a session's way

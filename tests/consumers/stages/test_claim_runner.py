@@ -1,0 +1,189 @@
+"""Claims on a real Kafka, with work that the test ends. What stages do under a claim is in `test_worker.py`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import ClassVar
+
+import pytest
+
+from consumers.runtimes.base import SandboxError
+from consumers.stages import claim_runner
+from consumers.stages.claim_runner import Claim, ClaimRunner, StageFact, outcome
+from consumers.stages.claims import Event
+from tests.consumers.stages.coordinating import Coordinator, coordinating, eventually
+from topics.control import Grant, Revoke
+from topics.environment.settings import Settings
+from topics.events import Claimed, Evaluated, Fact, HandedBack, InitFinished, RunFinished, Stopped
+from topics.log.producer import LogProducer
+from topics.stages import Ticket
+from topics.types.errors import InputError, Kind
+from topics.types.session import Stage, Status
+
+
+class Job:
+    """Work that the test ends, with a fact or with an error."""
+
+    needs_grant: ClassVar[bool] = True
+
+    def __init__(self, claim: Claim) -> None:
+        self.claim = claim
+        self.begun = asyncio.Event()
+        self.end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.tidied: list[StageFact | None] = []
+
+    async def do(self) -> StageFact:
+        self.begun.set()
+        await self.end
+        return self.claim.fact(status=Status.COMPLETED)
+
+    async def tidy(self, fact: StageFact | None) -> None:
+        self.tidied.append(fact)
+
+
+class JobAhead(Job):
+    needs_grant: ClassVar[bool] = False
+
+
+class Worker:
+    """The claims of a worker, with one claim."""
+
+    def __init__(self, producer: LogProducer) -> None:
+        self.changes: list[list[str]] = []
+        self.claims = ClaimRunner(producer, "worker-1", lambda: self.changes.append(self.claims.ids(Stage.RUN)))
+        self.job: Job
+
+    async def request(self, kind: type[Job] = Job) -> None:
+        def make(claim: Claim) -> Job:
+            self.job = claim.work = kind(claim)
+            return self.job
+
+        await self.claims.request(Ticket("task.0", 0, 1, Stage.RUN, 60.0, body=b"{}"), make)
+
+    def grant(self) -> None:
+        self.claims.on_answer(Grant("task.0", 1, self.job.claim.id))
+
+    async def ended(self) -> str:
+        """How the claim ended."""
+        assert await self.claims.drained(10)
+        assert (self.changes[-1], self.claims.ids(Stage.RUN)) == ([], [])
+        (ending,) = self.claims.ended
+        return ending[1]
+
+
+@asynccontextmanager
+async def working(settings: Settings) -> AsyncIterator[Worker]:
+    producer = LogProducer(settings)
+    await producer.start()
+    worker = Worker(producer)
+    try:
+        yield worker
+    finally:
+        await worker.claims.cut_off()
+        await producer.stop(1.0)
+
+
+def kinds(facts: list[Fact]) -> list[type[Fact]]:
+    """Kinds of facts in log order; a fact that was sent again counts once."""
+    return list({getattr(fact, "fact_id", ""): type(fact) for fact in facts}.values())
+
+
+@pytest.mark.parametrize(
+    ("event", "last", "ending"),
+    [(None, RunFinished, "finished"), (Event.LEAVING, RunFinished, "finished"), ("late", HandedBack, "leaving")],
+)
+async def test_a_claim_lasts_until_its_fact_is_acknowledged_which_is_sent_again_under_its_id(
+    settings: Settings,
+    monkeypatch: pytest.MonkeyPatch,
+    event: Event | str | None,
+    last: type[RunFinished | HandedBack],
+    ending: str,
+) -> None:
+    """Without a topic nothing is acknowledged; a process that shuts down waits, but not for long."""
+    monkeypatch.setattr(claim_runner, "SEND_S", 0.3)
+    monkeypatch.setattr(claim_runner, "LAST_REPORT_S", 0.1 if event == "late" else 60.0)
+    async with working(settings) as worker:
+        await worker.request()
+        assert worker.changes == [[worker.job.claim.id]]
+        worker.grant()
+        await worker.job.begun.wait()
+        worker.job.end.set_result(None)
+        if event is not None:
+            await eventually(lambda: worker.job.claim.state == "reporting")
+            worker.claims.feed_all(Event.LEAVING)
+        if event == "late":
+            await eventually(lambda: worker.job.claim.state == "closing")
+        assert not await worker.claims.drained(1.0)
+        assert worker.job.tidied == ([None] if event == "late" else [])
+        async with coordinating(settings) as coordinator:
+            assert await worker.ended() == ending
+            await coordinator.fact(last, "task.0")
+            assert set(kinds(coordinator.facts)) <= {Claimed, RunFinished, last}
+            assert len({fact.fact_id for fact in coordinator.of(last, "task.0")}) == 1
+    assert worker.job.tidied == [None if event == "late" else worker.job.claim.result]
+
+
+@pytest.mark.parametrize("kind", [Job, JobAhead])
+async def test_a_claim_that_nobody_answers_is_requested_again_and_handed_back(
+    settings: Settings, coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch, kind: type[Job]
+) -> None:
+    monkeypatch.setattr(claim_runner, "REQUEST_AGAIN_S", 0.05)
+    monkeypatch.setattr(claim_runner, "UNANSWERED_S", 0.2)
+    async with working(settings) as worker:
+        await worker.request(kind)
+        worker.claims.on_answer(Grant("task.0", 1, "r-another"))
+        worker.claims.on_answer(Revoke("task.0", "r-another", "taken"))
+        assert await worker.ended() == "unanswered"
+        await coordinator.fact(HandedBack, "task.0")
+    assert worker.job.begun.is_set() is (kind is JobAhead)
+    assert worker.job.tidied == [None]
+    requests = coordinator.of(Claimed, "task.0")
+    assert len(requests) > 1
+    assert set(requests) == {requests[0]}
+    assert kinds(coordinator.facts) == [Claimed, HandedBack]
+
+
+@pytest.mark.parametrize(
+    ("event", "last"), [(Event.REVOKED, Stopped), (Event.LEAVING, HandedBack), (Event.NO_KAFKA, None)]
+)
+async def test_a_granted_claim_that_ends_early_is_killed_then_tidied_then_reported(
+    settings: Settings, coordinator: Coordinator, event: Event, last: type[Fact] | None
+) -> None:
+    async with working(settings) as worker:
+        await worker.request()
+        worker.grant()
+        await worker.job.begun.wait()
+        worker.claims.feed_all(event)
+        assert await worker.ended() == event.value
+        assert worker.job.end.cancelled()
+        assert worker.job.tidied == [None]
+        if last is not None:
+            await coordinator.fact(last, "task.0")
+        assert worker.claims.granted == {"run": 1}
+    assert set(kinds(coordinator.facts)) - {Claimed} == ({last} if last else set())
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "code"),
+    [
+        (InputError("agent.settings.x", 1, "no such setting"), Kind.INPUT, "bad_input"),
+        (SandboxError("runtime_gone", "no folder"), Kind.INFRA, "runtime_gone"),
+        (ZeroDivisionError("oh"), Kind.INFRA, "worker_error"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("stage", "fact"), [(Stage.INIT, InitFinished), (Stage.RUN, RunFinished), (Stage.EVALUATE, Evaluated)]
+)
+async def test_work_that_raises_gives_a_fact_with_an_error(
+    error: Exception, kind: Kind, code: str, stage: Stage, fact: type[Fact]
+) -> None:
+    claim = Claim(Ticket("task.0", 0, 1, stage, 60.0, body=b"{}"))
+    claim.work = job = Job(claim)
+    job.end.set_exception(error)
+    result = await outcome(claim)
+    assert isinstance(result, fact)
+    assert result.error is not None
+    assert (result.error.stage, result.error.kind, result.error.code) == (stage.value, kind, code)
+    assert result.error.retryable is (kind is Kind.INFRA)
