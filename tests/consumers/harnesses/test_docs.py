@@ -32,7 +32,7 @@ async def test_the_shell_task_is_one_and_its_command_finds_its_instruction(runti
     launch = await set_up(runtime, access_to("http://proxy"), task.instruction, task.agent)
     ours = {"POLAR_INSTRUCTION_FILE": str(launch.stdin)}
     result = await runtime.exec(Exec(launch.command, cwd=launch.cwd, env=ours | dict(launch.env)))
-    assert result.tail == "['agent.py', '--model', 'any-name'] 20 Mend the failing test.\n"
+    assert result.tail == "['agent.py', '--model', 'any-name'] 20 Fix the failing test.\n"
 
 
 async def test_a_class_of_another_package_is_a_harness(
