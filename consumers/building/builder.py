@@ -1,9 +1,9 @@
-"""The builder: turns a session's calls into its trajectory when `Build` says so; sole writer of trajectories.
+"""The builder: turns a session's calls into its trajectory when the session's `Build` comes; the only writer of trajectories.
 
-Group `<namespace>.builder` on `polar.completions`. One transaction holds Trajectory or GroupFinished, the `Emitted` that says so, the
-fact for the coordinator, what a `callback_url` is owed, and the group's offset: that of the oldest session still open, where the next
-owner starts reading. Open sessions are a fold over the log, so that a crash costs reading them again, and nothing that was emitted is
-emitted twice.
+Group `<namespace>.builder` on `polar.completions`. One transaction holds Trajectory or GroupFinished records, the `Emitted` record for
+each, the facts for the coordinator, the webhooks that a `callback_url` is owed, and the group's offset. That offset is the oldest
+open session's, where the next owner starts to read. Open sessions are a fold over the log: after a crash they are read again, and
+nothing is emitted twice.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import structlog
 
-from consumers.building.counters import Tally
+from consumers.building.counters import BuilderCounters
 from consumers.building.open_sessions import OpenSession, Sessions
 from consumers.building.outcome import encoded, outcome
 from consumers.building.running import Builds
@@ -36,20 +36,22 @@ from topics.webhooks import Owed
 
 GROUP = "builder"
 FETCH_MS = 500
+"""Longest wait for records; a finished build ends the wait."""
 GAP_S = 0.05
-"""Between two looks at the log: what has come meanwhile shares a fetch and a transaction. Nothing waits for a trajectory sooner."""
+"""Between two fetches: records that come meanwhile share a fetch and a transaction. Nobody needs a trajectory sooner."""
 FETCH_RECORDS = 500
+"""Records of one fetch, and how far the committed offset may lag behind."""
 TRANSACTION_BYTES = 8 * MIB
-"""Protocol 3; the trajectory that passes it goes along."""
+"""Protocol 3; the trajectory that exceeds the limit is the transaction's last."""
 HELD_BYTES = 64 * MIB
-"""Calls' bodies that a partition keeps in memory; beyond that only their offsets, and they are read again at `Build` (protocol 26)."""
+"""Bodies of calls that a partition keeps in memory. Calls beyond that are read again at their `Build` (protocol 26)."""
 
 log = structlog.get_logger()
 
 
 async def run_builder(settings: Settings, stop: asyncio.Event, metrics: Metrics | None = None) -> None:
     """Build until `stop`. Any number of these share the partitions."""
-    tally = Tally()
+    counters = BuilderCounters()
     producer = LogProducer(settings)
     await producer.start()
     worker_id = new_worker_id("builder")
@@ -57,20 +59,28 @@ async def run_builder(settings: Settings, stop: asyncio.Event, metrics: Metrics 
     heart.start()
     try:
         owner = Owner(
-            settings, GROUP, completions.TOPIC, lambda p, fenced: Keeper(settings, p, fenced, producer, tally).run()
+            settings,
+            GROUP,
+            completions.TOPIC,
+            lambda p, fenced: PartitionBuilder(settings, p, fenced, producer, counters).run(),
         )
-        tally.tell(metrics or Metrics(), heart, lambda: len(owner.partitions))
+        counters.register(metrics or Metrics(), heart, lambda: len(owner.partitions))
         await owner.run(stop)
     finally:
         heart.stop()
         await producer.stop()
 
 
-class Keeper:
+class PartitionBuilder:
     """Owns one partition until it is cancelled or fenced."""
 
     def __init__(
-        self, settings: Settings, partition: int, fenced: FencedProducer, producer: LogProducer, tally: Tally
+        self,
+        settings: Settings,
+        partition: int,
+        fenced: FencedProducer,
+        producer: LogProducer,
+        counters: BuilderCounters,
     ) -> None:
         self._settings = settings
         self._partition = partition
@@ -78,12 +88,12 @@ class Keeper:
         self._producer = producer
         self._topic = completions.TOPIC.full_name(settings.namespace)
         self._source = kafka.TopicPartition(self._topic, partition)
-        self._tally = tally
-        self._sessions = Sessions(HELD_BYTES, tally.ignored)
+        self._counters = counters
+        self._sessions = Sessions(HELD_BYTES, counters.ignored)
         self._builds = Builds(self._build)
         self._committed = 0
         self._known = {trajectories.TOPIC.name, trajectories.EVAL.name}
-        """Topics that are known to be there; a transaction that failed asks anew."""
+        """Topics that exist. After a transaction that failed, a new owner checks again."""
 
     async def run(self) -> None:
         await self._recover()
@@ -113,13 +123,13 @@ class Keeper:
             await kafka.stop(consumer, STOP_DEADLINE_S)
 
     async def _recover(self) -> None:
-        """From the committed offset to the high watermark: only then is it known what is out (protocol 24)."""
-        async with kafka.started(kafka.consumer(self._settings, group=GROUP), STOP_DEADLINE_S) as asker:
-            committed = await asker.committed(self._source)
-            first = (await asker.beginning_offsets([self._source]))[self._source]
-            end = (await asker.end_offsets([self._source]))[self._source]
+        """Read from the committed offset to the high watermark; only then is it known what was emitted (protocol 24)."""
+        async with kafka.started(kafka.consumer(self._settings, group=GROUP), STOP_DEADLINE_S) as consumer:
+            committed = await consumer.committed(self._source)
+            first = (await consumer.beginning_offsets([self._source]))[self._source]
+            end = (await consumer.end_offsets([self._source]))[self._source]
         self._sessions.has_gap = not first <= (committed or 0) <= end
-        # A log that was cut ends before what was read of it, and nothing tells where it goes on anew: it is read whole.
+        # A truncated log ends before the committed offset, and nothing shows where new records begin: read all of it.
         self._committed = self._sessions.position = first if self._sessions.has_gap else committed or 0
         async for record in read_back(self._settings, self._topic, self._partition, self._sessions.position):
             await self._take(record)
@@ -132,7 +142,7 @@ class Keeper:
         )
 
     async def _take(self, record: kafka.Record) -> None:
-        # Whatever it is: what is passed over lies behind us, too.
+        # Also for a record that is passed over below.
         self._sessions.position = record.offset + 1
         try:
             decoded = completions.CODEC.decode(record.value or b"")
@@ -141,7 +151,7 @@ class Keeper:
             await dead_letter(self._producer, self._settings, record, reason=str(error), process="builder")
             return
         if isinstance(decoded, UnknownRecord):
-            self._tally.ignored[f"unknown_{decoded.type}"] += 1
+            self._counters.ignored[f"unknown_{decoded.type}"] += 1
             return
         self._sessions.take(decoded, record.offset, len(record.value or b""))
 
@@ -150,12 +160,12 @@ class Keeper:
         try:
             return await outcome(session, self._settings, self._partition)
         finally:
-            self._tally.built += 1
-            self._tally.build_s += time.monotonic() - began
+            self._counters.built += 1
+            self._counters.build_s += time.monotonic() - began
 
     async def _emit(self) -> None:
-        """1. Trajectories, ends of groups, and what says so. 2. Offset of the oldest open session. 3. Commit, or all is void."""
-        self._builds.keep(self._sessions.due())  # what was read last may have voided some
+        """1. Write finished trajectories, ends of groups and their facts. 2. Write the oldest open session's offset. 3. Commit."""
+        self._builds.keep(self._sessions.due())  # the last records may have ended or reopened sessions
         built = self._builds.finished()
         groups = self._sessions.due_groups()
         if not built and not groups and self._sessions.oldest() < self._committed + FETCH_RECORDS:
@@ -167,7 +177,7 @@ class Keeper:
         emitted: list[TrajectoryEmitted] = []
         for session, trajectory in built:
             if sum(len(write.value or b"") for write in writes) > TRANSACTION_BYTES:
-                break  # the rest goes with the next one, at once
+                break  # the next transaction follows at once
             of_session, fact = self._session_writes(session, trajectory)
             writes += of_session
             emitted.append(fact)
@@ -180,19 +190,19 @@ class Keeper:
         self._committed = self._sessions.oldest()
         await self._fenced.commit_offset(f"{self._settings.namespace}.{GROUP}", self._source, self._committed)
         await self._fenced.commit()
-        self._tally.out(emitted, len(groups))
+        self._counters.committed(emitted, len(groups))
 
     async def _ensure(self, topics: Sequence[Topic]) -> None:
-        """Make topics that were deleted since their task came, or that this cluster lacks yet: none may hold up a whole partition."""
+        """Create missing topics (deleted, or new to this cluster): a missing topic would hold up the whole partition."""
         missing = {topic.name: topic for topic in topics if topic.name not in self._known}
         if missing:
             await admin.apply(self._settings, missing.values(), embedded=self._settings.replication == 1)
             self._known |= missing.keys()
 
     def _session_writes(self, session: OpenSession, trajectory: Trajectory) -> tuple[list[Write], TrajectoryEmitted]:
-        """What goes out, the fact that says so among it."""
+        """The records of a finished session, and the fact among them."""
         session_id, build = session.opened.session_id, session.build
-        assert build is not None, "only what is due was built"
+        assert build is not None, "only due sessions are built"
         topic = trajectories.topic(build.output)
         trajectory, value = encoded(trajectory, build, topic)
         stats = trajectory.stats

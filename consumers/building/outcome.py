@@ -1,7 +1,7 @@
-"""What becomes of a session whose `Build` has come: its trajectory, however its build ends; the builder's way and `polar rebuild`'s.
+"""The trajectory of a session whose `Build` has come, however its build ends; shared by the builder and `polar rebuild`.
 
-Invariant: one trajectory for each session, under its own names. What can't be built is FAILED `<kind>/<code>` with what the Build says, and
-never an exception.
+Invariant: each session has one trajectory, under the names that its `Build` has. A session that can't be built is FAILED
+`<kind>/<code>`, with the Build's other fields; it never raises.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ from topics.types.trajectory import Stats, Trajectory
 
 BUILD_S = 60.0
 """A build's budget (protocol 26)."""
-LEFT = "its first call has left the log; keep polar.completions for longer"
-LOST = "acknowledged calls aren't on the log any more, which was cut: with one broker a broken disk can do that, with three copies none"
+GONE = "its first call has left the log; keep polar.completions for longer"
+LOST = "acknowledged calls are missing from the log: a broken disk can cause this with one broker, but not with three copies"
 
 log = structlog.get_logger()
 
 
 async def outcome(session: OpenSession, settings: Settings, partition: int) -> Trajectory:
-    """Build it, off the event loop; what isn't held of its calls is read from the log again. Raises OwnershipLost where that can't be."""
+    """Build a session's trajectory off the event loop, reading calls that aren't in memory from the log. Raises OwnershipLost."""
     build = session.build
-    assert build is not None, "only what is due is built"
+    assert build is not None, "only due sessions are built"
     calls: Sequence[Completion] = session.calls
     if session.is_gap:
-        return failed(build, "log_gap", LEFT, 0)
+        return failed(build, "log_gap", GONE, 0)
     if session.is_spilled:
         try:
             calls = await _read_again(session, settings, partition)
         except LogGap:
-            return failed(build, "log_gap", LEFT, 0)
+            return failed(build, "log_gap", GONE, 0)
     if missing := bases_missing(calls):
         return failed(build, "log_gap", f"{len(missing)} {LOST} (one of them: {missing[0]})", len(calls))
     source = BuiltFrom(build, calls, frozenset(session.disowned), session.late)
@@ -63,7 +63,7 @@ async def outcome(session: OpenSession, settings: Settings, partition: int) -> T
 
 
 def _named(trajectory: Trajectory, build: Build) -> Trajectory:
-    """As the Build names it: whose trajectory it is, and who built it, is no builder's to say."""
+    """The trajectory under the Build's names: a builder can't decide whose trajectory it is, nor who built it."""
     return msgspec.structs.replace(
         trajectory,
         session_id=build.session_id,
@@ -84,7 +84,7 @@ async def _read_again(session: OpenSession, settings: Settings, partition: int) 
         try:
             decoded = completions.CODEC.decode(record.value or b"")
         except DecodeError:
-            continue  # told when it was first read
+            continue  # logged when it was first read
         if isinstance(decoded, Build):
             break
         if isinstance(decoded, Completion) and decoded.claim_id == session.opened.claim_id:
@@ -93,7 +93,7 @@ async def _read_again(session: OpenSession, settings: Settings, partition: int) 
 
 
 def bases_missing(calls: Sequence[Completion]) -> list[str]:
-    """Ids that calls name as their base and that aren't before them: each was acknowledged once (protocol 21), so the log has lost it."""
+    """Ids of base calls that don't stand before the call that names them. Each was acknowledged (protocol 21), so the log has lost it."""
     known: set[str] = set()
     missing: dict[str, None] = {}
     for call in calls:
@@ -104,7 +104,7 @@ def bases_missing(calls: Sequence[Completion]) -> list[str]:
 
 
 def encoded(trajectory: Trajectory, build: Build, topic: Topic) -> tuple[Trajectory, bytes]:
-    """A trajectory as it goes out, and its bytes: one that a record of `topic` can't hold is FAILED `infra/too_large`."""
+    """The trajectory to write and its bytes. A trajectory that a record of `topic` can't hold becomes FAILED `infra/too_large`."""
     value = encode(trajectory)
     if len(value) + RECORD_OVERHEAD > topic.max_bytes:
         message = f"{len(value)} bytes; a record holds {topic.max_bytes}"
@@ -115,7 +115,7 @@ def encoded(trajectory: Trajectory, build: Build, topic: Topic) -> tuple[Traject
 
 
 def failed(build: Build, code: str, message: str, calls: int, kind: Kind = Kind.INFRA) -> Trajectory:
-    """What is emitted where nothing could be built: FAILED `<kind>/<code>`, no traces, no reward."""
+    """The trajectory of a session that couldn't be built: FAILED `<kind>/<code>`, no traces, no reward."""
     return Trajectory(
         build.session_id,
         build.task_id,

@@ -1,16 +1,16 @@
-"""Builds under way: each off the event loop, within its time, and for the very session that is open.
+"""Builds in progress: each runs off the event loop, for one open session.
 
-Invariant: a session that was emitted, dropped or opened anew while it was built leaves no build behind, so that nothing of it is waited
-for and nothing of it is taken for its successor's. What a build reads and what becomes of it is the keeper's.
+Invariant: a session that was emitted, dropped or opened again while it was built leaves no build behind, so its build is neither waited
+for nor mistaken for its successor's. `builder.py` owns what a build reads and what happens to its result.
 """
 
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import json
 import threading
 from collections.abc import Callable, Coroutine, Sequence
-from contextlib import suppress
 from typing import Any
 
 from consumers.builders.base import Builder, BuiltFrom
@@ -21,7 +21,7 @@ from topics.environment import registry
 from topics.types.trajectory import Trajectory
 
 AT_ONCE = 8
-"""Builds of one partition."""
+"""Builds of one partition: more would not be faster, since threads share one interpreter lock."""
 
 
 class Builds:
@@ -32,7 +32,7 @@ class Builds:
         self._running: dict[str, tuple[OpenSession, asyncio.Task[Trajectory]]] = {}
 
     def keep(self, due: Sequence[OpenSession]) -> None:
-        """Have builds of what is due, as many as there may be, and of nothing else."""
+        """Start builds for due sessions, at most AT_ONCE, and cancel the builds of all others."""
         wanted = {session.opened.session_id: session for session in due}
         for session_id, (session, task) in list(self._running.items()):
             if wanted.get(session_id) is not session:
@@ -47,11 +47,11 @@ class Builds:
 
     @property
     def tasks(self) -> list[asyncio.Task[Trajectory]]:
-        """To wait for: under way, or finished and not yet taken."""
+        """Builds that run, or have finished for sessions that are still due."""
         return [task for _, task in self._running.values()]
 
     def finished(self) -> list[tuple[OpenSession, Trajectory]]:
-        """What is built, of the sessions that `keep` was last told of."""
+        """Sessions of the last `keep` whose build has finished, with their trajectories."""
         return [(session, task.result()) for session, task in self._running.values() if task.done()]
 
     def cancel(self) -> None:
@@ -60,35 +60,26 @@ class Builds:
 
 
 async def off_loop(source: BuiltFrom) -> Trajectory:
-    """Build in a thread of its own: one that hangs is left behind, a daemon, and takes no place of others.
+    """Build in a daemon thread of its own: a build that hangs is abandoned and blocks no other.
 
-    Raises what it raised, as a RuntimeError where that would do harm here; TypeError where it returned no trajectory.
+    Raises what the builder raised, as a RuntimeError if it would do harm here; TypeError if the builder returned no trajectory.
     """
-    loop = asyncio.get_running_loop()
-    outcome: asyncio.Future[Trajectory] = loop.create_future()
-
-    def settle(result: Trajectory | BaseException) -> None:
-        if outcome.done():
-            return
-        if isinstance(result, BaseException):
-            outcome.set_exception(result)
-        else:
-            outcome.set_result(result)
+    outcome: concurrent.futures.Future[Trajectory] = concurrent.futures.Future()
 
     def work() -> None:
-        result: Trajectory | BaseException
         try:
             result = _built(source)
         except BaseException as raised:
             # No future takes a StopIteration, and a SystemExit would end the process.
             is_plain = isinstance(raised, Exception) and not isinstance(raised, StopIteration)
-            result = raised if is_plain else RuntimeError(f"{type(raised).__name__}: {raised}")
-        # The loop may be gone by the time a build that was given up ends.
-        with suppress(RuntimeError):
-            loop.call_soon_threadsafe(settle, result)
+            outcome.set_exception(raised if is_plain else RuntimeError(f"{type(raised).__name__}: {raised}"))
+        else:
+            outcome.set_result(result)
 
+    # Of an abandoned build nobody sees the result; `running` keeps the future from being cancelled under the thread.
+    outcome.set_running_or_notify_cancel()
     threading.Thread(target=work, name=f"build.{source.build.session_id}", daemon=True).start()
-    return await outcome
+    return await asyncio.wrap_future(outcome)
 
 
 def _built(source: BuiltFrom) -> Trajectory:
@@ -97,7 +88,7 @@ def _built(source: BuiltFrom) -> Trajectory:
     trajectory: object = builder.build(source)
     if not isinstance(trajectory, Trajectory):
         raise TypeError(f"{source.build.builder}.build returned {type(trajectory).__name__}, not a Trajectory")
-    # As its readers will have it: what can't be written or read is this builder's fault, and costs this session alone.
-    read = trajectories.CODEC.decode(encode(trajectory))
-    assert isinstance(read, Trajectory), "its tag says so"
-    return read
+    # Encoded and decoded here, because a trajectory that can't be written or read is this builder's fault and fails this session alone.
+    decoded = trajectories.CODEC.decode(encode(trajectory))
+    assert isinstance(decoded, Trajectory), "its tag says so"
+    return decoded
