@@ -25,7 +25,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PYTHON = ROOT / ".venv-vllm" / "bin" / "python"
 """What `make vllm` has made."""
-LEASH = ROOT / "polar" / "embedded" / "leash.py"
+PARENT_WATCH = ROOT / "polar" / "embedded" / "parent_watch.py"
 START_S = 420.0
 """38 s on two quiet cores, 210 s where others kept them busy; the first start after an install writes bytecode, too."""
 STOP_S = 20.0
@@ -100,7 +100,7 @@ def serving(
     arguments = ["serve", str(model_dir), "--served-model-name", model, "--host", "127.0.0.1", "--port", str(port)]
     with log.open("ab") as file:
         process = subprocess.Popen(
-            [PYTHON, "-P", LEASH, "vllm.entrypoints.cli.main", *arguments, *flags],
+            [PYTHON, "-P", PARENT_WATCH, "vllm.entrypoints.cli.main", *arguments, *flags],
             stdin=subprocess.PIPE,
             stdout=file,
             stderr=file,

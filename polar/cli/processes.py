@@ -15,7 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from polar.embedded import readiness
-from polar.embedded.child_process import Part
+from polar.embedded.child_process import ChildProcess
 from proxy import addresses
 from proxy.addresses import Binding
 from topics.waiting.first_done import first_done
@@ -64,16 +64,16 @@ class Processes:
         """Runs them until `stop`; `ready` is called once all serve. Raises NotReady for one that can't start or dies too often."""
         with TemporaryDirectory(prefix="polar-proxy-") as folder:
             files = [Path(folder) / f"{number}.json" for number in range(len(self._peers))]
-            parts = [self._part(number, file, announce) for number, file in enumerate(files)]
-            keepers = [asyncio.create_task(part.keep(), name=part.name) for part in parts]
-            serving = asyncio.create_task(_all_serve(parts, files, ready), name="all serve")
+            children = [self._child(number, file, announce) for number, file in enumerate(files)]
+            keepers = [asyncio.create_task(child.keep(), name=child.name) for child in children]
+            serving = asyncio.create_task(_all_serve(children, files, ready), name="all serve")
             waiting = {serving, *keepers}
             try:
                 while not stop.is_set():
                     waiting -= (await first_done(stop, *waiting)).keys()
             finally:
                 serving.cancel()
-                await asyncio.gather(*(part.stop(STOP_S) for part in parts))
+                await asyncio.gather(*(child.stop(STOP_S) for child in children))
                 await asyncio.gather(*keepers, serving, return_exceptions=True)
 
     def _hold(self, binding: Binding) -> socket.socket:
@@ -83,18 +83,18 @@ class Processes:
         self._held.append(door)
         return door
 
-    def _part(self, number: int, ready_file: Path, announce: Callable[[str], None]) -> Part:
+    def _child(self, number: int, ready_file: Path, announce: Callable[[str], None]) -> ChildProcess:
         ports = {"--port": self._calls, "--peer-port": self._peers[number], "--control-port": self._controls[number]}
         own = [word for flag, door in ports.items() for word in (flag, str(door.getsockname()[1]))]
         if self._advertise is not None:
             own += ["--advertise", f"{self._advertise}:{self._peers[number].getsockname()[1]}"]
         # Of an option that is given twice the last counts.
         arguments = ["polar.cli", *self._arguments, "--processes", "1", *own, "--ready-file", str(ready_file)]
-        return Part(f"proxy process {number}", arguments, environment=os.environ, announce=announce)
+        return ChildProcess(f"proxy process {number}", arguments, environment=os.environ, announce=announce)
 
 
-async def _all_serve(parts: Sequence[Part], files: Sequence[Path], ready: Callable[[], None]) -> None:
-    for part, file in zip(parts, files, strict=True):
-        await readiness.file(file, part.name, deadline_s=START_S)
-        part.has_answered = True
+async def _all_serve(children: Sequence[ChildProcess], files: Sequence[Path], ready: Callable[[], None]) -> None:
+    for child, file in zip(children, files, strict=True):
+        await readiness.file(file, child.name, deadline_s=START_S)
+        child.has_answered = True
     ready()

@@ -1,8 +1,8 @@
-"""One node of an embedded Kafka, the only one unless told otherwise: started, stopped, killed and started again on one data folder.
+"""Starts, stops, kills and restarts one node of an embedded Kafka on one data folder.
 
-Invariant: while a Broker is started, its JVM hangs on a supervisor that hangs on a pipe held here, so the JVM ends with
-this process (`supervisor.py`). Ports and data stay the folder's (`folder.py`). Whether to start a broker again that
-died is the caller's to decide: `wait` tells, `start` does it.
+Invariant: the JVM ends with this process. A supervisor (`supervisor.py`) ends it when a pipe closes that this process alone holds open.
+Ports and data belong to the folder (`folder.py`) and survive restarts. The caller decides whether a broker that died, which `wait`
+reports, is started again.
 """
 
 import base64
@@ -20,20 +20,20 @@ from types import TracebackType
 from typing import Self
 
 from polar.embedded import class_archive, distribution, metadata_probe, supervisor
-from polar.embedded.errors import AddressTaken, BrokerError
+from polar.embedded.errors import AddressTakenError, BrokerError
 from polar.embedded.folder import Folder
 from polar.embedded.properties import HEAP, Node
 
 START_S = 120.0
-"""Two seconds on an idle machine; many times that where every core is busy, and a cluster's nodes wait for each other."""
+"""A start takes two seconds on an idle machine and many times that on a busy one; nodes of a cluster also wait for each other."""
 STOP_GRACE_S = 15.0
 """A clean stop takes about two seconds; after this the JVM is killed."""
 END_S = 5.0
 """How long the kernel may take to end a killed process."""
 PORT_TRIES = 3
 """Between the choice of a port and the broker's start, which takes seconds, another program may take it."""
-TAKEN = "Address already in use"
-"""Java's words for that."""
+ADDRESS_IN_USE = "Address already in use"
+"""Java's message for a port that another program uses."""
 
 _PLAIN_JVM = (
     "-XX:+UseSerialGC",
@@ -45,7 +45,7 @@ _PLAIN_JVM = (
 
 
 def new_cluster_id() -> str:
-    """A random UUID in base64url, 22 characters. Never one that begins with a dash: the tool would take it for an option."""
+    """A random UUID in base64url, 22 characters. It never begins with a dash, which Kafka's formatting tool would read as an option."""
     while True:
         cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
         if not cluster_id.startswith("-"):
@@ -64,10 +64,10 @@ class Broker:
         node: Node | None = None,
         record_classes: Path | None = None,
     ) -> None:
-        """`announce` gets a line for each thing that takes the user's time: the first download, mostly, whose bytes `meter` is told.
+        """`announce` receives a line before each step that takes seconds; `meter` shows the progress of the first download.
 
-        `node`: its place in a cluster (`cluster.py`); None: it is alone, on ports of its own choice.
-        `record_classes`: where its JVM writes which classes it loaded, as it stops; None: the JVM uses the class archive.
+        `node`: the broker's place in a cluster; None: a single node on free ports.
+        `record_classes`: the file to which the JVM, as it stops, writes the classes that it loaded; None: the JVM uses the class archive.
         """
         self._folder = Folder(data)
         self._announce = announce
@@ -88,38 +88,38 @@ class Broker:
 
     @property
     def bootstrap(self) -> str:
-        """`host:port` for clients; the same at every start on this data folder. Needs a start before."""
+        """`host:port` for clients, the same at every start on this data folder. Raises BrokerError before the first start."""
         if self._node is None:
             raise BrokerError("the broker has no address before its first start: call start()")
         return self._node.address
 
     @property
     def pid(self) -> int:
-        """The JVM's process id. Raises BrokerError when it isn't running."""
+        """The JVM's process id. Raises BrokerError if the JVM isn't running."""
         pid = self._folder.pid() if self.alive() else None
         if pid is None:
             raise BrokerError("the broker is not running: call start()")
         return pid
 
     def start(self) -> None:
-        """Install Kafka if need be, start it, and return when it serves. Raises BrokerError, cache.CacheError.
+        """Install Kafka if it is missing, start it, and return when it serves. Raises BrokerError, cache.CacheError.
 
-        Works after any end of an earlier broker on this folder, kill -9 included. One of a cluster waits until most of its nodes run.
+        Works after any end of an earlier broker on this folder, kill -9 included. A node of a cluster waits until most nodes run.
         """
         if self.alive():
             raise BrokerError(f"this broker already runs (process {self.pid}): stop() it first")
         is_first = self._node is None and not self._folder.has_ports()
-        for others in reversed(range(PORT_TRIES)):
+        for tries_left in reversed(range(PORT_TRIES)):
             try:
                 self._start()
                 return
-            except AddressTaken:
-                if self._node is None or not (is_first and others):
+            except AddressTakenError:
+                if self._node is None or not (is_first and tries_left):
                     raise
-                self._node = dataclasses.replace(self._node, cluster=(self._folder.choose_others(),))
+                self._node = dataclasses.replace(self._node, cluster=(self._folder.choose_other_ports(),))
 
     def _start(self) -> None:
-        self.kill()  # lets go of what is left of one that died
+        self.kill()  # clean up after a broker that died
         class_path = distribution.class_path(self._announce, self._meter)
         if self._record_classes is None:
             make = partial(_make_class_archive, class_path)
@@ -154,7 +154,7 @@ class Broker:
         return self._supervisor is not None and self._supervisor.poll() is None
 
     def wait(self, timeout: float | None = None) -> int | None:
-        """Wait until the broker ends, and return its exit code (128 + signal); None after `timeout` seconds."""
+        """Wait until the broker ends, and return its exit code (128 + signal), or None after `timeout` seconds."""
         if self._supervisor is None:
             raise BrokerError("there is no broker to wait for: call start()")
         try:
@@ -163,20 +163,20 @@ class Broker:
             return None
 
     def stop(self) -> None:
-        """Stop cleanly, within `STOP_GRACE_S`, else by force. A broker that doesn't run is left as it is."""
+        """Stop cleanly, or by force after `STOP_GRACE_S`. Does nothing if the broker isn't running."""
         self._end(b"T", STOP_GRACE_S + END_S)
 
     def kill(self) -> None:
-        """End it at once, as kill -9 does."""
+        """End the broker at once, as kill -9 does."""
         self._end(b"K", END_S)
 
-    def _end(self, order: bytes, patience: float) -> None:
+    def _end(self, order: bytes, timeout_s: float) -> None:
         if self._supervisor is None:
             return
-        _end(self._supervisor, order, patience)
+        _end(self._supervisor, order, timeout_s)
 
     def _format(self, class_path: str, node: Node, lock: int) -> None:
-        """Make the empty log folder, whole or not at all."""
+        """Create the empty log folder, completely or not at all."""
         self._announce(f"preparing a new Kafka log in {self._folder.path}")
         new = self._folder.unformatted
         self._folder.configure(node, new)
@@ -211,11 +211,11 @@ class Broker:
             os.close(lock)
 
     def _spawn(self, class_path: str, main: list[str], lock: int) -> subprocess.Popen[bytes]:
-        """Run a Java main class under a supervisor, in a session of its own: Ctrl-C is for us, the JVM ends when we say."""
+        """Run a Java main class under a supervisor, in a session of its own so that Ctrl-C doesn't reach the JVM."""
         options = [
             *_PLAIN_JVM,
             *self._class_options,
-            # Otherwise each thread keeps a native buffer as large as the largest message it ever sent.
+            # Without it each thread keeps a native buffer as large as the largest message that it ever sent.
             "-Djdk.nio.maxCachedBufferSize=262144",
             f"-Djava.io.tmpdir={self._folder.scratch}",
             f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.xml').as_uri()}",
@@ -230,22 +230,22 @@ class Broker:
                 stdout=console,
                 stderr=subprocess.STDOUT,
                 cwd=self._folder.path,
-                # Nothing of the user's: neither secrets nor a JAVA_TOOL_OPTIONS that changes the JVM. One arena for
-                # each core costs tens of megabytes.
+                # Not the user's environment: no secrets, no JAVA_TOOL_OPTIONS that changes the JVM. An arena for each
+                # core would cost tens of megabytes.
                 env={"PATH": os.defpath, "LANG": "C.UTF-8", "MALLOC_ARENA_MAX": "2"},
                 pass_fds=(lock,),
                 start_new_session=True,
             )
 
     def _await_serving(self, node: Node) -> None:
-        """Until the broker answers and lists itself: before that its leaders serve nobody."""
+        """Return when the broker lists itself in its metadata: before that its partition leaders serve nobody."""
         deadline = time.monotonic() + START_S
         while (
             seen := metadata_probe.metadata(node.ports.broker, node.security)
         ) is None or node.id not in seen.brokers:
             if not self.alive():
-                said = f"Kafka ended with code {self.wait()} while it started:\n{self._folder.log_tail()}"
-                raise AddressTaken(said) if TAKEN in said else BrokerError(said)
+                reason = f"Kafka ended with code {self.wait()} while it started:\n{self._folder.log_tail()}"
+                raise AddressTakenError(reason) if ADDRESS_IN_USE in reason else BrokerError(reason)
             if time.monotonic() > deadline:
                 raise BrokerError(f"Kafka did not serve within {START_S:.0f} s:\n{self._folder.log_tail()}")
             time.sleep(0.05)
@@ -261,15 +261,15 @@ def _make_class_archive(class_path: str, archive: Path) -> None:
     shutil.rmtree(folder)
 
 
-def _end(process: subprocess.Popen[bytes], order: bytes, patience: float) -> None:
-    """Give the supervisor its order and wait for it; a supervisor that hangs is killed, and the kernel ends the JVM."""
+def _end(process: subprocess.Popen[bytes], order: bytes, timeout_s: float) -> None:
+    """Send the supervisor its order and wait for its end. A supervisor that hangs is killed, and then the kernel kills the JVM."""
     assert process.stdin is not None
     try:
         process.stdin.write(order)
-    except (BrokenPipeError, ValueError):  # it has ended, or was ended here before
+    except (BrokenPipeError, ValueError):  # it has ended already
         pass
     try:
-        process.wait(patience)
+        process.wait(timeout_s)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait(END_S)

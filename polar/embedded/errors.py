@@ -1,9 +1,9 @@
-"""The embedded broker's errors: whatever went wrong, its caller can only say so and stop."""
+"""The embedded broker's errors. The caller can only report them and stop."""
 
 
 class BrokerError(RuntimeError):
-    """The broker cannot be installed or started; the message says why, shows its log's end, and names the way out."""
+    """The broker cannot be installed or started; the message holds the reason, the end of its log, and what to do."""
 
 
-class AddressTaken(BrokerError):  # noqa: N818 - named for what happened
-    """Another program has taken one of its ports since they were looked at."""
+class AddressTakenError(BrokerError):
+    """Another program took one of the broker's ports after the broker had found it free."""

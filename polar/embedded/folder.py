@@ -1,7 +1,7 @@
-"""What the broker keeps under DIR/kafka: its data, its ports, its logs, and the lock that says a broker runs there.
+"""The broker's folder DIR/kafka: its data, ports, logs, and the lock of a running broker.
 
-Invariant: one broker a folder. The lock is a flock that the supervisor and the JVM inherit, so it is free exactly when
-both are gone, however they went. `data` exists only when it is formatted.
+Invariant: one broker per folder. The lock is a flock that the supervisor and the JVM inherit: it is free exactly when both have ended, for
+whatever reason. `data` exists only if it is formatted.
 """
 
 import contextlib
@@ -20,14 +20,14 @@ from polar.embedded.properties import Node, Ports, server_properties
 from topics.environment import private_files
 
 PORT_RANGE = range(20_000, 32_000)
-"""Below the ports that Linux (32768) and macOS (49152) give to outgoing connections: one of those could take the dead
-broker's port, even a client's own connection attempt to it."""
+"""Below the ports that Linux (from 32768) and macOS (from 49152) assign to outgoing connections: such a connection, even a
+client's attempt to reach the dead broker, could occupy the broker's port."""
 RELEASE_S = 3.0
-"""How long a broker that was just killed may take to be gone."""
+"""How long the kernel may take to free the lock and the ports of a broker that was just killed."""
 
 
 class Folder:
-    """DIR/kafka of one data folder."""
+    """The folder DIR/kafka of one data folder."""
 
     def __init__(self, data: Path) -> None:
         self.path = data.absolute() / "kafka"
@@ -58,53 +58,53 @@ class Folder:
             time.sleep(0.05)
 
     def pid(self) -> int | None:
-        """The process that the lock's holder runs, or ran last."""
+        """The process id of the JVM that runs, or ran last."""
         text = self._lock.read_text(encoding="ascii").strip()
         return int(text) if text else None
 
     def clear_leftovers(self) -> None:
-        """Empty what a killed broker leaves: unpacked native libraries, half a format."""
+        """Remove what a killed broker leaves: unpacked native libraries and an incomplete format."""
         shutil.rmtree(self.unformatted, ignore_errors=True)
         shutil.rmtree(self.scratch, ignore_errors=True)
         self.scratch.mkdir()
 
     def ports(self, *, but: Collection[int] = ()) -> Ports:
-        """The folder's ports, chosen at its first start, none of `but`, and the same ever after. Raises BrokerError."""
+        """The folder's ports. The first call chooses free ports outside `but`; later calls return the same ports. Raises BrokerError."""
         if not self._ports.exists():
             self.path.mkdir(parents=True, exist_ok=True)
             self._remember(_free_ports(but))
         try:
             return Ports(**json.loads(self._ports.read_text(encoding="utf-8")))
         except (ValueError, TypeError) as error:
-            raise BrokerError(f"{self._ports} is damaged ({error}); delete it, and new ports are chosen") from error
+            raise BrokerError(f"{self._ports} is damaged ({error}); delete it to have new ports chosen") from error
 
     def has_ports(self) -> bool:
-        """Whether they are chosen: before the first start they aren't."""
+        """Whether the ports are chosen, which the first start does."""
         return self._ports.exists()
 
-    def choose_others(self) -> Ports:
-        """Other ports than those that were chosen, for a folder that no client knows yet. Raises BrokerError."""
+    def choose_other_ports(self) -> Ports:
+        """Choose different ports, for a folder whose ports no client knows yet. Raises BrokerError."""
         self._remember(_free_ports(self.ports()))
         return self.ports()
 
     def await_free(self, ports: Ports) -> None:
-        """Wait for a predecessor to let go of them. Raises BrokerError where another program has one."""
+        """Wait until an earlier broker has released the ports. Raises BrokerError if another program uses one."""
         deadline = time.monotonic() + RELEASE_S
         for port in ports:
             while not _is_free(port):
                 if time.monotonic() > deadline:
                     raise BrokerError(
-                        f"port {port}, which this data folder's broker has, is taken by another program; "
-                        f"end that program, or delete {self._ports}, and new ports are chosen"
+                        f"port {port}, which belongs to this data folder's broker, is taken by another program; "
+                        f"end that program, or delete {self._ports} to have new ports chosen"
                     )
                 time.sleep(0.05)
 
     def configure(self, node: Node, data: Path) -> None:
-        """Write server.properties for log data in the folder `data`; nobody else may read it, since it may hold passwords."""
+        """Write server.properties for log data in the folder `data`, with mode 0600: it may contain passwords."""
         private_files.replace(self.properties, server_properties(node, data.name))
 
     def log_tail(self, lines: int = 25) -> str:
-        """The end of what the last start wrote, console first, for an error's text."""
+        """The last lines of the console and of the log of the last start, for an error message."""
         tail: list[str] = []
         for file in (self.console, self.logs / "broker.log"):
             with contextlib.suppress(FileNotFoundError):
@@ -129,7 +129,7 @@ def _free_ports(but: Collection[int]) -> Ports:
 
 def _is_free(port: int) -> bool:
     with socket.socket() as probe:
-        # As the broker does: connections of its predecessor in TIME_WAIT are no obstacle.
+        # The broker does so too: connections of an earlier broker in TIME_WAIT don't block it.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))

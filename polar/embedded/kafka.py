@@ -1,4 +1,4 @@
-"""The embedded Kafka as one of the parts of `polar up`: kept alive on its port, its blocking calls in threads."""
+"""Keeps the embedded Kafka of `polar up` running on its port; the broker's blocking calls run in threads."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from polar.embedded import disk
 from polar.embedded.broker import Broker
 from polar.embedded.distribution import Meter
 from polar.embedded.errors import BrokerError
-from polar.embedded.restart_policy import Patience, rest
+from polar.embedded.restart_policy import RestartPolicy
 from topics.environment.cache import CacheError
 from topics.types.errors import NotReady
+from topics.waiting.first_done import first_done
 
-LOOK_S = 0.2
+POLL_S = 0.2
+"""Between two checks of the broker and of a full disk."""
 
 
 class Kafka:
@@ -34,7 +36,7 @@ class Kafka:
         return self._broker.bootstrap
 
     async def start(self) -> None:
-        """Raises NotReady where it can't be installed or started."""
+        """Start the broker. Raises NotReady if it can't be installed or started."""
         self._starting = _in_thread(self._broker.start)
         try:
             # Cancelling us doesn't end the thread: `stop` waits for it.
@@ -43,41 +45,41 @@ class Kafka:
             raise NotReady(str(error)) from None
 
     async def keep(self) -> None:
-        """Start it again whenever it dies, until `stop`. Raises NotReady when that fails too often."""
-        patience = Patience()
-        patience.began()
+        """Restart the broker whenever it dies, until `stop`. Raises NotReady after too many deaths."""
+        policy = RestartPolicy()
+        policy.started()
         while not self._stopping.is_set():
             if self._broker.alive():
-                await rest(LOOK_S, self._stopping)
+                await first_done(self._stopping, timeout_s=POLL_S)
                 continue
             if disk.is_full(self._data):
                 self._announce(
-                    f"Kafka has died: the disk of {self._data} is full. Make room, and it is started again; "
-                    "until then calls wait, and then get errors"
+                    f"Kafka has died: the disk of {self._data} is full. Make room, and Kafka is started again; "
+                    "until then calls wait, and fail after their timeout"
                 )
                 while disk.is_full(self._data) and not self._stopping.is_set():
-                    await rest(LOOK_S, self._stopping)
-                patience = Patience()
-                patience.began()
-            pause = patience.pause()
-            if pause is None:
+                    await first_done(self._stopping, timeout_s=POLL_S)
+                policy = RestartPolicy()
+                policy.started()
+            pause_s = policy.next_pause_s()
+            if pause_s is None:
                 raise NotReady("Kafka dies again and again; its logs are in kafka/logs of the data folder")
             self._announce("Kafka has died; starting it again")
-            await rest(pause, self._stopping)
+            await first_done(self._stopping, timeout_s=pause_s)
             if self._stopping.is_set():
                 return
-            patience.began()
+            policy.started()
             try:
                 await self.start()
             except NotReady as error:
                 self._announce(str(error))
 
     async def stop(self, deadline_s: float) -> None:
-        """Cleanly, and by force where that takes too long."""
+        """Stop cleanly, or by force after `deadline_s`."""
         self._stopping.set()
         if self._starting is not None:
             done, _ = await asyncio.wait({self._starting}, timeout=deadline_s)
-            if not done:  # a download: it ends with this process
+            if not done:  # a download, which ends with this process
                 return
         stopping = _in_thread(self._broker.stop)
         done, _ = await asyncio.wait({stopping}, timeout=deadline_s)
@@ -88,7 +90,7 @@ class Kafka:
 
 
 def _in_thread(call: Callable[[], None]) -> asyncio.Future[None]:
-    """Run a blocking call in a daemon thread: one that is stuck doesn't keep the process, as an executor's would."""
+    """Run a blocking call in a daemon thread: unlike an executor's, a stuck one doesn't keep the process from ending."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[None] = loop.create_future()
 
@@ -99,7 +101,7 @@ def _in_thread(call: Callable[[], None]) -> asyncio.Future[None]:
             future.set_result(None)
         else:
             future.set_exception(error)
-            future.exception()  # marks it as seen: nobody may be waiting any more
+            future.exception()  # marks it as retrieved: perhaps nobody waits for it
 
     def run() -> None:
         error: BaseException | None = None

@@ -1,7 +1,7 @@
-"""The lock that says a `polar up` runs on a data folder.
+"""The lock of a running `polar up` on its data folder.
 
-A flock on DIR/up.lock that `up` takes and all its parts inherit: it is free exactly when the last of them is gone, so that a new
-`up` never meets the leftovers of one that was killed. The file holds the holder's process id.
+It is a flock on DIR/up.lock that `up` acquires and all its children inherit. The lock is free exactly when the last of them has ended, so a
+new `up` never runs beside children of a killed one. The file contains the process id of `up`.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from pathlib import Path
 
 from topics.types.errors import InputError
 
-LEFTOVERS_S = 20.0
-"""How long the parts of a killed `up` may take to leave: leash.GRACE_S, and room."""
+CHILDREN_END_S = 20.0
+"""How long the children of a killed `up` may take to end: twice `parent_watch.GRACE_S`."""
 
 
 def claim(data: Path, *, announce: Callable[[str], None]) -> int:
-    """Lock the folder, made where it is missing; the file descriptor holds the lock until its last copy is closed.
+    """Lock the folder, which is created if it is missing; the lock is held until the last copy of the returned descriptor is closed.
 
-    Waits for the parts of an `up` that died. Raises InputError where one runs.
+    Waits for the children of an `up` that died. Raises InputError if an `up` runs.
     """
     try:
         data.mkdir(parents=True, exist_ok=True)
@@ -40,7 +40,7 @@ def claim(data: Path, *, announce: Callable[[str], None]) -> int:
 
 
 def is_free(data: Path) -> bool:
-    """Whether nothing of a `polar up` runs on the folder, at this moment."""
+    """Whether no process of a `polar up` runs on the folder now."""
     try:
         lock = os.open(data / "up.lock", os.O_RDWR)
     except FileNotFoundError:
@@ -52,8 +52,8 @@ def is_free(data: Path) -> bool:
 
 
 def _wait(lock: int, data: Path, announce: Callable[[str], None]) -> None:
-    deadline = time.monotonic() + LEFTOVERS_S
-    said = False
+    deadline = time.monotonic() + CHILDREN_END_S
+    is_announced = False
     while not _try(lock):
         holder = os.pread(lock, 32, 0).decode().strip()
         if holder.isdigit() and _lives(int(holder)):
@@ -64,11 +64,11 @@ def _wait(lock: int, data: Path, announce: Callable[[str], None]) -> None:
             )
         if time.monotonic() > deadline:
             raise InputError(
-                "--data", str(data), f"parts of an earlier `polar up` still run there after {LEFTOVERS_S:.0f} s"
+                "--data", str(data), f"processes of an earlier `polar up` still run there after {CHILDREN_END_S:.0f} s"
             )
-        if not said:
-            announce(f"waiting for the parts of a `polar up` that was killed to leave {data}")
-            said = True
+        if not is_announced:
+            announce(f"waiting for processes of a killed `polar up` on {data} to end")
+            is_announced = True
         time.sleep(0.1)
 
 

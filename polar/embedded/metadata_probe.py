@@ -1,6 +1,6 @@
-"""What is asked of a broker before there is any client: who is there, and who leads which partition.
+"""Asks a broker for its cluster's metadata before any Kafka client runs: which nodes serve, and who leads each partition.
 
-Blocking, a connection a question. Sources: the Kafka protocol guide (Metadata version 1, SaslHandshake 1, SaslAuthenticate 0).
+Calls block and open a connection each. Sources: the Kafka protocol guide (Metadata version 1, SaslHandshake 1, SaslAuthenticate 0).
 """
 
 from __future__ import annotations
@@ -13,16 +13,17 @@ from dataclasses import dataclass
 from polar.embedded.properties import NODE_USER, Security
 
 ANSWER_S = 2.0
+"""For a connection and for each answer; a serving broker on loopback needs milliseconds."""
 METADATA, SASL_HANDSHAKE, SASL_AUTHENTICATE = 3, 17, 36
 """Kafka's API keys."""
 
 
 @dataclass(frozen=True)
 class Partition:
-    """Who has a partition."""
+    """The nodes that hold one partition."""
 
     leader: int
-    """Node id; negative where there is none."""
+    """Node id; negative: no leader."""
     replicas: frozenset[int]
     in_sync: frozenset[int]
 
@@ -38,7 +39,7 @@ class Metadata:
 
 
 def metadata(port: int, security: Security | None) -> Metadata | None:
-    """Ask the broker on `port` of loopback; None where it doesn't answer."""
+    """The metadata of the broker on 127.0.0.1:`port`; None if it doesn't answer."""
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=ANSWER_S) as plain:
             if security is None:
@@ -53,7 +54,7 @@ def metadata(port: int, security: Security | None) -> Metadata | None:
 
 
 def _unverified() -> ssl.SSLContext:
-    """It is our own process on loopback, and nothing secret is said but what its own file holds."""
+    """TLS without verification: the broker is our own process on loopback, and the only secret sent is one that it already has."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -87,7 +88,7 @@ def _metadata(connection: socket.socket) -> Metadata:
 
 
 def _ask(connection: socket.socket, key: int, version: int, body: bytes) -> bytes:
-    """One request without a client id, and its answer's body."""
+    """Send one request without a client id; returns the body of the answer."""
     request = struct.pack(">hhih", key, version, 1, -1) + body
     connection.sendall(struct.pack(">i", len(request)) + request)
     (size,) = struct.unpack(">i", _exactly(connection, 4))
@@ -109,7 +110,7 @@ def _string(text: str) -> bytes:
 
 
 class _Reader:
-    """The primitive types of Kafka's protocol, one after the other."""
+    """Decodes primitive types of Kafka's protocol, one after another."""
 
     def __init__(self, body: bytes) -> None:
         self._body = body
@@ -126,7 +127,7 @@ class _Reader:
         return int.from_bytes(self.take(4), signed=True)
 
     def string(self) -> str:
-        """A nullable one, null as empty."""
+        """A nullable string; null becomes the empty string."""
         return self.take(max(0, self.int16())).decode()
 
     def ids(self) -> frozenset[int]:

@@ -1,9 +1,8 @@
-"""Between `polar up` and one of its Python parts: the part ends when `up` is gone, however that ended.
+"""Runs a Python module that ends when its parent process has ended, for whatever reason.
 
-Run by path: `python -P leash.py MODULE ARGS…`. Standard input is a pipe whose other end only `up` holds; at its end the module, which
-runs in this very process, gets SIGTERM, and SIGKILL where it hasn't left after GRACE_S, with its process group where that is its own.
-The module knows nothing of this.
-A pipe, not PR_SET_PDEATHSIG: it leaves time for a clean stop, and it isn't Linux alone.
+Run by path: `python -P parent_watch.py MODULE ARGS…`. Standard input is a pipe that the parent alone holds open. When it closes, this
+process gets SIGTERM, and SIGKILL after GRACE_S; its process group is killed too if it leads one. The module, which runs in this process,
+needs no code for this. A pipe, unlike PR_SET_PDEATHSIG, leaves time for a clean stop and works outside Linux.
 """
 
 from __future__ import annotations
@@ -16,20 +15,21 @@ import threading
 import time
 
 GRACE_S = 10.0
+"""For a clean stop: the proxy and the workers take up to 8 s to finish calls and hand back sessions."""
 
 
 def main(module: str, arguments: list[str]) -> None:
-    """Run `module` as `python -m` would, on the leash."""
-    leash = os.dup(0)
-    with open(os.devnull) as nothing:  # noqa: PTH123 - pathlib would be the first import of many a small part
+    """Run `module` as `python -m` would, and watch the pipe."""
+    parent = os.dup(0)
+    with open(os.devnull) as nothing:  # noqa: PTH123 - pathlib would take longer to import than the rest of many modules
         os.dup2(nothing.fileno(), 0)
-    threading.Thread(target=_watch, args=(leash,), name="leash", daemon=True).start()
+    threading.Thread(target=_watch, args=(parent,), name="parent-watch", daemon=True).start()
     sys.argv = [module, *arguments]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
-def _watch(leash: int) -> None:
-    while os.read(leash, 512):
+def _watch(parent: int) -> None:
+    while os.read(parent, 512):
         pass
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(GRACE_S)

@@ -1,4 +1,4 @@
-"""An embedded broker's server.properties: a KRaft node on loopback that comes back fast and stays small, alone or one of three."""
+"""The server.properties of an embedded broker: a KRaft node on loopback, single or one of three, that restarts fast and stays small."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 HEAP = "256m"
+"""Of the JVM: enough for the largest messages of several clients at once, since requests in memory are bounded below."""
 MAX_MESSAGE_BYTES = 33 * 1024 * 1024
-"""A completion may have 32 MiB; the rest is room for its batch's header and headers."""
+"""A completion has at most 32 MiB; 1 MiB is room for the batch's header and the record's headers."""
 NODE_USER = "kafka"
-"""Whom the nodes of a secured cluster are to each other, and to its authorizer a super user."""
+"""The user name with which nodes of a secured cluster log in to each other; the authorizer's super user."""
 
 _TEMPLATE = """\
 # Written at every start; changes made here are lost.
@@ -95,22 +96,22 @@ class Ports(NamedTuple):
 
 @dataclass(frozen=True)
 class Security:
-    """Who gets in, for tests of clients' settings and of ACLs.
+    """Authentication and authorization of a cluster, for tests of clients' settings and of ACLs.
 
-    The passwords stand in server.properties, which only its owner reads, and on the formatting tool's command line.
+    The passwords are in server.properties, which only its owner may read, and on the command line of the formatting tool.
     """
 
     protocol: Literal["SASL_PLAINTEXT", "SSL", "SASL_SSL"]
-    """Of the brokers' listener. With SSL the certificate of `Cluster.authority` is to be trusted."""
+    """Of the brokers' listener. With SSL, clients must trust the certificate of `Cluster.authority`."""
     users: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Passwords by name, each good for PLAIN, SCRAM-SHA-256 and SCRAM-SHA-512."""
+    """Passwords by user name, valid for PLAIN, SCRAM-SHA-256 and SCRAM-SHA-512."""
     super_users: frozenset[str] = frozenset()
-    """Not judged by the authorizer."""
+    """Users whom the authorizer allows everything."""
     authorizer: bool = False
-    """Whether only super users, and others as far as ACLs allow, may do anything. Needs SASL: names come from it."""
+    """Whether users other than super users need ACLs. Requires SASL, which gives the user names."""
     node_password: str = field(default_factory=secrets.token_urlsafe, repr=False)
     keystore: Path | None = None
-    """PKCS12 of the nodes' key and certificate; made by the cluster."""
+    """PKCS12 file with the nodes' key and certificate, created by the cluster."""
     keystore_password: str = field(default="changeit", repr=False)
 
     def __post_init__(self) -> None:
@@ -125,7 +126,7 @@ class Security:
         return self.protocol.endswith("SSL")
 
     def properties(self) -> str:
-        """Lines of server.properties. The nodes log in to each other by PLAIN, which needs no metadata first."""
+        """Lines of server.properties. Nodes log in to each other by PLAIN, which, unlike SCRAM, needs no metadata."""
         controller = "SASL_PLAINTEXT" if self.sasl else "PLAINTEXT"
         text = f"listener.security.protocol.map=BROKER:{self.protocol},CONTROLLER:{controller}\n"
         if self.tls:
@@ -146,15 +147,15 @@ class Security:
 
 @dataclass(frozen=True)
 class Node:
-    """One node's place in its cluster, which all of its nodes agree on."""
+    """One node and its cluster, which is the same for all nodes."""
 
     id: int
     """From 1."""
     cluster: tuple[Ports, ...]
-    """Of every node, node 1's first."""
+    """The ports of every node, node 1 first."""
     cluster_id: str
     security: Security | None = None
-    """None: whoever reaches the port gets in."""
+    """None: every client is admitted."""
 
     @property
     def ports(self) -> Ports:
@@ -166,8 +167,8 @@ class Node:
         return f"127.0.0.1:{self.ports.broker}"
 
     def format_options(self) -> list[str]:
-        """Of the storage tool, beside the properties file."""
-        # One voter is found by its address alone; three are told of each other by the properties.
+        """Options of the formatting tool, besides the properties file."""
+        # A single voter is found by its address; the properties list three voters.
         options = ["-t", self.cluster_id] + (["--standalone"] if len(self.cluster) == 1 else [])
         if self.security is not None and self.security.sasl:
             for name, password in self.security.users.items():
@@ -177,7 +178,7 @@ class Node:
 
 
 def server_properties(node: Node, log_dir: str) -> str:
-    """The file's text; `log_dir` is relative to the JVM's working folder, which spares escaping paths."""
+    """The text of server.properties. `log_dir` is relative to the JVM's working folder, so no path needs escaping."""
     copies = min(3, len(node.cluster))
     controllers = [f"127.0.0.1:{ports.controller}" for ports in node.cluster]
     voters = ",".join(f"{id_}@{address}" for id_, address in enumerate(controllers, 1))
@@ -196,5 +197,5 @@ def server_properties(node: Node, log_dir: str) -> str:
 
 
 def _jaas(module: str, options: Mapping[str, str]) -> str:
-    said = "".join(f' {name}="{value}"' for name, value in options.items())
-    return f"org.apache.kafka.common.security.{module} required{said};"
+    words = "".join(f' {name}="{value}"' for name, value in options.items())
+    return f"org.apache.kafka.common.security.{module} required{words};"

@@ -1,4 +1,4 @@
-"""Whether the parts of a `polar up` answer: each wait has a deadline and says, when it passes, what didn't answer."""
+"""Waits until the processes of a `polar up` serve. Every wait has a deadline; the error at its end names what didn't answer."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from topics.log.follow import Follower, Since
 from topics.types.errors import NotReady
 from topics.workers import Heartbeat
 
-LOOK_S = 0.05
+POLL_S = 0.05
 REQUEST_S = 2.0
 
 
 async def file(path: Path, name: str, *, deadline_s: float) -> str:
-    """The text of a ready file, once it is there; its writer renames it into place. Raises NotReady."""
+    """Wait for a ready file, which its writer renames into place, and return its text. Raises NotReady."""
     deadline = time.monotonic() + deadline_s
     while not path.exists():
         if time.monotonic() > deadline:
             raise NotReady(f"{name} didn't answer within {deadline_s:.0f} s; see its log")
-        await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(POLL_S)
     return path.read_text()
 
 
@@ -35,11 +35,11 @@ async def http(url: str, name: str, *, deadline_s: float) -> None:
     while (answer := await asyncio.to_thread(_get, url)) != "200":
         if time.monotonic() > deadline:
             raise NotReady(f"{name} isn't ready after {deadline_s:.0f} s ({url}: {answer}); see its log")
-        await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(POLL_S)
 
 
 async def heartbeats(settings: Settings, needed: Sequence[str], *, deadline_s: float) -> None:
-    """Wait until heartbeats show every part: a role, or a stage of the default pool whose whole queue is assigned. Raises NotReady."""
+    """Wait for heartbeats of all `needed`: roles, or stages of the default pool whose whole queue is assigned. Raises NotReady."""
     missing = set(needed)
     all_seen = asyncio.Event()
 
@@ -61,7 +61,7 @@ async def heartbeats(settings: Settings, needed: Sequence[str], *, deadline_s: f
 
 
 def _shown(beat: Heartbeat) -> set[str]:
-    """What a heartbeat proves to be at work."""
+    """The role and the stages that a heartbeat shows to be at work."""
     working = {slots.stage.value for slots in beat.stages if slots.partitions and slots.pool == catalogue.DEFAULT_POOL}
     return {beat.role} | working
 

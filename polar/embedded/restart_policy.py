@@ -1,42 +1,33 @@
-"""How often, and how fast, what died is started again: pauses that double, and a budget."""
+"""When a process that died is started again: after pauses that double, and not after too many deaths in a row."""
 
 from __future__ import annotations
 
-import asyncio
 import time
-from contextlib import suppress
 
 from topics.waiting.backoff import Backoff
 
 PAUSES = Backoff(first_s=0.2, longest_s=5.0)
 STEADY_S = 10.0
-"""What lived for so long has started well: its death counts as the first again."""
+"""A process that lived this long started well; its next death counts as the first."""
 FAST_DEATHS = 20
-"""So many in a row are borne: some 90 s, since no part can start while Kafka is away."""
+"""Give up after this many deaths in a row. They take some 90 s: no process can start while Kafka is away."""
 
 
-class Patience:
-    """One thing's deaths. `began` at each of its starts, then `pause` at its end."""
+class RestartPolicy:
+    """Counts one process's deaths: call `started` at each start and `next_pause_s` at each death."""
 
     def __init__(self) -> None:
         self._deaths = 0
-        self._started = 0.0
+        self._started_at = 0.0
 
-    def began(self) -> None:
-        self._started = time.monotonic()
+    def started(self) -> None:
+        self._started_at = time.monotonic()
 
-    def pause(self) -> float | None:
-        """Seconds to wait before starting it again; None: it has died too often."""
-        if time.monotonic() - self._started > STEADY_S:
+    def next_pause_s(self) -> float | None:
+        """Seconds to wait before the next start; None after too many deaths."""
+        if time.monotonic() - self._started_at > STEADY_S:
             self._deaths = 0
         self._deaths += 1
         if self._deaths > FAST_DEATHS:
             return None
         return PAUSES.pause_s(self._deaths)
-
-
-async def rest(pause_s: float, stopping: asyncio.Event) -> None:
-    """Wait for so long, or until the stop."""
-    with suppress(TimeoutError):
-        async with asyncio.timeout(pause_s):
-            await stopping.wait()

@@ -1,10 +1,9 @@
-"""The process between us and the JVM: it ends the JVM when its parent is gone, whatever ended the parent.
+"""The parent process of the JVM: it ends the JVM when its own parent has ended, for whatever reason.
 
-Run by path, with the standard library alone: `python -I -S supervisor.py LOCK_FD GRACE_S COMMAND…`. Its standard input is
-a pipe that the parent holds open: `T` stops the command (SIGTERM, then SIGKILL after GRACE_S), `K` or the pipe's end
-kills it. The supervisor exits with the command's code (128 + signal where a signal ended it).
-Invariant: no command outlives its supervisor (the kernel kills it), and LOCK_FD, which both inherit, stays locked for
-as long as either lives.
+Run by path, with the standard library alone: `python -I -S supervisor.py LOCK_FD GRACE_S COMMAND…`. Its parent holds standard input, a
+pipe, open and writes orders to it: `T` stops the command (SIGTERM, then SIGKILL after GRACE_S); `K`, or closing the pipe, kills it. The
+supervisor exits with the command's exit code, or 128 + signal.
+Invariant: no command outlives its supervisor (the kernel kills it), and LOCK_FD, which both inherit, stays locked while either lives.
 """
 
 import ctypes
@@ -19,21 +18,21 @@ PR_SET_PDEATHSIG = 1
 
 
 def main(lock: int, grace_s: float, command: list[str]) -> int:
-    """Run `command` to its end; returns the exit code to leave with."""
+    """Run `command` to its end and return the exit code for this process."""
     woken = _wake_on_signals()
     child = _spawn(command, lock)
     os.ftruncate(lock, 0)
     os.pwrite(lock, f"{child.pid}\n".encode(), 0)
     deadline: float | None = None
     while (code := child.poll()) is None:
-        patience = None if deadline is None else max(0.0, deadline - time.monotonic())
-        ready, _, _ = select.select([0, woken], [], [], patience)
+        timeout_s = None if deadline is None else max(0.0, deadline - time.monotonic())
+        ready, _, _ = select.select([0, woken], [], [], timeout_s)
         if woken in ready:
             os.read(woken, 512)
         elif 0 in ready and os.read(0, 1) == b"T":
             child.terminate()
             deadline = time.monotonic() + grace_s
-        else:  # `K`, the pipe's end, or the grace is over
+        else:  # `K`, a closed pipe, or the end of the grace period
             child.kill()
             code = child.wait()
             break
@@ -41,10 +40,10 @@ def main(lock: int, grace_s: float, command: list[str]) -> int:
 
 
 def _wake_on_signals() -> int:
-    """A file descriptor that turns readable when the child ends.
+    """A file descriptor that becomes readable when the child ends.
 
-    Signals that would end this process are taken and dropped: its parent's word counts, and a handler, unlike SIG_IGN,
-    is not inherited by the JVM, which would then be deaf to SIGTERM.
+    Signals that would end this process are ignored, since only the parent gives orders. They are ignored by a handler: SIG_IGN would be
+    inherited by the JVM, which would then ignore SIGTERM.
     """
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
@@ -59,7 +58,7 @@ def _spawn(command: list[str], lock: int) -> subprocess.Popen[bytes]:
     libc = ctypes.CDLL(None, use_errno=True)
 
     def die_with_parent() -> None:
-        # The kernel sends the signal when the *thread* that forked ends: here that is the only one.
+        # The kernel sends the signal when the *thread* that forked ends; this process has only one.
         if sys.platform == "linux":
             libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:

@@ -1,7 +1,7 @@
-"""`polar up`: Kafka, a proxy, the deciding consumers, the stage workers and, where no engine is given, the scripted one.
+"""`polar up`: runs Kafka, a proxy, the consumers, the stage workers and, without an engine of the user's, the scripted engine.
 
-Invariant: everything that runs hangs on this process and holds the data folder's lock; a part that dies comes back on the port it had.
-DIR/polar.env exists from when the addresses are known until the stop, and tells every other command where this system is.
+Invariant: every child process ends with this process and holds the data folder's lock; a child that dies is restarted on its old port.
+DIR/polar.env, from which other commands learn the addresses, exists from the time they are known until the stop.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from polar.embedded import readiness
-from polar.embedded.child_process import Part
+from polar.embedded.child_process import ChildProcess
 from polar.embedded.distribution import Meter
 from polar.embedded.kafka import Kafka
 from proxy.engines import probe
@@ -29,11 +29,13 @@ from topics.log import admin
 from topics.waiting.first_done import first_done
 
 START_S = 90.0
-"""For one part to answer; a second or two where the machine is idle."""
+"""For one child to answer, which takes a second or two on an idle machine."""
 STAGES_STOP_S = 8.0
-"""The stage workers kill their harnesses and hand their sessions back."""
+"""Stage workers kill their harnesses and hand back their sessions; they stop first, while the others still serve."""
 OTHERS_STOP_S = 10.0
+"""The proxy finishes its calls, the lake's writer its last files."""
 KAFKA_STOP_S = 6.0
+"""A clean stop takes about two seconds."""
 DECIDING = ("fanout", "coordinator", "builder")
 STAGES = ("init", "run", "evaluate")
 LAKE = ("analytics", "webhooks")
@@ -41,20 +43,20 @@ LAKE = ("analytics", "webhooks")
 
 @dataclass(frozen=True)
 class Options:
-    """What `polar up` was asked for."""
+    """The options of `polar up`."""
 
     engine: ServedModel | None = None
     """None: the scripted engine."""
     mode: str = "chat"
-    """How the proxy asks it."""
+    """The proxy's engine mode: `chat` or `tokens`."""
     scripts: Sequence[Path] = ()
-    """The scripted engine's."""
+    """Script files of the scripted engine."""
     port: int = 0
-    """The proxy's; 0: any free one."""
+    """The proxy's port; 0: any free port."""
 
 
 class System:
-    """One data folder's processes. `start`, then `keep` until it is time, then `stop`, whatever came before."""
+    """The processes of one data folder. Call `start`, then `keep`, and finally `stop`, even after an error."""
 
     def __init__(
         self,
@@ -65,22 +67,22 @@ class System:
         announce: Callable[[str], None],
         meter: Meter | None = None,
     ) -> None:
-        """`settings.kafka` set: that Kafka is used. `lock`: the folder's (`lock.claim`). `meter`: told of Kafka's download.
+        """Needs a running event loop. Uses `settings.kafka` if it is set, otherwise starts an embedded Kafka.
 
-        Needs a running loop.
+        `lock`: the data folder's, from `lock.claim`. `meter` shows the progress of Kafka's download.
         """
         self.addresses: dict[str, str] = {}
-        """What DIR/polar.env holds, as far as it is known."""
+        """The variables of DIR/polar.env that are known so far."""
         self.engine = options.engine
-        """The one in use, once started."""
-        self._given = settings
+        """The engine in use; set by `start` if the options name none."""
+        self._user_settings = settings
         self._data = settings.data.absolute()
         self._options = options
         self._lock = lock
         self._announce = announce
         self._meter = meter
         self._kafka: Kafka | None = None
-        self._parts: list[Part] = []
+        self._children: list[ChildProcess] = []
         self._keepers: list[asyncio.Task[None]] = []
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -89,39 +91,39 @@ class System:
         return self._options.engine is None
 
     async def start(self) -> None:
-        """Start everything and return when everything answers. Raises NotReady."""
+        """Start all processes and return when all of them serve. Raises NotReady."""
         self._prepare_folder()
         await first_done(self._failure, self._start())
 
     async def keep(self) -> None:
-        """Mend what dies, until cancelled. Raises NotReady where mending doesn't help."""
+        """Restart children that die, until cancelled. Raises NotReady if a child dies too often."""
         await first_done(self._failure)
 
     async def stop(self) -> None:
-        """Stop what was started: workers first, who need the others to hand back their sessions, Kafka last. ~20 s at worst."""
+        """Stop the stage workers first, since they hand back sessions to the others, and Kafka last. Takes 24 s at most."""
         (self._data / ENV_FILE).unlink(missing_ok=True)
-        stages = [part for part in self._parts if part.name == "stages"]
-        others = [part for part in self._parts if part.name != "stages"]
-        await asyncio.gather(*(part.stop(STAGES_STOP_S) for part in stages))
-        await asyncio.gather(*(part.stop(OTHERS_STOP_S) for part in others))
+        stages = [child for child in self._children if child.name == "stages"]
+        others = [child for child in self._children if child.name != "stages"]
+        await asyncio.gather(*(child.stop(STAGES_STOP_S) for child in stages))
+        await asyncio.gather(*(child.stop(OTHERS_STOP_S) for child in others))
         if self._kafka is not None:
             await self._kafka.stop(KAFKA_STOP_S)
         await asyncio.gather(*self._keepers, return_exceptions=True)
 
     def _prepare_folder(self) -> None:
         (self._data / "run").mkdir(parents=True, exist_ok=True)
-        keys.ensure_keys_file(self._given.keys_path)
-        webhook_signing.ensure_secret_file(self._given.webhook_secret_path)
+        keys.ensure_keys_file(self._user_settings.keys_path)
+        webhook_signing.ensure_secret_file(self._user_settings.webhook_secret_path)
         token = self._data / "control.token"
         private_files.replace(token, secrets.token_urlsafe(32))
         self.addresses |= {
             "POLAR_DATA": str(self._data),
-            "POLAR_NAMESPACE": self._given.namespace,
+            "POLAR_NAMESPACE": self._user_settings.namespace,
             "POLAR_CONTROL_TOKEN_FILE": str(token),
-            "POLAR_BLOBS": str(self._given.blobs_folder.absolute()),
-            "POLAR_LAKE": str(self._given.lake_folder.parent.absolute()),
-            "POLAR_KEYS_FILE": str(self._given.keys_path.absolute()),
-            "POLAR_WEBHOOK_SECRET_FILE": str(self._given.webhook_secret_path.absolute()),
+            "POLAR_BLOBS": str(self._user_settings.blobs_folder.absolute()),
+            "POLAR_LAKE": str(self._user_settings.lake_folder.parent.absolute()),
+            "POLAR_KEYS_FILE": str(self._user_settings.keys_path.absolute()),
+            "POLAR_WEBHOOK_SECRET_FILE": str(self._user_settings.webhook_secret_path.absolute()),
         }
 
     async def _start(self) -> None:
@@ -139,7 +141,7 @@ class System:
         deciding.has_answered = stages.has_answered = lake.has_answered = True
 
     async def _start_kafka(self) -> None:
-        if self._given.kafka is None:
+        if self._user_settings.kafka is None:
             self._kafka = Kafka(self._data, announce=self._announce, meter=self._meter)
             await self._kafka.start()
             self._keep(self._kafka.keep(), "keep-kafka")
@@ -151,9 +153,9 @@ class System:
             }
         else:
             self.addresses |= {
-                "POLAR_KAFKA": self._given.kafka,
-                "POLAR_REPLICATION": str(self._given.replication),
-                "POLAR_MIN_INSYNC": str(self._given.min_insync),
+                "POLAR_KAFKA": self._user_settings.kafka,
+                "POLAR_REPLICATION": str(self._user_settings.replication),
+                "POLAR_MIN_INSYNC": str(self._user_settings.min_insync),
             }
         topics = [*catalogue.FIXED, *catalogue.of_pool(catalogue.DEFAULT_POOL)]
         settings = self._settings()
@@ -175,22 +177,22 @@ class System:
         write_env_file(self._data / ENV_FILE, self.addresses)
 
     async def _launch_listening(self, name: str, arguments: list[str], ports: dict[str, int]) -> dict[str, str]:
-        """Start a part that writes where it listens to a ready file, and read that; from then on it comes back on those ports.
+        """Start a child that listens, and return its addresses; it is restarted on the same ports.
 
-        The file is JSON and holds an URL for each flag of `ports` (`url` for `--port`, `control_url` for `--control-port`).
-        Raises NotReady.
+        The child writes its addresses to a ready file: JSON with a URL for each flag of `ports` (`url` for `--port`, `control_url` for
+        `--control-port`). Raises NotReady.
         """
         ready_file = self._data / "run" / f"{name}.json"
         ready_file.unlink(missing_ok=True)
         arguments = [*arguments, "--ready-file", str(ready_file)]
-        part = self._launch(name, [*arguments, *_flags(ports)])
+        child = self._launch(name, [*arguments, *_flags(ports)])
         answer: dict[str, str] = json.loads(await readiness.file(ready_file, name, deadline_s=START_S))
-        part.arguments = [*arguments, *_flags({flag: _port(answer, flag) for flag in ports})]
-        part.has_answered = True
+        child.arguments = [*arguments, *_flags({flag: _port(answer, flag) for flag in ports})]
+        child.has_answered = True
         return answer
 
-    def _launch(self, name: str, arguments: list[str]) -> Part:
-        part = Part(
+    def _launch(self, name: str, arguments: list[str]) -> ChildProcess:
+        child = ChildProcess(
             name,
             arguments,
             environment=os.environ | self.addresses | {"PYTHONUNBUFFERED": "1"},
@@ -198,9 +200,9 @@ class System:
             lock=self._lock,
             announce=self._announce,
         )
-        self._parts.append(part)
-        self._keep(part.keep(), f"keep-{name}")
-        return part
+        self._children.append(child)
+        self._keep(child.keep(), f"keep-{name}")
+        return child
 
     def _keep(self, keeper: Coroutine[Any, Any, None], name: str) -> None:
         task = asyncio.create_task(keeper, name=name)
@@ -208,14 +210,14 @@ class System:
         self._keepers.append(task)
 
     def _kept(self, keeper: asyncio.Task[None]) -> None:
-        """A keeper that ends has either been stopped or given up."""
+        """Record the failure of a keeper that gave up."""
         if not keeper.cancelled() and (error := keeper.exception()) and not self._failure.done():
             self._failure.set_exception(error)
 
     def _settings(self) -> Settings:
-        """The settings that the parts have."""
+        """The settings of the child processes."""
         found = {name.removeprefix("POLAR_").lower(): value for name, value in self.addresses.items()}
-        return Settings(**(self._given.model_dump() | found))
+        return Settings(**(self._user_settings.model_dump() | found))
 
 
 def _flags(ports: dict[str, int]) -> list[str]:
@@ -225,5 +227,5 @@ def _flags(ports: dict[str, int]) -> list[str]:
 def _port(answer: dict[str, str], flag: str) -> int:
     url = answer[flag.removeprefix("--").removesuffix("port").replace("-", "_") + "url"]
     port = urlsplit(url).port
-    assert port is not None, f"a part that listens says its port: {url}"
+    assert port is not None, f"a ready file's URL has a port: {url}"
     return port

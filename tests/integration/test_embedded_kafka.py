@@ -350,7 +350,7 @@ def test_a_download_that_breaks_is_tried_again_and_announced(tmp_path: Path) -> 
     assert [path.name for path in tmp_path.iterdir()] == ["thing-1.jar"]
     assert jar.matches(tmp_path / "thing-1.jar")
     assert said[0].startswith("downloading Apache Kafka 4.3.1 into ")
-    assert len([line for line in said if line.startswith("thing-1.jar did not come whole")]) == TRIES - 1
+    assert len([line for line in said if line.startswith("thing-1.jar is incomplete")]) == TRIES - 1
     assert said[-1] == "Apache Kafka 4.3.1 is downloaded: 1.5 MB"
 
 

@@ -1,4 +1,4 @@
-"""A part is a child that comes back when it dies, stops when told, and goes when its parent is gone."""
+"""A child process is restarted when it dies, stops on request, and ends when its parent has ended."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from polar.embedded import child_process as parts
-from polar.embedded.child_process import Part
-from polar.embedded.restart_policy import FAST_DEATHS, Patience
+from polar.embedded import child_process
+from polar.embedded.child_process import ChildProcess
+from polar.embedded.restart_policy import FAST_DEATHS, RestartPolicy
 from topics.types.errors import NotReady
 from topics.waiting.backoff import Backoff
 
@@ -26,22 +26,22 @@ BUSY = 'import os\nprint("pid", os.getpid(), flush=True)\ntime.sleep(60)\n'
 
 
 class Bench:
-    """A folder with a module to run as a part, and what was said."""
+    """A folder with a module to run as a child, and the announced lines."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.log = folder / "logs" / "part.log"
-        self.said: list[str] = []
+        self.log = folder / "logs" / "child.log"
+        self.lines: list[str] = []
 
-    def part(self, code: str, *arguments: str) -> Part:
-        (self.folder / "part_under_test.py").write_text(code)
-        return Part(
-            "part",
-            ["part_under_test", *arguments],
+    def child(self, code: str, *arguments: str) -> ChildProcess:
+        (self.folder / "child_under_test.py").write_text(code)
+        return ChildProcess(
+            "child",
+            ["child_under_test", *arguments],
             environment=os.environ | {"PYTHONPATH": str(self.folder)},
             log=self.log,
             lock=0,
-            announce=self.said.append,
+            announce=self.lines.append,
         )
 
     def pids(self) -> list[int]:
@@ -51,12 +51,12 @@ class Bench:
 
 
 @asynccontextmanager
-async def kept(part: Part) -> AsyncIterator[asyncio.Task[None]]:
-    keeper = asyncio.create_task(part.keep())
+async def kept(child: ChildProcess) -> AsyncIterator[asyncio.Task[None]]:
+    keeper = asyncio.create_task(child.keep())
     try:
         yield keeper
     finally:
-        await part.stop(5)
+        await child.stop(5)
         await asyncio.gather(keeper, return_exceptions=True)
 
 
@@ -71,87 +71,87 @@ def bench(tmp_path: Path) -> Bench:
     return Bench(tmp_path)
 
 
-async def test_a_killed_part_comes_back_with_the_arguments_of_then(bench: Bench) -> None:
-    part = bench.part(POLITE + 'print("port", *sys.argv[1:], flush=True)\n' + BUSY, "0")
-    async with kept(part):
+async def test_a_killed_child_comes_back_with_the_arguments_of_then(bench: Bench) -> None:
+    child = bench.child(POLITE + 'print("port", *sys.argv[1:], flush=True)\n' + BUSY, "0")
+    async with kept(child):
         await until(lambda: len(bench.pids()) == 1)
-        part.has_answered = True
-        part.arguments = ["part_under_test", "4711"]
+        child.has_answered = True
+        child.arguments = ["child_under_test", "4711"]
         os.kill(bench.pids()[0], signal.SIGKILL)
         await until(lambda: len(bench.pids()) == 2)
     assert "port 4711" in bench.log.read_text()
-    assert bench.said == [f"part ended with SIGKILL; starting it again (its log: {bench.log})"]
+    assert bench.lines == [f"child ended with SIGKILL; starting it again (its log: {bench.log})"]
 
 
 async def test_a_stop_ends_it_cleanly_and_for_good(bench: Bench) -> None:
-    async with kept(bench.part(POLITE + BUSY)) as keeper:
+    async with kept(bench.child(POLITE + BUSY)) as keeper:
         await until(lambda: len(bench.pids()) == 1)
     assert keeper.exception() is None
     assert not psutil.pid_exists(bench.pids()[0])
-    assert bench.said == []
+    assert bench.lines == []
 
 
 async def test_what_ignores_sigterm_is_killed(bench: Bench) -> None:
-    part = bench.part("import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + BUSY)
-    async with kept(part):
+    child = bench.child("import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + BUSY)
+    async with kept(child):
         await until(lambda: len(bench.pids()) == 1)
-        await part.stop(0.2)
-    assert bench.said == ["part didn't stop within 0 s; killing it"]
+        await child.stop(0.2)
+    assert bench.lines == ["child didn't stop within 0 s; killing it"]
 
 
 async def test_a_death_at_the_start_is_a_failure_with_the_end_of_the_log(bench: Bench) -> None:
-    async with kept(bench.part("raise SystemExit('no such port')")) as keeper:
-        with pytest.raises(NotReady, match="part ended with exit code 1 as it started:\n  no such port"):
+    async with kept(bench.child("raise SystemExit('no such port')")) as keeper:
+        with pytest.raises(NotReady, match="child ended with exit code 1 as it started:\n  no such port"):
             await asyncio.wait_for(keeper, 20)
 
 
 async def test_what_dies_again_and_again_is_given_up(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("polar.embedded.restart_policy.PAUSES", Backoff(0.01, 0.01))
-    part = bench.part("raise SystemExit(7)")
-    part.has_answered = True
-    async with kept(part) as keeper:
-        with pytest.raises(NotReady, match="part dies again and again, last with exit code 7"):
+    child = bench.child("raise SystemExit(7)")
+    child.has_answered = True
+    async with kept(child) as keeper:
+        with pytest.raises(NotReady, match="child dies again and again, last with exit code 7"):
             await asyncio.wait_for(keeper, 60)
-    assert len(bench.said) == FAST_DEATHS
+    assert len(bench.lines) == FAST_DEATHS
 
 
 async def test_a_log_is_bounded(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parts, "LOG_LIMIT", 1000)
-    monkeypatch.setattr(parts, "LOG_CHECK_S", 0.05)
-    async with kept(bench.part(POLITE + 'print("x" * 5000, flush=True)\ntime.sleep(0.5)\n' + BUSY)):
+    monkeypatch.setattr(child_process, "LOG_LIMIT", 1000)
+    monkeypatch.setattr(child_process, "LOG_CHECK_S", 0.05)
+    async with kept(bench.child(POLITE + 'print("x" * 5000, flush=True)\ntime.sleep(0.5)\n' + BUSY)):
         await until(lambda: len(bench.pids()) == 1)
         assert bench.log.read_text().startswith("pid ")
         assert bench.log.with_suffix(".log.1").stat().st_size == 5001
 
 
-def test_patience_ends_for_fast_deaths_and_is_new_after_a_long_life(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_restarts_end_after_many_fast_deaths_and_begin_anew_after_a_long_life(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     monkeypatch.setattr("polar.embedded.restart_policy.time.monotonic", lambda: now)
-    patience = Patience()
-    patience.began()
-    pauses = [patience.pause() for _ in range(FAST_DEATHS + 1)]
+    policy = RestartPolicy()
+    policy.started()
+    pauses = [policy.next_pause_s() for _ in range(FAST_DEATHS + 1)]
     assert pauses[:3] == [0.2, 0.4, 0.8]
     assert pauses[-2:] == [5.0, None]
     now = 11.0
-    assert patience.pause() == 0.2
+    assert policy.next_pause_s() == 0.2
 
 
 PARENT = """
 import asyncio, os, sys
 from pathlib import Path
-from polar.embedded.child_process import Part
+from polar.embedded.child_process import ChildProcess
 
 async def main():
-    log = Path(sys.argv[1]) / "logs" / "part.log"
-    part = Part("part", ["part_under_test"], environment=os.environ, log=log, lock=0, announce=print)
-    await part.keep()
+    log = Path(sys.argv[1]) / "logs" / "child.log"
+    child = ChildProcess("child", ["child_under_test"], environment=os.environ, log=log, lock=0, announce=print)
+    await child.keep()
 
 asyncio.run(main())
 """
 
 
-def test_a_part_goes_cleanly_when_its_parent_is_killed(bench: Bench) -> None:
-    bench.part(POLITE.replace("sys.exit(0)", "(print('bye', flush=True), sys.exit(0))") + BUSY)
+def test_a_child_ends_cleanly_when_its_parent_is_killed(bench: Bench) -> None:
+    bench.child(POLITE.replace("sys.exit(0)", "(print('bye', flush=True), sys.exit(0))") + BUSY)
     environment = os.environ | {"PYTHONPATH": str(bench.folder)}
     parent = subprocess.Popen([sys.executable, "-c", PARENT, str(bench.folder)], env=environment)
     deadline = time.monotonic() + 20

@@ -1,4 +1,4 @@
-"""A disk that is all but full is said before anything starts."""
+"""A disk that is almost full is reported before anything starts."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from polar.embedded import disk
 from topics.types.errors import NotReady
 
 
-def test_room_is_told_of_folders_that_are_not_there_yet(tmp_path: Path) -> None:
+def test_free_space_is_known_for_folders_that_do_not_exist_yet(tmp_path: Path) -> None:
     assert disk.free(tmp_path / "a" / "b") == pytest.approx(disk.free(tmp_path), rel=0.1)
     disk.require(tmp_path / "a" / "b")
 
 
-def test_a_full_disk_is_a_sentence_with_a_way_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_an_error_that_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk, "NEEDED", 2**62)
     with pytest.raises(
         NotReady, match=r"only \d+ MB are free on the disk of .*; make room, or choose another data folder"

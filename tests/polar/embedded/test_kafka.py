@@ -14,7 +14,7 @@ import pytest
 from polar.embedded import disk
 from polar.embedded.kafka import Kafka
 
-SAID_S = 60.0
+DEADLINE_S = 60.0
 LOOK_S = 0.1
 
 
@@ -34,8 +34,8 @@ def small(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", str(folder)], check=True)
 
 
-async def said(words: str, lines: list[str]) -> None:
-    async with asyncio.timeout(SAID_S):
+async def announced(words: str, lines: list[str]) -> None:
+    async with asyncio.timeout(DEADLINE_S):
         while not any(words in line for line in lines):
             await asyncio.sleep(LOOK_S)
 
@@ -51,10 +51,10 @@ async def test_a_full_disk_is_named_and_with_room_kafka_is_back(small: Path) -> 
             while True:
                 file.write(bytes(disk.MIB))
         kafka._broker.kill()  # what Kafka does itself at its next write
-        await said(f"the disk of {small} is full. Make room", lines)
+        await announced(f"the disk of {small} is full. Make room", lines)
         filler.unlink()
-        await said("Kafka has died; starting it again", lines)
-        async with asyncio.timeout(SAID_S):
+        await announced("Kafka has died; starting it again", lines)
+        async with asyncio.timeout(DEADLINE_S):
             while not kafka._broker.alive():
                 await asyncio.sleep(LOOK_S)
     finally:

@@ -18,11 +18,11 @@ HOLDER = """
 import sys, time
 from pathlib import Path
 from polar.embedded import lock
-held = lock.claim(Path(sys.argv[1]), announce=print)
+claimed = lock.claim(Path(sys.argv[1]), announce=print)
 if len(sys.argv) > 2:
     import subprocess
-    subprocess.Popen(["sleep", sys.argv[2]], pass_fds=(held,), stdout=subprocess.DEVNULL)
-print("held", flush=True)
+    subprocess.Popen(["sleep", sys.argv[2]], pass_fds=(claimed,), stdout=subprocess.DEVNULL)
+print("claimed", flush=True)
 time.sleep(60)
 """
 
@@ -42,7 +42,7 @@ def hold(holders: list[subprocess.Popen[str]], data: Path, *leftover_s: str) -> 
     )
     holders.append(process)
     assert process.stdout is not None
-    assert process.stdout.readline() == "held\n"
+    assert process.stdout.readline() == "claimed\n"
     return process
 
 
@@ -61,17 +61,17 @@ def test_a_killed_up_leaves_the_folder_free(tmp_path: Path, holders: list[subpro
     os.close(lock.claim(tmp_path, announce=print))
 
 
-def test_the_parts_of_a_killed_up_are_waited_for(tmp_path: Path, holders: list[subprocess.Popen[str]]) -> None:
+def test_processes_of_a_killed_up_are_waited_for(tmp_path: Path, holders: list[subprocess.Popen[str]]) -> None:
     process = hold(holders, tmp_path, "1.5")
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     assert not lock.is_free(tmp_path)
-    said: list[str] = []
-    os.close(lock.claim(tmp_path, announce=said.append))
-    assert said == [f"waiting for the parts of a `polar up` that was killed to leave {tmp_path}"]
+    lines: list[str] = []
+    os.close(lock.claim(tmp_path, announce=lines.append))
+    assert lines == [f"waiting for processes of a killed `polar up` on {tmp_path} to end"]
 
 
-def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="--data: can't be written: Not a directory"):
         lock.claim(tmp_path / "file" / "data", announce=print)

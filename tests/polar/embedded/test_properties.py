@@ -14,21 +14,21 @@ def properties(node: Node) -> dict[str, str]:
 
 def test_a_lone_node_holds_the_only_copy() -> None:
     alone = Node(1, THREE[:1], "id")
-    said = properties(alone)
-    assert (said["offsets.topic.replication.factor"], said["transaction.state.log.min.isr"]) == ("1", "1")
-    assert said["controller.quorum.bootstrap.servers"] == "127.0.0.1:2"
+    found = properties(alone)
+    assert (found["offsets.topic.replication.factor"], found["transaction.state.log.min.isr"]) == ("1", "1")
+    assert found["controller.quorum.bootstrap.servers"] == "127.0.0.1:2"
     assert alone.format_options() == ["-t", "id", "--standalone"]
 
 
 def test_three_nodes_hold_three_copies_of_which_two_must_be_in_sync() -> None:
     second = Node(2, THREE, "id")
-    said = properties(second)
-    assert said["node.id"] == "2"
-    assert said["listeners"] == "BROKER://127.0.0.1:3,CONTROLLER://127.0.0.1:4"
-    assert said["controller.quorum.voters"] == "1@127.0.0.1:2,2@127.0.0.1:4,3@127.0.0.1:6"
-    assert (said["transaction.state.log.replication.factor"], said["transaction.state.log.min.isr"]) == ("3", "2")
-    assert (said["offsets.topic.replication.factor"], said["min.insync.replicas"]) == ("3", "2")
-    assert said["unclean.leader.election.enable"] == "false"
+    found = properties(second)
+    assert found["node.id"] == "2"
+    assert found["listeners"] == "BROKER://127.0.0.1:3,CONTROLLER://127.0.0.1:4"
+    assert found["controller.quorum.voters"] == "1@127.0.0.1:2,2@127.0.0.1:4,3@127.0.0.1:6"
+    assert (found["transaction.state.log.replication.factor"], found["transaction.state.log.min.isr"]) == ("3", "2")
+    assert (found["offsets.topic.replication.factor"], found["min.insync.replicas"]) == ("3", "2")
+    assert found["unclean.leader.election.enable"] == "false"
     assert second.format_options() == ["-t", "id"]
     assert second.address == "127.0.0.1:3"
 
