@@ -174,9 +174,9 @@ def _beside(up: subprocess.Popen[bytes], module: str, *arguments: str) -> int:
 
 @contextmanager
 def _child(module: str, *arguments: str, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
-    """`python -m module arguments…`, stopped at the end of the block; on the leash, so that it ends though we be killed with -9.
+    """`python -m module arguments…`, stopped at the end of the block; it also ends if this process is killed (`parent_watch`).
 
-    It gets a session of its own: Ctrl-C is for us, who stop one thing after another.
+    It runs in a session of its own: Ctrl-C reaches this process alone, which stops the others one by one.
     """
     process = subprocess.Popen(
         [sys.executable, "-P", parent_watch.__file__, module, *arguments],

@@ -1,6 +1,6 @@
-"""Programs beside this one, on a leash (`polar/embedded/parent_watch.py`): they end when this one does, however that ended.
+"""Starts the other programs; each ends when this process has ended, for whatever reason (`polar/embedded/parent_watch.py`).
 
-They get sessions of their own: Ctrl-C is for this program, which ends one after another.
+They run in sessions of their own: Ctrl-C reaches this program alone, which stops the others one by one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from threading import Thread
 from typing import IO
 
-from examples.vllm_cpu.serve import LEASH, ROOT
+from examples.vllm_cpu.serve import PARENT_WATCH, ROOT
 
 STOP_S = 30.0
 LOOK_S = 0.2
@@ -43,7 +43,7 @@ class Program:
 def beside(program: Program, output: IO[bytes] | int) -> Iterator[subprocess.Popen[bytes]]:
     """It runs until the block's end; then SIGTERM, and where that isn't enough SIGKILL."""
     process = subprocess.Popen(
-        [program.python, "-P", LEASH, program.module, *program.arguments],
+        [program.python, "-P", PARENT_WATCH, program.module, *program.arguments],
         env=program.settings or {**os.environ, "PYTHONPATH": str(ROOT)},
         stdin=subprocess.PIPE,
         stdout=output,
