@@ -38,18 +38,28 @@ from proxy.dialects.anthropic_messages import TYPES, AnthropicMessages
 from proxy.dialects.base import Serves, Wire
 from proxy.errors import Refusal, RefusalError
 from tests.proxy.dialects.sse import events_of
+from tests.proxy.dialects.suite import (
+    DEEP,
+    DialectSuite,
+    answer_of,
+    answers_with,
+    calls_with,
+    comparable,
+    object_texts,
+    texts,
+)
 from topics.types.completion import Sampling
 
 DIALECT = AnthropicMessages()
 USER = {"role": "user", "content": "hi"}
+SMALLEST: dict[str, Any] = {"model": "m", "max_tokens": 9, "messages": [USER]}
 TOOL = {"name": "f", "description": "does", "input_schema": {"type": "object"}}
-USAGE = Usage(10, 5)
 CACHED = {"cache_control": {"type": "ephemeral"}}
 SEARCH = {"name": "web_search", "type": "web_search_20250305", "max_uses": 8}
 
 
 def parse(**fields: Any) -> ChatRequest:
-    return DIALECT.parse(Wire(json.dumps({"model": "m", "max_tokens": 9, "messages": [USER], **fields}).encode()))
+    return TestAnthropicMessages.parse(**fields)
 
 
 def messages(*told: dict[str, Any], **fields: Any) -> list[Message]:
@@ -306,11 +316,6 @@ def offered(request: ChatRequest) -> list[str]:
     return [tool.function.name for tool in request.tools]
 
 
-def test_a_tools_schema_keeps_its_bytes() -> None:
-    body = b'{"messages":[{"role":"user","content":"x"}],"tools":[{"name":"f","input_schema":{"z": 1,"a":2.0}}]}'
-    assert bytes(DIALECT.parse(Wire(body)).tools[0].function.parameters) == b'{"z": 1,"a":2.0}'
-
-
 def test_tools_of_all_kinds_are_offered_or_hosted() -> None:
     custom = TOOL | {
         "name": "g",
@@ -362,22 +367,6 @@ def test_tools_that_nothing_here_could_load_are_not_deferred(more: list[dict[str
     assert "g" in offered(parse(tools=[TOOL | {"name": "g", "defer_loading": True}, *more]))
 
 
-@pytest.mark.parametrize(
-    ("choice", "tools", "asked_for"),
-    [
-        ({"type": "auto"}, [TOOL], "auto"),
-        ({"type": "any"}, [TOOL], "required"),
-        ({"type": "none"}, [TOOL], "none"),
-        ({"type": "tool", "name": "f"}, [TOOL], ForcedTool(NamedFunction("f"))),
-        ({"type": "tool", "name": "web_search"}, [TOOL, SEARCH], "auto"),
-        ({"type": "tool", "name": "web_search"}, [SEARCH], None),
-        ({"type": "any"}, [SEARCH], None),
-    ],
-)
-def test_tool_choices(choice: dict[str, Any], tools: list[dict[str, Any]], asked_for: Any) -> None:
-    assert parse(tools=tools, tool_choice=choice).tool_choice == asked_for
-
-
 def test_parallel_tool_use_is_only_ever_switched_off() -> None:
     assert parse(tools=[TOOL], tool_choice={"type": "auto"}).parallel_tool_calls is None
     assert (
@@ -426,51 +415,13 @@ def test_every_field_of_the_public_schema_has_its_rule() -> None:
 
 @pytest.mark.parametrize("field", IGNORED)
 def test_what_changes_no_answer_is_ignored(field: str) -> None:
-    assert told(parse(**{field: IGNORED[field]})) == told(parse())
+    assert comparable(parse(**{field: IGNORED[field]})) == comparable(parse())
 
 
-def told(request: ChatRequest) -> list[Any]:
-    """A request, comparable."""
-    return [bytes(value) if name == "response_format" else value for name, value in fields_of(request)]
-
-
-def fields_of(request: ChatRequest) -> list[tuple[str, Any]]:
-    return [(name, getattr(request, name)) for name in request.__struct_fields__]
-
-
-def test_sampling_is_read_and_nulls_are_as_good_as_missing() -> None:
+def test_sampling_is_read() -> None:
     request = parse(temperature=0.3, top_p=0.9, top_k=5, max_tokens=7, stop_sequences=["x"], stream=True)
     assert request.sampling == Sampling(temperature=0.3, top_p=0.9, top_k=5, max_tokens=7)
     assert (request.stop, request.stream, request.stream_usage) == (["x"], True, True)
-    nullable = ["system", "tools", "tool_choice", "thinking", "output_config", "stop_sequences", "compaction", "thread"]
-    assert told(parse(**dict.fromkeys(nullable))) == told(parse())
-
-
-@pytest.mark.parametrize(
-    ("fields", "effort"),
-    [
-        ({}, None),
-        ({"thinking": {"type": "adaptive"}}, None),
-        ({"thinking": {"type": "between_tools"}}, None),
-        ({"thinking": {"type": "disabled"}, "output_config": {"effort": "high"}}, "none"),
-        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "low"),
-        ({"thinking": {"type": "enabled", "budget_tokens": 8192}}, "medium"),
-        ({"thinking": {"type": "enabled", "budget_tokens": 32000}}, "high"),
-        ({"thinking": {"type": "enabled", "budget_tokens": 32000}, "output_config": {"effort": "low"}}, "low"),
-        ({"output_config": {"effort": "medium"}}, "medium"),
-        ({"output_config": {"effort": "max"}}, "high"),
-        ({"output_config": {"effort": "utmost"}}, None),
-        (
-            {
-                "output_config": {"effort": "high"},
-                "messages": [USER, {"role": "system", "content": [], "output_config": {"effort": "low"}}, USER],
-            },
-            "low",
-        ),
-    ],
-)
-def test_reasoning_effort_is_the_nearest(fields: dict[str, Any], effort: str | None) -> None:
-    assert parse(**fields).reasoning_effort == effort
 
 
 def test_a_system_message_that_only_sets_the_effort_is_no_message() -> None:
@@ -568,9 +519,10 @@ def test_every_tool_of_the_public_schema_is_offered_hosted_or_refused() -> None:
             assert parse(tools=[{"type": kind, "name": "n"}]).hosted_tools == [kind]
 
 
-@pytest.mark.parametrize(
-    ("fields", "field"),
-    [
+class TestAnthropicMessages(DialectSuite):
+    dialect = DIALECT
+    smallest = SMALLEST
+    refused = (
         ({"messages": []}, "messages"),
         ({"messages": [], "system": "S"}, "messages"),
         ({"messages": [{"role": "system", "output_config": {}}]}, "messages"),
@@ -603,130 +555,80 @@ def test_every_tool_of_the_public_schema_is_offered_hosted_or_refused() -> None:
         ({"output_config": {"format": {"type": "xml"}}}, "output_config.format"),
         ({"output_format": {"type": "json_schema"}}, "output_format"),
         *(({name: value}, name) for name, value in REFUSED.items()),
-    ],
-)
-def test_what_cannot_be_carried_is_refused_with_its_field(fields: dict[str, Any], field: str) -> None:
-    with pytest.raises(RefusalError) as refused:
-        parse(**fields)
-    assert (refused.value.refusal, refused.value.field) == (Refusal.INVALID, field)
-    assert field in refused.value.message
+    )
+    raw_fields = (
+        b'"tools":[{"name":"f","input_schema":%b}]',
+        b'"metadata":%b',
+        b'"cache_control":{"x":%b}',
+    )
+    nullable = (
+        *("system", "tools", "tool_choice", "thinking", "output_config", "stop_sequences", "compaction", "thread"),
+    )
+    efforts = (
+        ({}, None),
+        ({"thinking": {"type": "adaptive"}}, None),
+        ({"thinking": {"type": "between_tools"}}, None),
+        ({"thinking": {"type": "disabled"}, "output_config": {"effort": "high"}}, "none"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "low"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 8192}}, "medium"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 32000}}, "high"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 32000}, "output_config": {"effort": "low"}}, "low"),
+        ({"output_config": {"effort": "medium"}}, "medium"),
+        ({"output_config": {"effort": "max"}}, "high"),
+        ({"output_config": {"effort": "utmost"}}, None),
+        (
+            {
+                "output_config": {"effort": "high"},
+                "messages": [USER, {"role": "system", "content": [], "output_config": {"effort": "low"}}, USER],
+            },
+            "low",
+        ),
+    )
+    tool_choices = (
+        ({"tools": [TOOL], "tool_choice": {"type": "auto"}}, "auto", ["f"]),
+        ({"tools": [TOOL], "tool_choice": {"type": "any"}}, "required", ["f"]),
+        ({"tools": [TOOL], "tool_choice": {"type": "none"}}, "none", ["f"]),
+        ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "f"}}, ForcedTool(NamedFunction("f")), ["f"]),
+        ({"tools": [TOOL, SEARCH], "tool_choice": {"type": "tool", "name": "web_search"}}, "auto", ["f"]),
+        ({"tools": [SEARCH], "tool_choice": {"type": "tool", "name": "web_search"}}, None, []),
+        ({"tools": [SEARCH], "tool_choice": {"type": "any"}}, None, []),
+    )
+    overflows = (
+        ((212345, 200000), '"prompt is too long: 212345 tokens > 200000 maximum"'),
+        (None, "prompt is too long: "),
+    )
+
+
+@pytest.mark.parametrize("parsed", ['{"a":1}', "1" * 4000, "[" * 500 + "]" * 500])
+def test_an_input_that_is_large_or_deep_is_read(parsed: str) -> None:
+    [message] = DIALECT.parse(Wire(with_input(parsed), serves=Serves.COUNT)).messages
+    assert message.tool_calls[0].function.arguments == parsed
+
+
+@pytest.mark.parametrize("parsed", ["1e999", "1" * 5000, '"\\udc00"', DEEP.decode()], ids=lambda parsed: parsed[:9])
+def test_an_input_that_no_log_could_hold_is_refused(parsed: str) -> None:
+    with pytest.raises(RefusalError) as error:
+        DIALECT.parse(Wire(with_input(parsed), serves=Serves.COUNT))
+    assert error.value.refusal is Refusal.INVALID
+
+
+def with_input(parsed: str) -> bytes:
+    turn = '{"role":"assistant","content":[{"type":"tool_use","id":"t","name":"f","input":' + parsed + "}]}"
+    return f'{{"messages":[{turn}]}}'.encode()
 
 
 @pytest.mark.parametrize(
-    "field",
-    [
-        b'"metadata":' + b"[" * 100_000 + b"]" * 100_000,
-        b'"tools":[{"name":"f","input_schema":' + b"[" * 100_000 + b"]" * 100_000 + b"}]",
-        b'"tools":[{"name":"f","input_schema":{"x":"\xff"}}]',
-        b'"system":[' + b'{"type":"x","content":[' * 50_000 + b"]}" * 50_000 + b"]",
-        b'"system":"\\ud800"',
-    ],
-    ids=["unknown, deep", "schema, deep", "schema, no UTF-8", "blocks, deep", "half a surrogate pair"],
+    "value", ['{"type":"x","content":[' * 50_000 + "]}" * 50_000, '"\\ud800"'], ids=["deep", "half"]
 )
-def test_what_no_json_holds_is_refused(field: bytes) -> None:
-    with pytest.raises(RefusalError) as refused:
-        DIALECT.parse(Wire(b'{"messages":[{"role":"user","content":"hi"}],' + field + b"}"))
-    assert refused.value.refusal is Refusal.INVALID
-
-
-@pytest.mark.parametrize("parsed", ["1e999", "1" * 5000, "1" * 4000, "[" * 900 + "]" * 900, '"\\udc00"'])
-def test_an_input_that_is_hard_to_read_is_read_or_refused(parsed: str) -> None:
-    turn = '{"role":"assistant","content":[{"type":"tool_use","id":"t","name":"f","input":' + parsed + "}]}"
-    with suppress(RefusalError):
-        DIALECT.parse(Wire(f'{{"messages":[{turn}]}}'.encode(), serves=Serves.COUNT))
-
-
-@given(st.binary(max_size=200) | st.text(max_size=50).map(lambda text: json.dumps({"messages": text}).encode()))
-def test_any_other_bytes_are_refused_and_never_raise_otherwise(body: bytes) -> None:
-    with pytest.raises(RefusalError):
-        DIALECT.parse(Wire(body))
-
-
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
-    max_leaves=8,
-)
-kinds = st.sampled_from(sorted({kind for told in KINDS.values() for kind in told} | {"tool_reference"}))
-blocks = st.recursive(
-    st.fixed_dictionaries({"type": kinds | st.text(max_size=3)}, optional={"text": st.text(max_size=3)}),
-    lambda inner: st.fixed_dictionaries(
-        {"type": kinds},
-        optional={
-            "text": st.text(max_size=3),
-            "thinking": st.text(max_size=3),
-            "signature": st.text(max_size=3) | st.text(max_size=9).map(signature.seal),
-            "data": st.text(max_size=3),
-            "id": st.text(max_size=3),
-            "name": st.text(max_size=3),
-            "input": json_values,
-            "tool_use_id": st.text(max_size=3),
-            "is_error": st.booleans() | st.none(),
-            "content": st.text(max_size=3) | st.lists(inner, max_size=3) | inner | json_values,
-            "source": st.fixed_dictionaries(
-                {"type": st.sampled_from(["base64", "url", "text", "content", "file"])},
-                optional={"data": st.text(max_size=3), "media_type": st.text(max_size=3), "content": st.lists(inner)},
-            ),
-            "tool": st.fixed_dictionaries({}, optional={"name": st.text(max_size=3), "definition": json_values}),
-        },
-    ),
-    max_leaves=6,
-)
-wire_messages = st.lists(
-    st.fixed_dictionaries(
-        {"role": st.sampled_from(["user", "assistant", "system"])},
-        optional={
-            "content": st.text(max_size=3) | st.lists(blocks, max_size=4) | json_values,
-            "output_config": json_values,
-        },
-    ),
-    max_size=4,
-)
-others = ["system", "tool_choice", "thinking", "output_config", "output_format", "stop_sequences", "thread"]
-wire_fields = st.fixed_dictionaries(
-    {"messages": wire_messages},
-    optional=dict.fromkeys(others, json_values)
-    | {"max_tokens": st.integers(), "tools": st.lists(st.just(TOOL) | json_values, max_size=2)},
-)
-
-
-@given(wire_fields)
-def test_a_well_formed_body_of_wrong_shapes_is_read_or_refused(fields: dict[str, Any]) -> None:
-    with suppress(RefusalError):
-        request = DIALECT.parse(Wire(json.dumps(fields).encode()))
-        assert request.messages
+def test_blocks_without_end_and_half_a_surrogate_pair_are_refused(value: str) -> None:
+    with pytest.raises(RefusalError) as error:
+        TestAnthropicMessages.with_field(b'"system":%b', value.encode())
+    assert error.value.refusal is Refusal.INVALID
 
 
 # --- answers
 
-texts = st.text(max_size=30)
-objects = st.dictionaries(st.text(max_size=5), json_values, max_size=3)
-arguments = objects.map(json.dumps) | objects.map(lambda said: json.dumps(said, indent=1, ensure_ascii=False)) | texts
-answers = st.builds(
-    Answer,
-    message=st.builds(
-        Message,
-        role=st.just("assistant"),
-        content=st.none() | texts,
-        reasoning=st.none() | texts,
-        tool_calls=st.lists(
-            st.builds(ToolCall, texts, st.builds(FunctionCall, texts.filter(bool), arguments)), max_size=3
-        ),
-    ),
-    finish_reason=st.sampled_from(["stop", "length", "tool_calls", "content_filter"]),
-    usage=st.builds(
-        Usage,
-        st.integers(1, 10**6),
-        st.integers(1, 10**6),
-        st.none() | st.integers(0, 10**6),
-        st.none() | st.integers(0, 10**6),
-    ),
-    prompt_ids=st.just(b""),
-    sampled_ids=st.just(b""),
-    logprobs=st.just(b""),
-    model=st.just("served"),
-    stop_sequence=st.none() | texts,
-)
+answers = answers_with(calls_with(object_texts | texts))
 requests = st.builds(
     lambda display: parse(thinking={"type": "adaptive", "display": display}),
     st.sampled_from([None, "omitted", "summarized"]),
@@ -806,7 +708,7 @@ def test_an_answer_that_is_sent_back_is_the_message_that_was_sampled(request: Ch
 def test_a_body_holds_arguments_as_they_were_sampled() -> None:
     spelt = '{"n" : 1.0,\t"e":"\\u00e9"}'
     message = Message("assistant", None, tool_calls=[ToolCall("c", FunctionCall("f", spelt))])
-    body = DIALECT.body("msg_1", 1, parse(), [Answer(message, "tool_calls", USAGE, b"", b"", b"", "m")])
+    body = DIALECT.body("msg_1", 1, parse(), [answer_of(message, "tool_calls")])
     assert b'"input":' + spelt.encode() in body
 
 
@@ -815,31 +717,28 @@ def same_json(one: ToolCall, other: ToolCall) -> bool:
     return bool(first == second)
 
 
-def answer(
-    finish_reason: Any = "stop", calls: int = 0, usage: Usage = USAGE, stop_sequence: str | None = None
-) -> Answer:
-    message = Message("assistant", "x", tool_calls=[ToolCall("c", FunctionCall("f", "{}"))] * calls)
-    return Answer(message, finish_reason, usage, b"", b"", b"", "served", stop_sequence=stop_sequence)
-
-
 @pytest.mark.parametrize(
-    ("answered", "stop_reason", "stop_sequence"),
+    ("finish_reason", "calls", "sequence", "stop_reason"),
     [
-        (answer("stop"), "end_turn", None),
-        (answer("stop", stop_sequence="###"), "stop_sequence", "###"),
-        (answer("stop", calls=1), "tool_use", None),
-        (answer("tool_calls", calls=2), "tool_use", None),
-        (answer("length", calls=1), "max_tokens", None),
-        (answer("content_filter"), "refusal", None),
+        ("stop", 0, None, "end_turn"),
+        ("stop", 0, "###", "stop_sequence"),
+        ("stop", 1, None, "tool_use"),
+        ("tool_calls", 2, None, "tool_use"),
+        ("length", 1, None, "max_tokens"),
+        ("content_filter", 0, None, "refusal"),
     ],
 )
-def test_stop_reasons(answered: Answer, stop_reason: str, stop_sequence: str | None) -> None:
-    body = json.loads(DIALECT.body("msg_1", 1, parse(), [answered]))
-    assert (body["stop_reason"], body["stop_sequence"]) == (stop_reason, stop_sequence)
+def test_stop_reasons(finish_reason: Any, calls: int, sequence: str | None, stop_reason: str) -> None:
+    message = Message("assistant", "x", tool_calls=[ToolCall("c", FunctionCall("f", "{}"))] * calls)
+    answer = answer_of(message, finish_reason, stop_sequence=sequence)
+    body = json.loads(DIALECT.body("msg_1", 1, parse(), [answer]))
+    assert (body["stop_reason"], body["stop_sequence"]) == (stop_reason, sequence)
 
 
 def test_usage_tells_cached_tokens_apart() -> None:
-    body = json.loads(DIALECT.body("msg_1", 1, parse(), [answer(usage=Usage(10, 5, 4, 3))]))
+    body = json.loads(
+        DIALECT.body("msg_1", 1, parse(), [answer_of(Message("assistant", "x"), usage=Usage(10, 5, 4, 3))])
+    )
     assert body["usage"] == {
         "input_tokens": 6,
         "cache_creation_input_tokens": 0,
@@ -850,7 +749,7 @@ def test_usage_tells_cached_tokens_apart() -> None:
 
 
 def test_thinking_that_is_not_shown_is_still_signed() -> None:
-    thought = Answer(Message("assistant", None, reasoning="why"), "stop", Usage(1, 1), b"", b"", b"", "m")
+    thought = answer_of(Message("assistant", None, reasoning="why"))
     for display, shown in ((None, "why"), ("summarized", "why"), ("omitted", "")):
         request = parse(thinking={"type": "adaptive", "display": display})
         [block] = json.loads(DIALECT.body("msg_1", 1, request, [thought]))["content"]
@@ -877,17 +776,3 @@ def test_every_refusal_has_anthropics_shape_as_body_and_as_event(refusal: Refusa
 
 
 KNOWN = {refusal: kind for refusal, kind in TYPES.items() if kind not in ("conflict_error", "request_too_large")}
-
-
-@pytest.mark.parametrize(
-    ("context", "message"),
-    [
-        ((212345, 200000), "prompt is too long: 212345 tokens > 200000 maximum"),
-        (None, "prompt is too long: it and the answer don't fit into the model's context"),
-    ],
-)
-def test_a_prompt_that_is_too_long_is_told_in_the_words_that_make_harnesses_compact(
-    context: tuple[int, int] | None, message: str
-) -> None:
-    told = json.loads(DIALECT.error(RefusalError(Refusal.CONTEXT_LENGTH, "the engine's words", context=context)))
-    assert told["error"] == {"type": "invalid_request_error", "message": message}
