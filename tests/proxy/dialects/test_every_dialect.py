@@ -60,6 +60,11 @@ def parse(call: CallSpec, body: bytes) -> ChatRequest:
     )
 
 
+@st.composite
+def spoilt_bodies(draw: st.DrawFn, call: CallSpec) -> Any:
+    return mutated(draw, copied(call.body))
+
+
 def parsed_or_refused(call: CallSpec, body: bytes) -> ChatRequest | RefusalError:
     try:
         return parse(call, body)
@@ -79,7 +84,7 @@ def test_a_spoilt_request_is_read_or_refused_and_the_whole_one_read(
 ) -> None:
     whole = shown(parse(call, json.dumps(call.body).encode()))
     assert (" ".join(message.role for message in whole[0]), " ".join(whole[1])) == read
-    body: Any = mutated(data.draw, copied(call.body))
+    body = data.draw(spoilt_bodies(call))
     spoilt = parsed_or_refused(call, spelled(body, ascii_only=False).encode("utf-8", "surrogatepass"))
     if isinstance(spoilt, RefusalError):
         assert spoilt.refusal is Refusal.INVALID

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -32,15 +31,17 @@ from proxy.dialects.base import Wire
 from proxy.dialects.google_generate_content import STATUSES, GoogleGenerateContent
 from proxy.errors import Refusal, RefusalError
 from tests.proxy.dialects.sse import events_of
+from tests.proxy.dialects.suite import DialectSuite, answer_of, answers_with, calls_with, object_texts, texts
 from topics.types.completion import Sampling
 
 DIALECT = GoogleGenerateContent()
 USER = {"role": "user", "parts": [{"text": "hi"}]}
+SMALLEST: dict[str, Any] = {"contents": [USER]}
+PATH = {"model": "m", "method": "generateContent"}
 
 
 def parse(method: str = "generateContent", query: dict[str, str] | None = None, **fields: Any) -> ChatRequest:
-    body = json.dumps({"contents": [USER], **fields}).encode()
-    return DIALECT.parse(Wire(body, {"model": "m", "method": method}, query or {}))
+    return DIALECT.parse(Wire(json.dumps(SMALLEST | fields).encode(), PATH | {"method": method}, query or {}))
 
 
 def messages(*contents: Any) -> list[Message]:
@@ -317,29 +318,6 @@ def test_every_tool_of_the_public_schema_is_the_harnesss_or_hosted() -> None:
             assert parse(tools={spelling: None}).hosted_tools == []
 
 
-@pytest.mark.parametrize(
-    ("config", "choice", "shown"),
-    [
-        ({}, None, ["f", "g", "h"]),
-        ({"mode": "MODE_UNSPECIFIED"}, None, ["f", "g", "h"]),
-        ({"mode": "AUTO"}, "auto", ["f", "g", "h"]),
-        ({"mode": "NONE"}, "none", ["f", "g", "h"]),
-        ({"mode": "VALIDATED", "allowedFunctionNames": ["g"]}, "auto", ["g"]),
-        ({"mode": "ANY"}, "required", ["f", "g", "h"]),
-        ({"mode": "ANY", "allowedFunctionNames": ["g", "h"]}, "required", ["g", "h"]),
-        ({"mode": "ANY", "allowedFunctionNames": ["g"]}, ForcedTool(NamedFunction("g")), ["f", "g", "h"]),
-    ],
-)
-def test_a_function_calling_mode_is_a_tool_choice(config: dict[str, Any], choice: Any, shown: list[str]) -> None:
-    tools = [{"functionDeclarations": [{"name": name} for name in "fgh"]}]
-    told = parse(tools=tools, toolConfig={"functionCallingConfig": config})
-    assert (told.tool_choice, [tool.function.name for tool in told.tools]) == (choice, shown)
-
-
-def test_a_mode_without_functions_chooses_nothing() -> None:
-    assert parse(toolConfig={"functionCallingConfig": {"mode": "ANY"}}) == parse()
-
-
 def test_sampling_is_read_and_what_changes_nothing_is_skipped() -> None:
     told = configured(
         temperature=0.3,
@@ -362,11 +340,7 @@ def test_sampling_is_read_and_what_changes_nothing_is_skipped() -> None:
     assert (told.choices, told.stop, told.model) == (3, ["x"], "m")
 
 
-def test_nulls_are_as_good_as_missing() -> None:
-    nulls: dict[str, Any] = dict.fromkeys(
-        ["tools", "toolConfig", "systemInstruction", "generationConfig", "cachedContent", "safetySettings"]
-    )
-    assert parse(**nulls) == parse()
+def test_nulls_in_a_configuration_are_as_good_as_missing() -> None:
     assert (
         configured(**dict.fromkeys(["thinkingConfig", "stopSequences", "candidateCount", "responseSchema"])) == parse()
     )
@@ -394,25 +368,6 @@ def test_a_response_schema_is_structured_output(config: dict[str, Any], told: An
             "type": "json_schema",
             "json_schema": {"name": "response", "schema": told, "strict": True},
         }
-
-
-@pytest.mark.parametrize(
-    ("config", "effort"),
-    [
-        ({}, None),
-        ({"thinkingBudget": -1}, None),
-        ({"thinkingBudget": 0}, "none"),
-        ({"thinkingBudget": 1024}, "low"),
-        ({"thinkingBudget": 8192}, "medium"),
-        ({"thinkingBudget": 24576}, "high"),
-        ({"thinkingLevel": "MINIMAL"}, "low"),
-        ({"thinkingLevel": "medium"}, "medium"),
-        ({"thinkingLevel": "XHIGH"}, "high"),
-        ({"thinkingLevel": "THINKING_LEVEL_UNSPECIFIED"}, None),
-    ],
-)
-def test_thinking_is_a_reasoning_effort(config: dict[str, Any], effort: str | None) -> None:
-    assert configured(thinkingConfig=config).reasoning_effort == effort
 
 
 @pytest.mark.parametrize(
@@ -449,9 +404,19 @@ def test_a_publisher_other_than_google_is_a_part_of_the_models_name() -> None:
 # --- refusals
 
 
-@pytest.mark.parametrize(
-    ("fields", "field"),
-    [
+ALL = ["f", "g", "h"]
+
+
+def declared(**config: Any) -> dict[str, Any]:
+    tools = [{"functionDeclarations": [{"name": name} for name in "fgh"]}]
+    return {"tools": tools, "toolConfig": {"functionCallingConfig": config}}
+
+
+class TestGoogleGenerateContent(DialectSuite):
+    dialect = DIALECT
+    smallest = SMALLEST
+    path = PATH
+    refused = (
         ({"contents": []}, "contents"),
         ({"contents": None}, "contents"),
         ({"contents": [{"role": "user", "parts": []}]}, "contents"),
@@ -477,117 +442,58 @@ def test_a_publisher_other_than_google_is_a_part_of_the_models_name() -> None:
         ({"generationConfig": {"seed": 2**63}}, "generationConfig.seed"),
         ({"generationConfig": {"responseMimeType": "text/x.enum"}}, "generationConfig.responseMimeType"),
         ({"generationConfig": {"responseModalities": ["AUDIO"]}}, "generationConfig.responseModalities"),
-    ],
-)
-def test_what_cannot_be_carried_is_refused_with_its_field(fields: dict[str, Any], field: str) -> None:
-    with pytest.raises(RefusalError) as refused:
-        parse(**fields)
-    assert (refused.value.refusal, refused.value.field) == (Refusal.INVALID, field)
-    told = json.loads(DIALECT.error(refused.value))["error"]
-    assert (told["code"], told["status"]) == (400, "INVALID_ARGUMENT")
-    assert told["details"][0]["fieldViolations"][0]["field"] == field
-
-
-@given(st.binary(max_size=200))
-def test_any_other_bytes_are_refused_and_never_raise_otherwise(body: bytes) -> None:
-    with pytest.raises(RefusalError):
-        DIALECT.parse(Wire(body, {"model": "m", "method": "generateContent"}))
-
-
-@pytest.mark.parametrize(
-    "field",
-    [
-        b'"labels":' + b"[" * 100_000 + b"]" * 100_000,
-        b'"x":' + b"[" * 900 + b"]" * 900,
-        b'"tools":[{"functionDeclarations":[{"name":"f","parameters":'
-        + b'{"items":' * 900
-        + b"1"
-        + b"}" * 900
-        + b"}]}]",
-        b'"labels":"\xff"',
-    ],
-    ids=["too deep for JSON", "deep", "a deep schema", "no UTF-8"],
-)
-def test_what_is_too_deep_or_no_text_is_read_or_refused(field: bytes) -> None:
-    body = b'{"contents":"hi",' + field + b"}"
-    with suppress(RefusalError):
-        DIALECT.parse(Wire(body, {"model": "m", "method": "generateContent"}))
-
-
-names = st.sampled_from(
-    [
-        *("contents", "parts", "role", "text", "functionCall", "function_call", "functionResponse", "args", "response"),
-        *("name", "id", "inlineData", "mimeType", "data", "fileData", "fileUri", "thought", "thoughtSignature"),
-        *("tools", "functionDeclarations", "parameters", "type", "properties", "items", "toolConfig", "mode"),
-        *("functionCallingConfig", "generationConfig", "responseSchema", "responseMimeType", "thinkingConfig"),
-        *("generateContentRequest", "systemInstruction", "nullable", "minItems", "anyOf"),
-    ]
-)
-json_values = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.sampled_from([0.5, 1e300])
-    | st.sampled_from(["", "x", "é\u2028", "9"]),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names, inner, max_size=3),
-    max_leaves=6,
-)
-PARTS = st.sampled_from([{"text": "x"}, PNG, PDF, call(), call(id="c"), response("f", {}), response("g", {}, id="c")])
-CONTENTS = st.fixed_dictionaries(
-    {
-        "role": st.sampled_from(["user", "model", "function", "", "system"]),
-        "parts": st.lists(PARTS | json_values, max_size=4),
-    }
-)
-
-
-@given(
-    st.dictionaries(names, json_values, max_size=4)
-    | st.fixed_dictionaries({"contents": st.lists(CONTENTS, max_size=4)}),
-    st.sampled_from(["generateContent", "countTokens", "streamGenerateContent"]),
-)
-def test_a_well_formed_body_of_any_shape_is_read_or_refused(fields: dict[str, Any], method: str) -> None:
-    with suppress(RefusalError):
-        parse(method, **fields)
+    )
+    raw_fields = (
+        b'"tools":[{"functionDeclarations":[{"name":"f","parametersJsonSchema":%b}]}]',
+        b'"tools":[{"functionDeclarations":[{"name":"f","parameters":{"items":%b}}]}]',
+        b'"labels":%b',
+    )
+    nullable = (
+        "tools",
+        "toolConfig",
+        "systemInstruction",
+        "generationConfig",
+        "cachedContent",
+        "safetySettings",
+    )
+    efforts = tuple(
+        ({"generationConfig": {"thinkingConfig": config}}, effort)
+        for config, effort in (
+            ({}, None),
+            ({"thinkingBudget": -1}, None),
+            ({"thinkingBudget": 0}, "none"),
+            ({"thinkingBudget": 1024}, "low"),
+            ({"thinkingBudget": 8192}, "medium"),
+            ({"thinkingBudget": 24576}, "high"),
+            ({"thinkingLevel": "MINIMAL"}, "low"),
+            ({"thinkingLevel": "medium"}, "medium"),
+            ({"thinkingLevel": "XHIGH"}, "high"),
+            ({"thinkingLevel": "THINKING_LEVEL_UNSPECIFIED"}, None),
+        )
+    )
+    tool_choices = (
+        ({"toolConfig": {"functionCallingConfig": {"mode": "ANY"}}}, None, []),
+        (declared(), None, ALL),
+        (declared(mode="MODE_UNSPECIFIED"), None, ALL),
+        (declared(mode="AUTO"), "auto", ALL),
+        (declared(mode="NONE"), "none", ALL),
+        (declared(mode="VALIDATED", allowedFunctionNames=["g"]), "auto", ["g"]),
+        (declared(mode="ANY"), "required", ALL),
+        (declared(mode="ANY", allowedFunctionNames=["g", "h"]), "required", ["g", "h"]),
+        (declared(mode="ANY", allowedFunctionNames=["g"]), ForcedTool(NamedFunction("g")), ALL),
+    )
+    overflows = (
+        ((201, 200), "The input token count (201) exceeds the maximum number of tokens allowed (200)."),
+        (None, "The input token count exceeds the maximum number of tokens allowed."),
+    )
 
 
 # --- answers
 
-texts = st.text(max_size=30)
-objects = st.dictionaries(texts, json_values, max_size=2)
-compact = objects.map(lambda told: json.dumps(told, ensure_ascii=False, separators=(",", ":")))
-indented = objects.map(lambda told: json.dumps(told, ensure_ascii=False, indent=1))
-arguments = (compact | indented | indented.map(lambda told: told.replace("\n", "\r\n"))).filter(
-    lambda told: "Infinity" not in told
-)
-tool_calls = st.builds(
-    ToolCall, st.text(min_size=1, max_size=8), st.builds(FunctionCall, texts.filter(bool), arguments)
-)
+wild_calls = calls_with(texts | object_texts)
 
 
-def answered(calls: st.SearchStrategy[ToolCall]) -> st.SearchStrategy[Answer]:
-    return st.builds(
-        Answer,
-        message=st.builds(
-            Message,
-            role=st.just("assistant"),
-            content=st.none() | texts,
-            reasoning=st.none() | texts,
-            tool_calls=st.lists(calls, max_size=3, unique_by=lambda one: one.id),
-        ),
-        finish_reason=st.sampled_from(["stop", "length", "tool_calls", "content_filter"]),
-        usage=st.builds(Usage, st.integers(1, 10**6), st.integers(100, 10**6), *[st.none() | st.integers(0, 100)] * 2),
-        prompt_ids=st.just(b""),
-        sampled_ids=st.just(b""),
-        logprobs=st.just(b""),
-        model=st.just("served"),
-    )
-
-
-wild_calls = st.builds(ToolCall, texts, st.builds(FunctionCall, texts.filter(bool), texts | arguments))
-
-
-@given(st.lists(answered(wild_calls), min_size=1, max_size=2), st.booleans())
+@given(st.lists(answers_with(wild_calls), min_size=1, max_size=2), st.booleans())
 def test_body_stream_and_array_of_one_answer_say_the_same(answers: list[Answer], thoughts: bool) -> None:
     config: dict[str, Any] = {"generationConfig": {"thinkingConfig": {"includeThoughts": thoughts}}}
     body = GenerateContentResponse.model_validate_json(DIALECT.body("gen-1", 17, parse(**config), answers))
@@ -624,7 +530,10 @@ def joined(chunks: Sequence[GenerateContentResponse], count: int) -> list[Candid
 
 
 @given(
-    answered(tool_calls), st.sampled_from(["verbatim", "thoughts dropped", "ids dropped"]), st.booleans(), st.booleans()
+    answers_with(calls_with(object_texts)),
+    st.sampled_from(["verbatim", "thoughts dropped", "ids dropped"]),
+    st.booleans(),
+    st.booleans(),
 )
 def test_what_is_echoed_is_the_message_that_was_sampled(
     answer: Answer, how: str, thoughts: bool, through_python: bool
@@ -668,10 +577,6 @@ def without_ids(message: Message) -> Message:
     )
 
 
-def answer_of(message: Message, usage: Usage | None = None, finish_reason: Any = "stop") -> Answer:
-    return Answer(message, finish_reason, usage or Usage(1, 1), b"", b"", b"", "served", policy_version=3)
-
-
 def body_of(answer: Answer, request: ChatRequest | None = None) -> dict[str, Any]:
     told: dict[str, Any] = json.loads(DIALECT.body("gen-1", 17, request or parse(), [answer]))
     return told
@@ -710,14 +615,13 @@ def test_arguments_that_are_no_object_end_the_candidate_as_at_google(spelling: s
 
 def test_a_call_that_was_cut_off_is_left_out_and_the_rest_told() -> None:
     good, cut = ToolCall("c1", FunctionCall("f", "{}")), ToolCall("c2", FunctionCall("g", '{"a": "b'))
-    whole = msgspec.structs.replace(answer_of(Message("assistant", "So.", None, [good, cut])), finish_reason="length")
-    [candidate] = body_of(whole)["candidates"]
+    [candidate] = body_of(answer_of(Message("assistant", "So.", None, [good, cut]), "length"))["candidates"]
     assert candidate["finishReason"] == "MAX_TOKENS"
     assert candidate["content"]["parts"] == [{"text": "So."}, {"functionCall": {"id": "c1", "name": "f", "args": {}}}]
 
 
 def test_usage_tells_thoughts_beside_the_answer_and_no_training_field_leaves() -> None:
-    told = body_of(answer_of(Message("assistant", "x"), Usage(10, 5, 4, 2)))
+    told = body_of(answer_of(Message("assistant", "x"), usage=Usage(10, 5, 4, 2)))
     assert told["usageMetadata"] == {
         "promptTokenCount": 10,
         "candidatesTokenCount": 3,
@@ -746,13 +650,6 @@ def test_every_refusal_has_googles_shape_as_body_and_as_event(refusal: Refusal) 
     assert json.loads(DIALECT.error_event(refused)) == {"error": told}
 
 
-@pytest.mark.parametrize(
-    ("context", "words"),
-    [
-        ((201, 200), "The input token count (201) exceeds the maximum number of tokens allowed (200)."),
-        (None, "The input token count exceeds the maximum number of tokens allowed."),
-    ],
-)
-def test_an_overflow_is_told_in_googles_words(context: tuple[int, int] | None, words: str) -> None:
-    refused = RefusalError(Refusal.CONTEXT_LENGTH, "too long", field="messages", context=context)
-    assert json.loads(DIALECT.error(refused))["error"] == {"code": 400, "message": words, "status": "INVALID_ARGUMENT"}
+def test_the_field_at_fault_is_a_violation() -> None:
+    [detail] = json.loads(DIALECT.error(RefusalError(Refusal.INVALID, "why", field="contents[0]")))["error"]["details"]
+    assert detail["fieldViolations"] == [{"field": "contents[0]", "description": "why"}]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import re
-from contextlib import suppress
 from typing import Any, get_args
 
 import msgspec
@@ -36,16 +35,27 @@ from proxy.dialects.base import Serves, Wire
 from proxy.dialects.openai_responses import FAILURES, OpenAIResponses
 from proxy.errors import Refusal, RefusalError
 from tests.proxy.dialects.sse import events_of
+from tests.proxy.dialects.suite import (
+    DEEP,
+    DialectSuite,
+    answer_of,
+    answers_with,
+    calls_with,
+    indented_objects,
+    messages_with,
+    texts,
+)
 from topics.types.completion import Sampling
 
 DIALECT = OpenAIResponses()
 EVENTS: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 CALL_ID = "resp_" + "0123456789abcdef" * 2
 USER = {"role": "user", "content": "hi"}
+SMALLEST: dict[str, Any] = {"model": "m", "input": [USER]}
 
 
 def parse(**fields: Any) -> ChatRequest:
-    return DIALECT.parse(Wire(json.dumps({"model": "m", "input": [USER], **fields}).encode()))
+    return TestOpenAIResponses.parse(**fields)
 
 
 def read(*items: Any) -> list[Message]:
@@ -53,7 +63,7 @@ def read(*items: Any) -> list[Message]:
 
 
 def answered(message: Message, finish_reason: Any = "stop") -> Answer:
-    return Answer(message, finish_reason, Usage(10, 5, 4, 2), b"", b"", b"", "served")
+    return answer_of(message, finish_reason, Usage(10, 5, 4, 2))
 
 
 def output(request: ChatRequest, answer: Answer) -> list[dict[str, Any]]:
@@ -325,29 +335,6 @@ def test_hosted_tools_are_told_unless_the_harness_has_tools_that_are_not_shown(
     assert (request.tools, request.hosted_tools) == ([], hosted)
 
 
-@pytest.mark.parametrize(
-    ("choice", "expected", "shown"),
-    [
-        ("none", "none", 4),
-        ("required", "required", 4),
-        ({"type": "function", "name": "exec"}, ForcedTool(NamedFunction("exec")), 4),
-        ({"type": "custom", "name": "patch"}, ForcedTool(NamedFunction("patch")), 4),
-        ({"type": "function", "name": "sleep", "namespace": "clock"}, ForcedTool(NamedFunction("clock__sleep")), 4),
-        ({"type": "allowed_tools", "mode": "required", "tools": [{"type": "custom", "name": "patch"}]}, "required", 1),
-        ({"type": "allowed_tools", "mode": "auto", "tools": [{"type": "web_search"}]}, None, 0),
-        (None, None, 4),
-    ],
-)
-def test_tool_choice_in_all_its_forms(choice: Any, expected: Any, shown: int) -> None:
-    request = parse(tools=[EXEC, PATCH, CLOCK], tool_choice=choice)
-    assert (request.tool_choice, len(request.tools)) == (expected, shown)
-
-
-def test_a_built_in_tool_may_be_chosen() -> None:
-    request = parse(tools=[{"type": "shell"}, EXEC], tool_choice={"type": "shell"})
-    assert request.tool_choice == ForcedTool(NamedFunction("shell"))
-
-
 def test_calls_leave_as_their_tools_items() -> None:
     request = parse(tools=[EXEC, PATCH, SEARCH, CLOCK, {"type": "local_shell"}, {"type": "apply_patch"}])
     message = calls(
@@ -380,6 +367,106 @@ def test_calls_leave_as_their_tools_items() -> None:
     ]
 
 
+# --- the suite
+
+DECLARED: list[Any] = [EXEC, PATCH, CLOCK]
+ALL = ["exec", "patch", "clock__sleep", "clock__patch"]
+
+
+def chosen(choice: Any) -> dict[str, Any]:
+    return {"tools": DECLARED, "tool_choice": choice}
+
+
+def allowed(mode: str, *tools: dict[str, Any]) -> dict[str, Any]:
+    return chosen({"type": "allowed_tools", "mode": mode, "tools": tools})
+
+
+class TestOpenAIResponses(DialectSuite):
+    dialect = DIALECT
+    smallest = SMALLEST
+    refused = (
+        ({"input": []}, "input"),
+        ({"input": 5}, "input"),
+        ({"input": [{"role": "wizard", "content": "x"}]}, "input[0].role"),
+        ({"input": [{"role": "user", "content": 5}]}, "input[0].content"),
+        ({"input": [USER, {"role": "user", "content": [{"type": "input_audio"}]}]}, "input[1].content[0]"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image", "file_id": "f"}]}]}, "input[0].content[0]"),
+        ({"input": [{"type": "function_call", "name": "f", "arguments": {}, "call_id": "c"}]}, "input[0].arguments"),
+        ({"input": [{"type": "function_call_output", "output": "x"}]}, "input[0].call_id"),
+        ({"input": [{"type": "shell_call", "call_id": "c"}]}, "input[0].action"),
+        ({"input": [{"id": "msg_1"}]}, "input[0]"),
+        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0]"),
+        ({"input": [USER, {"type": "compaction", "encrypted_content": "x"}]}, "input[1]"),
+        ({"tools": [{"type": "function"}]}, "tools[0].name"),
+        ({"tools": [CLOCK, {"type": "namespace", "name": "n", "tools": [{}]}]}, "tools[1].tools[0]"),
+        ({"tools": [EXEC], "tool_choice": {"type": "function", "name": "g"}}, "tool_choice"),
+        ({"tools": [EXEC], "tool_choice": {"type": "web_search_preview"}}, "tool_choice.type"),
+        ({"tool_choice": "never"}, "tool_choice"),
+        ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "text.format"),
+        ({"background": True}, "background"),
+        ({"conversation": "conv_1"}, "conversation"),
+        ({"prompt": {"id": "pmpt_1"}}, "prompt"),
+        ({"generate": False}, "generate"),
+        ({"prompt_cache_options": {"prewarm": True}}, "prompt_cache_options.prewarm"),
+        ({"max_output_tokens": 2**63}, "max_output_tokens"),
+        ({"temperature": "hot"}, "temperature"),
+    )
+    raw_fields = (
+        b'"tools":[{"type":"function","name":"f","parameters":%b}]',
+        b'"frobnicate":%b',
+        b'"client_metadata":%b',
+    )
+    nullable = tuple(field.name for field in msgspec.structs.fields(DIALECT.request_type) if field.name not in SMALLEST)
+    efforts = (
+        ({"reasoning": {"effort": "xhigh", "summary": "auto"}}, "high"),
+        ({"reasoning": {"effort": "low"}}, "low"),
+        ({"reasoning": {"summary": "auto"}}, None),
+        ({}, None),
+    )
+    tool_choices = (
+        (chosen(None), None, ALL),
+        (chosen("none"), "none", ALL),
+        (chosen("required"), "required", ALL),
+        (chosen({"type": "function", "name": "exec"}), ForcedTool(NamedFunction("exec")), ALL),
+        (chosen({"type": "custom", "name": "patch"}), ForcedTool(NamedFunction("patch")), ALL),
+        (
+            chosen({"type": "function", "name": "sleep", "namespace": "clock"}),
+            ForcedTool(NamedFunction("clock__sleep")),
+            ALL,
+        ),
+        (allowed("required", {"type": "custom", "name": "patch"}), "required", ["patch"]),
+        (allowed("auto", {"type": "web_search"}), None, []),
+        (
+            {"tools": [{"type": "shell"}, EXEC], "tool_choice": {"type": "shell"}},
+            ForcedTool(NamedFunction("shell")),
+            ["shell", "exec"],
+        ),
+    )
+    overflows = (
+        (None, "exceeds the context window"),
+        (None, "context_length_exceeded"),
+        ((212345, 200000), "212345 tokens > 200000 maximum"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("item", "good", "bad"),
+    [
+        (b'{"type":"shell_call_output","call_id":"c","output":%b}', b"{}", DEEP),
+        (b'{"role":"user","content":%b}', b'"a"', b'"\\ud800"'),
+        (b'{"type":"tool_search_call","call_id":"c","arguments":%b}', b'"a"', b'"\\ud800"'),
+        (b'{"type":"shell_call","call_id":"c","action":%b}', b'{"x":1}', b'{"x":1e999}'),
+    ],
+    ids=["output", "content", "arguments", "action"],
+)
+def test_an_item_is_read_unless_it_holds_what_no_log_can(item: bytes, good: bytes, bad: bytes) -> None:
+    [message] = TestOpenAIResponses.with_field(b'"input":[%b]', item % good).messages
+    assert message != Message("user", "hi")
+    with pytest.raises(RefusalError) as error:
+        TestOpenAIResponses.with_field(b'"input":[%b]', item % bad)
+    assert error.value.refusal is Refusal.INVALID
+
+
 # --- the rest of the request
 
 
@@ -410,54 +497,6 @@ def test_text_formats_are_response_formats() -> None:
     body = b'{"input":"x","text":{"format":{"type":"json_schema","name":"n","strict":true,"schema":{"z": 1,"a":2.0}}}}'
     told = bytes(DIALECT.parse(Wire(body)).response_format)
     assert told == b'{"type":"json_schema","json_schema":{"name":"n","strict":true,"schema":{"z": 1,"a":2.0}}}'
-
-
-def test_nulls_are_as_good_as_missing() -> None:
-    fields = msgspec.structs.fields(DIALECT.request_type)
-    nulls = {field.name: None for field in fields if field.name not in ("model", "input")}
-    asked, plain = parse(**nulls), parse()
-    for name in ChatRequest.__struct_fields__:
-        if name != "wire":
-            assert getattr(asked, name) == getattr(plain, name)
-
-
-@pytest.mark.parametrize(
-    ("body", "field"),
-    [
-        ({}, "input"),
-        ({"input": []}, "input"),
-        ({"input": 5}, "input"),
-        ({"input": [{"role": "wizard", "content": "x"}]}, "input[0].role"),
-        ({"input": [{"role": "user", "content": 5}]}, "input[0].content"),
-        ({"input": [USER, {"role": "user", "content": [{"type": "input_audio"}]}]}, "input[1].content[0]"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image", "file_id": "f"}]}]}, "input[0].content[0]"),
-        ({"input": [{"type": "function_call", "name": "f", "arguments": {}, "call_id": "c"}]}, "input[0].arguments"),
-        ({"input": [{"type": "function_call_output", "output": "x"}]}, "input[0].call_id"),
-        ({"input": [{"type": "shell_call", "call_id": "c"}]}, "input[0].action"),
-        ({"input": [{"id": "msg_1"}]}, "input[0]"),
-        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0]"),
-        ({"input": [USER, {"type": "compaction", "encrypted_content": "x"}]}, "input[1]"),
-        ({"input": "x", "tools": [{"type": "function"}]}, "tools[0].name"),
-        ({"input": "x", "tools": [CLOCK, {"type": "namespace", "name": "n", "tools": [{}]}]}, "tools[1].tools[0]"),
-        ({"input": "x", "tools": [EXEC], "tool_choice": {"type": "function", "name": "g"}}, "tool_choice"),
-        ({"input": "x", "tools": [EXEC], "tool_choice": {"type": "web_search_preview"}}, "tool_choice.type"),
-        ({"input": "x", "tool_choice": "never"}, "tool_choice"),
-        ({"input": "x", "text": {"format": {"type": "json_schema", "name": "n"}}}, "text.format"),
-        ({"input": "x", "background": True}, "background"),
-        ({"input": "x", "conversation": "conv_1"}, "conversation"),
-        ({"input": "x", "prompt": {"id": "pmpt_1"}}, "prompt"),
-        ({"input": "x", "generate": False}, "generate"),
-        ({"input": "x", "prompt_cache_options": {"prewarm": True}}, "prompt_cache_options.prewarm"),
-        ({"input": "x", "max_output_tokens": 2**63}, "max_output_tokens"),
-        ({"input": "x", "temperature": "hot"}, "temperature"),
-    ],
-)
-def test_what_cannot_be_carried_is_refused_with_its_field(body: dict[str, Any], field: str) -> None:
-    with pytest.raises(RefusalError) as refused:
-        DIALECT.parse(Wire(json.dumps(body).encode()))
-    assert (refused.value.refusal, refused.value.field) == (Refusal.INVALID, field)
-    told = json.loads(DIALECT.error(refused.value))["error"]
-    assert (told["type"], told["param"]) == ("invalid_request_error", field)
 
 
 def test_a_call_may_continue_another_and_a_count_may_not() -> None:
@@ -555,33 +594,15 @@ def streamed(request: ChatRequest, answer: Answer) -> list[Any]:
     return events
 
 
-texts = st.text(max_size=30)
 arguments = st.one_of(
     texts,
     texts.map(lambda text: json.dumps({"input": text})),
     st.just('{"command" : ["ls"]}'),
-    st.just('{"query":"x"}'),
-    st.sampled_from(["\n", "\r\n", "\r"]).map(lambda end: json.dumps({"query": "x"}, indent=1).replace("\n", end)),
+    indented_objects,
     st.just('{"type":"create_file","path":"a","diff":"+"}'),
 )
 names = st.sampled_from(["exec", "patch", "clock__sleep", "clock__patch", "tool_search", "local_shell", "shell", "x"])
-messages = st.builds(
-    Message,
-    role=st.just("assistant"),
-    content=st.none() | texts,
-    reasoning=st.none() | texts,
-    tool_calls=st.lists(st.builds(ToolCall, texts, st.builds(FunctionCall, names, arguments)), max_size=4),
-)
-answers = st.builds(
-    Answer,
-    message=messages,
-    finish_reason=st.sampled_from(["stop", "length", "tool_calls"]),
-    usage=st.builds(Usage, st.integers(1, 10**6), st.integers(1, 10**6), st.none() | st.integers(0, 10**6)),
-    prompt_ids=st.just(b""),
-    sampled_ids=st.just(b""),
-    logprobs=st.just(b""),
-    model=st.just("served"),
-)
+calls_of_all_kinds = calls_with(arguments, names)
 ASKED = DIALECT.parse(
     Wire(
         json.dumps(
@@ -602,7 +623,7 @@ ASKED = DIALECT.parse(
 )
 
 
-@given(answers)
+@given(answers_with(calls_of_all_kinds))
 def test_body_and_stream_of_one_answer_say_the_same(answer: Answer) -> None:
     body = Response.model_validate_json(DIALECT.body(CALL_ID, 17, ASKED, [answer]))
     events = streamed(ASKED, answer)
@@ -653,7 +674,7 @@ def alike(arguments: str) -> Any:
         return arguments
 
 
-@given(messages, st.booleans())
+@given(messages_with(calls_of_all_kinds), st.booleans())
 def test_a_turn_comes_back_as_it_was_sampled(message: Message, shortened: bool) -> None:
     items = output(ASKED, answered(message))
     for item in items:
@@ -671,7 +692,7 @@ def test_a_turn_comes_back_as_it_was_sampled(message: Message, shortened: bool) 
     ]
 
 
-@given(messages)
+@given(messages_with(calls_of_all_kinds))
 def test_a_turn_comes_back_without_its_ids_too(message: Message) -> None:
     """As opencode sends it; then a custom call whose arguments held no input can't be told from one whose input they are."""
     items = output(ASKED, answered(message))
@@ -693,14 +714,6 @@ def test_every_refusal_has_a_shape_in_and_before_a_stream(refusal: Refusal) -> N
     assert "try again in 3s" in told["response"]["error"]["message"]
     if refusal not in (Refusal.CONTEXT_LENGTH, Refusal.SPENT):  # codes that clients know, and the client's types don't
         assert EVENTS.validate_python(told).type == "response.failed"
-
-
-def test_a_context_overflow_is_told_in_openais_words() -> None:
-    plain = json.loads(DIALECT.error(RefusalError(Refusal.CONTEXT_LENGTH, "engine's words")))["error"]
-    assert plain["code"] == "context_length_exceeded"
-    assert "exceeds the context window" in plain["message"]
-    counted = json.loads(DIALECT.error(RefusalError(Refusal.CONTEXT_LENGTH, "x", context=(212345, 200000))))["error"]
-    assert "212345 tokens > 200000 maximum" in counted["message"]
 
 
 # --- the whole schema
@@ -743,68 +756,3 @@ def test_every_type_of_item_and_tool_has_a_rule() -> None:
     assert passed_over - {"additional_tools", "tool_search_output", "message"} == PASSED_OVER
     shown = {kind for kind in types_of(Tool) if parse(tools=[{"type": kind, "name": "n", "execution": "client"}]).tools}
     assert types_of(Tool) - shown - {"namespace"} == HOSTED
-
-
-# --- anything at all
-
-
-@given(st.binary(max_size=200) | st.text(max_size=50).map(lambda text: json.dumps({"input": [text]}).encode()))
-def test_any_other_bytes_are_refused_and_never_raise_otherwise(body: bytes) -> None:
-    with pytest.raises(RefusalError):
-        DIALECT.parse(Wire(body))
-
-
-DEEP = b"[" * 100_000 + b"]" * 100_000
-
-
-@pytest.mark.parametrize(
-    "field",
-    [
-        b'"frobnicate":' + DEEP,
-        b'"tools":[{"type":"function","name":"f","parameters":' + DEEP + b"}]",
-        b'"input":[{"type":"shell_call_output","call_id":"c","output":' + DEEP + b"}]",
-        b'"input":[{"role":"user","content":"\\ud800"}]',
-        b'"input":[{"type":"tool_search_call","call_id":"c","arguments":"\\ud800"}]',
-        b'"input":[{"type":"shell_call","call_id":"c","action":{"x":1e999}}]',
-        b'"tools":[{"type":"function","name":"f","parameters":{"x":"\xff"}}]',
-    ],
-)
-def test_what_no_json_holds_is_refused_in_raw_parts_too(field: bytes) -> None:
-    with pytest.raises(RefusalError) as refused:
-        DIALECT.parse(Wire(b'{"input":"hi",' + field + b"}"))
-    assert refused.value.refusal is Refusal.INVALID
-
-
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
-    max_leaves=8,
-)
-ITEM_TYPES = [
-    *("message", "reasoning", "function_call", "custom_tool_call", "tool_search_call", "local_shell_call"),
-    *("shell_call", "apply_patch_call", "function_call_output", "shell_call_output", "apply_patch_call_output"),
-    *("tool_search_output", "additional_tools", "agent_message", "item_reference", "web_search_call", "x"),
-]
-ITEM_FIELDS = [
-    *("role", "content", "id", "summary", "encrypted_content", "call_id", "name", "arguments", "input", "action"),
-    *("operation", "output", "status", "tools", "namespace", "execution"),
-]
-items = st.builds(
-    lambda kind, fields: fields | {"type": kind, "call_id": fields.get("call_id", "c")},
-    st.sampled_from(ITEM_TYPES),
-    st.dictionaries(st.sampled_from(ITEM_FIELDS), json_values | st.just([USER]), max_size=6),
-)
-tools = st.builds(
-    lambda kind, fields: fields | {"type": kind},
-    st.sampled_from(["function", "custom", "namespace", "tool_search", "shell", "local_shell", "web_search", "x"]),
-    st.dictionaries(st.sampled_from(["name", "parameters", "format", "tools", "strict", "environment"]), json_values),
-)
-known = st.sampled_from([field.name for field in msgspec.structs.fields(DIALECT.request_type)])
-
-
-@given(st.dictionaries(known, json_values, max_size=4), st.lists(items, max_size=4), st.lists(tools, max_size=3))
-def test_a_well_formed_body_of_wrong_shapes_is_read_or_refused(
-    fields: dict[str, Any], input_items: list[Any], declared: list[Any]
-) -> None:
-    with suppress(RefusalError):
-        parse(**({"input": input_items, "tools": declared} | fields))
