@@ -2,10 +2,10 @@
 
     python -m benchmarks.coordinator [--format table|json]
 
-Deciding is one process without Kafka: facts as bytes are decoded, decided, applied to the table, and rows and records encoded, as a keeper
-does between two transactions. Sessions go the plain way from TaskSubmitted to TrajectoryEmitted, eight to a task; their slots
-are decided, too, and not counted. A second is one of CPU. Memory is what the process grows by with the table and its indexes. The
-restart is a coordinator's process on a real broker, from its start until it has decided a new task in every partition.
+Deciding is one process without Kafka: facts as bytes are decoded, decided, applied to the table, and rows and records encoded, as a
+coordinator does between two transactions. Sessions go the plain way from TaskSubmitted to TrajectoryEmitted, eight to a task; their slots
+are decided, too, and not counted. A second is one of CPU. Memory is what the process grows by with the table and its indexes. The restart
+is a coordinator's process on a real broker, from its start until it has decided a new task in every partition.
 """
 
 from __future__ import annotations

@@ -146,12 +146,12 @@ class Fleet:
         )
 
     def judge(self) -> None:
-        """All leases, as keepers do once a second."""
+        """Check all leases, as a coordinator does once a second."""
         lost = [
             claim
             for table in self.tables
             for worker, claims in table.granted_claims.items()
-            for claim in self.leases.lost(worker, claims.keys())
+            for claim in self.leases.lost_claims(worker, claims.keys())
         ]
         assert not lost
 

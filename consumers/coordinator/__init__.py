@@ -1,4 +1,5 @@
-"""The coordinator: folds the facts of its partitions and decides what follows.
+"""The coordinator folds the facts of its partitions and decides what follows.
 
-`state` is the table, `decide` the pure transitions, `lend` the pure sharing of slots, `leases` who lives, `loop` the I/O around them.
+`state` is the table of one partition, `decide` its pure transitions. `scheduling` assigns free slots, `leases` knows which workers live.
+`partition` and `coordinator` perform the I/O.
 """

@@ -1,7 +1,8 @@
-"""What `decide` takes in beside facts, and what it gives out.
+"""The inputs of `decide` other than facts, and its output.
 
-Inputs that are no facts come from this process: a slot lent, a lease lost, a deadline passed. They are not on the log, since the next
-owner comes to them by itself. Outputs are rows of the table, records for the same transaction, and commands sent after the commit.
+Inputs that are no facts come from this process: a slot assigned, a lease lost, a deadline passed. They aren't on the log, because the next
+owner of the partition arrives at them by itself. The output is rows of the table, records for the same transaction, and commands that are
+sent after the commit.
 """
 
 from __future__ import annotations
@@ -19,22 +20,22 @@ from topics.types.session import SessionState, Stage, TaskState
 
 @dataclass(frozen=True, slots=True)
 class SlotAssigned:
-    """One free slot of a pool is lent to this partition; its ticket goes to `queue_partition`."""
+    """The scheduler assigned a free slot to this partition; its ticket goes to `queue_partition`."""
 
     stage: Stage
     pool: str
     worker_id: str
-    """Whom the ticket is steered to; anyone of the group may take it."""
+    """The worker that the ticket is sent to; any worker of the group may claim it."""
     queue_partition: int
     priority: int = 0
-    """Of the session that it is lent for: none of a lower one is to have it."""
+    """No session of a lower priority may use the slot."""
     user: str = ""
-    """Whose turn it is, at that priority."""
+    """The user whose turn it is at that priority."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimLost:
-    """The lease of a granted claim ended: its worker is gone, or no longer holds it (protocol 12)."""
+    """The lease of a granted claim ended: its worker is gone, or no longer lists the claim (protocol 12)."""
 
     session_id: str
     claim_id: str
@@ -49,7 +50,7 @@ class PoolOffline:
 
 @dataclass(frozen=True, slots=True)
 class DeadlinePassed:
-    """The state that this session is in has lasted its time."""
+    """The deadline of the session's phase has passed."""
 
     session_id: str
 
@@ -63,12 +64,12 @@ class TaskExpired:
 
 @dataclass(frozen=True, slots=True)
 class FleetPaused:
-    """Model calls wait: the clock of runs stands still (protocol 18)."""
+    """Model calls wait, so the run clock stands still (protocol 18)."""
 
 
 @dataclass(frozen=True, slots=True)
 class FleetResumed:
-    """It goes on."""
+    """The run clock continues."""
 
 
 Input = Fact | SlotAssigned | ClaimLost | PoolOffline | DeadlinePassed | TaskExpired | FleetPaused | FleetResumed
@@ -76,7 +77,7 @@ Input = Fact | SlotAssigned | ClaimLost | PoolOffline | DeadlinePassed | TaskExp
 
 @dataclass(frozen=True, slots=True)
 class ReleaseTicket:
-    """Put this session's ticket for the stage that it waits for on the queue."""
+    """Send the session's ticket for the stage that it waits for."""
 
     session_id: str
     stage: Stage
@@ -86,30 +87,30 @@ class ReleaseTicket:
 
 @dataclass(frozen=True, slots=True)
 class RejectTask:
-    """A task id was used again with another body: a dead letter."""
+    """Send the task to the dead letters: its id is used by another task."""
 
     fact: TaskSubmitted
     reason: str
 
 
 Command = ReleaseTicket | RejectTask | Grant | Revoke | CloseKey | Discard
-"""Sent after the commit, idempotent."""
+"""Sent after the commit; sending one twice does no harm."""
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """All that one input changes. A struct, as one is made for every fact: a frozen dataclass takes ten times as long."""
+    """All that follows from one input. A struct, because one is made per fact and a frozen dataclass takes ten times as long to make."""
 
     tasks: tuple[TaskState, ...] = ()
     sessions: tuple[SessionState, ...] = ()
-    forgotten: tuple[str, ...] = ()
-    """Table keys to tombstone."""
+    deleted: tuple[str, ...] = ()
+    """Table keys that get a tombstone."""
     records: tuple[Open | Build | CloseGroup, ...] = ()
     """For `polar.completions`, in this order, in the same transaction."""
     commands: tuple[Command, ...] = ()
     pauses: Pauses | None = None
-    """Of the fleet, where they have changed."""
+    """The fleet's pauses, if they changed."""
     skipped: str | None = None
-    """Reason code where the table doesn't allow the input (protocol 6)."""
+    """Reason code if the table doesn't allow the input (protocol 6)."""
 
 
 NOTHING = Decision()

@@ -1,7 +1,7 @@
-"""How long each state may last (protocol 11), and the instants at which time alone changes something.
+"""How long each phase may last (protocol 11), and the queue of instants at which time alone changes something.
 
-A deadline is a property of its row, never stored beside it. It is told on one of two clocks: the partition's, which stands still while
-Kafka is away, and, for a run, the run clock, which stands still while the fleet is paused, too (protocol 18).
+A row's deadline follows from the row and is never stored. It lies on one of two clocks: the partition's clock, which stands still while
+Kafka is away, or the run clock, which also stands still while the fleet is paused (protocol 18).
 """
 
 from __future__ import annotations
@@ -15,46 +15,45 @@ from topics.contract.topic import DAY_MS
 from topics.types.session import Phase, SessionState, Stage, TaskState
 
 TICKET_MS = 10_000
-"""A ticket unclaimed for so long is released again (protocol 9)."""
+"""An unclaimed ticket is released again after this time (protocol 9)."""
 QUEUE_MS = 6 * DAY_MS
-"""The retention of `polar.tasks` less a day: then nobody would know the task any more (protocol 10)."""
+"""The retention of `polar.tasks` less a day: after that no record of the task would be left (protocol 10)."""
 GRACE_MS = 60_000
-"""On top of a budget, which the worker itself keeps: for killing, reporting, and a Kafka that was away for the worker alone."""
+"""Added to a budget, which the worker itself enforces: for killing, reporting, and a Kafka that was away for the worker alone."""
 CLOSING_MS = 2_000
-"""From `CloseKey` to `Build` where the harness isn't known to be dead (protocol 17)."""
+"""From `CloseKey` to `Build` if the harness isn't known to be dead (protocol 17)."""
 BUILDING_MS = 60_000
-"""Then `Build` is written again."""
+"""After this time `Build` is written again."""
 UNOPENED_MS = DAY_MS
-"""From a task's first `session open`: samples that nobody has opened by then end, so that the group does (protocol 28)."""
+"""From a task's first `session open`: samples that nobody has opened by then end, so that their group ends (protocol 28)."""
 EXPIRY_MS = 8 * DAY_MS
-"""After a group's end, or the cancel of a task that nobody knows: `polar.tasks` has then forgotten the task (protocol 32)."""
+"""After a group's end, or after the cancel of an unknown task: `polar.tasks` then holds the task no longer (protocol 32)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pauses:
-    """How much of the partition's clock the fleet was paused. Times in ms."""
+    """How long the fleet was paused, in ms of the partition's clock."""
 
     past_ms: int = 0
-    """The pauses that are over."""
+    """Sum of the pauses that have ended."""
     began: int | None = None
-    """Clock: when the one that goes on began; None: the fleet runs."""
+    """Clock at which the current pause began; None while the fleet runs."""
 
     def total_ms(self, now: int) -> int:
         return self.past_ms + (0 if self.began is None else now - self.began)
 
-    def turned(self, paused: bool, now: int) -> Pauses:
-        """The fleet is paused at `now`, or goes on."""
+    def changed(self, paused: bool, now: int) -> Pauses:
+        """The pauses after the fleet was paused or resumed at `now`."""
         return Pauses(self.total_ms(now), now if paused else None)
 
 
 def deadline_of(session: SessionState, task: TaskState) -> int | None:
-    """When this row's state must change by itself, ms; None for an ended one. On the run clock for a run, else on the partition's."""
+    """When the row's phase ends by itself, ms: on the run clock for a run, otherwise on the partition's. None for an ended session."""
     match session.phase:
         case Phase.QUEUED | Phase.READY | Phase.RAN:
             expires = session.since + QUEUE_MS
-            return (
-                expires if session.ticket_released_at is None else min(expires, session.ticket_released_at + TICKET_MS)
-            )
+            released = session.ticket_released_at
+            return expires if released is None else min(expires, released + TICKET_MS)
         case Phase.UNOPENED:
             return session.since + UNOPENED_MS
         case Phase.RUNNING:
@@ -71,13 +70,13 @@ def deadline_of(session: SessionState, task: TaskState) -> int | None:
 
 
 def expires_at(task: TaskState) -> int | None:
-    """Clock (ms) from which nothing can ask for this task any more; None while more may come of it."""
-    over = task.cancelled_at if task.body_hash is None else task.closed_at
-    return None if over is None else over + EXPIRY_MS
+    """Clock (ms) from which no input can name this task any more; None while one can."""
+    ended = task.cancelled_at if task.body_hash is None else task.closed_at
+    return None if ended is None else ended + EXPIRY_MS
 
 
 def is_ticket_stale(session: SessionState, now: int) -> bool:
-    """Whether this waiting session's newest ticket has gone unclaimed for too long."""
+    """Whether this waiting session's newest ticket has been unclaimed for too long."""
     return session.ticket_released_at is not None and now >= session.ticket_released_at + TICKET_MS
 
 
@@ -98,7 +97,7 @@ def _budget_ms(stage: Stage, task: TaskState) -> int:
 
 
 class Instants:
-    """Ids by instant, on one clock. Entries that their rows' changes have voided stay until they are passed, or replaced."""
+    """A priority queue of ids by instant, on one clock. Entries that a row's change made void stay until they pass or are replaced."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, str]] = []
@@ -109,14 +108,14 @@ class Instants:
     def add(self, at: int, name: str) -> None:
         heapq.heappush(self._heap, (at, name))
 
-    def passed(self, now: int) -> list[str]:
-        """Takes out the ids whose instant has come."""
+    def pop_passed(self, now: int) -> list[str]:
+        """Remove and return the ids whose instant has come."""
         passed: list[str] = []
         while self._heap and self._heap[0][0] <= now:
             passed.append(heapq.heappop(self._heap)[1])
         return passed
 
     def replace(self, entries: Iterable[tuple[int, str]]) -> None:
-        """These instead of all."""
+        """Replace all entries."""
         self._heap = list(entries)
         heapq.heapify(self._heap)

@@ -1,4 +1,4 @@
-"""How a session begins, starts over and comes to an end: the steps that several transitions share. Pure, as they are."""
+"""How a session begins, starts over and ends: the steps that several transitions share. Pure, as `decide` is."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from topics.types.errors import SessionError
 from topics.types.session import Accounting, Phase, SessionState, Status, TaskState, session_id_of
 
 EVALUATIONS = 3
-"""Tries of an evaluation before its reward is null (protocol 15)."""
+"""Attempts at an evaluation before its reward is null (protocol 15)."""
 
 
-def first_rows(table: Table, task: TaskState, phase: Phase, now: int) -> Decision:
-    """The sessions of a task that has just become known, in their first phase; those cancelled before that are built at once.
+def initial_sessions(table: Table, task: TaskState, phase: Phase, now: int) -> Decision:
+    """The sessions of a task that has just become known, in `phase`; sessions that were cancelled before that are built at once.
 
-    Those that are there are left as they are: a coordinator died while it wrote them (`batch`).
+    Sessions that exist are left unchanged: the last owner died while it wrote them (`batch`).
     """
     sessions: list[SessionState] = []
     records: list[Open | Build | CloseGroup] = []
@@ -35,15 +35,16 @@ def first_rows(table: Table, task: TaskState, phase: Phase, now: int) -> Decisio
     return Decision(sessions=tuple(sessions), records=tuple(records))
 
 
-def wait(session: SessionState, phase: Phase, now: int, **changes: object) -> SessionState:
-    """Into a waiting phase: no claim, no ticket out."""
-    return replace(
-        session, phase=phase, since=now, claim_id=None, worker_id=None, ticket_released_at=None, releases=0, **changes
+def start_waiting(session: SessionState, phase: Phase, now: int, **changes: object) -> SessionState:
+    """The session in a waiting phase, with neither claim nor ticket."""
+    waiting = replace(
+        session, phase=phase, since=now, claim_id=None, worker_id=None, ticket_released_at=None, releases=0
     )
+    return replace(waiting, **changes)
 
 
 def next_attempt(session: SessionState, now: int) -> SessionState:
-    """Each attempt stands alone: nothing of the last one is kept but what it cost."""
+    """The session queued for a new attempt, which keeps nothing of the last one but what it cost."""
     return SessionState(
         session.session_id,
         session.task_id,
@@ -58,29 +59,29 @@ def next_attempt(session: SessionState, now: int) -> SessionState:
     )
 
 
-def close(session: SessionState, now: int, status: Status, error: SessionError | None, *, reason: str) -> Decision:
-    """End a run whose harness may live: its key first, `Build` when it is dead or 2 s later (protocol 17)."""
-    return Decision(sessions=(_closing(session, now, status, error),), commands=stop(session, reason))
+def close_run(session: SessionState, now: int, status: Status, error: SessionError | None, *, reason: str) -> Decision:
+    """End a run whose harness may live: close its key now; `Build` follows when the harness is dead or after 2 s (protocol 17)."""
+    return Decision(sessions=(_closing(session, now, status, error),), commands=stop_claim(session, reason))
 
 
-def stop(session: SessionState, reason: str) -> tuple[Command, ...]:
-    """The end of the claim in hand, and of a run's key."""
+def stop_claim(session: SessionState, reason: str) -> tuple[Command, ...]:
+    """Revoke the granted claim and close a run's key."""
     assert session.claim_id is not None, "only a claim can be stopped"
-    over = Revoke(session.session_id, session.claim_id, reason)
+    revoke = Revoke(session.session_id, session.claim_id, reason)
     if session.phase is not Phase.RUNNING:
-        return (over,)
-    return (over, CloseKey(session.session_id, session.claim_id))
+        return (revoke,)
+    return (revoke, CloseKey(session.session_id, session.claim_id))
 
 
 def build(task: TaskState, session: SessionState, now: int) -> Decision:
-    """All is known: `Build`, once. Where no run was granted in this attempt an empty `Open` opens the session for the builder.
+    """Everything is known: write `Build`. If no run was granted in this attempt, an empty `Open` opens the session for the builder.
 
-    A runtime that the row still has is nobody's any more: it is discarded.
+    A runtime that the row still names has no user any more and is discarded.
     """
     assert session.status is not None, "a session ends with a status"
     assert task.plan is not None, "a session's task is known"
     claim_id = session.run_claim_id or ""
-    asked = Build(
+    record = Build(
         session.session_id,
         session.task_id,
         session.sample_index,
@@ -102,48 +103,49 @@ def build(task: TaskState, session: SessionState, now: int) -> Decision:
     )
     opened = () if session.run_claim_id else (Open(session.session_id, session.attempt, claim_id),)
     building = replace(session, phase=Phase.BUILDING, since=now, claim_id=None, worker_id=None, ticket_released_at=None)
-    return Decision(sessions=(building,), records=(*opened, asked), commands=discard(session))
+    return Decision(sessions=(building,), records=(*opened, record), commands=discard_runtime(session))
 
 
-def taken_back(session: SessionState) -> SessionState:
-    """Remembers the claim in hand as revoked. A run's needs no more: its end is said again with its key's."""
+def with_claim_revoked(session: SessionState) -> SessionState:
+    """Remember the granted claim as revoked. A run's claim isn't added: its Revoke is repeated together with its key's end."""
     if session.claim_id is None or session.claim_id == session.run_claim_id:
         return session
     return replace(session, revoked_claims=[*session.revoked_claims, session.claim_id])
 
 
-def discard(session: SessionState) -> tuple[Command, ...]:
-    """The end of the runtime that this row has, if any; after the Revoke of a claim that may work in it."""
+def discard_runtime(session: SessionState) -> tuple[Command, ...]:
+    """Discard the session's runtime, if any. Must be sent after the Revoke of a claim that may work in the runtime."""
     if session.runtime is None:
         return ()
     return (Discard(session.session_id, session.init_claim_id or "", session.runtime),)
 
 
-def said_again(session: SessionState) -> list[Command]:
-    """The ends of claims, keys and a runtime that are due by this row. Tickets go stale, and claims are asked again."""
+def repeated_commands(session: SessionState) -> list[Command]:
+    """The ends of claims, keys and a runtime that the row calls for. Tickets and Grants repeat otherwise: they go stale, or are asked
+    for."""
     if session.phase is Phase.ENDED:
         return []
-    again: list[Command] = [Revoke(session.session_id, claim_id, "ended") for claim_id in session.revoked_claims]
-    runs = list(session.past_claims)
+    commands: list[Command] = [Revoke(session.session_id, claim_id, "ended") for claim_id in session.revoked_claims]
+    run_claims = list(session.past_claims)
     if session.run_claim_id is not None and session.phase is not Phase.RUNNING:
-        runs.append(session.run_claim_id)
-    for claim_id in runs:
-        again += (Revoke(session.session_id, claim_id, "ended"), CloseKey(session.session_id, claim_id))
+        run_claims.append(session.run_claim_id)
+    for claim_id in run_claims:
+        commands += (Revoke(session.session_id, claim_id, "ended"), CloseKey(session.session_id, claim_id))
     if session.phase is Phase.BUILDING:
-        again += discard(session)
-    return again
+        commands += discard_runtime(session)
+    return commands
 
 
 def attempt_failed(table: Table, session: SessionState, error: SessionError, now: int) -> Decision:
-    """This attempt is over. Another one where that may help and one is left, else FAILED with what was captured.
+    """End this attempt: start the next one if it may help and one remains, otherwise the session is FAILED with what was captured.
 
-    Its claim is stopped by the caller, where it may live on.
+    The caller stops the attempt's claim if it may live on.
     """
     task = table.task_of(session)
     assert task.plan is not None, "a session's task is known"
     spent = replace(session, spent=session.spent + 1)
     if error.retryable and spent.spent < task.plan.max_attempts:
-        return Decision(sessions=(next_attempt(spent, now),), commands=discard(session))
+        return Decision(sessions=(next_attempt(spent, now),), commands=discard_runtime(session))
     if session.phase is Phase.RUNNING and error.code in ("lost", "deadline"):
         return Decision(sessions=(_closing(spent, now, Status.FAILED, error),))
     return build(task, replace(spent, status=Status.FAILED, error=error), now)
@@ -152,12 +154,12 @@ def attempt_failed(table: Table, session: SessionState, error: SessionError, now
 def evaluation_lost(table: Table, session: SessionState, error: SessionError, now: int) -> Decision:
     lost = replace(session, evaluations_lost=session.evaluations_lost + 1)
     if lost.evaluations_lost < EVALUATIONS:
-        return Decision(sessions=(wait(lost, Phase.RAN, now),))
+        return Decision(sessions=(start_waiting(lost, Phase.RAN, now),))
     return build(table.task_of(session), evaluation_failed(lost, replace(error, retryable=False)), now)
 
 
 def evaluation_failed(session: SessionState, error: SessionError | None) -> SessionState:
-    """A run that completed but could not be judged is no success; a worse status stays."""
+    """A completed run whose evaluation failed is FAILED; a worse status stays."""
     if error is None:
         return session
     status = Status.FAILED if session.status is Status.COMPLETED else session.status
@@ -165,6 +167,6 @@ def evaluation_failed(session: SessionState, error: SessionError | None) -> Sess
 
 
 def _closing(session: SessionState, now: int, status: Status, error: SessionError | None) -> SessionState:
-    """How long it ran is told by log time, since no worker tells."""
+    """The run's duration is taken from log time, because no worker reports it."""
     accounting = replace(session.accounting, run_ms=now - session.since)
     return replace(session, phase=Phase.CLOSING, since=now, status=status, error=error, accounting=accounting)

@@ -1,4 +1,4 @@
-"""Tickets and claims: a lent slot becomes a ticket, the first claim of its stage is granted. Pure, as `decide` is."""
+"""Tickets and claims: an assigned slot becomes a ticket, and the first claim of a stage is granted. Pure, as `decide` is."""
 
 from __future__ import annotations
 
@@ -13,53 +13,55 @@ from topics.events import Claimed
 from topics.types.session import Phase, SessionState, Stage
 
 
-def lent(table: Table, session: SessionState, given: SlotAssigned, now: int) -> Decision:
-    """The slot's ticket goes out."""
+def release_ticket(table: Table, session: SessionState, slot: SlotAssigned, now: int) -> Decision:
     return Decision(
         sessions=(replace(session, ticket_released_at=now, releases=session.releases + 1),),
-        commands=(ReleaseTicket(session.session_id, given.stage, given.worker_id, given.queue_partition),),
+        commands=(ReleaseTicket(session.session_id, slot.stage, slot.worker_id, slot.queue_partition),),
     )
 
 
-def claimed(table: Table, session: SessionState | None, fact: Claimed, now: int) -> Decision:
-    """A Grant for the first claim of the stage that the session waits for, whenever it is asked again; a Revoke for any other."""
+def answer_claim(table: Table, session: SessionState | None, fact: Claimed, now: int) -> Decision:
+    """A Grant for the first claim of the stage that the session waits for, each time it is sent; a Revoke for any other claim."""
     if session is None:
         return Decision(commands=(Revoke(fact.session_id, fact.claim_id, "ended"),))
     if session.claim_id == fact.claim_id and session.phase in HAND:
         return Decision(commands=(grant(table, session),))
-    waits_for = WAITING.get(session.phase)
-    if waits_for is None or waits_for.stage != fact.stage or session.attempt != fact.attempt or not session.releases:
-        over = session.phase in (Phase.BUILDING, Phase.ENDED)
-        return Decision(commands=(Revoke(fact.session_id, fact.claim_id, "ended" if over else "taken"),))
-    accounting = replace(session.accounting, **{f"{fact.stage.value}_queued_ms": now - session.since})
+    step = WAITING.get(session.phase)
+    if step is None or step.stage != fact.stage or session.attempt != fact.attempt or not session.releases:
+        reason = "ended" if session.phase in (Phase.BUILDING, Phase.ENDED) else "taken"
+        return Decision(commands=(Revoke(fact.session_id, fact.claim_id, reason),))
     granted = replace(
         session,
-        phase=waits_for.in_hand,
+        phase=step.in_hand,
         since=now,
         claim_id=fact.claim_id,
         worker_id=fact.worker_id,
         ticket_released_at=None,
-        accounting=accounting,
+        accounting=replace(session.accounting, **{f"{fact.stage.value}_queued_ms": now - session.since}),
     )
-    if fact.stage is not Stage.RUN:
-        return Decision(sessions=(granted,), commands=(grant(table, granted),))
-    # The Grant tells the offset of this Open: the loop fills it in once the broker has given it.
-    opened = replace(granted, run_claim_id=fact.claim_id, paused_ms=table.pauses.total_ms(now))
-    return Decision(
-        sessions=(opened,),
-        records=(Open(session.session_id, session.attempt, fact.claim_id),),
-        commands=(grant(table, opened),),
+    return (
+        start_run(table, granted, now)
+        if fact.stage is Stage.RUN
+        else Decision((), (granted,), commands=(grant(table, granted),))
     )
+
+
+def start_run(table: Table, granted: SessionState, now: int) -> Decision:
+    """Open the session's log for the granted run claim. The partition adds the offset of this Open to the Grant when it is known."""
+    assert granted.claim_id is not None, "a run is granted to a claim"
+    running = replace(granted, run_claim_id=granted.claim_id, paused_ms=table.pauses.total_ms(now))
+    opened = Open(running.session_id, running.attempt, granted.claim_id)
+    return Decision(sessions=(running,), records=(opened,), commands=(grant(table, running),))
 
 
 def grant(table: Table, session: SessionState) -> Grant:
-    """The answer to a claim that counts."""
+    """The answer to the session's granted claim."""
     assert session.claim_id is not None, "a grant answers a claim"
-    running = session.phase is Phase.RUNNING
+    is_running = session.phase is Phase.RUNNING
     return Grant(
         session.session_id,
         session.attempt,
         session.claim_id,
-        log_partition=table.partition if running else None,
-        log_offset=session.log_offset if running else None,
+        log_partition=table.partition if is_running else None,
+        log_offset=session.log_offset if is_running else None,
     )

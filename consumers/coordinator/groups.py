@@ -1,7 +1,7 @@
-"""What concerns a task as a whole: how it begins, is cancelled, has enough, ends and is forgotten. Pure, as `decide` is.
+"""Transitions of a whole task: submitted, cancelled, stopped early, ended, expired. Pure, as `decide` is.
 
-What a cancel makes of a session is the same whoever asks: people, or `early_stop`, once the group has as many usable trajectories as
-its task wants. What is being built by then is kept as it is.
+A session is cancelled in the same way by people and by `early_stop`, which acts once the group has as many usable trajectories as its task
+requests. A session that is being built by then isn't changed.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from msgspec.structs import replace
 
 from consumers.coordinator.commands import NOTHING, Decision, RejectTask, TaskExpired
-from consumers.coordinator.endings import build, close, first_rows, stop, taken_back
+from consumers.coordinator.endings import build, close_run, initial_sessions, stop_claim, with_claim_revoked
 from consumers.coordinator.phases import HAND
 from consumers.coordinator.state import Table
 from topics.completions import CloseGroup
@@ -21,7 +21,7 @@ from topics.types.session import Phase, SessionState, Status, TaskState
 
 
 def submitted(table: Table, fact: TaskSubmitted, now: int) -> Decision:
-    """A new task, with all its sessions; the same one again changes nothing."""
+    """A new task, with all its sessions. The same task submitted again changes nothing."""
     known = table.task(fact.task_id)
     if known is not None and known.body_hash is not None:
         if known.body_hash == fact.body_hash:
@@ -29,21 +29,20 @@ def submitted(table: Table, fact: TaskSubmitted, now: int) -> Decision:
         return Decision(
             commands=(RejectTask(fact, "this task_id is already used with another body; choose another id"),)
         )
-    early = known or TaskState(fact.task_id)
     task = replace(
-        early,
+        known or TaskState(fact.task_id),
         num_samples=fact.num_samples,
         body_hash=fact.body_hash,
         body=fact.body,
         body_ref=fact.body_ref,
         plan=fact.plan,
     )
-    begun = first_rows(table, task, Phase.QUEUED, now)
+    begun = initial_sessions(table, task, Phase.QUEUED, now)
     return Decision(tasks=(task,), sessions=begun.sessions, records=begun.records)
 
 
 def cancel_requested(table: Table, fact: CancelRequested, now: int) -> Decision:
-    """A task's end, or one session's; remembered where the task isn't known yet (protocol 27)."""
+    """Cancel a task or one session; remembered if the task isn't known yet (protocol 27)."""
     task = table.task(fact.task_id) or TaskState(fact.task_id, cancelled_at=now)
     if fact.session_id is None:
         if task.cancelled:
@@ -64,7 +63,7 @@ def cancel_requested(table: Table, fact: CancelRequested, now: int) -> Decision:
 
 
 def emitted(table: Table, session: SessionState, fact: TrajectoryEmitted, now: int) -> Decision:
-    """A session's trajectory is out. With the last of its group the group is closed; with enough usable ones the others are cancelled."""
+    """A session's trajectory is written. The group's last one closes the group; enough usable ones cancel the other sessions."""
     ended = replace(
         session,
         phase=Phase.ENDED,
@@ -75,7 +74,7 @@ def emitted(table: Table, session: SessionState, fact: TrajectoryEmitted, now: i
         trainable_tokens=fact.trainable_tokens,
     )
     if fact.status is not None:
-        # What trainers read is what counts, also where the build failed.
+        # The values that trainers read count, even if the build failed.
         ended = replace(ended, status=fact.status, error=fact.error, reward=fact.reward)
     is_usable = ended.trainable_tokens > 0 and ended.reward is not None
     before = table.task_of(session)
@@ -90,7 +89,7 @@ def emitted(table: Table, session: SessionState, fact: TrajectoryEmitted, now: i
 
 
 def group_emitted(table: Table, fact: GroupEmitted, now: int) -> Decision:
-    """`GroupFinished` is out."""
+    """`GroupFinished` is written."""
     task = table.task(fact.task_id)
     if task is None or task.closed_at is not None:
         return Decision(skipped="unknown_or_closed_group")
@@ -99,12 +98,12 @@ def group_emitted(table: Table, fact: GroupEmitted, now: int) -> Decision:
     return Decision(tasks=(replace(task, closed_at=now),))
 
 
-def forgotten(table: Table, given: TaskExpired, now: int) -> Decision:
-    """Tombstones for all rows."""
-    if not table.is_expired(given.task_id, now):
+def expired(table: Table, event: TaskExpired, now: int) -> Decision:
+    """Tombstones for all rows of the task."""
+    if not table.is_expired(event.task_id, now):
         return Decision(skipped="not_forgettable")
-    sessions = [f"session:{session.session_id}" for session in table.sessions_of(given.task_id)]
-    return Decision(forgotten=(*sessions, f"task:{given.task_id}"))
+    sessions = [f"session:{session.session_id}" for session in table.sessions_of(event.task_id)]
+    return Decision(deleted=(*sessions, f"task:{event.task_id}"))
 
 
 def _cancelled(table: Table, session: SessionState, now: int, error: SessionError | None) -> Decision:
@@ -112,17 +111,19 @@ def _cancelled(table: Table, session: SessionState, now: int, error: SessionErro
         case Phase.CLOSING | Phase.BUILDING | Phase.ENDED:
             return NOTHING
         case Phase.RUNNING:
-            return close(session, now, Status.CANCELLED, error, reason="cancelled")
+            return close_run(session, now, Status.CANCELLED, error, reason="cancelled")
         case _:
-            over = stop(session, "cancelled") if session.phase in HAND else ()
-            ended = replace(taken_back(session), status=Status.CANCELLED, error=error)
+            stop = stop_claim(session, "cancelled") if session.phase in HAND else ()
+            ended = replace(with_claim_revoked(session), status=Status.CANCELLED, error=error)
             built = build(table.task_of(session), ended, now)
-            return Decision(sessions=built.sessions, records=built.records, commands=(*over, *built.commands))
+            return Decision(sessions=built.sessions, records=built.records, commands=(*stop, *built.commands))
 
 
 def _early_stop(task: TaskState, session: SessionState) -> SessionError:
     stage = HAND[session.phase].value if session.phase in HAND else "queue"
-    message = f"{task.usable} usable trajectories of its group are out, as many as its task wants (early_stop.usable)"
+    message = (
+        f"{task.usable} usable trajectories of its group are written, as many as its task requests (early_stop.usable)"
+    )
     return SessionError(stage, Kind.BUDGET, "early_stop", message)
 
 

@@ -1,13 +1,13 @@
-"""Sessions that are opened for someone's own agent (protocol 28): from asking to their end. Pure, as `decide` is.
+"""Transitions of opened sessions, which users open for their own agents (protocol 28). Pure, as `decide` is.
 
     UNOPENED ─open─▶ RUNNING ─close, TTL, cancel─▶ CLOSING ─2 s─▶ BUILDING ─▶ ENDED
        ▲ │              │                                            ▲
        │ └─24 h, cancel─┼────────────────────────────────────────────┘
        └───withdrawn────┘
 
-No worker has a part in them: no ticket, no lease, no second attempt. Their TTL stands still in a pause of the fleet. What is asked is
-always answered, with a Grant or a Revoke: an open of its claim id, alike each time; a close of its fact id, as the end of the session's
-key would not say whose close it was.
+No worker takes part: there is no ticket, no lease and no second attempt. The TTL stands still while the fleet is paused. Every request is
+answered with a Grant or a Revoke. The answer to an open names its claim id and is the same each time. The answer to a close names the
+fact's id, because the end of the session's key would not show which close it answers.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from consumers.coordinator.commands import DeadlinePassed, Decision
-from consumers.coordinator.endings import build, close, first_rows
-from consumers.coordinator.grants import grant
+from consumers.coordinator.endings import build, close_run, initial_sessions
+from consumers.coordinator.grants import grant, start_run
 from consumers.coordinator.state import Table
-from topics.completions import Open
 from topics.control import Grant, Revoke
 from topics.events import SessionCloseRequested, SessionOpenRequested, SessionOpenWithdrawn
 from topics.types.errors import Kind, SessionError
@@ -31,21 +30,24 @@ BUILDER = "prefix_merging"
 
 
 def open_requested(table: Table, fact: SessionOpenRequested, now: int) -> Decision:
-    """The next sample of an opened task, or the first of a new one; its run is granted at once."""
-    asked_before = _of_claim(table, fact.task_id, fact.claim_id)
-    if asked_before is not None:
-        return _again(table, asked_before, fact.claim_id)
-    known = table.task(fact.task_id)
-    if known is None or known.body_hash is None:
-        return _first_opened(table, known or TaskState(fact.task_id), fact, now)
-    if (unfit := _unfit(known, fact)) is not None:
-        return _refused(fact.task_id, fact.claim_id, unfit)
-    return _next_sample(table, known, table.sessions_of(fact.task_id), fact, now)
+    """Grant the next sample of an opened task, or the first sample of a new one."""
+    session = _session_of_claim(table, fact.task_id, fact.claim_id)
+    if session is not None:
+        # The first Grant may have been lost on its way: send it again, and never a second sample.
+        if session.phase is Phase.RUNNING and session.run_claim_id == fact.claim_id:
+            return Decision(commands=(grant(table, session),))
+        return _refused(session.session_id, fact.claim_id, "ended")
+    task = table.task(fact.task_id)
+    if task is None or task.body_hash is None:
+        return _first_opened(table, task or TaskState(fact.task_id), fact, now)
+    if (reason := _mismatch(task, fact)) is not None:
+        return _refused(fact.task_id, fact.claim_id, reason)
+    return _next_sample(table, task, table.sessions_of(fact.task_id), fact, now)
 
 
 def withdrawn(table: Table, fact: SessionOpenWithdrawn, now: int) -> Decision:
-    """The sample goes to whoever asks next. Its claim is remembered, since the asking may come once more."""
-    session = _of_claim(table, fact.task_id, fact.claim_id)
+    """The sample goes to the next open. The claim is remembered, because its open may arrive once more."""
+    session = _session_of_claim(table, fact.task_id, fact.claim_id)
     if session is None or session.run_claim_id != fact.claim_id or session.phase is not Phase.RUNNING:
         return Decision(skipped="nothing_to_withdraw")
     task = table.task_of(session)
@@ -62,7 +64,7 @@ def withdrawn(table: Table, fact: SessionOpenWithdrawn, now: int) -> Decision:
 
 
 def close_requested(table: Table, fact: SessionCloseRequested, now: int) -> Decision:
-    """COMPLETED, with the first close's reward."""
+    """The session is COMPLETED, with the first close's reward."""
     session = table.session(fact.session_id)
     if session is None:
         return _refused(fact.session_id, fact.fact_id, "unknown")
@@ -72,30 +74,30 @@ def close_requested(table: Table, fact: SessionCloseRequested, now: int) -> Deci
         case Phase.UNOPENED:
             return _refused(fact.session_id, fact.fact_id, "unopened")
         case Phase.RUNNING:
-            ended = close(replace(session, reward=fact.reward), now, Status.COMPLETED, None, reason="ended")
+            ended = close_run(replace(session, reward=fact.reward), now, Status.COMPLETED, None, reason="ended")
             accepted = Grant(session.session_id, session.attempt, fact.fact_id)
             return Decision(sessions=ended.sessions, commands=(*ended.commands, accepted))
         case _:
             return _refused(fact.session_id, fact.fact_id, "ended")
 
 
-def expired(table: Table, session: SessionState, given: DeadlinePassed, now: int) -> Decision:
-    """Its TTL is over; what was captured counts."""
+def expired(table: Table, session: SessionState, event: DeadlinePassed, now: int) -> Decision:
+    """The TTL is over; what was captured counts."""
     assert session.ttl_ms is not None, "an opened session has a TTL"
     message = f"nobody closed it within its TTL of {session.ttl_ms / 1000:g} s"
     error = SessionError(Stage.RUN.value, Kind.BUDGET, "timeout", message)
-    return close(session, now, Status.TIMED_OUT, error, reason="deadline")
+    return close_run(session, now, Status.TIMED_OUT, error, reason="deadline")
 
 
-def never_opened(table: Table, session: SessionState, given: DeadlinePassed, now: int) -> Decision:
-    """So that its group ends."""
+def never_opened(table: Table, session: SessionState, event: DeadlinePassed, now: int) -> Decision:
+    """The sample ends so that its group can end."""
     message = "nobody opened this sample within a day of the task's first"
     error = SessionError("queue", Kind.INPUT, "unopened", message)
     return build(table.task_of(session), replace(session, status=Status.CANCELLED, error=error), now)
 
 
-def _of_claim(table: Table, task_id: str, claim_id: str) -> SessionState | None:
-    """The opened session that this claim was, or is, granted. A worker's claim is nobody else's to ask about."""
+def _session_of_claim(table: Table, task_id: str, claim_id: str) -> SessionState | None:
+    """The opened session that this claim is or was granted. Workers' claims aren't looked up."""
     task = table.task(task_id)
     if task is None or task.opened_at is None:
         return None
@@ -103,15 +105,8 @@ def _of_claim(table: Table, task_id: str, claim_id: str) -> SessionState | None:
     return next((s for s in sessions if s.run_claim_id == claim_id or claim_id in s.past_claims), None)
 
 
-def _again(table: Table, session: SessionState, claim_id: str) -> Decision:
-    """A Grant may have been lost on its way: the same one, and never a second sample."""
-    if session.phase is Phase.RUNNING and session.run_claim_id == claim_id:
-        return Decision(commands=(grant(table, session),))
-    return _refused(session.session_id, claim_id, "ended")
-
-
-def _unfit(task: TaskState, fact: SessionOpenRequested) -> str | None:
-    """Why an open doesn't go with what its task is; None where it does."""
+def _mismatch(task: TaskState, fact: SessionOpenRequested) -> str | None:
+    """The reason why an open doesn't fit its task; None if it fits."""
     if task.opened_at is None:
         return "submitted"
     if fact.num_samples not in (None, task.num_samples):
@@ -122,9 +117,9 @@ def _unfit(task: TaskState, fact: SessionOpenRequested) -> str | None:
 
 
 def _first_opened(table: Table, early: TaskState, fact: SessionOpenRequested, now: int) -> Decision:
-    """A new task. Samples that were cancelled beforehand end as those of a submitted one do."""
+    """A new task. Samples that were cancelled beforehand end as those of a submitted task do."""
     task = replace(early, num_samples=fact.num_samples or 1, body_hash="", plan=_plan(fact.mode), opened_at=now)
-    begun = first_rows(table, task, Phase.UNOPENED, now)
+    begun = initial_sessions(table, task, Phase.UNOPENED, now)
     opened = _next_sample(table, task, begun.sessions, fact, now)
     return Decision(
         tasks=(task,),
@@ -140,24 +135,13 @@ def _next_sample(
     free = next((session for session in samples if session.phase is Phase.UNOPENED), None)
     if free is None:
         return _refused(task.task_id, fact.claim_id, "cancelled" if task.cancelled else "taken")
-    claim_id = fact.claim_id
-    running = replace(
-        free,
-        phase=Phase.RUNNING,
-        since=now,
-        claim_id=claim_id,
-        run_claim_id=claim_id,
-        ttl_ms=fact.ttl_ms,
-        paused_ms=table.pauses.total_ms(now),
-    )
-    # The Grant tells the offset of this Open: the loop fills it in once the broker has given it.
-    opened = Open(running.session_id, running.attempt, claim_id)
-    return Decision(sessions=(running,), records=(opened,), commands=(grant(table, running),))
+    running = replace(free, phase=Phase.RUNNING, since=now, claim_id=fact.claim_id, ttl_ms=fact.ttl_ms)
+    return start_run(table, running, now)
 
 
-def _refused(named: str, claim_id: str, reason: str) -> Decision:
-    """`named`: the session, or the task where none was found."""
-    return Decision(commands=(Revoke(named, claim_id, reason),), skipped=f"refused_{reason}")
+def _refused(name: str, claim_id: str, reason: str) -> Decision:
+    """`name`: the session's id, or the task's if no session was found."""
+    return Decision(commands=(Revoke(name, claim_id, reason),), skipped=f"refused_{reason}")
 
 
 def _plan(mode: str) -> Plan:

@@ -1,6 +1,6 @@
-"""The table of one partition: tasks, sessions, and the indexes over them that deciding needs.
+"""The table of one partition: tasks, sessions, and the indexes over them that `decide` and the scheduler need.
 
-Rows change only through `apply` and `load`.
+Rows change only through `apply`, `load`, `fill` and `delete`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from consumers.coordinator.scheduling.queue import QueueKey, SessionQueue
 from topics.types.session import Phase, Plan, SessionState, Stage, TaskState, session_id_of
 
 VOID_FACTOR, VOID_SPARE = 4, 1000
-"""More deadlines than so many for each session, and these, are gone through for void ones."""
+"""Void deadlines are removed when there are more than VOID_FACTOR per session plus VOID_SPARE: rarely, and in bounded memory."""
 
 
 class Table:
@@ -27,14 +27,14 @@ class Table:
         self._sessions: dict[str, SessionState] = {}
         self.queue = SessionQueue()
         self.phases: Counter[Phase] = Counter()
-        """Sessions by phase: for people and metrics."""
+        """Sessions by phase, for people and metrics."""
         self._granted_claims: dict[str, dict[str, str]] = {}
         self.pauses = Pauses()
         self._deadlines = Instants()
         self._run_deadlines = Instants()
-        """On the run clock."""
+        """Deadlines on the run clock."""
         self._expiries = Instants()
-        """Tasks, by the end of their retention."""
+        """Tasks by the end of their retention."""
 
     # --- reading
 
@@ -51,50 +51,50 @@ class Table:
         return list(self._sessions.values())
 
     def sessions_of(self, task_id: str) -> list[SessionState]:
-        """A task's sessions that exist, by sample index."""
+        """The task's existing sessions in the order of their sample indexes."""
         task = self._tasks.get(task_id)
         ids = (f"{task_id}.{index}" for index in range(task.num_samples if task else 0))
         return [self._sessions[session_id] for session_id in ids if session_id in self._sessions]
 
     def next_waiting(self, stage: Stage, pool: str, priority: int, user: str) -> SessionState | None:
-        """The session that a slot lent for this user at this priority goes to (`SessionQueue.next`)."""
-        found = self.queue.next(stage, pool, priority, user)
-        return None if found is None else self._sessions[session_id_of(*found)]
+        """The session that a slot assigned to this user at this priority serves (`SessionQueue.next`)."""
+        waiting = self.queue.next(stage, pool, priority, user)
+        return None if waiting is None else self._sessions[session_id_of(*waiting)]
 
     @property
     def granted_claims(self) -> Mapping[str, Mapping[str, str]]:
-        """Granted claims by worker id: each with its session's id."""
+        """Session ids by worker id and granted claim id."""
         return self._granted_claims
 
     def ready(self, pool: str) -> list[SessionState]:
-        """A pool's sessions that wait for a run slot, beside their runtimes."""
+        """The pool's sessions that have a runtime and wait for a run slot."""
         staged = map(self._sessions.__getitem__, self.queue.staged_sessions())
         plans = ((session, self.task_of(session).plan) for session in staged if session.phase is Phase.READY)
         return [session for session, plan in plans if plan is not None and plan.pool == pool]
 
     @property
-    def awaited(self) -> int:
-        """Instants at which time alone may change something, those that their rows' changes have voided included."""
+    def pending_instants(self) -> int:
+        """Number of instants at which time alone may change something, void ones included."""
         return len(self._deadlines) + len(self._run_deadlines) + len(self._expiries)
 
     def is_due(self, session: SessionState, now: int) -> bool:
-        """Whether this row's deadline has passed at clock `now`."""
+        """Whether the session's deadline has passed at clock `now`."""
         deadline = deadline_of(session, self.task_of(session))
         clock = self._run_clock(now) if session.phase is Phase.RUNNING else now
         return deadline is not None and deadline <= clock
 
-    def due(self, now: int) -> list[str]:
-        """Takes out the sessions whose deadline has passed at clock `now`."""
-        passed = dict.fromkeys(self._deadlines.passed(now) + self._run_deadlines.passed(self._run_clock(now)))
-        # An entry outlived by its row's changes is void: the row's own deadline has an entry of its own.
+    def pop_due(self, now: int) -> list[str]:
+        """Remove and return the sessions whose deadline has passed at clock `now`."""
+        passed = dict.fromkeys(self._deadlines.pop_passed(now) + self._run_deadlines.pop_passed(self._run_clock(now)))
+        # An entry is void if its row has changed since; the changed row has an entry of its own.
         return [name for name in passed if (row := self._sessions.get(name)) is not None and self.is_due(row, now)]
 
-    def expired(self, now: int) -> list[str]:
-        """Takes out the tasks that may be forgotten at clock `now`."""
-        return [name for name in self._expiries.passed(now) if self.is_expired(name, now)]
+    def pop_expired(self, now: int) -> list[str]:
+        """Remove and return the tasks that have expired at clock `now`."""
+        return [name for name in self._expiries.pop_passed(now) if self.is_expired(name, now)]
 
     def is_expired(self, task_id: str, now: int) -> bool:
-        """Whether nothing can ask for this task any more at clock `now`."""
+        """Whether no input can name the task any more at clock `now`."""
         task = self._tasks.get(task_id)
         at = None if task is None else expires_at(task)
         return at is not None and at <= now
@@ -111,11 +111,11 @@ class Table:
             self.load(task)
         for session in decision.sessions:
             self.load(session)
-        for key in decision.forgotten:
-            self.forget(key)
+        for key in decision.deleted:
+            self.delete(key)
 
     def load(self, row: TaskState | SessionState) -> None:
-        """Take a row as it is now."""
+        """Insert or replace a row."""
         if isinstance(row, TaskState):
             self._load_task(row)
             return
@@ -125,8 +125,8 @@ class Table:
             self._unindex(old)
         self._index(row)
 
-    def forget(self, key: str) -> None:
-        """Drop a row by its table key (`task:<id>` or `session:<id>`)."""
+    def delete(self, key: str) -> None:
+        """Delete a row by its table key (`task:<id>` or `session:<id>`)."""
         kind, _, name = key.partition(":")
         if kind == "task":
             self._tasks.pop(name, None)
@@ -134,7 +134,7 @@ class Table:
             self._unindex(self._sessions.pop(name))
 
     def fill(self, rows: Iterable[TaskState | SessionState]) -> None:
-        """All rows at once, in any order, into an empty table: a compacted log may hold a session before its task."""
+        """Load all rows into an empty table, in any order: a compacted log may hold a session before its task."""
         for row in rows:
             if isinstance(row, TaskState):
                 self._load_task(row)
@@ -155,15 +155,15 @@ class Table:
         task = self._tasks.get(session.task_id)
         if task is None or task.plan is None:
             return
-        waits_for = WAITING.get(session.phase)
-        if waits_for is not None:
-            place = _place(task.plan, waits_for.stage)
+        step = WAITING.get(session.phase)
+        if step is not None:
+            key = _queue_key(task.plan, step.stage)
             if session.ticket_released_at is None:
-                self.queue.add(place, task.task_id, session.sample_index, again=_had_ticket(session))
+                self.queue.add(key, task.task_id, session.sample_index, again=_had_ticket(session))
             else:
-                self.queue.activate(place, session.session_id)
+                self.queue.activate(key, session.session_id)
         elif session.phase in HAND and session.worker_id is not None and session.claim_id is not None:
-            self.queue.activate(_place(task.plan, HAND[session.phase]), session.session_id)
+            self.queue.activate(_queue_key(task.plan, HAND[session.phase]), session.session_id)
             self._granted_claims.setdefault(session.worker_id, {})[session.claim_id] = session.session_id
         if _is_staged(session):
             self.queue.stage(task.plan.pool, task.plan.priority, session.session_id)
@@ -175,28 +175,28 @@ class Table:
                 self._drop_void(instants)
 
     def _drop_void(self, instants: Instants) -> None:
-        """A ticket that is released again and again leaves a deadline days ahead each time."""
-        of_runs = instants is self._run_deadlines
+        """Each repeated release of a ticket leaves a deadline days ahead."""
+        are_runs = instants is self._run_deadlines
         rows = [
-            s for s in self._sessions.values() if (s.phase is Phase.RUNNING) == of_runs and s.task_id in self._tasks
+            s for s in self._sessions.values() if (s.phase is Phase.RUNNING) == are_runs and s.task_id in self._tasks
         ]
-        found = [(deadline_of(session, self.task_of(session)), session.session_id) for session in rows]
-        instants.replace((deadline, name) for deadline, name in found if deadline is not None)
+        deadlines = [(deadline_of(session, self.task_of(session)), session.session_id) for session in rows]
+        instants.replace((deadline, name) for deadline, name in deadlines if deadline is not None)
 
     def _unindex(self, session: SessionState) -> None:
         self.phases[session.phase] -= 1
         task = self._tasks.get(session.task_id)
         if task is None or task.plan is None:
             return
-        waits_for = WAITING.get(session.phase)
-        if waits_for is not None and session.ticket_released_at is None:
-            self.queue.discard(_place(task.plan, waits_for.stage), task.task_id, session.sample_index)
+        step = WAITING.get(session.phase)
+        if step is not None and session.ticket_released_at is None:
+            self.queue.discard(_queue_key(task.plan, step.stage), task.task_id, session.sample_index)
         self.queue.deactivate(session.session_id)
         if session.worker_id is not None and session.claim_id is not None:
-            holding = self._granted_claims.get(session.worker_id)
-            if holding is not None:
-                holding.pop(session.claim_id, None)
-                if not holding:
+            claims = self._granted_claims.get(session.worker_id)
+            if claims is not None:
+                claims.pop(session.claim_id, None)
+                if not claims:
                     del self._granted_claims[session.worker_id]
         self.queue.unstage(task.plan.pool, session.session_id)
 
@@ -206,11 +206,11 @@ def _is_staged(session: SessionState) -> bool:
     return ticketed or session.phase in (Phase.INIT, Phase.READY)
 
 
-def _place(plan: Plan, stage: Stage) -> QueueKey:
+def _queue_key(plan: Plan, stage: Stage) -> QueueKey:
     return QueueKey(stage, plan.pool, plan.priority, plan.user)
 
 
 def _had_ticket(session: SessionState) -> bool:
-    """Whether this waiting session has been on its way before: its siblings, too, have perhaps begun."""
+    """Whether this waiting session has had a ticket before, so that its siblings may have started."""
     handed_back = session.phase is Phase.QUEUED and session.accounting.init_queued_ms > 0
     return session.attempt > 1 or session.releases > 0 or handed_back

@@ -121,7 +121,7 @@ def _start(
 
         started["fanout"] = run_fanout(found, stop, metrics)
     if Role.COORDINATOR in roles:
-        from consumers.coordinator.loop import run_coordinator
+        from consumers.coordinator.coordinator import run_coordinator
 
         started["coordinator"] = run_coordinator(found, stop, metrics)
     if Role.BUILDER in roles:

@@ -9,10 +9,10 @@ from contextlib import asynccontextmanager
 from itertools import groupby
 
 from consumers.coordinator.batch import SESSIONS
+from consumers.coordinator.coordinator import run_coordinator
 from consumers.coordinator.fleet import FleetView
-from consumers.coordinator.keeper import Keeper
 from consumers.coordinator.leases import Leases
-from consumers.coordinator.loop import run_coordinator
+from consumers.coordinator.partition import PartitionCoordinator
 from consumers.coordinator.scheduling.free_slots import FreeSlots
 from polar.client import SessionTable
 from topics import completions, dead_letters, events, sessions
@@ -47,8 +47,8 @@ async def test_no_lease_is_judged_while_a_fact_of_its_claim_may_be_unread(settin
     again = TaskSubmitted("f", "t", 1, "hash", PLAN, body=os.urandom(60_000))
     for fact in (*[again] * 60, InitFinished("g", "t.0", 1, "c", runtime={"dir": "x"})):
         await log.send(events.TOPIC, fact, key="t", task_id="t")
-    async with keeping(settings, log, AllLost()) as keeper, asyncio.timeout(DEADLINE_S):
-        while (session := keeper.table.session("t.0")) is None or session.phase is Phase.INIT:
+    async with coordinating(settings, log, AllLost()) as partition, asyncio.timeout(DEADLINE_S):
+        while (session := partition.table.session("t.0")) is None or session.phase is Phase.INIT:
             await asyncio.sleep(0.01)
     assert (session.phase, session.attempt) == (Phase.READY, 1)
 
@@ -66,7 +66,7 @@ async def test_time_that_passes_without_facts_outlives_a_coordinator(settings: S
     opened = SessionState("t.0", "t", 0, Phase.RUNNING, 0, claim_id="c", run_claim_id="c", ttl_ms=2**50)
     for row in (TaskState("t", 1, "", plan=PLAN, opened_at=0), opened):
         await log.send(sessions.TOPIC, row, key=sessions.key_of(row), task_id="t")
-    async with keeping(settings, log, Hourly()), positions(settings) as written, asyncio.timeout(DEADLINE_S):
+    async with coordinating(settings, log, Hourly()), positions(settings) as written, asyncio.timeout(DEADLINE_S):
         while len(written) < 2:
             await asyncio.sleep(0.01)
     clocks = [position.clock_ms for position in written]
@@ -83,13 +83,13 @@ async def test_a_pause_outlives_a_coordinator_and_no_run_ends_in_it(settings: Se
     async with positions(settings) as written:
         for _ in range(2):
             before = len(written)
-            async with keeping(settings, log, Hourly(), fleet) as keeper, asyncio.timeout(DEADLINE_S):
+            async with coordinating(settings, log, Hourly(), fleet) as partition, asyncio.timeout(DEADLINE_S):
                 while len(written) < before + 2 or written[-1].clock_ms < 2 * ttl_ms:
                     await asyncio.sleep(0.01)
-                assert keeper.table.session("t.0") == opened
+                assert partition.table.session("t.0") == opened
         fleet.apply(FleetState(2))
-        async with keeping(settings, log, Hourly(), fleet) as keeper, asyncio.timeout(DEADLINE_S):
-            while (session := keeper.table.session("t.0")) is None or session.status is None:
+        async with coordinating(settings, log, Hourly(), fleet) as partition, asyncio.timeout(DEADLINE_S):
+            while (session := partition.table.session("t.0")) is None or session.status is None:
                 await asyncio.sleep(0.01)
             assert session.status is Status.TIMED_OUT
     assert all(0 < position.clock_ms - position.paused_ms <= 2 * ttl_ms for position in written)
@@ -99,7 +99,7 @@ async def test_a_task_of_many_samples_takes_several_transactions(settings: Setti
     """Each begins the next only when it is committed; the last holds the task and the position."""
     fact = TaskSubmitted("f", "t", 2 * SESSIONS + 1, "hash", PLAN, body=b"{}")
     cancel = CancelRequested("g", "t")
-    async with keeping(settings, log, Leases()), positions(settings) as written, asyncio.timeout(DEADLINE_S):
+    async with coordinating(settings, log, Leases()), positions(settings) as written, asyncio.timeout(DEADLINE_S):
         for given in (fact, cancel):
             await log.send(events.TOPIC, given, key="t", task_id="t")
         while not written or written[-1].next_offset < 2:
@@ -116,16 +116,18 @@ async def test_a_task_of_many_samples_takes_several_transactions(settings: Setti
 
 
 @asynccontextmanager
-async def keeping(
+async def coordinating(
     settings: Settings, log: LogProducer, leases: Leases, fleet: FleetView | None = None
-) -> AsyncIterator[Keeper]:
-    """A keeper of task `t`'s partition."""
+) -> AsyncIterator[PartitionCoordinator]:
+    """The coordinator of task `t`'s partition."""
     fenced = FencedProducer(settings, f"coordinator.{PARTITION}")
     await fenced.start()
-    keeper = Keeper(settings, PARTITION, fenced, log, leases, FreeSlots(), lambda: None, fleet or FleetView())
-    running = asyncio.create_task(keeper.run())
+    partition = PartitionCoordinator(
+        settings, PARTITION, fenced, log, leases, FreeSlots(), lambda: None, fleet or FleetView()
+    )
+    running = asyncio.create_task(partition.run())
     try:
-        yield keeper
+        yield partition
     finally:
         running.cancel()
         await asyncio.wait({running})

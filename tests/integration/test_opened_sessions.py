@@ -11,7 +11,7 @@ import pytest
 from openai import APIStatusError, AsyncOpenAI
 
 from consumers.building.builder import run_builder
-from consumers.coordinator.loop import run_coordinator
+from consumers.coordinator.coordinator import run_coordinator
 from polar import sessions
 from polar.client import SessionTable
 from polar.scripted.app import running

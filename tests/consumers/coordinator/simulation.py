@@ -182,7 +182,7 @@ class Coordinator(Member):
 
 
 class Partition:
-    """A keeper without Kafka: the same steps."""
+    """A `PartitionCoordinator` without Kafka."""
 
     def __init__(self, simulation: Simulation, coordinator: Coordinator, number: int) -> None:
         self.simulation = simulation
@@ -201,7 +201,7 @@ class Partition:
         self._decide_slots()
 
     def look(self) -> None:
-        for session_id in self.table.due(self.simulation.now):
+        for session_id in self.table.pop_due(self.simulation.now):
             self._take(DeadlinePassed(session_id))
 
     def _decide_slots(self) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 from msgspec.structs import replace
 
-from consumers.coordinator.batch import BYTES, SESSIONS, Batch, Part
+from consumers.coordinator.batch import BYTES, SESSIONS, Batch, Transaction
 from consumers.coordinator.commands import Decision, Input, TaskExpired
 from consumers.coordinator.deadlines import EXPIRY_MS
 from consumers.coordinator.decide import decide
@@ -24,7 +24,7 @@ from topics.types.session import Phase, SessionState, Status, TaskState
 SAMPLES = 1200
 
 
-def size(part: Part) -> int:
+def size(part: Transaction) -> int:
     return sum(len(value or b"") for value in part.rows.values()) + sum(len(record.value) for record in part.records)
 
 
@@ -51,7 +51,7 @@ class Disk:
         """Decide and commit; `crash_after`: as many parts only."""
         decision = decide(self.table, given, self.now)
         self.table.apply(decision)
-        parts = list(Batch.of(decision).parts())
+        parts = list(Batch.of(decision).transactions())
         assert [part.is_last for part in parts] == [False] * (len(parts) - 1) + [True]
         for part in parts[:crash_after]:
             assert len(part.rows) <= SESSIONS
@@ -59,7 +59,7 @@ class Disk:
             self._commit(part)
         return decision
 
-    def _commit(self, part: Part) -> None:
+    def _commit(self, part: Transaction) -> None:
         for key, value in part.rows.items():
             if value is None:
                 self.rows.pop(key, None)
@@ -142,7 +142,7 @@ def test_what_changes_twice_is_written_once_as_it_is_last() -> None:
         decision = decide(disk.table, given, 0)
         disk.table.apply(decision)
         batch.add(Batch.of(decision))
-    (part,) = batch.parts()
+    (part,) = batch.transactions()
     row = CODEC.decode(part.rows["session:t.0"] or b"")
     assert isinstance(row, SessionState)
     assert row.phase is Phase.ENDED

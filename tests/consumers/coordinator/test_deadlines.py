@@ -69,7 +69,7 @@ class Fleet(Bench):
         self.judge()
 
     def judge(self) -> None:
-        self.give(*(DeadlinePassed(session_id) for session_id in self.table.due(self.now)))
+        self.give(*(DeadlinePassed(session_id) for session_id in self.table.pop_due(self.now)))
         for name, worked in self.worked.items():
             ended = self.session(name).phase is not Phase.RUNNING
             assert ended == (worked >= LIMITS_MS[name]), (name, worked)
@@ -134,7 +134,7 @@ def test_what_waits_for_a_slot_does_not_wait_longer_for_a_pause(is_paused: bool)
     if is_paused:
         bench.give(FleetPaused())
     bench.now = TICKET_MS
-    bench.give(*(DeadlinePassed(session_id) for session_id in bench.table.due(bench.now)))
+    bench.give(*(DeadlinePassed(session_id) for session_id in bench.table.pop_due(bench.now)))
     assert bench.session().ticket_released_at is None
     bench.now = QUEUE_MS
-    assert bench.table.due(bench.now) == ["t.0"]
+    assert bench.table.pop_due(bench.now) == ["t.0"]

@@ -47,7 +47,7 @@ def test_the_plain_way_ends_with_one_build_and_a_group() -> None:
     assert bench.groups == [CloseGroup("t", 1, [1.0], [Status.COMPLETED])]
     assert bench.session().phase is Phase.ENDED
     bench.give(GroupEmitted("f", "t"))
-    assert bench.table.expired(EXPIRY_MS) == ["t"]
+    assert bench.table.pop_expired(EXPIRY_MS) == ["t"]
     assert bench.give(TaskExpired("t")).skipped == "not_forgettable"
     bench.now = EXPIRY_MS
     bench.give(TaskExpired("t"))
@@ -164,7 +164,7 @@ def test_an_unclaimed_ticket_is_released_again_at_no_cost_and_the_old_one_still_
     bench.assign(Stage.INIT)
     assert wants(bench.table) == {}
     bench.now = 10_000
-    bench.give(*(DeadlinePassed(s) for s in bench.table.due(bench.now)))
+    bench.give(*(DeadlinePassed(s) for s in bench.table.pop_due(bench.now)))
     assert wants(bench.table) == {(Stage.INIT, "default"): 1}
     assert bench.claim(Stage.INIT, "a").commands == (Grant("t.0", 1, "a"),)
     assert bench.session().spent == 0
@@ -191,7 +191,7 @@ def test_attempts_spent_fail_the_session_with_what_was_captured_after_its_key_is
     assert bench.session().phase is Phase.CLOSING
     assert "t.0" not in bench.builds
     bench.now += 2_000
-    bench.give(*(DeadlinePassed(s) for s in bench.table.due(bench.now)))
+    bench.give(*(DeadlinePassed(s) for s in bench.table.pop_due(bench.now)))
     build = bench.builds["t.0"]
     assert (build.claim_id, build.status, build.reward) == ("r3", Status.FAILED, None)
     assert build.error is not None
@@ -286,11 +286,11 @@ def test_tickets_that_nobody_takes_for_days_cost_no_memory() -> None:
     for _ in range(3000):
         bench.assign(Stage.INIT)
         bench.now += TICKET_MS
-        bench.give(*(DeadlinePassed(s) for s in bench.table.due(bench.now)))
+        bench.give(*(DeadlinePassed(s) for s in bench.table.pop_due(bench.now)))
     assert bench.session().ticket_released_at is None
-    assert bench.table.awaited < 1100
+    assert bench.table.pending_instants < 1100
     bench.now = QUEUE_MS
-    bench.give(*(DeadlinePassed(s) for s in bench.table.due(bench.now)))
+    bench.give(*(DeadlinePassed(s) for s in bench.table.pop_due(bench.now)))
     assert bench.session().phase is Phase.BUILDING
 
 

@@ -91,15 +91,15 @@ def test_a_cancel_of_a_task_that_never_comes_is_forgotten_and_of_one_that_comes_
     bench.give(CancelRequested("f", "typo"), CancelRequested("f", "t", "t.1"), CancelRequested("f", "t", "t.1"))
     assert bench.skipped == {"already_cancelled": 1}
     bench.now = EXPIRY_MS - 1
-    assert bench.table.expired(bench.now) == []
+    assert bench.table.pop_expired(bench.now) == []
     bench.give(submitted(2))
     assert bench.builds["t.1"].status is Status.CANCELLED
     bench.now += 1
-    assert bench.table.expired(bench.now) == ["typo"]
+    assert bench.table.pop_expired(bench.now) == ["typo"]
     bench.give(TaskExpired("typo"))
     assert bench.table.task("typo") is None
     assert bench.give(GroupEmitted("f", "t")).skipped == "group_goes_on"
     bench.give(CancelRequested("f", "t"), *(TrajectoryEmitted("f", f"t.{index}", 1) for index in range(2)))
     bench.give(GroupEmitted("f", "t"))
-    assert bench.table.expired(bench.now + EXPIRY_MS - 1) == []
-    assert bench.table.expired(bench.now + EXPIRY_MS) == ["t"]
+    assert bench.table.pop_expired(bench.now + EXPIRY_MS - 1) == []
+    assert bench.table.pop_expired(bench.now + EXPIRY_MS) == ["t"]

@@ -183,7 +183,7 @@ class World(Bench):
 
     def advance(self, ms: int) -> None:
         self.now += ms
-        for session_id in self.table.due(self.now):
+        for session_id in self.table.pop_due(self.now):
             self._collect(self.give(DeadlinePassed(session_id)))
 
     def report(self, session: SessionState) -> None:

@@ -14,13 +14,13 @@ def beat(worker: str = "w", claims: list[str] | None = None) -> Heartbeat:
 
 def probe(leases: Leases, start_ms: int, seconds: int) -> int:
     for second in range(seconds):
-        leases.probe(start_ms + second * 1000, 0.0)
+        leases.on_probe(start_ms + second * 1000, 0.0)
     return start_ms + seconds * 1000
 
 
 def is_lost(leases: Leases) -> bool:
     """Whether claim `c` of worker `w` is."""
-    return leases.lost("w", {"c": "t.0"}.keys()) == ["c"]
+    return leases.lost_claims("w", {"c": "t.0"}.keys()) == ["c"]
 
 
 def test_a_worker_is_gone_after_six_seconds_of_covered_log_time() -> None:
@@ -28,10 +28,10 @@ def test_a_worker_is_gone_after_six_seconds_of_covered_log_time() -> None:
     at = probe(leases, 0, 1)
     leases.on_heartbeat(beat())
     at = probe(leases, at, LEASE_MS // 1000)
-    assert leases.gone() == []
+    assert leases.pop_lost_workers() == []
     probe(leases, at, 1)
-    assert leases.gone() == ["w"]
-    assert leases.gone() == []
+    assert leases.pop_lost_workers() == ["w"]
+    assert leases.pop_lost_workers() == []
 
 
 def test_a_minute_without_kafka_starts_all_leases_anew() -> None:
@@ -40,10 +40,10 @@ def test_a_minute_without_kafka_starts_all_leases_anew() -> None:
     leases.on_heartbeat(beat(claims=["c"]))
     assert not is_lost(leases)
     at = probe(leases, at + 60_000, 5)
-    assert (leases.gone(), is_lost(leases)) == ([], False)
+    assert (leases.pop_lost_workers(), is_lost(leases)) == ([], False)
     assert leases.clock < GAP_MS + 6_000
     probe(leases, at, 4)
-    assert leases.gone() == ["w"]
+    assert leases.pop_lost_workers() == ["w"]
 
 
 def test_a_claim_is_lost_when_its_live_worker_no_longer_holds_it() -> None:
@@ -72,10 +72,10 @@ def test_a_claim_of_a_worker_never_seen_is_lost_only_after_a_whole_lease() -> No
 
 def test_the_clock_between_probes_runs_on_for_three_seconds_and_never_back() -> None:
     leases = Leases()
-    leases.probe(0, 10.0)
+    leases.on_probe(0, 10.0)
     assert leases.now(10.5) == 500
     assert leases.now(99.0) == GAP_MS
-    leases.probe(1_000, 100.0)
+    leases.on_probe(1_000, 100.0)
     assert leases.now(100.0) == GAP_MS
 
 
@@ -98,5 +98,5 @@ def test_a_claim_is_lost_as_soon_as_its_worker_is_and_not_a_lease_later() -> Non
     assert not is_lost(leases)
     probe(leases, at, LEASE_MS // 1000 + 1)
     assert is_lost(leases)
-    assert leases.gone() == ["w"]
+    assert leases.pop_lost_workers() == ["w"]
     assert is_lost(leases)

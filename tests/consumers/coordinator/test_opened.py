@@ -38,7 +38,7 @@ def closed(session_id: str = "t.0", reward: float | None = 1.0) -> SessionCloseR
 
 def after(bench: Bench, ms: int) -> None:
     bench.now += ms
-    bench.give(*(DeadlinePassed(session_id) for session_id in bench.table.due(bench.now)))
+    bench.give(*(DeadlinePassed(session_id) for session_id in bench.table.pop_due(bench.now)))
 
 
 def test_an_open_is_granted_at_once_and_a_close_ends_it_with_its_reward() -> None:

@@ -1,6 +1,6 @@
-"""The coordinator's process: who lives, which slots are free, and a keeper for each partition that the group assigns to it.
+"""The coordinator's process: leases, free slots, and a `PartitionCoordinator` for each partition that the group assigns to it.
 
-Group `<namespace>.coordinator` on `polar.events`. What is decided, and what a crash costs, is in `keeper`.
+Group `<namespace>.coordinator` on `polar.events`. `partition` says what a transaction holds and what a crash costs.
 """
 
 from __future__ import annotations
@@ -11,14 +11,13 @@ from collections import Counter
 
 import structlog
 
+from consumers.coordinator import metrics as coordinator_metrics
 from consumers.coordinator.fleet import FleetView
-from consumers.coordinator.keeper import Keeper
 from consumers.coordinator.leases import Leases
-from consumers.coordinator.metrics import tell
+from consumers.coordinator.partition import PartitionCoordinator
 from consumers.coordinator.scheduling.free_slots import FreeSlots
 from consumers.coordinator.scheduling.scheduler import Scheduler
 from consumers.coordinator.scheduling.shares import ROLE
-from consumers.coordinator.statistics import Figures
 from consumers.metrics import Metrics
 from topics import events, fleet, workers
 from topics.environment.settings import Settings
@@ -34,18 +33,18 @@ from topics.workers import Backlog, Heartbeat, Probe
 
 PROBE_S = 1.0
 """Protocol 12."""
-ASSIGN_S = 0.25
-"""How often slots are lent when nothing else asks for it."""
+ROUND_S = 0.25
+"""A scheduling round runs at least this often: tickets and claims expire without a record."""
 HEARTBEATS_FROM_S = 10.0
-"""`polar.workers` is read from so long ago (protocol 30)."""
+"""How far back `polar.workers` is read at the start (protocol 30)."""
 
 log = structlog.get_logger()
 
 
 async def run_coordinator(settings: Settings, stop: asyncio.Event, metrics: Metrics | None = None) -> None:
-    """Coordinate until `stop`. Any number of these share the partitions. Raises what ended one of its parts."""
+    """Coordinate until `stop`. Any number of processes share the partitions. Raises what ended one of its tasks."""
     coordinator = Coordinator(settings)
-    coordinator.tell(metrics or Metrics())
+    coordinator.register(metrics or Metrics())
     await coordinator.run(stop)
 
 
@@ -59,19 +58,20 @@ class Coordinator:
         self._free_slots = FreeSlots()
         self._fleet = FleetView()
         self._producer = LogProducer(settings)
-        self._keepers: dict[int, Keeper] = {}
+        self._partitions: dict[int, PartitionCoordinator] = {}
         self._scheduler = Scheduler(self._worker_id, self._free_slots, self._fleet)
-        self._assign_soon = asyncio.Event()
-        self._told: tuple[list[Backlog], dict[str, int]] = [], {}
+        self._slots_changed = asyncio.Event()
+        self._reported: tuple[list[Backlog], dict[str, int]] = [], {}
+        """Backlogs and staged sessions in the newest heartbeat."""
         self._is_leaving = False
-        self._facts = 0
-        self._skipped: Counter[str] = Counter()
-        """These two of partitions that are owned no longer."""
+        self._past_facts = 0
+        self._past_skipped: Counter[str] = Counter()
+        """Totals from partitions that this process no longer owns, as `_past_facts`."""
         self._workers_lost = 0
         self._left: set[str] = set()
-        """Processes whose newest heartbeat says that they go, with nothing in hand: their silence is no loss."""
-        self._owner = Owner(settings, "coordinator", events.TOPIC, self._keep)
-        self._heart = Heart(settings, self._beat)
+        """Processes that announced their end and have no claims: their silence is no loss."""
+        self._owner = Owner(settings, "coordinator", events.TOPIC, self._run_partition)
+        self._heart = Heart(settings, self._heartbeat)
         self._signs = Follower(
             settings, workers.TOPIC, self._on_sign, since=Since.ago(HEARTBEATS_FROM_S), letters=self._producer
         )
@@ -84,7 +84,7 @@ class Coordinator:
         await self._states.start()
         try:
             await first_done(
-                self._owner.run(stop), self._probe(), self._assign_regularly(), self._signs.failed, self._states.failed
+                self._owner.run(stop), self._probe(), self._schedule(), self._signs.failed, self._states.failed
             )
         finally:
             self._is_leaving = True
@@ -93,35 +93,34 @@ class Coordinator:
             self._heart.stop()
             await self._producer.stop()
 
-    def tell(self, metrics: Metrics) -> None:
-        """Say where this process's figures are."""
+    def register(self, metrics: Metrics) -> None:
         metrics.heart(ROLE, self._heart)
-        tell(metrics, self.figures)
+        coordinator_metrics.register(metrics, self.statistics)
 
-    def figures(self) -> Figures:
-        """Of this process, now."""
-        keepers = [keeper for keeper in self._keepers.values() if keeper.demand.is_open]
+    def statistics(self) -> coordinator_metrics.Statistics:
+        """Current statistics of this process."""
+        partitions = [partition for partition in self._partitions.values() if partition.demand.is_open]
         backlogs = self._scheduler.backlogs()
         free: Counter[tuple[str, Stage]] = Counter()
         for worker in self._free_slots.free(self._leases.clock):
             free[worker.pool, worker.stage] += worker.slots
-        return Figures(
-            partitions=len(keepers),
-            backlog={(told.pool, told.stage, told.priority): told.sessions for told in backlogs},
-            held={(told.pool, told.stage, told.priority): told.held for told in backlogs},
+        return coordinator_metrics.Statistics(
+            partitions=len(partitions),
+            backlog={(each.pool, each.stage, each.priority): each.sessions for each in backlogs},
+            active={(each.pool, each.stage, each.priority): each.held for each in backlogs},
             staged=self._scheduler.staged(),
             slots={(pool, stage): slots for (stage, pool), slots in self._free_slots.slots().items()},
             free=free,
-            sessions=sum((keeper.table.phases for keeper in keepers), Counter()),
-            facts=self._facts + sum(keeper.facts for keeper in self._keepers.values()),
-            skipped=sum((keeper.skipped for keeper in self._keepers.values()), self._skipped),
+            sessions=sum((partition.table.phases for partition in partitions), Counter()),
+            facts=self._past_facts + sum(partition.facts for partition in self._partitions.values()),
+            skipped=sum((partition.skipped for partition in self._partitions.values()), self._past_skipped),
             workers_lost=self._workers_lost,
         )
 
-    async def _keep(self, partition: int, fenced: FencedProducer) -> None:
-        keeper = Keeper(
+    async def _run_partition(self, number: int, fenced: FencedProducer) -> None:
+        partition = PartitionCoordinator(
             self._settings,
-            partition,
+            number,
             fenced,
             self._producer,
             self._leases,
@@ -129,18 +128,18 @@ class Coordinator:
             self._assign_slots,
             self._fleet,
         )
-        self._keepers[partition] = keeper
-        self._scheduler.demands[partition] = keeper.demand
+        self._partitions[number] = partition
+        self._scheduler.demands[number] = partition.demand
         try:
-            await keeper.run()
+            await partition.run()
         finally:
-            del self._keepers[partition], self._scheduler.demands[partition]
-            keeper.demand.return_slots()
-            self._facts += keeper.facts
-            self._skipped += keeper.skipped
+            del self._partitions[number], self._scheduler.demands[number]
+            partition.demand.return_slots()
+            self._past_facts += partition.facts
+            self._past_skipped += partition.skipped
 
-    def _beat(self) -> Heartbeat:
-        backlogs, staged = self._told = self._scheduler.backlogs(), self._scheduler.staged()
+    def _heartbeat(self) -> Heartbeat:
+        backlogs, staged = self._reported = self._scheduler.backlogs(), self._scheduler.staged()
         return self._heart.describe(
             self._worker_id,
             ROLE,
@@ -153,18 +152,18 @@ class Coordinator:
     def _on_fleet(self, state: FleetRecord, _: kafka.Record) -> None:
         self._fleet.apply(state)
         self._heart.changed()
-        self._assign_soon.set()
+        self._slots_changed.set()
 
     def _on_sign(self, sign: workers.Sign, record: kafka.Record) -> None:
         match sign:
             case Probe(worker_id=worker_id) if worker_id == self._worker_id:
-                self._leases.probe(record.timestamp, time.monotonic())
+                self._leases.on_probe(record.timestamp, time.monotonic())
             case Heartbeat():
                 self._leases.on_heartbeat(sign)
                 self._scheduler.on_heartbeat(sign)
                 has_left = sign.leaving and not any(slots.claims for slots in sign.stages)
                 (self._left.add if has_left else self._left.discard)(sign.worker_id)
-                self._assign_soon.set()
+                self._slots_changed.set()
 
     async def _probe(self) -> None:
         while True:
@@ -173,31 +172,28 @@ class Coordinator:
                     workers.TOPIC, Probe(self._worker_id), key=self._worker_id, deadline_s=PROBE_S
                 )
             except Unacknowledged:
-                # A missing probe is what an outage looks like in log time.
+                # In log time an outage is a missing probe.
                 log.info("no probe", action="coordinator.no_probe")
             await asyncio.sleep(PROBE_S)
 
-    async def _assign_regularly(self) -> None:
+    async def _schedule(self) -> None:
+        """Remove lost workers and run a scheduling round, after each change and every `ROUND_S`."""
         while True:
-            try:
-                async with asyncio.timeout(ASSIGN_S):
-                    await self._assign_soon.wait()
-            except TimeoutError:
-                pass
-            self._assign_soon.clear()
-            for worker in self._leases.gone():
-                self._gone(worker)
+            await first_done(self._slots_changed, timeout_s=ROUND_S)
+            self._slots_changed.clear()
+            for worker in self._leases.pop_lost_workers():
+                self._scheduler.on_worker_lost(worker)
+                if worker in self._left:
+                    self._left.discard(worker)
+                else:
+                    log.info("worker lost", action="coordinator.worker_lost", worker=worker)
+                    self._workers_lost += 1
             self._assign_slots()
-            if not self._scheduler.is_alone and self._told != (self._scheduler.backlogs(), self._scheduler.staged()):
+            if not self._scheduler.is_alone and self._reported != (
+                self._scheduler.backlogs(),
+                self._scheduler.staged(),
+            ):
                 self._heart.changed()
-
-    def _gone(self, worker: str) -> None:
-        self._scheduler.on_worker_lost(worker)
-        if worker in self._left:
-            self._left.discard(worker)
-        else:
-            log.info("worker lost", action="coordinator.worker_lost", worker=worker)
-            self._workers_lost += 1
 
     def _assign_slots(self) -> None:
         self._scheduler.assign(self._leases.clock)

@@ -1,6 +1,7 @@
-"""What leaves a partition outside its transactions: tickets, answers to claims, ends of keys and runtimes, refused tasks, dead letters.
+"""Sends a partition's records that lie outside its transactions: tickets, answers to claims, ends of keys and runtimes, dead letters.
 
-All are idempotent and go out after the commit; one that can't be sent voids the partition, whose next owner repeats what is due.
+Sending a record twice does no harm. Records are sent after the commit. If one can't be sent, the partition is given up, and its next owner
+repeats what its table calls for.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from topics.types.session import SessionState
 log = structlog.get_logger()
 
 
-class Outbox:
-    """Sends what was decided, as the table stands now."""
+class CommandSender:
+    """Sends the commands of decisions, with what the table says now."""
 
     def __init__(self, settings: Settings, producer: LogProducer, table: Table) -> None:
         self._settings = settings
@@ -35,14 +36,14 @@ class Outbox:
         self._table = table
 
     async def send(self, commands: Sequence[Command], position: int) -> None:
-        """Until all are acknowledged. `position`: of `polar.events`, for a task that is refused. Raises OwnershipLost."""
+        """Return when all are acknowledged. `position`: of `polar.events`, for rejected tasks. Raises OwnershipLost."""
         try:
             await asyncio.gather(*(self._send_one(command, position) for command in commands))
         except Unacknowledged as error:
             raise OwnershipLost(f"a command could not be sent: {error}") from error
 
     async def dead_letter(self, record: kafka.Record, reason: str) -> None:
-        """A record that is none goes to the dead letters."""
+        """Send a record that can't be processed to the dead letters."""
         log.warning(
             "dead letter",
             action="coordinator.dead_letter",
@@ -59,7 +60,7 @@ class Outbox:
                 if session is not None:
                     await self._release(command, session)
             case Grant(log_partition=int(), log_offset=None):
-                # Decided before the broker had given its Open an offset.
+                # Decided before the broker gave its Open an offset.
                 session = self._table.session(command.session_id)
                 if session is not None and session.claim_id == command.claim_id:
                     await self._control(replace(command, log_offset=session.log_offset))
@@ -93,7 +94,7 @@ class Outbox:
 
     async def _reject(self, command: RejectTask, position: int) -> None:
         body = command.fact.body or (command.fact.body_ref or "").encode()
-        log.warning("task refused", action="coordinator.refused", task=command.fact.task_id, reason=command.reason)
+        log.warning("task rejected", action="coordinator.rejected", task=command.fact.task_id, reason=command.reason)
         await self._producer.send_bytes(
             dead_letters.TOPIC.full_name(self._settings.namespace),
             body,

@@ -1,9 +1,9 @@
-"""One partition's coordinator: facts in, decisions committed, commands out.
+"""One partition's coordinator: reads facts, commits decisions, sends commands.
 
-A transaction holds rows of `polar.sessions` with the next offset of `polar.events` (the position, so that nothing is decided twice),
-and `Open`, `Build`, `CloseGroup` on `polar.completions`, all of this partition's number; how large decisions are cut is `batch`'s.
-Tickets, grants, revokes and closed keys go out after the commit (`outbox`). A crash costs what had not been committed, which the next
-owner decides anew from the log, and commands not yet sent, which it repeats from the table.
+A transaction holds rows of `polar.sessions`, records of `polar.completions` (`Open`, `Build`, `CloseGroup`), and the position: the next
+offset of `polar.events`, so that no fact is decided twice. All are of this partition's number. `batch` splits decisions that are too
+large. Tickets, grants, revokes and closed keys are sent after the commit (`command_sender`). A crash loses what wasn't committed, which
+the next owner decides again from the log, and commands not yet sent, which the next owner repeats from the table.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from collections.abc import Callable, Sequence
 import structlog
 from msgspec.structs import replace
 
-from consumers.coordinator.batch import Batch, Part, Record
+from consumers.coordinator.batch import Batch, Transaction
+from consumers.coordinator.command_sender import CommandSender
 from consumers.coordinator.commands import (
     ClaimLost,
     DeadlinePassed,
@@ -29,15 +30,14 @@ from consumers.coordinator.commands import (
 )
 from consumers.coordinator.deadlines import Pauses
 from consumers.coordinator.decide import decide
-from consumers.coordinator.endings import said_again
+from consumers.coordinator.endings import repeated_commands
 from consumers.coordinator.fleet import FleetView
 from consumers.coordinator.leases import Leases
-from consumers.coordinator.outbox import Outbox
 from consumers.coordinator.scheduling.demand import PartitionDemand
 from consumers.coordinator.scheduling.free_slots import FreeSlots
 from consumers.coordinator.state import Table
 from topics import completions, events, sessions
-from topics.completions import CloseGroup, Open
+from topics.completions import Open
 from topics.contract.codec import DecodeError, UnknownRecord, encode
 from topics.environment.settings import Settings
 from topics.events import Claimed, Evaluated, HandedBack, InitFinished, RunFinished, Stopped
@@ -49,29 +49,30 @@ from topics.types.session import SessionState, TaskState
 from topics.waiting.first_done import first_done
 
 FACTS = 500
-"""A transaction's facts at most (protocol 3)."""
+"""At most this many facts in a transaction (protocol 3)."""
 FETCH_MS = 500
+"""The broker's longest wait for a first record."""
 GAP_S = 0.01
-"""From the end of a transaction to the next: one costs some 10 ms of CPU, the broker's and ours, however little it holds."""
+"""Pause between two transactions: each costs the broker and us some 10 ms of CPU, however little it holds."""
 GATHER_MS = 3
-"""For the answer of a broker that has something."""
-JUDGE_S = 0.25
-"""How often deadlines are looked at."""
+"""For the answer of a broker that has records."""
+CHECK_S = 0.25
+"""How often deadlines are checked."""
 REPEAT_S = 300.0
-"""How often the ends of keys are said again: half of what a starting proxy reads of `polar.control` (protocol 2, 18)."""
+"""How often the ends of keys are repeated: half of what a starting proxy reads of `polar.control` (protocol 2, 18)."""
 REPEATED = 500
-"""Sessions a step of which that is said."""
+"""Sessions whose commands are repeated in one step, so that a table of a hundred thousand doesn't delay its facts."""
 POSITION_S = 5.0
-"""How often position and clock are written where facts changed nothing."""
+"""How often position and clock are written while facts change nothing."""
 CLOCK_MS = 60_000
-"""The same where no facts came: so much longer may a session live whose coordinator starts again."""
-ENDS_OF_CLAIMS = InitFinished, RunFinished, Evaluated, Stopped, HandedBack
+"""How often the clock is written while no facts come: a restart of the coordinator may prolong a session by this time."""
+CLAIM_ENDS = InitFinished, RunFinished, Evaluated, Stopped, HandedBack
 """Facts after which a claim has no slot."""
 
 log = structlog.get_logger()
 
 
-class Keeper:
+class PartitionCoordinator:
     """Owns one partition from its table's recovery until it is cancelled or fenced."""
 
     def __init__(
@@ -89,7 +90,7 @@ class Keeper:
         self._settings = settings
         self._partition = partition
         self._fenced = fenced
-        self._outbox = Outbox(settings, producer, self.table)
+        self._sender = CommandSender(settings, producer, self.table)
         self._batch = Batch()
         self._leases = leases
         self._free_slots = free_slots
@@ -103,21 +104,19 @@ class Keeper:
         self._written_clock = 0
         self._written_position = 0
         self._caught_up = False
-        self._judged_at = -1
-        """Clock of the leases, which goes on with each probe."""
+        self._leases_checked_at = -1
+        """Clock of the leases, which advances with each probe."""
         self._repeated_at = -REPEAT_S
         self._to_repeat: list[str] = []
         self.facts = 0
-        """Read so far."""
+        """Number of facts read."""
         self.skipped: Counter[str] = Counter()
         """Inputs that the table didn't allow, by reason (protocol 6)."""
-
-    # --- its life
 
     async def run(self) -> None:
         await self._recover()
         source = kafka.TopicPartition(events.TOPIC.full_name(self._settings.namespace), self._partition)
-        # Facts that have left the log are made up for by leases and deadlines; those that haven't must not be read twice.
+        # Leases and deadlines make up for facts that have left the log; facts on the log must not be read twice.
         self._position = await on_the_log(self._settings, source, self._position)
         consumer = kafka.consumer(self._settings, auto_offset_reset="none")
         fetch: asyncio.Task[list[kafka.Record]] | None = None
@@ -128,9 +127,9 @@ class Keeper:
             while True:
                 await asyncio.sleep(self._written_at + GAP_S - time.monotonic())
                 fetch = fetch or asyncio.create_task(
-                    _facts(consumer, source), name=f"coordinator.fetch.{self._partition}"
+                    _fetch(consumer, source), name=f"coordinator.fetch.{self._partition}"
                 )
-                await first_done(fetch, self._woken, timeout_s=JUDGE_S)
+                await first_done(fetch, self._woken, timeout_s=CHECK_S)
                 self._woken.clear()
                 records: Sequence[kafka.Record] = ()
                 if fetch.done():
@@ -145,7 +144,7 @@ class Keeper:
             await kafka.stop(consumer, STOP_DEADLINE_S)
 
     async def _recover(self) -> None:
-        """The table as the last owner committed it; its open transaction, if any, was ended by our fencing."""
+        """Read the table that the last owner committed. Our fencing has ended its open transaction, if any."""
         topic = sessions.TOPIC.full_name(self._settings.namespace)
         rows: dict[str, TaskState | SessionState] = {}
         async for record in read_back(self._settings, topic, self._partition):
@@ -156,7 +155,7 @@ class Keeper:
             try:
                 row = sessions.CODEC.decode(record.value)
             except DecodeError as error:
-                await self._outbox.dead_letter(record, str(error))
+                await self._sender.dead_letter(record, str(error))
                 continue
             match row:
                 case Position():
@@ -180,122 +179,116 @@ class Keeper:
         )
 
     async def _repeat(self) -> None:
-        """Say again what is due: the last owner may not have sent it, and a proxy that starts reads only so far back.
-
-        A few sessions a step: a table of a hundred thousand must not hold up its facts.
-        """
+        """Repeat commands: the last owner may not have sent them, and a starting proxy reads only a limited part of the log."""
         if time.monotonic() - self._repeated_at > REPEAT_S:
             self._repeated_at = time.monotonic()
             self._to_repeat = [session.session_id for session in self.table.sessions()]
-        some, self._to_repeat = self._to_repeat[-REPEATED:], self._to_repeat[:-REPEATED]
-        found = [session for name in some if (session := self.table.session(name)) is not None]
-        await self._outbox.send([due for session in found for due in said_again(session)], self._position)
+        names, self._to_repeat = self._to_repeat[-REPEATED:], self._to_repeat[:-REPEATED]
+        found = [session for name in names if (session := self.table.session(name)) is not None]
+        await self._sender.send([command for each in found for command in repeated_commands(each)], self._position)
         if self._to_repeat:
             self._woken.set()
-
-    # --- one step
 
     def _now(self) -> int:
         return self._clock_base + self._leases.now(time.monotonic())
 
     async def _step(self, records: Sequence[kafka.Record]) -> None:
         if self._fleet.paused != (self.table.pauses.began is not None):
-            await self._take(FleetPaused() if self._fleet.paused else FleetResumed())
+            await self._decide(FleetPaused() if self._fleet.paused else FleetResumed())
         for record in records:
             self.facts += 1
             fact = await self._decoded(record)
             if fact is not None:
-                await self._take(fact)
+                await self._decide(fact)
             self._position = record.offset + 1
-        for given in self._judged():
-            await self._take(given)
+        for event in self._due_inputs():
+            await self._decide(event)
         if not self._batch.is_empty:
-            # The slots that these facts set free, and the sessions that they make wait, meet in this very transaction.
+            # The slots that these facts free serve the sessions that they make wait in this same transaction.
             self._assign_slots()
         while (slot := self.demand.next_slot) is not None:
-            await self._take(slot)
+            await self._decide(slot)
             self.demand.slot_decided()
         await self._flush()
         await self._repeat()
 
-    async def _take(self, given: Input) -> None:
-        decision = decide(self.table, given, self._now())
-        asked = Batch.of(decision)
-        if not self._batch.is_empty and not self._batch.fits(asked):
+    async def _decide(self, event: Input) -> None:
+        decision = decide(self.table, event, self._now())
+        added = Batch.of(decision)
+        if not self._batch.is_empty and not self._batch.fits(added):
             await self._flush()
-            # Anew: the commit has told rows where their logs begin.
-            decision = decide(self.table, given, self._now())
-            asked = Batch.of(decision)
+            # Again: the commit has added log offsets to rows.
+            decision = decide(self.table, event, self._now())
+            added = Batch.of(decision)
         self.table.apply(decision)
-        self._batch.add(asked)
+        self._batch.add(added)
         if decision.skipped is not None:
             self.skipped[decision.skipped] += 1
             log.debug("skipped", action="coordinator.skipped", reason=decision.skipped, partition=self._partition)
-        if isinstance(given, Claimed):
+        if isinstance(event, Claimed):
             self._free_slots.on_claimed(
-                given.session_id, given.stage, given.worker_id, given.claim_id, self._leases.clock
+                event.session_id, event.stage, event.worker_id, event.claim_id, self._leases.clock
             )
-        elif isinstance(given, ENDS_OF_CLAIMS):
-            self._free_slots.on_claim_ended(given.session_id, given.claim_id, self._leases.clock)
+        elif isinstance(event, CLAIM_ENDS):
+            self._free_slots.on_claim_ended(event.session_id, event.claim_id, self._leases.clock)
         for command in decision.commands:
             if isinstance(command, ReleaseTicket):
                 self._free_slots.on_ticket(command, self._leases.clock)
 
-    def _judged(self) -> list[Input]:
-        """What time alone has brought about. Leases are judged only once the log is read to its end: the fact may be on it."""
+    def _due_inputs(self) -> list[Input]:
+        """Inputs that time alone brings. Leases are checked only when the log is read to its end: the missing fact may be on it."""
         now = self._now()
-        given: list[Input] = [DeadlinePassed(session_id) for session_id in self.table.due(now)]
-        given += [TaskExpired(task_id) for task_id in self.table.expired(now)]
-        if not self._caught_up or self._leases.clock == self._judged_at:
-            return given
-        self._judged_at = self._leases.clock
+        due: list[Input] = [DeadlinePassed(session_id) for session_id in self.table.pop_due(now)]
+        due += [TaskExpired(task_id) for task_id in self.table.pop_expired(now)]
+        if not self._caught_up or self._leases.clock == self._leases_checked_at:
+            return due
+        self._leases_checked_at = self._leases.clock
         for worker_id, claims in self.table.granted_claims.items():
-            given += [ClaimLost(claims[claim_id], claim_id) for claim_id in self._leases.lost(worker_id, claims.keys())]
+            lost = self._leases.lost_claims(worker_id, claims.keys())
+            due += [ClaimLost(claims[claim_id], claim_id) for claim_id in lost]
         for pool in self.table.queue.staged_pools():
             if self._leases.is_offline(pool):
-                given += [PoolOffline(session.session_id) for session in self.table.ready(pool)]
-        return given
+                due += [PoolOffline(session.session_id) for session in self.table.ready(pool)]
+        return due
 
     async def _decoded(self, record: kafka.Record) -> events.Fact | None:
         try:
             fact = events.CODEC.decode(record.value or b"")
         except DecodeError as error:
-            await self._outbox.dead_letter(record, str(error))
+            await self._sender.dead_letter(record, str(error))
             return None
         if isinstance(fact, UnknownRecord):
             self.skipped[f"unknown_{fact.type}"] += 1
             return None
         if (flaw := events.flaw(fact)) is not None:
-            await self._outbox.dead_letter(record, flaw)
+            await self._sender.dead_letter(record, flaw)
             return None
         return fact
 
-    # --- out
-
     def _position_due(self) -> bool:
         moved = self._position - self._written_position
-        if self.table.awaited and self._now() - self._written_clock >= CLOCK_MS:
+        if self.table.pending_instants and self._now() - self._written_clock >= CLOCK_MS:
             return True
         return moved >= FACTS or (moved > 0 and time.monotonic() - self._written_at > POSITION_S)
 
     async def _flush(self) -> None:
-        """Commit what was decided, then send what follows from it."""
+        """Commit the batch, then send its commands."""
         batch, self._batch = self._batch, Batch()
         if not batch.is_empty or self._position_due():
-            for part in batch.parts():
+            for part in batch.transactions():
                 await self._commit(part)
-        await self._outbox.send(batch.commands, self._position)
+        await self._sender.send(batch.commands, self._position)
 
-    async def _commit(self, part: Part) -> None:
-        """1. Records of `polar.completions`; their offsets fill the rows and grants. 2. Rows. 3. Position. 4. Commit, or all is void."""
+    async def _commit(self, part: Transaction) -> None:
+        """1. Write records of `polar.completions`; rows and grants need their offsets. 2. Rows. 3. Position. 4. Commit, or all is void."""
         await self._fenced.begin()
         completed = completions.TOPIC.full_name(self._settings.namespace)
         offsets = await self._fenced.write(
-            [Write(completed, self._partition, _key(record).encode(), record.value) for record in part.records]
+            [Write(completed, self._partition, record.key.encode(), record.value) for record in part.records]
         )
         for record, offset in zip(part.records, offsets, strict=True):
             if isinstance(record.record, Open):
-                self._opened(record.record, offset, part)
+                self._locate_log(record.record, offset, part)
         table = sessions.TOPIC.full_name(self._settings.namespace)
         writes = [Write(table, self._partition, key.encode(), value) for key, value in part.rows.items()]
         clock_ms = self._now()
@@ -309,8 +302,8 @@ class Keeper:
             self._written_clock = clock_ms
             self._written_at = time.monotonic()
 
-    def _opened(self, opened: Open, offset: int, part: Part) -> None:
-        """The row of the run that this opens learns where its log begins, unless the same batch has led it on."""
+    def _locate_log(self, opened: Open, offset: int, part: Transaction) -> None:
+        """Add the offset at which the run's log begins to its row, unless the same batch has moved the row on."""
         session = self.table.session(opened.session_id)
         if session is not None and session.run_claim_id == opened.claim_id:
             located = replace(session, log_offset=offset)
@@ -318,16 +311,11 @@ class Keeper:
             part.rows[sessions.key_of(located)] = encode(located)
 
 
-async def _facts(consumer: kafka.Consumer, source: kafka.TopicPartition) -> list[kafka.Record]:
-    """What lies on the log, at most so many as one transaction takes; none after half a second."""
+async def _fetch(consumer: kafka.Consumer, source: kafka.TopicPartition) -> list[kafka.Record]:
+    """Available records, at most as many as one transaction takes; none after half a second."""
     records = (await consumer.getmany(timeout_ms=FETCH_MS, max_records=FACTS)).get(source, [])
     if 0 < len(records) < FACTS:
-        # The client fetches on only when all is taken that it has: what has gathered meanwhile lies at the broker.
+        # The client fetches more only when all its records are taken; what has gathered since lies at the broker.
         more = await consumer.getmany(timeout_ms=GATHER_MS, max_records=FACTS - len(records))
         records += more.get(source, [])
     return records
-
-
-def _key(record: Record) -> str:
-    completion = record.record
-    return completion.task_id if isinstance(completion, CloseGroup) else completion.session_id
