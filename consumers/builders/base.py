@@ -1,8 +1,8 @@
-"""What a builder is: the interface that the builder process, `polar rebuild` and other people's builders share.
+"""The interface of builders, for the builder process, `polar rebuild` and builders of other packages.
 
-A builder is made once a session with the task's `builder.config`, gets all of the session's calls and gives its trajectory.
-Invariant: `build` is a pure function of its argument. It is called off the event loop, has 60 s, and one that raises costs its own
-session only (protocol 26). Which calls belong to a session is decided before (protocol 23), what a trace becomes at a trainer after.
+One builder is made for each session, with the task's `builder.config`. It gets all of the session's calls and returns the trajectory.
+Invariant: `build` is a pure function of its argument. It runs off the event loop for at most 60 s, and an exception fails its own
+session only (protocol 26). Which calls belong to a session is decided before (protocol 23), the form for a trainer afterwards.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ class BuiltFrom:
 
     build: Build
     calls: Sequence[Completion]
-    """Of `build`'s attempt and claim, in log order, between its `Open` and `Build`. May hold a call id twice: the first record counts."""
+    """The calls of `build`'s attempt and claim between `Open` and `Build`, in log order. The first record of a call id counts."""
     disowned: Set[str] = frozenset()
-    """Call ids that the proxy gave up: never answered, even where their record stands in `calls`."""
+    """Ids of calls that the proxy gave up. They were never answered, even if their record is in `calls`."""
     late_calls: int = 0
-    """How many calls came after `Build`; they are counted and not built."""
+    """Number of calls after `Build`, which are counted and not built."""
 
 
 class Builder(Protocol):
     """Turns a session's calls into its trajectory."""
 
     def __init__(self, **config: Any) -> None:
-        """Take the task's `builder.config`. Raises InputError for a setting that is unknown or of a wrong kind."""
+        """`config`: the task's `builder.config`. Raises InputError for an unknown setting or a wrong type."""
 
     def build(self, session: BuiltFrom) -> Trajectory:
-        """The trajectory; one without calls or traces where nothing was captured, its status always the Build's."""
+        """The trajectory, with the Build's status; without calls and traces if nothing was captured."""
 
 
 def refuse_unknown(config: Mapping[str, Any], known: Collection[str] = ()) -> None:
-    """Raise InputError for the first setting left in `config`; `known` names those that the builder has."""
+    """Raise InputError for the first setting that is left in `config`; `known` names the builder's settings."""
     for name, value in config.items():
         there_are = ", ".join(sorted(known)) or "none"
         raise InputError(f"builder.config.{name}", value, f"no such setting of this builder; there are: {there_are}")

@@ -1,6 +1,6 @@
-"""`per_request`: one trace per call, which trains what that call sampled.
+"""`per_request`: one trace per call, which trains the call's sampled tokens.
 
-Calls whose sampled tokens are masked make no trace; they stay in the tree, counted by their reason.
+Calls whose sampled tokens are masked make no trace. They stay in the tree, counted by their reason.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""`prefix_merging`: one trace per leaf of the token tree, a sampled token trained in exactly one.
+"""`prefix_merging`: one trace per leaf of the token tree; each sampled token is trained in exactly one trace.
 
-A leaf is the end of a trainable call that no other trainable call goes on from: what is masked alone (a side call, an answer that
-went unused) makes no trace, and stays in the tree, counted by its reason. Traces stand longest first, and where branches share
-sampled tokens the first that is kept and holds them trains them. Where the reward isn't for all, the calls that it is for come first,
-so that none of their tokens is trained without it.
+A leaf is the end of a trainable call that no other trainable call continues. A path of masked calls alone (a side call, an unused
+answer) makes no trace; it stays in the tree, counted by its reason. Traces are ordered longest first. If branches share sampled
+tokens, the first kept trace with these tokens trains them. If the reward is for some calls only, their traces come first, so that
+none of their tokens is trained without the reward.
 """
 
 from __future__ import annotations
@@ -35,26 +35,26 @@ class PrefixMerging:
 
 
 def _traces(session: BuiltFrom, tree: TokenTree, first: Set[int], least: int) -> Iterator[Trace]:
-    """Each path is walked up to where another's training has been. One that trains fewer than `least` tokens leaves them to others."""
+    """Each trace trains its path up to the tokens of an earlier trace. A trace with fewer than `least` tokens leaves them to others."""
     seen: set[int] = set()
-    taken: set[int] = set()
+    trained: set[int] = set()
     for index in sorted(tree.trainable(), key=lambda i: (i not in first, *_longest_first(tree, i))):
         at = tree.sampled[index][-1]
         if at in seen:
             continue
-        way: list[int] = []
-        while at != ROOT and at not in taken:
-            way.append(at)
+        path: list[int] = []
+        while at != ROOT and at not in trained:
+            path.append(at)
             at = tree.nodes[at].parent
-        made = trace(session, tree, index, [at for at in reversed(way) if tree.is_trainable(at)])
-        seen.update(way)
+        made = trace(session, tree, index, [at for at in reversed(path) if tree.is_trainable(at)])
+        seen.update(path)
         if trained_tokens(tree, made) >= least:
-            taken.update(way)
+            trained.update(path)
         yield made
 
 
 def _longest_first(tree: TokenTree, index: int) -> tuple[int, int, str]:
-    """Order of traces; among equals by what doesn't depend on the order of arrival."""
+    """Sort key of traces; ties are broken by values that don't depend on the order of arrival."""
     call = tree.calls[index]
     tokens = call.prompt.shared + count(call.prompt.rest) + count(call.sampled)
     return (-tokens, call.received_at, call.call_id)

@@ -1,7 +1,7 @@
 """A trajectory from a token tree and the traces that a builder chose.
 
-Owns the count of everything: `sampled_tokens` is `trainable_tokens` plus all of `masked_tokens`. Rewards are the evaluator's: the
-session's on each trace that the task credits, a call's on its call, whichever the builder.
+Owns all counts. Invariant: `sampled_tokens` is `trainable_tokens` plus all of `masked_tokens`. Rewards come from the evaluator and don't
+depend on the builder: each trace that the task credits has the session's reward, and each call its own.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ def trajectory(
     traces: Iterable[Trace],
     options: Options = Options(),  # noqa: B008 - frozen
 ) -> Trajectory:
-    """The session's trajectory; what isn't in the calls is the Build's.
+    """The session's trajectory; all that isn't in the calls comes from the Build.
 
-    Leaves out traces that are too short, takes the reward back from those that aren't credited, and masks what no trace trains. Raises
-    ValueError where one that is left trains what it may not: a node that isn't sampled, is masked, or is trained by another.
+    Leaves out traces that are too short, removes the reward from traces that aren't credited, and masks sampled nodes that no trace
+    trains. Raises ValueError if a remaining trace trains a node that isn't sampled, is masked, or is trained by another trace.
     """
     build = session.build
     rewards = build.call_rewards or {}
@@ -76,7 +76,7 @@ def trajectory(
 
 
 def _by_length(tree: TokenTree, traces: Iterable[Trace], least: int) -> tuple[list[Trace], list[Trace]]:
-    """Those that train `least` tokens or more, and the others."""
+    """The traces that train `least` tokens or more, and the others."""
     kept: list[Trace] = []
     short: list[Trace] = []
     for made in traces:
@@ -85,7 +85,7 @@ def _by_length(tree: TokenTree, traces: Iterable[Trace], least: int) -> tuple[li
 
 
 def _masked(nodes: list[Node], kept: Iterable[Trace], short: Iterable[Trace]) -> list[Node]:
-    """The nodes, those masked, too, that no trace trains."""
+    """The nodes; sampled nodes that no trace trains are masked as well."""
     reasons = dict.fromkeys((index for made in short for index in made.trains), Masked.FILTERED_SHORT)
     trained: set[int] = set()
     for index in (index for made in kept for index in made.trains):
@@ -101,7 +101,7 @@ def _masked(nodes: list[Node], kept: Iterable[Trace], short: Iterable[Trace]) ->
 
 
 def _credit(tree: TokenTree, traces: list[Trace], options: Options) -> list[Trace]:
-    """The traces, without the reward where they train no call that it is for."""
+    """The traces; the reward is removed from traces that train no credited call."""
     trained = {call for made in traces for index in made.trains if (call := tree.nodes[index].call) is not None}
     calls = credited(tree, options, trained)
     if calls is None:
@@ -142,14 +142,14 @@ def _sampled(call: Completion) -> int:
 
 
 def _stats(session: BuiltFrom, tree: TokenTree, nodes: Sequence[Node], *, traces: int, short: int) -> Stats:
-    """`short`: traces left out as such."""
+    """`short`: the number of traces that were too short."""
     by_reason: Counter[str | None] = Counter()
     for node in nodes:
         if node.call is not None:
             by_reason[node.masked] += count(node.tokens)
     left_out: Counter[str | None] = Counter({Masked.FILTERED_SHORT: short})
-    for call, masked, own in zip(tree.calls, tree.masked, tree.sampled, strict=True):
-        if not own:  # a call without a place in the tree has sampled tokens, too
+    for call, masked, nodes_of_call in zip(tree.calls, tree.masked, tree.sampled, strict=True):
+        if not nodes_of_call:  # a call without a place in the tree may have sampled tokens
             by_reason[masked] += _sampled(call)
         elif masked in FILTERS:
             left_out[masked] += 1
@@ -160,14 +160,14 @@ def _stats(session: BuiltFrom, tree: TokenTree, nodes: Sequence[Node], *, traces
         tokens=sum(count(node.tokens) for node in nodes),
         sampled_tokens=sum(by_reason.values()),
         trainable_tokens=by_reason[None],
-        masked_tokens=_told(by_reason.items()),
-        branches=_told(Counter(tree.branches).items()),
-        drift=_told(tree.drift.items()),
+        masked_tokens=_by_code(by_reason.items()),
+        branches=_by_code(Counter(tree.branches).items()),
+        drift=_by_code(tree.drift.items()),
         late_calls=session.late_calls,
-        filtered=_told(left_out.items()),
+        filtered=_by_code(left_out.items()),
     )
 
 
-def _told(counts: Iterable[tuple[str | None, int]]) -> dict[str, int]:
-    """Counts by reason code, in its order, without zeros and without what has no reason."""
+def _by_code(counts: Iterable[tuple[str | None, int]]) -> dict[str, int]:
+    """Counts by reason code, sorted, without zeros and without entries that have no code."""
     return dict(sorted((str(code), n) for code, n in counts if code is not None and n))

@@ -1,14 +1,14 @@
-"""The hash chain over prompts, computed again from the tree: proof that a delta was resolved to the very prompt that the proxy saw.
+"""The hash chain over prompts, computed again from the tree: it proves that a delta was resolved to exactly the prompt that the proxy saw.
 
-Invariant: a position's link depends on its tokens alone. Links are kept by position, so that a prompt which extends another hashes what is
-new: a session of n turns costs O(n).
+Invariant: a position's link depends on its tokens alone. Links are stored by position, so a prompt that extends another hashes only its
+new tokens: a session of n turns costs O(n).
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from consumers.token_tree.prefixes import Run
+from consumers.token_tree.prefixes import Segment
 from topics.calls.delta import BLOCK, links
 from topics.types.tokens import Ids
 
@@ -17,29 +17,29 @@ class Chain:
     """Links of one tree's positions."""
 
     def __init__(self) -> None:
-        self._links: dict[Run, bytes] = {}
+        self._links: dict[Segment, bytes] = {}
 
-    def link(self, position: Run) -> bytes:
-        """The last link over the whole blocks of the tokens down to `position`; empty above the first block's end."""
-        above: list[Run] = []
-        for run in position.up():
-            if run in self._links:
-                last, known = self._links[run], run.end
+    def link(self, position: Segment) -> bytes:
+        """The last link over the whole blocks of the tokens down to `position`; empty above the end of the first block."""
+        unhashed: list[Segment] = []
+        for segment in position.up():
+            if segment in self._links:
+                last, known = self._links[segment], segment.end
                 break
-            above.append(run)
+            unhashed.append(segment)
         else:
             last, known = b"", 0
-        held = _last(above[-1].parent if above else position, known % BLOCK)
-        for run in reversed(above):
-            held = np.concatenate((held, run.ids))
-            made = links(held, 0, last)
-            last = made[-1] if made else last
-            held = held[len(made) * BLOCK :]
-            self._links[run] = last
+        pending = _last_ids(unhashed[-1].parent if unhashed else position, known % BLOCK)
+        for segment in reversed(unhashed):
+            pending = np.concatenate((pending, segment.ids))
+            new = links(pending, 0, last)
+            last = new[-1] if new else last
+            pending = pending[len(new) * BLOCK :]
+            self._links[segment] = last
         return last
 
 
-def _last(position: Run | None, count: int) -> Ids:
+def _last_ids(position: Segment | None, count: int) -> Ids:
     """The last `count` tokens down to `position`."""
     parts: list[Ids] = []
     while count and position is not None:

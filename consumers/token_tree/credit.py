@@ -1,7 +1,7 @@
-"""Which calls of a session its reward is credited to, where that isn't all of them.
+"""The calls that a session's reward is credited to, if the task credits only some of them.
 
-Owns what "the main agent's chain" is. Judged by kinds, lineage headers and the tree: nothing is credited by guess, so that after a
-compaction that no header tells of, the chain begins there.
+Owns the definition of the main agent's chain. It goes by kinds, lineage headers and the tree, and credits nothing by guess: if no
+header shows a compaction, the chain begins after it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from topics.types.building import Options
 
 
 def credited(tree: TokenTree, options: Options, trained: Set[int]) -> Set[int] | None:
-    """Indexes of the calls that the session's reward is for; None: all. Where any call is `trained`, one of those is among them."""
+    """Indexes of the calls that the session's reward is for; None for all. At least one `trained` call is among them, if there is any."""
     if options.rewards == "all":
         return None
     last = _last(tree, trained)
@@ -24,26 +24,30 @@ def credited(tree: TokenTree, options: Options, trained: Set[int]) -> Set[int] |
 
 
 def _last(tree: TokenTree, trained: Set[int]) -> int | None:
-    """The main agent's last call that is trained, by when it was asked; any kind's where there is none."""
-    asked = [index for index in trained if tree.calls[index].kind == "main"] or trained
-    return max(asked, key=lambda index: (tree.calls[index].received_at, tree.calls[index].call_id), default=None)
+    """The main agent's trained call that was received last; without one, the last trained call of any kind."""
+    main = [index for index in trained if tree.calls[index].kind == "main"]
+    return max(
+        main or trained, key=lambda index: (tree.calls[index].received_at, tree.calls[index].call_id), default=None
+    )
 
 
 def _chain(tree: TokenTree, last: int) -> Set[int]:
-    """The calls that led to `last`: those it goes on from, whether it repeats their answer or left it, and those before a compaction."""
+    """The calls that led to `last`: its parents, the calls whose answers it diverges from, and the calls before a compaction."""
     by_id = {call.call_id: index for index, call in enumerate(tree.calls)}
     chain: set[int] = set()
     at: int | None = last
     while at is not None:
         chain.add(at)
-        before = tree.left[at] or tree.parents[at]
+        before = tree.diverged_from[at] or tree.parents[at]
         at = by_id[before] if before is not None else _last_of_thread(tree, at)
     return chain
 
 
 def _last_of_thread(tree: TokenTree, index: int) -> int | None:
-    """The call of the same thread before its history was compacted, of another prompt since that may have been asked again; None where no
-    header tells of one."""
+    """The newest earlier call of the same thread with another prompt: the call before a compaction. None if no header shows one.
+
+    A call with the same prompt is a retry after the compaction.
+    """
     thread = thread_of(tree.calls[index])
     if thread is None:
         return None

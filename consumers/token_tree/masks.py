@@ -1,10 +1,10 @@
 """Which calls' sampled tokens are trained, and why the others are not.
 
-Owns the reason codes. Invariant: a call without a reason was sampled by the engine in that very position under that very prefix,
-with as many finite logprobs, for the harness's work, and nothing on the log says that its answer went unused.
+Owns the reason codes. Invariant: a call without a reason was sampled by the engine in exactly that position under exactly that prefix,
+with one finite logprob for each token, for the harness's work, and nothing on the log shows that its answer went unused.
 
-Known limit (protocol 22): the last answer of a session, acknowledged but lost in a proxy's crash and never asked for again, looks
-like any other last answer, and is trained.
+Known limit (protocol 22): a session's last answer may be acknowledged, lost in a proxy's crash and never requested again. It looks
+like any other last answer and is trained.
 """
 
 from __future__ import annotations
@@ -15,47 +15,47 @@ from enum import StrEnum
 
 import numpy as np
 
-from consumers.token_tree.branches import Branch, Place, request_of, thread_of
+from consumers.token_tree.branches import Branch, PlacedCall, request_of, thread_of
 from topics.types.building import TRAINED, Filters
 from topics.types.completion import Completion
 from topics.types.session import Status
 from topics.types.tokens import unpack_logprobs
 
 NO_LOGPROB = -9999.0
-"""What vLLM's chat completions say where there is none (its `ChatCompletionLogProb`'s default), and less."""
+"""vLLM's placeholder for a missing logprob in chat completions (the default of its `ChatCompletionLogProb`); lower values count too."""
 
 
 class Masked(StrEnum):
-    """Why sampled tokens are trained in no trace; where several hold, the first of this list is told."""
+    """Why sampled tokens are trained in no trace. If several reasons hold, the first in this order counts."""
 
     BASE_MISSING = "base_missing"
-    """What its prompt is a delta of isn't among the session's calls, has no place itself, or is shorter than what is shared."""
+    """The base of its prompt's delta isn't among the session's calls, has no place, or is shorter than the shared part."""
     INVALID_TOKENS = "invalid_tokens"
-    """Its prompt's or sampled bytes are no token ids: no whole number of them, or one is negative."""
+    """The bytes of its prompt or of its sampled tokens aren't token ids: not a whole number of them, or one is negative."""
     CHAIN_DIFFERS = "chain_differs"
-    """Its prompt as its delta says isn't the one that the proxy saw: the hash chain is another."""
+    """The prompt that its delta gives isn't the one that the proxy saw: the hash chains differ."""
     INVALID_LOGPROBS = "invalid_logprobs"
-    """Not as many logprobs as tokens, or one that is no finite number, or the engine's stand-in for none."""
+    """The number of logprobs differs from the number of tokens, or a logprob isn't finite, or is the engine's placeholder."""
     DISOWNED = "disowned"
     """The proxy gave it up: no harness saw the answer."""
     SIDE_CALL = "side_call"
-    """A title, a summary or the like, as a rule recognised it."""
+    """A title, a summary or a similar call, as a rule of the proxy recognised it."""
     UNDELIVERED = "undelivered"
-    """Asked again with the very same prompt by the same thread, and the harness went on from the other answer."""
+    """The same thread repeated the request with the same prompt, and the harness continued from the other answer."""
     FILTERED_STATUS = "filtered_status"
-    """The task's filter `statuses` leaves out sessions that end so."""
+    """The task's filter `statuses` leaves out sessions with this status."""
     FILTERED_KIND = "filtered_kind"
-    """The task's filter `kinds` leaves out this kind of call, which is trained otherwise."""
+    """The task's filter `kinds` leaves out this kind of call, which is trained by default."""
     FILTERED_ENGINE = "filtered_engine"
-    """The task's filter `engines` leaves out this engine: another model's, say."""
+    """The task's filter `engines` leaves out this engine, for example because it serves another model."""
     FILTERED_TRUNCATED = "filtered_truncated"
     """The task's filter `drop_truncated`: the answer was cut at a length limit."""
     FILTERED_LONG = "filtered_long"
-    """The task's filter `max_tokens`: its prompt and sampled tokens are more."""
+    """The task's filter `max_tokens`: its prompt and sampled tokens exceed it."""
     FILTERED_SHORT = "filtered_short"
     """The task's filter `min_trainable_tokens`: its trace would train fewer."""
     NO_TRACE = "no_trace"
-    """The builder made no trace that trains it; the builders that come with Polar leave none so."""
+    """The builder made no trace that trains it. Polar's own builders never do this."""
 
 
 FILTERS = frozenset(reason for reason in Masked if reason.startswith("filtered_"))
@@ -63,16 +63,16 @@ FILTERS = frozenset(reason for reason in Masked if reason.startswith("filtered_"
 
 def masks(
     calls: Sequence[Completion],
-    placed: Sequence[Place | Branch],
+    placed: Sequence[PlacedCall | Branch],
     disowned: Set[str],
     filters: Filters = Filters(),  # noqa: B008 - frozen
     status: Status = Status.COMPLETED,
 ) -> list[Masked | None]:
-    """The reason of each call, by index; None for one that is trained. `status`: the session's."""
-    answers = [p for p in placed if isinstance(p, Place) and p.sampled and p.call.call_id not in disowned]
-    undelivered = _undelivered(answers, placed)
+    """The reason of each call, by index; None for a call that is trained. `status`: the session's."""
+    found = [each for each in placed if isinstance(each, PlacedCall)]
+    undelivered = _undelivered([p for p in found if p.sampled and p.call.call_id not in disowned], found)
 
-    def reason(call: Completion, place: Place | Branch) -> Masked | None:
+    def reason(call: Completion, place: PlacedCall | Branch) -> Masked | None:
         if isinstance(place, Branch):
             return Masked(place.value)
         if place.sampled and not has_logprobs(call):
@@ -86,7 +86,7 @@ def masks(
     return [reason(call, place) for call, place in zip(calls, placed, strict=True)]
 
 
-def _filtered(place: Place, filters: Filters, status: Status) -> Masked | None:
+def _filtered(place: PlacedCall, filters: Filters, status: Status) -> Masked | None:
     if filters.statuses is not None and status not in filters.statuses:
         return Masked.FILTERED_STATUS
     if place.call.kind not in filters.kinds:
@@ -101,32 +101,32 @@ def _filtered(place: Place, filters: Filters, status: Status) -> Masked | None:
 
 
 def has_logprobs(call: Completion) -> bool:
-    """Whether each sampled token has one."""
+    """Whether each sampled token has a usable logprob."""
     if len(call.logprobs) != len(call.sampled):
         return False
     logprobs = unpack_logprobs(call.logprobs)
     return bool((np.isfinite(logprobs) & (logprobs > NO_LOGPROB)).all())
 
 
-def _undelivered(answers: Iterable[Place], placed: Iterable[Place | Branch]) -> set[Place]:
-    """Answers superseded by one to the same prompt.
+def _undelivered(answers: Iterable[PlacedCall], placed: Iterable[PlacedCall]) -> set[PlacedCall]:
+    """Answers superseded by another answer to the same prompt.
 
-    Those that a later prompt repeats were delivered, whole or as a template writes them; where there is none, the last in log order was.
-    An edited one tells nothing of which it was. Threads are told apart, so that
-    sub-agents that start alike don't supersede one another. The choices of one request were delivered, or not, together.
+    An answer that a later prompt repeats, in full or as a template writes it, was delivered; without such a prompt, the last one in log
+    order was. A prompt with an edited answer doesn't show which answer was delivered. Threads are kept apart, so sub-agents that start
+    alike don't supersede one another. The choices of one request are delivered, or not, together.
     """
-    repeated = {place.parent for place in placed if isinstance(place, Place)}
+    repeated = {place.parent for place in placed}
     repeated |= {
-        place.left.call
+        place.divergence.call
         for place in placed
-        if isinstance(place, Place) and place.left and place.left.how is not Branch.EDITED_HISTORY
+        if place.divergence is not None and place.divergence.reason is not Branch.EDITED_HISTORY
     }
-    alike: defaultdict[object, defaultdict[str, list[Place]]] = defaultdict(lambda: defaultdict(list))
+    alike: defaultdict[object, defaultdict[str, list[PlacedCall]]] = defaultdict(lambda: defaultdict(list))
     for place in answers:
         alike[place.prompt, thread_of(place.call), place.call.kind][request_of(place.call)].append(place)
-    superseded: set[Place] = set()
+    superseded: set[PlacedCall] = set()
     for requests in alike.values():
-        asked = list(requests.values())
-        delivered = [choices for choices in asked if repeated.intersection(choices)] or asked[-1:]
-        superseded.update(place for choices in asked if choices not in delivered for place in choices)
+        choices = list(requests.values())
+        delivered = [each for each in choices if repeated.intersection(each)] or choices[-1:]
+        superseded.update(place for each in choices if each not in delivered for place in each)
     return superseded

@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
-from consumers.token_tree.branches import Branch, Place
-from consumers.token_tree.history import places
+from consumers.token_tree.branches import Branch, PlacedCall
+from consumers.token_tree.placement import place_calls
 from polar.cli.show.story import CallStory, Message, Story
 from topics.calls.resolver import DeltaError, Resolver
 from topics.completions import Build, CallRecord, Disowned, Emitted, Open
@@ -69,7 +69,7 @@ def assemble(task: TaskState, session: SessionState, log: Log, trajectory: Traje
     masked = _masked(trajectory) if trajectory else {}
     resolver, tree = Resolver(), MessageTree()
     calls = [CallStory(n, call, None, ROOT, None, [], masked.get(call.call_id)) for n, call in enumerate(lost, 1)]
-    for record, place in zip(records, places(records, log.disowned.keys()), strict=True):
+    for record, place in zip(records, place_calls(records, log.disowned.keys()), strict=True):
         asked, said = tree.add(record, len(calls))
         call = CallStory(
             number=len(calls) + 1,
@@ -134,9 +134,9 @@ class MessageTree:
         return [tool["function"]["name"] for tool in msgspec.json.decode(record.tools)]
 
 
-def _call(record: Completion, place: Place | Branch) -> Call:
+def _call(record: Completion, place: PlacedCall | Branch) -> Call:
     """What a trajectory would say of a call."""
-    parent = place.parent if isinstance(place, Place) else None
+    parent = place.parent if isinstance(place, PlacedCall) else None
     return Call(
         call_id=record.call_id,
         kind=record.kind,
@@ -147,7 +147,7 @@ def _call(record: Completion, place: Place | Branch) -> Call:
         prompt_tokens=record.prompt.shared + count(record.prompt.rest),
         sampled_tokens=count(record.sampled) if record.outcome is CallOutcome.ANSWERED else 0,
         parent=parent.call.call_id if parent is not None else None,
-        branch=place.branch if isinstance(place, Place) else place,
+        branch=place.branch if isinstance(place, PlacedCall) else place,
         finish_reason=record.finish_reason,
         policy_version=record.policy_version,
         policy_spans=record.policy_spans,

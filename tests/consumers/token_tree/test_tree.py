@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from consumers.builders.base import Builder, BuiltFrom
 from consumers.builders.per_request import PerRequest
 from consumers.builders.prefix_merging import PrefixMerging
-from consumers.token_tree.divergence import TOLD_APART
+from consumers.token_tree.divergence import END_TOKENS
 from consumers.token_tree.masks import Masked
 from consumers.token_tree.tree import grow
 from tests.consumers.token_tree.transcripts import build_record, completion, delta, logprobs_for, tokens_of
@@ -342,8 +342,8 @@ def related(a: Said, b: Said) -> bool:
 
 def is_quoted(call: Said, by: Said) -> bool:
     """Whether a prompt that left it before it was sampled could be told by its answer's end."""
-    end, size = call.sampled[-TOLD_APART:], len(by.prompt)
-    return len(end) == TOLD_APART and any(by.prompt[at : at + TOLD_APART] == end for at in range(size))
+    end, size = call.sampled[-END_TOKENS:], len(by.prompt)
+    return len(end) == END_TOKENS and any(by.prompt[at : at + END_TOKENS] == end for at in range(size))
 
 
 def meaning(trajectory: Trajectory) -> object:

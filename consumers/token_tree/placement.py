@@ -1,0 +1,134 @@
+"""Places each call among the calls before it: its position in the token tree, its parent, and why it branches.
+
+The decisions use token ids, log order, lineage headers and the proxy's clock alone. Invariants: a parent is logged before its child,
+because an answer leaves the proxy after its record is acknowledged. Positions are resolved from the deltas and checked against the hash
+chain of what the proxy saw, so time and memory are linear in the tokens that the log holds. `masks.py` decides what is trained,
+`tree.py` what becomes a node.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Set
+
+import numpy as np
+
+from consumers.token_tree.branches import Branch, Divergence, PlacedCall, Thread, request_of, thread_of
+from consumers.token_tree.chain import Chain
+from consumers.token_tree.divergence import after_prompt, before_answer, end_of
+from consumers.token_tree.prefixes import Segment, root
+from topics.types.completion import CallOutcome, Completion, TokenDelta
+from topics.types.tokens import WIDTH, Ids, unpack_ids
+
+
+def place_calls(calls: Iterable[Completion], disowned: Set[str]) -> list[PlacedCall | Branch]:
+    """Each call with its place, in order; for a call without a place the reason: BASE_MISSING, INVALID_TOKENS or CHAIN_DIFFERS.
+
+    Disowned calls have a place, but nothing continues them: no harness has seen their answer.
+    """
+    placer = _Placer(disowned)
+    return [placer.place(index, call) for index, call in enumerate(calls)]
+
+
+class _Placer:
+    """Places calls in log order and indexes the calls before."""
+
+    def __init__(self, disowned: Set[str]) -> None:
+        self._disowned = disowned
+        self._root = root()
+        self._chain = Chain()
+        self._by_id: dict[str, PlacedCall] = {}
+        self._answers: defaultdict[Segment, list[PlacedCall]] = defaultdict(list)
+        """Calls whose answer a harness may have seen, by where the answer ends."""
+        self._prompts: defaultdict[Segment, list[PlacedCall]] = defaultdict(list)
+        """These calls by where their prompt ends."""
+        self._ends: defaultdict[bytes, list[PlacedCall]] = defaultdict(list)
+        """These calls by `end_of` their answer."""
+        self._children: defaultdict[PlacedCall, list[PlacedCall]] = defaultdict(list)
+        """Calls by their parent."""
+        self._threads: set[Thread] = set()
+
+    def place(self, index: int, call: Completion) -> PlacedCall | Branch:
+        is_answered = call.outcome is CallOutcome.ANSWERED
+        new_ids, sampled = _ids(call.prompt.rest), _ids(call.sampled if is_answered else b"")
+        if new_ids is None or sampled is None:
+            return Branch.INVALID_TOKENS
+        start = self._start(call.prompt)
+        if start is None:
+            return Branch.BASE_MISSING
+        prompt = start.extend(new_ids)
+        if call.prompt.chain and call.prompt.chain != self._chain.link(prompt):
+            return Branch.CHAIN_DIFFERS
+        parent = self._parent(prompt, call)
+        divergence = self._divergence(prompt, parent)
+        branch = self._branch(prompt, parent, divergence, call) if is_answered else None
+        placed = PlacedCall(index, call, prompt, prompt.extend(sampled), parent, divergence, branch)
+        self._by_id[call.call_id] = placed
+        if placed.sampled and call.call_id not in self._disowned:
+            self._index(placed)
+        return placed
+
+    def _start(self, prompt: TokenDelta) -> Segment | None:
+        """Where a delta's `rest` begins; None if its base has no place or is too short."""
+        if prompt.base is None:
+            return self._root.at(prompt.shared)
+        base = self._by_id.get(prompt.base)
+        return None if base is None else base.end.at(prompt.shared)
+
+    def _parent(self, prompt: Segment, call: Completion) -> PlacedCall | None:
+        """Of several calls that sampled the same tokens: first one of the same thread, then the last, which a harness that retries uses."""
+        end = next((segment for segment in prompt.up() if segment in self._answers), None)
+        if end is None:
+            return None
+        thread = thread_of(call)
+        return max(self._answers[end], key=lambda placed: (thread_of(placed.call) == thread, placed.index))
+
+    def _divergence(self, prompt: Segment, parent: PlacedCall | None) -> Divergence | None:
+        """The divergence from an answer below the parent's, if any."""
+        for segment in prompt.up():
+            if parent is not None and segment is parent.end:
+                break
+            if segment is not prompt and segment in self._prompts:
+                return after_prompt(prompt, self._prompts[segment])
+        return before_answer(prompt, self._ends, None if parent is None else parent.end)
+
+    def _branch(
+        self, prompt: Segment, parent: PlacedCall | None, divergence: Divergence | None, call: Completion
+    ) -> Branch | None:
+        if prompt in self._prompts:
+            is_retry = any(_is_retry(placed.call, call) for placed in self._prompts[prompt])
+            return Branch.RETRY if is_retry else Branch.SIBLING
+        if divergence is not None:
+            return divergence.reason
+        if parent is not None:
+            others = self._children.get(parent, ())
+            if any(call.received_at < other.call.completed_at for other in others):
+                return Branch.PARALLEL
+            return Branch.FORK if others else None
+        if thread_of(call) in self._threads:
+            return Branch.COMPACTION
+        return Branch.SUBAGENT if call.kind == "subagent" else Branch.ROOT
+
+    def _index(self, placed: PlacedCall) -> None:
+        self._answers[placed.end].append(placed)
+        self._prompts[placed.prompt].append(placed)
+        self._ends[end_of(placed)].append(placed)
+        if placed.parent is not None:
+            self._children[placed.parent].append(placed)
+        if (thread := thread_of(placed.call)) is not None:
+            self._threads.add(thread)
+
+
+def _is_retry(earlier: Completion, call: Completion) -> bool:
+    """Whether `call`, which has the prompt of `earlier`, repeats the request of `earlier`."""
+    is_same_request = call.choice > 0 and request_of(call) == request_of(earlier)
+    is_alike = thread_of(earlier) == thread_of(call) and earlier.kind == call.kind
+    return is_alike and not is_same_request and earlier.completed_at <= call.received_at
+
+
+def _ids(data: bytes) -> Ids | None:
+    """Token ids; None if the bytes aren't a whole number of ids, or an id is negative."""
+    if len(data) % WIDTH:
+        return None
+    ids = unpack_ids(data)
+    return None if len(ids) and int(np.min(ids)) < 0 else ids
