@@ -133,7 +133,7 @@ def test_the_readme_shows_a_script_that_loads(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text('{"name": "j", "match": "x", "variants": [{"turns": [{"text": "y"}]}]}')
     (tmp_path / "notes.txt").write_text("no script")
     first, mends = load([tmp_path])
-    assert (first.name, mends.name) == ("j", "mend-slugify")
+    assert (first.name, mends.name) == ("j", "fix-slugify")
     looks = mends.variants[0].turns[0].as_turn()
     assert looks == Turn("assistant", "I'll look at the code first.", "", (Call("read", '{"path":"slug.py"}'),))
     assert mends.variants[0].turns[1].delay_s == 0.2
