@@ -11,6 +11,7 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from typing import NoReturn
 
 import structlog
@@ -20,10 +21,9 @@ from topics import events, tasks, trajectories
 from topics.environment.blobs import BlobStore
 from topics.environment.settings import Settings
 from topics.events import TaskSubmitted
-from topics.log import admin, kafka
+from topics.log import admin, kafka, membership
 from topics.log.heartbeat import Heart, new_worker_id
 from topics.log.producer import LogProducer, RecordTooLarge, Unacknowledged, dead_letter
-from topics.log.refusals import refusal
 from topics.types.errors import InputError, NotReady
 from topics.types.session import Plan
 from topics.types.task import TaskRequest, body_hash, parse
@@ -51,34 +51,22 @@ async def run_fanout(settings: Settings, stop: asyncio.Event, metrics: Metrics |
         heart.start()
         fanout = Fanout(settings, producer)
         fanout.tell(metrics or Metrics(), heart)
-        while not stop.is_set():
-            await _consume(settings, fanout, stop)
+        topic = tasks.TOPIC.full_name(settings.namespace)
+        await membership.consume(settings, GROUP, [topic], partial(_submit_batches, fanout, stop), stop)
     finally:
         await asyncio.gather(producer.stop(STOP_S), asyncio.to_thread(heart.stop))
 
 
-async def _consume(settings: Settings, fanout: Fanout, stop: asyncio.Event) -> None:
-    """One membership of the group; Kafka's own errors cost no more than that."""
-    consumer = kafka.consumer(settings, group=GROUP)
-    try:
-        consumer.subscribe([tasks.TOPIC.full_name(settings.namespace)])
-        await consumer.start()
-        while not stop.is_set():
-            batch = await consumer.getmany(timeout_ms=POLL_MS, max_records=BATCH)
-            submitting = fanout.submit_all([record for records in batch.values() for record in records])
-            if submitting not in await first_done(submitting, stop):
-                return
-            if batch:
-                ends = {partition: records[-1].offset + 1 for partition, records in batch.items()}
-                async with asyncio.timeout(COMMIT_S):
-                    await consumer.commit(ends)
-    except (kafka.KafkaError, TimeoutError) as error:
-        if (refused := refusal(settings, error)) is not None:
-            raise refused from None
-        log.warning("membership lost", action="fanout.lost", why=repr(error))
-        await asyncio.sleep(RETRY_S)
-    finally:
-        await kafka.stop(consumer, STOP_S)
+async def _submit_batches(fanout: Fanout, stop: asyncio.Event, consumer: kafka.Consumer) -> None:
+    while not stop.is_set():
+        batch = await consumer.getmany(timeout_ms=POLL_MS, max_records=BATCH)
+        submitting = fanout.submit_all([record for records in batch.values() for record in records])
+        if submitting not in await first_done(submitting, stop):
+            return
+        if batch:
+            ends = {partition: records[-1].offset + 1 for partition, records in batch.items()}
+            async with asyncio.timeout(COMMIT_S):
+                await consumer.commit(ends)
 
 
 class Fanout:

@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from functools import partial
 
 import structlog
 
 from topics import completions, events, trajectories
 from topics.environment.settings import Settings
-from topics.log import kafka
-from topics.log.refusals import refusal
+from topics.log import kafka, membership
 
 GROUP = "analytics"
 POLL_MS = 200
 DISCOVER_S = 2.0
-RESTART_S = 0.5
 COMMIT_S = 2.0
-STOP_S = 2.0
 FETCH_BYTES = 4096
 """A member's own fetches are thrown away."""
 
@@ -40,8 +38,9 @@ class Membership:
     async def run(self, stop: asyncio.Event) -> None:
         """Be a member until `stop`; a broker that is away is waited for."""
         try:
-            while not stop.is_set():
-                await self._be_member(stop)
+            await membership.consume(
+                self._settings, GROUP, [], partial(self._follow_all, stop), stop, max_partition_fetch_bytes=FETCH_BYTES
+            )
         finally:
             self.assigned = frozenset()
 
@@ -57,11 +56,9 @@ class Membership:
         except (kafka.KafkaError, TimeoutError) as error:
             log.info("lag not told", action="analytics.lag_not_told", why=repr(error))
 
-    async def _be_member(self, stop: asyncio.Event) -> None:
-        member = kafka.consumer(self._settings, group=GROUP, max_partition_fetch_bytes=FETCH_BYTES)
+    async def _follow_all(self, stop: asyncio.Event, member: kafka.Consumer) -> None:
+        self._member = member
         try:
-            await member.start()
-            self._member = member
             followed: list[str] = []
             looked_at = -DISCOVER_S
             now = asyncio.get_running_loop().time
@@ -76,14 +73,8 @@ class Membership:
                 member.pause(*member.assignment())
                 await member.getmany(timeout_ms=POLL_MS)
                 self.assigned = frozenset(member.assignment())
-        except kafka.KafkaError as error:
-            if (refused := refusal(self._settings, error)) is not None:
-                raise refused from None
-            log.warning("membership lost", action="analytics.membership_lost", why=repr(error))
-            await asyncio.sleep(RESTART_S)
         finally:
             self._member = None
-            await kafka.stop(member, STOP_S)
 
     def _follow(self, member: kafka.Consumer, topics: list[str]) -> list[str]:
         log.info("topics followed", action="analytics.follows", topics=topics)

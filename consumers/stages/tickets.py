@@ -18,9 +18,8 @@ from consumers.stages.claim_runner import Claim, ClaimRunner, Work
 from topics import stages
 from topics.contract.codec import DecodeError, UnknownRecord
 from topics.environment.settings import Settings
-from topics.log import kafka
+from topics.log import kafka, membership
 from topics.log.producer import LogProducer, Unacknowledged, dead_letter
-from topics.log.refusals import refusal
 from topics.types.session import Stage
 from topics.workers import StageSlots
 
@@ -32,10 +31,6 @@ FETCH_BYTES = 64 * 1024
 """Prefetched from one partition: a ticket that lies in a full worker's memory is lost time for everyone."""
 COMMIT_S = 5.0
 """Limit for a commit. A commit that failed costs little: another worker's claim is then refused."""
-STOP_S = 2.0
-"""Limit for the consumer's end, within the 10 s in which a worker leaves."""
-RESTART_S = 1.0
-"""Before the next try after an error of Kafka."""
 
 log = structlog.get_logger()
 
@@ -95,25 +90,17 @@ class TicketQueue:
             await asyncio.wait({self._running})
 
     async def _run(self, leaving: asyncio.Event) -> None:
-        """Join the group, again after each error of Kafka, and take tickets."""
-        while not leaving.is_set():
-            consumer = kafka.consumer(
-                self._settings,
-                group=f"{self.stage.value}.{self.pool}",
-                max_partition_fetch_bytes=FETCH_BYTES,
-            )
+        async def take_all(consumer: kafka.Consumer) -> None:
             try:
-                consumer.subscribe([stages.topic(self.stage, self.pool).full_name(self._settings.namespace)])
-                await consumer.start()
                 await self._take_all(consumer, leaving)
-            except kafka.KafkaError as error:
-                if (refused := refusal(self._settings, error)) is not None:
-                    raise refused from None
-                log.warning("queue lost", action="queue.lost", stage=self.stage, pool=self.pool, why=repr(error))
-                await asyncio.sleep(RESTART_S)
             finally:
                 self._assigned(set())
-                await kafka.stop(consumer, STOP_S)
+
+        group, queue = f"{self.stage.value}.{self.pool}", stages.topic(self.stage, self.pool)
+        name = queue.full_name(self._settings.namespace)
+        await membership.consume(
+            self._settings, group, [name], take_all, leaving, max_partition_fetch_bytes=FETCH_BYTES
+        )
 
     async def _take_all(self, consumer: kafka.Consumer, leaving: asyncio.Event) -> None:
         while not leaving.is_set():

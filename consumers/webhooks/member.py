@@ -24,15 +24,14 @@ from faststream.kafka import KafkaBroker
 from faststream.security import BaseSecurity, SASLPlaintext, SASLScram256, SASLScram512
 
 from consumers.webhooks import GROUP
-from consumers.webhooks.courier import RETRY_S, Courier
+from consumers.webhooks.courier import Courier
 from consumers.webhooks.debts import Debts
 from consumers.webhooks.post import Post
 from topics import webhooks
 from topics.contract.codec import DecodeError, UnknownRecord
 from topics.environment.settings import Settings
-from topics.log import kafka
+from topics.log import kafka, membership
 from topics.log.producer import LogProducer, Unacknowledged, dead_letter
-from topics.log.refusals import refusal
 from topics.waiting.first_done import first_done
 
 POLL_S = 0.1
@@ -79,19 +78,15 @@ async def deliver(settings: Settings, stop: asyncio.Event, debts: Debts, tries: 
 
 
 async def _read(settings: Settings, debts: Debts, courier: Courier, producer: LogProducer, stop: asyncio.Event) -> None:
-    """One membership after another; Kafka's own errors cost no more than that."""
-    while not stop.is_set():
+    async def read() -> None:
         member = Member(settings, debts, courier.changed, producer)
         try:
             await member.run(stop)
-        except (kafka.KafkaError, TimeoutError) as error:
-            if (refused := refusal(settings, error)) is not None:
-                raise refused from None
-            log.warning("membership lost", action="webhooks.lost", why=repr(error))
-            await asyncio.sleep(RETRY_S)
         finally:
             debts.hold(())
             await member.stop()
+
+    await membership.keep(settings, GROUP, read, stop)
 
 
 class Member:

@@ -16,7 +16,7 @@ import structlog
 
 from topics.contract.topic import MIB, Topic
 from topics.environment.settings import Settings
-from topics.log import kafka
+from topics.log import kafka, membership
 from topics.log.refusals import Refused, refusal
 from topics.waiting.backoff import Backoff
 
@@ -174,18 +174,9 @@ class Owner:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Until `stop`; then every keeper is cancelled and the group left. A broker that is away is waited for. Raises Refused."""
-        try:
-            while not stop.is_set():
-                await self._be_member(stop)
-        finally:
-            await self._reconcile(set())
 
-    async def _be_member(self, stop: asyncio.Event) -> None:
-        """One membership's life. The keepers outlive it: who owns a partition in the meantime fences them."""
-        member = kafka.consumer(self._settings, group=self._group)
-        try:
-            member.subscribe([self._topic])
-            await member.start()
+        async def own_assigned(member: kafka.Consumer) -> None:
+            """One membership. The keepers outlive it: the partition's next owner fences them."""
             while not stop.is_set():
                 # The membership alone matters: records are read by the keepers, from positions of their own.
                 assigned = member.assignment()
@@ -195,13 +186,11 @@ class Owner:
                 await self._reconcile({source.partition for source in member.assignment()})
                 for ended in [task for task in self._tasks.values() if task.done()]:
                     ended.result()  # refused
-        except kafka.KafkaError as error:
-            if (refused := refusal(self._settings, error)) is not None:
-                raise refused from None
-            log.warning("membership lost", action="owner.membership_lost", group=self._group, why=repr(error))
-            await asyncio.sleep(RESTART.first_s)
+
+        try:
+            await membership.consume(self._settings, self._group, [self._topic], own_assigned, stop)
         finally:
-            await kafka.stop(member, STOP_DEADLINE_S)
+            await self._reconcile(set())
 
     async def _reconcile(self, assigned: set[int]) -> None:
         revoked = [self._tasks.pop(partition) for partition in list(self._tasks) if partition not in assigned]
