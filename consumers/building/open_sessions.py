@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+from topics.calls.claim_records import ClaimRecords, Standing
 from topics.completions import Build, CallRecord, CloseGroup, Disowned, Emitted, Open
 from topics.types.completion import Completion
 
@@ -20,16 +21,20 @@ class OpenSession:
     opened: Open
     offset: int
     """Of the `Open`."""
+    records: ClaimRecords
     calls: list[Completion] = field(default_factory=list)
-    disowned: set[str] = field(default_factory=set)
     held: int = 0
     """Bytes of `calls`."""
     is_spilled: bool = False
     """Its calls are not in memory."""
-    build: Build | None = None
     late: int = 0
     is_gap: bool = False
     """Its first call has left the log."""
+
+    @property
+    def build(self) -> Build | None:
+        """What was asked for; None until then."""
+        return self.records.build
 
 
 class Sessions:
@@ -54,22 +59,21 @@ class Sessions:
         match record:
             case Open():
                 self._drop(record.session_id)
-                self._open[record.session_id] = OpenSession(record, offset)
+                self._open[record.session_id] = OpenSession(record, offset, ClaimRecords.of(record))
             case Completion():
                 self._call(record, size)
-            case Disowned():
-                session = self._open.get(record.session_id)
-                if session is not None and session.build is None:
-                    session.disowned.add(record.call_id)
+            case Disowned() if record.session_id in self._open:
+                self._open[record.session_id].records.take(record)
             case Build():
                 session = self._open.get(record.session_id)
                 if session is None and self.has_gap and record.session_id not in self._out:
                     opened = Open(record.session_id, record.attempt, record.claim_id)
-                    self._open[record.session_id] = OpenSession(opened, offset, build=record, is_gap=True)
-                elif session is None or session.opened.claim_id != record.claim_id:
+                    session = OpenSession(opened, offset, ClaimRecords.of(opened), is_gap=True)
+                    self._open[record.session_id] = session
+                if session is None or session.opened.claim_id != record.claim_id:
                     self.ignored["build_without_open"] += 1
-                elif session.build is None:
-                    session.build = record
+                else:
+                    session.records.take(record)
             case CloseGroup():
                 self._groups[record.task_id] = (offset, record)
             case Emitted(session_id=None):
@@ -110,13 +114,14 @@ class Sessions:
 
     def _call(self, call: Completion, size: int) -> None:
         session = self._open.get(call.session_id)
-        if session is None or session.opened.claim_id != call.claim_id:
+        standing = Standing.OTHER_CLAIM if session is None else session.records.take(call)
+        if session is None or standing is Standing.OTHER_CLAIM:
             self.ignored["call_outside"] += 1
-        elif session.build is not None:
+        elif standing is Standing.LATE:
             session.late += 1
-        elif session.is_spilled or self._held + size > self._held_limit:
+        elif standing is Standing.COUNTS and (session.is_spilled or self._held + size > self._held_limit):
             self._spill(session)
-        else:
+        elif standing is Standing.COUNTS:
             session.calls.append(call)
             session.held += size
             self._held += size

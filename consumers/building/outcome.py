@@ -16,8 +16,9 @@ from consumers.builders.base import BuiltFrom
 from consumers.building.open_sessions import OpenSession
 from consumers.building.running import off_loop
 from topics import completions
+from topics.calls.claim_records import ClaimRecords, Standing
 from topics.completions import Build
-from topics.contract.codec import DecodeError, encode
+from topics.contract.codec import encode
 from topics.contract.topic import Topic
 from topics.environment.settings import Settings
 from topics.log.owner import LogGap, read_back
@@ -49,7 +50,7 @@ async def outcome(session: OpenSession, settings: Settings, partition: int) -> T
             return failed(build, "log_gap", GONE, 0)
     if missing := bases_missing(calls):
         return failed(build, "log_gap", f"{len(missing)} {LOST} (one of them: {missing[0]})", len(calls))
-    source = BuiltFrom(build, calls, frozenset(session.disowned), session.late)
+    source = BuiltFrom(build, calls, frozenset(session.records.disowned), session.late)
     try:
         async with asyncio.timeout(BUILD_S):
             return _named(await off_loop(source), build)
@@ -77,18 +78,16 @@ def _named(trajectory: Trajectory, build: Build) -> Trajectory:
 
 async def _read_again(session: OpenSession, settings: Settings, partition: int) -> list[Completion]:
     calls: list[Completion] = []
+    records = ClaimRecords.of(session.opened)
     topic = completions.TOPIC.full_name(settings.namespace)
     async for record in read_back(settings, topic, partition, session.offset):
-        if record.key != session.opened.session_id.encode():
-            continue
-        try:
-            decoded = completions.CODEC.decode(record.value or b"")
-        except DecodeError:
-            continue  # logged when it was first read
-        if isinstance(decoded, Build):
-            break
-        if isinstance(decoded, Completion) and decoded.claim_id == session.opened.claim_id:
+        # What can't be decoded became a dead letter when it was first read.
+        decoded = completions.CODEC.known(record.value) if record.key == session.opened.session_id.encode() else None
+        if decoded is not None and records.take(decoded) is Standing.COUNTS:
+            assert isinstance(decoded, Completion), "only calls have a standing"
             calls.append(decoded)
+        if records.is_over:
+            break
     return calls
 
 

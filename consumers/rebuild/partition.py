@@ -95,7 +95,7 @@ class Partition:
             if session_id in self._out.failed:
                 self._tell(session_id, self._out.failed[session_id])
             return
-        session.build = build
+        session.records.build = build
         built = await outcome(session, self._settings, self._partition)
         marked = msgspec.structs.replace(built, rebuilt_with=build.builder_config)
         trajectory, value = encoded(marked, build, self._topic)

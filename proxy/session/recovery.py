@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from proxy.errors import Refusal, RefusalError
 from proxy.metrics import Metrics
 from topics import completions
-from topics.completions import Build, CallRecord, Disowned, Open
-from topics.contract.codec import DecodeError, UnknownRecord
+from topics.calls.claim_records import ClaimRecords, Standing
+from topics.completions import CallRecord
 from topics.environment.keys import KeyClaims
 from topics.environment.settings import Settings
 from topics.log import kafka
@@ -57,24 +57,13 @@ class _Reading:
 
     key: KeyClaims
     start: int
+    records: ClaimRecords
     calls: list[Completion] = field(default_factory=list)
-    disowned: set[str] = field(default_factory=set)
-    is_over: bool = False
 
     def take(self, record: CallRecord) -> None:
         """One record of the session, at `start` or later."""
-        key = self.key
-        match record:
-            case Completion() if record.claim_id == key.claim_id:
-                self.calls.append(record)
-            case Disowned() if record.claim_id == key.claim_id:
-                self.disowned.add(record.call_id)
-            case Build() if record.attempt >= key.attempt:
-                self.is_over = True
-            case Open() if record.attempt > key.attempt:
-                self.is_over = True
-            case _:
-                pass
+        if self.records.take(record) is Standing.COUNTS and isinstance(record, Completion):
+            self.calls.append(record)
 
 
 class Recovery:
@@ -90,7 +79,7 @@ class Recovery:
     async def read_back(self, key: KeyClaims, start: int) -> ClaimLog:
         """The claim's log from an offset to the high watermark as of now or later. Raises RefusalError where it can't be read."""
         self._metrics.read_back.inc()
-        reading = _Reading(key, start)
+        reading = _Reading(key, start, ClaimRecords(key.claim_id, key.attempt))
         readings, reads = self._pass_over(key.log_partition)
         readings.append(reading)
         try:
@@ -100,7 +89,7 @@ class Recovery:
             raise RefusalError(
                 Refusal.UNAVAILABLE, "the session can't be looked up now; try again", retry_after_s=RETRY_AFTER_S
             ) from None
-        return ClaimLog(reading.calls, frozenset(reading.disowned), max(start, end), reading.is_over)
+        return ClaimLog(reading.calls, frozenset(reading.records.disowned), max(start, end), reading.records.is_over)
 
     def _pass_over(self, partition: int) -> tuple[list[_Reading], asyncio.Task[int]]:
         found = self._gathering.get(partition)
@@ -137,7 +126,7 @@ class Recovery:
             by_session[reading.key.session_id.encode()].append(reading)
         # Where retention has passed a claim's `Open`, `getmany` goes on from the earliest that is there.
         consumer.seek(source, min(reading.start for reading in readings))
-        while await consumer.position(source) < end and not all(reading.is_over for reading in readings):
+        while await consumer.position(source) < end and not all(reading.records.is_over for reading in readings):
             for records in (await consumer.getmany(timeout_ms=1000, max_records=BATCH)).values():
                 for record in records:
                     _tell(by_session.get(record.key or b"", ()), record)
@@ -148,11 +137,8 @@ def _tell(readings: Iterable[_Reading], record: kafka.Record) -> None:
     asking = [reading for reading in readings if record.offset >= reading.start]
     if not asking or record.value is None:
         return
-    try:
-        decoded = completions.CODEC.decode(record.value)
-    except DecodeError:
-        return
-    if isinstance(decoded, UnknownRecord):
+    decoded = completions.CODEC.known(record.value)
+    if decoded is None:
         return
     for reading in asking:
         reading.take(decoded)

@@ -1,7 +1,6 @@
 """A story out of records: the fold over a session's log, the tree of its messages, and what the builder says of each call.
 
-Pure: records in, `Story` out. The fold follows the builder's own (protocol 23): the newest `Open` counts, calls of its claim alone, the
-first record of a call id; what comes after `Build` is late.
+Pure: records in, `Story` out. Which calls count, `topics/calls/claim_records.py` decides.
 """
 
 from __future__ import annotations
@@ -13,8 +12,9 @@ import msgspec
 from consumers.token_tree.branches import Branch, PlacedCall
 from consumers.token_tree.placement import place_calls
 from polar.cli.show.story import CallStory, Message, Story
+from topics.calls.claim_records import ClaimRecords, Standing
 from topics.calls.resolver import DeltaError, Resolver
-from topics.completions import Build, CallRecord, Disowned, Emitted, Open
+from topics.completions import CallRecord, Emitted, Open
 from topics.types.completion import CallOutcome, Completion, MessageDelta
 from topics.types.session import Phase, SessionState, TaskState
 from topics.types.tokens import count
@@ -31,31 +31,30 @@ class Log:
         self.calls: dict[str, Completion] = {}
         """By call id, in log order."""
         self.late: set[str] = set()
-        self.disowned: dict[str, str] = {}
-        """Reason by call id."""
         self.others = 0
         """Calls of other claims."""
         self.is_open = is_open
         self.emitted_at: int | None = None
         """When its trajectory was written, unix ms on the builder's clock."""
-        self._claim_id = claim_id
-        self._is_built = False
+        self._records = ClaimRecords(claim_id or "", attempt=1)
+
+    @property
+    def disowned(self) -> dict[str, str]:
+        """Reason by call id."""
+        return self._records.disowned
 
     def take(self, record: CallRecord, written_at: int) -> Log:
         """The log with one record more: this one, or after an `Open` a new one. `written_at`: its timestamp, unix ms."""
+        if isinstance(record, Open):
+            return Log(record.claim_id, is_open=True)
+        standing = self._records.take(record)
         match record:
-            case Open():
-                return Log(record.claim_id, is_open=True)
-            case Completion() if record.claim_id != self._claim_id:
+            case Completion() if standing is Standing.OTHER_CLAIM:
                 self.others += 1
-            case Completion() if record.call_id not in self.calls:
+            case Completion() if standing is not Standing.REPEATED:
                 self.calls[record.call_id] = record
-                if self._is_built:
+                if standing is Standing.LATE:
                     self.late.add(record.call_id)
-            case Disowned() if not self._is_built:
-                self.disowned.setdefault(record.call_id, record.reason)
-            case Build() if record.claim_id == self._claim_id:
-                self._is_built = True
             case Emitted():
                 self.emitted_at = written_at
         return self

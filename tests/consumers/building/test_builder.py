@@ -42,7 +42,7 @@ def folded(log: list[CallRecord], start: int = 0, end: int | None = None, held_b
 
 def seen(sessions: Sessions) -> list[tuple[str, str, list[str], set[str], int]]:
     return [
-        (s.opened.session_id, s.opened.claim_id, [c.call_id for c in s.calls], s.disowned, s.late)
+        (s.opened.session_id, s.opened.claim_id, [c.call_id for c in s.calls], set(s.records.disowned), s.late)
         for s in sessions.due()
     ]
 
