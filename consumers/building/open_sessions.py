@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from topics.calls.claim_records import ClaimRecords, Standing
+from topics.calls.claim_records import ClaimRecords, CallStanding
 from topics.completions import Build, CallRecord, CloseGroup, Disowned, Emitted, Open
 from topics.types.completion import Completion
 
@@ -114,14 +114,14 @@ class Sessions:
 
     def _call(self, call: Completion, size: int) -> None:
         session = self._open.get(call.session_id)
-        standing = Standing.OTHER_CLAIM if session is None else session.records.take(call)
-        if session is None or standing is Standing.OTHER_CLAIM:
+        standing = CallStanding.OTHER_CLAIM if session is None else session.records.take(call)
+        if session is None or standing is CallStanding.OTHER_CLAIM:
             self.ignored["call_outside"] += 1
-        elif standing is Standing.LATE:
+        elif standing is CallStanding.LATE:
             session.late += 1
-        elif standing is Standing.COUNTS and (session.is_spilled or self._held + size > self._held_limit):
+        elif standing is CallStanding.COUNTS and (session.is_spilled or self._held + size > self._held_limit):
             self._spill(session)
-        elif standing is Standing.COUNTS:
+        elif standing is CallStanding.COUNTS:
             session.calls.append(call)
             session.held += size
             self._held += size

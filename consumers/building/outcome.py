@@ -16,7 +16,7 @@ from consumers.builders.base import BuiltFrom
 from consumers.building.open_sessions import OpenSession
 from consumers.building.running import off_loop
 from topics import completions
-from topics.calls.claim_records import ClaimRecords, Standing
+from topics.calls.claim_records import ClaimRecords, CallStanding
 from topics.completions import Build
 from topics.contract.codec import encode
 from topics.contract.topic import Topic
@@ -83,7 +83,7 @@ async def _read_again(session: OpenSession, settings: Settings, partition: int) 
     async for record in read_back(settings, topic, partition, session.offset):
         # What can't be decoded became a dead letter when it was first read.
         decoded = completions.CODEC.known(record.value) if record.key == session.opened.session_id.encode() else None
-        if decoded is not None and records.take(decoded) is Standing.COUNTS:
+        if decoded is not None and records.take(decoded) is CallStanding.COUNTS:
             assert isinstance(decoded, Completion), "only calls have a standing"
             calls.append(decoded)
         if records.is_over:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from proxy.errors import Refusal, RefusalError
 from proxy.metrics import Metrics
 from topics import completions
-from topics.calls.claim_records import ClaimRecords, Standing
+from topics.calls.claim_records import ClaimRecords, CallStanding
 from topics.completions import CallRecord
 from topics.environment.keys import KeyClaims
 from topics.environment.settings import Settings
@@ -62,7 +62,7 @@ class _Reading:
 
     def take(self, record: CallRecord) -> None:
         """One record of the session, at `start` or later."""
-        if self.records.take(record) is Standing.COUNTS and isinstance(record, Completion):
+        if self.records.take(record) is CallStanding.COUNTS and isinstance(record, Completion):
             self.calls.append(record)
 
 

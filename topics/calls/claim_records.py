@@ -13,7 +13,7 @@ from topics.completions import Build, CallRecord, Disowned, Open
 from topics.types.completion import Completion
 
 
-class Standing(Enum):
+class CallStanding(Enum):
     """How a call's record stands to the claim."""
 
     COUNTS = auto()
@@ -43,7 +43,7 @@ class ClaimRecords:
         """The claim that an `Open` begins, in place of its session's last one."""
         return cls(opened.claim_id, opened.attempt)
 
-    def take(self, record: CallRecord) -> Standing | None:
+    def take(self, record: CallRecord) -> CallStanding | None:
         """Take in one record of the session; the standing of a call, None for other records."""
         match record:
             case Completion():
@@ -58,10 +58,10 @@ class ClaimRecords:
                 self.is_over |= record.attempt > self.attempt
         return None
 
-    def _standing(self, call: Completion) -> Standing:
+    def _standing(self, call: Completion) -> CallStanding:
         if call.claim_id != self.claim_id:
-            return Standing.OTHER_CLAIM
+            return CallStanding.OTHER_CLAIM
         if call.call_id in self._call_ids:
-            return Standing.REPEATED
+            return CallStanding.REPEATED
         self._call_ids.add(call.call_id)
-        return Standing.COUNTS if self.build is None else Standing.LATE
+        return CallStanding.COUNTS if self.build is None else CallStanding.LATE

@@ -12,7 +12,7 @@ import msgspec
 from consumers.token_tree.branches import Branch, PlacedCall
 from consumers.token_tree.placement import place_calls
 from polar.cli.show.story import CallStory, Message, Story
-from topics.calls.claim_records import ClaimRecords, Standing
+from topics.calls.claim_records import ClaimRecords, CallStanding
 from topics.calls.resolver import DeltaError, Resolver
 from topics.completions import CallRecord, Emitted, Open
 from topics.types.completion import CallOutcome, Completion, MessageDelta
@@ -49,11 +49,11 @@ class Log:
             return Log(record.claim_id, is_open=True)
         standing = self._records.take(record)
         match record:
-            case Completion() if standing is Standing.OTHER_CLAIM:
+            case Completion() if standing is CallStanding.OTHER_CLAIM:
                 self.others += 1
-            case Completion() if standing is not Standing.REPEATED:
+            case Completion() if standing is not CallStanding.REPEATED:
                 self.calls[record.call_id] = record
-                if standing is Standing.LATE:
+                if standing is CallStanding.LATE:
                     self.late.add(record.call_id)
             case Emitted():
                 self.emitted_at = written_at

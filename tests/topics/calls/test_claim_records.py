@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.topics.specimens import full
-from topics.calls.claim_records import ClaimRecords, Standing
+from topics.calls.claim_records import ClaimRecords, CallStanding
 from topics.completions import Build, CallRecord, Disowned, Emitted, Open
 from topics.types.completion import Completion
 
@@ -46,11 +46,11 @@ def test_what_counts_is_what_the_whole_log_says(log: list[CallRecord], claim: tu
         if not isinstance(record, Completion):
             assert standings[at] is None
         elif record.claim_id != claim_id:
-            assert standings[at] is Standing.OTHER_CLAIM
+            assert standings[at] is CallStanding.OTHER_CLAIM
         elif record.call_id in ids[:at]:
-            assert standings[at] is Standing.REPEATED
+            assert standings[at] is CallStanding.REPEATED
         else:
-            assert standings[at] is (Standing.COUNTS if at < end else Standing.LATE)
+            assert standings[at] is (CallStanding.COUNTS if at < end else CallStanding.LATE)
     given_up = [r for r in log[:end] if isinstance(r, Disowned) and r.claim_id == claim_id]
     assert fold.disowned == {r.call_id: r.reason for r in reversed(given_up)}
     assert fold.build == (log[end] if builds else None)
