@@ -24,7 +24,6 @@ from benchmarks.report import Figure
 from consumers.coordinator.batch import Batch
 from consumers.coordinator.commands import ReleaseTicket
 from consumers.coordinator.decide import decide
-from consumers.coordinator.fleet import FleetView
 from consumers.coordinator.leases import Leases
 from consumers.coordinator.scheduling.demand import PartitionDemand
 from consumers.coordinator.scheduling.free_slots import FreeSlots
@@ -33,6 +32,7 @@ from consumers.coordinator.state import Table
 from topics import sessions
 from topics.contract.codec import UnknownRecord, encode
 from topics.events import CODEC, Claimed, Evaluated, Fact, InitFinished, RunFinished, TrajectoryEmitted, task_of
+from topics.fleet import FleetView
 from topics.log.partition import partition_of_task
 from topics.types.session import Phase, SessionState, Stage, Status, TaskState, session_id_of
 from topics.workers import Heartbeat, StageSlots

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import NamedTuple, Self
 
 from proxy.errors import Refusal, RefusalError
-from topics.fleet import FleetRecord, FleetState, PolicyVersion
+from topics.fleet import FleetRecord, FleetState, FleetView
 
 HELD_S = 1_800.0
 """How long after it came a call may still be held. Streams bear that, by their keep-alives; what other requests do, docs/fleet.md tells."""
@@ -46,23 +46,21 @@ class Fleet:
     def __init__(self, on_change: Callable[[], None]) -> None:
         """`on_change` is called when the heartbeat has news: another generation, or the last call under way in a pause has ended."""
         self._on_change = on_change
-        self._state = FleetState(generation=0)
+        self._view = FleetView()
         self._running = asyncio.Event()
         self._running.set()
         self._resumes = 0
-        self._policies: dict[str | None, tuple[int | None, int]] = {}
-        """(version, offset of its record) by engine; None: of those not named."""
         self._under_way: set[EngineCall] = set()
 
     @property
     def generation(self) -> int:
         """Of the last state seen; heartbeats echo it."""
-        return self._state.generation
+        return self._view.generation
 
     @property
     def paused(self) -> bool:
         """Whether new calls wait."""
-        return self._state.paused
+        return self._view.paused
 
     @property
     def calls(self) -> int:
@@ -71,18 +69,15 @@ class Fleet:
 
     def weights(self, engine: str) -> Weights:
         """What a call that begins now at an engine is sampled with."""
-        version, publication = self._policies.get(engine) or self._policies.get(None) or (None, -1)
+        version, publication = self._view.policies.get(engine) or self._view.policies.get(None) or (None, -1)
         return Weights(version, publication, self._resumes)
 
     def apply(self, record: FleetRecord, offset: int) -> None:
         """Takes in a record of `polar.fleet`; its `offset` there."""
-        match record:
-            case FleetState() if record.counts_after(self._state):
-                self._become(record)
-            case PolicyVersion():
-                if record.engine is None:
-                    self._policies = {}
-                self._policies[record.engine] = record.version, offset
+        before = self._view.state
+        self._view.take(record, offset=offset)
+        if self._view.state is not before:
+            self._become(before, self._view.state)
         self._on_change()
 
     async def runs(self, until: float) -> bool:
@@ -114,8 +109,7 @@ class Fleet:
         if self.paused and not self._under_way:
             self._on_change()
 
-    def _become(self, state: FleetState) -> None:
-        before, self._state = self._state, state
+    def _become(self, before: FleetState, state: FleetState) -> None:
         # Of generations that weren't seen one may have ended a pause.
         if (before.paused and not state.paused) or state.generation > before.generation + 1:
             self._resumes += 1

@@ -5,6 +5,8 @@ Written by trainers and the control API; read from its beginning by proxies, sta
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import msgspec
 
 from topics.contract.codec import Codec
@@ -47,6 +49,54 @@ def key_of(record: FleetRecord) -> str:
     if isinstance(record, FleetState):
         return "state"
     return "policy" if record.engine is None else f"policy:{record.engine}"
+
+
+class Policy(NamedTuple):
+    """The weights that were published last."""
+
+    version: int | None
+    offset: int
+    """Of the record that published them, equal for every reader of the topic."""
+
+
+class FleetView:
+    """The fleet's state and policy versions, as the records read so far say; before any record, the fleet runs."""
+
+    def __init__(self) -> None:
+        self.state = FleetState(generation=0)
+        self.since_ms: int | None = None
+        """Unix ms: when the state was written; None before the first."""
+        self.policies: dict[str | None, Policy] = {}
+        """By engine; that of None holds for all engines that aren't named."""
+
+    def take(self, record: FleetRecord, *, offset: int = 0, written_ms: int = 0) -> bool:
+        """Take in the next record of the topic; False if it is a state that doesn't count.
+
+        `offset` and `written_ms`, its timestamp, are for readers of `policies` and `since_ms`.
+        """
+        if isinstance(record, PolicyVersion):
+            kept = {} if record.engine is None else self.policies
+            self.policies = {**kept, record.engine: Policy(record.version, offset)}
+        elif record.counts_after(self.state):
+            self.state, self.since_ms = record, written_ms
+        else:
+            return False
+        return True
+
+    @property
+    def generation(self) -> int:
+        """Echoed in heartbeats."""
+        return self.state.generation
+
+    @property
+    def paused(self) -> bool:
+        """Whether model calls wait and run clocks stand still."""
+        return self.state.paused
+
+    @property
+    def draining(self) -> bool:
+        """Whether no session is given a slot."""
+        return self.state.draining
 
 
 RECORDS = (FleetState, PolicyVersion)

@@ -15,7 +15,7 @@ from analytics.live.rates import Minute
 from analytics.live.standings import Group, Standings
 from topics.completions import CallRecord
 from topics.events import Evaluated, Fact, InitFinished, RunFinished, TrajectoryEmitted
-from topics.fleet import FleetRecord, FleetState
+from topics.fleet import FleetRecord, FleetView
 from topics.log.liveness import LEASE_MS
 from topics.sessions import Row
 from topics.types.completion import CallOutcome, Completion
@@ -125,9 +125,8 @@ class Fold:
         self._ended = Minute()
         self._trainable = Minute()
         self._errors: dict[tuple[str, int, str, str, str], Trouble] = {}
-        self._fleet = FleetState(generation=0)
+        self._fleet = FleetView()
         self._paused_since: int | None = None
-        self._policy_version: int | None = None
 
     def sign(self, record: Sign, at_ms: int) -> None:
         """Of `polar.workers`."""
@@ -186,13 +185,10 @@ class Fold:
 
     def fleet(self, record: FleetRecord, at_ms: int) -> None:
         """Of `polar.fleet`."""
-        if not isinstance(record, FleetState):
-            if record.engine is None:
-                self._policy_version = record.version
-        elif record.counts_after(self._fleet):
-            goes_on = record.paused and self._fleet.paused
-            self._paused_since = (self._paused_since if goes_on else at_ms) if record.paused else None
-            self._fleet = record
+        was_paused = self._fleet.paused
+        self._fleet.take(record)
+        if self._fleet.paused != was_paused:
+            self._paused_since = at_ms if self._fleet.paused else None
 
     def snapshot(self, now_ms: int) -> Snapshot:
         """Everything as of `now_ms`, Unix ms on the clock of `polar.workers`' records."""
@@ -201,7 +197,7 @@ class Fold:
             at=now_ms,
             processes=dict(sorted(Counter(beat.role for beat in alive).items())),
             paused=self._fleet.paused,
-            policy_version=self._policy_version,
+            policy_version=self._fleet.policies[None].version if None in self._fleet.policies else None,
             stages=self._loads(alive, now_ms),
             calls=Calls(
                 **{outcome.value: self._calls[outcome].total(now_ms) for outcome in CallOutcome},

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from topics.calls.claim_records import ClaimRecords, CallStanding
+from topics.calls.claim_records import CallStanding, ClaimRecords
 from topics.completions import Build, CallRecord, CloseGroup, Disowned, Emitted, Open
 from topics.types.completion import Completion
 

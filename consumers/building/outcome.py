@@ -16,7 +16,7 @@ from consumers.builders.base import BuiltFrom
 from consumers.building.open_sessions import OpenSession
 from consumers.building.running import off_loop
 from topics import completions
-from topics.calls.claim_records import ClaimRecords, CallStanding
+from topics.calls.claim_records import CallStanding, ClaimRecords
 from topics.completions import Build
 from topics.contract.codec import encode
 from topics.contract.topic import Topic

@@ -12,7 +12,6 @@ from collections import Counter
 import structlog
 
 from consumers.coordinator import metrics as coordinator_metrics
-from consumers.coordinator.fleet import FleetView
 from consumers.coordinator.leases import Leases
 from consumers.coordinator.partition import PartitionCoordinator
 from consumers.coordinator.scheduling.free_slots import FreeSlots
@@ -21,7 +20,7 @@ from consumers.coordinator.scheduling.shares import ROLE
 from consumers.metrics import Metrics
 from topics import events, fleet, workers
 from topics.environment.settings import Settings
-from topics.fleet import FleetRecord
+from topics.fleet import FleetRecord, FleetView
 from topics.log import kafka
 from topics.log.follow import Follower, Since
 from topics.log.heartbeat import Heart, new_worker_id
@@ -149,8 +148,8 @@ class Coordinator:
             staged=staged,
         )
 
-    def _on_fleet(self, state: FleetRecord, _: kafka.Record) -> None:
-        self._fleet.apply(state)
+    def _on_fleet(self, record: FleetRecord, _: kafka.Record) -> None:
+        self._fleet.take(record)
         self._heart.changed()
         self._slots_changed.set()
 

@@ -31,7 +31,6 @@ from consumers.coordinator.commands import (
 from consumers.coordinator.deadlines import Pauses
 from consumers.coordinator.decide import decide
 from consumers.coordinator.endings import repeated_commands
-from consumers.coordinator.fleet import FleetView
 from consumers.coordinator.leases import Leases
 from consumers.coordinator.scheduling.demand import PartitionDemand
 from consumers.coordinator.scheduling.free_slots import FreeSlots
@@ -41,6 +40,7 @@ from topics.completions import Open
 from topics.contract.codec import DecodeError, UnknownRecord, encode
 from topics.environment.settings import Settings
 from topics.events import Claimed, Evaluated, HandedBack, InitFinished, RunFinished, Stopped
+from topics.fleet import FleetView
 from topics.log import kafka
 from topics.log.owner import STOP_DEADLINE_S, FencedProducer, Write, on_the_log, read_back
 from topics.log.producer import LogProducer

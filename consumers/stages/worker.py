@@ -33,7 +33,7 @@ from topics import control, fleet
 from topics.contract import catalogue
 from topics.control import Discard, Drain, Revoke
 from topics.environment.settings import Settings
-from topics.fleet import FleetRecord, FleetState
+from topics.fleet import FleetRecord
 from topics.log import admin, kafka
 from topics.log.follow import Follower, Since
 from topics.log.heartbeat import Heart, new_worker_id
@@ -234,8 +234,7 @@ class _Worker:
                 self._drained.set()
 
     def _on_fleet(self, record: FleetRecord, _: kafka.Record) -> None:
-        if isinstance(record, FleetState) and record.counts_after(self._context.fleet):
-            self._context.fleet = record
+        self._context.fleet.take(record)
 
     def _changed(self) -> None:
         self._heart.changed()

@@ -11,7 +11,7 @@ from consumers.stages.budget import Budget
 from topics.environment import registry
 from topics.environment.blobs import BlobStore
 from topics.environment.settings import Settings
-from topics.fleet import FleetState
+from topics.fleet import FleetView
 from topics.types.errors import InputError
 from topics.types.task import RuntimeSpec
 
@@ -25,8 +25,7 @@ class WorkerContext:
         self.settings = settings
         self.blobs = BlobStore(settings.blobs_folder)
         self.is_connected = is_connected
-        self.fleet = FleetState(generation=0)
-        """The newest state that `polar.fleet` has."""
+        self.fleet = FleetView()
         self._backends: dict[str, RuntimeBackend] = {}
 
     def budget(self, seconds: float) -> Budget:

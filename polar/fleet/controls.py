@@ -12,7 +12,7 @@ import re
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from types import TracebackType
 from typing import Literal, Self
@@ -23,7 +23,7 @@ from polar.fleet.errors import Busy, Lost, NotStill
 from polar.fleet.watching import Watching
 from topics import fleet
 from topics.environment.settings import ENGINE_NAME, Settings
-from topics.fleet import FleetRecord, FleetState, PolicyVersion
+from topics.fleet import FleetRecord, FleetState, FleetView, PolicyVersion
 from topics.log import admin, kafka
 from topics.log.follow import Follower, Since
 from topics.log.heartbeat import new_worker_id
@@ -44,10 +44,10 @@ InFlight = Literal["finish", "abort"]
 class Standing:
     """What `polar.fleet` says."""
 
-    state: FleetState = field(default_factory=lambda: FleetState(generation=0))
-    since_ms: int | None = None
+    state: FleetState
+    since_ms: int | None
     """Unix ms: when the state was written; None where none ever was."""
-    versions: dict[str | None, int | None] = field(default_factory=dict)
+    versions: dict[str | None, int | None]
     """Policy version by engine; that of None is all others'."""
 
     def __str__(self) -> str:
@@ -74,7 +74,7 @@ class Controls:
         self.by = new_worker_id("fleet")
         self.settings = settings
         self.producer = LogProducer(settings)
-        self._standing = Standing()
+        self._view = FleetView()
         self._late: set[int] = set()
         """Offsets of states that came second."""
         self._follower = Follower(settings, fleet.TOPIC, self._on_record, since=Since.BEGINNING)
@@ -94,6 +94,11 @@ class Controls:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await asyncio.gather(self._follower.stop(), self.producer.stop())
+
+    @property
+    def _standing(self) -> Standing:
+        versions = {engine: policy.version for engine, policy in self._view.policies.items()}
+        return Standing(self._view.state, self._view.since_ms, versions)
 
     async def standing(self) -> Standing:
         """What lies on `polar.fleet` now. Raises NotReady."""
@@ -267,13 +272,7 @@ class Controls:
         return ack.offset
 
     def _on_record(self, record: FleetRecord, envelope: kafka.Record) -> None:
-        now = self._standing
-        if isinstance(record, PolicyVersion):
-            versions = {} if record.engine is None else now.versions
-            self._standing = Standing(now.state, now.since_ms, {**versions, record.engine: record.version})
-        elif record.counts_after(now.state):
-            self._standing = Standing(record, envelope.timestamp, now.versions)
-        else:
+        if not self._view.take(record, offset=envelope.offset, written_ms=envelope.timestamp):
             self._late.add(envelope.offset)
 
 

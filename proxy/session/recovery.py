@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from proxy.errors import Refusal, RefusalError
 from proxy.metrics import Metrics
 from topics import completions
-from topics.calls.claim_records import ClaimRecords, CallStanding
+from topics.calls.claim_records import CallStanding, ClaimRecords
 from topics.completions import CallRecord
 from topics.environment.keys import KeyClaims
 from topics.environment.settings import Settings

@@ -10,7 +10,6 @@ from itertools import groupby
 
 from consumers.coordinator.batch import SESSIONS
 from consumers.coordinator.coordinator import run_coordinator
-from consumers.coordinator.fleet import FleetView
 from consumers.coordinator.leases import Leases
 from consumers.coordinator.partition import PartitionCoordinator
 from consumers.coordinator.scheduling.free_slots import FreeSlots
@@ -18,7 +17,7 @@ from polar.client import SessionTable
 from topics import completions, dead_letters, events, sessions
 from topics.environment.settings import Settings
 from topics.events import CancelRequested, InitFinished, TaskSubmitted
-from topics.fleet import FleetState
+from topics.fleet import FleetState, FleetView
 from topics.log import kafka as clients
 from topics.log.follow import Follower, Since
 from topics.log.owner import FencedProducer, read_back
@@ -79,7 +78,7 @@ async def test_a_pause_outlives_a_coordinator_and_no_run_ends_in_it(settings: Se
     for row in (TaskState("t", 1, "", plan=PLAN, opened_at=0), opened):
         await log.send(sessions.TOPIC, row, key=sessions.key_of(row), task_id="t")
     fleet = FleetView()
-    fleet.apply(FleetState(1, paused=True))
+    fleet.take(FleetState(1, paused=True))
     async with positions(settings) as written:
         for _ in range(2):
             before = len(written)
@@ -87,7 +86,7 @@ async def test_a_pause_outlives_a_coordinator_and_no_run_ends_in_it(settings: Se
                 while len(written) < before + 2 or written[-1].clock_ms < 2 * ttl_ms:
                     await asyncio.sleep(0.01)
                 assert partition.table.session("t.0") == opened
-        fleet.apply(FleetState(2))
+        fleet.take(FleetState(2))
         async with coordinating(settings, log, Hourly(), fleet) as partition, asyncio.timeout(DEADLINE_S):
             while (session := partition.table.session("t.0")) is None or session.status is None:
                 await asyncio.sleep(0.01)

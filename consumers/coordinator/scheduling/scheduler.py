@@ -10,11 +10,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
-from consumers.coordinator.fleet import FleetView
 from consumers.coordinator.scheduling.assignment import Limits, SlotRequest, StagePool, StagingLimit, assign
 from consumers.coordinator.scheduling.demand import PartitionDemand
 from consumers.coordinator.scheduling.free_slots import FreeSlots
 from consumers.coordinator.scheduling.shares import Peers, backlogs
+from topics.fleet import FleetView
 from topics.types.session import Stage
 from topics.workers import Backlog, Heartbeat
 

@@ -12,7 +12,7 @@ import msgspec
 from consumers.token_tree.branches import Branch, PlacedCall
 from consumers.token_tree.placement import place_calls
 from polar.cli.show.story import CallStory, Message, Story
-from topics.calls.claim_records import ClaimRecords, CallStanding
+from topics.calls.claim_records import CallStanding, ClaimRecords
 from topics.calls.resolver import DeltaError, Resolver
 from topics.completions import CallRecord, Emitted, Open
 from topics.types.completion import CallOutcome, Completion, MessageDelta

@@ -16,7 +16,6 @@ from msgspec.structs import replace
 
 from consumers.coordinator.commands import DeadlinePassed, Input, ReleaseTicket
 from consumers.coordinator.decide import decide
-from consumers.coordinator.fleet import FleetView
 from consumers.coordinator.scheduling.demand import PartitionDemand
 from consumers.coordinator.scheduling.free_slots import FreeSlots
 from consumers.coordinator.scheduling.scheduler import Scheduler
@@ -24,6 +23,7 @@ from consumers.coordinator.state import Table
 from tests.consumers.coordinator.bench import PLAN
 from topics.control import Grant, Revoke
 from topics.events import Claimed, Evaluated, Fact, InitFinished, RunFinished, TaskSubmitted
+from topics.fleet import FleetView
 from topics.types.session import SessionState, Stage, Status, task_id_of
 from topics.workers import Heartbeat, StageSlots
 

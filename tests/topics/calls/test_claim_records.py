@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.topics.specimens import full
-from topics.calls.claim_records import ClaimRecords, CallStanding
+from topics.calls.claim_records import CallStanding, ClaimRecords
 from topics.completions import Build, CallRecord, Disowned, Emitted, Open
 from topics.types.completion import Completion
 

@@ -9,13 +9,12 @@ from collections.abc import Callable
 
 import pytest
 
-from consumers.coordinator.fleet import FleetView
 from consumers.coordinator.scheduling.demand import PartitionDemand
 from consumers.coordinator.scheduling.free_slots import FreeSlots
 from consumers.coordinator.scheduling.queue import QueueKey, SessionQueue
 from consumers.coordinator.scheduling.scheduler import Scheduler
 from tests.consumers.coordinator.simulation import Simulation
-from topics.fleet import FleetState
+from topics.fleet import FleetState, FleetView
 from topics.types.session import Stage, task_id_of
 from topics.workers import Backlog, Heartbeat, StageSlots
 
@@ -165,11 +164,11 @@ def test_claims_of_leaving_workers_keep_no_coordinator_from_the_slots_of_new_one
 def test_no_slot_is_assigned_while_the_fleet_drains() -> None:
     simulation = backlogged(1)
     simulation.run(5_000)
-    simulation.fleet.apply(FleetState(1, draining=True))
+    simulation.fleet.take(FleetState(1, draining=True))
     simulation.run(5_300)
     started = len(simulation.started)
     simulation.run(15_000)
     assert len(simulation.started) == started, "released tickets were claimed long ago"
-    simulation.fleet.apply(FleetState(2))
+    simulation.fleet.take(FleetState(2))
     simulation.run(17_000)
     assert len(simulation.started) > started
