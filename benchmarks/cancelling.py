@@ -3,7 +3,7 @@
     python -m benchmarks.cancelling [--format table|json]
 
 A process for each role on one broker, default slots. In each state a task of several sessions waits or sleeps, is cancelled as a whole by
-`polar.client.cancel`, and is watched in the coordinator's table and on the disk; five times. `queued and ready` are forty sessions behind
+`polar.Client.cancel`, and is watched in the coordinator's table and on the disk; five times. `queued and ready` are forty sessions behind
 eight that hold all run slots.
 """
 
@@ -20,8 +20,7 @@ from typing import Any
 
 from benchmarks import report
 from benchmarks.report import Figure
-from polar import client
-from polar.client import SessionTable
+from polar.client import Client, SessionTable
 from tests.acceptance.fleet import ROLES, Fleet, fleet
 from topics.types.session import Phase
 from topics.types.task import parse
@@ -81,13 +80,13 @@ async def _cancelled(system: Fleet, table: SessionTable, name: str, state: State
     await _stand(system, table, name, state, {"ANSWERS": str(system.answers)})
     others = RUN_SLOTS if Phase.READY in state.phases else 0
     began = time.monotonic()
-    await client.cancel(system.settings, name)
+    await Client(system.settings).cancel(name)
     await _until(
         lambda: table.is_finished(name) and len(system.runtimes()) <= others and not system.leftovers(), ENDED_S
     )
     took = time.monotonic() - began
     if others:
-        await client.cancel(system.settings, behind)
+        await Client(system.settings).cancel(behind)
         await _until(lambda: table.is_finished(behind) and not system.runtimes(), ENDED_S)
     return took
 
@@ -99,7 +98,7 @@ async def _stand(system: Fleet, table: SessionTable, name: str, state: State, en
     """
     shell = {"harness": "shell", "custom_shell": {"command": state.command}, "env": env}
     body = {"task_id": name, "instruction": "wait", "num_samples": state.samples, "agent": shell, **state.more}
-    await client.submit(system.settings, [parse(body)], table, answer_s=client.ANSWER_S)
+    await Client(system.settings).submit([parse(body)], table)
 
     def stands() -> bool:
         phases = [row.phase for row in table.sessions.get(name, {}).values()]

@@ -14,9 +14,10 @@ import random
 import tempfile
 from pathlib import Path
 
+import polar
 from benchmarks import report
 from benchmarks.report import Figure
-from polar.fleet import Controls, InFlight
+from polar.fleet import InFlight
 from tests.acceptance.fleet import ROLES, fleet
 from tests.acceptance.pausing import ENGINE, Pausing
 
@@ -34,7 +35,7 @@ async def _run(cycles: int) -> list[Figure]:
     took: dict[InFlight, list[float]] = {"finish": [], "abort": []}
     with tempfile.TemporaryDirectory(prefix="polar-bench-") as folder:
         names = [*(f"{role}-1" for role in ROLES), "proxy-2"]
-        async with fleet(Path(folder, "data"), names, *ENGINE) as system, Controls(system.settings) as controls:
+        async with fleet(Path(folder, "data"), names, *ENGINE) as system, polar.Fleet(system.settings) as controls:
             pausing = Pausing(system, controls, random.Random(SEED))
             await pausing.begin(SAMPLES)
             for number in range(cycles):

@@ -25,7 +25,7 @@ from typing import Any
 from benchmarks import report
 from benchmarks.report import Figure, say
 from benchmarks.system import System, child, up
-from polar import client
+from polar.client import Client
 from topics import sessions
 from topics.environment.settings import Settings
 from topics.log import kafka
@@ -186,8 +186,9 @@ async def _watched(system: System, watch: Watch) -> list[Figure]:
 
 async def _submit(system: System, bodies: list[dict[str, Any]]) -> None:
     tasks = [parse(body) for body in bodies]
-    async with client.SessionTable(system.settings, {task.task_id for task in tasks}) as table:
-        if missing := await client.submit(system.settings, tasks, table, answer_s=FULL_S):
+    client = Client(system.settings)
+    async with client.table({task.task_id for task in tasks}) as table:
+        if missing := await client.submit(tasks, table, answer_s=FULL_S):
             raise SystemExit(f"no coordinator took {missing}")
 
 

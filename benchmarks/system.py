@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 
 from benchmarks.report import say
-from polar import client
+from polar.client import Client
 from topics.environment import settings
 from topics.types.session import Status
 from topics.types.task import parse
@@ -67,9 +67,10 @@ class System:
         """Seconds from handing in a task until all its trajectories are out. SystemExit where a session isn't COMPLETED."""
         task = parse(body)
         loop = asyncio.get_running_loop()
-        async with client.SessionTable(self.settings, {task.task_id}) as table:
+        client = Client(self.settings)
+        async with client.table({task.task_id}) as table:
             began = loop.time()
-            await client.submit(self.settings, [task], table, answer_s=client.ANSWER_S)
+            await client.submit([task], table)
             finished = await table.until(lambda: table.is_finished(task.task_id), FINISH_S)
             took = loop.time() - began
             ended = table.ended(task.task_id)

@@ -16,9 +16,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from polar import InputError, NotReady
 from polar.trainer import Group, Row, TrajectoryConsumer, grpo, pack
 from polar.trainer.advantages import advantages
-from topics.types.errors import InputError, NotReady
 
 MAX_TOKENS = 1 << 17
 """Of one forward pass."""

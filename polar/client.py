@@ -1,7 +1,7 @@
-"""For programs that produce tasks: submit, follow the coordinator's table, cancel.
+"""`Client`, for programs that produce tasks: submit them, follow the coordinator's table, cancel.
 
-Writes `polar.tasks` and `CancelRequested`; what becomes of them is read from `polar.sessions`, committed rows only. Trajectories are
-the trainer's to read (`polar.trainer`); nothing here decides anything.
+A client writes `polar.tasks` and `CancelRequested`. It reads their outcome from committed rows of `polar.sessions`. Trajectories are read
+by `polar.trainer`, and every decision about a task is the coordinator's.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ import asyncio
 import time
 import uuid
 from collections import Counter
-from collections.abc import AsyncIterable, Callable, Collection, Coroutine, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
 from topics import events, sessions, tasks
 from topics.contract.topic import Topic
-from topics.environment.settings import Settings
+from topics.environment.settings import Settings, load
 from topics.log import admin
 from topics.log.follow import Follower, Since
 from topics.log.kafka import Record
@@ -29,28 +29,30 @@ from topics.types.task import TaskRequest, body_hash
 from topics.waiting.first_done import first_done
 
 BODY_LIMIT = tasks.TOPIC.max_bytes - 64 * 1024
-"""Bytes of a canonical body; the rest is room for its batch and headers."""
+"""Most bytes of a canonical body. The remaining 64 KiB are room for its batch and headers."""
 ANSWER_S = 10.0
-"""How long `submit` waits for a coordinator to show its tasks."""
+"""How long `submit` waits for a coordinator to show its tasks: a coordinator shows a task within a second."""
 SEND_S = 30.0
+"""Deadline of one acknowledgement: longer than an election of a partition's leader."""
 TABLE_S = 300.0
-"""To read the whole table: a million sessions take about a minute."""
-ASK_S = 15.0
-"""How often someone who waits makes sure that Kafka is there at all."""
+"""Deadline for reading the whole table: a million sessions take about a minute."""
+KAFKA_CHECK_S = 15.0
+"""How often a long wait checks that Kafka can still be reached."""
 GONE_S = 120.0
+"""How long Kafka may be away before a wait ends: longer than a broker's restart."""
 AT_ONCE = 100
 """Tasks sent before their acknowledgements are awaited."""
 
 
 class SessionTable:
-    """A live copy of the coordinator's table, of the given tasks or of all; inside `async with` it is complete and kept so."""
+    """A live copy of the coordinator's rows for some tasks, or for all. Inside `async with` it is complete and follows every change."""
 
     def __init__(self, settings: Settings, task_ids: Collection[str] | None = None) -> None:
         self.tasks: dict[str, TaskState] = {}
         self.sessions: dict[str, dict[int, SessionState]] = {}
         """By task id and sample index."""
         self._ended: Counter[str] = Counter()
-        """By task id: its sessions whose trajectory is out."""
+        """Number of ended sessions by task id, so that `is_finished` is cheap: it is called at every change, for thousands of sessions."""
         self._settings = settings
         self._task_ids = task_ids
         self._changed = asyncio.Event()
@@ -64,7 +66,7 @@ class SessionTable:
         )
 
     async def __aenter__(self) -> Self:
-        await require(self._settings, sessions.TOPIC)
+        await require_topic(self._settings, sessions.TOPIC)
         await self._follower.start(TABLE_S)
         return self
 
@@ -74,17 +76,16 @@ class SessionTable:
         await self._follower.stop()
 
     def ended(self, task_id: str) -> list[SessionState]:
-        """The task's sessions whose trajectory is out."""
+        """The task's sessions whose trajectory has been written."""
         return [row for row in self.sessions.get(task_id, {}).values() if row.phase is Phase.ENDED]
 
     def is_finished(self, task_id: str) -> bool:
         """Whether every session of the task has its trajectory."""
         task = self.tasks.get(task_id)
-        # Counted, not looked for: this is asked at every change, of thousands of sessions.
         return task is not None and task.body_hash is not None and self._ended[task_id] == task.num_samples
 
     async def until(self, holds: Callable[[], bool], deadline_s: float | None) -> bool:
-        """Wait until `holds()`, asked after each change; False when the deadline passes. Raises what ended the reading."""
+        """Wait until `holds()`, called after each change. False if the deadline passes. Raises the error that ended the reading."""
         with suppress(TimeoutError):
             async with asyncio.timeout(deadline_s):
                 while not holds():
@@ -119,119 +120,150 @@ def _has_ended(row: SessionState | None) -> bool:
     return row is not None and row.phase is Phase.ENDED
 
 
-async def require(settings: Settings, topic: Topic) -> None:
-    """Raises NotReady, at once, where no Kafka answers or the topic isn't there: what follows would wait for either."""
+class Client:
+    """Submits tasks to one Polar system and cancels them. Stateless: each call has its own connection to Kafka."""
+
+    def __init__(self, settings: Settings | None = None) -> None:
+        """`settings`: those of the system (`polar.load_settings`). None: the system that the `polar` command would find."""
+        self.settings = settings or load()
+
+    def table(self, task_ids: Collection[str] | None = None) -> SessionTable:
+        """The coordinator's table for these tasks, or for all."""
+        return SessionTable(self.settings, task_ids)
+
+    async def submit(
+        self, requests: Sequence[TaskRequest], table: SessionTable, *, answer_s: float = ANSWER_S
+    ) -> list[str]:
+        """Produce all tasks, or none, and wait `answer_s` for a coordinator to show them. The ids that none has shown.
+
+        A task that was submitted before with an equal body is the same task. Raises InputError for a body that is too large and
+        for an id in use by another body: before anything is sent, unless both bodies are submitted at the same time. Raises
+        NotReady if Kafka doesn't acknowledge all tasks: submitting them again is safe.
+        """
+        bodies = {request.task_id: _sized_body(request) for request in requests}
+        hashes = {task_id: body_hash(body) for task_id, body in bodies.items()}
+
+        def missing() -> list[str]:
+            return [task_id for task_id, expected in hashes.items() if not _is_shown(table, task_id, expected)]
+
+        missing()  # raises InputError for an id in use
+        await self._produce(bodies)
+        await table.until(lambda: not missing(), answer_s)
+        return missing()
+
+    async def feed(
+        self,
+        requests: AsyncIterable[TaskRequest],
+        table: SessionTable,
+        *,
+        max_in_flight: int,
+        on_sent: Callable[[TaskRequest, int], None],
+    ) -> None:
+        """Produce tasks as they come, each once at most `max_in_flight` sessions of this feed are unfinished with it.
+
+        `table` follows all tasks, since nobody knows which will come. A task that had finished before counts as finished, so a feed
+        may start again from its beginning. `on_sent` gets each task and the number of unfinished sessions, including its own. There is
+        no deadline: the coordinator ends every session. Raises InputError for a task with more than `max_in_flight` samples, for a
+        body that is too large and for an id in use by another body. Raises NotReady if Kafka doesn't acknowledge a task. Tasks sent
+        before an error stay sent.
+        """
+        unfinished_tasks: dict[str, TaskRequest] = {}
+
+        def unfinished() -> int:
+            for task_id in [task_id for task_id in unfinished_tasks if table.is_finished(task_id)]:
+                del unfinished_tasks[task_id]
+            return sum(task.num_samples - len(table.ended(task_id)) for task_id, task in unfinished_tasks.items())
+
+        def has_room(samples: int) -> bool:
+            return unfinished() + samples <= max_in_flight
+
+        topic = tasks.TOPIC.full_name(self.settings.namespace)
+        async with self._producer() as producer:
+            async for request in requests:
+                samples = request.num_samples
+                if samples > max_in_flight:
+                    field = f"{request.task_id}: num_samples"
+                    raise InputError(field, samples, f"more than {max_in_flight} sessions in flight; allow more")
+                body = _sized_body(request)
+                _is_shown(table, request.task_id, body_hash(body))  # raises InputError for an id in use
+                await table.until(partial(has_room, samples), None)
+                try:
+                    await producer.send_bytes(topic, body, key=request.task_id.encode(), headers=[], deadline_s=SEND_S)
+                except Unacknowledged as error:
+                    raise NotReady(
+                        f"Kafka didn't acknowledge task {request.task_id}: {error}; feed the tasks again, none runs twice"
+                    ) from None
+                unfinished_tasks[request.task_id] = request
+                on_sent(request, unfinished())
+
+    async def cancel(self, name: str) -> None:
+        """Request the end of a task, or of one session of it, known to the coordinator or not. Raises NotReady."""
+        is_session = "." in name
+        task_id = task_id_of(name) if is_session else name
+        fact = events.CancelRequested(uuid.uuid4().hex, task_id, name if is_session else None)
+        await require_topic(self.settings, events.TOPIC)
+        async with self._producer() as producer:
+            try:
+                await producer.send(events.TOPIC, fact, key=events.key_of(fact), task_id=task_id, deadline_s=SEND_S)
+            except Unacknowledged as error:
+                raise NotReady(f"Kafka didn't acknowledge the request: {error}") from None
+
+    async def unless_gone(self, waiting: Coroutine[Any, Any, None], *, gone_s: float = GONE_S) -> None:
+        """Await `waiting`. If Kafka stays away for `gone_s` meanwhile, cancel it and raise NotReady."""
+        task = asyncio.create_task(waiting, name="wait")
+        answered_at = time.monotonic()
+        try:
+            while not task.done():
+                await asyncio.wait({task}, timeout=min(KAFKA_CHECK_S, gone_s))
+                with suppress(NotReady):
+                    await require_topic(self.settings, sessions.TOPIC)
+                    answered_at = time.monotonic()
+                if not task.done() and time.monotonic() - answered_at > gone_s:
+                    raise NotReady(
+                        f"Kafka at {self.settings.bootstrap} has been away for {gone_s:.0f} s; the tasks continue when it is back "
+                        "(`polar status`)"
+                    )
+            task.result()
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def _produce(self, bodies: Mapping[str, bytes]) -> None:
+        topic = tasks.TOPIC.full_name(self.settings.namespace)
+        items = list(bodies.items())
+        sent = 0
+        async with self._producer() as producer:
+            try:
+                for first in range(0, len(items), AT_ONCE):
+                    chunk = items[first : first + AT_ONCE]
+                    sends = (
+                        producer.send_bytes(topic, body, key=task_id.encode(), headers=[], deadline_s=SEND_S)
+                        for task_id, body in chunk
+                    )
+                    await asyncio.gather(*sends)
+                    sent += len(chunk)
+            except Unacknowledged as error:
+                raise NotReady(
+                    f"Kafka acknowledged {sent} of {len(items)} tasks, then: {error}; submit them again, none runs twice"
+                ) from None
+
+    @asynccontextmanager
+    async def _producer(self) -> AsyncIterator[LogProducer]:
+        producer = LogProducer(self.settings)
+        await producer.start()
+        try:
+            yield producer
+        finally:
+            await producer.stop()
+
+
+async def require_topic(settings: Settings, topic: Topic) -> None:
+    """Raise NotReady at once if no Kafka answers or the topic doesn't exist: a later read would wait for either."""
     await admin.partition_count(settings, topic.full_name(settings.namespace), reach_s=0)
 
 
-async def unless_gone(settings: Settings, waiting: Coroutine[Any, Any, None], *, gone_s: float = GONE_S) -> None:
-    """Await `waiting`. Raises NotReady where Kafka has been away for `gone_s` meanwhile; what waits is then cancelled."""
-    task = asyncio.create_task(waiting, name="wait")
-    answered_at = time.monotonic()
-    try:
-        while not task.done():
-            await asyncio.wait({task}, timeout=min(ASK_S, gone_s))
-            with suppress(NotReady):
-                await require(settings, sessions.TOPIC)
-                answered_at = time.monotonic()
-            if not task.done() and time.monotonic() - answered_at > gone_s:
-                raise NotReady(
-                    f"Kafka at {settings.bootstrap} has been away for {gone_s:.0f} s; the tasks go on when it is back (`polar status`)"
-                )
-        task.result()
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-
-async def submit(
-    settings: Settings, requests: Sequence[TaskRequest], table: SessionTable, *, answer_s: float
-) -> list[str]:
-    """Produce tasks, all or none of them, and wait until a coordinator shows them; the ids that none has shown in time.
-
-    A task that was submitted before with an equal body is the same task. Raises InputError for a body that is too large and for an
-    id that is taken by another body (before anything is sent, unless another submits it at the same time), NotReady where Kafka
-    doesn't take them all: submitting them again is safe.
-    """
-    bodies = {request.task_id: _sized(request) for request in requests}
-    hashes = {task_id: body_hash(body) for task_id, body in bodies.items()}
-
-    def missing() -> list[str]:
-        return [task_id for task_id, expected in hashes.items() if not _is_shown(table, task_id, expected)]
-
-    missing()  # refuses ids that are taken
-    await _produce(settings, bodies)
-    await table.until(lambda: not missing(), answer_s)
-    return missing()
-
-
-async def feed(
-    settings: Settings,
-    requests: AsyncIterable[TaskRequest],
-    table: SessionTable,
-    *,
-    max_in_flight: int,
-    on_sent: Callable[[TaskRequest, int], None],
-) -> None:
-    """Produce tasks as they come, each as soon as it leaves at most `max_in_flight` sessions of this feed unfinished.
-
-    `table` is of all tasks, since nobody knows which will come; one that had finished before counts for nothing, so a feed may begin
-    anew. `on_sent` gets each task with the number of unfinished sessions, its own included. There is no deadline: what ends a session is
-    the coordinator's. Raises InputError for a task with more samples than that, a body that is too large and an id that is taken by
-    another body, NotReady where Kafka doesn't take one; what was sent stays sent.
-    """
-    under_way: dict[str, TaskRequest] = {}
-
-    def unfinished() -> int:
-        for task_id in [task_id for task_id in under_way if table.is_finished(task_id)]:
-            del under_way[task_id]
-        return sum(task.num_samples - len(table.ended(task_id)) for task_id, task in under_way.items())
-
-    def has_room(samples: int) -> bool:
-        return unfinished() + samples <= max_in_flight
-
-    topic = tasks.TOPIC.full_name(settings.namespace)
-    producer = LogProducer(settings)
-    await producer.start()
-    try:
-        async for request in requests:
-            samples = request.num_samples
-            if samples > max_in_flight:
-                raise InputError(
-                    f"{request.task_id}: num_samples",
-                    samples,
-                    f"more than {max_in_flight} sessions in flight; allow more",
-                )
-            body = _sized(request)
-            _is_shown(table, request.task_id, body_hash(body))  # refuses an id that is taken
-            await table.until(partial(has_room, samples), None)
-            await producer.send_bytes(topic, body, key=request.task_id.encode(), headers=[], deadline_s=SEND_S)
-            under_way[request.task_id] = request
-            on_sent(request, unfinished())
-    except Unacknowledged as error:
-        raise NotReady(f"Kafka didn't take task {request.task_id}: {error}; feed them again, none is doubled") from None
-    finally:
-        await producer.stop()
-
-
-async def cancel(settings: Settings, target: str) -> None:
-    """Ask for the end of a task, or of one session of it, whether it is known yet or not. Raises NotReady."""
-    is_session = "." in target
-    task_id = task_id_of(target) if is_session else target
-    fact = events.CancelRequested(uuid.uuid4().hex, task_id, target if is_session else None)
-    await require(settings, events.TOPIC)
-    producer = LogProducer(settings)
-    await producer.start()
-    try:
-        await producer.send(events.TOPIC, fact, key=events.key_of(fact), task_id=task_id, deadline_s=SEND_S)
-    except Unacknowledged as error:
-        raise NotReady(f"Kafka didn't take the request: {error}") from None
-    finally:
-        await producer.stop()
-
-
-def _sized(request: TaskRequest) -> bytes:
-    """The canonical body. Raises InputError where it is too large."""
+def _sized_body(request: TaskRequest) -> bytes:
+    """The canonical body. Raises InputError if it is too large."""
     body = request.canonical()
     if len(body) > BODY_LIMIT:
         raise InputError(request.task_id, f"{len(body)} bytes", f"a task has at most {BODY_LIMIT} bytes")
@@ -239,33 +271,10 @@ def _sized(request: TaskRequest) -> bytes:
 
 
 def _is_shown(table: SessionTable, task_id: str, expected: str) -> bool:
-    """Whether the table shows the task with this body. Raises InputError where it shows another."""
+    """True if the table shows the task with this body. Raises InputError if it shows another body."""
     task = table.tasks.get(task_id)
     if task is None or task.body_hash is None:
         return False
     if task.body_hash != expected:
         raise InputError("task_id", task_id, "already used with another body; choose a new id")
     return True
-
-
-async def _produce(settings: Settings, bodies: dict[str, bytes]) -> None:
-    topic = tasks.TOPIC.full_name(settings.namespace)
-    producer = LogProducer(settings)
-    await producer.start()
-    items = list(bodies.items())
-    sent = 0
-    try:
-        for first in range(0, len(items), AT_ONCE):
-            chunk = items[first : first + AT_ONCE]
-            sends = (
-                producer.send_bytes(topic, body, key=task_id.encode(), headers=[], deadline_s=SEND_S)
-                for task_id, body in chunk
-            )
-            await asyncio.gather(*sends)
-            sent += len(chunk)
-    except Unacknowledged as error:
-        raise NotReady(
-            f"Kafka took {sent} of {len(items)} tasks, then: {error}; submit them again, none is doubled"
-        ) from None
-    finally:
-        await producer.stop()

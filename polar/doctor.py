@@ -19,9 +19,9 @@ from enum import StrEnum
 from pathlib import Path
 
 from consumers.harnesses.cli import Cli
-from polar import fleet
 from polar.embedded import disk, distribution, lock, readiness
 from polar.embedded.errors import BrokerError
+from polar.fleet import Fleet
 from proxy.engines import capabilities, probe
 from proxy.engines.connection import UnreachableError
 from topics.contract import catalogue
@@ -252,10 +252,11 @@ async def _topics(settings: Settings) -> Finding:
 
 async def _fleet(settings: Settings) -> Finding:
     """Whether it runs: a trainer that was killed in mid-pause leaves it paused."""
-    standing = await fleet.state(settings)
-    if standing.state.paused:
-        return Finding("fleet", State.LATER, str(standing), "does its trainer live? If not: polar fleet resume")
-    if standing.state.draining:
+    async with Fleet(settings) as fleet:
+        status = await fleet.status()
+    if status.state.paused:
+        return Finding("fleet", State.LATER, str(status), "does its trainer live? If not: polar fleet resume")
+    if status.state.draining:
         return Finding("fleet", State.LATER, "draining: no session begins", "let it work again: polar fleet resume")
     return Finding("fleet", State.GOOD, "runs")
 

@@ -1,7 +1,7 @@
-"""Bring your own agent, from Python: URLs and a key for as long as a `with` block runs, then a trajectory (protocol 28).
+"""Bring your own agent, from Python: a `Session` gives base URLs and a key for a `with` block, then a trajectory (protocol 28).
 
-Speaks to the control API of a proxy with the standard library alone, so that it can stand in any program; whether the trajectory is out
-is read from the coordinator's table, where Kafka can be reached from here. What a session is and when it ends is the coordinator's.
+A session speaks to the control API of a proxy with the standard library alone, so any program can use it. It reads the coordinator's table
+for the trajectory if Kafka can be reached. The coordinator decides what a session is and when it ends.
 """
 
 from __future__ import annotations
@@ -18,24 +18,25 @@ from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
 from urllib.parse import quote
 
-from polar import client
-from topics.environment import http_json, settings
-from topics.environment.settings import Settings
+from polar.client import SessionTable
+from topics.environment import http_json
+from topics.environment.settings import ENV_FILE, Settings, load
 from topics.types.errors import InputError, NotReady
-from topics.types.session import Phase, SessionState, task_id_of
+from topics.types.session import SessionState, task_id_of
 
 TTL_S = 3600.0
+"""Default lifetime of a session."""
 ANSWER_S = 60.0
-"""For the control API's answer: it gives up by itself after 30 s, or 40."""
+"""Deadline of a request to the control API, which itself gives up after 30 or 40 s."""
 ENDED_S = 120.0
-"""From a close to its trajectory: 2 s for calls in flight, then a build, of at most a minute."""
+"""Deadline from a close to its trajectory: calls in flight have 2 s, a build has a minute."""
 
 Mode = Literal["train", "eval"]
 T = TypeVar("T")
 
 
-class Refused(InputError):  # noqa: N818 - named for what the caller sees
-    """The control API said no: `code` is its word for why (`taken`, `ended`, `unknown`, …), `reason` is for people."""
+class SessionRefusedError(InputError):
+    """The control API refused a request. `code` is its error code (`taken`, `ended`, `unknown`, …), `reason` is for people."""
 
     def __init__(self, code: str, field: str, message: str) -> None:
         super().__init__(field, None, message)
@@ -43,85 +44,52 @@ class Refused(InputError):  # noqa: N818 - named for what the caller sees
         self.code = code
 
 
-def open_session(
-    data: str | Path | None = None,
-    *,
-    settings: Settings | None = None,
-    task_id: str | None = None,
-    samples: int | None = None,
-    ttl_s: float = TTL_S,
-    mode: Mode = "train",
-) -> OpenedSession:
-    """Open a session of the system whose data folder is `data`, or of `settings`; neither: as the `polar` command finds it.
-
-    `task_id`: the task whose next sample this is, None for one of its own. `samples`: how many a new task has, None for one.
-    After `ttl_s` (at most a day) it ends by itself. Raises Refused, and NotReady where no control API or no coordinator answers.
-    """
-    found = settings if settings is not None else _load(data)
-    asked = {"task_id": task_id, "num_samples": samples, "ttl_s": ttl_s, "mode": mode}
-    told = _post(found, "/v1/sessions", {name: value for name, value in asked.items() if value is not None})
-    try:
-        expires_at = datetime.fromisoformat(told["expires_at"])
-        return OpenedSession(found, told["session_id"], told["key"], told["env"], expires_at)
-    except (KeyError, TypeError, ValueError):
-        raise NotReady(f"{found.control_url} is no control API of Polar's") from None
-
-
-def close_session(settings: Settings, session_id: str, reward: float | None = None) -> None:
-    """Ask for an opened session's end. Raises Refused where it isn't open, NotReady."""
-    if reward is not None and not math.isfinite(reward):
-        raise InputError("reward", reward, "a reward is a finite number")
-    _post(
-        settings,
-        f"/v1/sessions/{quote(session_id, safe='')}/close",
-        {} if reward is None else {"reward": float(reward)},
-    )
-
-
-def control_token(file: Path) -> str:
-    """The control API's token. Raises NotReady where the file holds none that a header can carry; it is never repeated."""
-    try:
-        token = file.read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise NotReady(f"the control token can't be read: {error}") from None
-    if not token or not token.isascii() or not token.isprintable():
-        raise NotReady(f"the control token can't be read: {file} must hold one, of printable ASCII characters")
-    return token
-
-
-async def until_ended(settings: Settings, session_id: str) -> SessionState | None:
-    """The session's row once its trajectory is out; None where that takes over two minutes. Raises NotReady without Kafka."""
-    task_id = task_id_of(session_id)
-    async with client.SessionTable(settings, {task_id}) as table:
-
-        def row() -> SessionState | None:
-            rows = table.sessions.get(task_id, {}).values()
-            return next((r for r in rows if r.session_id == session_id and r.phase is Phase.ENDED), None)
-
-        await table.until(lambda: row() is not None, ENDED_S)
-        return row()
-
-
 @dataclass
-class OpenedSession:
-    """A session for an agent of your own. As a context manager it is closed at the block's end, with the `reward` set by then."""
+class Session:
+    """An open session for an agent of your own. As a context manager it closes at the block's end, with the `reward` set by then."""
 
     settings: Settings = field(repr=False)
     session_id: str
     key: str = field(repr=False)
     env: dict[str, str] = field(repr=False)
-    """URLs and key under the names that the providers' clients look for, each URL in the form that its client wants."""
+    """Base URLs and key under the variable names that the providers' clients read, each URL in its client's form."""
     expires_at: datetime
     reward: float | None = None
-    """None: not known. A trainer leaves such a session out of its group's baseline."""
+    """None: unknown. A trainer leaves such a session out of its group's baseline."""
     ended: SessionState | None = None
-    """How it ended, once its trajectory is out; None where Kafka couldn't be asked."""
+    """How the session ended, once its trajectory is written. None if Kafka can't be reached from here."""
     is_closed: bool = False
 
-    def close(self, *, wait: bool = True) -> SessionState | None:
-        """End it with `reward`; with `wait` return when its trajectory is out. A second time nothing is asked again.
+    @classmethod
+    def open(
+        cls,
+        data: str | Path | None = None,
+        *,
+        settings: Settings | None = None,
+        task_id: str | None = None,
+        samples: int | None = None,
+        ttl_s: float = TTL_S,
+        mode: Mode = "train",
+    ) -> Self:
+        """Open a session of the system with the data folder `data`, or with `settings`, or of the one that `polar` would find.
 
-        Raises Refused where it had ended before, by its TTL or a cancel: the reward didn't count then.
+        `task_id`: the task whose next sample this is; None makes a new task. `samples`: number of samples of a new task, by default
+        one. `ttl_s`: the session ends by itself after this time, at most a day. Raises SessionRefusedError. Raises NotReady if no
+        control API or no coordinator answers.
+        """
+        found = settings if settings is not None else load(None if data is None else Path(data))
+        request = {"task_id": task_id, "num_samples": samples, "ttl_s": ttl_s, "mode": mode}
+        opened = _post(found, "/v1/sessions", {name: value for name, value in request.items() if value is not None})
+        try:
+            expires_at = datetime.fromisoformat(opened["expires_at"])
+            return cls(found, opened["session_id"], opened["key"], opened["env"], expires_at)
+        except (KeyError, TypeError, ValueError):
+            raise NotReady(f"{found.control_url} is no control API of Polar's") from None
+
+    def close(self, *, wait: bool = True) -> SessionState | None:
+        """End the session with `reward`; with `wait`, return when its trajectory is written. Closing twice sends one request.
+
+        Raises SessionRefusedError if its TTL or a cancel had ended it before: the reward didn't count then.
         """
         if not self.is_closed:
             close_session(self.settings, self.session_id, self.reward)
@@ -140,21 +108,44 @@ class OpenedSession:
         if error is None:
             self.close()
             return
-        # What the block raised is what its caller must see; not closed, the session ends at its TTL.
-        with suppress(Refused, NotReady):
+        # The caller must see the block's own error. A session that can't be closed here ends at its TTL.
+        with suppress(SessionRefusedError, NotReady):
             self.close(wait=False)
 
 
-def said(row: SessionState) -> str:
-    """`t.0 COMPLETED, reward 1: 3 calls, 412 trainable tokens`."""
-    reward = "no reward" if row.reward is None else f"reward {row.reward:.4g}"
-    status = row.status.value if row.status is not None else "ended"
-    calls = f"{row.calls} call{'' if row.calls == 1 else 's'}"
-    return f"{row.session_id} {status}, {reward}: {calls}, {row.trainable_tokens} trainable tokens"
+def close_session(settings: Settings, session_id: str, reward: float | None = None) -> None:
+    """Request the end of an open session. Raises SessionRefusedError if it isn't open, NotReady."""
+    if reward is not None and not math.isfinite(reward):
+        raise InputError("reward", reward, "a reward is a finite number")
+    body = {} if reward is None else {"reward": float(reward)}
+    _post(settings, f"/v1/sessions/{quote(session_id, safe='')}/close", body)
+
+
+async def until_ended(settings: Settings, session_id: str) -> SessionState | None:
+    """The session's row once its trajectory is written. None after two minutes. Raises NotReady without Kafka."""
+    task_id = task_id_of(session_id)
+    async with SessionTable(settings, {task_id}) as table:
+
+        def row() -> SessionState | None:
+            return next((row for row in table.ended(task_id) if row.session_id == session_id), None)
+
+        await table.until(lambda: row() is not None, ENDED_S)
+        return row()
+
+
+def control_token(file: Path) -> str:
+    """The control API's token. Raises NotReady, without its content, if the file holds no token that fits into a header."""
+    try:
+        token = file.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise NotReady(f"the control token can't be read: {error}") from None
+    if not token or not token.isascii() or not token.isprintable():
+        raise NotReady(f"the control token can't be read: {file} must hold one, of printable ASCII characters")
+    return token
 
 
 def _run(waiting: Coroutine[Any, Any, T]) -> T:
-    """Await it, in a thread of its own where the caller stands in a loop already."""
+    """Await it, in a thread of its own if the caller runs in an event loop."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -163,37 +154,33 @@ def _run(waiting: Coroutine[Any, Any, T]) -> T:
         return pool.submit(asyncio.run, waiting).result()
 
 
-def _load(data: str | Path | None) -> Settings:
-    return settings.load(None if data is None else Path(data))
-
-
 def _post(found: Settings, path: str, body: dict[str, Any]) -> dict[str, Any]:
     if found.control_url is None or found.control_token_file is None:
         raise NotReady(
-            f"no control API: {found.data / settings.ENV_FILE} doesn't exist and POLAR_CONTROL_URL and POLAR_CONTROL_TOKEN_FILE "
+            f"no control API: {found.data / ENV_FILE} doesn't exist and POLAR_CONTROL_URL and POLAR_CONTROL_TOKEN_FILE "
             "aren't set; start a system with `polar up`, or name a proxy's"
         )
     token = control_token(found.control_token_file)
     try:
         answer = http_json.send(found.control_url.rstrip("/") + path, body, token=token, timeout_s=ANSWER_S)
-        told: dict[str, Any] = answer.json() if answer.status < 300 else {}
+        document: dict[str, Any] = answer.json() if answer.status < 300 else {}
     except (http_json.NoAnswerError, ValueError) as error:
         raise NotReady(
             f"the control API at {found.control_url} doesn't answer: {error}; is the proxy running?"
         ) from None
     if answer.status >= 300:
         raise _refusal(answer, found.control_url)
-    return told
+    return document
 
 
-def _refusal(answer: http_json.Answer, url: str) -> Refused | NotReady:
+def _refusal(answer: http_json.Answer, url: str) -> SessionRefusedError | NotReady:
     try:
-        told = answer.json()["error"]
-        code, message, at = told["code"], told["message"], told.get("field", "")
+        error = answer.json()["error"]
+        code, message, at = error["code"], error["message"], error.get("field", "")
     except (ValueError, KeyError, TypeError):
         return NotReady(f"{url} is no control API of Polar's: it answered {answer.status}")
     if answer.status >= 500:
         return NotReady(message)
     if answer.status == 401:
-        return NotReady(f"{url} doesn't take this control token; is POLAR_CONTROL_TOKEN_FILE this proxy's?")
-    return Refused(code, at, message)
+        return NotReady(f"{url} doesn't accept this control token; is POLAR_CONTROL_TOKEN_FILE this proxy's?")
+    return SessionRefusedError(code, at, message)

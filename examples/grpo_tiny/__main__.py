@@ -25,9 +25,8 @@ from examples.grpo_tiny.requests import EVALUATOR, Work
 from examples.grpo_tiny.rollouts import groups_of, malformed
 from examples.grpo_tiny.system import System
 from examples.vllm_cpu.serve import PYTHON, Server, ServerError, environment, serving
-from polar import client
+from polar import Client, InputError, NotReady
 from polar.trainer import TrajectoryConsumer
-from topics.types.errors import InputError, NotReady
 
 KILLED = {"rollouts": "", "push": "pushes"}
 """What the trainer's line says, after its step, at which it is killed: its first, at half of the groups, or the one inside the pause."""
@@ -149,7 +148,7 @@ class Run:
         requests = work.held_out(name, self.options.held_out)
         began = time.monotonic()
         async with (
-            client.SessionTable(polar.settings) as table,
+            Client(polar.settings).table() as table,
             TrajectoryConsumer(settings=polar.settings, topic="eval", start="latest") as consumer,
         ):
             groups = await groups_of(polar.settings, requests, table, consumer, check=polar.check)

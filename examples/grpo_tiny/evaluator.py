@@ -9,17 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from consumers.evaluators.base import Case, Verdict
-from consumers.runtimes.base import Runtime
 from examples.grpo_tiny.agent import MALFORMED, VERIFIED
-from topics.types.errors import InputError
+from polar import Case, InputError, Runtime, Verdict
 
 LIMIT = 4096
 """Bytes of a file."""
 
 
 class Repaired:
-    """Named `examples.grpo_tiny.evaluator:Repaired` in a task; see `consumers.evaluators.base.Evaluator`."""
+    """Named `examples.grpo_tiny.evaluator:Repaired` in a task; see `polar.Evaluator`."""
 
     def __init__(self, config: Mapping[str, object]) -> None:
         goal = config.get("goal")

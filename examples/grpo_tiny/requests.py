@@ -15,8 +15,7 @@ from typing import Any, Literal
 
 from examples.grpo_tiny import agent
 from examples.tiny_model.tasks import HELD_OUT, Task, draw, line
-from topics.types.errors import InputError
-from topics.types.task import TaskRequest, parse
+from polar import InputError, TaskRequest, parse_task
 
 AGENT = Path(agent.__file__)
 PYTHON = Path(sys.executable).resolve()
@@ -54,7 +53,7 @@ class Work:
         ]
 
     def _request(self, task_id: str, task: Task, samples: int, mode: Literal["train", "eval"]) -> TaskRequest:
-        return parse(
+        return parse_task(
             {
                 "task_id": task_id,
                 "instruction": task.request,

@@ -6,13 +6,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
-from polar import client
+from polar import Client, NotReady, SessionTable, Settings, Status, TaskRequest, Trajectory
 from polar.trainer import Group, TrajectoryConsumer
-from topics.environment.settings import Settings
-from topics.types.errors import NotReady
-from topics.types.session import Status
-from topics.types.task import TaskRequest
-from topics.types.trajectory import Trajectory
 
 ANSWER_S = 60.0
 """For a coordinator to show the tasks."""
@@ -45,7 +40,7 @@ class Waiting:
 async def groups_of(
     settings: Settings,
     requests: Sequence[TaskRequest],
-    table: client.SessionTable,
+    table: SessionTable,
     consumer: TrajectoryConsumer,
     *,
     on_group: Callable[[int], None] = lambda _: None,
@@ -57,7 +52,7 @@ async def groups_of(
     group takes longer than `GROUP_S`, and what `check` raises, which is asked while it waits.
     """
     order = {request.task_id: at for at, request in enumerate(requests)}
-    unseen = await client.submit(settings, requests, table, answer_s=ANSWER_S)
+    unseen = await Client(settings).submit(requests, table, answer_s=ANSWER_S)
     if unseen:
         raise NotReady(
             f"no coordinator has shown the tasks {', '.join(unseen)} within {ANSWER_S:g} s; see `polar status`"

@@ -12,8 +12,7 @@ from pathlib import Path
 
 from examples.grpo_tiny.programs import Program, beside
 from examples.vllm_cpu.serve import Server
-from topics.environment.settings import Settings, load
-from topics.types.errors import NotReady
+from polar import NotReady, Settings, load_settings
 
 SLOTS = 32
 """Sessions at once: the tiny model answers three times as many tokens a second to 32 as to 8."""
@@ -57,4 +56,4 @@ def running(data: Path, engine: Server) -> Iterator[System]:
                 raise NotReady(f"polar up didn't come up within {START_S:g} s; see {log}")
             time.sleep(LOOK_S)
         worker = polar("worker", "init", "run", "evaluate", "--concurrency", str(SLOTS))
-        yield System(load(data), log, {"vLLM": engine.process, "polar up": up, "polar worker": worker})
+        yield System(load_settings(data), log, {"vLLM": engine.process, "polar up": up, "polar worker": worker})

@@ -26,10 +26,8 @@ from examples.grpo_tiny.learner import Drift, Learner
 from examples.grpo_tiny.requests import Work
 from examples.grpo_tiny.rollouts import groups_of, malformed
 from examples.tiny_model import model as tiny
-from polar import client, fleet
+from polar import Client, Fleet, FleetError, InputError, NotReady, SessionTable, Settings, load_settings
 from polar.trainer import Group, Row, TrajectoryConsumer, grpo
-from topics.environment.settings import Settings, load
-from topics.types.errors import InputError, NotReady
 
 LARGEST = 1e-3
 """Difference of a log-probability, engine against trainer, beyond which they are not one model."""
@@ -70,15 +68,15 @@ class Trainer:
         self._learner = Learner(options.model if latest is None else latest, options.steps)
 
     async def run(self) -> None:
-        """All steps that are left. Raises DriftError, NotReady, PushError and `polar.fleet`'s errors."""
+        """All steps that are left. Raises DriftError, NotReady, PushError FleetError."""
         if self._state.version:
             print(f"goes on from version {self._state.version}", flush=True)
         consumer = TrajectoryConsumer(settings=self._settings)
         if self._state.consumer is not None:
             consumer.load_state_dict(self._state.consumer)
-        async with fleet.Controls(self._settings) as controls, client.SessionTable(self._settings) as table, consumer:
+        async with Fleet(self._settings) as fleet, Client(self._settings).table() as table, consumer:
             # A predecessor may have died in a pause of its own.
-            await self._push(controls, force=True)
+            await self._push(fleet, force=True)
             for number in range(self._state.version + 1, self._options.steps + 1):
                 clock = Clock()
                 with clock.part("rollouts"):
@@ -95,7 +93,7 @@ class Trainer:
                 with clock.part("checkpoint"):
                     await asyncio.to_thread(self._save)
                 with clock.part("push"):
-                    await self._push(controls)
+                    await self._push(fleet)
                 print(_line(steps[-1]), flush=True)
 
     async def check(self, name: str) -> None:
@@ -113,7 +111,7 @@ class Trainer:
         (self._options.checkpoints / checkpoint.CHECKED).write_text(json.dumps(asdict(drift)))
         print(f"{name}: largest difference {drift.largest:.1e} of {drift.tokens} tokens", flush=True)
 
-    async def _groups(self, number: int, table: client.SessionTable, consumer: TrajectoryConsumer) -> list[Group]:
+    async def _groups(self, number: int, table: SessionTable, consumer: TrajectoryConsumer) -> list[Group]:
         prompts = self._options.prompts
         spoke = time.monotonic()
 
@@ -150,9 +148,9 @@ class Trainer:
         self._learner.save(made)
         checkpoint.finish(made, self._state)
 
-    async def _push(self, controls: fleet.Controls, *, force: bool = False) -> None:
+    async def _push(self, fleet: Fleet, *, force: bool = False) -> None:
         """The trainer's weights to the engine, between pause and resume, and their version to everyone."""
-        async with controls.paused(force=force) as pause:
+        async with fleet.paused(force=force) as pause:
             print(f"step {self._state.version}: pushes", flush=True)
             await asyncio.to_thread(tiny.save_weights, self._learner.model, self._options.served / tiny.WEIGHTS)
             await asyncio.to_thread(weights.reload, self._options.engine, self._state.version)
@@ -215,9 +213,9 @@ def main() -> None:
     options = arguments()
     torch.set_num_threads(options.threads)
     try:
-        trainer = Trainer(options, load(options.data))
+        trainer = Trainer(options, load_settings(options.data))
         asyncio.run(trainer.run() if options.check is None else trainer.check(options.check))
-    except (DriftError, InputError, NotReady, weights.PushError, fleet.FleetError) as error:
+    except (DriftError, InputError, NotReady, weights.PushError, FleetError) as error:
         print(f"trainer: {error}", file=sys.stderr)
         sys.exit(1 if isinstance(error, DriftError) else 2 if isinstance(error, InputError) else 3)
 

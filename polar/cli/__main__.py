@@ -1,5 +1,5 @@
 """`python -m polar.cli`: how `polar up` starts its parts."""
 
-from polar.cli.app import main
+from polar.cli import main
 
 main()

@@ -1,19 +1,18 @@
-"""The `polar` command's tree: which subcommand lies in which module."""
+"""The tree of the `polar` command: each subcommand and its module."""
 
 from __future__ import annotations
 
-from importlib.metadata import version
 from typing import Annotated
 
 import typer
 
+import polar
 from polar.cli import (
     cancel,
     doctor,
     fleet,
     keys,
     logs,
-    policy,
     proxy,
     rebuild,
     session,
@@ -40,16 +39,16 @@ app = typer.Typer(
 )
 
 
-def _say_version(is_asked: bool) -> None:
-    if is_asked:
-        typer.echo(f"polar {version('polar-rollouts')}")
+def _version(is_set: bool) -> None:
+    if is_set:
+        typer.echo(f"polar {polar.__version__}")
         raise typer.Exit
 
 
 @app.callback()
 def before(
     _: Annotated[
-        bool, typer.Option("--version", is_eager=True, callback=_say_version, help="Say the version, and end.")
+        bool, typer.Option("--version", is_eager=True, callback=_version, help="Print the version and exit.")
     ] = False,
 ) -> None:
     # No docstring: typer would show it in place of the help above.
@@ -71,10 +70,5 @@ app.command("proxy")(proxy.proxy)
 app.add_typer(keys.app, name="keys")
 app.add_typer(session.app, name="session")
 app.add_typer(fleet.app, name="fleet")
-app.add_typer(policy.app, name="policy")
+app.add_typer(fleet.policy_app, name="policy")
 app.add_typer(topics.app, name="topics")
-
-
-def main() -> None:
-    """The console script."""
-    app(prog_name="polar")

@@ -12,6 +12,7 @@ import typer
 
 from polar.cli import session_ids
 from polar.cli.options import Data
+from polar.cli.output import note
 from topics.environment import settings
 from topics.environment.settings import Settings
 from topics.types.session import Phase
@@ -32,22 +33,20 @@ def cancel(
 
 
 async def _cancel(found: Settings, target: session_ids.Target) -> None:
-    from polar import client
+    from polar.client import Client
 
-    async with client.SessionTable(found, {target.task_id}) as table:
+    client = Client(found)
+    async with client.table({target.task_id}) as table:
         task = table.tasks.get(target.task_id)
         if task is not None:
             target.check(task)
         if _has_ended(table, target):
-            typer.echo(f"polar: {target.name} has ended already", err=True)
+            note(f"{target.name} has ended already")
             return
-    await client.cancel(found, target.name)
+    await client.cancel(target.name)
     typer.echo(f"asked for the end of {target.name}")
     if task is None or task.body_hash is None:
-        typer.echo(
-            f"polar: {target.name} is not known yet: one that is submitted later under this id is ended at once",
-            err=True,
-        )
+        note(f"{target.name} is not known yet: one that is submitted later under this id is ended at once")
 
 
 def _has_ended(table: SessionTable, target: session_ids.Target) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
@@ -12,7 +11,7 @@ import typer
 
 from polar.cli.exits import Exit
 from polar.cli.options import Data, EngineUrl, Format, Model, Output
-from polar.cli.tables import show
+from polar.cli.output import print_json, show
 from topics.environment import settings
 from topics.types.errors import InputError
 
@@ -42,7 +41,7 @@ def doctor(
     if engine_url is not None:
         findings += asyncio.run(doctor.inference(engine_url, model))
     if output is Format.JSON:
-        typer.echo(json.dumps([asdict(finding) for finding in findings], indent=2))
+        print_json([asdict(finding) for finding in findings])
     else:
         _say(findings)
     if any(finding.state is doctor.State.BAD for finding in findings):

@@ -12,7 +12,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from polar.cli.terminal_text import visible
+from polar.cli.output import note
 from topics.types.errors import InputError, NotReady
 
 EXTRA_OF = {
@@ -65,5 +65,5 @@ class Commands(TyperGroup):
 
 def ended(message: str, code: Exit) -> typer.Exit:
     """Say why on stderr; the caller raises what comes back."""
-    typer.echo(f"polar: {visible(message)}", err=True)
+    note(message)
     return typer.Exit(code)

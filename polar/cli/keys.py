@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from polar.cli.options import Data, Format, Output
-from polar.cli.tables import show
+from polar.cli.output import note, print_json, show
 from topics.environment import keys, settings
 from topics.types.errors import NotReady
 
@@ -23,7 +22,7 @@ def list_keys(output: Output = Format.TABLE, data: Data = None) -> None:
     found = list(_read(_path(data)))
     uses = dict.fromkeys(found, "checks") | {found[-1]: "signs and checks"}
     if output is Format.JSON:
-        typer.echo(json.dumps([{"key": key_id, "use": use} for key_id, use in uses.items()], indent=2))
+        print_json([{"key": key_id, "use": use} for key_id, use in uses.items()])
     else:
         show(["key", "use"], uses.items())
 
@@ -35,7 +34,7 @@ def add(data: Data = None) -> None:
     _read(path)
     key_id = keys.add_key(path)
     typer.echo(key_id)
-    typer.echo(f"polar: {key_id} checks; once every host has the file: polar keys use {key_id}", err=True)
+    note(f"{key_id} checks; once every host has the file: polar keys use {key_id}")
 
 
 @app.command("use")

@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from polar.cli.rewards import bars
-from polar.cli.status import of_task, said
+from polar.cli.output import bars, counted, note
+from polar.cli.status import of_task
 
 if TYPE_CHECKING:
     from polar.client import SessionTable
@@ -95,7 +95,7 @@ class _Lines:
     def __call__(self, done: int, total: int) -> None:
         if self._said_at is None or time.monotonic() - self._said_at >= LINE_S:
             self._said_at = time.monotonic()
-            typer.echo(f"polar: {self._what}: {done} of {total}", err=True)
+            note(f"{self._what}: {done} of {total}")
 
 
 def now_and_then() -> Callable[[str], None]:
@@ -106,7 +106,7 @@ def now_and_then() -> Callable[[str], None]:
         nonlocal said_at
         if time.monotonic() - said_at >= LINE_S:
             said_at = time.monotonic()
-            typer.echo(f"polar: {words}", err=True)
+            note(f"{words}")
 
     return say
 
@@ -182,4 +182,4 @@ def _standing(table: SessionTable, samples: Mapping[str, int]) -> tuple[int, str
         row: dict[str, Any] = of_task(task_id, samples[task_id], table)
         counts.update(row["statuses"] | row["phases"])
     mean = f"; mean reward {sum(rewards) / len(rewards):.4g}" if rewards else ""
-    return sum(len(table.ended(task_id)) for task_id in samples), (said(dict(counts)) or "waiting") + mean
+    return sum(len(table.ended(task_id)) for task_id in samples), (counted(dict(counts)) or "waiting") + mean

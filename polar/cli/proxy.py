@@ -14,6 +14,7 @@ import typer
 
 from polar.cli import logs, running
 from polar.cli.options import Data, EngineMode, Model
+from polar.cli.output import note
 from topics.environment import settings
 from topics.types.errors import InputError, NotReady
 
@@ -79,7 +80,7 @@ def proxy(
     def ready(url: str, *control_urls: str) -> None:
         behind = ", ".join(f"{' '.join(told.urls)} ({told.model})" for told in found.engines.values())
         if peer_port is None:
-            typer.echo(f"polar: the proxy serves {url}, in front of {behind}", err=True)
+            note(f"the proxy serves {url}, in front of {behind}")
         if ready_file is not None:
             _write(ready_file, {"url": url, "control_url": control_urls[0], "control_urls": control_urls})
 
@@ -119,7 +120,7 @@ def _advertised(url: str | None, processes: int) -> str | None:
 
 
 def _announce(line: str) -> None:
-    typer.echo(f"polar: {line}", err=True)
+    note(f"{line}")
 
 
 def _say_nothing(line: str) -> None:

@@ -12,8 +12,7 @@ import typer
 from polar.cli import progress
 from polar.cli.exits import Exit
 from polar.cli.options import Data, Format, Output
-from polar.cli.tables import show
-from polar.cli.terminal_text import visible
+from polar.cli.output import note, print_json, show
 from topics.environment import registry, settings
 from topics.environment.settings import Settings
 from topics.types.errors import InputError
@@ -68,7 +67,7 @@ def rebuild(
     topic = trajectories.topic(name).full_name(found.namespace)
     _say(done)
     if output is Format.JSON:
-        typer.echo(json.dumps(_document(topic, wanted, done), indent=2))
+        print_json(_document(topic, wanted, done))
     else:
         row = (
             topic,
@@ -108,10 +107,10 @@ def _checked(builder: str | None, config: str | None) -> bytes:
 
 async def _rebuild(found: Settings, wanted: Wanted) -> Done:
     from consumers.rebuild.run import rebuild
-    from polar.client import require
+    from polar.client import require_topic
     from topics import completions
 
-    await require(found, completions.TOPIC)
+    await require_topic(found, completions.TOPIC)
     far = (0, 0)
     result: list[Done] = []
 
@@ -134,24 +133,17 @@ def _say(done: Done) -> None:
         for task_id, missing in done.incomplete.items()
     ]
     for line in named[:NAMED]:
-        typer.echo(f"polar: {visible(' '.join(line.split()))}", err=True)
+        note(" ".join(line.split()))
     if len(named) > NAMED:
-        typer.echo(f"polar: … and {len(named) - NAMED} more; --format json has all", err=True)
+        note(f"… and {len(named) - NAMED} more; --format json has all")
     if done.to_build:
-        typer.echo(
-            f"polar: {done.to_build} sessions aren't written, nor their groups' ends: mend their builder and run the same command",
-            err=True,
+        note(
+            f"{done.to_build} sessions aren't written, nor their groups' ends: mend their builder and run the same command"
         )
     if done.tasks_missing:
-        typer.echo(
-            f"polar: nothing on the log of {visible(', '.join(done.tasks_missing))}; `polar status` knows the tasks",
-            err=True,
-        )
+        note(f"nothing on the log of {', '.join(done.tasks_missing)}; `polar status` knows the tasks")
     if done.unreadable:
-        typer.echo(
-            f"polar: {done.unreadable} records can't be read; `polar.dead-letters` has those of no sense at all",
-            err=True,
-        )
+        note(f"{done.unreadable} records can't be read; `polar.dead-letters` has those of no sense at all")
 
 
 def _document(topic: str, wanted: Wanted, done: Done) -> dict[str, Any]:

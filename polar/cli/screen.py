@@ -15,9 +15,8 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from polar.cli.rewards import bars
-from polar.cli.status import fleet_in_words, said
-from polar.cli.terminal_text import visible
+from polar.cli.output import bars, counted, one_line
+from polar.cli.status import fleet_in_words
 from topics.types.session import Phase, Stage
 
 if TYPE_CHECKING:
@@ -64,7 +63,7 @@ class Page:
 
     def _first(self, width: int) -> Text:
         now = clock(self.snapshot.at)
-        name = Text(_one(self.title), style="bold", no_wrap=True)
+        name = Text(one_line(self.title), style="bold", no_wrap=True)
         name.truncate(max(0, width - len(now) - 2), overflow="ellipsis", pad=True)
         return _one_line(Text.assemble(name, "  ", now))
 
@@ -79,7 +78,7 @@ def summary(snapshot: Snapshot) -> str:
 
 def in_words(trouble: Trouble) -> str:
     """An error in one line: whose, and what."""
-    return f"{_one(trouble.session_id)} {_what(trouble)}"
+    return f"{one_line(trouble.session_id)} {_what(trouble)}"
 
 
 def clock(at_ms: int) -> str:
@@ -107,16 +106,16 @@ def _standing(snapshot: Snapshot) -> list[tuple[str, str]]:
     counts = [(phase, snapshot.phases.get(phase.value, 0)) for phase in Phase]
     unended = [f"{count} {phase.value}" for phase, count in counts if count and phase is not Phase.ENDED]
     ended = snapshot.phases.get(Phase.ENDED.value, 0)
-    statuses = f" ({said(snapshot.statuses)})" if snapshot.statuses else ""
+    statuses = f" ({counted(snapshot.statuses)})" if snapshot.statuses else ""
     version = "" if snapshot.policy_version is None else f"; policy {snapshot.policy_version}"
     lost = {"failed": calls.failed, "abandoned": calls.abandoned}
-    without = said({name: count for name, count in lost.items() if count})
+    without = counted({name: count for name, count in lost.items() if count})
     rates = (
         f"{_short(calls.answered)} calls{f' ({without})' if without else ''}, {_short(calls.sampled_tokens)} tokens sampled; "
         f"{_short(snapshot.ended)} ended, {_short(snapshot.trainable_tokens)} trainable"
     )
     return [
-        ("alive", (said(snapshot.processes) or "nothing") + version),
+        ("alive", (counted(snapshot.processes) or "nothing") + version),
         ("tasks", f"{snapshot.tasks}; {', '.join(unended) or 'none waits or runs'}; {ended} ended{statuses}"),
         ("minute", rates),
     ]
@@ -188,16 +187,11 @@ def _one_line(text: Text) -> Text:
 
 def _place(load: StageLoad) -> str:
     """`run`, `run of gpu`."""
-    return load.stage.value if load.pool == "default" else f"{load.stage.value} of {_one(load.pool)}"
+    return load.stage.value if load.pool == "default" else f"{load.stage.value} of {one_line(load.pool)}"
 
 
 def _what(error: Trouble) -> str:
-    return _one(f"{error.stage} {error.kind}/{error.code}: {error.message}")
-
-
-def _one(text: str) -> str:
-    """One line that steers nothing."""
-    return visible(" ".join(text.split()))
+    return one_line(f"{error.stage} {error.kind}/{error.code}: {error.message}")
 
 
 def _gauge(busy: int, slots: int) -> str:
@@ -207,7 +201,7 @@ def _gauge(busy: int, slots: int) -> str:
 
 def _cut(name: str, limit: int) -> str:
     """An id's beginning and end: its end tells siblings apart."""
-    name, limit = _one(name), max(8, limit)
+    name, limit = one_line(name), max(8, limit)
     if len(name) <= limit:
         return name
     tail = limit // 2

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 import shlex
 from enum import StrEnum
@@ -14,9 +13,10 @@ import typer
 from polar.cli import session_ids
 from polar.cli.exits import Exit, ended
 from polar.cli.options import Data
+from polar.cli.output import note, print_json
 from topics.environment import settings
 from topics.types.errors import InputError, NotReady
-from topics.types.session import Status, task_id_of
+from topics.types.session import SessionState, Status, task_id_of
 from topics.types.task import RUN_LIMIT_S, SAMPLES_LIMIT
 
 if TYPE_CHECKING:
@@ -62,10 +62,10 @@ def open_(
 
     In a shell: eval "$(polar session open)". Every call made with the key is captured; `polar session close` ends the session.
     """
-    from polar.sessions import open_session
+    from polar.sessions import Session
 
     ttl_s = seconds(ttl)
-    session = open_session(settings=settings.load(data), task_id=task, samples=samples, ttl_s=ttl_s, mode=mode.value)
+    session = Session.open(settings=settings.load(data), task_id=task, samples=samples, ttl_s=ttl_s, mode=mode.value)
     expires_at = session.expires_at.strftime("%Y-%m-%dT%H:%M:%SZ")
     if output is Format.JSON:
         told = {
@@ -74,15 +74,12 @@ def open_(
             "expires_at": expires_at,
             "env": session.env,
         }
-        typer.echo(json.dumps(told, indent=2))
+        print_json(told)
     else:
         ours = {"POLAR_SESSION_ID": session.session_id, "POLAR_TASK_ID": task_id_of(session.session_id)}
         for name, value in {**ours, **session.env}.items():
             typer.echo(f"export {name}={shlex.quote(value)}")
-    typer.echo(
-        f"polar: {session.session_id} is open until {expires_at}; `polar session close {session.session_id}` ends it",
-        err=True,
-    )
+    note(f"{session.session_id} is open until {expires_at}; `polar session close {session.session_id}` ends it")
 
 
 @app.command("close")
@@ -97,7 +94,7 @@ def close(
     data: Data = None,
 ) -> None:
     """End an opened session, and wait for its trajectory."""
-    from polar.sessions import Refused, close_session
+    from polar.sessions import SessionRefusedError, close_session
 
     if session is None:
         raise ended("which session? Name it, or set POLAR_SESSION_ID as `polar session open` prints it", Exit.BAD_INPUT)
@@ -108,7 +105,7 @@ def close(
     is_over = False
     try:
         close_session(found, session, reward)
-    except Refused as refused:
+    except SessionRefusedError as refused:
         if refused.code != "ended":
             raise
         is_over = True
@@ -117,21 +114,29 @@ def close(
 
 async def _say(found: Settings, session_id: str, reward: float | None, *, is_over: bool) -> None:
     """What came of it, as the table says. Raises Exit where the close, or its reward, came too late."""
-    from polar.sessions import said, until_ended
+    from polar.sessions import until_ended
 
     try:
         row = await until_ended(found, session_id)
     except NotReady as error:
         typer.echo(f"{session_id} {'had ended already' if is_over else 'is closed'}")
-        typer.echo(f"polar: its trajectory isn't waited for: {error}", err=True)
+        note(f"its trajectory isn't waited for: {error}")
         return
     if row is None:
         raise ended(f"{session_id} is closed, and its trajectory not out yet; `polar status {session_id}`", Exit.FAILED)
-    typer.echo(f"{said(row)} (polar show {session_id})")
+    typer.echo(f"{_result(row)} (polar show {session_id})")
     if is_over and reward is not None and (row.status, row.reward) != (Status.COMPLETED, reward):
         raise ended(f"{session_id} had ended already: the reward {reward:g} came too late", Exit.FAILED)
     if is_over:
-        typer.echo(f"polar: {session_id} had ended already", err=True)
+        note(f"{session_id} had ended already")
+
+
+def _result(row: SessionState) -> str:
+    """`t.0 COMPLETED, reward 1: 3 calls, 412 trainable tokens`."""
+    reward = "no reward" if row.reward is None else f"reward {row.reward:.4g}"
+    status = row.status.value if row.status is not None else "ended"
+    calls = f"{row.calls} call{'' if row.calls == 1 else 's'}"
+    return f"{row.session_id} {status}, {reward}: {calls}, {row.trainable_tokens} trainable tokens"
 
 
 def seconds(ttl: str) -> float:

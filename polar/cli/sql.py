@@ -25,7 +25,7 @@ from rich.measure import Measurement
 
 from polar.cli.exits import Exit, ended
 from polar.cli.options import Data
-from polar.cli.tables import console, table
+from polar.cli.output import console, note, table
 from topics.environment import settings
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def _table(reader: Reader, asked: str) -> None:
         for number, row in enumerate(shown, start=1):
             out.print(table([f"row {number}", ""], zip((name for name, _ in answer.columns), row, strict=True)), "")
     if next(rows, None) is not None:
-        typer.echo(f"polar: these are the first {TABLE_ROWS} rows; --format csv, json or parquet gives all", err=True)
+        note(f"these are the first {TABLE_ROWS} rows; --format csv, json or parquet gives all")
 
 
 def _cell(value: object) -> str | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections import Counter
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,7 +12,7 @@ import typer
 
 from polar.cli import session_ids
 from polar.cli.options import Data, Format, Output
-from polar.cli.tables import console, show
+from polar.cli.output import console, counted, print_json, show
 from topics.environment import settings
 from topics.types.errors import InputError
 from topics.types.session import Phase, SessionState, Stage
@@ -40,7 +39,7 @@ def status(
     else:
         rows, head = asyncio.run(_sessions(found, session_ids.read(target))), ""
     if output is Format.JSON:
-        typer.echo(json.dumps(rows, indent=2))
+        print_json(rows)
     elif target is None:
         typer.echo(head)
         show(["task", ">samples", ">ended", "ended as", "others are", ">mean reward"], map(_task_cells, rows))
@@ -114,7 +113,7 @@ def _head(live: Snapshot, *, ready: int) -> str:
     busy = f"; slots busy: {', '.join(workers)}" if workers else ""
     notice = fleet_in_words(live)
     standing = f"; {notice}" if notice else ""
-    return f"alive: {said(live.processes) or 'no process'}{busy}; {ready} sessions READY{standing}\n"
+    return f"alive: {counted(live.processes) or 'no process'}{busy}; {ready} sessions READY{standing}\n"
 
 
 def fleet_in_words(live: Snapshot) -> str | None:
@@ -135,8 +134,8 @@ def _task_cells(row: dict[str, Any]) -> list[object]:
         row["task_id"],
         row["num_samples"],
         row["ended"],
-        said(row["statuses"]),
-        said(row["phases"]),
+        counted(row["statuses"]),
+        counted(row["phases"]),
         row["mean_reward"],
     ]
 
@@ -147,8 +146,3 @@ def _session_cells(row: dict[str, Any], *, with_durations: bool) -> list[object]
     took = [row["accounting"][f"{stage}_ms"] for stage in Stage] if with_durations else []
     seconds = [f"{ms / 1000:.1f}" if ms else None for ms in took]
     return [row["session_id"], row["phase"], row["attempt"], row["status"], row["reward"], *seconds, why]
-
-
-def said(counts: dict[str, int]) -> str | None:
-    """`3 COMPLETED, 1 FAILED`; None where there is nothing to count."""
-    return ", ".join(f"{count} {name}" for name, count in sorted(counts.items())) or None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,8 +12,8 @@ import typer
 from polar.cli import background_reader, documents, progress
 from polar.cli.exits import Exit
 from polar.cli.options import Data, Format, Output
+from polar.cli.output import note, one_line, print_json
 from polar.cli.status import of_task
-from polar.cli.terminal_text import visible
 from topics.environment import settings
 from topics.environment.settings import Settings
 from topics.types.errors import InputError, Kind
@@ -22,7 +21,7 @@ from topics.types.session import Status
 from topics.types.task import TaskRequest, parse
 
 if TYPE_CHECKING:
-    from polar.client import SessionTable
+    from polar.client import Client, SessionTable
 
 
 def submit(
@@ -68,8 +67,8 @@ def _requests(files: Sequence[str]) -> list[TaskRequest]:
                 problems.append(f"{document.place}: {error}")
     if problems:
         for problem in problems:
-            typer.echo(f"polar: {visible(problem)}", err=True)
-        typer.echo("polar: nothing was submitted", err=True)
+            note(problem)
+        note("nothing was submitted")
         raise typer.Exit(Exit.BAD_INPUT)
     return list(found.values())
 
@@ -86,31 +85,32 @@ def _warn_of_missing(place: str, request: TaskRequest) -> None:
     for index, action in enumerate(request.runtime.prepare):
         if action.source is not None and not Path(action.source).exists():
             said = f"{place}: runtime.prepare.{index}.source: there is no {action.source} on this machine; the workers need it there"
-            typer.echo(f"polar: {visible(said)}", err=True)
+            note(said)
 
 
 async def _submit(found: Settings, requests: list[TaskRequest], wait: bool, output: Format) -> int:
     """The exit code."""
-    from polar import client
+    from polar.client import ANSWER_S, Client
 
+    client = Client(found)
     ids = [request.task_id for request in requests]
-    async with client.SessionTable(found, set(ids)) as table:
-        unanswered = await client.submit(found, requests, table, answer_s=client.ANSWER_S)
+    async with client.table(set(ids)) as table:
+        unanswered = await client.submit(requests, table, answer_s=ANSWER_S)
         if output is Format.TABLE:
             typer.echo("\n".join(ids))
         if unanswered:
-            typer.echo(
-                f"polar: no coordinator has shown {', '.join(unanswered)} within {client.ANSWER_S:.0f} s: they lie on Kafka, and start "
-                "when `polar worker fanout coordinator` runs (what it refuses is in polar.dead-letters)",
-                err=True,
+            note(
+                f"no coordinator has shown {', '.join(unanswered)} within {ANSWER_S:.0f} s: they lie on Kafka, and start "
+                "when `polar worker fanout coordinator` runs (what it refuses is in polar.dead-letters)"
             )
-        return await _ended(found, table, {request.task_id: request.num_samples for request in requests}, wait, output)
+        return await _ended(client, table, {request.task_id: request.num_samples for request in requests}, wait, output)
 
 
 async def _feed(found: Settings, files: Sequence[str], max_in_flight: int, wait: bool, output: Format) -> int:
     """The exit code. What was sent before something bad stays sent, and is counted."""
-    from polar import client
+    from polar.client import Client
 
+    client = Client(found)
     samples: dict[str, int] = {}
     said = progress.now_and_then()
 
@@ -121,17 +121,15 @@ async def _feed(found: Settings, files: Sequence[str], max_in_flight: int, wait:
         said(f"{len(samples)} tasks submitted, {unfinished} of at most {max_in_flight} sessions unfinished")
 
     requests = background_reader.trickled(_one_by_one(files))
-    async with client.SessionTable(found) as table:
-        feeding = client.feed(found, requests, table, max_in_flight=max_in_flight, on_sent=on_sent)
+    async with client.table() as table:
+        feeding = client.feed(requests, table, max_in_flight=max_in_flight, on_sent=on_sent)
         try:
-            await client.unless_gone(found, feeding)
+            await client.unless_gone(feeding)
         except InputError as error:
-            typer.echo(f"polar: {visible(str(error))}", err=True)
-            typer.echo(
-                f"polar: {len(samples)} tasks were submitted before; submit the rest again, none is doubled", err=True
-            )
+            note(str(error))
+            note(f"{len(samples)} tasks were submitted before; submit the rest again, none is doubled")
             return Exit.BAD_INPUT
-        return await _ended(found, table, samples, wait, output)
+        return await _ended(client, table, samples, wait, output)
 
 
 def _one_by_one(files: Sequence[str]) -> Iterator[TaskRequest]:
@@ -145,19 +143,17 @@ def _one_by_one(files: Sequence[str]) -> Iterator[TaskRequest]:
                 raise
 
 
-async def _ended(found: Settings, table: SessionTable, samples: Mapping[str, int], wait: bool, output: Format) -> int:
+async def _ended(client: Client, table: SessionTable, samples: Mapping[str, int], wait: bool, output: Format) -> int:
     """What is said when all is submitted; the exit code. `samples`: by task id."""
-    from polar import client
-
     if wait:
         try:
-            await client.unless_gone(found, progress.until_finished(table, samples))
+            await client.unless_gone(progress.until_finished(table, samples))
         except asyncio.CancelledError:  # Ctrl-C
-            typer.echo("polar: the work goes on: `polar status` shows it, `polar cancel` ends it", err=True)
+            note("the work goes on: `polar status` shows it, `polar cancel` ends it")
             raise
     if output is Format.JSON:
         tasks = [of_task(task_id, count, table) for task_id, count in samples.items()]
-        typer.echo(json.dumps(tasks, indent=2))
+        print_json(tasks)
     return _judged(table, list(samples)) if wait else 0
 
 
@@ -166,7 +162,6 @@ def _judged(table: SessionTable, ids: Sequence[str]) -> int:
     failed = [row for task_id in ids for row in table.ended(task_id) if row.status is Status.FAILED]
     errors = [(row.session_id, row.error) for row in failed if row.error is not None]
     for session_id, error in errors:
-        # An agent's own words may run over lines.
-        message = visible(" ".join(error.message.split()))
-        typer.echo(f"polar: {session_id} FAILED: {error.stage} {error.kind}/{error.code}: {message}", err=True)
+        message = one_line(error.message)
+        note(f"{session_id} FAILED: {error.stage} {error.kind}/{error.code}: {message}")
     return Exit.FAILED if any(error.kind in (Kind.INFRA, Kind.INPUT) for _, error in errors) else 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 from enum import StrEnum
 from typing import Annotated
@@ -12,7 +11,7 @@ import msgspec
 import typer
 
 from polar.cli.options import Data, Format, Output
-from polar.cli.tables import show
+from polar.cli.output import print_json, show
 from topics.environment import settings
 from topics.types.errors import InputError
 
@@ -90,7 +89,7 @@ def list_rights(
                 {"role": role, "principal": named.get(role, f"User:{role}"), **msgspec.to_builtins(right)}
                 for role, right in rights
             ]
-            typer.echo(json.dumps(told, indent=2))
+            print_json(told)
         case Rights.COMMANDS:
             lines = acl.commands(wanted, found.namespace, named, found.kafka or "BROKER:9092")
             typer.echo("\n".join(lines))
@@ -103,7 +102,7 @@ def list_topics(output: Output = Format.TABLE, data: Data = None) -> None:
 
     listed = asyncio.run(admin.listing(settings.load(data)))
     if output is Format.JSON:
-        typer.echo(json.dumps(msgspec.to_builtins(listed), indent=2))
+        print_json(msgspec.to_builtins(listed))
     else:
         show(
             ["topic", ">partitions", ">records", "cleanup"],
@@ -129,7 +128,7 @@ def docs(
             document = yaml.safe_dump(asyncapi.document(namespace), sort_keys=False, allow_unicode=True, width=120)
             typer.echo(document, nl=False)
         case Document.JSON:
-            typer.echo(json.dumps(asyncapi.document(namespace), indent=2))
+            print_json(asyncapi.document(namespace))
         case Document.MARKDOWN:
             typer.echo(markdown.page(namespace), nl=False)
 

@@ -18,7 +18,7 @@ import typer
 
 from polar.cli import progress, running
 from polar.cli.options import Data
-from polar.cli.tables import show
+from polar.cli.output import note, show
 from topics.environment import settings
 from topics.environment.settings import Settings
 from topics.types.errors import NotReady
@@ -63,7 +63,7 @@ def trajectories(
         prints = follow or layout is not Layout.TABLE
         running.serve(lambda stop: _read(found, topic, take_asked, stop if follow else None, prints=prints))
     if missing and not follow:
-        typer.echo(f"polar: nothing has come out of {', '.join(missing)}; `polar status` knows the tasks", err=True)
+        note(f"nothing has come out of {', '.join(missing)}; `polar status` knows the tasks")
 
 
 @contextmanager
@@ -94,12 +94,12 @@ async def _read(
     prints: bool,
 ) -> None:
     """Give `take` every trajectory up to the topic's present end, then those that come until `stop`. `prints`: at once, to stdout."""
-    from polar.client import require
+    from polar.client import require_topic
     from topics import trajectories
     from topics.log.follow import Follower, Since
 
     name = trajectories.output_named(topic, found.namespace)
-    await require(found, trajectories.TOPIC)
+    await require_topic(found, trajectories.TOPIC)
     if name:
         await _require_output(found, name)
 

@@ -11,6 +11,7 @@ import typer
 
 from polar.cli import progress, running
 from polar.cli.options import Data, EngineMode, EngineUrl, Model
+from polar.cli.output import note
 from topics.environment import settings
 from topics.environment.settings import ENV_FILE, Settings, write_env_file
 from topics.types.errors import InputError
@@ -119,4 +120,4 @@ def _say_where(system: System, data: Path) -> None:
 
 
 def _announce(line: str) -> None:
-    typer.echo(f"polar: {line}", err=True)
+    note(f"{line}")

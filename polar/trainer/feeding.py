@@ -6,7 +6,7 @@
 
 `Feed` is a rule that keeps every group and notes that it came; it stands first, before rules that drop some. Invariant: the samples of
 tasks that were sent and whose group didn't come are at most `max_in_flight`, so that none grows older than a trainer at work makes
-it. Sending is `polar.client.feed`'s, which bounds the unfinished sessions by the same number, stragglers of early groups included.
+it. Sending is `polar.Client.feed`'s, which bounds the unfinished sessions by the same number, stragglers of early groups included.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any, Self
 import msgspec
 import structlog
 
-from polar import client
+from polar.client import Client
 from polar.trainer.groups import Group
 from polar.trainer.loop_thread import LoopThread
 from topics.environment.settings import Settings, load
@@ -150,7 +150,7 @@ class Feed:
         self._news.set()
 
     async def _feed(self, sent: asyncio.Event) -> None:
-        """Send all tasks. Raises what `client.feed` does; NotReady only once Kafka was away for `OUTAGE_S`."""
+        """Send all tasks. Raises what `Client.feed` does; NotReady only once Kafka was away for `OUTAGE_S`."""
         away_at: float | None = None
 
         def on_sent(*_: object) -> None:
@@ -160,8 +160,9 @@ class Feed:
 
         while True:
             try:
-                async with client.SessionTable(self._settings) as table:
-                    await client.feed(self._settings, self._due(), table, max_in_flight=self._max, on_sent=on_sent)
+                client = Client(self._settings)
+                async with client.table() as table:
+                    await client.feed(self._due(), table, max_in_flight=self._max, on_sent=on_sent)
                     return
             except NotReady as error:
                 away_at = time.monotonic() if away_at is None else away_at

@@ -25,8 +25,9 @@ from pathlib import Path
 import numpy as np
 from aiohttp import web
 
-from polar import fleet as fleet_control
+import polar
 from polar.client import SessionTable
+from polar.fleet import InFlight
 from polar.scripted.record import Sampled
 from tests.acceptance.fleet import Fleet, fleet
 from topics.log.kafka import KafkaError
@@ -161,14 +162,16 @@ class Torment:
         while time.monotonic() < until:
             await asyncio.sleep(self.chance.uniform(4, 12))
             try:
-                async with fleet_control.paused(
-                    self.system.settings, in_flight=self.chance.choice(("finish", "abort")), force=True
-                ) as pause:
+                in_flight: InFlight = self.chance.choice(("finish", "abort"))
+                async with (
+                    polar.Fleet(self.system.settings) as client,
+                    client.paused(in_flight=in_flight, force=True) as pause,
+                ):
                     await asyncio.sleep(self.chance.uniform(0, LONGEST_PAUSE_S))
                     version += 1
                     await pause.publish(version)
                     self._note("update", f"weights-{version}")
-            except (fleet_control.FleetError, NotReady, KafkaError, Unacknowledged) as error:
+            except (polar.FleetError, NotReady, KafkaError, Unacknowledged) as error:
                 self.say(f"        update failed: {error!r:.200}")
         await self._resumed()
 
@@ -177,10 +180,10 @@ class Torment:
         async with asyncio.timeout(SUBMITTED_S):
             while True:
                 try:
-                    if not (await fleet_control.state(self.system.settings)).state.paused:
-                        return
-                    await fleet_control.resume(self.system.settings)
-                except (fleet_control.FleetError, NotReady, KafkaError, Unacknowledged):
+                    async with polar.Fleet(self.system.settings) as client:
+                        if not (await client.resume()).state.paused:
+                            return
+                except (polar.FleetError, NotReady, KafkaError, Unacknowledged):
                     await asyncio.sleep(1)
 
     @asynccontextmanager

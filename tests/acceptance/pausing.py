@@ -13,8 +13,9 @@ import re
 from bisect import bisect_right
 from collections import Counter
 
+import polar
 from polar.client import SessionTable
-from polar.fleet import Controls, InFlight, Still
+from polar.fleet import InFlight, PauseReport
 from tests.acceptance.fleet import Fleet
 from topics.types.completion import CallOutcome, Completion
 from topics.types.session import Phase, Status
@@ -49,7 +50,7 @@ FINISHED_S = 120.0
 class Pausing:
     """Sessions that talk on until told to stop, and the versions published under them."""
 
-    def __init__(self, system: Fleet, controls: Controls, chance: random.Random) -> None:
+    def __init__(self, system: Fleet, controls: polar.Fleet, chance: random.Random) -> None:
         self.system = system
         self.controls = controls
         self._chance = chance
@@ -77,7 +78,7 @@ class Pausing:
 
             assert await table.until(all_run, STARTED_S), table.sessions
 
-    async def cycle(self, in_flight: InFlight, *, deadline_s: float = 30.0) -> Still:
+    async def cycle(self, in_flight: InFlight, *, deadline_s: float = 30.0) -> PauseReport:
         """One update, some time after the last one."""
         await asyncio.sleep(self._chance.uniform(*BETWEEN_S))
         async with self.controls.paused(in_flight=in_flight, deadline_s=deadline_s) as pause:
@@ -87,7 +88,7 @@ class Pausing:
             assert self._completed() == completed or in_flight == "abort", "the fleet was not still"
             self._updates.append(completed)
             await pause.publish(len(self._updates))
-        return pause.still
+        return pause.report
 
     def tell_to_end(self) -> None:
         """Each session's harness ends after its call."""

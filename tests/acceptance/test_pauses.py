@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+import polar
 from polar.client import SessionTable
-from polar.fleet import Controls
 from tests.acceptance.fleet import ROLES, fleet
 from tests.acceptance.pausing import ENGINE, Pausing
 from topics.types.session import Phase
@@ -30,13 +30,13 @@ async def test_updates_under_load_cost_no_harness_an_error_and_no_call_its_versi
     roles = [f"{role}-1" for role in ROLES]
     async with (
         fleet(tmp_path / "data", [*roles, "proxy-2"], *ENGINE) as system,
-        Controls(system.settings) as controls,
+        polar.Fleet(system.settings) as controls,
     ):
         pausing = Pausing(system, controls, random.Random(seed))
         await pausing.begin(SAMPLES)
         for number in range(CYCLES):
-            still = await pausing.cycle("abort" if number % 2 else "finish")
-            assert len(still.proxies) == 2
+            report = await pausing.cycle("abort" if number % 2 else "finish")
+            assert len(report.proxies) == 2
         # Started in mid-pause, and killed in mid-pause with calls at the engine.
         async with controls.paused(in_flight="abort"):
             await system.start_proxy("proxy-3")
@@ -59,13 +59,13 @@ async def test_a_drained_fleet_has_nothing_in_hand_and_goes_on_where_it_was(tmp_
     roles = [f"{role}-1" for role in ROLES]
     async with (
         fleet(tmp_path / "data", [*roles, "proxy-2"], *ENGINE) as system,
-        Controls(system.settings) as controls,
+        polar.Fleet(system.settings) as controls,
     ):
         pausing = Pausing(system, controls, random.Random(0))
         await pausing.begin(2)
         draining = asyncio.create_task(system.polar("fleet", "drain", "--timeout", "120"))
         async with asyncio.timeout(60):
-            while not (await controls.standing()).state.draining:
+            while not (await controls.status()).state.draining:
                 await asyncio.sleep(0.1)
         agent = {"harness": "shell", "custom_shell": {"command": "true"}}
         code, _, said = await system.polar(

@@ -136,9 +136,9 @@ def test_commands_give_a_session_whose_calls_are_exactly_its_trajectory(up: Up) 
 
 
 def test_a_with_block_is_a_session_and_streams_are_captured_alike(up: Up) -> None:
-    async def agent() -> sessions.OpenedSession:
+    async def agent() -> sessions.Session:
         """Where a loop runs, as in a notebook."""
-        with sessions.open_session(up.data, ttl_s=60) as session:
+        with sessions.Session.open(up.data, ttl_s=60) as session:
             work(session.env, stream=True)
             session.reward = 1.0
         return session
@@ -150,7 +150,7 @@ def test_a_with_block_is_a_session_and_streams_are_captured_alike(up: Up) -> Non
 
 
 def test_a_block_that_raises_closes_its_session_and_says_what_it_raised(up: Up) -> None:
-    with pytest.raises(ZeroDivisionError), sessions.open_session(up.data) as session:
+    with pytest.raises(ZeroDivisionError), sessions.Session.open(up.data) as session:
         _ = 1 / 0
     row = asyncio.run(sessions.until_ended(session.settings, session.session_id))
     assert row is not None
@@ -158,14 +158,14 @@ def test_a_block_that_raises_closes_its_session_and_says_what_it_raised(up: Up) 
 
 
 def test_a_session_left_alone_ends_at_its_ttl_with_its_calls(up: Up) -> None:
-    session = sessions.open_session(up.data, ttl_s=5)
+    session = sessions.Session.open(up.data, ttl_s=5)
     work(session.env, stream=False)
     row = asyncio.run(sessions.until_ended(session.settings, session.session_id))
     assert row is not None
     assert row.error is not None
     assert (row.status, row.reward, row.error.code, row.calls) == (Status.TIMED_OUT, None, "timeout", 2)
     assert trained(trajectory(up, session.session_id)) == sampled(up, session.session_id)
-    with pytest.raises(sessions.Refused, match="has ended already"):
+    with pytest.raises(sessions.SessionRefusedError, match="has ended already"):
         session.close()
 
 
@@ -176,9 +176,9 @@ def test_what_can_not_be_says_field_and_reason(up: Up) -> None:
     with pytest.raises(InputError, match="reward: a reward is a finite number"):
         sessions.close_session(found, "nosuch.0", float("nan"))
     with pytest.raises(InputError, match=r"task_id: .* \(got 'a b'\)"):
-        sessions.open_session(up.data, task_id="a b")
+        sessions.Session.open(up.data, task_id="a b")
     with pytest.raises(InputError, match="ttl_s: Input should be less than or equal to 86400"):
-        sessions.open_session(up.data, ttl_s=90_000)
+        sessions.Session.open(up.data, ttl_s=90_000)
     refused = up.polar("session", "close", "nosuch.0")
     assert (refused.returncode, refused.stdout, refused.stderr) == (
         2,

@@ -13,8 +13,8 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+import polar
 from polar.client import SessionTable
-from polar.fleet import Controls
 from polar.scripted.record import Sampled
 from polar.trainer.groups import Group
 from polar.trainer.rows import grpo
@@ -40,7 +40,7 @@ async def test_each_token_says_the_weights_that_sampled_it_and_nothing_is_lost(t
     roles = [f"{role}-1" for role in ROLES]
     async with (
         fleet(tmp_path / "data", roles, *SLOW, mode="tokens") as system,
-        Controls(system.settings) as controls,
+        polar.Fleet(system.settings) as controls,
         aiohttp.ClientSession(system.engine_url) as engine,
     ):
         await named(engine, 0)
@@ -59,7 +59,7 @@ async def test_each_token_says_the_weights_that_sampled_it_and_nothing_is_lost(t
         await check(system)
 
 
-async def update(controls: Controls, engine: aiohttp.ClientSession, version: int) -> None:
+async def update(controls: polar.Fleet, engine: aiohttp.ClientSession, version: int) -> None:
     """In each of the ways that there are: calls finish before it, are asked anew after it, or are sampled on by the new weights."""
     if version % 3 == 0:
         await named(engine, version)

@@ -57,7 +57,7 @@ async def deciding(settings: Settings) -> AsyncIterator[None]:
         await asyncio.wait_for(asyncio.gather(*tasks), DEADLINE_S)
 
 
-async def call(session: sessions.OpenedSession, url: str, said: str) -> None:
+async def call(session: sessions.Session, url: str, said: str) -> None:
     async with AsyncOpenAI(base_url=f"{url}/v1", api_key=session.key, max_retries=0) as client:
         await client.chat.completions.create(model="any", messages=[{"role": "user", "content": said}])
 
@@ -68,7 +68,7 @@ async def test_neither_a_coordinator_nor_a_proxy_that_starts_again_loses_a_sessi
         async with proxied(bench, engine_url) as proxy:
             found = bench.settings.model_copy(update={"control_url": proxy.control_url})
             opening_ = asyncio.create_task(
-                asyncio.to_thread(sessions.open_session, settings=found, task_id="t", samples=2)
+                asyncio.to_thread(sessions.Session.open, settings=found, task_id="t", samples=2)
             )
             await asyncio.sleep(1.5)  # it is asked for several times before anyone answers
             async with deciding(bench.settings):
@@ -101,11 +101,11 @@ async def test_an_open_whose_asker_gave_up_leaves_its_sample_to_the_next(
         found = bench.settings.model_copy(update={"control_url": proxy.control_url})
         for task_id in ("t", None):
             with pytest.raises(NotReady, match="no coordinator answers"):
-                await asyncio.to_thread(sessions.open_session, settings=found, task_id=task_id)
+                await asyncio.to_thread(sessions.Session.open, settings=found, task_id=task_id)
         async with deciding(bench.settings):
             await eventually(lambda: len(table.tasks) == 2, DEADLINE_S)
             monkeypatch.setattr(opening, "ANSWER_S", DEADLINE_S)
-            session = await asyncio.to_thread(sessions.open_session, settings=found, task_id="t")
+            session = await asyncio.to_thread(sessions.Session.open, settings=found, task_id="t")
             (own,) = table.tasks.keys() - {"t"}
             assert await table.until(lambda: table.is_finished(own), DEADLINE_S)
     assert session.session_id == "t.0"

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from polar import client
+from polar.client import Client
 from topics import sessions
 from topics.contract import catalogue
 from topics.environment.settings import Settings
@@ -37,7 +37,7 @@ async def test_who_waits_is_told_when_kafka_is_gone_for_good(no_kafka: Settings)
             was_cancelled.set()
 
     with pytest.raises(NotReady, match="has been away for"):
-        await client.unless_gone(no_kafka, wait(), gone_s=0.2)
+        await Client(no_kafka).unless_gone(wait(), gone_s=0.2)
     assert was_cancelled.is_set()
 
 
@@ -46,7 +46,7 @@ async def test_what_ends_in_time_ends_as_it_would_alone(no_kafka: Settings) -> N
         raise ValueError("its own")
 
     with pytest.raises(ValueError, match="its own"):
-        await client.unless_gone(no_kafka, fail(), gone_s=5)
+        await Client(no_kafka).unless_gone(fail(), gone_s=5)
 
 
 # --- feeding -------------------------------------------------------------------------------------------------------------------
@@ -109,10 +109,10 @@ async def test_a_feed_keeps_so_many_sessions_unfinished_and_no_more(
         async with asyncio.timeout(20):
             return await sent.get()
 
-    async with client.SessionTable(settings) as table:
+    client = Client(settings)
+    async with client.table() as table:
         feeding = asyncio.create_task(
             client.feed(
-                settings,
                 one_by_one(old, a, b, c, d),
                 table,
                 max_in_flight=4,
@@ -137,10 +137,10 @@ async def test_a_feed_keeps_so_many_sessions_unfinished_and_no_more(
 
 async def test_a_task_larger_than_what_may_be_in_flight_is_refused(settings: Settings) -> None:
     sent: list[str] = []
-    async with client.SessionTable(settings) as table:
+    client = Client(settings)
+    async with client.table() as table:
         with pytest.raises(InputError, match="large: num_samples: more than 4 sessions in flight; allow more"):
             await client.feed(
-                settings,
                 one_by_one(task("small", 4), task("large", 5)),
                 table,
                 max_in_flight=4,

@@ -21,7 +21,7 @@ def found(tmp_path: Path) -> Iterator[Settings]:
 
 def test_an_open_says_only_what_was_asked_for_and_a_block_closes_it_with_its_reward(found: Settings) -> None:
     answer(201, OPENED)
-    with sessions.open_session(settings=found, task_id="t", ttl_s=60) as session:
+    with sessions.Session.open(settings=found, task_id="t", ttl_s=60) as session:
         answer(202, {"session_id": "t.0"})
         session.reward = 0.25
     assert Api.asked == [
@@ -36,7 +36,7 @@ def test_an_open_says_only_what_was_asked_for_and_a_block_closes_it_with_its_rew
 
 def test_what_a_block_raises_comes_before_what_its_close_raises(found: Settings) -> None:
     answer(201, OPENED)
-    session = sessions.open_session(settings=found)
+    session = sessions.Session.open(settings=found)
     answer(409, {"error": {"code": "ended", "field": "session_id", "message": "t.0 has ended already"}})
     with pytest.raises(ZeroDivisionError), session:
         _ = 1 / 0
@@ -44,8 +44,8 @@ def test_what_a_block_raises_comes_before_what_its_close_raises(found: Settings)
 
 def test_a_refusal_tells_code_field_and_reason(found: Settings) -> None:
     answer(409, {"error": {"code": "taken", "field": "task_id", "message": "all are taken"}})
-    with pytest.raises(sessions.Refused, match="task_id: all are taken") as refused:
-        sessions.open_session(settings=found, task_id="t")
+    with pytest.raises(sessions.SessionRefusedError, match="task_id: all are taken") as refused:
+        sessions.Session.open(settings=found, task_id="t")
     assert (refused.value.code, refused.value.field, refused.value.reason) == ("taken", "task_id", "all are taken")
 
 
@@ -53,7 +53,7 @@ def test_a_refusal_tells_code_field_and_reason(found: Settings) -> None:
     ("status", "body", "words"),
     [
         (503, {"error": {"code": "unanswered", "message": "no coordinator answers"}}, "no coordinator answers"),
-        (401, {"error": {"code": "unauthenticated", "message": "x"}}, "doesn't take this control token"),
+        (401, {"error": {"code": "unauthenticated", "message": "x"}}, "doesn't accept this control token"),
         (404, b"<html>", "is no control API of Polar's: it answered 404"),
         (200, b"<html>", "doesn't answer: "),
         (200, {"hello": "there"}, "is no control API of Polar's"),
@@ -65,7 +65,7 @@ def test_an_api_that_can_not_serve_or_is_none_is_not_ready(
 ) -> None:
     answer(status, body)
     with pytest.raises(NotReady, match=words):
-        sessions.open_session(settings=found)
+        sessions.Session.open(settings=found)
 
 
 def test_nothing_there_is_not_ready(found: Settings, tmp_path: Path) -> None:
@@ -76,14 +76,14 @@ def test_nothing_there_is_not_ready(found: Settings, tmp_path: Path) -> None:
         ({"control_token_file": tmp_path / "none"}, "the control token can't be read"),
     ):
         with pytest.raises(NotReady, match=words):
-            sessions.open_session(settings=found.model_copy(update=changed))
+            sessions.Session.open(settings=found.model_copy(update=changed))
 
 
 def test_a_token_that_no_header_can_hold_is_not_ready_and_not_repeated(found: Settings, tmp_path: Path) -> None:
     for written in (b"\xff\xfe", b"a-secret\nanother", "a-secret-\u2603".encode()):
         (tmp_path / "odd").write_bytes(written)
         with pytest.raises(NotReady) as raised:
-            sessions.open_session(settings=found.model_copy(update={"control_token_file": tmp_path / "odd"}))
+            sessions.Session.open(settings=found.model_copy(update={"control_token_file": tmp_path / "odd"}))
         assert "a-secret" not in str(raised.value)
 
 

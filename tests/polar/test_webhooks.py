@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polar.webhooks import BadSignature, verify
+from polar.webhooks import WebhookSignatureError, verify_webhook
 from topics.environment.webhook_signing import ensure_secret_file, new_secret, read_secrets, sign
 from topics.types.errors import NotReady
 
@@ -42,9 +42,9 @@ def test_a_receiver_that_knows_one_of_the_secrets_is_content_and_any_other_is_no
     body = json.dumps(data).encode()
     headers = {name.title(): value for name, value in sign(webhook_id, sent, body, [old, new]).items()}
     for known in (old, new, [new_secret(), new]):
-        assert verify(headers, body, known, now_s=sent + 299) == data
-    with pytest.raises(BadSignature, match="no signature of this secret"):
-        verify(headers, body, new_secret(), now_s=sent)
+        assert verify_webhook(headers, body, known, now_s=sent + 299) == data
+    with pytest.raises(WebhookSignatureError, match="no signature of this secret"):
+        verify_webhook(headers, body, new_secret(), now_s=sent)
 
 
 @given(st.binary(max_size=40), IDS, st.integers(1, 10**10), st.integers(0, 100), st.integers(1, 255))
@@ -58,8 +58,8 @@ def test_nothing_signed_can_be_changed(body: bytes, webhook_id: str, sent: int, 
         (headers | {"webhook-id": webhook_id + "x"}, body),
         (headers | {"webhook-timestamp": str(sent + 1)}, body),
     ]:
-        with pytest.raises(BadSignature, match="no signature of this secret"):
-            verify(wrong_headers, wrong_body, secret, now_s=sent)
+        with pytest.raises(WebhookSignatureError, match="no signature of this secret"):
+            verify_webhook(wrong_headers, wrong_body, secret, now_s=sent)
 
 
 @pytest.mark.parametrize(
@@ -79,8 +79,8 @@ def test_nothing_signed_can_be_changed(body: bytes, webhook_id: str, sent: int, 
 def test_what_is_wrong_with_a_message_is_said(change: dict[str, str | None], said: str) -> None:
     secret = new_secret()
     headers = {**sign("a", 1000, BODY, [secret]), **change}
-    with pytest.raises(BadSignature, match=said):
-        verify({name: value for name, value in headers.items() if value is not None}, BODY, secret, now_s=1000)
+    with pytest.raises(WebhookSignatureError, match=said):
+        verify_webhook({name: value for name, value in headers.items() if value is not None}, BODY, secret, now_s=1000)
 
 
 def test_a_secret_file_is_made_once_and_readable_to_its_owner_alone(tmp_path: Path) -> None:

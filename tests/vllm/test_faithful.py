@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+import polar
 from examples.vllm_cpu.serve import Server
-from polar.sessions import open_session
 from tests.acceptance.test_cli import Up
 from tests.vllm.agents import AGENTS, Agent, Settings
 from tests.vllm.scoring import Agreement, Floats, distributions, scores, transformed
@@ -94,7 +94,7 @@ def worked(up: Up, given: Sequence[tuple[str, Settings, int]], *, mode: Literal[
     def work(one: tuple[str, Settings, int]) -> tuple[str, int]:
         name, settings, seed = one
         agent: Agent = AGENTS[name]
-        with open_session(up.data, mode=mode, ttl_s=300) as session:
+        with polar.Session.open(up.data, mode=mode, ttl_s=300) as session:
             return session.session_id, agent(session.env, Work(seed), settings)
 
     with ThreadPoolExecutor(AT_ONCE) as pool:

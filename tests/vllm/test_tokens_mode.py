@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from examples.vllm_cpu.serve import FLAGS, PYTHON, Server, serving
-from polar.sessions import open_session
+from polar.sessions import Session
 from tests.acceptance.test_cli import Up
 from tests.vllm import conftest
 from tests.vllm.long_talks import WORDS, talk
@@ -92,7 +92,7 @@ def _outcome(server: Server, mode: str, folder: Path) -> Outcome:
     try:
 
         def work(dialect: str, seed: int) -> tuple[str, int]:
-            with open_session(up.data, ttl_s=600) as session:
+            with Session.open(up.data, ttl_s=600) as session:
                 return session.session_id, talk(session.env, dialect, Work(seed), TURNS)
 
         with ThreadPoolExecutor() as pool:

@@ -20,9 +20,9 @@ import numpy as np
 import pytest
 from openai import AsyncOpenAI
 
+import polar
 from examples.vllm_cpu.serve import Server, serving
-from polar.fleet import Controls
-from polar.sessions import open_session
+from polar.sessions import Session
 from tests.acceptance.test_cli import Up, until
 from tests.vllm.agents import AGENTS, Settings
 from tests.vllm.scoring import Agreement, Floats, scores
@@ -127,7 +127,7 @@ class Talk:
     def _work(self, number: int) -> None:
         names = list(AGENTS)
         while not self._is_over:
-            with open_session(self._up.data, ttl_s=300) as session:
+            with Session.open(self._up.data, ttl_s=300) as session:
                 agent = AGENTS[names[(number + len(self.answers)) % len(names)]]
                 work = Gated(len(self.answers), self.gate)
                 self.answers[session.session_id] = agent(session.env, work, Settings())
@@ -137,7 +137,7 @@ async def test_tokens_of_all_versions_are_scored_by_their_own_weights(
     server: Server, served: Served, up: Up, tell: Any
 ) -> None:
     talk = Talk(up)
-    async with Controls(settings.load(up.data)) as controls, asking(server.url) as http:
+    async with polar.Fleet(settings.load(up.data)) as controls, asking(server.url) as http:
         await load(http, 0)
         await controls.publish(0)
         talking = asyncio.create_task(talk.run())
@@ -180,11 +180,11 @@ async def test_an_answer_that_spans_an_update_says_where_the_new_weights_begin(
     server: Server, served: Served, up: Up, tell: Any
 ) -> None:
     """vLLM keeps the call across its own pause, and Polar's fleet isn't paused."""
-    async with Controls(settings.load(up.data)) as controls, asking(server.url) as http:
+    async with polar.Fleet(settings.load(up.data)) as controls, asking(server.url) as http:
         version = 100
         await updated(controls, http, served, version)
         for _ in range(TRIES):
-            with open_session(up.data, ttl_s=300) as session:
+            with Session.open(up.data, ttl_s=300) as session:
                 answering = asyncio.create_task(long_answer(session.env))
                 await more_sampled(http, 20, answering)
                 version += 1
@@ -217,7 +217,7 @@ def rows_of(up: Up, session_id: str) -> list[dict[str, Any]]:
 
 
 async def updated(
-    controls: Controls, http: aiohttp.ClientSession, served: Served, version: int, mode: str = "abort"
+    controls: polar.Fleet, http: aiohttp.ClientSession, served: Served, version: int, mode: str = "abort"
 ) -> None:
     """An update by vLLM's own pause, told to the fleet as it runs."""
     served.write(version, is_vague=True)

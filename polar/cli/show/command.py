@@ -12,13 +12,13 @@ import typer
 
 from polar.cli import session_ids
 from polar.cli.options import Data, Format, Output
+from polar.cli.output import escaped, note
 from polar.cli.show.document import call_document, document, written
 from polar.cli.show.overview import draw_artifacts, draw_calls, draw_head, draw_traces
 from polar.cli.show.page import Page
 from polar.cli.show.story import CallStory, Story
 from polar.cli.show.tokens import draw_tokens
 from polar.cli.show.transcript import draw_call, draw_transcript
-from polar.cli.terminal_text import visible
 from topics.environment import settings
 from topics.environment.blobs import BlobStore
 from topics.environment.settings import Settings
@@ -159,9 +159,9 @@ def _write_artifact(found: Settings, row: SessionState, name: str) -> None:
     except ValueError as error:
         raise NotReady(str(error)) from None
     if not data:
-        typer.echo(f"polar: {name} is empty", err=True)
+        note(f"{name} is empty")
     elif sys.stdout.isatty():
-        typer.echo(visible(data.decode(errors="replace")))
+        typer.echo(escaped(data.decode(errors="replace")))
     else:
         sys.stdout.buffer.write(data)
         sys.stdout.buffer.flush()

@@ -6,9 +6,9 @@ import shlex
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 
+from polar.cli.output import counted
 from polar.cli.show.page import ID, Page, duration
 from polar.cli.show.story import CallStory, Story
-from polar.cli.status import said
 from topics.environment.blobs import BlobStore
 from topics.types.session import Accounting, Phase, Status
 from topics.types.tokens import count
@@ -64,7 +64,7 @@ def _times(spent: Accounting) -> str:
 def _counts(story: Story) -> str:
     outcomes = Counter(call.call.outcome for call in story.calls)
     sampled = sum(call.call.sampled_tokens for call in story.calls)
-    words = f"calls: {said(outcomes) or 'none'}; {sampled:,} tokens sampled"
+    words = f"calls: {counted(outcomes) or 'none'}; {sampled:,} tokens sampled"
     if story.trajectory is None:
         return words
     stats = story.trajectory.stats
@@ -143,9 +143,9 @@ def draw_traces(page: Page, story: Story) -> None:
         page.line("none", indent=2)
     masked = trajectory.stats.masked_tokens
     if masked:
-        page.line(f"sampled, and not trained: {said({f'tokens {why}': n for why, n in masked.items()})}", indent=2)
+        page.line(f"sampled, and not trained: {counted({f'tokens {why}': n for why, n in masked.items()})}", indent=2)
     if trajectory.stats.drift:
-        page.line(f"drift: {said(trajectory.stats.drift)}", indent=2)
+        page.line(f"drift: {counted(trajectory.stats.drift)}", indent=2)
     if trajectory.stats.late_calls:
         page.line(f"{trajectory.stats.late_calls} calls came too late", indent=2)
 

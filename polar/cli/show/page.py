@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from polar.cli import tables
-from polar.cli.terminal_text import visible
+from polar.cli import output
+from polar.cli.output import escaped
 
 Part = str | tuple[str, str]
 """Words, or words and their rich style, which is ours."""
@@ -29,24 +29,24 @@ class Page:
 
     def __init__(self, *, is_full: bool = False, console: Console | None = None) -> None:
         """`is_full`: no text is shortened."""
-        self._console = console or tables.console()
+        self._console = console or output.console()
         self._is_full = is_full
 
     def heading(self, words: str) -> None:
         self._put(Text())
-        self._put(Text(visible(words), "bold"))
+        self._put(Text(escaped(words), "bold"))
 
     def line(self, *parts: Part, indent: int = 0) -> None:
         """One line, its parts side by side."""
         line = Text(no_wrap=False)
         for part in parts:
             words, style = (part, "") if isinstance(part, str) else part
-            line.append(visible(words), style or None)
+            line.append(escaped(words), style or None)
         self._wrapped(line, indent)
 
     def block(self, text: str, *, indent: int = INDENT, style: str = "") -> None:
         """Text as it is, line by line."""
-        for line in visible(text).split("\n"):
+        for line in escaped(text).split("\n"):
             self._wrapped(Text(line, style), indent)
 
     def shortened(self, text: str, lines: int, *, indent: int = INDENT, style: str = "") -> None:
@@ -66,7 +66,7 @@ class Page:
             self.block(tail, indent=indent, style=style)
 
     def table(self, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-        """Rows under their columns, as `tables.table` has them. The first column stays; others without a value are left out, and
+        """Rows under their columns, as `output.table` has them. The first column stays; others without a value are left out, and
         `id`, the last, where a terminal is too narrow for it.
         """
         kept = [list(row) for row in rows]
@@ -91,7 +91,7 @@ class Page:
 
 
 def _table(columns: Sequence[str], rows: Iterable[Sequence[object]], shown: Sequence[int]) -> Table:
-    return tables.table([columns[i] for i in shown], ([row[i] for i in shown] for row in rows))
+    return output.table([columns[i] for i in shown], ([row[i] for i in shown] for row in rows))
 
 
 def shorten(text: str, lines: int) -> tuple[str, str, str]:

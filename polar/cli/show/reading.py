@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from polar.cli.show.assembly import Log, assemble
 from polar.cli.show.story import Story
-from polar.client import require
+from polar.client import require_topic
 from topics import completions, sessions, trajectories
 from topics.contract.topic import HOUR_MS, Topic
 from topics.environment.settings import Settings
@@ -44,7 +44,7 @@ class Rows:
 
 async def read_rows(settings: Settings, task_id: str) -> Rows:
     """The task's rows; no task where no coordinator has shown one, or it was forgotten."""
-    await require(settings, sessions.TOPIC)
+    await require_topic(settings, sessions.TOPIC)
     found = Rows()
     wanted = f"task:{task_id}".encode(), f"session:{task_id}.".encode()
     partition = await _partition(settings, sessions.TOPIC, task_id)
@@ -116,7 +116,7 @@ async def _first_since(settings: Settings, topic: Topic, partition: int, instant
     try:
         await admin.partition_count(settings, name)
     except NotReady:
-        await require(settings, completions.TOPIC)
+        await require_topic(settings, completions.TOPIC)
         return None  # Kafka is there: an output topic that someone has deleted
     source = kafka.TopicPartition(name, partition)
     reader = kafka.consumer(settings)

@@ -31,8 +31,8 @@ class Call:
         return self.headers["webhook-id"]
 
     def verified(self, secret: str) -> dict[str, Any]:
-        """Raises BadSignature."""
-        return webhooks.verify(self.headers, self.body, secret)
+        """Raises WebhookSignatureError."""
+        return webhooks.verify_webhook(self.headers, self.body, secret)
 
 
 class Endpoint:

@@ -278,7 +278,7 @@ def test_status_of_a_task_tells_how_long_each_stage_took_where_there_is_room(
     assert row.split()[-4:] == ["1.5", "61.0", "–", "–"]
     (shown,) = json.loads(polar("status", "t", "--format", "json")[1])
     assert (shown["accounting"]["run_ms"], shown["accounting"]["evaluate_ms"]) == (61_000, 0)
-    monkeypatch.setattr("polar.cli.tables.PIPE_WIDTH", 80)
+    monkeypatch.setattr("polar.cli.output.PIPE_WIDTH", 80)
     assert "init s" not in polar("status", "t")[1]
 
 

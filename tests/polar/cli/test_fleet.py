@@ -34,7 +34,7 @@ def test_a_fleet_without_proxies_is_still_at_once_and_runs_again(settings: Setti
     code, _, stderr = polar("fleet", "pause")
     assert code == 1
     assert stderr.startswith("polar: the fleet is paused by fleet-")
-    assert stderr.endswith("(generation 1): `polar fleet resume` ends that, force takes it over\n")
+    assert stderr.endswith("(generation 1): `polar fleet resume` ends the pause, force takes it over\n")
     assert polar("fleet", "pause", "--force")[1].endswith(
         "0 proxies (generation 2); `polar fleet resume` ends the pause\n"
     )
@@ -50,7 +50,7 @@ def test_a_proxy_that_does_not_answer_is_named_and_the_fleet_runs_on(settings: S
     )
     code, _, stderr = polar("fleet", "pause", "--timeout", "0.5")
     assert code == 1
-    assert "after 0.5 s, and runs again: proxy-deaf (pid 7 on far) hasn't heard of the pause. Allow more time" in stderr
+    assert "after 0.5 s, and runs again: proxy-deaf (pid 7 on far) hasn't read of the pause. Allow more time" in stderr
     status = polar("fleet", "status")[1].splitlines()
     assert status[0] == "the fleet runs (generation 2); policy version not known"
     assert [line.split()[:2] for line in status[4:6]] == [["proxy-deaf", "proxy"], ["w", "worker"]]
@@ -73,13 +73,13 @@ def test_draining_says_what_is_in_hand_until_nothing_is(settings: Settings) -> N
     beats(settings, Heartbeat("w", "worker", "far", 8, SLOTS))
     code, _, stderr = polar("fleet", "drain", "--timeout", "1")
     assert code == 1
-    assert stderr.splitlines()[0] == "polar: 1 sessions in hand"
-    assert "1 sessions are still in hand after 1 s; none begins" in stderr
+    assert stderr.splitlines()[0] == "polar: 1 sessions active"
+    assert "1 sessions are still active after 1 s; no new one begins" in stderr
     assert "is draining since" in polar("fleet", "status")[1]
     beats(settings, Heartbeat("w", "worker", "far", 8))
     assert polar("fleet", "drain", "--timeout", "30")[:2] == (
         0,
-        "nothing is in hand, and nothing begins; `polar fleet resume` ends that\n",
+        "no session is active, and none starts; `polar fleet resume` ends the drain\n",
     )
     assert polar("fleet", "resume")[0] == 0
 

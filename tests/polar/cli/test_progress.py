@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from polar.cli import progress
-from polar.cli.rewards import bars
+from polar.cli.output import bars
 from tests.polar.cli.terminal import Terminal
 
 DOWNLOAD = """

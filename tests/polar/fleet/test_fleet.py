@@ -1,4 +1,4 @@
-"""Hands on a fleet: one real proxy, the scripted engine, real Kafka."""
+"""`Fleet` with one real proxy, the scripted engine and real Kafka."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from openai import AsyncOpenAI
 
-from polar import fleet
+from polar.fleet import Fleet, PausedByOtherError, PauseLostError, PauseReport, PauseTimeoutError
 from polar.scripted.app import running
 from polar.scripted.engine import Engine as ScriptedEngine
 from polar.scripted.faults import Slow
@@ -49,6 +49,12 @@ async def client(proxy: Proxy, bench: Bench) -> AsyncIterator[AsyncOpenAI]:
         yield client
 
 
+@pytest.fixture
+async def fleet(bench: Bench) -> AsyncIterator[Fleet]:
+    async with Fleet(bench.settings) as fleet:
+        yield fleet
+
+
 async def ask(client: AsyncOpenAI) -> None:
     await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "hi"}])
 
@@ -69,20 +75,20 @@ async def under_way(client: AsyncOpenAI, scripted: ScriptedEngine, seconds: floa
 
 
 async def test_a_block_is_a_pause_and_what_is_published_in_it_is_what_calls_say_after_it(
-    bench: Bench, client: AsyncOpenAI, scripted: ScriptedEngine
+    bench: Bench, fleet: Fleet, client: AsyncOpenAI, scripted: ScriptedEngine
 ) -> None:
-    await fleet.publish(bench.settings, 1)
+    await fleet.publish(1)
     call = await under_way(client, scripted, 0.5)
-    async with fleet.paused(bench.settings) as pause:
+    async with fleet.paused() as pause:
         assert len(scripted.record.calls()) == 1, "it was let finish"
         held = asyncio.create_task(ask(client))
         await pause.publish(2)
-        assert (pause.still.generation, len(pause.still.proxies)) == (1, 1)
+        assert (pause.report.generation, len(pause.report.proxies)) == (1, 1)
         assert not held.done()
-        during = await fleet.state(bench.settings)
+        during = await fleet.status()
     await asyncio.gather(call, held)
     assert [recorded.policy_version for recorded in await bench.calls(2)] == [1, 2]
-    after = await fleet.state(bench.settings)
+    after = await fleet.status()
     assert (during.state.paused, during.versions, after.state.paused, after.state.generation) == (
         True,
         {None: 2},
@@ -92,132 +98,134 @@ async def test_a_block_is_a_pause_and_what_is_published_in_it_is_what_calls_say_
 
 
 async def test_calls_that_do_not_end_fail_the_pause_and_the_fleet_runs_again(
-    bench: Bench, client: AsyncOpenAI, scripted: ScriptedEngine
+    fleet: Fleet, client: AsyncOpenAI, scripted: ScriptedEngine
 ) -> None:
     call = await under_way(client, scripted, 30.0)
-    with pytest.raises(fleet.NotStill, match=r"proxy-.* has 1 calls at engines\. Allow more time") as failed:
-        await fleet.pause(bench.settings, deadline_s=0.8)
+    with pytest.raises(PauseTimeoutError, match=r"proxy-.* has 1 calls at engines\. Allow more time") as failed:
+        await fleet.pause(deadline_s=0.8)
     assert len(failed.value.proxies) == 1
-    assert not (await fleet.state(bench.settings)).state.paused
-    still = await fleet.pause(bench.settings, in_flight="abort", deadline_s=10)
-    assert still.took_s < 2
+    assert not (await fleet.status()).state.paused
+    report = await fleet.pause(in_flight="abort", deadline_s=10)
+    assert report.took_s < 2
     assert not call.done()
-    assert (await fleet.resume(bench.settings)).state.paused
+    assert (await fleet.resume()).state.paused
     await call
     assert [said.outcome for said in scripted.record.calls()] == ["aborted", "completed"]
 
 
 async def test_a_block_that_raises_ends_the_pause_and_nobody_claims_to_know_the_weights(
-    bench: Bench, proxy: Proxy
+    fleet: Fleet, proxy: Proxy
 ) -> None:
-    await fleet.publish(bench.settings, 4)
+    await fleet.publish(4)
     with pytest.raises(ZeroDivisionError):
-        async with fleet.paused(bench.settings):
+        async with fleet.paused():
             1 / 0  # noqa: B018 - the update breaks off
-    after = await fleet.state(bench.settings)
+    after = await fleet.status()
     assert (after.state.paused, after.versions) == (False, {None: None})
-    await fleet.publish(bench.settings, 5)
+    await fleet.publish(5)
 
     async def update_and_fail() -> None:
-        async with fleet.paused(bench.settings) as pause:
+        async with fleet.paused() as pause:
             await pause.publish(6)
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
         await update_and_fail()
-    assert (await fleet.state(bench.settings)).versions == {None: 6}
+    assert (await fleet.status()).versions == {None: 6}
 
 
 async def test_a_cancelled_pause_leaves_the_fleet_running(
-    bench: Bench, client: AsyncOpenAI, scripted: ScriptedEngine
+    bench: Bench, fleet: Fleet, client: AsyncOpenAI, scripted: ScriptedEngine
 ) -> None:
     call = await under_way(client, scripted, 2.0)
-    pausing = asyncio.create_task(fleet.pause(bench.settings))
-    async with fleet.Controls(bench.settings) as other:
+    pausing = asyncio.create_task(fleet.pause())
+    async with Fleet(bench.settings) as other:
         await eventually(lambda: _paused(other))
         pausing.cancel()
         await asyncio.wait([pausing])
         assert pausing.cancelled()
-        assert not (await other.standing()).state.paused
+        assert not (await other.status()).state.paused
     await call
 
 
-async def _paused(hand: fleet.Controls) -> bool:
-    return (await hand.standing()).state.paused
+async def _paused(fleet: Fleet) -> bool:
+    return (await fleet.status()).state.paused
 
 
-async def test_a_second_hand_is_refused_unless_it_takes_over_and_then_the_first_is_told(
+async def test_a_second_client_is_refused_unless_it_takes_over_and_then_the_first_is_told(
     bench: Bench, proxy: Proxy
 ) -> None:
-    async with fleet.Controls(bench.settings) as first, fleet.Controls(bench.settings) as second:
+    async with Fleet(bench.settings) as first, Fleet(bench.settings) as second:
 
         async def pause_and_lose_it() -> None:
             async with first.paused() as pause:
-                with pytest.raises(fleet.Busy, match=rf"paused by {first.by} since 20.* \(generation 1\)"):
+                with pytest.raises(PausedByOtherError, match=rf"paused by {first.by} since 20.* \(generation 1\)"):
                     await second.pause()
-                assert (await second.standing()).state.by == first.by
+                assert (await second.status()).state.by == first.by
                 await second.pause(force=True)
-                with pytest.raises(fleet.Lost):
+                with pytest.raises(PauseLostError):
                     await pause.publish(1)
 
-        with pytest.raises(fleet.Lost, match=f"taken over by {second.by}"):
+        with pytest.raises(PauseLostError, match=f"taken over by {second.by}"):
             await pause_and_lose_it()
-        assert (await first.standing()).state == FleetState(2, paused=True, by=second.by), "it is left alone"
+        assert (await first.status()).state == FleetState(2, paused=True, by=second.by), "it is left alone"
         await second.end()
-        with pytest.raises(fleet.Lost, match="ended by"):
+        with pytest.raises(PauseLostError, match="ended by"):
             async with first.paused():
                 await second.resume()
 
 
-async def test_of_hands_that_pause_at_the_same_moment_one_has_the_pause(bench: Bench, proxy: Proxy) -> None:
+async def test_of_clients_that_pause_at_the_same_moment_one_has_the_pause(bench: Bench, proxy: Proxy) -> None:
     async with (
-        fleet.Controls(bench.settings) as one,
-        fleet.Controls(bench.settings) as two,
-        fleet.Controls(bench.settings) as three,
+        Fleet(bench.settings) as one,
+        Fleet(bench.settings) as two,
+        Fleet(bench.settings) as three,
     ):
         for _ in range(3):
-            hands = [one, two, three]
-            done = await asyncio.gather(*(hand.pause() for hand in hands), return_exceptions=True)
-            [winner] = [hand for hand, result in zip(hands, done, strict=True) if isinstance(result, fleet.Still)]
-            assert sum(isinstance(result, fleet.Busy) for result in done) == 2, done
+            clients = [one, two, three]
+            done = await asyncio.gather(*(each.pause() for each in clients), return_exceptions=True)
+            [winner] = [each for each, result in zip(clients, done, strict=True) if isinstance(result, PauseReport)]
+            assert sum(isinstance(result, PausedByOtherError) for result in done) == 2, done
             last = (await states(bench.settings))[-1]
             assert (last.paused, last.by) == (True, winner.by), "what compaction leaves is what counts"
             await winner.end()
             assert not (await states(bench.settings))[-1].paused
 
 
-async def test_a_version_goes_forward_for_each_engine(bench: Bench) -> None:
-    async with fleet.Controls(bench.settings) as hand:
-        await hand.publish(3)
-        await hand.publish(5, "small")
-        with pytest.raises(InputError, match="version: engine large is at 3 already"):
-            await hand.publish(2, "large")
-        with pytest.raises(InputError, match="engine small is at 5 already"):
-            await hand.publish(4)
-        assert (await hand.standing()).versions == {None: 3, "small": 5}
-        await hand.publish(5)
-        assert (await hand.standing()).versions == {None: 5}, "one for all is for all"
-        with pytest.raises(InputError, match="from 0 on"):
-            await hand.publish(-1)
-        await hand.publish(1, force=True)
-        assert (await hand.standing()).versions == {None: 1}
+async def test_a_version_goes_forward_for_each_engine(fleet: Fleet) -> None:
+    await fleet.publish(3)
+    await fleet.publish(5, "small")
+    with pytest.raises(InputError, match="version: engine large is at 3 already"):
+        await fleet.publish(2, "large")
+    with pytest.raises(InputError, match="engine small is at 5 already"):
+        await fleet.publish(4)
+    assert (await fleet.status()).versions == {None: 3, "small": 5}
+    await fleet.publish(5)
+    assert (await fleet.status()).versions == {None: 5}, "one for all is for all"
+    with pytest.raises(InputError, match="at least 0"):
+        await fleet.publish(-1)
+    await fleet.publish(1, force=True)
+    assert (await fleet.status()).versions == {None: 1}
 
 
-async def test_a_proxy_that_died_is_waited_for_until_its_lease_has_ended(bench: Bench, proxy: Proxy) -> None:
+async def test_a_proxy_that_died_is_waited_for_until_its_lease_has_ended(
+    bench: Bench, fleet: Fleet, proxy: Proxy
+) -> None:
     """Its last heartbeat is all that is left of it."""
     producer = LogProducer(bench.settings)
     await producer.start()
     dead = Heartbeat("proxy-dead", "proxy", "h", 1, address="http://h:1", calls=3)
     await producer.send(workers.TOPIC, dead, key=dead.worker_id)
     began = time.monotonic()
-    still = await fleet.pause(bench.settings, deadline_s=20)
+    report = await fleet.pause(deadline_s=20)
     assert 4 < time.monotonic() - began < 12
-    assert still.proxies == tuple(name for name in still.proxies if name != "proxy-dead")
+    assert report.proxies == tuple(name for name in report.proxies if name != "proxy-dead")
     await producer.stop()
 
 
 async def test_without_kafka_it_is_said_at_once(tmp_path: Path) -> None:
     began = time.monotonic()
     with pytest.raises((NotReady, kafka_clients.KafkaError)):
-        await fleet.state(Settings(kafka="127.0.0.1:1", data=tmp_path))
+        async with Fleet(Settings(kafka="127.0.0.1:1", data=tmp_path)):
+            pass
     assert time.monotonic() - began < 10

@@ -1,7 +1,7 @@
-"""`polar.workers` followed for as long as someone waits for an echo, with records of our own that keep its clock going.
+"""`HeartbeatWatch` follows `polar.workers` while someone waits for an acknowledgement, and keeps log time moving.
 
-Log time stands still where nobody writes, as where the only proxy was killed: so who waits writes a `Probe` each second. Where those
-aren't taken either Kafka is away, and nobody's lease ends.
+Log time stands still when nobody writes, for example after the only proxy was killed. So the waiting process writes a `Probe` each second.
+If Kafka doesn't acknowledge these probes, Kafka is away and no lease expires.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
-from polar.fleet.acknowledgements import Echoes
+from polar.fleet.acknowledgements import Acknowledgements
 from topics import workers
 from topics.environment.settings import Settings
 from topics.log import kafka
@@ -22,21 +22,22 @@ from topics.log.producer import LogProducer, Unacknowledged
 from topics.workers import Probe, Sign
 
 SINCE_S = 10.0
-"""How far back it is read (protocol 30)."""
+"""How far back reading begins (protocol 30)."""
 PROBE_S = 1.0
+"""A sixth of a lease."""
 STEP_S = 0.25
-"""How often what isn't told by a heartbeat is looked at."""
+"""How often a condition is checked that no heartbeat changes."""
 
 
-class Watching:
+class HeartbeatWatch:
     """Inside `async with` the heartbeats of all live processes are known."""
 
     def __init__(self, settings: Settings, producer: LogProducer, by: str) -> None:
-        self.echoes = Echoes()
+        self.processes = Acknowledgements()
         self._producer = producer
         self._by = by
-        self._news = asyncio.Event()
-        self._follower = Follower(settings, workers.TOPIC, self._on_sign, since=Since.ago(SINCE_S))
+        self._changed = asyncio.Event()
+        self._follower = Follower(settings, workers.TOPIC, self._on_record, since=Since.ago(SINCE_S))
 
     async def __aenter__(self) -> Self:
         await self._follower.start()
@@ -48,20 +49,20 @@ class Watching:
         await self._follower.stop()
 
     async def caught_up(self, deadline_s: float) -> None:
-        """Returns when all that lies on the topic now is known. Raises TimeoutError."""
+        """Wait until all records now on the topic are read. Raises TimeoutError."""
         await self._follower.caught_up(deadline_s)
 
     async def until(self, holds: Callable[[], bool]) -> None:
-        """Returns when `holds()`, asked after each heartbeat and four times a second; raises what it raises."""
+        """Wait until `holds()`, which is called after each heartbeat and four times a second. Raises what `holds` raises."""
         probing = asyncio.create_task(self._probe(), name="fleet-probe")
         try:
             while not holds():
                 if self._follower.failed.done():
                     self._follower.failed.result()
-                self._news.clear()
+                self._changed.clear()
                 with suppress(TimeoutError):
                     async with asyncio.timeout(STEP_S):
-                        await self._news.wait()
+                        await self._changed.wait()
         finally:
             probing.cancel()
             await asyncio.wait([probing])
@@ -74,6 +75,6 @@ class Watching:
                 await self._producer.send(workers.TOPIC, Probe(self._by), key=self._by, deadline_s=PROBE_S)
             await asyncio.sleep(max(0.0, began + PROBE_S - time.monotonic()))
 
-    def _on_sign(self, sign: Sign, record: kafka.Record) -> None:
-        self.echoes.hear(sign, record.timestamp)
-        self._news.set()
+    def _on_record(self, sign: Sign, record: kafka.Record) -> None:
+        self.processes.add(sign, record.timestamp)
+        self._changed.set()

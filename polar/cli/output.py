@@ -1,0 +1,111 @@
+"""Everything that commands print: tables and JSON on stdout, notes on stderr.
+
+Invariant: text of models, tools and harnesses can't control the terminal. `escaped` replaces control, format and lone surrogate characters
+by their Python escapes (`\\x1b`, `\\u202e`), so no text moves the cursor, changes a colour, reverses the reading direction or hides itself.
+Line ends and tabs stay. Everything drawn by rich goes into `rich.text.Text`, which reads no markup.
+"""
+
+from __future__ import annotations
+
+import json
+import unicodedata
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+PIPE_WIDTH = 240
+"""Columns of a table that isn't on a terminal."""
+KEPT = frozenset("\n\t\u200c\u200d")
+"""Line ends and tabs, and the joiners that some scripts and emoji need."""
+ESCAPED = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+"""Unicode categories: control, format, surrogate, line and paragraph separators."""
+BARS = "▁▂▃▄▅▆▇█"
+UNKNOWN = "·"
+
+
+class _Escapes(dict[int, str]):
+    """Replacement by code point, computed once each."""
+
+    def __missing__(self, code: int) -> str:
+        char = chr(code)
+        is_control = char not in KEPT and unicodedata.category(char) in ESCAPED
+        made = self[code] = char.encode("unicode_escape").decode() if is_control else char
+        return made
+
+
+_escapes = _Escapes()
+
+
+def escaped(text: str) -> str:
+    """The text with every character escaped that would control a terminal."""
+    return text if text.isascii() and text.isprintable() else text.translate(_escapes)
+
+
+def one_line(text: str) -> str:
+    """The text as one escaped line."""
+    return escaped(" ".join(text.split()))
+
+
+def note(message: str) -> None:
+    """Print `polar: message` on stderr, escaped."""
+    typer.echo(f"polar: {escaped(message)}", err=True)
+
+
+def print_json(document: Any, *, allow_nan: bool = True) -> None:
+    """Print a JSON document on stdout; what isn't ASCII is escaped. Without `allow_nan`, raises ValueError for NaN and infinity."""
+    typer.echo(json.dumps(document, indent=2, allow_nan=allow_nan))
+
+
+def show(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Print rows under their columns; see `table`."""
+    console().print(table(columns, rows))
+
+
+def console() -> Console:
+    """Stdout for people: with colours on a terminal unless `NO_COLOR` is set, otherwise `PIPE_WIDTH` wide."""
+    found = Console()
+    return found if found.is_terminal else Console(width=PIPE_WIDTH)
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
+    """Rows under their columns, None as a dash. A column whose name starts with `>` holds numbers and is right-aligned.
+
+    On a narrow terminal the last column is folded first: a shortened id names nothing.
+    """
+    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+    for column in columns:
+        justify: Literal["left", "right"] = "right" if column.startswith(">") else "left"
+        made.add_column(column.removeprefix(">"), justify=justify, no_wrap=column != columns[-1], overflow="fold")
+    for row in rows:
+        made.add_row(*map(_cell, row))
+    return made
+
+
+def _cell(value: object) -> Text:
+    match value:
+        case None:
+            return Text("–")
+        case Text():
+            return value
+        case float():
+            return Text(f"{value:.4g}")
+        case _:
+            return Text(escaped(str(value)))
+
+
+def counted(counts: dict[str, int]) -> str | None:
+    """`3 COMPLETED, 1 FAILED`. None if there is nothing to count."""
+    return ", ".join(f"{count} {name}" for name, count in sorted(counts.items())) or None
+
+
+def bars(rewards: Sequence[float | None]) -> str:
+    """One character per sample: the height of its reward between 0 and 1, or in the range of these rewards; a dot for no reward."""
+    known = [reward for reward in rewards if reward is not None]
+    low, high = min([0.0, *known]) / 2, max([1.0, *known]) / 2  # halves: their difference is finite
+    shares = (None if reward is None else (reward / 2 - low) / (high - low) for reward in rewards)
+    return "".join(UNKNOWN if share is None else BARS[round(share * (len(BARS) - 1))] for share in shares)

@@ -1,0 +1,51 @@
+"""Tables on an ordinary terminal, and text that can't control it."""
+
+from __future__ import annotations
+
+import unicodedata
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from polar.cli import output
+from polar.cli.output import escaped
+
+COLUMNS = ["session", "status", ">reward", "error"]
+
+
+@given(st.text(st.characters(exclude_categories=[])))
+def test_no_control_character_is_printed(text: str) -> None:
+    controls = {"Cc", "Cf", "Cs", "Zl", "Zp"}
+    printed = {char for char in escaped(text) if unicodedata.category(char) in controls}
+    assert printed <= set("\n\t\u200c\u200d")
+
+
+@given(st.text(st.characters(categories=["L", "N", "P", "S", "Zs"], include_characters="\n\t")))
+def test_readable_text_is_unchanged(text: str) -> None:
+    assert escaped(text) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("\x1b[31mred", r"\x1b[31mred"),
+        ("\x9b2J", r"\x9b2J"),
+        ("over\rwritten", r"over\rwritten"),
+        ("\u202eevil", r"\u202eevil"),
+        ("\U000e0041", r"\U000e0041"),
+        ("\ud800", r"\ud800"),
+    ],
+)
+def test_control_characters_are_shown_as_its_escape(text: str, shown: str) -> None:
+    assert escaped(text) == shown
+
+
+def test_a_narrow_table_cuts_no_id_short(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(output, "PIPE_WIDTH", 50)
+    long_id = "intervals-7a60fb.0"
+    output.show(COLUMNS, [[long_id, "TIMED_OUT", None, "run budget/timeout: the harness worked longer"]])
+    printed = capsys.readouterr().out
+    assert max(map(len, printed.splitlines())) <= 50
+    assert all(whole in printed for whole in (long_id, "TIMED_OUT", "reward"))
+    assert "…" not in printed
