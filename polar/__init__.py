@@ -102,15 +102,17 @@ def require_own_package(name: str) -> None:
 require_own_package("topics")
 
 
-def __getattr__(name: str) -> Any:
-    """Import a public name when it is first used: a Kafka client takes as long to import as everything else together."""
-    if name == "__version__":
-        from importlib.metadata import version  # takes as long to import as the rest of this module
+if not TYPE_CHECKING:  # a type checker reports unknown names itself
 
-        return version("polar-rollouts")
-    if name not in _MODULE_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; there are: {', '.join(__all__)}")
-    module = _MODULE_OF[name]
-    if not module.startswith(("polar", "topics")):
-        require_own_package(module.partition(".")[0])
-    return getattr(import_module(module), _ALIASES.get(name, name))
+    def __getattr__(name: str) -> Any:
+        """Import a public name when it is first used: a Kafka client takes as long to import as everything else together."""
+        if name == "__version__":
+            from importlib.metadata import version  # takes as long to import as the rest of this module
+
+            return version("polar-rollouts")
+        if name not in _MODULE_OF:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}; there are: {', '.join(__all__)}")
+        module = _MODULE_OF[name]
+        if not module.startswith(("polar", "topics")):
+            require_own_package(module.partition(".")[0])
+        return getattr(import_module(module), _ALIASES.get(name, name))
