@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from topics.types.task import parse as parse_task
     from topics.types.trajectory import ROOT, Trace, Trajectory
 
+    __version__: str
+
 _NAMES = {
     "consumers.builders.base": "Builder BuiltFrom refuse_unknown",
     "consumers.evaluators.base": "Case EvaluationError Evaluator Verdict",
