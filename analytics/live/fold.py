@@ -20,7 +20,7 @@ from topics.log.liveness import LEASE_MS
 from topics.sessions import Row
 from topics.types.completion import CallOutcome, Completion
 from topics.types.errors import SessionError
-from topics.types.session import Phase, SessionState, Stage, TaskState
+from topics.types.session import CLAIMED_STAGES, WAITING_PHASES, Phase, SessionState, Stage, TaskState
 from topics.workers import Heartbeat, Sign
 
 REMEMBER_MS = 60_000
@@ -29,9 +29,6 @@ ERRORS = 32
 """Told of; twice as many are remembered, so that they are sorted seldom."""
 MESSAGE_LIMIT = 500
 """Characters of an error's message; a harness may say pages."""
-WAITS = {Stage.INIT: Phase.QUEUED, Stage.RUN: Phase.READY, Stage.EVALUATE: Phase.RAN}
-IN_HAND = {Stage.INIT: Phase.INIT, Stage.RUN: Phase.RUNNING, Stage.EVALUATE: Phase.EVALUATING}
-STAGE_OF = {phase: stage for stage, phase in IN_HAND.items()}
 
 
 class StageLoad(msgspec.Struct, frozen=True):
@@ -233,7 +230,7 @@ class Fold:
                         workers=len(here),
                         slots=slots,
                         busy=slots - free,
-                        waiting=sessions.get((pool, WAITS[stage]), 0),
+                        waiting=sessions.get((pool, WAITING_PHASES[stage]), 0),
                         started=self._started[pool, stage].total(now_ms),
                         finished=self._finished[pool, stage].total(now_ms),
                     )
@@ -241,10 +238,10 @@ class Fold:
         return loads
 
     def _moved(self, pool: str, before: Phase | None, after: Phase, at_ms: int) -> None:
-        if after in STAGE_OF:
-            self._started[pool, STAGE_OF[after]].add(at_ms)
-        if before in STAGE_OF:
-            self._finished[pool, STAGE_OF[before]].add(at_ms)
+        if after in CLAIMED_STAGES:
+            self._started[pool, CLAIMED_STAGES[after]].add(at_ms)
+        if before in CLAIMED_STAGES:
+            self._finished[pool, CLAIMED_STAGES[before]].add(at_ms)
         if after is Phase.ENDED:
             self._ended.add(at_ms)
 

@@ -10,9 +10,8 @@ import heapq
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from consumers.coordinator.phases import HAND
 from topics.contract.topic import DAY_MS
-from topics.types.session import Phase, SessionState, Stage, TaskState
+from topics.types.session import CLAIMED_STAGES, Phase, SessionState, Stage, TaskState
 
 TICKET_MS = 10_000
 """An unclaimed ticket is released again after this time (protocol 9)."""
@@ -60,7 +59,7 @@ def deadline_of(session: SessionState, task: TaskState) -> int | None:
             limit = _budget_ms(Stage.RUN, task) if session.ttl_ms is None else session.ttl_ms
             return session.since - session.paused_ms + limit
         case Phase.INIT | Phase.EVALUATING:
-            return session.since + _budget_ms(HAND[session.phase], task)
+            return session.since + _budget_ms(CLAIMED_STAGES[session.phase], task)
         case Phase.CLOSING:
             return session.since + CLOSING_MS
         case Phase.BUILDING:

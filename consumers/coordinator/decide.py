@@ -42,13 +42,12 @@ from consumers.coordinator.endings import (
     with_claim_revoked,
 )
 from consumers.coordinator.grants import answer_claim, release_ticket
-from consumers.coordinator.phases import HAND, WAITING
 from consumers.coordinator.state import Table
 from topics import events
 from topics.completions import Build
 from topics.control import CloseKey, Discard
 from topics.types.errors import Kind, SessionError
-from topics.types.session import Phase, SessionState, Status
+from topics.types.session import CLAIMED_STAGES, WAITING_STAGES, Phase, SessionState, Status
 
 Transition = Callable[[Table, SessionState, Any, int], Decision]
 
@@ -166,7 +165,7 @@ def _claim_lost(table: Table, session: SessionState, event: ClaimLost, now: int)
 
 def _claim_failed(table: Table, session: SessionState, code: str, reason: str, now: int) -> Decision:
     """A granted claim failed. Its worker may live on without knowing it and is sent a Revoke."""
-    stage = HAND[session.phase]
+    stage = CLAIMED_STAGES[session.phase]
     error = SessionError(
         stage.value, Kind.INFRA, code, f"{stage.value} claim {session.claim_id}: {reason}", retryable=True
     )
@@ -191,7 +190,7 @@ def _pool_offline(table: Table, session: SessionState, event: PoolOffline, now: 
 def _waiting_expired(table: Table, session: SessionState, event: DeadlinePassed, now: int) -> Decision:
     if is_ticket_stale(session, now):
         return Decision(sessions=(replace(session, ticket_released_at=None),))
-    stage = WAITING[session.phase].stage
+    stage = WAITING_STAGES[session.phase]
     error = SessionError(
         "queue", Kind.INFRA, "no_worker", f"no {stage.value} worker claimed this session in time", retryable=False
     )

@@ -5,12 +5,11 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from consumers.coordinator.commands import Decision, ReleaseTicket, SlotAssigned
-from consumers.coordinator.phases import HAND, WAITING
 from consumers.coordinator.state import Table
 from topics.completions import Open
 from topics.control import Grant, Revoke
 from topics.events import Claimed
-from topics.types.session import Phase, SessionState, Stage
+from topics.types.session import CLAIMED_PHASES, CLAIMED_STAGES, WAITING_STAGES, Phase, SessionState, Stage
 
 
 def release_ticket(table: Table, session: SessionState, slot: SlotAssigned, now: int) -> Decision:
@@ -24,15 +23,15 @@ def answer_claim(table: Table, session: SessionState | None, fact: Claimed, now:
     """A Grant for the first claim of the stage that the session waits for, each time it is sent; a Revoke for any other claim."""
     if session is None:
         return Decision(commands=(Revoke(fact.session_id, fact.claim_id, "ended"),))
-    if session.claim_id == fact.claim_id and session.phase in HAND:
+    if session.claim_id == fact.claim_id and session.phase in CLAIMED_STAGES:
         return Decision(commands=(grant(table, session),))
-    step = WAITING.get(session.phase)
-    if step is None or step.stage != fact.stage or session.attempt != fact.attempt or not session.releases:
+    stage = WAITING_STAGES.get(session.phase)
+    if stage is None or stage != fact.stage or session.attempt != fact.attempt or not session.releases:
         reason = "ended" if session.phase in (Phase.BUILDING, Phase.ENDED) else "taken"
         return Decision(commands=(Revoke(fact.session_id, fact.claim_id, reason),))
     granted = replace(
         session,
-        phase=step.in_hand,
+        phase=CLAIMED_PHASES[stage],
         since=now,
         claim_id=fact.claim_id,
         worker_id=fact.worker_id,

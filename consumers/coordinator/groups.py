@@ -12,12 +12,11 @@ from msgspec.structs import replace
 
 from consumers.coordinator.commands import NOTHING, Decision, RejectTask, TaskExpired
 from consumers.coordinator.endings import build, close_run, initial_sessions, stop_claim, with_claim_revoked
-from consumers.coordinator.phases import HAND
 from consumers.coordinator.state import Table
 from topics.completions import CloseGroup
 from topics.events import CancelRequested, GroupEmitted, TaskSubmitted, TrajectoryEmitted
 from topics.types.errors import Kind, SessionError
-from topics.types.session import Phase, SessionState, Status, TaskState
+from topics.types.session import CLAIMED_STAGES, Phase, SessionState, Status, TaskState
 
 
 def submitted(table: Table, fact: TaskSubmitted, now: int) -> Decision:
@@ -113,14 +112,14 @@ def _cancelled(table: Table, session: SessionState, now: int, error: SessionErro
         case Phase.RUNNING:
             return close_run(session, now, Status.CANCELLED, error, reason="cancelled")
         case _:
-            stop = stop_claim(session, "cancelled") if session.phase in HAND else ()
+            stop = stop_claim(session, "cancelled") if session.phase in CLAIMED_STAGES else ()
             ended = replace(with_claim_revoked(session), status=Status.CANCELLED, error=error)
             built = build(table.task_of(session), ended, now)
             return Decision(sessions=built.sessions, records=built.records, commands=(*stop, *built.commands))
 
 
 def _early_stop(task: TaskState, session: SessionState) -> SessionError:
-    stage = HAND[session.phase].value if session.phase in HAND else "queue"
+    stage = CLAIMED_STAGES[session.phase].value if session.phase in CLAIMED_STAGES else "queue"
     message = (
         f"{task.usable} usable trajectories of its group are written, as many as its task requests (early_stop.usable)"
     )

@@ -10,9 +10,17 @@ from collections.abc import Iterable, Mapping
 
 from consumers.coordinator.commands import Decision
 from consumers.coordinator.deadlines import Instants, Pauses, deadline_of, expires_at
-from consumers.coordinator.phases import HAND, WAITING
 from consumers.coordinator.scheduling.queue import QueueKey, SessionQueue
-from topics.types.session import Phase, Plan, SessionState, Stage, TaskState, session_id_of
+from topics.types.session import (
+    CLAIMED_STAGES,
+    WAITING_STAGES,
+    Phase,
+    Plan,
+    SessionState,
+    Stage,
+    TaskState,
+    session_id_of,
+)
 
 VOID_FACTOR, VOID_SPARE = 4, 1000
 """Void deadlines are removed when there are more than VOID_FACTOR per session plus VOID_SPARE: rarely, and in bounded memory."""
@@ -155,15 +163,15 @@ class Table:
         task = self._tasks.get(session.task_id)
         if task is None or task.plan is None:
             return
-        step = WAITING.get(session.phase)
-        if step is not None:
-            key = _queue_key(task.plan, step.stage)
+        stage = WAITING_STAGES.get(session.phase)
+        if stage is not None:
+            key = _queue_key(task.plan, stage)
             if session.ticket_released_at is None:
                 self.queue.add(key, task.task_id, session.sample_index, again=_had_ticket(session))
             else:
                 self.queue.activate(key, session.session_id)
-        elif session.phase in HAND and session.worker_id is not None and session.claim_id is not None:
-            self.queue.activate(_queue_key(task.plan, HAND[session.phase]), session.session_id)
+        elif session.phase in CLAIMED_STAGES and session.worker_id is not None and session.claim_id is not None:
+            self.queue.activate(_queue_key(task.plan, CLAIMED_STAGES[session.phase]), session.session_id)
             self._granted_claims.setdefault(session.worker_id, {})[session.claim_id] = session.session_id
         if _is_staged(session):
             self.queue.stage(task.plan.pool, task.plan.priority, session.session_id)
@@ -188,9 +196,9 @@ class Table:
         task = self._tasks.get(session.task_id)
         if task is None or task.plan is None:
             return
-        step = WAITING.get(session.phase)
-        if step is not None and session.ticket_released_at is None:
-            self.queue.discard(_queue_key(task.plan, step.stage), task.task_id, session.sample_index)
+        stage = WAITING_STAGES.get(session.phase)
+        if stage is not None and session.ticket_released_at is None:
+            self.queue.discard(_queue_key(task.plan, stage), task.task_id, session.sample_index)
         self.queue.deactivate(session.session_id)
         if session.worker_id is not None and session.claim_id is not None:
             claims = self._granted_claims.get(session.worker_id)

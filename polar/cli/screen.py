@@ -17,13 +17,12 @@ from rich.text import Text
 
 from polar.cli.output import bars, counted, one_line
 from polar.cli.status import fleet_in_words
-from topics.types.session import Phase, Stage
+from topics.types.session import WAITING_PHASES, Phase
 
 if TYPE_CHECKING:
     from analytics.live.fold import Snapshot, StageLoad, Trouble
     from analytics.live.standings import Group
 
-WAITING = {Stage.INIT: Phase.QUEUED, Stage.RUN: Phase.READY, Stage.EVALUATE: Phase.RAN}
 ROOMY = 76
 """Characters a line from which on a stage's rates are shown, too."""
 GAUGE = 8
@@ -134,7 +133,7 @@ def _stage_table(loads: Sequence[StageLoad], width: int) -> Table:
                 f"{load.busy}/{load.slots}",
                 _gauge(load.busy, load.slots),
                 *([str(load.started), str(load.finished)] if is_roomy else []),
-                f"{load.waiting} {WAITING[load.stage].name}" if load.waiting else "",
+                f"{load.waiting} {WAITING_PHASES[load.stage].name}" if load.waiting else "",
             ]
             for load in loads
         ),

@@ -46,6 +46,14 @@ class Phase(StrEnum):
     """Its trajectory is out."""
 
 
+WAITING_PHASES = {Stage.INIT: Phase.QUEUED, Stage.RUN: Phase.READY, Stage.EVALUATE: Phase.RAN}
+"""The phase in which a session waits for a slot of the stage."""
+CLAIMED_PHASES = {Stage.INIT: Phase.INIT, Stage.RUN: Phase.RUNNING, Stage.EVALUATE: Phase.EVALUATING}
+"""The phase that a granted claim of the stage leads to."""
+WAITING_STAGES = {phase: stage for stage, phase in WAITING_PHASES.items()}
+CLAIMED_STAGES = {phase: stage for stage, phase in CLAIMED_PHASES.items()}
+
+
 class Status(StrEnum):
     """How a session ended."""
 
