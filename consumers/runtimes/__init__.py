@@ -1,4 +1,4 @@
-"""Sandboxes that sessions run in. `base` says what every runtime does; `process` is the one that needs nothing installed.
+"""Sandboxes that sessions run in. `base` is the interface of every runtime; `process` needs nothing installed.
 
-This file stays empty of imports: each supervisor process imports the package at its start, and pays for what stands here.
+This file imports nothing: each supervisor process imports the package at its start and would pay for it.
 """

@@ -1,10 +1,10 @@
-"""Supervisors without the start of an interpreter: one small process of each worker forks them, which takes 1 ms where a start takes 10.
+"""Forks supervisors from one small process per worker: a fork takes 1 ms, the start of an interpreter 10 ms.
 
-    worker ── a message with one end of a line ──▶ fork server ── fork ──▶ supervisor, which has that end
+    worker ── a message with one end of a socket pair ──▶ fork server ── fork ──▶ supervisor, which has that end
 
-Invariant: the server itself does nothing but fork, so a supervisor is as if just started: no thread, no lock, no secret. It ends with
-its worker; supervisors outlive it, since each hangs on a line of its own. A server that was killed, or hangs, is replaced. What a
-supervisor does is `supervisor`'s, what is said on its line `launch`'s.
+Invariant: the server does nothing but fork, so a supervisor is like a new process: no thread, no lock, no secret. The server ends with
+its worker. Supervisors outlive the server, because each has a socket of its own. A server that was killed or hangs is replaced.
+`supervisor.py` owns what a supervisor does, `launch.py` what is sent over its socket.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import weakref
 from pathlib import Path
 
 from consumers.runtimes import supervisor
-from consumers.runtimes.marks import ROOM, ROOM_NAME
+from consumers.runtimes.proctree import ROOM, ROOM_NAME
 
 _PACKAGES = str(Path(__file__).parents[2])
 _COMMAND = (
@@ -28,9 +28,9 @@ _COMMAND = (
     _PACKAGES,
 )
 _END_S = 0.5
-"""To end by itself. Then it is killed, which harms nobody."""
+"""Time for the server to end by itself. Then it is killed, which does no harm."""
 _TAKE_S = 2.0
-"""For a message to be taken: a fork takes 1 ms, and a worker that stands still for longer loses its lease."""
+"""Limit for sending a message: a fork takes 1 ms, and a worker that blocks for longer would lose its lease."""
 
 
 class ForkServer:
@@ -41,9 +41,9 @@ class ForkServer:
         self._end: weakref.finalize[..., ForkServer] | None = None
 
     def fork(self) -> socket.socket:
-        """A new supervisor's line, which awaits its orders there. OSError where none can be started.
+        """The socket of a new supervisor, which waits for its orders there. OSError if no server can be started.
 
-        A line that ends at once belongs to a supervisor that could not be forked, or was killed.
+        A socket that closes at once belongs to a supervisor that could not be forked or was killed.
         """
         ours, theirs = socket.socketpair()
         with theirs:
@@ -58,7 +58,7 @@ class ForkServer:
         return ours
 
     def replace(self) -> None:
-        """The server does nothing any more: the next fork is another's. What this one has forked goes on."""
+        """Use a new server from now on. Supervisors that this server forked go on."""
         if self._end is not None:
             self._end()
         self._line = None
@@ -82,7 +82,7 @@ class ForkServer:
 
 
 def _sent(line: socket.socket, theirs: socket.socket) -> bool:
-    """False where the server was killed, or hangs."""
+    """False if the server was killed or hangs."""
     try:
         socket.send_fds(line, [b"+"], [theirs.fileno()])
     except (BrokenPipeError, ConnectionResetError, TimeoutError):
@@ -100,7 +100,7 @@ def _end(line: socket.socket, process: subprocess.Popen[bytes]) -> None:
 
 
 def main() -> None:
-    """The server's life: a fork for each line that comes, until its worker is gone."""
+    """Run the server: fork for each socket that comes, until the worker is gone."""
     signal.signal(signal.SIGCHLD, _reap)
     with socket.socket(fileno=0) as worker:
         while True:
@@ -108,13 +108,13 @@ def main() -> None:
             if not message:
                 return
             for line in lines:
-                os.set_inheritable(line, False)  # it isn't the program's
+                os.set_inheritable(line, False)  # the program must not have it
                 _fork(line, worker)
                 os.close(line)
 
 
 def _reap(*_: object) -> None:
-    # Not SIG_IGN: what sessions cost would show nowhere, since the kernel adds up only the children that are waited for.
+    # Not SIG_IGN: the kernel sums up the CPU time only of children that are waited for, so sessions' costs would be lost.
     try:
         while os.waitpid(-1, os.WNOHANG) != (0, 0):
             pass
@@ -127,7 +127,7 @@ def _fork(line: int, worker: socket.socket) -> None:
         if os.fork():
             return
     except OSError as error:
-        # Its line ends, which tells the worker.
+        # The socket closes, and so the worker notices.
         sys.stderr.write(f"no supervisor could be forked: {error}\n")
         return
     try:

@@ -1,7 +1,7 @@
-"""The worker's end of a supervisor: has one forked, tells it when time is up, and does not return before it has reported.
+"""The worker's end of a supervisor: has it forked, asks it to stop when time is up, and waits for its report.
 
-Owns the rule that an `exec` leaves no process behind, seen from the worker: a supervisor that ends without a report was killed,
-and then the caller's `sweep` finds what it had in its care. Leaves to the caller paths, environment and marks.
+Invariant: an `exec` leaves no process behind. A supervisor that ends without a report was killed; then the caller's `sweep` kills
+what it supervised. The caller owns paths, environment and marks.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from topics.waiting.first_done import first_done
 
 _READ = 65536
 _REPORT_S = GRACE_S + KILL_S + 5
-"""From asking for an end to the report; past it the supervisor itself hangs, and is killed."""
-_LINE_S = 1.0
-"""For the line of a supervisor that was killed to end."""
+"""From the request to stop to the report; a supervisor that takes longer hangs and is killed."""
+_CLOSE_S = 1.0
+"""For the socket of a killed supervisor to close."""
 
 
 @dataclass(frozen=True)
-class Ended:
-    """How a program ended: `exit_code` None where we ended it, `timed_out` where that was for its time."""
+class ProgramEnd:
+    """How a program ended. `exit_code` None: we ended it; `timed_out`: because its time was up."""
 
     exit_code: int | None
     timed_out: bool
@@ -42,11 +42,11 @@ async def launch(
     timeout_s: float | None,
     stop: asyncio.Event | None,
     sweep: Callable[[], Awaitable[None]],
-) -> Ended:
-    """Run one program under a supervisor of its own, to the death of its whole tree.
+) -> ProgramEnd:
+    """Run one program under a supervisor of its own until its whole process tree is dead.
 
-    `sweep` kills all that bears the marks of `orders`, the supervisor too. Cancellation kills at once and is raised only when all is
-    dead. SandboxError: `supervisor_lost`, `not_started`, `unkillable`.
+    `sweep` kills all processes with the marks of `orders`, the supervisor included. Cancellation kills at once, and is raised when all
+    are dead. Raises SandboxError `supervisor_lost`, `not_started`, `unkillable`.
     """
     try:
         line = forks.fork()
@@ -58,19 +58,19 @@ async def launch(
         time_is_up = False
         try:
             data = marshal.dumps(dict(orders))
-            await _tell(line, len(data).to_bytes(4, "big") + data)
+            await _send(line, len(data).to_bytes(4, "big") + data)
             time_is_up = not await first_done(report, *([stop] if stop else []), timeout_s=timeout_s)
             if not report.done():
-                await _tell(line, b"!")
+                await _send(line, b"!")
                 await asyncio.wait({report}, timeout=_REPORT_S)
         finally:
             with suppress(OSError):
-                line.shutdown(socket.SHUT_WR)  # with the report out this changes nothing; else it means: kill now
+                line.shutdown(socket.SHUT_WR)  # tells a supervisor that hasn't reported to kill now
             await _to_the_end(_bury(report, sweep))
     if report.cancelled():
-        # Not even its line ended: it was never forked, since the server hangs.
+        # Not even its socket closed: it was never forked, because the server hangs.
         forks.replace()
-        raise SandboxError("supervisor_lost", "no supervisor was forked for a program, or it told nothing of its end")
+        raise SandboxError("supervisor_lost", "no supervisor was forked for a program, or it didn't report its end")
     return _read(report.result(), time_is_up)
 
 
@@ -83,25 +83,25 @@ async def _read_whole(line: socket.socket) -> bytes:
     return data
 
 
-async def _tell(line: socket.socket, data: bytes) -> None:
-    """A supervisor that is gone is known by its report, or the lack of one."""
+async def _send(line: socket.socket, data: bytes) -> None:
+    """Send to a supervisor; one that is gone is noticed by its report, or by the lack of a report."""
     with suppress(ConnectionError):
         await asyncio.get_running_loop().sock_sendall(line, data)
 
 
 async def _bury(report: asyncio.Task[bytes], sweep: Callable[[], Awaitable[None]]) -> None:
-    """See the supervisor dead, and what it had in its care."""
+    """Wait until the supervisor and all that it supervised are dead."""
     try:
         await asyncio.wait({report}, timeout=_REPORT_S)
         if not report.done() or not report.result():
             await sweep()
-            await asyncio.wait({report}, timeout=_LINE_S)
+            await asyncio.wait({report}, timeout=_CLOSE_S)
     finally:
-        report.cancel()  # what holds the line now is none of ours
+        report.cancel()  # no process of ours has the socket any more
 
 
 async def _to_the_end(ending: Coroutine[None, None, None]) -> None:
-    """Await `ending` whole, however often we are cancelled meanwhile; it has deadlines of its own."""
+    """Await `ending` to its end, however often we are cancelled meanwhile; it has deadlines of its own."""
     task = asyncio.create_task(ending, name="supervisor-end")
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
@@ -114,9 +114,9 @@ async def _to_the_end(ending: Coroutine[None, None, None]) -> None:
     task.result()
 
 
-def _read(data: bytes, time_is_up: bool) -> Ended:
+def _read(data: bytes, time_is_up: bool) -> ProgramEnd:
     if not data:
-        raise SandboxError("supervisor_lost", "the supervisor of a program was killed; its programs are dead, too")
+        raise SandboxError("supervisor_lost", "the supervisor of a program was killed; its programs are dead too")
     report: Report = marshal.loads(data)  # noqa: S302 - from our own supervisor
     if report["error"]:
         raise SandboxError("not_started", f"the program can't be started: {report['error']}")
@@ -124,6 +124,6 @@ def _read(data: bytes, time_is_up: bool) -> Ended:
         raise SandboxError("unkillable", f"processes {report['left']} of the program can't be killed")
     status = report["status"]
     if status is None:
-        return Ended(exit_code=None, timed_out=time_is_up, tail=report["tail"])
+        return ProgramEnd(exit_code=None, timed_out=time_is_up, tail=report["tail"])
     code = os.waitstatus_to_exitcode(status)
-    return Ended(exit_code=code if code >= 0 else 128 - code, timed_out=False, tail=report["tail"])
+    return ProgramEnd(exit_code=code if code >= 0 else 128 - code, timed_out=False, tail=report["tail"])

@@ -1,4 +1,4 @@
-"""Brings a fresh runtime into the state that a task asks for. Works through the interface alone, so for every backend."""
+"""Prepares a new runtime as a task asks. Uses the interface of runtimes alone, so it works with every backend."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from topics.types.task import PrepareAction
 
 
 async def prepare(runtime: Runtime, actions: Sequence[PrepareAction], *, field: str = "runtime.prepare") -> None:
-    """Do `actions` in order; the caller's cancellation is the only deadline, as all of a stage shares one budget.
+    """Carry out `actions` in order. The caller's cancellation is the only deadline, because the whole stage shares one budget.
 
-    `field` is where the actions stand in the task, for errors. Raises InputError where a source or target can't be used,
-    SandboxError `prepare_failed` where a command ends with another code than 0.
+    `field`: the actions' place in the task, for errors. Raises InputError if a source or target can't be used, and SandboxError
+    `prepare_failed` if a command ends with another exit code than 0.
     """
     for index, action in enumerate(actions):
         where = f"{field}[{index}]"

@@ -1,12 +1,12 @@
-"""The runtime `process`: a folder of its own on the worker's host, a clean environment, and programs under a supervisor.
+"""The runtime `process`: a folder on the worker's host, a clean environment, and programs under a supervisor.
 
-Owns `<root>/<claim id of the maker>/` with `workspace home tmp logs meta.json`. Invariants: a folder's name alone tells the claim
-that made it, so that half-made and half-removed ones are found and reaped like whole ones; paths that a caller names never lead
-out of the folder; all that runs inside carries the marks `POLAR_RUNTIME` (the maker's claim) and `POLAR_CLAIM` (the claim that
-started it) in its environment.
+Owns `<root>/<claim id of the maker>/` with `workspace home tmp logs meta.json`. Invariants: a folder's name is the claim that made
+it, so half-made and half-removed folders are found and reaped too. Paths that a caller names never lead out of the folder. All
+programs inside have the marks `POLAR_RUNTIME` (the maker's claim) and `POLAR_CLAIM` (the claim that started the program) in their
+environment.
 
-This keeps sessions out of one another's way; it confines nobody. A program runs as the worker's own user, and can read and
-signal what that user can. A task that isn't trusted belongs into a container.
+This keeps sessions apart, but it confines nobody. A program runs as the worker's own user and can read and signal whatever that user
+can. A task that isn't trusted needs a container.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ _FOLDERS = ("workspace", "home", "tmp", "logs")
 _META = "meta.json"
 _META_BYTES = 4096
 _SWEEP_S = 10.0
-"""For all that bears a mark to be dead; see `supervisor.KILL_S`."""
+"""Limit for killing all processes with a mark; see `supervisor.KILL_S`."""
 
 
 class _Meta(msgspec.Struct):
-    """What a runtime's folder says of it."""
+    """The labels in a runtime's folder."""
 
     namespace: str = ""
     session_id: str = ""
@@ -52,10 +52,10 @@ class _Meta(msgspec.Struct):
 
 
 class ProcessRuntime:
-    """One folder, held by one claim; see `base.Runtime`."""
+    """One folder, used by one claim; see `base.Runtime`."""
 
     def __init__(self, folder: Path, claim_id: str, spec: RuntimeSpec, forks: ForkServer) -> None:
-        """InputError where `spec.workdir` leads out of the folder."""
+        """Raises InputError if `spec.workdir` leads out of the folder."""
         self._folder = folder
         self._forks = forks
         self._marks = {RUNTIME_MARK: folder.name, CLAIM_MARK: claim_id}
@@ -82,7 +82,7 @@ class ProcessRuntime:
         try:
             with os.scandir(self.workspace) as entries:
                 return next(entries, None) is None
-        except OSError:  # an earlier program's doing
+        except OSError:  # an earlier program has removed or replaced it
             return False
 
     async def write_file(self, path: str | PurePosixPath, data: bytes, mode: int = 0o600) -> None:
@@ -137,7 +137,7 @@ class ProcessRuntime:
         await _remove(self._folder)
 
     def _inside(self, path: str | PurePosixPath, *, field: str = "path") -> Path:
-        """`path` on this host, symbolic links resolved. InputError where it leads out of the folder."""
+        """`path` on this host, with symbolic links resolved. InputError if it leads out of the folder."""
         if "\0" in str(path):
             raise InputError(field, str(path), "holds a zero byte")
         found = Path(os.path.realpath(self._folder / "workspace" / path))
@@ -165,14 +165,14 @@ class ProcessBackend:
     """Makes and finds `process` runtimes under `root`, which all workers of a pool on this host share."""
 
     def __init__(self, root: Path) -> None:
-        """NotReady on another system than Linux: the guarantee to leave no process behind stands on its kernel (≥ 5.3)."""
+        """Raises NotReady on other systems than Linux: only its kernel (≥ 5.3) can guarantee that no process is left behind."""
         if sys.platform != "linux":
             raise NotReady(f"the runtime 'process' needs Linux, not {sys.platform}; run the workers in a container")
         self._root = root.absolute()
         self._forks = ForkServer()
 
     async def create(self, labels: Labels, spec: RuntimeSpec) -> ProcessRuntime:
-        """SandboxError `runtime_exists` where the claim has made one before; InputError for a `workdir` outside."""
+        """Raises SandboxError `runtime_exists` if the claim has made a runtime before, and InputError for a `workdir` outside."""
         folder = self._folder(labels.claim_id)
         runtime = ProcessRuntime(folder, labels.claim_id, spec, self._forks)
         self._root.mkdir(parents=True, exist_ok=True)
@@ -215,7 +215,7 @@ class ProcessBackend:
         await _kill_marked(CLAIM_MARK, claim_id)
 
     def _folder_of(self, handle: Handle) -> Path:
-        """SandboxError for a handle that none of ours is: it came over the wire, and names what will be removed."""
+        """Raises SandboxError for a foreign handle: it came over the network and names a folder that may be removed."""
         claim_id = handle.get("id", "")
         if _CLAIM_ID.fullmatch(claim_id) is None:
             raise SandboxError("runtime_gone", f"no runtime has the id {claim_id!r:.200}")
@@ -232,8 +232,8 @@ def _check_claim_id(claim_id: str) -> None:
 
 
 def _labels(folder: Path) -> Labels:
-    """A folder whose maker died before its labels were written is known by its claim alone, which is enough to reap it; so is one
-    whose labels a program inside has overwritten, with whatever it liked."""
+    """The labels of a folder. Without readable labels its claim is enough to reap it: its maker may have died before it wrote them, or a
+    program inside may have overwritten them."""
     try:
         meta = msgspec.json.decode(_read(folder / _META, _META_BYTES), type=_Meta)
     except (OSError, msgspec.DecodeError):
@@ -242,7 +242,7 @@ def _labels(folder: Path) -> Labels:
 
 
 def _host_env(folder: Path) -> dict[str, str]:
-    """All that a program learns of the worker's own environment: where the host's programs are, and its language."""
+    """The variables that a program gets from the worker's own environment, or instead of them."""
     try:
         user = pwd.getpwuid(os.getuid()).pw_name
     except KeyError:  # a container that runs as a number
@@ -253,22 +253,22 @@ def _host_env(folder: Path) -> dict[str, str]:
         "HOME": str(folder / "home"),
         "TMPDIR": str(folder / "tmp"),
         "USER": user,
-        # A workspace in the checkout of something else isn't that one's: agents would read it, and commit to it.
+        # A workspace inside another project's checkout doesn't belong to it: agents would read it and commit to it.
         "GIT_CEILING_DIRECTORIES": str(folder),
     }
 
 
 def _write(path: Path, data: bytes, mode: int) -> None:
-    # O_NONBLOCK here and below: a named pipe that a program has put there is an error, not a wait without end.
+    # O_NONBLOCK here and below: a named pipe that a program has put there gives an error instead of an endless wait.
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK, mode)
     with os.fdopen(fd, "wb") as file:
-        os.fchmod(fd, mode)  # also where the file was there before, or the umask took bits away
+        os.fchmod(fd, mode)  # also if the file existed before, or the umask removed bits
         file.write(data)
 
 
 def _read(path: Path, limit: int) -> bytes:
     with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
-        return file.read(limit) or b""  # None from a pipe that a program holds open and has written nothing to
+        return file.read(limit) or b""  # None from an empty pipe that a program keeps open
 
 
 def _copy_folder(source: Path, target: Path) -> None:
@@ -290,10 +290,10 @@ def _delete(folder: Path) -> None:
     try:
         shutil.rmtree(folder)
     except FileNotFoundError:
-        if folder.exists():  # another worker removes it, too, and we met
+        if folder.exists():  # another worker removes it at the same time
             _delete(folder)
     except (PermissionError, RecursionError):
-        # Read-only folders, as Go's module cache has them, or nested deeper than Python's calls may be.
+        # Read-only folders, as in Go's module cache, or folders nested deeper than Python's recursion limit.
         for command in (["chmod", "-Rf", "u+rwX"], ["rm", "-rf"]):
             ended = subprocess.run([*command, "--", str(folder)], stderr=subprocess.PIPE, check=False)
         if ended.returncode != 0:

@@ -1,28 +1,37 @@
 """Finds processes through /proc, by descent or by a mark in their environment, and kills them so that none escapes.
 
-Owns the killing. Its promise: when `kill_until_gone` returns an empty set, what `find` looks for does not exist any more, though
-the processes fork, daemonise and restart one another meanwhile. Leaves to others what to look for.
+Invariant: when `kill_until_gone` returns an empty set, no process that `find` looks for exists, even if the processes fork, daemonise
+and restart one another meanwhile. Callers decide which processes to find.
+
+A mark is a variable that shows everyone who reads /proc which claim a process belongs to. A program gets its marks as variables when
+it starts. A forked supervisor has no start of its own, so it writes its marks over the memory that the kernel shows as its
+environment, for which `ROOM` is reserved.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from signal import SIGKILL, SIGSTOP
+
+ROOM_NAME = "POLAR_ROOM"
+ROOM = " " * 1024
+"""Enough for two claim ids of 200 characters and their names."""
+_ENV_START = 47
+"""Index of `env_start` in /proc/self/stat, counted from 0 behind the process's name (proc(5): field 50); `env_end` is the next field."""
 
 
 def parents() -> dict[int, int]:
-    """The parent of every living process. Zombies are left out: nothing of them runs, and they can't be killed.
+    """The parent of every living process. Zombies are left out: they don't run and can't be killed.
 
-    A process whose first thread has ended while others run is shown as a zombie, too (proc(5), `state`): it counts as living.
+    A process whose first thread has ended while others run is shown as a zombie too (proc(5), `state`): it counts as living.
     """
     found = {}
     for pid in _pids():
         try:
-            with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123 - pathlib would double the cost
-                # The name stands in parentheses and may hold anything, parentheses and spaces too.
-                fields = file.read().rpartition(b")")[2].split()
+            fields = _stat(pid)
         except OSError:
             continue
         state, parent, threads = fields[0], int(fields[1]), int(fields[17])
@@ -32,7 +41,7 @@ def parents() -> dict[int, int]:
 
 
 def descendants(roots: set[int], tree: dict[int, int]) -> set[int]:
-    """All below `roots` in `tree` (child to parent), the roots themselves left out."""
+    """All processes below `roots` in `tree` (child to parent), without the roots."""
     children: dict[int, list[int]] = {}
     for pid, parent in tree.items():
         children.setdefault(parent, []).append(pid)
@@ -46,24 +55,24 @@ def descendants(roots: set[int], tree: dict[int, int]) -> set[int]:
 
 
 def marked(name: str, value: str) -> set[int]:
-    """Living processes that were started with `name=value` in their environment, and all below them.
+    """Living processes that were started with `name=value` in their environment, and all processes below them.
 
-    Those of other users are not seen: their environment can't be read, nor could they be killed.
+    Processes of other users are not found: their environment can't be read, and they couldn't be killed.
     """
     mark = f"{name}={value}".encode()
     holders = {pid for pid in _pids() if _holds(pid, mark)}
-    if not holders:  # mostly; the tree is two thirds of the work
+    if not holders:  # the usual case; the tree is two thirds of the work
         return set()
     tree = parents()
     return ((holders & tree.keys()) | descendants(holders, tree)) - {os.getpid()}
 
 
 def kill_until_gone(find: Callable[[], set[int]], deadline_s: float) -> set[int]:
-    """Kill all that `find` finds until it finds nothing, or `deadline_s` has passed; returns what is left then.
+    """Kill all that `find` finds until it finds nothing or `deadline_s` has passed; returns the processes that are left.
 
-    All are stopped before the first is killed: a process that forks faster than we read /proc, or that waits for another's
-    death to start it anew, would outrun a plain kill. The pid of one that ends in between could in theory be another's by then;
-    it would have to come round within a millisecond.
+    All processes are stopped before the first is killed: one that forks faster than we read /proc, or that restarts another after its
+    death, would outrun a plain kill. In theory the pid of a process that ends in between could belong to a new process by then, but
+    pids would have to wrap around within a millisecond.
     """
     end = time.monotonic() + deadline_s
     pause = 0.001
@@ -81,6 +90,23 @@ def kill_until_gone(find: Callable[[], set[int]], deadline_s: float) -> set[int]
             return frozen
         time.sleep(pause)
         pause = min(2 * pause, 0.05)
+
+
+def show_marks(marks: Mapping[str, str]) -> None:
+    """Show `marks` as this process's environment. ValueError if there is no room for them."""
+    fields = _stat("self")
+    start, end = int(fields[_ENV_START]), int(fields[_ENV_START + 1])
+    shown = b"".join(f"{name}={value}".encode() + b"\0" for name, value in marks.items())
+    if len(shown) > end - start:
+        raise ValueError(f"no room for {len(shown)} bytes of marks in {end - start}")
+    ctypes.memset(start, 0, end - start)
+    ctypes.memmove(start, shown, len(shown))
+
+
+def _stat(pid: int | str) -> list[bytes]:
+    """The fields of /proc/<pid>/stat behind the name. The name is in parentheses and may hold anything, parentheses and spaces too."""
+    with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123 - pathlib would double the cost
+        return file.read().rpartition(b")")[2].split()
 
 
 def _pids() -> Iterator[int]:

@@ -1,15 +1,17 @@
-"""The process between a worker and one program in a `process` runtime, which sees to it that nothing of the program lives on.
+"""The process between a worker and one program of a `process` runtime: it makes sure that no process of the program lives on.
 
-It is a child subreaper: what the program leaves behind, double-forked daemons with a session of their own included, becomes its
-child, so "no child left" means that none of the tree is left. It kills the tree when the program ends, when the worker asks, and
-when the worker dies (its end of the line closes; a pidfd covers a forked worker whose children hold the line, too). If the
-supervisor itself is killed, the kernel kills the program (PDEATHSIG), and marks in the environment find the rest (`proctree`).
+It is a child subreaper: processes that the program leaves behind become its children, even daemons that forked twice and have a
+session of their own. So without a child the whole tree is dead. It kills the tree when the program ends, when the worker asks, and
+when the worker dies. It notices the worker's death by the closed socket, or by a pidfd if forked children of the worker keep the
+socket open. If the supervisor itself is killed, the kernel kills the program (PDEATHSIG), and marks in the environment find the other
+processes (`proctree`).
 
-The line, from the worker: one marshalled `Orders` behind its length (4 bytes, big-endian); then any byte asks for a stop
-(SIGTERM, grace, kill), and its end for a kill at once. To the worker: one marshalled `Report` when all is dead, then the end.
-Marshal, since both ends are the same interpreter; orders come through the line so that no secret stands in an argument vector.
+The socket, from the worker: one marshalled `Orders` behind its length (4 bytes, big-endian); then any byte asks for a stop
+(SIGTERM, grace, kill), and the end of the stream for a kill at once. To the worker: one marshalled `Report` when all is dead, then the
+end. The format is marshal, because both ends are the same interpreter. Orders come through the socket, so no secret is ever in an
+argument vector.
 
-Leaves to the worker (`launch`): timeouts, and what the end means. To the `forkserver`: the start.
+`launch.py` owns timeouts and the meaning of the end, `forkserver.py` the start.
 """
 
 from __future__ import annotations
@@ -22,11 +24,11 @@ import signal
 import time
 from typing import TypedDict
 
-from consumers.runtimes import marks, proctree
+from consumers.runtimes import proctree
 
 
 class Orders(TypedDict):
-    """What to run. `worker` is the pid to live and die with, `marks` are what the supervisor itself shows of whose it is."""
+    """What to run. `worker`: the pid whose death ends the program. `marks`: shown by the supervisor itself, see `proctree`."""
 
     argv: list[str]
     env: dict[str, str]
@@ -39,8 +41,8 @@ class Orders(TypedDict):
 
 
 class Report(TypedDict):
-    """How it ended: `status` as of waitpid, None where we ended it; `tail`: the last of its output; `left`: pids
-    that wouldn't die; `error`: why it was never started, else empty. An exit code of 127 is always the program's own."""
+    """How it ended. `status`: from waitpid, None if we ended it; `tail`: the end of its output; `left`: pids that can't be killed;
+    `error`: why it was never started, otherwise empty. An exit code of 127 is always the program's own."""
 
     status: int | None
     tail: bytes
@@ -49,31 +51,31 @@ class Report(TypedDict):
 
 
 GRACE_S = 2.0
-"""From SIGTERM to SIGKILL, for a program that is asked to stop: enough to write a last line, short beside any budget."""
+"""From SIGTERM to SIGKILL: enough to write a last line, short beside any budget."""
 KILL_S = 10.0
-"""For the whole tree to be dead; only uninterruptible sleep or another user's process takes longer."""
+"""Limit for killing the whole tree; only uninterruptible sleep or another user's process takes longer."""
 REPORTED = 4096
-"""Bytes of output in the report: told by us, as the program could put anything in the place of its log."""
+"""Bytes of output in the report. The report has them because the program could replace its log."""
 TAIL = 1024 * 1024
-"""Bytes kept of the end of a log that outgrew its limit: how a program failed stands there."""
+"""Bytes kept of the end of a log that exceeds its limit: the end shows how a program failed."""
 
 _READ = 65536
 _PIPE_READS = 32
-"""More than the largest pipe holds (1 MiB), and a bound should a descriptor have been passed to a process elsewhere."""
+"""More than the largest pipe holds (1 MiB); a limit in case a process elsewhere was passed the descriptor and goes on writing."""
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
-class Log:
-    """A log file with a bound. Takes all that is written, so that no program waits for it; a full disk counts as the bound."""
+class BoundedLog:
+    """A log file with a size limit. It accepts all data, so no program ever waits for it; a full disk counts as the limit."""
 
     def __init__(self, path: str, limit: int) -> None:
         try:
             os.unlink(path)  # noqa: PTH108 - paths here are text, as orders come
         except FileNotFoundError:
             pass
-        # O_EXCL: what an earlier program has put here (a link, a pipe) is neither followed nor waited for.
+        # O_EXCL: a link or a pipe that an earlier program made here is neither followed nor waited for.
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         self.last = b""
         self._room = max(limit - TAIL, limit // 2)
@@ -83,13 +85,13 @@ class Log:
 
     def write(self, data: bytes) -> None:
         self.last = (self.last + data[-REPORTED:])[-REPORTED:]
-        head, rest = data[: self._room], data[self._room :]
+        head, overflow = data[: self._room], data[self._room :]
         if head:
             self._room -= len(head)
             self._to_disk(head)
-        if rest:
-            self._beyond += len(rest)
-            self._tail += rest
+        if overflow:
+            self._beyond += len(overflow)
+            self._tail += overflow
             if len(self._tail) > 2 * self._kept:
                 del self._tail[: -self._kept]
 
@@ -110,17 +112,17 @@ class Log:
 
 
 class Supervision:
-    """One program, from its start to the death of the last of its tree."""
+    """One program, from its start to the death of its last process."""
 
     def __init__(self, orders: Orders, line: int) -> None:
         self._line = line
         self._worker = os.pidfd_open(orders["worker"])
-        self._log = Log(orders["log"], orders["log_limit"])
+        self._log = BoundedLog(orders["log"], orders["log_limit"])
         self._output, writer = os.pipe()
         os.set_blocking(self._output, False)
         self._status: int | None = None
         self._stopped = False
-        self._unstarted, why = os.pipe()  # closed by a successful exec, as every descriptor of ours
+        self._unstarted, why = os.pipe()  # a successful exec closes it, like all our descriptors
         self._program = _start(orders, writer, why)
         os.close(writer)
         os.close(why)
@@ -141,7 +143,7 @@ class Supervision:
         }
 
     def _watch(self) -> None:
-        """Until the program has ended or is to be killed. Wakes once a second at least, to reap daemons that ended."""
+        """Wait until the program has ended or must be killed. Wakes at least once a second, to reap daemons that ended."""
         poll = select.poll()
         for fd in (self._line, self._worker, self._output, self._exit):
             poll.register(fd, select.POLLIN)
@@ -166,18 +168,18 @@ class Supervision:
     def _ask_to_stop(self) -> None:
         try:
             os.killpg(self._program, signal.SIGTERM)
-        except ProcessLookupError:  # it has not yet come to its setsid
+        except ProcessLookupError:  # it hasn't called setsid yet
             os.kill(self._program, signal.SIGTERM)
 
     def _kill_all(self) -> set[int]:
-        """Kill all descendants. They are gone when no child is left; /proc alone could miss one whose parent dies meanwhile."""
+        """Kill all descendants, until no child is left: /proc alone could miss a process whose parent dies meanwhile."""
         left: set[int] = set()
         while not left and self._reap():
             left = proctree.kill_until_gone(lambda: proctree.descendants({os.getpid()}, proctree.parents()), KILL_S)
         return left
 
     def _reap(self) -> bool:
-        """Take in the dead; False when no child is left, dead or alive, and so no descendant either."""
+        """Reap dead children; False if no child is left, dead or alive, and so no descendant."""
         try:
             while True:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -189,9 +191,9 @@ class Supervision:
             return False
 
     def _copy_output(self) -> bool:
-        """Move some of what waits in the pipe to the log; False where nothing is to be had any more.
+        """Move data from the pipe to the log; False if the pipe has none.
 
-        One read at a time: a program that writes without end must not keep us from seeing that its time is up.
+        One read at a time: a program that writes without end must not keep us from noticing that its time is up.
         """
         try:
             data = os.read(self._output, _READ)
@@ -202,7 +204,7 @@ class Supervision:
 
 
 def _start(orders: Orders, output: int, why: int) -> int:
-    """Fork the program in a session of its own; what keeps it from starting is written to `why`."""
+    """Fork the program in a session of its own; an error that prevents its start is written to `why`."""
     supervisor = os.getpid()
     if pid := os.fork():
         return pid
@@ -211,18 +213,15 @@ def _start(orders: Orders, output: int, why: int) -> int:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != supervisor:
             os._exit(127)
-        for number in (
-            signal.SIGPIPE,
-            signal.SIGXFSZ,
-        ):  # the interpreter ignores these, and a program would inherit that
-            _LIBC.signal(number, None)
+        for number in (signal.SIGPIPE, signal.SIGXFSZ):
+            _LIBC.signal(number, None)  # the interpreter ignores these signals, and the program would inherit that
         os.dup2(os.open(orders["stdin"], os.O_RDONLY), 0)
         os.dup2(output, 1)
         os.dup2(output, 2)
         os.chdir(orders["cwd"])
-        os.execvpe(orders["argv"][0], orders["argv"], orders["env"])  # noqa: S606 - what we are for
+        os.execvpe(orders["argv"][0], orders["argv"], orders["env"])  # noqa: S606 - the purpose of this process
     except OSError as error:
-        # Of a program looked up in PATH, execvpe names the last place tried, as bytes.
+        # For a program looked up in PATH, execvpe names the last folder tried, as bytes.
         looked_up = not isinstance(error.filename, str)
         name = f"{orders['argv'][0]} (PATH={orders['env'].get('PATH')})" if looked_up else error.filename
         os.write(why, f"{name}: {error.strerror}".encode())
@@ -242,13 +241,13 @@ def _read(line: int, size: int) -> bytes:
 
 
 def main(line: int) -> None:
-    """A supervisor's life, in a process that is new for it; `line` is its end of the line."""
+    """Run a supervisor in a process made for it; `line` is its end of the socket pair."""
     try:
         orders: Orders = marshal.loads(_read(line, int.from_bytes(_read(line, 4), "big")))  # noqa: S302 - our own worker's
     except (EOFError, ConnectionError):
-        return  # the worker thought better of it
+        return  # the worker closed the socket before it sent orders
     _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    marks.bear(orders["marks"])
+    proctree.show_marks(orders["marks"])
     try:
         report = Supervision(orders, line).run()
     except OSError as error:
@@ -258,4 +257,4 @@ def main(line: int) -> None:
         while data:
             data = data[os.write(line, data) :]
     except (BrokenPipeError, ConnectionResetError):
-        pass  # the worker died; all is dead, nobody is to be told
+        pass  # the worker died; all processes are dead, and nobody waits for the report

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from consumers.runtimes.base import Exec, Labels, SandboxError
 from consumers.runtimes.process import ProcessBackend, ProcessRuntime
-from consumers.runtimes.supervisor import Log
+from consumers.runtimes.supervisor import BoundedLog
 from tests.consumers.runtimes.conftest import Eventually, Living, command_lines, processes
 from topics.types.errors import InputError
 from topics.types.task import RuntimeSpec
@@ -343,7 +343,7 @@ def test_a_log_keeps_all_within_its_limit_and_beginning_and_end_beyond(
     tmp_path_factory: pytest.TempPathFactory, chunks: list[bytes], limit: int
 ) -> None:
     path = tmp_path_factory.mktemp("log") / "log"
-    log = Log(str(path), limit)
+    log = BoundedLog(str(path), limit)
     for chunk in chunks:
         log.write(chunk)
     log.close()
