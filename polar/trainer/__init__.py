@@ -1,12 +1,12 @@
-"""For trainers: trajectories and complete groups from Kafka, as numpy arrays, with a position that the trainer keeps.
+"""The trainer's SDK: trajectories and complete groups from Kafka as numpy arrays; the trainer stores its reading position.
 
     with TrajectoryConsumer() as consumer:
         for group in consumer.groups(drop_zero_advantage):
             for batch in pack(grpo(group), max_tokens=65_536):
                 ...
 
-Nothing here decides what is trained: what a token's mask and logprob say is the builder's (`topics.types.trajectory`). Forms that
-other trainers take are in `polar.trainer.exporters`.
+The builder decides which tokens are trained and with which logprobs (`topics.types.trajectory`). `polar.trainer.exporters` converts groups
+into the formats of other trainers.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    """The names above, imported when they are first used: a Kafka client takes as long to import as all else together."""
+    """Import the names of `__all__` on first use: importing the Kafka client takes as long as everything else together."""
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}; there are: {', '.join(__all__)}")
     return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

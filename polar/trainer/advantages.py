@@ -1,7 +1,7 @@
-"""GRPO's advantages, by rollout: a group's rewards against their baseline.
+"""GRPO's advantages per rollout: each reward of a group compared with a baseline.
 
-Invariant: a rollout counts once, however many traces it has, and one without a reward not at all: it moves no baseline and has no
-advantage. Which tokens get them is `rows.py`'s.
+Invariant: a rollout counts once, however many traces it has. A rollout without a reward has no advantage and no influence on the
+baseline. `rows.py` assigns advantages to tokens.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from dataclasses import dataclass
 import numpy as np
 
 EPSILON = 1e-6
-"""Of standard deviations: a spread that is next to none makes no advantage explode."""
+"""Added to the standard deviation: rewards that differ by almost nothing don't give huge advantages."""
 
 
 @dataclass(frozen=True)
 class Baseline:
-    """What a rollout's rewards are measured against."""
+    """An advantage is `(reward - at) / scale`."""
 
     at: float
     scale: float
@@ -34,12 +34,12 @@ def baselines(
     by_deviation: bool = True,
     leave_one_out: bool = False,
 ) -> list[Baseline | None]:
-    """One for each rollout of a group; None where it has no reward.
+    """The baseline of each rollout of a group; None for a rollout without a reward.
 
-    The mean of the rewards there are, or of the others' with `leave_one_out`. `by_deviation`: advantages are in (population) standard
-    deviations, each rollout's being that of its reward and of its calls' own (`of_calls`, by rollout) on average, so that no call's
-    advantage is over √(rollouts · rewards of its rollout). The order of the rewards changes nothing, to the last bit; where all are
-    equal advantages are 0.
+    The baseline is the mean of all known rewards or, with `leave_one_out`, of the other rollouts' rewards. `by_deviation` divides
+    advantages by the population standard deviation. A rollout's squared deviation is the average over its reward and its calls' rewards
+    (`of_calls`, by rollout): no call's advantage exceeds √(rollouts · rewards of its rollout). The result doesn't depend on the order of
+    the rewards, to the last bit. If all rewards are equal, advantages are 0.
     """
     known = np.sort(np.array([reward for reward in rewards if reward is not None], dtype=np.float64))
     if not len(known):
@@ -58,7 +58,7 @@ def baselines(
 
 
 def _variance(rewards: Sequence[float | None], of_calls: Sequence[Sequence[float]], mean: float) -> float:
-    """Of rollouts with a reward; sums are exact, so that no order changes them."""
+    """The variance over rollouts with a reward. Sums are exact: the order has no influence."""
     squares = [
         math.fsum((one - mean) ** 2 for one in (reward, *calls)) / (1 + len(calls))
         for reward, calls in zip(rewards, of_calls, strict=True)
@@ -70,7 +70,7 @@ def _variance(rewards: Sequence[float | None], of_calls: Sequence[Sequence[float
 def advantages(
     rewards: Sequence[float | None], *, by_deviation: bool = True, leave_one_out: bool = False
 ) -> list[float | None]:
-    """Each reward's, in the same order; None where there is no reward: such a rollout is out of the batch."""
+    """The advantage of each reward, in the same order; None for a missing reward: leave such a rollout out of the batch."""
     found = baselines(rewards, by_deviation=by_deviation, leave_one_out=leave_one_out)
     return [
         None if reward is None or baseline is None else baseline.advantage(reward)

@@ -17,7 +17,7 @@ from typing import Any, Generic, Self, TypeVar
 
 import structlog
 
-from polar.trainer.groups import Checked, Group, Patience, Rule, enough, patience
+from polar.trainer.groups import Checked, Group, GroupDeadline, Rule, enough, group_deadline
 from polar.trainer.loop_thread import LoopThread
 from polar.trainer.progress import Fold, Groups, Items, Mark, State, Trajectories
 from polar.trainer.reader import Reader, Start
@@ -90,15 +90,15 @@ class TrajectoryConsumer:
         self._is_open = self._is_placed = False
         self._items: Items | None = None
         self._marks: dict[int, Mark] | None = None
-        """What was handed out before the fold; None where that is nothing, and unknown where it begins."""
+        """The positions before `_fold` was made; None if no state was loaded and the first offsets aren't known yet."""
         self._fold: Fold[Any] | None = None
-        self._unjudged: tuple[Any, dict[int, Mark]] | None = None
-        """An item that rules are asked about, and what was handed out before it. Where one of them raises it is judged again."""
-        self._patience: Patience | None = None
+        self._pending: tuple[Any, dict[int, Mark]] | None = None
+        """An item that the rules are checking, and the positions before it. If a rule raises, the item is checked again."""
+        self._deadline: GroupDeadline | None = None
         self._checked: list[Checked] = []
         self.skipped: Counter[str] = Counter()
-        """What was passed over, and why: `undecodable`, `unknown_<type>`; `incomplete_group`: a group that began before reading did;
-        `late_sample`: one whose group was out; and what rules dropped, by their reasons."""
+        """Counts of skipped items by reason: `undecodable`; `unknown_<type>`; `incomplete_group`: reading began after the group did;
+        `late_sample`: its group was already yielded; and the reasons of rules."""
 
     def __iter__(self) -> Iterator[Trajectory]:
         return iter(self._stream("trajectories"))
@@ -107,36 +107,36 @@ class TrajectoryConsumer:
         return aiter(self._stream("trajectories"))
 
     def groups(self, *rules: Rule, at_least: int | None = None, within_s: float | None = None) -> Stream[Group]:
-        """Groups, each when its last trajectory is out; for `for` and `async for`.
+        """An iterable, for `for` and `async for`, of groups; a group is yielded when its last trajectory has been read.
 
-        `rules` are asked in their order. `at_least`: groups with fewer usable samples (a reward, tokens to train) are dropped; with
-        `within_s` a group that has so many leaves that long after its first trajectory was written, without the rest. Holds the
-        trajectories of the groups that aren't whole: of the tasks in flight. Raises InputError.
+        `rules` are applied in order. `at_least` drops groups with fewer usable samples (with a reward and tokens to train). With
+        `within_s`, a group with that many usable samples is yielded incomplete, `within_s` seconds after its first trajectory was written.
+        Trajectories of incomplete groups, those of the tasks in flight, are kept in memory. Raises InputError.
         """
-        self._patience = patience(at_least, within_s)
-        given: Sequence[object] = rules  # mypy takes no function for a Checked
-        self._checked = [rule for rule in given if isinstance(rule, Checked)]
+        self._deadline = group_deadline(at_least, within_s)
+        candidates: Sequence[object] = rules  # mypy takes no function for a Checked
+        self._checked = [rule for rule in candidates if isinstance(rule, Checked)]
         return self._stream("groups", *rules, *([] if at_least is None else [enough(at_least)]))
 
     def state_dict(self) -> dict[str, Any]:
-        """What was handed out so far, as JSON can hold it. Raises RuntimeError before the consumer was opened, or loaded."""
-        marks = self._handed_out()
+        """What was yielded so far, as JSON values. Raises RuntimeError if the consumer was neither opened nor given a state."""
+        marks = self._yielded()
         if marks is None:
-            raise RuntimeError("where reading begins is known once the consumer is open: inside `with`")
+            raise RuntimeError("the first offsets are known once the consumer is open: call this inside `with`")
         return State(self._settings.namespace, self._topic, self._items, dict(sorted(marks.items()))).to_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there: what comes next is what wasn't handed out when it was taken, and nothing else. At any time.
+        """Resume at any time from a state: iteration continues with the first item not yet yielded when the state was saved.
 
-        Raises InputError where it is no state, of another topic, or of the other kind of items; iterating then raises what
-        `Reader.place` does.
+        Raises InputError if `state` is invalid or belongs to another topic. Later, iterating raises InputError for the other kind of
+        items, and what `Reader.place` raises.
         """
         loaded = State.from_dict(state)
-        name, own = f"{loaded.namespace}.{loaded.topic}", f"{self._settings.namespace}.{self._topic}"
-        if name != own:
-            raise InputError("state.topic", name, f"this consumer reads {own}")
+        name, expected = f"{loaded.namespace}.{loaded.topic}", f"{self._settings.namespace}.{self._topic}"
+        if name != expected:
+            raise InputError("state.topic", name, f"this consumer reads {expected}")
         self._items, self._marks = loaded.items, loaded.partitions
-        self._fold = self._unjudged = None
+        self._fold = self._pending = None
         self._is_placed = False
 
     def __enter__(self) -> Self:
@@ -178,8 +178,8 @@ class TrajectoryConsumer:
 
     async def _close(self) -> None:
         self._is_open = self._is_placed = False
-        self._marks = self._handed_out()
-        self._fold = self._unjudged = None
+        self._marks = self._yielded()
+        self._fold = self._pending = None
         await self._reader.close()
 
     async def _place(self) -> None:
@@ -194,39 +194,39 @@ class TrajectoryConsumer:
         return Stream(partial(self._kept, items, rules), self._fill, self._fill_from_outside)
 
     def _kept(self, items: Items, rules: Sequence[Rule]) -> Any | None:
-        """The next item of what is read already that the rules keep, as they leave it."""
+        """The next item among the records already read that the rules keep, as changed by them."""
         while (item := self._next(items)) is not None:
             counts: Counter[str] = Counter()
             for rule in rules:
                 item = None if item is None else rule(item, counts)
-            self._unjudged = None
+            self._pending = None
             self.skipped.update(counts)
             if item is not None:
                 return item
         return None
 
     def _next(self, items: Items) -> Any | None:
-        """The next item that is to be judged; it doesn't count as handed out yet."""
-        if self._unjudged is None:
-            before = self._handed_out()
+        """The next item for the rules to check; it doesn't count as yielded yet."""
+        if self._pending is None:
+            before = self._yielded()
             item = self._take(items)
             if item is None:
                 return None
             assert before is not None, "placed"
-            self._unjudged = item, before
-        return self._unjudged[0]
+            self._pending = item, before
+        return self._pending[0]
 
-    def _handed_out(self) -> dict[int, Mark] | None:
-        if self._unjudged is not None:
-            return self._unjudged[1]
+    def _yielded(self) -> dict[int, Mark] | None:
+        if self._pending is not None:
+            return self._pending[1]
         return self._marks if self._fold is None else self._fold.marks()
 
     def _take(self, items: Items) -> Any | None:
-        """The next item of what is read already."""
+        """The next item among the records already read."""
         if not self._is_open:
             raise RuntimeError("a consumer is used inside `with TrajectoryConsumer(...) as consumer:`, or `async with`")
         if self._items not in (items, None):
-            raise InputError("items", items, f"this consumer hands out {self._items}; make one more")
+            raise InputError("items", items, f"this consumer yields {self._items}; open a second one")
         if not self._is_placed:
             return None
         self._items = items
@@ -235,11 +235,11 @@ class TrajectoryConsumer:
             self._fold = (
                 Trajectories(self._marks, self.skipped)
                 if items == "trajectories"
-                else Groups(self._marks, self.skipped, lambda: self._patience)
+                else Groups(self._marks, self.skipped, lambda: self._deadline)
             )
         ready = self._reader.ready
         while (item := self._fold.due()) is None and ready:
-            # An interrupt comes while a record is decoded, if anywhere: it is ready still, then.
+            # Decoding takes the time, so an interrupt comes there: the record must still be in `ready` then.
             record, decoded = ready[0], self._decoded(ready[0])
             ready.popleft()
             item = self._fold.take(record.partition, record.offset, decoded, record.timestamp)
@@ -248,16 +248,16 @@ class TrajectoryConsumer:
         return item
 
     async def _fill(self) -> bool:
-        """Read on, all that was read being taken; False where iteration is to end."""
+        """Read more, once all records read have been used; False if iteration ends."""
         if not self._is_placed:
             await self._place()
-        going_on = await self._reader.fill(self._timeout_s, self._due_ms)
-        if going_on and not self._reader.ready and self._fold is not None:
+        is_running = await self._reader.fill(self._timeout_s, self._due_ms)
+        if is_running and not self._reader.ready and self._fold is not None:
             self._fold.passed(round(time.time() * 1000))
-        return going_on
+        return is_running
 
     def _due_ms(self) -> int | None:
-        """When an item is to be had without a record; asked while all that was read is taken. Raises what rules do that are asked."""
+        """The time, Unix ms, at which an item is due without another record. Raises what a rule's `check` raises."""
         for rule in self._checked:
             rule.check()
         if self._fold is None:
@@ -267,9 +267,9 @@ class TrajectoryConsumer:
         return self._fold.due_ms()
 
     def _fill_from_outside(self) -> bool:
-        """`_fill`, for code that doesn't await."""
+        """`_fill` for callers outside the event loop."""
         if self._thread is None:
-            raise RuntimeError("opened by `async with`, a consumer is iterated by `async for`")
+            raise RuntimeError("a consumer opened by `async with` must be iterated by `async for`")
         return self._thread.call(self._fill())
 
     def _decoded(self, record: Record) -> trajectories.Output | None:

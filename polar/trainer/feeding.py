@@ -1,12 +1,12 @@
-"""Tasks submitted as groups are consumed: so many sessions are under way, or out and not yet seen by the trainer, and no more.
+"""Submits tasks as fast as the trainer consumes their groups: a bounded number of sessions runs or waits for the trainer.
 
     with TrajectoryConsumer() as consumer, Feed(tasks, max_in_flight=64) as feed:
         for group in consumer.groups(feed, drop_zero_advantage):
             ...
 
-`Feed` is a rule that keeps every group and notes that it came; it stands first, before rules that drop some. Invariant: the samples of
-tasks that were sent and whose group didn't come are at most `max_in_flight`, so that none grows older than a trainer at work makes
-it. Sending is `polar.Client.feed`'s, which bounds the unfinished sessions by the same number, stragglers of early groups included.
+`Feed` is a rule that keeps every group and records its arrival; pass it before rules that drop groups. Invariant: tasks that were sent and
+whose group didn't arrive have at most `max_in_flight` samples, so a slow trainer doesn't get ever older samples. `polar.Client.feed` sends
+the tasks and bounds the unfinished sessions, including stragglers of incomplete groups, by the same number.
 """
 
 from __future__ import annotations
@@ -32,23 +32,24 @@ from topics.types.task import TaskRequest
 from topics.waiting.first_done import first_done
 
 OUTAGE_S = 300.0
-"""How long Kafka may be away, as for the consumer."""
+"""How long Kafka may be unreachable, as for the consumer."""
 RETRY_S = 1.0
+"""Between two tries; `Client.feed` itself waits for the broker before it raises."""
 
 log = structlog.get_logger()
 
 
 class State(msgspec.Struct, frozen=True):
-    """A checkpoint: with the consumer's, of the same moment, it says what is still to come."""
+    """A checkpoint. Save it together with the consumer's state: both must be of the same moment."""
 
     drawn: int
-    """Tasks taken from the iterable."""
+    """Number of tasks read from the iterable."""
     waiting: list[int]
-    """Of these, by position from 0: whose group didn't come yet."""
+    """Positions, from 0, of those tasks whose group didn't arrive yet."""
 
 
 class Feed:
-    """Runs inside `with`, once, in a thread of its own, where the tasks are drawn, too, one at a time. A rule, for `groups`."""
+    """A rule for `TrajectoryConsumer.groups`. It runs once, inside `with`, in a thread of its own, which also iterates over `tasks`."""
 
     def __init__(
         self,
@@ -58,9 +59,9 @@ class Feed:
         data: str | Path | None = None,
         settings: Settings | None = None,
     ) -> None:
-        """`tasks`: any number, each with an id of its own; the same ones in the same order where a state is loaded.
+        """`tasks`: any number, each with a unique id. After loading a state, pass the same tasks in the same order.
 
-        `max_in_flight`: sessions. `data`, `settings`: as for `TrajectoryConsumer`. Raises InputError.
+        `max_in_flight`: number of sessions. `data`, `settings`: as for `TrajectoryConsumer`. Raises InputError.
         """
         if max_in_flight < 1:
             raise InputError("max_in_flight", max_in_flight, "must be 1 or more sessions")
@@ -93,8 +94,8 @@ class Feed:
         return made
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there, before `with`. Raises InputError where it is no such state."""
-        assert self._thread is None, "loaded before it is entered"
+        """Resume from a state; call it before `with`. Raises InputError for an invalid state."""
+        assert self._thread is None, "load_state_dict() comes before `with`"
         try:
             self._begins = msgspec.convert(state, State)
         except msgspec.ValidationError as error:
@@ -121,7 +122,7 @@ class Feed:
         return self._thread
 
     async def _begin(self) -> None:
-        """Returns when the first task is sent, so that one that can't be is an error here, and not a trainer that waits for ever."""
+        """Start sending, and return when the first task is sent: if it can't be, `with` raises and the trainer doesn't wait for ever."""
         tasks = enumerate(islice(self._tasks, self._begins.drawn))
         wanted = set(self._begins.waiting)
         self._waiting = {task.task_id: (position, task) for position, task in tasks if position in wanted}
@@ -132,7 +133,7 @@ class Feed:
 
     def _end(self) -> None:
         thread, self._thread = self._thread, None
-        assert thread is not None, "entered by `with`"
+        assert thread is not None, "`with` was entered"
         self._begins = thread.call(self._stop())
         thread.stop()
 
@@ -150,12 +151,12 @@ class Feed:
         self._news.set()
 
     async def _feed(self, sent: asyncio.Event) -> None:
-        """Send all tasks. Raises what `Client.feed` does; NotReady only once Kafka was away for `OUTAGE_S`."""
-        away_at: float | None = None
+        """Send all tasks. Raises as `Client.feed`, but NotReady only after Kafka was unreachable for `OUTAGE_S`."""
+        away_since: float | None = None
 
         def on_sent(*_: object) -> None:
-            nonlocal away_at
-            away_at = None
+            nonlocal away_since
+            away_since = None
             sent.set()
 
         while True:
@@ -165,21 +166,21 @@ class Feed:
                     await client.feed(self._due(), table, max_in_flight=self._max, on_sent=on_sent)
                     return
             except NotReady as error:
-                away_at = time.monotonic() if away_at is None else away_at
-                if time.monotonic() - away_at > OUTAGE_S:
+                away_since = time.monotonic() if away_since is None else away_since
+                if time.monotonic() - away_since > OUTAGE_S:
                     raise
                 log.warning("can't send tasks", action="trainer.feed_retry", reason=str(error))
             await asyncio.sleep(RETRY_S)
 
     async def _due(self) -> AsyncGenerator[TaskRequest, None]:
-        """First those that may not have been taken, then new ones as there is room."""
+        """Tasks to send: first those of a loaded state, whose sending is not certain, then new ones as slots become free."""
         for _, task in list(self._waiting.values()):
             yield task
         for task in self._tasks:
             while self._under_way() + task.num_samples > self._max and self._waiting:
                 self._news.clear()
                 await self._news.wait()
-            # Together, and after the wait: a state in between would lose the task.
+            # Without an await between both: a state saved in between would lose the task.
             self._waiting[task.task_id] = (self._drawn, task)
             self._drawn += 1
             yield task

@@ -1,9 +1,9 @@
-"""A group, and rules about which groups are trained: each takes one and gives it on, whole or in part, or drops it and counts why.
+"""A group, and rules that decide which groups are trained: a rule returns the group, completely or in part, or drops it.
 
     consumer.groups(drop_zero_advantage, Staleness(lambda: version, limit=2), at_least=6, within_s=900)
 
-A rule is any function of this shape. Invariant: what a rule leaves out is counted under a reason code, once. Dropped groups count as
-handed out: after a crash they are judged again only where the state is older than they are.
+A rule is any function of type `Rule`. Invariant: everything that a rule leaves out is counted once under a reason code. A dropped group
+counts as yielded: after a crash it is checked again only if the loaded state is older.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from topics.types.trajectory import Trace, Trajectory
 
 
 class Group(msgspec.Struct, frozen=True):
-    """All samples of one task; those that were there and were kept, where `at_least` or a rule says so."""
+    """The samples of one task: all of them, unless the group was yielded incomplete (`within_s`) or a rule removed some."""
 
     task_id: str
     trajectories: list[Trajectory]
@@ -29,7 +29,7 @@ class Group(msgspec.Struct, frozen=True):
 
     @property
     def rewards(self) -> list[float | None]:
-        """In the order of the trajectories; None where no evaluator gave one: such a sample belongs into no baseline."""
+        """In the order of the trajectories; None if no evaluator gave a reward. Such a sample must not enter a baseline."""
         return [trajectory.reward for trajectory in self.trajectories]
 
     @property
@@ -39,27 +39,27 @@ class Group(msgspec.Struct, frozen=True):
 
 
 Rule = Callable[[Group, Counter[str]], Group | None]
-"""The group as it is to be trained, or None. What is left out is counted in the Counter, by a reason code."""
+"""Returns the group to train, or None to drop it; counts what it leaves out in the Counter by reason code."""
 
 
 @runtime_checkable
 class Checked(Protocol):
-    """A rule that knows when no group will come any more."""
+    """A rule that notices when no more groups can come."""
 
     def check(self) -> None:
-        """Asked a few times a second while groups are waited for, from whichever thread reads; raises what makes waiting vain."""
+        """Called a few times a second, in the reading thread, while no group is available; raises the reason why none will come."""
 
 
 @dataclass(frozen=True)
-class Patience:
-    """When a group that isn't whole is handed out: it has so many usable samples, and its first was written so long ago."""
+class GroupDeadline:
+    """An incomplete group is yielded once it has `at_least` usable samples and its first was written `within_ms` ago."""
 
     at_least: int
     within_ms: int
 
 
-def patience(at_least: int | None, within_s: float | None) -> Patience | None:
-    """None: groups are waited for. Raises InputError for numbers that can't be, and for a deadline without `at_least`."""
+def group_deadline(at_least: int | None, within_s: float | None) -> GroupDeadline | None:
+    """None without `within_s`: groups are yielded complete. Raises InputError for invalid numbers and for a deadline without `at_least`."""
     if at_least is not None and at_least < 1:
         raise InputError("at_least", at_least, "must be 1 or more usable samples")
     if within_s is None:
@@ -67,22 +67,24 @@ def patience(at_least: int | None, within_s: float | None) -> Patience | None:
     if within_s < 0:
         raise InputError("within_s", within_s, "must be 0 or more seconds after a group's first sample")
     if at_least is None:
-        raise InputError("within_s", within_s, "say with how many usable samples a group may leave then: at_least=…")
-    return Patience(at_least, round(within_s * 1000))
+        raise InputError(
+            "within_s", within_s, "needs at_least=…, the number of usable samples that an incomplete group must have"
+        )
+    return GroupDeadline(at_least, round(within_s * 1000))
 
 
 def trained(trajectory: Trajectory, *, by_reward: bool = True) -> list[Trace]:
-    """Traces that have tokens to train, and a reward to train them by where that is asked for."""
+    """The traces with tokens to train and, unless `by_reward` is false, with a reward."""
     return [trace for trace in trajectory.traces if trace.trains and (trace.reward is not None or not by_reward)]
 
 
 def is_usable(trajectory: Trajectory) -> bool:
-    """A reward, and tokens to train that take it; as `early_stop` of a task counts."""
+    """Whether the sample has a reward and tokens to train with it; a task's `early_stop` counts such samples."""
     return trajectory.reward is not None and bool(trained(trajectory))
 
 
 def enough(at_least: int) -> Rule:
-    """Drops groups with fewer usable samples; reason `too_few_usable`."""
+    """A rule that drops groups with fewer usable samples; reason `too_few_usable`."""
 
     def rule(group: Group, counts: Counter[str]) -> Group | None:
         if sum(map(is_usable, group.trajectories)) >= at_least:
@@ -94,10 +96,10 @@ def enough(at_least: int) -> Rule:
 
 
 def drop_zero_advantage(group: Group, counts: Counter[str]) -> Group | None:
-    """Drops groups in which every reward there is is the same: GRPO learns nothing from them. Reason `zero_advantage`."""
-    judged = [trajectory for trajectory in group.trajectories if trajectory.reward is not None]
-    rewards = {trajectory.reward for trajectory in judged}
-    rewards |= {call.reward for trajectory in judged for call in trajectory.calls if call.reward is not None}
+    """A rule that drops groups whose rewards are all equal: GRPO learns nothing from them. Reason `zero_advantage`."""
+    rewarded = [trajectory for trajectory in group.trajectories if trajectory.reward is not None]
+    rewards = {trajectory.reward for trajectory in rewarded}
+    rewards |= {call.reward for trajectory in rewarded for call in trajectory.calls if call.reward is not None}
     if len(rewards) > 1:
         return group
     counts["zero_advantage"] += 1

@@ -1,4 +1,4 @@
-"""An event loop in a thread of its own, so that plain code, and a notebook whose own loop runs already, can call coroutines."""
+"""An event loop in a thread of its own: synchronous code, and notebooks whose own loop is running, can call coroutines."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class LoopThread:
-    """Runs from `__init__` to `stop`; the thread is a daemon, and so keeps no process alive."""
+    """Runs from `__init__` to `stop` in a daemon thread, which doesn't keep the process alive."""
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
@@ -19,13 +19,13 @@ class LoopThread:
         self._thread.start()
 
     def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Await it there. Interrupted here (Ctrl-C), it is cancelled there.
+        """Run the coroutine on the loop and return its result. An interrupt of the caller (Ctrl-C) cancels the coroutine.
 
-        Raises RuntimeError in a process that was forked since: it has no such thread.
+        Raises RuntimeError in a forked process, which doesn't have the thread.
         """
         if not self._thread.is_alive():
             coroutine.close()
-            raise RuntimeError("this was opened in another process, of which this one is a fork: open one here")
+            raise RuntimeError("this was opened before the process was forked; open it again in this process")
         future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         try:
             return future.result()
@@ -33,7 +33,7 @@ class LoopThread:
             future.cancel()
 
     def stop(self) -> None:
-        """End the loop; what still runs there is the caller's fault."""
+        """End the loop. The caller must have ended its coroutines before."""
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()

@@ -1,7 +1,7 @@
-"""Rows laid end to end, without padding, in batches of at most so many tokens: what attention kernels for variable lengths take.
+"""Packs rows without padding into batches with a limit on tokens, for attention kernels that take variable lengths.
 
-Invariant: every trained token is in exactly one batch, unless it was cut or dropped as asked, and counted; a row's tokens stay together
-and in order; the same rows make the same batches.
+Invariant: every trained token is in exactly one batch, unless the caller chose to cut or drop long rows, which is counted. A row's tokens
+stay together and in order. The same rows give the same batches.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from topics.types.errors import InputError, NotReady
 from topics.types.tokens import Ids, Logprobs
 
 TooLong = Literal["refuse", "cut", "drop"]
-OF_TOKENS = ("token_ids", "loss_mask", "logprobs", "advantages", "weights", "policy_versions")
-"""A row's arrays."""
+TOKEN_ARRAYS = ("token_ids", "loss_mask", "logprobs", "advantages", "weights", "policy_versions")
+"""The arrays of a row with one value per token."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Sequences end to end: n tokens, k sequences."""
+    """k sequences end to end, n tokens in all."""
 
     token_ids: Ids
     """int32 [n]"""
     positions: NDArray[np.int32]
-    """int32 [n], from 0 in each sequence"""
+    """int32 [n], counted from 0 in each sequence"""
     cu_seqlens: NDArray[np.int32]
     """int32 [k+1]: sequence i is [cu_seqlens[i], cu_seqlens[i+1])"""
     loss_mask: NDArray[np.uint8]
@@ -39,22 +39,22 @@ class Batch:
     advantages: Floats
     weights: Floats
     policy_versions: Versions
-    """As those of rows."""
+    """This array and the four above: as in `Row`, [n]."""
     sequences: list[tuple[str, int]]
-    """Whose sequence i is: session id, and index into its trajectory's traces."""
+    """For sequence i: the session id and the index into its trajectory's traces."""
 
     @property
     def max_seqlen(self) -> int:
-        """Of the longest sequence."""
+        """Length of the longest sequence."""
         return int(np.diff(self.cu_seqlens).max())
 
     def torch(self, device: str | None = None) -> dict[str, Any]:
-        """The arrays by name, as tensors; without a `device` they share the batch's memory. Raises NotReady where torch isn't installed."""
+        """The arrays as tensors by name. Without `device` they share the batch's memory. Raises NotReady if torch isn't installed."""
         try:
             torch = import_module("torch")
         except ModuleNotFoundError:
             raise NotReady(
-                "tensors need PyTorch, which Polar doesn't bring: `pip install torch`, or use the arrays"
+                "tensors need PyTorch, which Polar doesn't install: `pip install torch`, or use the arrays"
             ) from None
         arrays = {name: value for name, value in vars(self).items() if isinstance(value, np.ndarray)}
         return {name: torch.from_numpy(array).to(device) for name, array in arrays.items()}
@@ -63,10 +63,10 @@ class Batch:
 def pack(
     rows: Sequence[Row], max_tokens: int, *, too_long: TooLong = "refuse", counts: Counter[str] | None = None
 ) -> list[Batch]:
-    """First fit decreasing, by length; within a batch rows are in the order given.
+    """Pack rows by first fit, longest first; within a batch, rows keep their order.
 
-    `too_long`: a row of more than `max_tokens` is refused (InputError, which names it), cut behind them, or dropped. `counts` gets
-    `cut_row` or `too_long_row`, and `cut_token`: the trained ones that were lost; weights stay what they were.
+    `too_long`: a row of more than `max_tokens` tokens is refused (InputError names it), cut after `max_tokens`, or dropped. `counts`
+    receives `cut_row` or `too_long_row`, and `cut_token`, the number of trained tokens lost. The weights of other tokens don't change.
     """
     if max_tokens < 1:
         raise InputError("max_tokens", max_tokens, "must be 1 or more")
@@ -91,9 +91,9 @@ def _fitting(rows: Sequence[Row], max_tokens: int, too_long: TooLong, counts: Co
             found.append(row)
             continue
         if too_long == "refuse":
-            reason = f"{row.session_id}, trace {row.trace}, has {len(row)} tokens; allow more, or say too_long='cut' or 'drop'"
+            reason = f"{row.session_id}, trace {row.trace}, has {len(row)} tokens; allow more, or pass too_long='cut' or 'drop'"
             raise InputError("max_tokens", max_tokens, reason)
-        cut = replace(row, **{name: getattr(row, name)[:max_tokens] for name in OF_TOKENS})
+        cut = replace(row, **{name: getattr(row, name)[:max_tokens] for name in TOKEN_ARRAYS})
         is_kept = too_long == "cut" and bool(cut.loss_mask.any())
         counts["cut_row" if is_kept else "too_long_row"] += 1
         counts["cut_token"] += int(row.loss_mask.sum()) - is_kept * int(cut.loss_mask.sum())
@@ -103,7 +103,7 @@ def _fitting(rows: Sequence[Row], max_tokens: int, too_long: TooLong, counts: Co
 
 
 def _batch(rows: Sequence[Row]) -> Batch:
-    arrays: dict[str, Any] = {name: np.concatenate([getattr(row, name) for row in rows]) for name in OF_TOKENS}
+    arrays: dict[str, Any] = {name: np.concatenate([getattr(row, name) for row in rows]) for name in TOKEN_ARRAYS}
     return Batch(
         **arrays,
         positions=np.concatenate([np.arange(len(row), dtype=np.int32) for row in rows]),

@@ -1,130 +1,126 @@
-"""What a trainer has been given, partition by partition: pure, fed with records, asked for a state.
+"""Tracks per partition which items a trainer received. Pure: records in, items and a state out; `reader.py` reads the records.
 
-Invariant: a state describes exactly what was handed out when it was taken. A fold made from it and fed each partition from its
-`start` on hands out all the rest, each item once, wherever in the log, or in a re-reading, the state was taken. Reading is `reader.py`'s.
+Invariant: a state describes exactly the items yielded when it was saved. A fold made from a state, and fed each partition from its `start`,
+yields every other item exactly once, even if the state was saved while records were being read again.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
 import structlog
 
-from polar.trainer.groups import Group, Patience, is_usable
+from polar.trainer.groups import Group, GroupDeadline, is_usable
 from topics.types.errors import InputError
 from topics.types.trajectory import GroupFinished, Trajectory
 
 VERSION = 1
-"""Of the state's form."""
+"""Version of the state's format."""
 
 log = structlog.get_logger()
 
 Items = Literal["trajectories", "groups"]
-T_co = TypeVar("T_co", covariant=True)
+T = TypeVar("T")
 
 
 class Mark(msgspec.Struct, frozen=True):
-    """How far one partition was handed out, in offsets."""
+    """How far the items of one partition were yielded, in offsets."""
 
     start: int
-    """Where to read from: the first record of the oldest group that is not whole yet, else `next`."""
+    """Where to read from: the first record of the oldest incomplete group, otherwise `next`."""
     next: int
-    """What ended before it was handed out."""
+    """Items that ended before this offset were yielded."""
     early: list[str] = []
-    """Task ids of groups that were handed out before `next` and have their end behind it."""
+    """Task ids of groups that were yielded incomplete and whose end lies at `next` or later."""
 
 
 class State(msgspec.Struct, frozen=True):
-    """A checkpoint. As a dictionary it holds what JSON has."""
+    """A checkpoint; its dictionary form has JSON values only."""
 
     namespace: str
     topic: str
     items: Items | None
-    """What was handed out; None where nothing was asked for yet."""
+    """Which items were yielded; None: none were requested yet."""
     partitions: dict[int, Mark]
-    """By number; a string in the dictionary's form, as JSON has it."""
+    """By partition number, which is a string in the dictionary form, as in JSON."""
     version: int = VERSION
 
     @classmethod
-    def from_dict(cls, given: Mapping[str, Any]) -> State:
-        """Raises InputError where it isn't what `to_dict` makes."""
+    def from_dict(cls, state_dict: Mapping[str, Any]) -> State:
+        """The state whose `to_dict` this is. Raises InputError for anything else."""
         try:
-            state = msgspec.convert(given, cls, str_keys=True)
+            state = msgspec.convert(state_dict, cls, str_keys=True)
         except msgspec.ValidationError as error:
-            raise InputError("state", given, f"not a consumer's state_dict(): {error}") from None
+            raise InputError("state", state_dict, f"not a consumer's state_dict(): {error}") from None
         if state.version != VERSION:
             raise InputError("state.version", state.version, f"this Polar reads version {VERSION}")
         return state
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON, or for a checkpoint beside the weights."""
+        """JSON values for a checkpoint."""
         made: dict[str, Any] = msgspec.to_builtins(self, str_keys=True)
         return made
 
 
-class Fold(Protocol[T_co]):
-    """Records of all partitions in, each partition's in order; items out."""
+class Fold(ABC, Generic[T]):
+    """Takes the records of all partitions, each partition's in order, and yields items."""
 
     skipped: Counter[str]
 
-    def take(self, partition: int, offset: int, record: object, written_ms: int = 0) -> T_co | None:
-        """The item that this record completes, if any; handed out with that. `written_ms`: its timestamp."""
+    @abstractmethod
+    def take(self, partition: int, offset: int, record: object, written_ms: int = 0) -> T | None:
+        """The item that this record completes, which counts as yielded; None: none. `written_ms`: the record's timestamp."""
 
-    def due(self) -> T_co | None:
-        """An item that isn't whole and shall wait no longer, if there is one; handed out with that."""
+    @abstractmethod
+    def reached(self, partition: int, offset: int) -> None:
+        """Every record before `offset` was taken; transaction markers also occupy offsets."""
+
+    @abstractmethod
+    def marks(self) -> dict[int, Mark]:
+        """The progress of each partition."""
+
+    def due(self) -> T | None:
+        """An incomplete item that must wait no longer, which counts as yielded; None: none."""
 
     def due_ms(self) -> int | None:
-        """When `due` will have one though no record comes; None: never."""
-
-    def reached(self, partition: int, offset: int) -> None:
-        """Nothing that concerns a trainer lies before `offset` any more: ends of transactions take up offsets, too."""
+        """The time, Unix ms, at which `due` returns an item even if no record comes; None: never."""
 
     def passed(self, now_ms: int) -> None:
-        """All that was written before that time has been taken, in every partition."""
-
-    def marks(self) -> dict[int, Mark]: ...
+        """All records written before `now_ms`, in all partitions, were taken."""
 
 
-class Trajectories:
-    """Hands out each trajectory."""
+class Trajectories(Fold[Trajectory]):
+    """Yields each trajectory."""
 
     def __init__(self, marks: Mapping[int, Mark], skipped: Counter[str]) -> None:
         self._next = {partition: mark.next for partition, mark in marks.items()}
         self.skipped = skipped
 
     def take(self, partition: int, offset: int, record: object, written_ms: int = 0) -> Trajectory | None:
-        del written_ms  # nothing here waits
+        del written_ms  # a trajectory never waits
         self._next[partition] = offset + 1
         return record if isinstance(record, Trajectory) else None
 
-    def due(self) -> None:
-        return None
-
-    def due_ms(self) -> None:
-        return None
-
     def reached(self, partition: int, offset: int) -> None:
         self._next[partition] = max(offset, self._next[partition])
-
-    def passed(self, now_ms: int) -> None:
-        """Nothing here waits."""
 
     def marks(self) -> dict[int, Mark]:
         return {partition: Mark(offset, offset) for partition, offset in self._next.items()}
 
 
 @dataclass
-class _Open:
-    """A group on its way."""
+class _OpenGroup:
+    """An incomplete group."""
 
     first: int
     """Offset of its first trajectory."""
     began_ms: int
-    """When that was written."""
+    """Timestamp of its first trajectory."""
     trajectories: dict[int, Trajectory] = field(default_factory=dict)
     """By sample index."""
     usable: int = 0
@@ -140,45 +136,48 @@ class _Open:
 @dataclass
 class _Partition:
     position: int
-    """Behind the last record that was taken."""
+    """The offset after the last record taken."""
     next: int
-    """Groups that ended, or were early, before it were acted on: the position, but for what is being read again."""
+    """Records before this offset have had their effect; greater than `position` while records are read again."""
     early: set[str]
-    """Handed out before their end, which isn't read yet."""
-    open: dict[str, _Open] = field(default_factory=dict)
+    """Task ids of groups that were yielded incomplete and whose end wasn't read yet."""
+    open: dict[str, _OpenGroup] = field(default_factory=dict)
     """By task id."""
     now_ms: int = 0
-    """The newest time that a record of it, or the end of its log, has told."""
+    """The newest timestamp of its records, or the time at which its end was reached."""
 
     def mark(self) -> Mark:
         start = min((group.first for group in self.open.values()), default=self.position)
         return Mark(start, max(self.position, self.next), sorted(self.early))
 
-    def deadlines(self, patience: Patience) -> dict[str, int]:
-        """When each group with enough usable samples shall wait no longer, by task id. Nothing is due while the log is read again."""
+    def deadlines(self, deadline: GroupDeadline) -> dict[str, int]:
+        """By task id, the time at which each group with enough usable samples is yielded. Empty while records are read again."""
         if self.position < self.next:
             return {}
         return {
-            task_id: group.began_ms + patience.within_ms
+            task_id: group.began_ms + deadline.within_ms
             for task_id, group in self.open.items()
-            if group.usable >= patience.at_least
+            if group.usable >= deadline.at_least
         }
 
 
-class Groups:
-    """Hands out each group when its end is read, or when it has waited long enough.
+class Groups(Fold[Group]):
+    """Yields each group when its end is read, or at its deadline.
 
-    Holds the trajectories of those that are not whole: of all tasks in flight. The clock is the log's own: a trainer that was away
-    for an hour loses no sample that lies on the log.
+    Keeps the trajectories of incomplete groups, those of all tasks in flight. Deadlines use the log's timestamps: a trainer that was away
+    for an hour loses no sample that is on the log.
     """
 
     def __init__(
-        self, marks: Mapping[int, Mark], skipped: Counter[str], patience: Callable[[], Patience | None] = lambda: None
+        self,
+        marks: Mapping[int, Mark],
+        skipped: Counter[str],
+        deadline: Callable[[], GroupDeadline | None] = lambda: None,
     ) -> None:
         self._partitions = {
             partition: _Partition(mark.start, mark.next, set(mark.early)) for partition, mark in marks.items()
         }
-        self._patience = patience
+        self._deadline = deadline
         self.skipped = skipped
 
     def take(self, partition: int, offset: int, record: object, written_ms: int = 0) -> Group | None:
@@ -189,7 +188,7 @@ class Groups:
             case Trajectory() if record.task_id in at.early:
                 self.skipped["late_sample"] += offset >= at.next
             case Trajectory():
-                at.open.setdefault(record.task_id, _Open(offset, written_ms)).add(record)
+                at.open.setdefault(record.task_id, _OpenGroup(offset, written_ms)).add(record)
             case GroupFinished() if record.task_id in at.early:
                 at.early.discard(record.task_id)
             case GroupFinished():
@@ -199,21 +198,21 @@ class Groups:
         return None
 
     def due(self) -> Group | None:
-        patience = self._patience()
-        if patience is None:
+        deadline = self._deadline()
+        if deadline is None:
             return None
         for at in self._partitions.values():
-            for task_id, deadline_ms in at.deadlines(patience).items():
+            for task_id, deadline_ms in at.deadlines(deadline).items():
                 if at.now_ms >= deadline_ms:
                     at.early.add(task_id)
                     return at.open.pop(task_id).group(task_id)
         return None
 
     def due_ms(self) -> int | None:
-        patience = self._patience()
-        if patience is None:
+        deadline = self._deadline()
+        if deadline is None:
             return None
-        return min((ms for at in self._partitions.values() for ms in at.deadlines(patience).values()), default=None)
+        return min((ms for at in self._partitions.values() for ms in at.deadlines(deadline).values()), default=None)
 
     def reached(self, partition: int, offset: int) -> None:
         at = self._partitions[partition]
@@ -226,8 +225,8 @@ class Groups:
     def marks(self) -> dict[int, Mark]:
         return {partition: at.mark() for partition, at in self._partitions.items()}
 
-    def _whole(self, finished: GroupFinished, opened: _Open | None) -> Group | None:
-        """None where reading began behind the group's first trajectories."""
+    def _whole(self, finished: GroupFinished, opened: _OpenGroup | None) -> Group | None:
+        """The complete group; None if reading began after its first trajectories."""
         found = 0 if opened is None else len(opened.trajectories)
         if opened is not None and found == finished.num_samples:
             return opened.group(finished.task_id)

@@ -1,7 +1,7 @@
-"""Reads a trajectories topic for one trainer: all partitions, committed records, without a group, from positions that the trainer keeps.
+"""Reads all partitions of a trajectories topic for one trainer: committed records, without a consumer group, from given offsets.
 
-Invariant: what `fill` adds to `ready` is in order within a partition, nothing twice and nothing left out, however a call ended. Records
-that have left the log before they were read are an error unless they may be. What records mean to a trainer is `progress.py`'s.
+Invariant: `fill` adds each record to `ready` exactly once and in order within its partition, even if an earlier call was cancelled or
+failed. Records that retention removed before they were read are an error unless `allow_gap` is set. `progress.py` interprets records.
 """
 
 from __future__ import annotations
@@ -23,25 +23,26 @@ from topics.types.errors import InputError, NotReady
 Start = Literal["earliest", "latest"]
 
 FETCH_BYTES = 32 * MIB
-"""Compressed, of one answer of a broker; one such answer waits while the last is worked through."""
+"""Compressed size of one fetch; the next fetch waits in memory while the trainer works on the last."""
 PARTITION_FETCH_BYTES = 4 * MIB
-"""aiokafka's own 1 MiB is two long trajectories a request."""
+"""aiokafka's default, 1 MiB, would be two long trajectories per request."""
 POLL_MS = 200
-"""Also of a fetch at the broker, which a question about offsets waits behind."""
+"""Also the broker's wait in a fetch; requests for offsets queue behind the fetch."""
 ANSWER_S = 10.0
-"""For a broker's answer to a question about offsets."""
-ASK_S = 15.0
-"""How often one who waits makes sure that Kafka is there at all."""
+"""For a broker's answer to a request for offsets, which usually takes milliseconds."""
+CHECK_S = 15.0
+"""How often a reader that receives nothing checks that Kafka is reachable."""
 RETRY_S = 0.5
+"""After a failed poll; aiokafka refreshes its metadata meanwhile."""
 OUT_OF_RANGE = 1
-"""Kafka's error code of an offset that the log doesn't have."""
+"""Kafka's error code for an offset outside the log."""
 STOP_S = 5.0
 
 log = structlog.get_logger()
 
 
 class Reader:
-    """One consumer's connection, on the loop that opened it."""
+    """The Kafka connection of one consumer, used on the event loop that opened it."""
 
     def __init__(self, settings: Settings, output: str | None, *, outage_s: float, allow_gap: bool) -> None:
         self._settings = settings
@@ -53,12 +54,12 @@ class Reader:
         self._client: kafka.Consumer | None = None
         self._polling: asyncio.Task[tuple[list[kafka.Record], dict[int, int]]] | None = None
         self.ready: deque[kafka.Record] = deque()
-        """Read, and not taken yet."""
+        """Records that were read and not used yet."""
         self.positions: dict[int, int] = {}
-        """By partition: behind `ready`, and behind the ends of transactions that follow it."""
+        """By partition: the offset after `ready` and after the transaction markers that follow it."""
 
     async def open(self) -> None:
-        """Connect. Raises NotReady where no Kafka answers, or the topic isn't there."""
+        """Connect. Raises NotReady if no Kafka answers or the topic doesn't exist."""
         count = await self._partition_count()
         self._client = kafka.consumer(
             self._settings,
@@ -75,16 +76,16 @@ class Reader:
         self._client.assign(list(self._partitions.values()))
 
     async def close(self) -> None:
-        """End reading; never hangs."""
+        """Disconnect, within `STOP_S`."""
         await self._stop_polling()
         if self._client is not None:
             await kafka.stop(self._client, STOP_S)
 
     async def place(self, start: Start | Mapping[int, int]) -> None:
-        """Read from there on, whatever was read before; offsets by partition.
+        """Drop `ready` and read from `start`: an end of the log, or offsets by partition.
 
-        Raises InputError for offsets that the topic can't have given, NotReady for records that have left the log (unless they may
-        have), or where no broker answers.
+        Raises InputError for offsets that the topic never had, and NotReady if retention removed records (unless `allow_gap` is set) or no
+        broker answers.
         """
         await self._stop_polling()
         self.ready.clear()
@@ -103,21 +104,21 @@ class Reader:
         self.positions = self._seek(offsets)
 
     async def fill(self, timeout_s: float | None, due_ms: Callable[[], int | None] = lambda: None) -> bool:
-        """Wait for records and add them to `ready`; False where Kafka says that there are no more, and none came in that time.
+        """Wait for records and add them to `ready`; False if none came within `timeout_s` and the end of the log was reached.
 
-        None: wait for ever, as long as Kafka is there. True without records: it is `due_ms()`, of this host's clock, and all that
-        was written before is read. Cancelling it loses nothing. Raises NotReady where Kafka was away for `outage_s`.
+        `timeout_s` None: wait for ever. Also returns True, without records, when this host's clock has reached `due_ms()` and all records
+        written before were read. Cancelling loses nothing. Raises NotReady if Kafka was unreachable for `outage_s`.
         """
         loop = asyncio.get_running_loop()
-        began = answered = asked = loop.time()
+        began = answered = checked = loop.time()
         while not (records := await self._poll()):
             now = loop.time()
             is_idle = timeout_s is not None and now - began >= timeout_s
             due = due_ms()
             is_due = due is not None and time.time() * 1000 >= due
-            if not is_idle and not is_due and now - asked < ASK_S:
+            if not is_idle and not is_due and now - checked < CHECK_S:
                 continue
-            asked = now
+            checked = now
             if (is_at_end := await self._is_at_end()) is not None:
                 answered = loop.time()
                 if is_at_end and (is_due or is_idle):
@@ -139,15 +140,15 @@ class Reader:
             if self._output is None:
                 raise
             prefix = f"{trajectories.TOPIC.full_name(self._settings.namespace)}."
-            # Raises for itself where it is Kafka that isn't there.
+            # Raises NotReady itself if Kafka is unreachable.
             listed = await admin.listing(self._settings)
         there = [one.name.removeprefix(prefix) for one in listed if one.name.startswith(prefix)]
         raise NotReady(
-            f"no output topic {self._topic}: the first task with that output_topic makes it; there are: {', '.join(there) or 'none'}"
+            f"no output topic {self._topic}: the first task with that output_topic creates it; existing ones: {', '.join(there) or 'none'}"
         )
 
     async def _poll(self) -> list[kafka.Record]:
-        """The next records, maybe none. A wait that is cancelled leaves them to the next, and `positions` where they were."""
+        """The next records, maybe none. If the call is cancelled, the next call returns them, and `positions` doesn't change."""
         if self._polling is None:
             self._polling = asyncio.create_task(self._records(), name=f"read-{self._topic}")
         await asyncio.wait({self._polling})
@@ -156,7 +157,7 @@ class Reader:
         return records
 
     async def _records(self) -> tuple[list[kafka.Record], dict[int, int]]:
-        """And the positions behind them."""
+        """The next records and the positions after them."""
         try:
             batches = await self._consumer.getmany(timeout_ms=POLL_MS)
         except kafka.KafkaError as error:
@@ -165,7 +166,7 @@ class Reader:
         return [record for batch in batches.values() for record in batch], positions
 
     async def _go_back(self, error: kafka.KafkaError) -> dict[int, int]:
-        """To where the last good poll ended: aiokafka drops what it has gathered when one partition's records can't be had."""
+        """Seek to the end of the last successful poll: aiokafka drops gathered records if one partition's can't be read."""
         log.warning("can't read", action="trainer.retry", topic=self._topic, reason=repr(error))
         is_out_of_range = getattr(error, "errno", None) == OUT_OF_RANGE
         if not kafka.may_pass(error) and not is_out_of_range:
@@ -183,20 +184,20 @@ class Reader:
         return dict(offsets)
 
     def _reachable(self, number: int, offset: int, first: Mapping[int, int], end: Mapping[int, int]) -> int:
-        """The offset, or the first that is left where what lay before may be lost."""
+        """The offset, or the partition's first offset if `allow_gap` is set and earlier records are gone."""
         if offset > end[number]:
-            reason = f"{self._topic}[{number}] ends at {end[number]}: this is another topic than the state's, or it was made anew"
+            reason = f"{self._topic}[{number}] ends at {end[number]}: the state belongs to another topic, or the topic was created anew"
             raise InputError(f"state.partitions.{number}", offset, reason)
         if offset >= first[number]:
             return offset
-        lost = f"{self._topic}[{number}]: the records from {offset} to {first[number] - 1} have left the log unread"
+        lost = f"{self._topic}[{number}]: the records from {offset} to {first[number] - 1} were removed by retention before they were read"
         if not self._allow_gap:
-            raise NotReady(f"{lost}; allow_gap=True goes on without them, a longer retention.ms keeps them next time")
+            raise NotReady(f"{lost}; allow_gap=True continues without them; a longer retention.ms prevents this")
         log.warning(lost, action="trainer.gap", partition=number)
         return first[number]
 
     async def _bounds(self) -> tuple[dict[int, int], dict[int, int]] | None:
-        """First offset and committed end of each partition; None where no broker answers."""
+        """The first offset and the committed end of each partition; None if no broker answers."""
         try:
             async with asyncio.timeout(ANSWER_S):
                 first, end = await asyncio.gather(
@@ -211,7 +212,7 @@ class Reader:
         }
 
     async def _is_at_end(self) -> bool | None:
-        """Whether all that there is was polled; None where no broker answers."""
+        """Whether all records on the log were read; None if no broker answers."""
         bounds = await self._bounds()
         return None if bounds is None else all(self.positions[number] >= end for number, end in bounds[1].items())
 

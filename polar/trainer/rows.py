@@ -1,7 +1,7 @@
-"""A group as rows to train: each trace's arrays, with an advantage and a weight for every token.
+"""Converts a group into rows to train: one row per trace, with an advantage and a weight for every token.
 
-Invariant: each trained token is in one row. The weights of a session sum to 1 over all its rows (`weigh="session"`), or are 1 a token:
-either way the number of its traces changes nothing. Sessions without a reward give no rows.
+Invariant: each trained token is in exactly one row. The weights of a session sum to 1 over all its rows (`weigh="session"`), or each token
+has weight 1; in both cases the number of traces has no influence. Sessions without a reward give no rows.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from topics.types.trajectory import Trace, Trajectory, expand, path
 Floats = NDArray[np.float32]
 Versions = NDArray[np.int64]
 UNKNOWN = -1
-"""The version of a token that nobody knows it of, and of one that isn't trained."""
+"""The policy version of a token that isn't trained, or whose version isn't known."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """A sequence to train; all arrays are equally long."""
+    """A sequence to train; all arrays have the same length n."""
 
     session_id: str
     trace: int
@@ -36,13 +36,13 @@ class Row:
     loss_mask: NDArray[np.uint8]
     """uint8 [n], 1 where trained"""
     logprobs: Logprobs
-    """float32 [n], of the policy that sampled; here and below 0 where the mask is 0"""
+    """float32 [n], of the policy that sampled the token. Logprobs, advantages and weights are 0 where the mask is 0."""
     advantages: Floats
     """float32 [n]"""
     weights: Floats
     """float32 [n]"""
     policy_versions: Versions
-    """int64 [n], -1 where the mask is 0, or nobody knows"""
+    """int64 [n], -1 where the mask is 0 or the version isn't known"""
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -55,11 +55,11 @@ def grpo(
     leave_one_out: bool = False,
     weigh: Literal["session", "token"] = "session",
 ) -> list[Row]:
-    """The rows of all sessions with a reward, in the order of the group; traces without a trained token give none.
+    """The rows of all sessions with a reward, in the group's order. Traces without a trained token or without a reward give no row.
 
-    A token's reward is its call's, where the evaluator judged the call, else its trace's; a trace without one takes no credit and
-    isn't trained. The baseline is that of the sessions' rewards (`advantages.baselines`, which has the options).
-    `weigh`: a session's weights sum to 1, spread evenly over its tokens; or each token weighs 1, as in a mean over tokens.
+    A token's reward is that of its call if the evaluator gave one, otherwise that of its trace. `advantages.baselines` explains the
+    baseline and its options. `weigh="session"` spreads a weight of 1 evenly over a session's tokens; `weigh="token"` gives each token
+    weight 1, for a mean over tokens.
     """
     of_calls = [[call.reward for call in one.calls if call.reward is not None] for one in group.trajectories]
     found = baselines(group.rewards, of_calls=of_calls, by_deviation=by_deviation, leave_one_out=leave_one_out)
@@ -112,5 +112,5 @@ def _reward(trajectory: Trajectory, trace: Trace, node: int) -> float:
     call = trajectory.nodes[node].call
     assert call is not None, "a trained node has a call"
     assert trace.reward is not None, "a credited trace has a reward"
-    own = trajectory.calls[call].reward
-    return trace.reward if own is None else own
+    call_reward = trajectory.calls[call].reward
+    return trace.reward if call_reward is None else call_reward

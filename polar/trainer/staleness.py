@@ -1,9 +1,9 @@
-"""How far behind the trainer's weights a token may be, by the policy version that sampled it.
+"""A rule that limits how many policy versions a token may be behind the trainer's weights.
 
     for group in consumer.groups(Staleness(lambda: version, limit=2, drop="token")):
 
-Invariant: what leaves has no trained token that is more than `limit` versions old, and what was left out is counted. Which version
-sampled a token is the proxy's word (`span.policy_version`); this only compares.
+Invariant: a group that passes has no trained token more than `limit` versions old, and everything left out is counted. The proxy records
+which version sampled a token (`span.policy_version`); this module only compares.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ STALE = "stale"
 UNKNOWN_VERSION = "unknown_version"
 
 
-class Run(NamedTuple):
+class StaleRun(NamedTuple):
     """Tokens `[start, end)` of a node that are too old."""
 
     node: int
@@ -36,18 +36,18 @@ class Run(NamedTuple):
 
 @dataclass(frozen=True)
 class Staleness:
-    """A rule. Reasons `stale_group`, `_sample` or `_token`, and `unknown_version_…` where only that is the matter."""
+    """A rule. Reasons: `stale_group`, `stale_sample`, `stale_token`; `unknown_version_…` if no known version is too old."""
 
     current: Callable[[], int]
-    """The trainer's version, asked for each group."""
+    """Returns the trainer's version; called for each group."""
     limit: int
-    """So many versions may a token be behind; 0: none."""
+    """How many versions a token may be behind; 0: none."""
     drop: Literal["group", "sample", "token"] = "group"
-    """What a stale token takes with it: its group; its sample, out of the baseline, too; or its run of tokens alone, which isn't
-    trained then, while the sample's reward stays in the baseline. A group with nothing left to train is dropped. Tokens without a
-    reward, in a group that has any, are trained by nobody: how old they are is all the same."""
+    """What is dropped together with a stale token. `group`: its group. `sample`: its sample, also from the baseline. `token`: only its run
+    of stale tokens, which isn't trained, while the sample's reward stays in the baseline. A group without a trainable token is dropped.
+    Tokens of traces without a reward, in a group with rewards, aren't trained, so their age doesn't matter."""
     unknown: Literal["stale", "fresh"] = "stale"
-    """What a token is whose version nobody knows: sampled while weights changed, or where no version was ever published."""
+    """How to treat a token of unknown version: sampled while weights changed, or before any version was published."""
 
     def __post_init__(self) -> None:
         if self.limit < 0:
@@ -69,7 +69,7 @@ class Staleness:
             return None
         return msgspec.structs.replace(group, trajectories=left)
 
-    def _kept(self, trajectory: Trajectory, runs: Sequence[Run], counts: Counter[str]) -> Trajectory | None:
+    def _kept(self, trajectory: Trajectory, runs: Sequence[StaleRun], counts: Counter[str]) -> Trajectory | None:
         if not runs:
             return trajectory
         if self.drop == "sample":
@@ -79,8 +79,8 @@ class Staleness:
             counts[f"{run.reason}_token"] += run.end - run.start
         return masked(trajectory, runs)
 
-    def _too_old(self, trajectory: Trajectory, traces: Sequence[Trace], oldest: int) -> list[Run]:
-        """Runs of tokens that these traces train."""
+    def _too_old(self, trajectory: Trajectory, traces: Sequence[Trace], oldest: int) -> list[StaleRun]:
+        """The runs of stale tokens that these traces train."""
         above = _sampled_above(trajectory)
         runs = []
         for index in sorted({node for trace in traces for node in trace.trains}):
@@ -90,7 +90,7 @@ class Staleness:
             for version, start, end in trajectory.calls[node.call].versions(first, first + count(node.tokens)):
                 reason = self._reason(version, oldest)
                 if reason is not None:
-                    runs.append(Run(index, start - first, end - first, reason))
+                    runs.append(StaleRun(index, start - first, end - first, reason))
         return runs
 
     def _reason(self, version: int | None, oldest: int) -> str | None:
@@ -99,18 +99,18 @@ class Staleness:
         return STALE if version < oldest else None
 
 
-def masked(trajectory: Trajectory, runs: Sequence[Run]) -> Trajectory:
-    """The same without these runs, which ascend: each is a node of its own with its reason. All that reads traces takes it as any other."""
+def masked(trajectory: Trajectory, runs: Sequence[StaleRun]) -> Trajectory:
+    """The trajectory with these runs, in ascending order, masked: each becomes a node of its own with its reason."""
     replace = msgspec.structs.replace
     by_reason = Counter(trajectory.stats.masked_tokens)
-    of_node: dict[int, list[Run]] = {}
+    of_node: dict[int, list[StaleRun]] = {}
     for run in runs:
         by_reason[run.reason] += run.end - run.start
         of_node.setdefault(run.node, []).append(run)
     newly = by_reason.total() - sum(trajectory.stats.masked_tokens.values())
     nodes: list[Node] = []
     became: list[range] = []
-    """By old index: the new ones."""
+    """By old node index: the new indexes."""
     for node in trajectory.nodes:
         parent = node.parent if node.parent == ROOT else became[node.parent][-1]
         parts = _cut(node, of_node.get(len(became), ()))
@@ -135,8 +135,8 @@ def masked(trajectory: Trajectory, runs: Sequence[Run]) -> Trajectory:
     )
 
 
-def _cut(node: Node, runs: Sequence[Run]) -> list[Node]:
-    """The node as parts in its order: the runs, each with its reason, and what lies between them."""
+def _cut(node: Node, runs: Sequence[StaleRun]) -> list[Node]:
+    """The node cut into parts: the runs, each with its reason, and the tokens between them."""
     reasons: dict[int, str | None] = {}
     for run in runs:
         reasons[run.start] = run.reason
@@ -154,15 +154,15 @@ def _cut(node: Node, runs: Sequence[Run]) -> list[Node]:
 
 
 def _sampled_above(trajectory: Trajectory) -> list[int]:
-    """By node: how many tokens its call sampled before the node's: the nodes of one call follow one another."""
+    """By node: how many tokens its call sampled before this node. The nodes of one call follow one another."""
     found: list[int] = []
     for node in trajectory.nodes:
         above = None if node.parent == ROOT else trajectory.nodes[node.parent]
-        goes_on = above is not None and node.call is not None and above.call == node.call
-        found.append(found[node.parent] + count(above.tokens) if above is not None and goes_on else 0)
+        continues = above is not None and node.call is not None and above.call == node.call
+        found.append(found[node.parent] + count(above.tokens) if above is not None and continues else 0)
     return found
 
 
-def _worst(found: Collection[Sequence[Run]]) -> str:
-    """What a whole is counted as: stale where a version says so, else unknown."""
+def _worst(found: Collection[Sequence[StaleRun]]) -> str:
+    """The reason to count: stale if any run is, otherwise unknown version."""
     return STALE if any(run.reason == STALE for runs in found for run in runs) else UNKNOWN_VERSION

@@ -1,6 +1,6 @@
-"""Groups in the forms that other trainers take: one module a trainer, of pure functions; none imports its trainer.
+"""Convert groups into the formats of other trainers: one module of pure functions per trainer, none of which imports its trainer.
 
-Each names the upstream type and the commit that it follows, and keeps the invariants that this trainer states, which the tests check.
-What holds for all: sessions without a reward are left out (TRL, which needs every slot, gets their reward as None), a trained token is
-trained once, its logprob is the engine's, and a trace without a trained token gives no row.
+Each module names the trainer's type and version, and keeps the invariants that the trainer documents; the tests check them. In all formats,
+sessions without a reward are left out (TRL needs every slot and gets their reward as None), each trained token is trained once with the
+engine's logprob, and a trace without a trained token gives no row.
 """

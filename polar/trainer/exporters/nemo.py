@@ -1,9 +1,9 @@
 """NeMo-Gym's results and NeMo-RL's message logs (`nemo_gym/openai_utils.py`, NVIDIA-NeMo/Gym at 07d6b0d07;
 `nemo_rl/environments/nemo_gym.py`, NVIDIA-NeMo/RL at 7ea279abf, August 2026).
 
-What NeMo-RL asks: each output item's `prompt_token_ids` begin with all tokens of the items before it, what they sampled included; what was
-sampled is not empty and its logprobs are numbers; a message log alternates between user and assistant, of which only the
-assistant's tokens are trained. So one linear trace is one result, and a run of trained tokens is one item.
+NeMo-RL requires: each output item's `prompt_token_ids` begin with all tokens of earlier items, including the sampled ones; sampled tokens
+are not empty and have finite logprobs; a message log alternates between user and assistant, and only the assistant's tokens are
+trained. Here one linear trace is one result, and one run of trained tokens is one item.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from topics.types.trajectory import Trajectory
 
 
 def results(group: Group, *, task_index: int) -> list[dict[str, Any]]:
-    """Gym results: each trace's, with its session's reward. A session of several traces has several, with one `_ng_rollout_index`."""
+    """One Gym result per trace, with the trace's reward. The results of one session have the same `_ng_rollout_index`."""
     return [
         {
             "responses_create_params": {"input": []},
@@ -34,9 +34,9 @@ def results(group: Group, *, task_index: int) -> list[dict[str, Any]]:
 
 
 def message_log(segment: Segment) -> list[dict[str, Any]]:
-    """What NeMo-RL makes of such a result: messages of tokens, as arrays, int64, and float32 `generation_logprobs`.
+    """The message log that NeMo-RL makes of a result: `token_ids` as int64 arrays, `generation_logprobs` as float32 arrays.
 
-    What follows the last trained token is left out, as there.
+    As in NeMo-RL, tokens after the last trained one are left out.
     """
     ids, logprobs = segment.expanded.token_ids, segment.expanded.logprobs
     log: list[dict[str, Any]] = []

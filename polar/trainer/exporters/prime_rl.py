@@ -1,8 +1,8 @@
 """prime-rl's `TrainingSample` (`src/prime_rl/transports/rollouts/types.py`, PrimeIntellect-ai/prime-rl at 559b44772, August 2026).
 
-What prime-rl asks: one sample a branch, without a split into prompt and response; all arrays as long as `token_ids`; what branches share is
-trained in the first; advantages come with the sample, per token, since its trainer computes none. On the wire a sample is a msgpack
-array: `msgspec.msgpack.encode` of this type gives the bytes that its own type decodes.
+prime-rl requires: one sample per branch, without a split into prompt and response; all arrays as long as `token_ids`; shared tokens of
+branches are trained in the first branch; one advantage per token, since its trainer computes none. A sample is sent as a msgpack array:
+`msgspec.msgpack.encode` of this type gives bytes that prime-rl's type decodes.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from polar.trainer.rows import grpo
 from topics.types.trajectory import Trajectory, expand
 
 PLAIN = 1.0
-"""The temperature told for tokens that nobody sampled, and where a call left it to the engine."""
+"""The temperature of tokens that weren't sampled, and of calls that set none."""
 
 
 class TrainingSample(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
-    """As prime-rl's, field by field; the Nones are what Polar has nothing for."""
+    """prime-rl's type, field by field. Fields of type None are those for which Polar has no data."""
 
     token_ids: list[int]
     mask: list[bool]
@@ -40,10 +40,10 @@ class TrainingSample(msgspec.Struct, frozen=True, array_like=True, omit_defaults
 def training_samples(
     group: Group, *, env_name: str, by_deviation: bool = True, leave_one_out: bool = False, by_session: bool = False
 ) -> list[TrainingSample]:
-    """The group's rows, with GRPO's advantages by rollout.
+    """The group's rows with GRPO's advantages per rollout.
 
-    `by_session`: tokens weigh so that each session weighs as much as another (`rl_weights`, 1 on average over the group); without it
-    each token weighs 1, prime-rl's way.
+    `by_session` gives all sessions the same total weight (`rl_weights`, with mean 1 over the group's tokens). Otherwise each token has
+    weight 1, as in prime-rl.
     """
     rows = grpo(group, by_deviation=by_deviation, leave_one_out=leave_one_out)
     weights = [row.weights for row in rows]

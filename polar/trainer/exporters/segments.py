@@ -1,6 +1,6 @@
-"""What the exporters share: a session's traces as linear sequences of a prompt and a response.
+"""Shared by the exporters: a session's traces as linear sequences, each a prompt and a response.
 
-The response begins with the first trained token, so that what a trainer keeps per response token covers nothing that can't be trained.
+The response begins with the first trained token.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from topics.types.trajectory import Call, ExpandedTrace, Trace, Trajectory, expa
 
 @dataclass(frozen=True)
 class Segment:
-    """A trace with something to train."""
+    """A trace that has trained tokens."""
 
     index: int
-    """Into the trajectory's traces."""
+    """Index into the trajectory's traces."""
     expanded: ExpandedTrace
     prompt_length: int
-    """Tokens before the first trained one."""
+    """Number of tokens before the first trained one."""
 
     @property
     def reward(self) -> float:
-        """The trace's; asked where its session has one."""
+        """The trace's reward; its session must have one."""
         found = self.expanded.trace.reward
-        assert found is not None, "a trace without its session's reward is no segment"
+        assert found is not None, "segments() leaves out traces without the session's reward"
         return found
 
     def __len__(self) -> int:
-        """Of its response."""
+        """Length of the response."""
         return len(self.expanded.token_ids) - self.prompt_length
 
     @property
@@ -53,31 +53,31 @@ class Segment:
 
     @property
     def calls(self) -> list[Call]:
-        """Those that sampled its trained tokens, in order, each once."""
+        """The calls that sampled its trained tokens, in order, each once."""
         return list({span.call.call_id: span.call for span in self.expanded.spans}.values())
 
     @property
     def policy_versions(self) -> list[int | None]:
-        """That sampled its trained tokens, of each call in order, each once a call; None where nobody knows."""
-        told = {(span.call.call_id, span.policy_version): span.policy_version for span in self.expanded.spans}
-        return list(told.values())
+        """The versions that sampled its trained tokens: in order, each once per call; None for an unknown version."""
+        versions = {(span.call.call_id, span.policy_version): span.policy_version for span in self.expanded.spans}
+        return list(versions.values())
 
     @property
     def known_versions(self) -> list[int] | None:
-        """The same, or None where one of them isn't known."""
+        """`policy_versions`, or None if one of them is unknown."""
         known = [version for version in self.policy_versions if version is not None]
         return known if len(known) == len(self.policy_versions) else None
 
     def runs(self) -> Iterator[tuple[int, int]]:
-        """`[start, end)` of trained tokens that stand together, ascending: one sampled run may be several spans."""
+        """The ranges `[start, end)` of adjacent trained tokens, ascending; a range may consist of several spans."""
         edges = np.flatnonzero(np.diff(self.expanded.loss_mask, prepend=0, append=0).astype(np.int8))
         yield from zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)
 
 
 def segments(trajectory: Trajectory) -> list[Segment]:
-    """The longest trace last, since a trainer that looks at one row of a rollout takes the last.
+    """The trajectory's segments by length, the longest last: trainers that use one row of a rollout use the last.
 
-    A trace that doesn't take its session's reward is none.
+    Leaves out traces that have no reward although their session has one.
     """
     made = [
         _segment(trajectory, index, trace)
@@ -88,7 +88,7 @@ def segments(trajectory: Trajectory) -> list[Segment]:
 
 
 def rewarded(group: Group) -> list[tuple[Trajectory, list[Segment]]]:
-    """The group's sessions that have a reward and something to train."""
+    """The group's sessions that have a reward and trained tokens, with their segments."""
     found = [(trajectory, segments(trajectory)) for trajectory in group.trajectories if trajectory.reward is not None]
     return [(trajectory, rows) for trajectory, rows in found if rows]
 

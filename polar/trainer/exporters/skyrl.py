@@ -1,8 +1,8 @@
 """SkyRL's `GeneratorOutput`, step-wise (`skyrl/train/generators/base.py`, NovaSky-AI/SkyRL at a9564572e, August 2026).
 
-What SkyRL asks (`validate_generator_output`): all lists equally long; a row's `loss_masks`, `rollout_logprobs` and response equally
-long; a trajectory's rows stand together, `is_last_step` is True on its last row and nowhere else; a reward counts on that row alone,
-whose advantage the others get. Here a row is a trace, the longest is the last, and `generator.step_wise_trajectories` is on.
+SkyRL requires (`validate_generator_output`): all lists have the same length; a row's `loss_masks`, `rollout_logprobs` and response have the
+same length; a trajectory's rows are adjacent, and `is_last_step` is True only on the last of them. The reward counts on that row
+alone, and the other rows get its advantage. Here a row is a trace, and the longest is last. Enable `generator.step_wise_trajectories`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from polar.trainer.groups import Group
 
 @dataclass(frozen=True)
 class TrajectoryID:
-    """As SkyRL's."""
+    """SkyRL's type."""
 
     instance_id: str
     """The task."""
@@ -29,7 +29,7 @@ class TrajectoryID:
 
 
 def generator_output(groups: Sequence[Group]) -> dict[str, Any]:
-    """Of all rows, in the order of the groups; what Polar has nothing for is None."""
+    """All rows in the order of the groups. Fields for which Polar has no data are None."""
     rows = [
         (trajectory, segment, segment is parts[-1])
         for group in groups

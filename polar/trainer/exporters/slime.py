@@ -1,8 +1,8 @@
-"""slime's `Sample` (`slime/utils/types.py`, THUDM/slime at 624b824a8, August 2026), in the form that `Sample.from_dict` takes.
+"""slime's `Sample` (`slime/utils/types.py`, THUDM/slime at 624b824a8, August 2026), as dictionaries for `Sample.from_dict`.
 
-What slime asks: `loss_mask` and `rollout_log_probs` cover the response alone and are `response_length` long, with 0.0 where the mask is
-0; samples cut from one rollout share a `rollout_id`, which its loss averages over; a rollout function returns prompts of rollouts of
-samples. Its own reward normalisation counts rows, not rollouts, wherever these differ: give `advantages`, and run slime with
+slime requires: `loss_mask` and `rollout_log_probs` cover the response alone, with `response_length` values, 0.0 where the mask is 0;
+samples of one rollout share a `rollout_id`, over which the loss averages; a rollout function returns, per prompt, rollouts of samples.
+slime's reward normalisation counts rows instead of rollouts: if rollouts have several rows, pass `advantages` and run slime with
 `--disable-rewards-normalization`.
 """
 
@@ -22,20 +22,20 @@ STATUS = {
     Status.TIMED_OUT: "truncated",
     Status.CANCELLED: "aborted",
 }
-"""`Sample.Status`'s values."""
+"""The values of slime's `Sample.Status`."""
 
 
 def samples(
     group: Group, *, group_index: int, first_index: int, advantages: Sequence[float | None] | None = None
 ) -> list[list[dict[str, Any]]]:
-    """The group's rollouts, each a list of its samples: what stands in a rollout function's result for one prompt.
+    """The group's rollouts, each a list of samples: one prompt's entry in the result of a rollout function.
 
-    `index` and `rollout_id` count sessions from `first_index`. `advantages`, one for each of the group's trajectories: a sample's
-    `reward` is its rollout's advantage then, and `metadata["raw_reward"]`, which slime logs, the reward; one without is left out.
+    `index` and `rollout_id` count sessions from `first_index`. With `advantages`, one per trajectory of the group, a sample's `reward` is
+    its rollout's advantage; a rollout without one is left out. `metadata["raw_reward"]`, which slime logs, is always the reward.
     """
-    given = group.rewards if advantages is None else advantages
+    scores = group.rewards if advantages is None else advantages
     found = []
-    for index, (trajectory, reward) in enumerate(zip(group.trajectories, given, strict=True), first_index):
+    for index, (trajectory, reward) in enumerate(zip(group.trajectories, scores, strict=True), first_index):
         if trajectory.reward is not None and reward is not None and (rows := segments(trajectory)):
             found.append([_sample(trajectory, row, group_index, index, reward) for row in rows])
     return found

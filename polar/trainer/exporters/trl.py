@@ -1,10 +1,10 @@
 """TRL's rollout dictionary (`rollout_func` of `trl/trainer/grpo_trainer.py`) and `RolloutSample` of its asynchronous GRPO
 (`trl/experimental/async_grpo/async_rollout_worker.py`; huggingface/trl at f2cd57710, 1.10.0.dev0, July 2026).
 
-What TRL asks: `prompt_ids`, `completion_ids`, `logprobs`, one entry a completion, and `num_generations` of them a prompt, in the order
-of the prompts; `env_mask` is 1 on the model's tokens; other lists go to the reward functions, of which one that answers None keeps a
-completion out of the baseline. A completion is one linear row. The asynchronous trainer takes several rows of one conversation,
-with advantages that are computed already.
+TRL requires: `prompt_ids`, `completion_ids` and `logprobs` with one entry per completion and `num_generations` completions per prompt, in
+the order of the prompts; `env_mask` is 1 on the model's tokens. Other lists are passed to the reward functions; a reward of None keeps a
+completion out of the baseline. A completion is one linear row. The asynchronous trainer accepts several rows per conversation, with
+computed advantages.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from topics.types.trajectory import Trajectory
 
 
 class RolloutSample(msgspec.Struct, frozen=True):
-    """As TRL's; its prompt and completion are messages for its log alone."""
+    """TRL's type. It uses `prompt` and `completion`, which are messages, for its log only."""
 
     prompt: list[dict[str, Any]]
     completion: list[dict[str, Any]]
     input_ids: list[int]
     completion_mask: list[int]
-    """1 where trained, as long as the ids."""
+    """1 where trained; as long as `input_ids`."""
     old_log_probs: list[float]
     advantage: float
     model_version: int
-    """The oldest that sampled it; -1: nobody knows that of all its tokens."""
+    """The oldest version that sampled its tokens; -1: unknown for some token."""
     group_id: int
     metrics: dict[str, float]
 
@@ -40,11 +40,11 @@ class RolloutSample(msgspec.Struct, frozen=True):
 def rollouts(
     groups: Sequence[Group], *, num_generations: int, branches: Literal["refuse", "longest"] = "refuse"
 ) -> dict[str, list[Any]]:
-    """What `rollout_func` returns for the prompts of these groups; `reward` goes to a reward function that hands it back.
+    """The result of `rollout_func` for the prompts of these groups; pass a reward function that returns `reward`.
 
-    A session without a reward keeps its slot, with reward None, and so does one without tokens to train: another's prompt and first
-    token, masked, stand there. `branches`: a session with several traces to train is refused, or its longest trace stands for it and
-    the rest isn't trained. Raises InputError for that, for a group of another size, and for one that has nothing to train.
+    A session without a reward keeps its slot, with reward None. A session without trained tokens keeps its slot with the prompt and the
+    masked first token of another session. `branches`: refuse a session with several traces, or train only its longest trace.
+    Raises InputError for a refused session, a group of another size, and a group with no trained tokens.
     """
     found: dict[str, list[Any]] = {
         name: [] for name in ("prompt_ids", "completion_ids", "logprobs", "env_mask", "reward", "session_id")
@@ -56,7 +56,7 @@ def rollouts(
         rows = [_only(trajectory, branches) for trajectory in group.trajectories]
         other = next((row for row in rows if row is not None), None)
         if other is None:
-            raise InputError("groups", group.task_id, "has nothing to train; leave it out")
+            raise InputError("groups", group.task_id, "has no tokens to train; leave it out")
         for trajectory, row in zip(group.trajectories, rows, strict=True):
             found["prompt_ids"].append((row or other).prompt_ids)
             found["completion_ids"].append(row.response_ids if row else other.response_ids[:1])
@@ -68,7 +68,7 @@ def rollouts(
 
 
 def rollout_samples(group: Group, *, group_id: int) -> list[RolloutSample]:
-    """A row a trace, each with its session's advantage, in (population) standard deviations as TRL has it. Calls' rewards don't count."""
+    """One row per trace with its session's advantage, in population standard deviations as in TRL. Rewards of calls are ignored."""
     by_session = dict(zip([one.session_id for one in group.trajectories], advantages(group.rewards), strict=True))
     return [
         _sample(segment, by_session[trajectory.session_id], group_id)
@@ -94,9 +94,9 @@ def _sample(segment: Segment, advantage: float | None, group_id: int) -> Rollout
 
 
 def _only(trajectory: Trajectory, branches: Literal["refuse", "longest"]) -> Segment | None:
-    """The row that stands for the session, reward or not; None where it has nothing to train."""
+    """The session's only or longest row, with or without a reward; None without trained tokens."""
     rows = segments(trajectory)
     if len(rows) > 1 and branches == "refuse":
-        reason = f"has {len(rows)} traces, TRL takes one: say branches='longest', or use rollout_samples"
+        reason = f"has {len(rows)} traces, TRL takes one: pass branches='longest', or use rollout_samples"
         raise InputError("groups", trajectory.session_id, reason)
     return rows[-1] if rows else None

@@ -1,9 +1,9 @@
 """verl's `AgentLoopOutput` and the `DataProto` that its workers make of them (`verl/experimental/agent_loop/agent_loop.py`,
 verl-project/verl at 1dda039b9, August 2026).
 
-What verl asks: prompts are padded left, responses right; `response_mask` is 1 on the model's tokens alone; the reward stands on the last
-token of the response; of a rollout's several outputs the last one's reward and `reward_extra_info` are copied to the others, and only
-it stands in the group's baseline (`trainer/ppo/v1/utils.py`); `uid` names the group. Here the longest trace is the last.
+verl requires: prompts are padded on the left, responses on the right; `response_mask` is 1 on the model's tokens alone; the reward is on
+the last token of the response; `uid` names the group. If a rollout has several outputs, verl copies the reward and `reward_extra_info` of
+the last one to the others, and only the last one enters the group's baseline (`trainer/ppo/v1/utils.py`). Here the longest trace is last.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from topics.types.trajectory import Trajectory
 
 
 class DataProto(msgspec.Struct, frozen=True):
-    """As verl's; `DataProto.from_dict(tensors, non_tensors, meta_info)` takes the parts, the arrays as tensors."""
+    """verl's type: pass its fields to `DataProto.from_dict(tensors, non_tensors, meta_info)`, with the arrays of `batch` as tensors."""
 
     batch: dict[str, NDArray[Any]]
     """int64 [rows, prompt_length], [rows, response_length] or both; float32 where it is scores or logprobs."""
@@ -33,9 +33,9 @@ class DataProto(msgspec.Struct, frozen=True):
 
 
 def agent_loop_outputs(trajectory: Trajectory, *, unknown_version: int | None = None) -> list[dict[str, Any]]:
-    """One for each trace, `AgentLoopOutput(**one)`; none where the session has no reward: an agent loop then returns None.
+    """The arguments of one `AgentLoopOutput` per trace. Empty for a session without a reward: the agent loop then returns None.
 
-    `unknown_version`: the global step that stands for a version that nobody knows; without it InputError is raised there.
+    `unknown_version`: the global step to use for an unknown policy version; without it, an unknown version raises InputError.
     """
     if trajectory.reward is None:
         return []
@@ -51,9 +51,9 @@ def data_proto(
     leave_one_out: bool = False,
     unknown_version: int | None = None,
 ) -> DataProto:
-    """A batch of all rows, with `advantages` and `returns` by rollout, so that verl's own step for these is left out.
+    """A batch of all rows with `advantages` and `returns` per rollout, which replace verl's own computation.
 
-    Raises InputError for a prompt or a response that is longer, where no row is left, and as `agent_loop_outputs`.
+    Raises InputError for a prompt or response over its length, if no row is left, and as `agent_loop_outputs`.
     """
     rows = [
         (trajectory, segment)
@@ -63,7 +63,7 @@ def data_proto(
         if _fits(trajectory, segment, prompt_length, response_length)
     ]
     if not rows:
-        raise InputError("groups", [group.task_id for group in groups], "none has a session with a reward to train")
+        raise InputError("groups", [group.task_id for group in groups], "no session has a reward and tokens to train")
     advantages = {
         (row.session_id, row.trace): row.advantages
         for group in groups
@@ -108,7 +108,7 @@ def _tensors(
 
 
 def _fits(trajectory: Trajectory, segment: Segment, prompt_length: int, response_length: int) -> bool:
-    """Always; raises InputError where it doesn't: what verl would cut off is the caller's to decide."""
+    """True; raises InputError for a longer row, since verl would cut it silently."""
     lengths = {"prompt_length": (prompt_length, segment.prompt_length)}
     lengths["response_length"] = (response_length, len(segment))
     for name, (allowed, length) in lengths.items():
@@ -155,13 +155,13 @@ def _output(trajectory: Trajectory, segment: Segment, unknown_version: int | Non
         "reward_score": segment.reward,
         "num_turns": _turns(segment),
         "metrics": {"generate_sequences": _generating_s(segment), "tool_calls": 0.0, "num_preempted": -1},
-        # Read of the last output of a rollout wherever that has a reward.
+        # verl reads it from the last output of a rollout that has a reward.
         "extra_fields": {"reward_extra_info": {}, **_steps(trajectory, segment, unknown_version), **names},
     }
 
 
 def _turns(segment: Segment) -> int:
-    """The prompt's, and for each call the model's; what lies between two calls is one."""
+    """The number of turns: the prompt or an observation before each call, and the call's answer."""
     return 2 * len(segment.calls)
 
 
@@ -170,9 +170,9 @@ def _generating_s(segment: Segment) -> float:
 
 
 def _steps(trajectory: Trajectory, segment: Segment, unknown_version: int | None) -> dict[str, int]:
-    """verl's words for the policy versions that a row spans; it calculates with them."""
+    """The policy versions of a row, as the global steps with which verl computes."""
     known = segment.known_versions or ([] if unknown_version is None else [unknown_version])
     if not known:
-        reason = f"{trajectory.session_id}: nobody knows what sampled it; publish verl's steps as versions, or say unknown_version=…"
+        reason = f"{trajectory.session_id}: its policy version is unknown; publish verl's steps as versions, or pass unknown_version=…"
         raise InputError("policy_version", None, reason)
     return {"min_global_steps": min(known), "max_global_steps": max(known)}

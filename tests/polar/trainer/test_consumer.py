@@ -62,13 +62,13 @@ async def filled(writer: Writer) -> Writer:
     return writer
 
 
+ALL = sorted(f"{task}.{index}" for task in TASKS for index in (0, 1))
+
+
 async def test_for_and_async_for_give_the_same(settings: Settings, filled: Writer) -> None:
     """The plain loop runs inside a running loop here, as it does in a notebook."""
     with consumer(settings) as opened:
-        plain = list(opened)
-    assert (
-        names(plain) == names(await read(settings)) == sorted(f"{task}.{index}" for task in TASKS for index in (0, 1))
-    )
+        assert names(list(opened)) == names(await read(settings)) == ALL
 
 
 async def test_groups_come_whole_and_by_sample_index(settings: Settings, filled: Writer) -> None:
@@ -123,8 +123,9 @@ async def test_a_consumer_that_is_opened_again_goes_on(settings: Settings, fille
     with again:
         first = next(iter(again))
     with again:
-        rest = list(again)
-    assert names([first, *rest]) == names(await read(settings))
+        assert names([first, *again]) == names(await read(settings))
+        with pytest.raises(InputError, match="this consumer yields trajectories; open a second one"):
+            next(iter(again.groups()))
 
 
 async def test_latest_begins_when_the_consumer_is_opened(settings: Settings, filled: Writer) -> None:
@@ -215,9 +216,11 @@ async def test_an_output_is_read_by_any_of_its_names(settings: Settings) -> None
         assert names(await read(settings, topic=name)) == ["e.0"]
 
 
-async def test_an_output_that_is_not_there_is_said_with_those_that_are(settings: Settings, writer: Writer) -> None:
+async def test_an_output_that_is_missing_is_an_error_that_lists_the_existing_ones(
+    settings: Settings, writer: Writer
+) -> None:
     async with Writer(settings, "eval"):
-        with pytest.raises(NotReady, match=r"no output topic .*\.trajectories\.evil: .* there are: eval$"):
+        with pytest.raises(NotReady, match=r"no output topic .*\.trajectories\.evil: .* existing ones: eval$"):
             await read(settings, topic="evil")
 
 
@@ -247,7 +250,10 @@ async def test_records_that_left_the_log_unread_are_an_error_unless_they_may(
     await removed(settings, before=4)
     async with consumer(settings) as opened:
         opened.load_state_dict(state)
-        with pytest.raises(NotReady, match=r"the records from 0 to 3 have left the log unread; allow_gap=True goes on"):
+        with pytest.raises(
+            NotReady,
+            match=r"the records from 0 to 3 were removed by retention before they were read; allow_gap=True continues",
+        ):
             await anext(aiter(opened))
     left = Counter(one.task_id for one in await read(settings))
     async with consumer(settings, allow_gap=True) as opened:
@@ -275,7 +281,7 @@ async def test_records_may_leave_the_log_under_a_slow_reader(
             later = await read(settings)
             assert {*names(later)} <= {first.session_id, *names(left)}
         else:
-            with pytest.raises(NotReady, match="have left the log unread"):
+            with pytest.raises(NotReady, match="were removed by retention before they were read"):
                 async for _ in opened:
                     pass
 
@@ -298,11 +304,11 @@ async def test_who_reads_on_after_an_error_misses_nothing(
         with pytest.raises(NotReady, match="can't be read: UnsupportedCodecError"):
             await anext(aiter(opened))
         found = [one async for one in opened]
-    assert names(found) == sorted(f"{task}.{index}" for task in TASKS for index in (0, 1))
+    assert names(found) == ALL
 
 
-async def test_a_forked_process_is_told_to_open_its_own(settings: Settings, filled: Writer) -> None:
-    def asked_in_a_child() -> str:
+async def test_a_forked_process_must_open_a_consumer_of_its_own(settings: Settings, filled: Writer) -> None:
+    def error_in_a_child() -> str:
         with consumer(settings) as opened:
             ours, theirs = os.pipe()
             if (child := os.fork()) == 0:
@@ -313,21 +319,13 @@ async def test_a_forked_process_is_told_to_open_its_own(settings: Settings, fill
                 finally:
                     os._exit(0)
             os.close(theirs)
-            said = os.read(ours, 1000) if select.select([ours], [], [], 10)[0] else b"nothing"
+            reply = os.read(ours, 1000) if select.select([ours], [], [], 10)[0] else b"nothing"
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
             os.close(ours)
-            return said.decode()
+            return reply.decode()
 
-    assert "opened in another process" in await asyncio.to_thread(asked_in_a_child)
-
-
-async def first_from(opened: TrajectoryConsumer, state: dict[str, Any]) -> Trajectory:
-    opened.load_state_dict(state)
-    return await anext(aiter(opened))
-
-
-Change = Callable[[dict[str, Any]], object]
+    assert "opened before the process was forked" in await asyncio.to_thread(error_in_a_child)
 
 
 @pytest.mark.parametrize(
@@ -341,24 +339,20 @@ Change = Callable[[dict[str, Any]], object]
     ],
 )
 async def test_a_state_of_something_else_is_refused(
-    settings: Settings, filled: Writer, change: Change, field: str
+    settings: Settings, filled: Writer, change: Callable[[dict[str, Any]], object], field: str
 ) -> None:
     async with consumer(settings) as opened:
         state = opened.state_dict()
         change(state)
-        with pytest.raises(InputError) as raised:
-            await first_from(opened, state)
+        with pytest.raises(InputError) as raised:  # noqa: PT012 - either of both statements raises
+            opened.load_state_dict(state)
+            await anext(aiter(opened))
     assert raised.value.field == field
 
 
-async def test_one_consumer_hands_out_one_kind_of_items(settings: Settings, filled: Writer) -> None:
-    with consumer(settings) as opened:
-        next(iter(opened))
-        with pytest.raises(InputError, match="this consumer hands out trajectories; make one more"):
-            next(iter(opened.groups()))
-
-
 async def test_a_consumer_is_used_while_it_is_open(settings: Settings, writer: Writer) -> None:
+    with pytest.raises(InputError, match="must be earliest or latest"):
+        consumer(settings, start="now")
     closed = consumer(settings)
     with pytest.raises(RuntimeError, match="inside `with"):
         next(iter(closed))
@@ -367,11 +361,6 @@ async def test_a_consumer_is_used_while_it_is_open(settings: Settings, writer: W
     async with closed:
         with pytest.raises(RuntimeError, match="iterated by `async for`"):
             next(iter(closed))
-
-
-def test_a_bad_start_is_refused(settings: Settings) -> None:
-    with pytest.raises(InputError, match="must be earliest or latest"):
-        consumer(settings, start="now")
 
 
 def test_without_a_system_it_says_how_to_get_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
@@ -422,16 +411,16 @@ async def test_what_rules_drop_is_counted_and_what_they_keep_comes_as_they_leave
     assert len(opened.state_dict()["partitions"]) == PARTITIONS
 
 
-async def test_a_group_whose_rule_raises_is_judged_again_and_counts_as_handed_out_only_then(
+async def test_a_group_whose_rule_raises_is_checked_again_and_counts_as_yielded_only_then(
     settings: Settings, filled: Writer
 ) -> None:
     """By the same consumer, and by another from a state that was taken after the error."""
-    asked: Counter[str] = Counter()
+    calls: Counter[str] = Counter()
 
     def failing(found: Group, counts: Counter[str]) -> Group:
-        asked[found.task_id] += 1
+        calls[found.task_id] += 1
         counts["seen"] += 1
-        if found.task_id == TASKS[0] and asked[TASKS[0]] < 3:
+        if found.task_id == TASKS[0] and calls[TASKS[0]] < 3:
             raise TimeoutError("no version")
         return found
 
@@ -441,7 +430,7 @@ async def test_a_group_whose_rule_raises_is_judged_again_and_counts_as_handed_ou
         state = json.loads(json.dumps(opened.state_dict()))
         with consumer(settings) as another:
             another.load_state_dict(state)
-            rest = [one.task_id for one in another.groups()]
+            remaining = [one.task_id for one in another.groups()]
         with pytest.raises(TimeoutError):
             next(iter(opened.groups(failing)))
         assert opened.state_dict() == state
@@ -449,7 +438,7 @@ async def test_a_group_whose_rule_raises_is_judged_again_and_counts_as_handed_ou
         opened.skipped.clear()
         again = [one.task_id for one in opened.groups(failing)]
     assert TASKS[0] in again
-    assert sorted(again) == sorted(rest)
+    assert sorted(again) == sorted(remaining)
     assert opened.skipped["seen"] == len(again), "what a rule counted before it raised isn't counted twice"
 
 

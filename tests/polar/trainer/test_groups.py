@@ -7,7 +7,7 @@ from collections import Counter
 import msgspec
 import pytest
 
-from polar.trainer.groups import Group, Patience, drop_zero_advantage, enough, patience
+from polar.trainer.groups import Group, GroupDeadline, drop_zero_advantage, enough, group_deadline
 from tests.polar.trainer.writing import trajectory
 from topics.types.errors import InputError
 from topics.types.trajectory import Stats
@@ -49,8 +49,8 @@ def test_a_sample_without_a_reward_or_without_tokens_to_train_is_not_usable() ->
 
 
 def test_patience_is_a_number_of_samples_by_a_deadline() -> None:
-    assert patience(None, None) is patience(3, None) is None
-    assert patience(3, 0.5) == Patience(3, 500)
+    assert group_deadline(None, None) is group_deadline(3, None) is None
+    assert group_deadline(3, 0.5) == GroupDeadline(3, 500)
 
 
 @pytest.mark.parametrize(
@@ -58,5 +58,5 @@ def test_patience_is_a_number_of_samples_by_a_deadline() -> None:
 )
 def test_a_deadline_that_says_nothing_is_refused(at_least: int | None, within_s: float | None, field: str) -> None:
     with pytest.raises(InputError) as raised:
-        patience(at_least, within_s)
+        group_deadline(at_least, within_s)
     assert raised.value.field == field

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polar.trainer.groups import Group
-from polar.trainer.packing import OF_TOKENS, Batch, pack
+from polar.trainer.packing import TOKEN_ARRAYS, Batch, pack
 from polar.trainer.rows import Row, grpo
 from tests.polar.trainer.trees import groups
 from topics.types.errors import InputError
@@ -20,13 +20,13 @@ def sequences(batch: Batch) -> dict[tuple[str, int], dict[str, list[float]]]:
     """A batch taken apart again."""
     edges = batch.cu_seqlens.tolist()
     return {
-        name: {array: getattr(batch, array)[start:end].tolist() for array in OF_TOKENS}
+        name: {array: getattr(batch, array)[start:end].tolist() for array in TOKEN_ARRAYS}
         for name, start, end in zip(batch.sequences, edges[:-1], edges[1:], strict=True)
     }
 
 
 def arrays(row: Row) -> dict[str, list[float]]:
-    return {name: getattr(row, name).tolist() for name in OF_TOKENS}
+    return {name: getattr(row, name).tolist() for name in TOKEN_ARRAYS}
 
 
 @given(groups(rewards=st.sampled_from([0.0, 1.0])), st.integers(27, 60))
@@ -73,7 +73,7 @@ def row(size: int) -> Row:
 
 def test_a_row_that_is_too_long_is_refused_by_name() -> None:
     with pytest.raises(
-        InputError, match=r"max_tokens: t\.9, trace 0, has 9 tokens; allow more, or say too_long='cut' or 'drop'"
+        InputError, match=r"max_tokens: t\.9, trace 0, has 9 tokens; allow more, or pass too_long='cut' or 'drop'"
     ):
         pack([row(2), row(9)], 8)
     with pytest.raises(InputError, match="max_tokens: must be 1 or more"):
@@ -94,7 +94,7 @@ def test_tensors_are_the_arrays() -> None:
     torch = pytest.importorskip("torch", reason="PyTorch is the trainer's to bring")
     (batch,) = pack([row(2), row(3)], 8)
     tensors = batch.torch()
-    assert tensors.keys() == {*OF_TOKENS, "positions", "cu_seqlens"}
+    assert tensors.keys() == {*TOKEN_ARRAYS, "positions", "cu_seqlens"}
     for name, tensor in tensors.items():
         assert tensor.numpy().tolist() == getattr(batch, name).tolist()
     assert tensors["cu_seqlens"].dtype == torch.int32

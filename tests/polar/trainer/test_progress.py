@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polar.trainer.groups import Group, Patience
+from polar.trainer.groups import Group, GroupDeadline
 from polar.trainer.progress import Fold, Groups, Mark, State, Trajectories
 from tests.polar.trainer.writing import finished, trajectory
 from topics.trajectories import Output
@@ -147,7 +147,7 @@ def test_each_group_is_given_once_though_some_leave_early(
     log: Log, moves: list[tuple[int, int, str]], at_least: int, within_ms: int
 ) -> None:
     def make(marks: Mapping[int, Mark], skipped: Counter[str]) -> Groups:
-        return Groups(marks, skipped, lambda: Patience(at_least, within_ms))
+        return Groups(marks, skipped, lambda: GroupDeadline(at_least, within_ms))
 
     groups: list[Group] = given_in_the_end(log, make, moves)
     ends = [record for records in log.values() for _, record in records if not isinstance(record, Trajectory)]
@@ -159,7 +159,7 @@ def test_each_group_is_given_once_though_some_leave_early(
 
 
 def early(at_least: int = 2, within_ms: int = 100, marks: Mapping[int, Mark] | None = None) -> Groups:
-    return Groups(marks or {0: Mark(0, 0)}, Counter(), lambda: Patience(at_least, within_ms))
+    return Groups(marks or {0: Mark(0, 0)}, Counter(), lambda: GroupDeadline(at_least, within_ms))
 
 
 def test_a_group_leaves_when_its_time_has_come_with_the_samples_that_are_there() -> None:

@@ -33,7 +33,7 @@ def test_a_sample_without_tokens_holds_its_slot(group: Group) -> None:
     assert made["env_mask"] == [[0], [1, 1, 0, 0, 1], [1, 1]]
     assert made["logprobs"][0] == [0.0]
     assert made["reward"] == [None, 1.0, 0.0]
-    with pytest.raises(InputError, match="groups: has nothing to train; leave it out"):
+    with pytest.raises(InputError, match="groups: has no tokens to train; leave it out"):
         rollouts([Group("t", [empty])], num_generations=1)
 
 
@@ -45,7 +45,7 @@ def test_a_row_is_of_no_known_version_if_one_of_its_calls_is(group: Group) -> No
 
 
 def test_what_trl_has_no_place_for_is_refused_by_name(group: Group) -> None:
-    with pytest.raises(InputError, match=r"groups: has 2 traces, TRL takes one: say branches='longest'.*t\.0"):
+    with pytest.raises(InputError, match=r"groups: has 2 traces, TRL takes one: pass branches='longest'.*t\.0"):
         rollouts([group], num_generations=3)
     with pytest.raises(InputError, match="num_generations: t has 3 samples; TRL takes whole groups of one size"):
         rollouts([group], num_generations=4, branches="longest")

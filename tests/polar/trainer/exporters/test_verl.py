@@ -68,7 +68,7 @@ def test_outputs_have_what_a_rollout_s_last_one_is_asked_for(group: Group) -> No
 def test_a_batch_says_what_the_rows_do(group: Group) -> None:
     rows = {(row.session_id, row.token_ids.tobytes()): row for row in grpo(group)}
     if not rows:
-        with pytest.raises(InputError, match="groups: none has a session with a reward to train"):
+        with pytest.raises(InputError, match="groups: no session has a reward and tokens to train"):
             data_proto([group], prompt_length=WIDE, response_length=WIDE, pad_token_id=PAD, unknown_version=0)
         return
     made = data_proto([group], prompt_length=WIDE, response_length=WIDE, pad_token_id=PAD, unknown_version=0)
@@ -94,7 +94,7 @@ def test_a_version_that_nobody_knows_is_refused_or_what_the_caller_says(group: G
     first, *others = branched.calls
     calls = [msgspec.structs.replace(first, policy_version=None), *others]
     unknown = msgspec.structs.replace(branched, calls=calls)
-    with pytest.raises(InputError, match=r"policy_version: t\.0: nobody knows what sampled it; publish"):
+    with pytest.raises(InputError, match=r"policy_version: t\.0: its policy version is unknown; publish"):
         agent_loop_outputs(unknown)
     _, main = agent_loop_outputs(unknown, unknown_version=3)
     assert (main["extra_fields"]["min_global_steps"], main["extra_fields"]["max_global_steps"]) == (3, 3)
