@@ -32,16 +32,16 @@ PLAN = Plan("default", 0, 3, 600, 3600, 600, "shell", "prefix_merging", b"{}", N
 
 
 class AllLost(Leases):
-    """No claim has a lease, whenever it is judged."""
+    """No claim has a lease, whenever leases are checked."""
 
-    def lost(self, worker_id: str, claims: KeysView[str]) -> list[str]:
+    def lost_claims(self, worker_id: str, claims: KeysView[str]) -> list[str]:
         return list(claims)
 
 
-async def test_no_lease_is_judged_while_a_fact_of_its_claim_may_be_unread(settings: Settings, log: LogProducer) -> None:
+async def test_no_lease_is_checked_while_a_fact_of_its_claim_may_be_unread(settings: Settings, log: LogProducer) -> None:
     """A log of large facts comes in many fetches of few records."""
-    granted_claims = SessionState("t.0", "t", 0, Phase.INIT, 0, releases=1, claim_id="c", worker_id="w")
-    for row in (TaskState("t", 1, "hash", plan=PLAN), granted_claims):
+    claimed = SessionState("t.0", "t", 0, Phase.INIT, 0, releases=1, claim_id="c", worker_id="w")
+    for row in (TaskState("t", 1, "hash", plan=PLAN), claimed):
         await log.send(sessions.TOPIC, row, key=sessions.key_of(row), task_id="t")
     again = TaskSubmitted("f", "t", 1, "hash", PLAN, body=os.urandom(60_000))
     for fact in (*[again] * 60, InitFinished("g", "t.0", 1, "c", runtime={"dir": "x"})):
