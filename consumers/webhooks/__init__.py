@@ -1,4 +1,4 @@
-"""Webhooks: a task's `callback_url` is told of its finished group, signed, tried for a day, at least once."""
+"""Webhooks: the finished groups of a task are posted to its `callback_url`, signed, at least once, with retries for a day."""
 
 GROUP = "webhooks"
-"""The role's name, and its consumer group's."""
+"""The name of the role and of its consumer group."""

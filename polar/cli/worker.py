@@ -133,7 +133,7 @@ def _start(
 
         started["analytics"] = run_analytics(found, stop, metrics)
     if Role.WEBHOOKS in roles:
-        from consumers.webhooks.loop import run_webhooks
+        from consumers.webhooks.worker import run_webhooks
 
         started["webhooks"] = run_webhooks(found, stop, metrics)
     if asked.stages:

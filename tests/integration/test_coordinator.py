@@ -38,7 +38,9 @@ class AllLost(Leases):
         return list(claims)
 
 
-async def test_no_lease_is_checked_while_a_fact_of_its_claim_may_be_unread(settings: Settings, log: LogProducer) -> None:
+async def test_no_lease_is_checked_while_a_fact_of_its_claim_may_be_unread(
+    settings: Settings, log: LogProducer
+) -> None:
     """A log of large facts comes in many fetches of few records."""
     claimed = SessionState("t.0", "t", 0, Phase.INIT, 0, releases=1, claim_id="c", worker_id="w")
     for row in (TaskState("t", 1, "hash", plan=PLAN), claimed):

@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 from consumers.building.builder import run_builder
-from consumers.webhooks.loop import run_webhooks
+from consumers.webhooks.worker import run_webhooks
 from tests.consumers.stages.coordinating import eventually
 from tests.consumers.webhooks.endpoint import receiving
 from topics import completions, trajectories

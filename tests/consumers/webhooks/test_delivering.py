@@ -1,4 +1,4 @@
-"""From the log to an endpoint, whatever the endpoint does and whoever dies meanwhile: on a real broker, over real connections."""
+"""From the log to an endpoint, whatever the endpoint does and whichever process dies: on a real broker, over real connections."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import pytest
 from aiohttp import web
 from faststream.kafka.security import parse_security
 
-from consumers.webhooks.loop import run_webhooks
-from consumers.webhooks.member import security
+from consumers.webhooks.consumer import security
+from consumers.webhooks.worker import run_webhooks
 from tests.consumers.stages.coordinating import eventually
 from tests.consumers.test_fanout import letters
 from tests.consumers.webhooks.endpoint import answer, hang, receiving
@@ -38,7 +38,7 @@ def owed(task_id: str, url: str, tries: int = 0, failed_ms: int = 0) -> Owed:
 
 
 class Log:
-    """`polar.webhooks` as it is written and read."""
+    """Writes and reads `polar.webhooks`."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -53,7 +53,7 @@ class Log:
         return [record for record in self.records if record.task_id == task_id]
 
     async def settled(self, *task_ids: str) -> list[Settled]:
-        """How these ended, once they have."""
+        """The outcomes of these tasks, once all are settled."""
 
         def look() -> list[Settled] | None:
             ends = [record for record in self.records if isinstance(record, Settled) and record.task_id in task_ids]
@@ -62,7 +62,7 @@ class Log:
         return await eventually(look)
 
     async def tried(self, task_id: str, times: int = 1) -> Owed:
-        """What a task is owed after so many tries in vain."""
+        """The task's record after this many failed attempts."""
         return await eventually(
             lambda: next((r for r in self.of(task_id) if isinstance(r, Owed) and r.tries == times), None)
         )
@@ -115,7 +115,7 @@ def closed_port() -> int:
         return int(probe.getsockname()[1])
 
 
-async def test_endpoints_are_told_whatever_others_do_and_each_answer_has_its_consequence(
+async def test_endpoints_get_their_webhooks_whatever_others_do_and_each_answer_has_its_consequence(
     settings: Settings, log: Log, secret: str
 ) -> None:
     async with delivering(settings), receiving() as dead, receiving() as well:
@@ -149,10 +149,11 @@ async def test_endpoints_are_told_whatever_others_do_and_each_answer_has_its_con
         assert second.verified(secret) == first.verified(secret)
         assert 4 <= second.at - first.at < 8
     (letter,) = await letters(settings, 1)
-    assert letter["reason"].endswith("was not told, after 1 try: it answered 410: it wants no more")
+    assert letter["reason"].startswith("not delivered to 127.0.0.1:")
+    assert letter["reason"].endswith(" after 1 attempt: it answered 410 and accepts no more")
 
 
-async def test_a_successor_tells_what_is_owed_and_nothing_that_was_settled(
+async def test_a_successor_delivers_what_is_pending_and_nothing_that_was_settled(
     settings: Settings, log: Log, secret: str
 ) -> None:
     async with receiving() as endpoint:
@@ -180,7 +181,7 @@ async def test_a_successor_tells_what_is_owed_and_nothing_that_was_settled(
     assert await committed(settings) > 0
 
 
-async def test_a_killed_worker_costs_telling_again_what_it_was_telling(settings: Settings, log: Log) -> None:
+async def test_a_killed_worker_repeats_the_deliveries_that_were_in_progress(settings: Settings, log: Log) -> None:
     async with receiving() as endpoint:
         endpoint.answers |= {"/slow": first_hangs, "/down": answer(500, 204)}
         await log.write(owed("slow", f"{endpoint.url}/slow"), owed("down", f"{endpoint.url}/down"))
@@ -216,12 +217,13 @@ async def test_the_last_failure_and_a_host_that_is_not_named_are_dead_letters_th
             assert {end.task_id: end.outcome for end in ends} == {"over": "given_up", "elsewhere": "refused"}
     found = await letters(settings, 2)
     reasons = sorted(letter["reason"] for letter in found)
-    assert reasons[0].endswith("was not told, after 31 tries: it answered 500")
-    assert reasons[1] == "169.254.169.254 was not told, after 1 try: POLAR_WEBHOOK_HOSTS doesn't name its host"
+    assert reasons[0].startswith("not delivered to 127.0.0.1:")
+    assert reasons[0].endswith(" after 31 attempts: it answered 500")
+    assert reasons[1] == "not delivered to 169.254.169.254 after 1 attempt: POLAR_WEBHOOK_HOSTS doesn't name its host"
     assert "hidden" not in str(reasons)
 
 
-async def test_a_worker_without_a_secret_says_what_to_do(settings: Settings) -> None:
+async def test_a_worker_without_a_secret_names_the_setting(settings: Settings) -> None:
     settings.webhook_secret_path.unlink()
     with pytest.raises(NotReady, match="POLAR_WEBHOOK_SECRET_FILE"):
         await run_webhooks(settings, asyncio.Event())
@@ -270,7 +272,7 @@ async def committed(settings: Settings) -> int:
 
 @asynccontextmanager
 async def process(settings: Settings) -> AsyncIterator[asyncio.subprocess.Process]:
-    """`polar worker webhooks`; killed at the end where it still runs."""
+    """`polar worker webhooks`; killed at the end if it still runs."""
     recorded = {"POLAR_KAFKA": settings.bootstrap, "POLAR_NAMESPACE": settings.namespace}
     write_env_file(settings.data / "polar.env", recorded)
     arguments = ["-m", "polar.cli", "worker", "webhooks", "--data", str(settings.data)]

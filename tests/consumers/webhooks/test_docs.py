@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from aiohttp import ClientSession, web
 
-from consumers.webhooks.post import message
+from consumers.webhooks.client import message
 from topics.environment.webhook_signing import sign
 from topics.types.session import Status
 from topics.webhooks import Owed

@@ -1,7 +1,8 @@
-"""The webhooks role: a heart, and a look at `polar.webhooks`; the parts that deliver are started by a first task that wants to be told of.
+"""The webhooks role. HTTP client and consumer start with the first record of `polar.webhooks`; until then the process only watches the
+topic.
 
-Group `<namespace>.webhooks`. In: `polar.webhooks`. Out: `polar.webhooks`; dead letters. Keeps no state that the log doesn't hold; any
-number of processes share the partitions.
+Group `<namespace>.webhooks`. In: `polar.webhooks`. Out: `polar.webhooks`; dead letters. All state is on the log. Any number of processes
+share the partitions.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections import Counter
 
 from consumers.metrics import Metrics
 from consumers.webhooks import GROUP
-from consumers.webhooks.debts import Debts
+from consumers.webhooks.pending import PendingDeliveries
 from topics import webhooks
 from topics.environment import webhook_signing as signing
 from topics.environment.settings import Settings
@@ -21,34 +22,32 @@ from topics.waiting.first_done import first_done
 
 
 async def run_webhooks(settings: Settings, stop: asyncio.Event, metrics: Metrics | None = None) -> None:
-    """Tell endpoints until `stop`. Raises NotReady without Kafka, its topics, or a secret."""
+    """Deliver until `stop`. Raises NotReady without Kafka, its topics, or a secret."""
     signing.read_secrets(settings.webhook_secret_path)
     worker_id = new_worker_id(GROUP)
     heart = Heart(settings, lambda: Heart.describe(worker_id, GROUP, leaving=stop.is_set()))
-    debts = Debts()
-    tries: Counter[str] = Counter()
+    pending = PendingDeliveries()
+    results: Counter[str] = Counter()
     metrics = metrics or Metrics()
     metrics.heart(GROUP, heart)
     metrics.gauge(
-        "polar_webhooks_owed", "Finished groups that their endpoint hasn't been told of", (), lambda: len(debts)
+        "polar_webhooks_owed", "Finished groups whose webhook is still to be delivered", (), lambda: len(pending)
     )
-    metrics.counter(
-        "polar_webhooks_tries", "Tries to tell an endpoint, by what they came to", ("became",), lambda: tries
-    )
+    metrics.counter("polar_webhooks_tries", "Delivery attempts by result", ("became",), lambda: results)
     heart.start()
     try:
-        await _first_debt(settings, stop)
+        await _first_record(settings, stop)
         if not stop.is_set():
-            # Here, since a process that tells nobody is 15 MB smaller without aiohttp and FastStream.
-            from consumers.webhooks.member import deliver
+            # Imported here, because a process without deliveries is 15 MB smaller without aiohttp and FastStream.
+            from consumers.webhooks.consumer import deliver
 
-            await deliver(settings, stop, debts, tries)
+            await deliver(settings, stop, pending, results)
     finally:
         await asyncio.to_thread(heart.stop)
 
 
-async def _first_debt(settings: Settings, stop: asyncio.Event) -> None:
-    """Return when anything lies on the topic, or at `stop`."""
+async def _first_record(settings: Settings, stop: asyncio.Event) -> None:
+    """Return when the topic holds a record, or at `stop`."""
     found = asyncio.Event()
     follower = Follower(settings, webhooks.TOPIC, lambda *_: found.set(), since=Since.BEGINNING, committed=True)
     starting = follower.start()

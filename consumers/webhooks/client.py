@@ -1,7 +1,7 @@
-"""One try: the message, signed, POSTed, and what the endpoint's answer means.
+"""One delivery attempt: the signed message, its POST, and the meaning of the endpoint's answer.
 
-Redirects are not followed and answers not read: a status is all that counts. What is logged and kept of a URL is its host, since paths
-and queries may hold what only the endpoint should know.
+Redirects aren't followed and bodies aren't read: only the status counts. Logs and records show only a URL's host, because its path and
+query may hold secrets of the endpoint.
 """
 
 from __future__ import annotations
@@ -28,37 +28,36 @@ from topics.types.session import session_id_of
 from topics.webhooks import Owed
 
 TIMEOUT_S = 15.0
-"""For all of a try: name, connection, TLS, answer."""
-NAMES_S = 60
-"""How long a host's addresses are remembered."""
-WHY_CHARS = 200
+"""For a whole attempt: name, connection, TLS, answer."""
+DNS_CACHE_S = 60
+REASON_CHARS = 200
 GONE = 410
-ASKS_TO_WAIT = (429, 503)
+RETRY_AFTER_STATUSES = (429, 503)
 
 log = structlog.get_logger()
 
 
-class Verdict(Enum):
-    """What a try came to."""
+class Outcome(Enum):
+    """What an attempt led to."""
 
     DELIVERED = "delivered"
     GONE = "gone"
     REFUSED = "refused"
     FAILED = "failed"
-    """To be tried again."""
+    """Will be attempted again."""
 
 
 @dataclass(frozen=True)
-class Answer:
-    """How an endpoint took it."""
+class Result:
+    """The result of one attempt."""
 
-    verdict: Verdict
-    why: str = ""
+    outcome: Outcome
+    reason: str = ""
     retry_after_s: float = 0.0
 
 
-class Post:
-    """Tells endpoints; one for a process. `close` at the end."""
+class WebhookClient:
+    """Posts webhooks; one per process. Call `close` at the end."""
 
     def __init__(self, settings: Settings) -> None:
         """Raises NotReady without a secret. Needs a running loop."""
@@ -67,8 +66,8 @@ class Post:
         self._secrets = webhook_signing.read_secrets(self._secret_path)
         self._hosts = [pattern.strip().lower() for pattern in settings.webhook_hosts.split(",")]
         self._http = aiohttp.ClientSession(
-            # Bounded by who calls: a queue for connections would let a host that hangs hold up others.
-            connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=NAMES_S),
+            # The caller limits connections: a queue here would let a host that hangs delay others.
+            connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=DNS_CACHE_S),
             timeout=aiohttp.ClientTimeout(total=TIMEOUT_S),
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,
@@ -77,38 +76,38 @@ class Post:
     async def close(self) -> None:
         await self._http.close()
 
-    async def __call__(self, owed: Owed) -> Answer:
-        """Try once. Whatever comes of it is an answer."""
+    async def post(self, owed: Owed) -> Result:
+        """Attempt one delivery. Every failure is a result."""
         try:
             if not any(fnmatchcase(urlsplit(owed.url).hostname or "", pattern) for pattern in self._hosts):
-                return Answer(Verdict.REFUSED, "POLAR_WEBHOOK_HOSTS doesn't name its host")
+                return Result(Outcome.REFUSED, "POLAR_WEBHOOK_HOSTS doesn't name its host")
             body = message(owed, self._namespace)
             headers = webhook_signing.sign(webhook_id(owed, self._namespace), int(time.time()), body, self._signing())
             headers |= {"content-type": "application/json", "user-agent": f"polar/{version('polar-rollouts')}"}
             async with self._http.post(owed.url, data=body, headers=headers, allow_redirects=False) as response:
-                return judge(response.status, response.headers, time.time())
+                return result_of(response.status, response.headers, time.time())
         except TimeoutError:
-            return Answer(Verdict.FAILED, f"no answer within {TIMEOUT_S:.0f} s")
+            return Result(Outcome.FAILED, f"no answer within {TIMEOUT_S:.0f} s")
         except (aiohttp.ClientError, OSError, ValueError, OverflowError) as error:
-            # The last two: an URL or an instant that was never checked. aiohttp's own words may repeat the URL.
-            return Answer(Verdict.FAILED, _reason(error))
+            # ValueError and OverflowError: a URL or time that was never checked. aiohttp's messages may contain the URL.
+            return Result(Outcome.FAILED, _reason(error))
 
     def _signing(self) -> list[str]:
-        """The file's secrets as they are now, so that they can be changed while we run; the last good ones where it is being written."""
+        """The file's current secrets, so that they can be changed while the process runs; the last valid ones while it is being written."""
         try:
             self._secrets = webhook_signing.read_secrets(self._secret_path)
         except NotReady as error:
-            log.error("keeping the secrets of before", action="webhooks.secrets", why=str(error))
+            log.error("using the last valid secrets", action="webhooks.secrets", why=str(error))
         return self._secrets
 
 
 def webhook_id(owed: Owed, namespace: str) -> str:
-    """The same for every try, so that receivers can tell what they have seen."""
+    """The id that every attempt shares, by which receivers recognise repeated deliveries."""
     return f"{namespace}.group.{owed.task_id}"
 
 
 def message(owed: Owed, namespace: str) -> bytes:
-    """What is told, as JSON; the same bytes for every try."""
+    """The message as JSON; every attempt sends the same bytes."""
     at = datetime.fromtimestamp(owed.ended_ms / 1000, UTC).isoformat(timespec="milliseconds")
     count = len(owed.rewards)
     return msgspec.json.encode(
@@ -128,18 +127,18 @@ def message(owed: Owed, namespace: str) -> bytes:
     )
 
 
-def judge(status: int, headers: Mapping[str, str], now_s: float) -> Answer:
-    """What a status means: 2xx is success, 410 ends it, all else is tried again; 429 and 503 may say when."""
+def result_of(status: int, headers: Mapping[str, str], now_s: float) -> Result:
+    """The meaning of a status: 2xx is success, 410 the end, any other is attempted again; 429 and 503 may say when."""
     if 200 <= status < 300:
-        return Answer(Verdict.DELIVERED)
+        return Result(Outcome.DELIVERED)
     if status == GONE:
-        return Answer(Verdict.GONE, "it answered 410: it wants no more")
-    asked = retry_after_s(headers.get("Retry-After", ""), now_s) if status in ASKS_TO_WAIT else 0.0
-    return Answer(Verdict.FAILED, f"it answered {status}", asked)
+        return Result(Outcome.GONE, "it answered 410 and accepts no more")
+    wait_s = retry_after_s(headers.get("Retry-After", ""), now_s) if status in RETRY_AFTER_STATUSES else 0.0
+    return Result(Outcome.FAILED, f"it answered {status}", wait_s)
 
 
 def retry_after_s(value: str, now_s: float) -> float:
-    """A Retry-After as seconds from now (RFC 9110, 10.2.3: seconds or an HTTP date); 0 where it says nothing."""
+    """A Retry-After as seconds from now (RFC 9110, 10.2.3: seconds or an HTTP date); 0 if it is neither."""
     if value.isascii() and value.isdigit():
         return float(value)
     try:
@@ -155,8 +154,8 @@ def _reason(error: Exception) -> str:
         case aiohttp.ClientConnectorCertificateError() | aiohttp.ClientConnectorSSLError():
             return "its TLS certificate or protocol isn't accepted"
         case aiohttp.ClientConnectorError():
-            return f"it can't be reached: {error.os_error.strerror}"[:WHY_CHARS]
+            return f"it can't be reached: {error.os_error.strerror}"[:REASON_CHARS]
         case aiohttp.ServerDisconnectedError() | ConnectionError():
-            return "it hung up"
+            return "it closed the connection"
         case _:
             return type(error).__name__

@@ -1,11 +1,11 @@
-"""A member of the group: reads `polar.webhooks` with FastStream and hands what is owed to the courier.
+"""The consumer of `polar.webhooks`: reads with FastStream and passes pending deliveries to the sender.
 
-Invariant: the committed offset of a partition is its oldest debt's; a successor reads from there to the high watermark, and only then
-acts. So nothing is lost, and a crash costs telling again what was being told.
+Invariant: the committed offset of a partition is that of its oldest pending delivery. A successor reads from there to the high watermark
+before it sends. So no delivery is lost, and a crash repeats the deliveries that were in progress.
 
-FastStream's subscriber is read one record after another rather than through handlers: what a handler raises is logged and passed over
-there, its `ack()` commits whatever was fetched, and its concurrency acknowledges first. So the ack policy is manual, offsets are
-committed here, by partition, and what goes wrong ends the process.
+FastStream's subscriber is polled record by record, without handlers: FastStream logs and skips what a handler raises, its `ack()` commits
+whatever was fetched, and its concurrency acknowledges first. Therefore the ack policy is manual, offsets are committed here per partition,
+and an error ends the process.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from faststream.kafka import KafkaBroker
 from faststream.security import BaseSecurity, SASLPlaintext, SASLScram256, SASLScram512
 
 from consumers.webhooks import GROUP
-from consumers.webhooks.courier import Courier
-from consumers.webhooks.debts import Debts
-from consumers.webhooks.post import Post
+from consumers.webhooks.client import WebhookClient
+from consumers.webhooks.pending import PendingDeliveries
+from consumers.webhooks.sender import Sender
 from topics import webhooks
 from topics.contract.codec import DecodeError, UnknownRecord
 from topics.environment.settings import Settings
@@ -35,15 +35,15 @@ from topics.log.producer import LogProducer, Unacknowledged, dead_letter
 from topics.waiting.first_done import first_done
 
 POLL_S = 0.1
-"""For a record; then it is looked whether a partition's end is reached."""
+"""For a record; then the end of each partition is checked."""
 COMMIT_EVERY_S = 2.0
 COMMIT_S = 2.0
 START_S = 30.0
 STOP_S = 2.0
 ENDING_S = 6.0
-"""On a stop, for tries under way, a last commit, and leaving the group."""
-NAME_THREADS = 64
-"""Names are looked up in threads; with asyncio's own few, some that hang would hold up all others."""
+"""For attempts in progress, a last commit, and leaving the group when the process stops."""
+DNS_THREADS = 64
+"""Host names are resolved in threads; with asyncio's own few, names that don't resolve would delay all others."""
 MECHANISMS: dict[str, type[SASLPlaintext | SASLScram256 | SASLScram512]] = {
     "PLAIN": SASLPlaintext,
     "SCRAM-SHA-256": SASLScram256,
@@ -53,48 +53,47 @@ MECHANISMS: dict[str, type[SASLPlaintext | SASLScram256 | SASLScram512]] = {
 log = structlog.get_logger()
 
 
-async def deliver(settings: Settings, stop: asyncio.Event, debts: Debts, tries: Counter[str]) -> None:
-    """Tell endpoints until `stop`; `debts` and `tries` are kept for whoever looks. Raises NotReady without Kafka or a secret."""
-    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(NAME_THREADS, thread_name_prefix="webhooks"))
-    post = Post(settings)
+async def deliver(settings: Settings, stop: asyncio.Event, pending: PendingDeliveries, results: Counter[str]) -> None:
+    """Deliver until `stop`, updating `pending` and `results`. Raises NotReady without Kafka or a secret."""
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(DNS_THREADS, thread_name_prefix="webhooks"))
+    client = WebhookClient(settings)
     producer = LogProducer(settings)
-    courier = Courier(settings, debts, post, producer, tries)
+    sender = Sender(settings, pending, client.post, producer, results)
+
+    async def consume() -> None:
+        consumer = WebhookConsumer(settings, pending, sender.changed, producer)
+        try:
+            await consumer.run(stop)
+        finally:
+            pending.assign(())
+            await consumer.stop()
+
     try:
         await producer.start()
-        running = asyncio.create_task(courier.run(stop), name="webhooks-courier")
-        reading = asyncio.create_task(_read(settings, debts, courier, producer, stop), name="webhooks-reader")
+        sending = asyncio.create_task(sender.run(stop), name="webhooks-sender")
+        reading = asyncio.create_task(membership.keep(settings, GROUP, consume, stop), name="webhooks-consumer")
         try:
-            await first_done(running, reading)
+            await first_done(sending, reading)
             if stop.is_set():
-                await asyncio.wait({running, reading}, timeout=ENDING_S)
-            for over in (task for task in (running, reading) if task.done()):
-                over.result()
+                await asyncio.wait({sending, reading}, timeout=ENDING_S)
+            for ended in (task for task in (sending, reading) if task.done()):
+                ended.result()
         finally:
-            running.cancel()
+            sending.cancel()
             reading.cancel()
-            await asyncio.gather(running, reading, return_exceptions=True)
+            await asyncio.gather(sending, reading, return_exceptions=True)
     finally:
-        await asyncio.gather(producer.stop(STOP_S), post.close())
+        await asyncio.gather(producer.stop(STOP_S), client.close())
 
 
-async def _read(settings: Settings, debts: Debts, courier: Courier, producer: LogProducer, stop: asyncio.Event) -> None:
-    async def read() -> None:
-        member = Member(settings, debts, courier.changed, producer)
-        try:
-            await member.run(stop)
-        finally:
-            debts.hold(())
-            await member.stop()
+class WebhookConsumer:
+    """One membership of the consumer group."""
 
-    await membership.keep(settings, GROUP, read, stop)
-
-
-class Member:
-    """One membership's life."""
-
-    def __init__(self, settings: Settings, debts: Debts, changed: Callable[[], None], producer: LogProducer) -> None:
+    def __init__(
+        self, settings: Settings, pending: PendingDeliveries, changed: Callable[[], None], producer: LogProducer
+    ) -> None:
         self._settings = settings
-        self._debts = debts
+        self._pending = pending
         self._changed = changed
         self._producer = producer
         self._topic = webhooks.TOPIC.full_name(settings.namespace)
@@ -113,17 +112,17 @@ class Member:
         self._committed: dict[int, int] = {}
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Until `stop`. Raises KafkaError or TimeoutError where the membership is lost."""
+        """Consume until `stop`. Raises KafkaError or TimeoutError if the membership is lost."""
         async with asyncio.timeout(START_S):
             await self._broker.start()
         commit_at = time.monotonic()
         while not stop.is_set():
             message: Any = await self._subscriber.get_one(timeout=POLL_S)
-            self._debts.hold(held.partition for held in self._consumer.assignment())
+            self._pending.assign(each.partition for each in self._consumer.assignment())
             if message is not None:
-                await self._take(message.raw_message, await message.decode())
-                await asyncio.sleep(0)  # what was fetched comes without a pause, and others have work, too
-            if await self._reach_ends() or (message is not None and not self._debts.unready()):
+                await self._process(message.raw_message, await message.decode())
+                await asyncio.sleep(0)  # fetched records come without a pause; let other tasks run
+            if await self._reach_ends() or (message is not None and not self._pending.unready()):
                 self._changed()
             if time.monotonic() >= commit_at:
                 await self._commit()
@@ -131,15 +130,15 @@ class Member:
         await self._commit()
 
     async def stop(self) -> None:
-        """Leave the group; never hangs."""
+        """Leave the group, within a few seconds."""
         if self._subscriber.consumer is not None:
-            # First: FastStream's stop waits as aiokafka's does, for ever with the broker away.
+            # First, because FastStream's stop waits for ever while the broker is away, as aiokafka's does.
             await kafka.stop(self._consumer, STOP_S)
         try:
             async with asyncio.timeout(STOP_S):
                 await self._broker.stop()
         except (kafka.KafkaError, TimeoutError) as error:
-            log.info("left hanging", action="webhooks.left_hanging", why=repr(error))
+            log.info("couldn't leave the group", action="webhooks.leave_failed", why=repr(error))
 
     @property
     def _consumer(self) -> kafka.Consumer:
@@ -148,8 +147,8 @@ class Member:
         typed: kafka.Consumer = consumer
         return typed
 
-    async def _take(self, record: kafka.Record, decoded: webhooks.Record | UnknownRecord | DecodeError) -> None:
-        """Fold a record; one that can't be decoded is a dead letter before reading goes on."""
+    async def _process(self, record: kafka.Record, decoded: webhooks.Record | UnknownRecord | DecodeError) -> None:
+        """Fold a record. A record that can't be decoded goes to the dead letters before the next is read."""
         known = decoded if isinstance(decoded, webhooks.Record) else None
         if isinstance(decoded, DecodeError):
             log.warning("dead letter", action="webhooks.dead_letter", partition=record.partition, offset=record.offset)
@@ -157,23 +156,23 @@ class Member:
                 await dead_letter(self._producer, self._settings, record, reason=str(decoded), process=GROUP)
             except Unacknowledged as error:
                 raise TimeoutError(str(error)) from None
-        self._debts.read(record.partition, record.offset, known, record.value or b"")
+        self._pending.on_read(record.partition, record.offset, known, record.value or b"")
 
     async def _reach_ends(self) -> bool:
-        """Whether a partition's log was read to its high watermark just now: a read_committed consumer's own end may lie before that."""
+        """Whether a partition was just read to its high watermark, which may lie behind the end that a read_committed consumer reports."""
         reached = False
-        for number in self._debts.unready():
+        for number in self._pending.unready():
             partition = kafka.TopicPartition(self._topic, number)
             end = self._consumer.highwater(partition)
             if end is not None and await self._consumer.position(partition) >= end:
-                self._debts.ready(number)
+                self._pending.set_ready(number)
                 reached = True
         return reached
 
     async def _commit(self) -> None:
-        """What lies before the oldest debts is over; only what changed is said."""
-        low = self._debts.low_water()
-        offsets = {number: offset for number, offset in low.items() if offset and self._committed.get(number) != offset}
+        """Commit the changed offsets of the oldest pending deliveries."""
+        resume = self._pending.resume_offsets().items()
+        offsets = {number: offset for number, offset in resume if offset and self._committed.get(number) != offset}
         if not offsets:
             return
         try:
@@ -183,12 +182,12 @@ class Member:
                 )
             self._committed |= offsets
         except (kafka.KafkaError, TimeoutError) as error:
-            # A rebalance, mostly; leaving the group for it would bring on the next. Said again in a moment.
+            # Usually a rebalance; leaving the group would cause another. The next commit follows soon.
             log.info("not committed", action="webhooks.not_committed", why=repr(error))
 
 
 def broker(settings: Settings) -> KafkaBroker:
-    """FastStream's broker, as quiet as our own clients and reached as they are; it makes no producer and no topics."""
+    """FastStream's broker with our own clients' connection, without logging, producer or topic creation."""
     return KafkaBroker(
         settings.bootstrap.split(","),
         security=security(settings),
@@ -201,7 +200,7 @@ def broker(settings: Settings) -> KafkaBroker:
 
 
 def security(settings: Settings) -> BaseSecurity | None:
-    """The settings of `kafka.connection` in FastStream's words; None: PLAINTEXT."""
+    """The settings of `kafka.connection` as FastStream expects them; None for PLAINTEXT."""
     options = kafka.connection(settings)
     protocol = options["security_protocol"]
     context = options.get("ssl_context")
@@ -213,12 +212,12 @@ def security(settings: Settings) -> BaseSecurity | None:
 
 
 async def _parse(record: Any, parse: Callable[[Any], Awaitable[Any]]) -> Any:
-    """FastStream's own parsing, of a record without headers: ours have none, and others' may not be text, on which it raises."""
+    """FastStream's parser without the headers: ours have none, and FastStream raises if foreign ones aren't text."""
     return await parse(dataclasses.replace(record, headers=()))
 
 
 async def _decode(message: Any) -> webhooks.Record | UnknownRecord | DecodeError:
-    """The record, by our codec. What can't be decoded is a value: raised here, it would be gone with the record that it tells of."""
+    """Decode with our codec. The error is returned: raised here, FastStream would drop it together with the record."""
     try:
         return webhooks.CODEC.decode(message.body)
     except DecodeError as error:
