@@ -22,8 +22,8 @@ from topics.environment.blobs import BlobStore
 from topics.environment.settings import Settings
 from topics.events import TaskSubmitted
 from topics.log import admin, kafka, membership
-from topics.log.heartbeat import Heart, new_worker_id
-from topics.log.producer import LogProducer, RecordTooLarge, Unacknowledged, dead_letter
+from topics.log.heartbeat import HeartbeatSender, new_worker_id
+from topics.log.producer import LogProducer, RecordTooLargeError, UnacknowledgedError, dead_letter
 from topics.types.errors import InputError, NotReady
 from topics.types.session import Plan
 from topics.types.task import TaskRequest, body_hash, parse
@@ -44,7 +44,7 @@ log = structlog.get_logger()
 async def run_fanout(settings: Settings, stop: asyncio.Event, metrics: Metrics | None = None) -> None:
     """Submit what comes until `stop`. Raises NotReady without Kafka."""
     worker_id = new_worker_id(GROUP)
-    heart = Heart(settings, lambda: Heart.describe(worker_id, GROUP, leaving=stop.is_set()))
+    heart = HeartbeatSender(settings, lambda: HeartbeatSender.heartbeat(worker_id, GROUP, leaving=stop.is_set()))
     producer = LogProducer(settings)
     try:
         await producer.start()
@@ -80,7 +80,7 @@ class Fanout:
         self._came: Counter[str] = Counter()
         """Records, by what became of them."""
 
-    def tell(self, metrics: Metrics, heart: Heart) -> None:
+    def tell(self, metrics: Metrics, heart: HeartbeatSender) -> None:
         metrics.heart(GROUP, heart)
         metrics.counter("polar_tasks", "Task requests read, by what became of them", ("became",), lambda: self._came)
 
@@ -93,7 +93,7 @@ class Fanout:
         while True:
             try:
                 return await self._submit(record)
-            except (Unacknowledged, NotReady, OSError) as error:
+            except (UnacknowledgedError, NotReady, OSError) as error:
                 log.warning("task not submitted yet", action="fanout.retry", at=_at(record), why=str(error))
                 await asyncio.sleep(RETRY_S)
 
@@ -106,7 +106,7 @@ class Fanout:
             self._came["submitted"] += 1
         except InputError as error:
             await self._bury(record, f"{error.reason} (got {error.value})", error.field)
-        except RecordTooLarge as error:
+        except RecordTooLargeError as error:
             await self._bury(record, str(error), "metadata")
 
     async def _fact(self, record: kafka.Record, task: TaskRequest) -> TaskSubmitted:

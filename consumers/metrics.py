@@ -16,7 +16,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 if TYPE_CHECKING:
-    from topics.log.heartbeat import Heart
+    from topics.log.heartbeat import HeartbeatSender
 
 REASONS = 50
 """Reasons of `polar_skipped` that have a label of their own: record types unknown here are named by whoever writes the log."""
@@ -48,7 +48,7 @@ class Metrics(Collector):
 
     def __init__(self) -> None:
         self._families: dict[str, _Family] = {}
-        self._hearts: dict[str, Heart] = {}
+        self._hearts: dict[str, HeartbeatSender] = {}
         self._registry = CollectorRegistry()
         self._registry.register(self)
         ProcessCollector(registry=self._registry)
@@ -77,7 +77,7 @@ class Metrics(Collector):
 
         self.counter("polar_skipped", "Records and facts that were skipped", ("role", "reason"), values)
 
-    def heart(self, role: str, heart: Heart) -> None:
+    def heart(self, role: str, heart: HeartbeatSender) -> None:
         """Register a role, which is ready while its heart is connected."""
         self._hearts[role] = heart
 

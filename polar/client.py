@@ -22,7 +22,7 @@ from topics.environment.settings import Settings, load
 from topics.log import admin
 from topics.log.follow import Follower, Since
 from topics.log.kafka import Record
-from topics.log.producer import LogProducer, Unacknowledged
+from topics.log.producer import LogProducer, UnacknowledgedError
 from topics.types.errors import InputError, NotReady
 from topics.types.session import Phase, SessionState, TaskState, task_id_of
 from topics.types.task import TaskRequest, body_hash
@@ -189,7 +189,7 @@ class Client:
                 await table.until(partial(has_room, samples), None)
                 try:
                     await producer.send_bytes(topic, body, key=request.task_id.encode(), headers=[], deadline_s=SEND_S)
-                except Unacknowledged as error:
+                except UnacknowledgedError as error:
                     raise NotReady(
                         f"Kafka didn't acknowledge task {request.task_id}: {error}; feed the tasks again, none runs twice"
                     ) from None
@@ -205,7 +205,7 @@ class Client:
         async with self._producer() as producer:
             try:
                 await producer.send(events.TOPIC, fact, key=events.key_of(fact), task_id=task_id, deadline_s=SEND_S)
-            except Unacknowledged as error:
+            except UnacknowledgedError as error:
                 raise NotReady(f"Kafka didn't acknowledge the request: {error}") from None
 
     async def unless_gone(self, waiting: Coroutine[Any, Any, None], *, gone_s: float = GONE_S) -> None:
@@ -242,7 +242,7 @@ class Client:
                     )
                     await asyncio.gather(*sends)
                     sent += len(chunk)
-            except Unacknowledged as error:
+            except UnacknowledgedError as error:
                 raise NotReady(
                     f"Kafka acknowledged {sent} of {len(items)} tasks, then: {error}; submit them again, none runs twice"
                 ) from None

@@ -44,7 +44,7 @@ from topics.environment.keys import Keyring
 from topics.environment.settings import Settings
 from topics.log import kafka
 from topics.log.follow import Follower, Since
-from topics.log.heartbeat import Heart, new_worker_id
+from topics.log.heartbeat import HeartbeatSender, new_worker_id
 from topics.log.producer import LogProducer
 from topics.types.errors import NotReady
 from topics.waiting.first_done import first_done
@@ -117,7 +117,7 @@ class Proxy:
             is_serving=lambda: self._serving,
         )
         self._controls = control.application(self._metrics, self.obstacle, api, token, partial(openapi.text, dialects))
-        self._heart = Heart(settings, self._beat)
+        self._heart = HeartbeatSender(settings, self._beat)
         self._followers = self._following(settings)
         self._runners: list[web.AppRunner] = []
         self._doors: list[socket.socket] = []
@@ -244,7 +244,7 @@ class Proxy:
         return doors[0]
 
     def _beat(self) -> Heartbeat:
-        return Heart.describe(
+        return HeartbeatSender.heartbeat(
             self._worker_id,
             "proxy",
             address=self._address,

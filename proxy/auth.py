@@ -9,7 +9,7 @@ import time
 from collections import OrderedDict
 
 from proxy.errors import Refusal, RefusalError
-from topics.environment.keys import CLOCK_GRACE_S, KeyClaims, KeyRefused, Keyring
+from topics.environment.keys import CLOCK_GRACE_S, KeyClaims, KeyRefusedError, Keyring
 
 REMEMBERED = 4096
 """Keys whose signature was checked: 60 µs a call saved."""
@@ -43,7 +43,7 @@ class Authenticator:
             return known
         try:
             claims = self._keyring.check(key, now)
-        except KeyRefused as error:
+        except KeyRefusedError as error:
             raise RefusalError(Refusal.UNAUTHENTICATED, WORDS[error.reason]) from None
         self._checked[key] = claims
         if len(self._checked) > REMEMBERED:

@@ -21,7 +21,7 @@ from proxy.fleet import HELD_S, Fleet, FleetPausedError
 from proxy.metrics import Metrics
 from proxy.policy import VersionAttribution
 from proxy.session.endings import Ending, closed
-from topics.log.producer import LogProducer, RecordTooLarge, Unacknowledged
+from topics.log.producer import LogProducer, RecordTooLargeError, UnacknowledgedError
 from topics.types.completion import CallError, CallOutcome
 
 ENDINGS: dict[Ending, CallError] = {
@@ -105,7 +105,7 @@ class Pipeline:
             return
         try:
             await self._producer.room(size, ACK_S)
-        except Unacknowledged:
+        except UnacknowledgedError:
             # Counted, and not recorded: there is no room for that.
             self._count(call, CallOutcome.FAILED)
             raise RefusalError(
@@ -154,7 +154,7 @@ class Pipeline:
         except asyncio.CancelledError:
             self._capture.disown(call.asked, DISOWNED[call.ended or "stopped"])
             raise
-        except RecordTooLarge as error:
+        except RecordTooLargeError as error:
             self._unanswered(call, CallOutcome.FAILED, CallError("too_large", str(error)))
             raise RefusalError(Refusal.TOO_LARGE, f"the call is too large for the log: {error}") from None
 

@@ -24,7 +24,7 @@ from proxy.session.claims import ClaimState
 from proxy.session.history import Transcript, TranscriptDelta
 from topics import completions
 from topics.completions import Disowned
-from topics.log.producer import LogProducer, RecordTooLarge, Unacknowledged
+from topics.log.producer import LogProducer, RecordTooLargeError, UnacknowledgedError
 from topics.types.completion import CallError, CallOutcome, Completion, MessageDelta, TokenDelta
 from topics.types.session import task_id_of
 
@@ -70,7 +70,7 @@ class Capture:
         self._beside: set[asyncio.Task[None]] = set()
 
     async def answered(self, asked: CallSpec, answer: Answer) -> None:
-        """Returns when the call is on the log. Raises RefusalError when it may not be: the call is disowned then. RecordTooLarge: it isn't.
+        """Return when the call is on the log. Raises RefusalError if it may not be (the call is disowned), RecordTooLargeError if it isn't.
 
         Cancelled, it leaves disowning to the caller, who knows why.
         """
@@ -79,7 +79,7 @@ class Capture:
         record = _answered(asked, written, answer)
         try:
             await self._send(record, ACK_S)
-        except Unacknowledged as error:
+        except UnacknowledgedError as error:
             log.warning("call not acknowledged", action="call_unacknowledged", call_id=asked.call_id, reason=str(error))
             self.disown(asked, "unacknowledged")
             raise RefusalError(
@@ -114,11 +114,11 @@ class Capture:
         try:
             try:
                 await self._send(record, ACK_S)
-            except RecordTooLarge:
+            except RecordTooLargeError:
                 # That it failed, and why, matters more than what was asked.
                 bare = msgspec.structs.replace(record, messages=MessageDelta(b"[]"), tools=None)
                 await self._send(bare, ACK_S)
-        except (Unacknowledged, RecordTooLarge) as error:
+        except (UnacknowledgedError, RecordTooLargeError) as error:
             self._lost("completion", record.call_id, str(error))
 
     async def _disown(self, record: Disowned) -> None:
@@ -127,7 +127,7 @@ class Capture:
             try:
                 await self._send(record, ACK_S)
                 return
-            except Unacknowledged as error:
+            except UnacknowledgedError as error:
                 if time.monotonic() > ends:
                     self._lost("disowned", record.call_id, str(error))
                     return

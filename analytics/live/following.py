@@ -99,7 +99,7 @@ class Live:
                     follower.failed.result()
 
     def _share(self) -> float:
-        passed, total = (sum(each) for each in zip(*(one.how_far for one in self._followers), strict=True))
+        passed, total = (sum(each) for each in zip(*(one.progress for one in self._followers), strict=True))
         return passed / total if total else 0.0
 
     def _follower(self, topic: Topic) -> Follower:

@@ -30,8 +30,8 @@ from topics.contract.codec import Codec, DecodeError, UnknownRecord
 from topics.contract.topic import MIB
 from topics.environment.settings import Settings
 from topics.log import kafka
-from topics.log.heartbeat import Heart, new_worker_id
-from topics.log.refusals import Refused
+from topics.log.heartbeat import HeartbeatSender, new_worker_id
+from topics.log.refusals import KafkaRefusedError
 
 ROLE = "analytics"
 FLUSH_S = 1.0
@@ -51,7 +51,7 @@ log = structlog.get_logger()
 class Metrics(Protocol):
     """Where this process's figures are told (`consumers.metrics`, which the lake doesn't know)."""
 
-    def heart(self, role: str, heart: Heart) -> None: ...
+    def heart(self, role: str, heart: HeartbeatSender) -> None: ...
     def skipped(self, role: str, read: Callable[[], Mapping[str, int]]) -> None: ...
     def counter(self, name: str, description: str, labels: Sequence[str], read: Callable[[], float]) -> None: ...
 
@@ -63,7 +63,7 @@ async def run_analytics(settings: Settings, stop: asyncio.Event, metrics: Metric
     """
     kafka.connection(settings)  # which raises here, not within a task group
     worker_id = new_worker_id(ROLE)
-    heart = Heart(settings, lambda: Heart.describe(worker_id, ROLE, leaving=stop.is_set()))
+    heart = HeartbeatSender(settings, lambda: HeartbeatSender.heartbeat(worker_id, ROLE, leaving=stop.is_set()))
     heart.start()
     lake = Lake(settings.lake_folder)
     membership = Membership(settings)
@@ -85,7 +85,7 @@ async def run_analytics(settings: Settings, stop: asyncio.Event, metrics: Metric
                 finally:
                     left.set()
     except ExceptionGroup as several:
-        refused = several.subgroup(Refused)
+        refused = several.subgroup(KafkaRefusedError)
         raise several if refused is None else refused.exceptions[0] from None
     finally:
         heart.stop()
@@ -154,7 +154,7 @@ class Writer:
         self._rows = 0
         """Written, since the start."""
 
-    def tell(self, metrics: Metrics, heart: Heart) -> None:
+    def tell(self, metrics: Metrics, heart: HeartbeatSender) -> None:
         """Say where this writer's figures are."""
         metrics.heart(ROLE, heart)
         metrics.skipped(ROLE, lambda: self.skipped)

@@ -27,8 +27,8 @@ from topics.contract.topic import MIB, Topic
 from topics.environment.settings import Settings
 from topics.events import GroupEmitted, TrajectoryEmitted
 from topics.log import admin, kafka
-from topics.log.heartbeat import Heart, new_worker_id
-from topics.log.owner import STOP_DEADLINE_S, FencedProducer, Owner, Write, read_back
+from topics.log.heartbeat import HeartbeatSender, new_worker_id
+from topics.log.owner import STOP_DEADLINE_S, FencedProducer, PartitionOwner, Write, read_back
 from topics.log.producer import LogProducer, dead_letter
 from topics.types.trajectory import GroupFinished, Trajectory
 from topics.waiting.first_done import first_done
@@ -55,10 +55,10 @@ async def run_builder(settings: Settings, stop: asyncio.Event, metrics: Metrics 
     producer = LogProducer(settings)
     await producer.start()
     worker_id = new_worker_id("builder")
-    heart = Heart(settings, lambda: Heart.describe(worker_id, GROUP, leaving=stop.is_set()))
+    heart = HeartbeatSender(settings, lambda: HeartbeatSender.heartbeat(worker_id, GROUP, leaving=stop.is_set()))
     heart.start()
     try:
-        owner = Owner(
+        owner = PartitionOwner(
             settings,
             GROUP,
             completions.TOPIC,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from consumers.metrics import Metrics
 from topics.events import TrajectoryEmitted
-from topics.log.heartbeat import Heart
+from topics.log.heartbeat import HeartbeatSender
 
 ROLE = "builder"
 
@@ -38,7 +38,7 @@ class BuilderCounters:
             if fact.error is not None and fact.error.stage == "build":
                 self.failed[fact.error.code] += 1
 
-    def register(self, metrics: Metrics, heart: Heart, partitions: Callable[[], int]) -> None:
+    def register(self, metrics: Metrics, heart: HeartbeatSender, partitions: Callable[[], int]) -> None:
         """Make these figures part of `metrics`."""
         metrics.heart(ROLE, heart)
         metrics.gauge("polar_partitions_owned", "Partitions owned", ("role",), lambda: {ROLE: partitions()})

@@ -21,7 +21,7 @@ from topics.completions import Build
 from topics.contract.codec import encode
 from topics.contract.topic import Topic
 from topics.environment.settings import Settings
-from topics.log.owner import LogGap, read_back
+from topics.log.owner import LogGapError, read_back
 from topics.log.producer import RECORD_OVERHEAD
 from topics.types.completion import Completion
 from topics.types.errors import InputError, Kind, SessionError
@@ -37,7 +37,7 @@ log = structlog.get_logger()
 
 
 async def outcome(session: OpenSession, settings: Settings, partition: int) -> Trajectory:
-    """Build a session's trajectory off the event loop, reading calls that aren't in memory from the log. Raises OwnershipLost."""
+    """Build a session's trajectory off the event loop, reading calls that aren't in memory from the log. Raises OwnershipLostError."""
     build = session.build
     assert build is not None, "only due sessions are built"
     calls: Sequence[Completion] = session.calls
@@ -46,7 +46,7 @@ async def outcome(session: OpenSession, settings: Settings, partition: int) -> T
     if session.is_spilled:
         try:
             calls = await _read_again(session, settings, partition)
-        except LogGap:
+        except LogGapError:
             return failed(build, "log_gap", GONE, 0)
     if missing := bases_missing(calls):
         return failed(build, "log_gap", f"{len(missing)} {LOST} (one of them: {missing[0]})", len(calls))

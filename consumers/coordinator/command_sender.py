@@ -19,8 +19,8 @@ from topics import control, dead_letters, events, stages
 from topics.control import CloseKey, Discard, Grant, Revoke
 from topics.environment.settings import Settings
 from topics.log import kafka
-from topics.log.owner import OwnershipLost
-from topics.log.producer import LogProducer, Unacknowledged, dead_letter
+from topics.log.owner import OwnershipLostError
+from topics.log.producer import LogProducer, UnacknowledgedError, dead_letter
 from topics.stages import Ticket
 from topics.types.session import SessionState
 
@@ -36,11 +36,11 @@ class CommandSender:
         self._table = table
 
     async def send(self, commands: Sequence[Command], position: int) -> None:
-        """Return when all are acknowledged. `position`: of `polar.events`, for rejected tasks. Raises OwnershipLost."""
+        """Return when all are acknowledged. `position`: of `polar.events`, for rejected tasks. Raises OwnershipLostError."""
         try:
             await asyncio.gather(*(self._send_one(command, position) for command in commands))
-        except Unacknowledged as error:
-            raise OwnershipLost(f"a command could not be sent: {error}") from error
+        except UnacknowledgedError as error:
+            raise OwnershipLostError(f"a command could not be sent: {error}") from error
 
     async def dead_letter(self, record: kafka.Record, reason: str) -> None:
         """Send a record that can't be processed to the dead letters."""

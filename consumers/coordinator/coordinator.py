@@ -23,9 +23,9 @@ from topics.environment.settings import Settings
 from topics.fleet import FleetRecord, FleetView
 from topics.log import kafka
 from topics.log.follow import Follower, Since
-from topics.log.heartbeat import Heart, new_worker_id
-from topics.log.owner import FencedProducer, Owner
-from topics.log.producer import LogProducer, Unacknowledged
+from topics.log.heartbeat import HeartbeatSender, new_worker_id
+from topics.log.owner import FencedProducer, PartitionOwner
+from topics.log.producer import LogProducer, UnacknowledgedError
 from topics.types.session import Stage
 from topics.waiting.first_done import first_done
 from topics.workers import Backlog, Heartbeat, Probe
@@ -69,8 +69,8 @@ class Coordinator:
         self._workers_lost = 0
         self._left: set[str] = set()
         """Processes that announced their end and have no claims: their silence is no loss."""
-        self._owner = Owner(settings, "coordinator", events.TOPIC, self._run_partition)
-        self._heart = Heart(settings, self._heartbeat)
+        self._owner = PartitionOwner(settings, "coordinator", events.TOPIC, self._run_partition)
+        self._heart = HeartbeatSender(settings, self._heartbeat)
         self._signs = Follower(
             settings, workers.TOPIC, self._on_sign, since=Since.ago(HEARTBEATS_FROM_S), letters=self._producer
         )
@@ -139,7 +139,7 @@ class Coordinator:
 
     def _heartbeat(self) -> Heartbeat:
         backlogs, staged = self._reported = self._scheduler.backlogs(), self._scheduler.staged()
-        return self._heart.describe(
+        return self._heart.heartbeat(
             self._worker_id,
             ROLE,
             fleet_generation=self._fleet.generation,
@@ -170,7 +170,7 @@ class Coordinator:
                 await self._producer.send(
                     workers.TOPIC, Probe(self._worker_id), key=self._worker_id, deadline_s=PROBE_S
                 )
-            except Unacknowledged:
+            except UnacknowledgedError:
                 # In log time an outage is a missing probe.
                 log.info("no probe", action="coordinator.no_probe")
             await asyncio.sleep(PROBE_S)

@@ -42,7 +42,7 @@ from topics.environment.settings import Settings
 from topics.events import Claimed, Evaluated, HandedBack, InitFinished, RunFinished, Stopped
 from topics.fleet import FleetView
 from topics.log import kafka
-from topics.log.owner import STOP_DEADLINE_S, FencedProducer, Write, on_the_log, read_back
+from topics.log.owner import STOP_DEADLINE_S, FencedProducer, Write, position_within_log, read_back
 from topics.log.producer import LogProducer
 from topics.sessions import Position
 from topics.types.session import SessionState, TaskState
@@ -117,7 +117,7 @@ class PartitionCoordinator:
         await self._recover()
         source = kafka.TopicPartition(events.TOPIC.full_name(self._settings.namespace), self._partition)
         # Leases and deadlines make up for facts that have left the log; facts on the log must not be read twice.
-        self._position = await on_the_log(self._settings, source, self._position)
+        self._position = await position_within_log(self._settings, source, self._position)
         consumer = kafka.consumer(self._settings, auto_offset_reset="none")
         fetch: asyncio.Task[list[kafka.Record]] | None = None
         try:

@@ -57,7 +57,7 @@ class Partition:
         self._writes: list[Write] = []
 
     async def run(self) -> None:
-        """Read the partition once. Raises LogGap where its first record has left the log since it was looked at."""
+        """Read the partition once. Raises LogGapError where its first record has left the log since it was looked at."""
         topic = completions.TOPIC.full_name(self._settings.namespace)
         # A log that had its beginning must have it still. Of one that hadn't, whatever is left is read: who lacks a beginning is told so.
         start = 0 if self._first == 0 else None

@@ -22,7 +22,7 @@ from topics import completions, trajectories
 from topics.completions import Build, CloseGroup
 from topics.environment.settings import Settings
 from topics.log import admin, kafka
-from topics.log.owner import FencedProducer, LogGap, OwnershipLost, read_back
+from topics.log.owner import FencedProducer, LogGapError, OwnershipLostError, read_back
 from topics.log.refusals import refusal
 from topics.types.errors import InputError, NotReady
 
@@ -41,11 +41,11 @@ async def rebuild(settings: Settings, wanted: Wanted, told: Callable[[int, int],
     done = Done()
     try:
         await _rebuild(settings, wanted, done, told)
-    except (kafka.KafkaError, OwnershipLost, TimeoutError) as error:
+    except (kafka.KafkaError, OwnershipLostError, TimeoutError) as error:
         if (refused := refusal(settings, error.__cause__ or error)) is not None:
             raise refused from None
         reason = "the same command goes on from here"
-        if isinstance(error, OwnershipLost) and not isinstance(error, LogGap):
+        if isinstance(error, OwnershipLostError) and not isinstance(error, LogGapError):
             reason += f", unless another `polar rebuild --into {wanted.into}` is running"
         raise NotReady(f"{error if str(error) else repr(error)}; {reason}") from None
     done.seconds = time.monotonic() - began

@@ -23,7 +23,7 @@ from topics.control import Grant, Revoke
 from topics.environment.blobs import BlobStore
 from topics.environment.keys import redacted
 from topics.events import Claimed, Evaluated, Fact, HandedBack, InitFinished, RunFinished, Stopped
-from topics.log.producer import LogProducer, Unacknowledged
+from topics.log.producer import LogProducer, UnacknowledgedError
 from topics.stages import Ticket
 from topics.types.errors import InputError, Kind, NotReady, SessionError
 from topics.types.session import Stage, Status, task_id_of
@@ -275,16 +275,16 @@ class ClaimRunner:
         fact = Claimed(**claim.ids("claimed"), stage=claim.ticket.stage, worker_id=self._worker_id)
         try:
             await self._send(fact)
-        except Unacknowledged as error:
+        except UnacknowledgedError as error:
             log.warning("claim not acknowledged", action="claim.unacknowledged", claim=claim.id, why=str(error))
 
     async def _report(self, fact: Fact) -> None:
-        """Send a fact until it is acknowledged. Raises Unacknowledged after REPORT_S."""
+        """Send a fact until it is acknowledged. Raises UnacknowledgedError after REPORT_S."""
         end = time.monotonic() + REPORT_S
         while True:
             try:
                 return await self._send(fact)
-            except Unacknowledged:
+            except UnacknowledgedError:
                 if time.monotonic() > end:
                     raise
 

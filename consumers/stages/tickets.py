@@ -19,7 +19,7 @@ from topics import stages
 from topics.contract.codec import DecodeError, UnknownRecord
 from topics.environment.settings import Settings
 from topics.log import kafka, membership
-from topics.log.producer import LogProducer, Unacknowledged, dead_letter
+from topics.log.producer import LogProducer, UnacknowledgedError, dead_letter
 from topics.types.session import Stage
 from topics.workers import StageSlots
 
@@ -153,7 +153,7 @@ class TicketQueue:
                 reason=reason,
                 process=f"{self.stage.value} worker of pool {self.pool}",
             )
-        except Unacknowledged as error:
+        except UnacknowledgedError as error:
             log.error("dead letter lost", action="ticket.dead_letter_lost", at=_at(record), why=str(error))
 
     async def _commit(self, consumer: kafka.Consumer, record: kafka.Record) -> None:

@@ -36,7 +36,7 @@ from topics.environment.settings import Settings
 from topics.fleet import FleetRecord
 from topics.log import admin, kafka
 from topics.log.follow import Follower, Since
-from topics.log.heartbeat import Heart, new_worker_id
+from topics.log.heartbeat import HeartbeatSender, new_worker_id
 from topics.log.producer import LogProducer
 from topics.types.session import Stage
 from topics.waiting.first_done import first_done
@@ -108,7 +108,7 @@ class _Worker:
         self._leaving = asyncio.Event()
         self._drained = asyncio.Event()
         """A `Drain` for this worker has come."""
-        self._heart = Heart(settings, self._beat)
+        self._heart = HeartbeatSender(settings, self._beat)
         self._log = LogProducer(settings)
         self._context = WorkerContext(settings, lambda: self._heart.connected)
         self._claims = ClaimRunner(self._log, self._id, self._changed)
@@ -243,7 +243,7 @@ class _Worker:
             queue.wake()
 
     def _beat(self) -> Heartbeat:
-        return Heart.describe(
+        return HeartbeatSender.heartbeat(
             self._id,
             "worker",
             stages=[queue.stage_slots() for queue in self._queues],

@@ -31,7 +31,7 @@ from topics import webhooks
 from topics.contract.codec import DecodeError, UnknownRecord
 from topics.environment.settings import Settings
 from topics.log import kafka, membership
-from topics.log.producer import LogProducer, Unacknowledged, dead_letter
+from topics.log.producer import LogProducer, UnacknowledgedError, dead_letter
 from topics.waiting.first_done import first_done
 
 POLL_S = 0.1
@@ -154,7 +154,7 @@ class WebhookConsumer:
             log.warning("dead letter", action="webhooks.dead_letter", partition=record.partition, offset=record.offset)
             try:
                 await dead_letter(self._producer, self._settings, record, reason=str(decoded), process=GROUP)
-            except Unacknowledged as error:
+            except UnacknowledgedError as error:
                 raise TimeoutError(str(error)) from None
         self._pending.on_read(record.partition, record.offset, known, record.value or b"")
 

@@ -24,7 +24,7 @@ from consumers.webhooks.pending import Delivery, PendingDeliveries
 from topics import dead_letters, webhooks
 from topics.contract.codec import encode
 from topics.environment.settings import Settings
-from topics.log.producer import LogProducer, Unacknowledged
+from topics.log.producer import LogProducer, UnacknowledgedError
 from topics.types.errors import NotReady
 from topics.waiting.backoff import Backoff
 from topics.waiting.first_done import first_done
@@ -136,7 +136,7 @@ class Sender:
         while True:
             try:
                 return await send()
-            except (Unacknowledged, NotReady) as error:
+            except (UnacknowledgedError, NotReady) as error:
                 log.warning("can't write yet", action="webhooks.retry", why=str(error))
                 await asyncio.sleep(RETRY_S)
 

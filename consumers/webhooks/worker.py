@@ -17,7 +17,7 @@ from topics import webhooks
 from topics.environment import webhook_signing as signing
 from topics.environment.settings import Settings
 from topics.log.follow import Follower, Since
-from topics.log.heartbeat import Heart, new_worker_id
+from topics.log.heartbeat import HeartbeatSender, new_worker_id
 from topics.waiting.first_done import first_done
 
 
@@ -25,7 +25,7 @@ async def run_webhooks(settings: Settings, stop: asyncio.Event, metrics: Metrics
     """Deliver until `stop`. Raises NotReady without Kafka, its topics, or a secret."""
     signing.read_secrets(settings.webhook_secret_path)
     worker_id = new_worker_id(GROUP)
-    heart = Heart(settings, lambda: Heart.describe(worker_id, GROUP, leaving=stop.is_set()))
+    heart = HeartbeatSender(settings, lambda: HeartbeatSender.heartbeat(worker_id, GROUP, leaving=stop.is_set()))
     pending = PendingDeliveries()
     results: Counter[str] = Counter()
     metrics = metrics or Metrics()

@@ -110,7 +110,7 @@ async def _read(
     follower = Follower(found, trajectories.topic(name), on_record, since=Since.BEGINNING, committed=True)
     start = follower.start(READ_S)
     is_shown = prints and sys.stdout.isatty()
-    await (start if is_shown else progress.reading(start, lambda: follower.how_far, "trajectories"))
+    await (start if is_shown else progress.reading(start, lambda: follower.progress, "trajectories"))
     try:
         if stop is not None:
             await first_done(stop, follower.failed)

@@ -11,7 +11,7 @@ from polar.fleet.errors import DrainTimeoutError
 from polar.fleet.heartbeat_watch import HeartbeatWatch
 from topics import control
 from topics.control import Drain
-from topics.log.producer import LogProducer, Unacknowledged
+from topics.log.producer import LogProducer, UnacknowledgedError
 from topics.types.errors import InputError, NotReady
 from topics.types.session import Phase, SessionState
 
@@ -84,7 +84,7 @@ async def drain_processes(
     for name in names:
         try:
             await producer.send(control.TOPIC, Drain(name), key=name, deadline_s=SEND_S)
-        except Unacknowledged as error:
+        except UnacknowledgedError as error:
             raise NotReady(f"Kafka didn't acknowledge the request to {name}: {error}") from None
     reported: int | None = None
 

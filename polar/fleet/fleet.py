@@ -29,7 +29,7 @@ from topics.fleet import FleetRecord, FleetState, FleetView, PolicyVersion
 from topics.log import admin, kafka
 from topics.log.follow import Follower, Since
 from topics.log.heartbeat import new_worker_id
-from topics.log.producer import LogProducer, Unacknowledged
+from topics.log.producer import LogProducer, UnacknowledgedError
 from topics.types.errors import InputError, NotReady
 from topics.workers import Heartbeat
 
@@ -300,7 +300,7 @@ class Fleet:
         """The record's offset, once Kafka has acknowledged it. Raises NotReady."""
         try:
             ack = await self._producer.send(fleet.TOPIC, record, key=fleet.key_of(record), deadline_s=SEND_S)
-        except Unacknowledged as error:
+        except UnacknowledgedError as error:
             raise NotReady(
                 f"Kafka didn't acknowledge the change: {error}; it may still arrive (`polar fleet status`); "
                 "`polar fleet resume` ends a pause"

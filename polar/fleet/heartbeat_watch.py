@@ -18,7 +18,7 @@ from topics import workers
 from topics.environment.settings import Settings
 from topics.log import kafka
 from topics.log.follow import Follower, Since
-from topics.log.producer import LogProducer, Unacknowledged
+from topics.log.producer import LogProducer, UnacknowledgedError
 from topics.workers import Probe, Sign
 
 SINCE_S = 10.0
@@ -71,7 +71,7 @@ class HeartbeatWatch:
         while True:
             began = time.monotonic()
             await asyncio.sleep(PROBE_S)
-            with suppress(Unacknowledged):
+            with suppress(UnacknowledgedError):
                 await self._producer.send(workers.TOPIC, Probe(self._by), key=self._by, deadline_s=PROBE_S)
             await asyncio.sleep(max(0.0, began + PROBE_S - time.monotonic()))
 

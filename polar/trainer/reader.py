@@ -71,7 +71,7 @@ class Reader:
         try:
             await self._client.start()
         except kafka.KafkaError as error:
-            raise admin.away(self._settings, error) from None
+            raise admin.unreachable(self._settings, error) from None
         self._partitions = {number: kafka.TopicPartition(self._topic, number) for number in range(count)}
         self._client.assign(list(self._partitions.values()))
 
@@ -169,7 +169,7 @@ class Reader:
         """Seek to the end of the last successful poll: aiokafka drops gathered records if one partition's can't be read."""
         log.warning("can't read", action="trainer.retry", topic=self._topic, reason=repr(error))
         is_out_of_range = getattr(error, "errno", None) == OUT_OF_RANGE
-        if not kafka.may_pass(error) and not is_out_of_range:
+        if not kafka.is_retriable(error) and not is_out_of_range:
             self._seek(self.positions)
             raise NotReady(f"{self._topic} can't be read: {error!r}") from None
         await asyncio.sleep(RETRY_S)

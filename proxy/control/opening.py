@@ -19,7 +19,7 @@ import structlog
 from topics import events
 from topics.control import Control, Grant, Revoke
 from topics.events import CancelRequested, Fact, SessionCloseRequested, SessionOpenRequested, SessionOpenWithdrawn
-from topics.log.producer import LogProducer, Unacknowledged
+from topics.log.producer import LogProducer, UnacknowledgedError
 
 ANSWER_S = 30.0
 """For an open's answer; for Kafka's acknowledgement of a close."""
@@ -103,7 +103,7 @@ class SessionOpener:
         with self._asking(fact.fact_id) as answer:
             try:
                 await self._send(fact, ANSWER_S)
-            except Unacknowledged:
+            except UnacknowledgedError:
                 raise NoAnswerError(f"Kafka didn't take the close within {ANSWER_S:.0f} s; try again") from None
             await asyncio.wait({answer}, timeout=CLOSED_S)
         told = answer.result() if answer.done() else None
@@ -136,7 +136,7 @@ class SessionOpener:
             try:
                 await self._send(fact, left)
                 who = "no coordinator answers"
-            except Unacknowledged as error:
+            except UnacknowledgedError as error:
                 log.warning("open not acknowledged", action="open_unacknowledged", task=fact.task_id, why=str(error))
             await asyncio.wait({answer}, timeout=min(ASK_AGAIN_S, max(0.0, ends - time.monotonic())))
             if answer.done():
@@ -158,7 +158,7 @@ class SessionOpener:
     async def _send_beside(self, fact: Fact) -> None:
         try:
             await self._send(fact, WITHDRAW_S)
-        except Unacknowledged as error:
+        except UnacknowledgedError as error:
             log.warning("withdrawal lost", action="withdrawal_lost", task=events.task_of(fact), why=str(error))
 
     async def _send(self, fact: Fact, deadline_s: float) -> None:

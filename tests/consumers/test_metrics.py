@@ -15,7 +15,7 @@ from tests.consumers.stages.coordinating import Coordinator, eventually, shell, 
 from topics import stages
 from topics.environment.settings import Settings
 from topics.events import RunFinished
-from topics.log.heartbeat import Heart
+from topics.log.heartbeat import HeartbeatSender
 from topics.types.errors import NotReady
 from topics.types.session import Stage
 
@@ -74,7 +74,7 @@ def test_writers_of_the_log_do_not_choose_the_number_of_labels() -> None:
 
 async def test_a_process_is_ready_while_its_heartbeats_arrive(kafka: str, settings: Settings) -> None:
     away = Settings(kafka=f"{HOST}:{free_port()}", data=settings.data)
-    heart = Heart(away, lambda: Heart.describe("worker-1", "fanout"))
+    heart = HeartbeatSender(away, lambda: HeartbeatSender.heartbeat("worker-1", "fanout"))
     metrics, port = Metrics(), free_port()
     async with metrics_http.serve_metrics(metrics, HOST, port):
         assert await request(port, "GET /readyz") == (503, "it is starting\n")

@@ -24,7 +24,7 @@ from topics.completions import Disowned
 from topics.environment.settings import Settings
 from topics.log import admin, kafka
 from topics.log.follow import Follower, Since
-from topics.log.owner import FencedProducer, Owner, OwnershipLost, Write, read_back
+from topics.log.owner import FencedProducer, OwnershipLostError, PartitionOwner, Write, read_back
 from topics.log.producer import LogProducer
 
 pytestmark = pytest.mark.timeout(600)
@@ -136,7 +136,7 @@ async def load(settings: Settings) -> AsyncIterator[Load]:
         settings, completions.TOPIC, lambda call, _: made.read.append(call.call_id), since=Since.BEGINNING
     )
     await follower.start()
-    owner = Owner(settings, GROUP, sessions.TOPIC, made.keep)
+    owner = PartitionOwner(settings, GROUP, sessions.TOPIC, made.keep)
     before = psutil.Process().memory_info().rss
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(owner.run(stop))
@@ -259,7 +259,7 @@ async def test_no_broker_at_all_costs_time_only(cluster: Cluster, settings: Sett
 
 async def test_owners_come_and_go_under_load_and_none_loses_a_row(settings: Settings) -> None:
     async with load(settings) as under_load:
-        second, stop = Owner(settings, GROUP, sessions.TOPIC, under_load.keep), asyncio.Event()
+        second, stop = PartitionOwner(settings, GROUP, sessions.TOPIC, under_load.keep), asyncio.Event()
         running = asyncio.create_task(second.run(stop))
         async with asyncio.timeout(DEADLINE_S):
             while not 0 < len(second.partitions) < PARTITIONS:
@@ -280,7 +280,7 @@ async def test_an_owner_that_wakes_up_after_its_leader_died_is_fenced(cluster: C
     await successor.begin()
     await successor.write([Write(topic, 0, b"key", b"of its successor")])
     await successor.commit()
-    with pytest.raises(OwnershipLost):
+    with pytest.raises(OwnershipLostError):
         await paused.commit()
     assert [record.value async for record in read_back(settings, topic, 0)] == [b"of its successor"]
     await paused.stop()

@@ -24,9 +24,9 @@ from topics.control import Drain
 from topics.environment.settings import Settings
 from topics.log import admin, kafka
 from topics.log.follow import Follower, Since
-from topics.log.owner import LogGap, on_the_log, read_back
+from topics.log.owner import LogGapError, position_within_log, read_back
 from topics.log.partition import partition_of_task
-from topics.log.producer import Ack, LogProducer, Unacknowledged
+from topics.log.producer import Ack, LogProducer, UnacknowledgedError
 from topics.types.completion import CallOutcome, Completion, MessageDelta, TokenDelta
 from topics.types.errors import NotReady
 from topics.types.session import Status
@@ -62,7 +62,7 @@ async def sent(log: LogProducer, topic: Topic, record: msgspec.Struct, key: str)
         while True:
             try:
                 return await log.send(topic, record, key=key, task_id="t")
-            except Unacknowledged:
+            except UnacknowledgedError:
                 await asyncio.sleep(0.1)
 
 
@@ -227,8 +227,8 @@ async def test_a_position_that_the_log_no_longer_has_moves_to_its_nearest_end(
     source = kafka.TopicPartition(completions.TOPIC.full_name(settings.namespace), PARTITION)
     offsets: Sequence[int] = await write(log, OPEN, call(0), call(1))
     await expire(settings, offsets[1])
-    assert [await on_the_log(settings, source, position) for position in (0, 2, 3, 70)] == [1, 2, 3, 3]
-    with pytest.raises(LogGap, match="begins at 1; 0 has left it"):
+    assert [await position_within_log(settings, source, position) for position in (0, 2, 3, 70)] == [1, 2, 3, 3]
+    with pytest.raises(LogGapError, match="begins at 1; 0 has left it"):
         _ = [record async for record in read_back(settings, source.topic, PARTITION, 0)]
 
 

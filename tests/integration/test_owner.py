@@ -12,7 +12,7 @@ import pytest
 from topics import sessions
 from topics.environment.settings import Settings
 from topics.log import admin, kafka
-from topics.log.owner import FencedProducer, Owner, OwnershipLost, Write, read_back
+from topics.log.owner import FencedProducer, OwnershipLostError, PartitionOwner, Write, read_back
 
 DEADLINE_S = 30.0
 
@@ -72,7 +72,7 @@ async def test_a_predecessor_is_fenced_and_its_open_transaction_is_never_seen(se
     second = FencedProducer(settings, "test.0")
     await second.start()
     assert await values(settings) == [b"a"]
-    with pytest.raises(OwnershipLost):
+    with pytest.raises(OwnershipLostError):
         await first.commit()
     await committed(second, [row(settings, b"b")])
     assert await values(settings) == [b"a", b"b"]
@@ -88,7 +88,7 @@ async def test_each_partition_has_one_keeper_and_a_failed_one_starts_again(setti
     async def keep(partition: int, producer: FencedProducer) -> None:
         if partition == 2 and partition not in failed:
             failed.add(partition)
-            raise OwnershipLost("once")
+            raise OwnershipLostError("once")
         kept[partition] = kept.get(partition, 0) + 1
         await committed(producer, [row(settings, b"mine", partition)])
         if len(kept) == sessions.TOPIC.embedded_partitions:
@@ -96,7 +96,7 @@ async def test_each_partition_has_one_keeper_and_a_failed_one_starts_again(setti
         await asyncio.Event().wait()
 
     stops = [asyncio.Event(), asyncio.Event()]
-    owners = [Owner(settings, "test", sessions.TOPIC, keep) for _ in stops]
+    owners = [PartitionOwner(settings, "test", sessions.TOPIC, keep) for _ in stops]
     running = [asyncio.create_task(owner.run(stop)) for owner, stop in zip(owners, stops, strict=True)]
     async with asyncio.timeout(DEADLINE_S):
         await all_kept.wait()

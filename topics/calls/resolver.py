@@ -21,7 +21,7 @@ class DeltaError(ValueError):
     """A delta that can't be expanded: its base is shorter than what is shared, or the chain's last link differs."""
 
 
-class BaseMissing(DeltaError):  # noqa: N818 - named for what is so
+class BaseMissingError(DeltaError):
     """A delta whose base isn't among the calls so far."""
 
     def __init__(self, call_id: str, base: str) -> None:
@@ -53,7 +53,7 @@ class Resolver:
     def add(self, call: Completion) -> None:
         """Take in a call; of one id the first counts.
 
-        Raises BaseMissing where a base wasn't added, DeltaError where the deltas or the chain don't fit; the call stays unknown then.
+        Raises BaseMissingError where a base wasn't added, DeltaError where the deltas or the chain don't fit; the call stays unknown then.
         """
         if call.call_id in self._calls:
             return
@@ -93,7 +93,7 @@ class Resolver:
             return 0
         known = self._calls.get(base)
         if known is None:
-            raise BaseMissing(call_id, base)
+            raise BaseMissingError(call_id, base)
         return known.prompt.shared + len(known.tokens) if of == "tokens" else known.messages.shared + len(known.said)
 
     def _tokens(self, call_id: str, length: int) -> Ids:

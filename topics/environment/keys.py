@@ -71,7 +71,7 @@ class KeyClaims(msgspec.Struct, frozen=True, omit_defaults=True):
     """Where this attempt's `Open` lies in `polar.completions`."""
 
 
-class KeyRefused(ValueError):  # noqa: N818 - named for what the caller does
+class KeyRefusedError(ValueError):
     """A key that can't be honoured; `reason` is `unknown`, `forged` or `expired`."""
 
     def __init__(self, reason: str) -> None:
@@ -102,18 +102,18 @@ class Signer:
         return PREFIX + token
 
     def check(self, key: str, now_s: float) -> KeyClaims:
-        """The claims of a key at Unix time `now_s`. Raises KeyRefused."""
+        """The claims of a key at Unix time `now_s`. Raises KeyRefusedError."""
         token = key.removeprefix(PREFIX)
         try:
             key_id = jwt.get_unverified_header(token).get("kid", "")
             payload = jwt.decode(token, self._secrets[key_id], algorithms=[ALGORITHM], options={"verify_exp": False})
             claims = msgspec.convert(payload, KeyClaims)
         except jwt.InvalidSignatureError:
-            raise KeyRefused("forged") from None
+            raise KeyRefusedError("forged") from None
         except (jwt.InvalidTokenError, KeyError, msgspec.ValidationError, UnicodeEncodeError):
-            raise KeyRefused("unknown") from None
+            raise KeyRefusedError("unknown") from None
         if now_s > claims.expires_at + CLOCK_GRACE_S:
-            raise KeyRefused("expired")
+            raise KeyRefusedError("expired")
         return claims
 
 
@@ -135,11 +135,11 @@ class Keyring:
         return self._signer.mint(claims)
 
     def check(self, key: str, now_s: float) -> KeyClaims:
-        """The claims of a key at Unix time `now_s`. Raises KeyRefused."""
+        """The claims of a key at Unix time `now_s`. Raises KeyRefusedError."""
         self.refresh()
         try:
             return self._signer.check(key, now_s)
-        except KeyRefused as error:
+        except KeyRefusedError as error:
             # Signed a moment ago, perhaps, by a secret that is newer than our last look.
             if error.reason == "expired" or not self.refresh(at_once=True):
                 raise

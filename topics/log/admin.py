@@ -15,7 +15,7 @@ import msgspec
 from topics.contract.topic import Topic
 from topics.environment.settings import Settings
 from topics.log import kafka
-from topics.log.refusals import denied, refusal, unheard
+from topics.log.refusals import connection_refusal, denied, refusal
 from topics.types.errors import InputError, NotReady
 
 DEADLINE_S = 30.0
@@ -106,7 +106,7 @@ async def listing(settings: Settings) -> list[Listed]:
         await reader.start()
         spans = await _spans(reader, counts)
     except kafka.KafkaError as error:
-        raise away(settings, error) from None
+        raise unreachable(settings, error) from None
     finally:
         await kafka.stop(reader, DEADLINE_S)
     return [Listed(name, counts[name], configs[name], spans[name]) for name in sorted(counts)]
@@ -136,15 +136,15 @@ async def _asked(settings: Settings, ask: Callable[[kafka.Admin], Awaitable[T]],
             failed = error
         finally:
             await admin.close()
-        if not reached and (refused := await unheard(settings)) is not None:
+        if not reached and (refused := await connection_refusal(settings)) is not None:
             raise refused from None
-        is_final = isinstance(failed, kafka.KafkaError) and not kafka.may_pass(failed)
+        is_final = isinstance(failed, kafka.KafkaError) and not kafka.is_retriable(failed)
         if (is_final and reached) or now() > began + (max(reach_s, REACH_S) if reached else reach_s):
-            raise away(settings, failed) from None
+            raise unreachable(settings, failed) from None
         await asyncio.sleep(RETRY_S)
 
 
-def away(settings: Settings, error: Exception) -> NotReady:
+def unreachable(settings: Settings, error: Exception) -> NotReady:
     """What is raised where no broker answers, or all refuse."""
     if (refused := refusal(settings, error)) is not None:
         return refused
@@ -165,7 +165,7 @@ def _check_partitions(topic: Topic, name: str, count: int, embedded: bool) -> No
 
 
 async def _leaders(settings: Settings, admin: kafka.Admin, names: list[str]) -> dict[str, list[int]]:
-    """Each existing topic's leaders by partition, negative where there is none. Raises Refused."""
+    """Each existing topic's leaders by partition, negative where there is none. Raises KafkaRefusedError."""
     described = await admin.describe_topics(names)
     for topic in described:
         _require_authorized(settings, topic["topic"], topic["error_code"])
@@ -177,7 +177,7 @@ async def _leaders(settings: Settings, admin: kafka.Admin, names: list[str]) -> 
 
 
 def _require_authorized(settings: Settings, name: str, code: int) -> None:
-    """Raises Refused."""
+    """Raises KafkaRefusedError."""
     if code in NOT_AUTHORIZED:
         raise denied(settings, f"{NOT_AUTHORIZED[code]} {name}")
 

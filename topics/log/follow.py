@@ -21,8 +21,8 @@ from topics.contract.codec import Codec, DecodeError, UnknownRecord
 from topics.contract.topic import Topic
 from topics.environment.settings import Settings
 from topics.log import admin, kafka
-from topics.log.producer import LogProducer, Unacknowledged, dead_letter
-from topics.log.refusals import Refused, refusal
+from topics.log.producer import LogProducer, UnacknowledgedError, dead_letter
+from topics.log.refusals import KafkaRefusedError, refusal
 from topics.types.errors import NotReady
 
 START_S = 60.0
@@ -98,7 +98,7 @@ class Follower:
                 while self._task is None:
                     try:
                         await self._open()
-                    except Refused:
+                    except KafkaRefusedError:
                         raise
                     except (NotReady, kafka.KafkaError) as error:
                         if (refused := refusal(self._settings, error)) is not None:
@@ -120,7 +120,7 @@ class Follower:
         return self._task
 
     @property
-    def how_far(self) -> tuple[int, int]:
+    def progress(self) -> tuple[int, int]:
         """Offsets passed, of those that lay on the topic when `start` looked; (0, 0) before. For people: markers and gaps count, too."""
         ends = self._ends_at_start
         passed = sum(min(self._passed[partition], end) - self._first[partition] for partition, end in ends.items())
@@ -188,7 +188,7 @@ class Follower:
             try:
                 return await ask()
             except kafka.KafkaError as error:
-                if not kafka.may_pass(error):
+                if not kafka.is_retriable(error):
                     raise
                 await asyncio.sleep(RETRY_S)
 
@@ -206,7 +206,7 @@ class Follower:
                 await self._back_on(reader, error.args[0])
                 continue
             except kafka.KafkaError as error:
-                if not kafka.may_pass(error):
+                if not kafka.is_retriable(error):
                     raise refusal(self._settings, error) or error from None
                 log.warning("can't read", action="follow.retry", topic=self._name, reason=repr(error))
                 await asyncio.sleep(RETRY_S)
@@ -257,5 +257,5 @@ class Follower:
         try:
             async with asyncio.timeout(LETTERS_S):
                 await asyncio.gather(*telling)
-        except (TimeoutError, Unacknowledged) as error:
+        except (TimeoutError, UnacknowledgedError) as error:
             log.error("dead letters lost", action="follow.dead_letters_lost", topic=self._name, reason=repr(error))

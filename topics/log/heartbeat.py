@@ -43,7 +43,7 @@ def new_worker_id(role: str) -> str:
     return f"{role}-{socket.gethostname()}-{secrets.token_hex(4)}"
 
 
-class Heart:
+class HeartbeatSender:
     """Beats from `start` to `stop`; both are called on the main loop, `changed` from anywhere."""
 
     def __init__(self, settings: Settings, beat: Callable[[], Heartbeat]) -> None:
@@ -97,7 +97,7 @@ class Heart:
         self._thread.join(timeout=2 * STOP_S)
 
     @staticmethod
-    def describe(
+    def heartbeat(
         worker_id: str,
         role: str,
         *,

@@ -58,13 +58,13 @@ __all__ = [
     "admin",
     "connection",
     "consumer",
-    "knock",
-    "may_pass",
+    "is_retriable",
     "new_topic",
     "producer",
     "started",
     "stop",
     "topic_config",
+    "try_connection",
 ]
 
 Headers = Sequence[tuple[str, bytes]]
@@ -100,7 +100,7 @@ MAX_BATCH_BYTES = MIB
 """Of one partition. One request a broker is in flight, so what gathers meanwhile is what a batch can hold."""
 
 
-def may_pass(error: KafkaError) -> bool:
+def is_retriable(error: KafkaError) -> bool:
     """Whether the same may be asked again and answered: aiokafka doesn't count a request that no broker answered in time among these."""
     return bool(error.retriable) or isinstance(error, KafkaTimeoutError)
 
@@ -251,7 +251,7 @@ def _tls(settings: Settings) -> ssl.SSLContext:
     return made
 
 
-async def knock(settings: Settings) -> None:
+async def try_connection(settings: Settings) -> None:
     """Make a connection to the first broker, log in and go. Raises KafkaError, OSError (ssl.SSLError among them), each as it came."""
     options = connection(settings)
     host, _, port = options.pop("bootstrap_servers").partition(",")[0].rpartition(":")

@@ -33,7 +33,8 @@ async def consume(
 ) -> None:
     """Run `use` with a started consumer of the group until `stop`, which `use` must notice.
 
-    `topics`: full names; empty if `use` subscribes. `options` are aiokafka's. Raises Refused, and what `use` raises beside Kafka's errors.
+    `topics`: full names; empty if `use` subscribes. `options` are aiokafka's. Raises KafkaRefusedError, and what `use` raises beside
+    Kafka's errors.
     """
 
     async def membership() -> None:
@@ -47,7 +48,7 @@ async def consume(
 
 
 async def keep(settings: Settings, group: str, membership: Callable[[], Awaitable[None]], stop: asyncio.Event) -> None:
-    """Run one membership after another until `stop`: a KafkaError or TimeoutError costs no more than that. Raises Refused."""
+    """Run one membership after another until `stop`: a KafkaError or TimeoutError costs no more than that. Raises KafkaRefusedError."""
     while not stop.is_set():
         try:
             await membership()

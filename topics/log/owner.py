@@ -17,7 +17,7 @@ import structlog
 from topics.contract.topic import MIB, Topic
 from topics.environment.settings import Settings
 from topics.log import kafka, membership
-from topics.log.refusals import Refused, refusal
+from topics.log.refusals import KafkaRefusedError, refusal
 from topics.waiting.backoff import Backoff
 
 TRANSACTION_TIMEOUT_MS = 5_000
@@ -36,11 +36,11 @@ POLL_MS = 500
 log = structlog.get_logger()
 
 
-class OwnershipLost(Exception):  # noqa: N818 - named for what happened
+class OwnershipLostError(Exception):
     """A transaction failed or was fenced: memory and producer of this partition are void."""
 
 
-class LogGap(OwnershipLost):
+class LogGapError(OwnershipLostError):
     """The log no longer holds what is to be read: retention has passed it, or it was cut."""
 
 
@@ -94,7 +94,7 @@ class FencedProducer:
                         pending, size = [], 0
                 offsets += [metadata.offset for metadata in await asyncio.gather(*pending)]
         except Exception as error:
-            raise OwnershipLost(f"{type(error).__name__}: {error}") from error
+            raise OwnershipLostError(f"{type(error).__name__}: {error}") from error
         return offsets
 
     async def commit(self) -> None:
@@ -105,7 +105,7 @@ class FencedProducer:
             async with asyncio.timeout(COMMIT_DEADLINE_S):
                 await step
         except Exception as error:
-            raise OwnershipLost(f"{type(error).__name__}: {error}") from error
+            raise OwnershipLostError(f"{type(error).__name__}: {error}") from error
 
 
 async def read_back(
@@ -114,8 +114,8 @@ async def read_back(
     """Committed records of a partition from `start` (None: its beginning) to the high watermark as of now.
 
     The end of a read_committed consumer is the last stable offset, which an open transaction holds back (protocol 4, 24): the edge
-    is asked for uncommitted, and committed reading goes on until it has passed it. Raises LogGap where the log begins after `start`,
-    OwnershipLost where that takes too long.
+    is asked for uncommitted, and committed reading goes on until it has passed it. Raises LogGapError where the log begins after `start`,
+    OwnershipLostError where that takes too long.
     """
     source = kafka.TopicPartition(topic, partition)
     async with kafka.started(kafka.consumer(settings, committed=False), STOP_DEADLINE_S) as edge:
@@ -127,7 +127,7 @@ async def read_back(
             reader.assign([source])
             first = (await reader.beginning_offsets([source]))[source]
             if start is not None and start < first:
-                raise LogGap(f"{topic}[{partition}] begins at {first}; {start} has left it")
+                raise LogGapError(f"{topic}[{partition}] begins at {first}; {start} has left it")
             reader.seek(source, first if start is None else start)
             deadline = time.monotonic() + READ_BACK_S
             while (at := await reader.position(source)) < end:
@@ -137,12 +137,12 @@ async def read_back(
                 if await reader.position(source) > at:
                     deadline = time.monotonic() + READ_BACK_S
                 elif time.monotonic() > deadline:
-                    raise OwnershipLost(f"{topic}[{partition}] could not be read past {at} to {end}")
+                    raise OwnershipLostError(f"{topic}[{partition}] could not be read past {at} to {end}")
     except kafka.OffsetOutOfRangeError:
-        raise LogGap(f"{topic}[{partition}] was deleted or cut while it was read") from None
+        raise LogGapError(f"{topic}[{partition}] was deleted or cut while it was read") from None
 
 
-async def on_the_log(settings: Settings, source: kafka.TopicPartition, position: int) -> int:
+async def position_within_log(settings: Settings, source: kafka.TopicPartition, position: int) -> int:
     """Where one at `position` goes on: there, at the beginning where retention has passed it, or at the end of a log that was cut."""
     async with kafka.started(kafka.consumer(settings, committed=False), STOP_DEADLINE_S) as asker:
         first = (await asker.beginning_offsets([source]))[source]
@@ -155,10 +155,10 @@ async def on_the_log(settings: Settings, source: kafka.TopicPartition, position:
 
 
 Keeper = Callable[[int, FencedProducer], Awaitable[None]]
-"""Owns one partition until cancelled: reads its state, then acts. Raises OwnershipLost to start again."""
+"""Owns one partition until cancelled: reads its state, then acts. Raises OwnershipLostError to start again."""
 
 
-class Owner:
+class PartitionOwner:
     """Runs one keeper for each partition of `topic` that the group assigns to this process."""
 
     def __init__(self, settings: Settings, group: str, topic: Topic, keep: Keeper) -> None:
@@ -173,7 +173,10 @@ class Owner:
         return sorted(self._tasks)
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Until `stop`; then every keeper is cancelled and the group left. A broker that is away is waited for. Raises Refused."""
+        """Own partitions until `stop`, then cancel every keeper and leave the group. A broker that is away costs time only.
+
+        Raises KafkaRefusedError.
+        """
 
         async def own_assigned(member: kafka.Consumer) -> None:
             """One membership. The keepers outlive it: the partition's next owner fences them."""
@@ -209,13 +212,13 @@ class Owner:
             try:
                 await producer.start()
                 await self._keep(partition, producer)
-            except (OwnershipLost, kafka.KafkaError) as lost:
+            except (OwnershipLostError, kafka.KafkaError) as lost:
                 if (refused := refusal(self._settings, lost.__cause__ or lost)) is not None:
                     raise refused from None
                 log.warning(
                     "partition lost", action="owner.lost", group=self._group, partition=partition, why=str(lost)
                 )
-            except Refused:
+            except KafkaRefusedError:
                 raise
             except asyncio.CancelledError:
                 task = asyncio.current_task()

@@ -1,6 +1,6 @@
 """The producer of everything that isn't transactional: each send is awaited to its acknowledgement (protocol 19).
 
-Invariant: a send returns an `Ack`, or raises and is never sent again by us; what raised `Unacknowledged` may still arrive. Waits
+Invariant: a send returns an `Ack`, or raises and is never sent again by us; what raised `UnacknowledgedError` may still arrive. Waits
 use our own clock. `topics/log/producer_generation.py` replaces a producer that failed a record; callers decide what to do about a lost
 record (disown it, or send the same fact again).
 """
@@ -19,7 +19,7 @@ from topics.contract.topic import MIB, Topic
 from topics.environment.settings import Settings
 from topics.log import kafka
 from topics.log.partition import partition_of_task
-from topics.log.producer_generation import STOP_S, Line, Lines
+from topics.log.producer_generation import STOP_S, ProducerGeneration, ProducerGenerations
 from topics.log.refusals import refusal
 from topics.types.errors import NotReady
 
@@ -34,11 +34,11 @@ RECORD_OVERHEAD = 1024
 log = structlog.get_logger()
 
 
-class Unacknowledged(Exception):  # noqa: N818 - what is known, not a fault
+class UnacknowledgedError(Exception):
     """No acknowledgement came in time, or the broker refused; the record may still arrive. The message says why."""
 
 
-class RecordTooLarge(ValueError):  # noqa: N818 - named for what the caller does
+class RecordTooLargeError(ValueError):
     """More bytes than the topic takes; nothing was sent. What is too big goes to the blob store (protocol 29)."""
 
 
@@ -74,24 +74,24 @@ class LogProducer:
         self._limit = max_unacked_bytes
         self._unacked = 0
         self._freed = asyncio.Event()
-        self._lines = Lines(settings)
+        self._generations = ProducerGenerations(settings)
         self._stopped = False
 
     async def start(self, deadline_s: float = 60.0) -> None:
         """Connect, waiting for a broker that is away. Raises NotReady where none answers in time, at once where we are refused."""
-        opening = self._lines.open()
+        opening = self._generations.open()
         await asyncio.wait([opening], timeout=deadline_s)
         if not opening.done():
             await self.stop(0.0)
             raise NotReady(
-                f"Kafka at {self._settings.bootstrap} doesn't answer within {deadline_s:.0f} s; is it running? {self._lines.trouble}"
+                f"Kafka at {self._settings.bootstrap} doesn't answer within {deadline_s:.0f} s; is it running? {self._generations.trouble}"
             )
         opening.result()
 
     async def stop(self, deadline_s: float = STOP_S) -> None:
-        """Give records in flight `deadline_s`, then cut them off: their sends raise Unacknowledged. Never hangs."""
+        """Give records in flight `deadline_s`, then cut them off: their sends raise UnacknowledgedError. Never hangs."""
         self._stopped = True
-        await self._lines.close(deadline_s)
+        await self._generations.close(deadline_s)
 
     async def send(
         self,
@@ -105,7 +105,7 @@ class LogProducer:
     ) -> Ack:
         """Send a record of the contract; on a co-partitioned topic `task_id` decides the partition.
 
-        Raises RecordTooLarge (nothing was sent) and Unacknowledged (it may still arrive).
+        Raises RecordTooLargeError (nothing was sent) and UnacknowledgedError (it may still arrive).
         """
         assert type(record) in topic.records, f"{type(record).__name__} is no record of {topic.name}"
         assert not topic.copartitioned or task_id is not None or partition is not None, f"{topic.name} needs a task id"
@@ -136,7 +136,7 @@ class LogProducer:
         return self._unacked == 0 or self._unacked + size <= self._limit
 
     async def room(self, size: int, deadline_s: float = DEADLINE_S) -> None:
-        """Wait until `has_room`. Raises Unacknowledged where it doesn't come in time."""
+        """Wait until `has_room`. Raises UnacknowledgedError where it doesn't come in time."""
         if self.has_room(size):
             return
         try:
@@ -145,79 +145,82 @@ class LogProducer:
                     self._freed.clear()
                     await self._freed.wait()
         except TimeoutError:
-            raise Unacknowledged(
+            raise UnacknowledgedError(
                 f"{self._unacked} bytes wait for an acknowledgement, and no room for {size} came within {deadline_s:.0f} s"
             ) from None
 
     async def _send(self, outgoing: _Outgoing, max_bytes: int, deadline_s: float) -> Ack:
         size = outgoing.size
         if size > max_bytes:
-            raise RecordTooLarge(
+            raise RecordTooLargeError(
                 f"{outgoing.topic}: {size} bytes, at most {max_bytes}; big values go to the blob store"
             )
         deadline = asyncio.get_running_loop().time() + deadline_s
         await self.room(size, deadline_s)
         self._unacked += size
         try:
-            line, future = await self._hand_over(outgoing, deadline)
+            generation, future = await self._hand_over(outgoing, deadline)
         except BaseException:
             self._release(size)
             raise
-        line.in_flight.add(future)
-        line.awaited.add(future)
-        future.add_done_callback(lambda settled: self._settled(line, settled, size))
+        generation.in_flight.add(future)
+        generation.awaited.add(future)
+        future.add_done_callback(lambda settled: self._settled(generation, settled, size))
         try:
             await asyncio.wait([future], timeout=deadline - asyncio.get_running_loop().time())
         finally:
-            line.awaited.discard(future)
+            generation.awaited.discard(future)
         if not future.done():
-            # Its bytes stay counted until the line is stopped: aiokafka may hold them that long.
-            self._lines.replace(line)
-            raise Unacknowledged(f"{outgoing.topic}: no acknowledgement within {deadline_s:.0f} s")
+            # Its bytes stay counted until the generation is stopped: aiokafka may hold them that long.
+            self._generations.replace(generation)
+            raise UnacknowledgedError(f"{outgoing.topic}: no acknowledgement within {deadline_s:.0f} s")
         if future.cancelled():
-            raise Unacknowledged(f"{outgoing.topic}: the producer was stopped before the acknowledgement")
+            raise UnacknowledgedError(f"{outgoing.topic}: the producer was stopped before the acknowledgement")
         if (error := future.exception()) is not None:
-            raise Unacknowledged(f"{outgoing.topic}: {refusal(self._settings, error) or repr(error)}")
+            raise UnacknowledgedError(f"{outgoing.topic}: {refusal(self._settings, error) or repr(error)}")
         return Ack(future.result().partition, future.result().offset)
 
     async def _hand_over(
         self, outgoing: _Outgoing, deadline: float
-    ) -> tuple[Line, asyncio.Future[kafka.RecordMetadata]]:
-        """Have a line accept the record: until then nothing is sent, so this may try again. Raises Unacknowledged, RecordTooLarge."""
+    ) -> tuple[ProducerGeneration, asyncio.Future[kafka.RecordMetadata]]:
+        """Have a generation accept the record. Nothing is sent before that, so this retries.
+
+        Raises UnacknowledgedError, RecordTooLargeError.
+        """
         why = ""
         try:
             async with asyncio.timeout_at(deadline):
                 while not self._stopped:
-                    opening = self._lines.open()
+                    opening = self._generations.open()
                     if not opening.done():
                         await asyncio.wait([opening])
                     if opening.cancelled():
                         break
-                    line = opening.result()
+                    generation = opening.result()
                     why = "no broker answers any more, or there is no such topic (`polar topics apply` makes them)"
                     try:
-                        return line, await _accept(line.producer, outgoing)
+                        return generation, await _accept(generation.producer, outgoing)
                     except kafka.MessageSizeTooLargeError as error:
-                        raise RecordTooLarge(f"{outgoing.topic}: {error}") from None
+                        raise RecordTooLargeError(f"{outgoing.topic}: {error}") from None
                     except kafka.KafkaError as error:
                         if (refused := refusal(self._settings, error)) is not None and str(refused) != why:
                             log.error("refused", action="producer.refused", why=str(refused))
                         why = str(refused or repr(error))
                         if not error.retriable:
-                            self._lines.replace(line)
+                            self._generations.replace(generation)
                     await asyncio.sleep(RETRY_S)
         except TimeoutError:
-            raise Unacknowledged(
-                f"{outgoing.topic}: not sent: {why or self._lines.trouble or 'no broker answers'}"
+            raise UnacknowledgedError(
+                f"{outgoing.topic}: not sent: {why or self._generations.trouble or 'no broker answers'}"
             ) from None
-        raise Unacknowledged(f"{outgoing.topic}: not sent: the producer is stopped")
+        raise UnacknowledgedError(f"{outgoing.topic}: not sent: the producer is stopped")
 
-    def _settled(self, line: Line, future: asyncio.Future[kafka.RecordMetadata], size: int) -> None:
-        line.in_flight.discard(future)
+    def _settled(self, generation: ProducerGeneration, future: asyncio.Future[kafka.RecordMetadata], size: int) -> None:
+        generation.in_flight.discard(future)
         self._release(size)
-        # Looked at here, before the next record can meet a line that failed one.
+        # Looked at here, before the next record can meet a generation that failed one.
         if not future.cancelled() and future.exception() is not None:
-            self._lines.replace(line)
+            self._generations.replace(generation)
 
     def _release(self, size: int) -> None:
         self._unacked -= size

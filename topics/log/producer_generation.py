@@ -1,8 +1,8 @@
 """aiokafka producers, one after the other: what `LogProducer` sends through.
 
-aiokafka's idempotent producer fails every later send to a partition once one has failed there (protocol 19). So a line that failed a
+aiokafka's idempotent producer fails every later send to a partition once one has failed there (protocol 19). So a generation that failed a
 record, or left one unacknowledged, is replaced: its successor takes all new records, while it finishes those in flight, and is then
-stopped, or cut off. Invariant: one newest line at a time; every older one ends. What is sent and awaited is left to `LogProducer`.
+stopped, or cut off. Invariant: one newest generation at a time; every older one ends. What is sent and awaited is left to `LogProducer`.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ import structlog
 from topics import dead_letters
 from topics.environment.settings import Settings
 from topics.log import kafka
-from topics.log.refusals import refusal, unheard
+from topics.log.refusals import connection_refusal, refusal
 
 STOP_S = 5.0
 CUT_OFF_S = 2.0
 """What `kafka.stop` may take beyond its deadline."""
 CONNECT_S = 10.0
 RETIRE_LOOK_S = 1.0
-"""How soon a line on its way out notices that a sender gave up."""
+"""How soon a generation on its way out notices that a sender gave up."""
 RETRY_S = 0.2
 """Between tries to connect."""
 
 log = structlog.get_logger()
 
 
-class Line:
+class ProducerGeneration:
     """One aiokafka producer and its records in flight."""
 
     def __init__(self, producer: kafka.Producer) -> None:
@@ -48,32 +48,32 @@ class Line:
                 future.cancel()
 
 
-class Lines:
-    """The newest line, in the making or made, and the older ones on their way out."""
+class ProducerGenerations:
+    """The newest generation, in the making or made, and the older ones on their way out."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._newest: asyncio.Task[Line] | None = None
+        self._newest: asyncio.Task[ProducerGeneration] | None = None
         self.trouble = ""
-        """Why there is no line yet, as the last try to connect ended."""
+        """Why there is no generation yet, as the last try to connect ended."""
         self._retiring: set[asyncio.Task[None]] = set()
         self._was_connected = False
 
-    def open(self) -> asyncio.Task[Line]:
-        """The newest line, being made for as long as no broker answers; cancelled by `close`. The first ends where we are refused."""
+    def open(self) -> asyncio.Task[ProducerGeneration]:
+        """The newest generation, being made for as long as no broker answers; cancelled by `close`. The first ends where we are refused."""
         if self._newest is None:
             self._newest = asyncio.create_task(self._connect(), name="log-producer-connect")
         return self._newest
 
-    def replace(self, line: Line) -> None:
-        """Hand nothing more to a line, and start its successor; nothing where that was done already."""
+    def replace(self, generation: ProducerGeneration) -> None:
+        """Hand nothing more to a generation, and start its successor; nothing where that was done already."""
         newest = self._newest
         if newest is None or not newest.done() or newest.cancelled():
             return
-        if newest.exception() is not None or newest.result() is not line:
+        if newest.exception() is not None or newest.result() is not generation:
             return
-        log.warning("producer replaced", action="producer.replaced", in_flight=len(line.in_flight))
-        self._retire(line)
+        log.warning("producer replaced", action="producer.replaced", in_flight=len(generation.in_flight))
+        self._retire(generation)
         self._newest = None
         self.open()
 
@@ -92,21 +92,21 @@ class Lines:
         if self._retiring:
             await asyncio.wait(self._retiring, timeout=max(deadline_s, STOP_S) + CUT_OFF_S)
 
-    def _retire(self, line: Line, deadline_s: float = STOP_S) -> None:
-        task = asyncio.create_task(line.retire(deadline_s), name="log-producer-retire")
+    def _retire(self, generation: ProducerGeneration, deadline_s: float = STOP_S) -> None:
+        task = asyncio.create_task(generation.retire(deadline_s), name="log-producer-retire")
         self._retiring.add(task)
         task.add_done_callback(self._retiring.discard)
 
-    async def _connect(self) -> Line:
+    async def _connect(self) -> ProducerGeneration:
         while True:
             producer = kafka.producer(self._settings, max_bytes=dead_letters.TOPIC.max_bytes)
             try:
                 async with asyncio.timeout(CONNECT_S):
                     await producer.start()
                     self._was_connected = True
-                    return Line(producer)
+                    return ProducerGeneration(producer)
             except (kafka.KafkaError, OSError, TimeoutError) as error:
-                refused = refusal(self._settings, error) or await unheard(self._settings)
+                refused = refusal(self._settings, error) or await connection_refusal(self._settings)
                 self.trouble = str(refused or repr(error))
                 if refused is not None and not self._was_connected:
                     await kafka.stop(producer, 0.0)

@@ -18,7 +18,7 @@ from topics import completions, sessions, trajectories
 from topics.contract.topic import HOUR_MS, Topic
 from topics.environment.settings import Settings
 from topics.log import admin, kafka
-from topics.log.owner import STOP_DEADLINE_S, OwnershipLost, read_back
+from topics.log.owner import STOP_DEADLINE_S, OwnershipLostError, read_back
 from topics.log.partition import partition_of_task
 from topics.types.errors import NotReady
 from topics.types.session import Phase, SessionState, TaskState
@@ -148,5 +148,5 @@ async def _records(
 def _kafka_there(settings: Settings) -> Iterator[None]:
     try:
         yield
-    except (kafka.KafkaError, OwnershipLost, TimeoutError) as error:
+    except (kafka.KafkaError, OwnershipLostError, TimeoutError) as error:
         raise NotReady(f"Kafka at {settings.bootstrap} doesn't answer: {error!r}") from None

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from topics.calls.delta import BLOCK, MessageIndex, PromptIndex, Spelled, links
-from topics.calls.resolver import BaseMissing, DeltaError, Resolver
+from topics.calls.resolver import BaseMissingError, DeltaError, Resolver
 from topics.types.completion import CallOutcome, Completion, MessageDelta, TokenDelta
 from topics.types.tokens import Ids, common_prefix, count, pack_ids, unpack_ids
 
@@ -219,10 +219,10 @@ def test_messages_are_compared_by_value_and_not_by_spelling() -> None:
 
 
 def test_a_missing_base_is_named_with_the_call() -> None:
-    with pytest.raises(BaseMissing, match="call b: its base a isn't") as missing:
+    with pytest.raises(BaseMissingError, match="call b: its base a isn't") as missing:
         Resolver().add(call("b", TokenDelta(b"", shared=1, base="a")))
     assert (missing.value.call_id, missing.value.base) == ("b", "a")
-    with pytest.raises(BaseMissing, match="call b: its base a isn't"):
+    with pytest.raises(BaseMissingError, match="call b: its base a isn't"):
         Resolver().add(call("b", messages=MessageDelta(b"[]", shared=1, base="a")))
 
 

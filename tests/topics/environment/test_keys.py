@@ -14,7 +14,7 @@ from topics.environment.keys import (
     KEY_SHOWN,
     PREFIX,
     KeyClaims,
-    KeyRefused,
+    KeyRefusedError,
     Keyring,
     Signer,
     add_key,
@@ -57,33 +57,33 @@ def test_the_newest_secret_signs_and_the_older_ones_still_check() -> None:
 def test_a_key_expires_after_the_grace_for_clocks() -> None:
     key = Signer(SECRETS).mint(CLAIMS)
     assert Signer(SECRETS).check(key, now_s=1000 + CLOCK_GRACE_S)
-    with pytest.raises(KeyRefused, match="expired"):
+    with pytest.raises(KeyRefusedError, match="expired"):
         Signer(SECRETS).check(key, now_s=1001 + CLOCK_GRACE_S)
 
 
 def test_a_key_of_another_fleet_is_unknown_and_one_with_another_secret_forged() -> None:
-    with pytest.raises(KeyRefused, match="unknown"):
+    with pytest.raises(KeyRefusedError, match="unknown"):
         Signer(SECRETS).check(Signer({"theirs": "t" * 32}).mint(CLAIMS), now_s=0)
-    with pytest.raises(KeyRefused, match="forged"):
+    with pytest.raises(KeyRefusedError, match="forged"):
         Signer(SECRETS).check(Signer({"new": "x" * 32}).mint(CLAIMS), now_s=0)
 
 
 def test_a_key_without_a_signature_is_refused() -> None:
     bare = jwt.encode({"session_id": "t.0"}, "", algorithm="none", headers={"kid": "new"})
-    with pytest.raises(KeyRefused):
+    with pytest.raises(KeyRefusedError):
         Signer(SECRETS).check(PREFIX + bare, now_s=0)
 
 
 def test_a_signed_token_that_is_no_key_is_refused() -> None:
     other = jwt.encode({"session_id": "t.0"}, SECRETS["new"], algorithm="HS256", headers={"kid": "new"})
-    with pytest.raises(KeyRefused, match="unknown"):
+    with pytest.raises(KeyRefusedError, match="unknown"):
         Signer(SECRETS).check(PREFIX + other, now_s=0)
 
 
 @given(st.text(st.characters()) | st.binary().map(lambda data: PREFIX + data.hex()))
 @example("\udcff")  # a header's byte that is no UTF-8
 def test_rubbish_is_refused_and_never_raises_anything_else(key: str) -> None:
-    with pytest.raises(KeyRefused):
+    with pytest.raises(KeyRefusedError):
         Signer(SECRETS).check(key, now_s=0)
 
 
@@ -93,7 +93,7 @@ def test_a_changed_key_is_refused(at: int, letter: str) -> None:
     body = key[: key.rindex(".")]
     changed = body[: at % len(body)] + letter + body[at % len(body) + 1 :] + key[len(body) :]
     if changed.removeprefix(PREFIX) != key.removeprefix(PREFIX) and changed.startswith(PREFIX):
-        with pytest.raises(KeyRefused):
+        with pytest.raises(KeyRefusedError):
             Signer(SECRETS).check(changed, now_s=0)
 
 
@@ -144,7 +144,7 @@ def test_a_secret_checks_before_it_signs_and_after_another_does(tmp_path: Path) 
     assert signing(path) == added
     assert Signer.from_file(path).check(before, now_s=0) == CLAIMS
     retire_key(path, old)
-    with pytest.raises(KeyRefused, match="unknown"):
+    with pytest.raises(KeyRefusedError, match="unknown"):
         Signer.from_file(path).check(before, now_s=0)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert list(tmp_path.iterdir()) == [path]

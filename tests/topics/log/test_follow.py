@@ -59,14 +59,14 @@ async def test_from_the_beginning_all_is_handed_on_in_order_before_start_returns
     written = [f"w{n}" for n in range(1200)]
     await asyncio.gather(*(log.write(worker) for worker in written))
     follower = log.follower(Since.BEGINNING)
-    assert follower.how_far == (0, 0)
+    assert follower.progress == (0, 0)
     await follower.start()
     assert sorted(log.seen) == sorted(written)
-    assert follower.how_far == (1200, 1200)
+    assert follower.progress == (1200, 1200)
     await log.write("a", "b", "c")
     await follower.caught_up(10)
     assert log.seen[-3:] == ["a", "b", "c"]
-    assert follower.how_far == (1200, 1200)
+    assert follower.progress == (1200, 1200)
     await follower.stop()
 
 

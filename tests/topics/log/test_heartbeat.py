@@ -11,7 +11,7 @@ from topics import workers
 from topics.environment.settings import Settings
 from topics.log import heartbeat
 from topics.log.follow import Follower, Since
-from topics.log.heartbeat import Heart, new_worker_id
+from topics.log.heartbeat import HeartbeatSender, new_worker_id
 from topics.log.kafka import Record
 from topics.workers import Heartbeat
 
@@ -50,10 +50,10 @@ class Process:
 
     def __init__(self, settings: Settings) -> None:
         self.generation = 0
-        self.heart = Heart(settings, self._beat)
+        self.heart = HeartbeatSender(settings, self._beat)
 
     def _beat(self) -> Heartbeat:
-        return Heart.describe("w1", "worker", fleet_generation=self.generation)
+        return HeartbeatSender.heartbeat("w1", "worker", fleet_generation=self.generation)
 
 
 async def test_the_first_beat_leaves_at_once_and_connects(settings: Settings, monitor: Monitor) -> None:

@@ -14,8 +14,8 @@ from topics.control import Drain
 from topics.environment.settings import Settings
 from topics.log import admin, heartbeat, kafka
 from topics.log.follow import Follower, Since
-from topics.log.heartbeat import Heart
-from topics.log.producer import Ack, LogProducer, Unacknowledged
+from topics.log.heartbeat import HeartbeatSender
+from topics.log.producer import Ack, LogProducer, UnacknowledgedError
 
 
 async def until(holds: Callable[[], bool], deadline_s: float) -> None:
@@ -58,7 +58,9 @@ async def test_an_outage_costs_time_only(broker: Broker, namespace: str) -> None
         for producer in (patient, hasty, doomed):
             await producer.start()
             await producer.send(control.TOPIC, Drain("before"), key="w")
-        heart, leaving = (Heart(settings, lambda: Heart.describe("w1", "worker")) for _ in range(2))
+        heart, leaving = (
+            HeartbeatSender(settings, lambda: HeartbeatSender.heartbeat("w1", "worker")) for _ in range(2)
+        )
         heart.start()
         leaving.start()
         await heart.first_beat(10)
@@ -100,10 +102,10 @@ async def test_an_outage_costs_time_only(broker: Broker, namespace: str) -> None
 
 async def _gives_up_by_its_own_clock(producer: LogProducer) -> None:
     began = time.monotonic()
-    with pytest.raises(Unacknowledged, match="no acknowledgement within 1 s"):
+    with pytest.raises(UnacknowledgedError, match="no acknowledgement within 1 s"):
         await producer.send(control.TOPIC, Drain("hasty"), key="w", deadline_s=1)
     # By now the line is replaced, and its successor finds no broker.
-    with pytest.raises(Unacknowledged, match="not sent"):
+    with pytest.raises(UnacknowledgedError, match="not sent"):
         await producer.send(control.TOPIC, Drain("hasty too"), key="w", deadline_s=1)
     assert time.monotonic() - began < 4
 
@@ -129,7 +131,7 @@ async def _cut_off_in_time(clients: list[kafka.Client]) -> None:
         assert time.monotonic() - began < 3
 
 
-def _ends_in_time(heart: Heart) -> None:
+def _ends_in_time(heart: HeartbeatSender) -> None:
     began = time.monotonic()
     heart.stop()
     assert time.monotonic() - began < 2 * heartbeat.STOP_S + 1
@@ -139,5 +141,5 @@ async def _stops_in_time(producer: LogProducer, sending: asyncio.Task[Ack]) -> N
     began = time.monotonic()
     await producer.stop(deadline_s=0.5)
     assert time.monotonic() - began < 4
-    with pytest.raises(Unacknowledged, match="stopped before the acknowledgement"):
+    with pytest.raises(UnacknowledgedError, match="stopped before the acknowledgement"):
         await sending

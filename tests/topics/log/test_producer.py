@@ -15,7 +15,7 @@ from topics.contract.codec import encode
 from topics.contract.topic import MIB
 from topics.environment.settings import Settings
 from topics.events import CancelRequested
-from topics.log.producer import Ack, LogProducer, RecordTooLarge, Unacknowledged, dead_letter
+from topics.log.producer import Ack, LogProducer, RecordTooLargeError, UnacknowledgedError, dead_letter
 from topics.types.errors import NotReady
 from topics.types.session import TaskState
 
@@ -69,7 +69,7 @@ async def test_a_record_too_large_is_refused_before_it_is_sent(settings: Setting
     await apply(control.TOPIC)
     producer = LogProducer(settings)
     await producer.start()
-    with pytest.raises(RecordTooLarge, match=rf"control: \d+ bytes, at most {CONTROL_LIMIT}"):
+    with pytest.raises(RecordTooLargeError, match=rf"control: \d+ bytes, at most {CONTROL_LIMIT}"):
         await producer.send(control.TOPIC, control.Drain("w" * CONTROL_LIMIT), key="w")
     await producer.send(control.TOPIC, control.Drain("w"), key="w")
     await producer.stop()
@@ -90,7 +90,7 @@ async def test_after_a_refused_record_the_partition_takes_others(settings: Setti
     producer = LogProducer(settings)
     await producer.start()
     await producer.send(control.TOPIC, control.Drain("before"), key="w")
-    with pytest.raises(Unacknowledged, match="MessageSizeTooLarge"):
+    with pytest.raises(UnacknowledgedError, match="MessageSizeTooLarge"):
         await producer.send(control.TOPIC, control.Drain(os.urandom(200_000).hex()), key="w")
     after = [control.Drain(f"after{n}") for n in range(20)]
     await asyncio.gather(*(producer.send(control.TOPIC, record, key="w", deadline_s=20) for record in after))
@@ -102,7 +102,7 @@ async def test_after_a_refused_record_the_partition_takes_others(settings: Setti
 async def test_a_topic_that_is_not_there_is_said(settings: Settings) -> None:
     producer = LogProducer(settings)
     await producer.start()
-    with pytest.raises(Unacknowledged, match=r"control: not sent: .*polar topics apply"):
+    with pytest.raises(UnacknowledgedError, match=r"control: not sent: .*polar topics apply"):
         await producer.send(control.TOPIC, control.Drain("w"), key="w", deadline_s=1)
     await producer.stop()
 
@@ -125,7 +125,7 @@ async def test_unacknowledged_bytes_are_bounded(settings: Settings, apply: Apply
     while producer.has_room(90_000):
         assert not first.done(), "the record's bytes were never counted"
         await asyncio.sleep(0)
-    with pytest.raises(Unacknowledged, match=r"no room for 90000"):
+    with pytest.raises(UnacknowledgedError, match=r"no room for 90000"):
         await producer.room(90_000, 0)
     acks = await asyncio.gather(
         first, *(producer.send(control.TOPIC, control.Drain("v" * 90_000), key="v") for _ in range(5))
@@ -154,7 +154,7 @@ async def test_after_stop_nothing_is_sent(settings: Settings, apply: Apply) -> N
     producer = LogProducer(settings)
     await producer.start()
     await producer.stop()
-    with pytest.raises(Unacknowledged, match="the producer is stopped"):
+    with pytest.raises(UnacknowledgedError, match="the producer is stopped"):
         await producer.send(control.TOPIC, control.Drain("w"), key="w")
 
 

@@ -17,7 +17,7 @@ from aiokafka.errors import GroupAuthorizationFailedError, TopicAuthorizationFai
 
 from topics.environment.settings import Settings
 from topics.log import kafka
-from topics.log.refusals import refusal, unheard
+from topics.log.refusals import connection_refusal, refusal
 
 DEADLINE_S = 20.0
 
@@ -70,7 +70,7 @@ async def test_a_client_shows_its_certificate(server: Server) -> None:
         kafka_ca_file=folder / "server.pem", kafka_cert_file=folder / "client.pem", kafka_key_file=folder / "client.key"
     )
     with pytest.raises(kafka.KafkaError):
-        await kafka.knock(settings)
+        await kafka.try_connection(settings)
     async with asyncio.timeout(DEADLINE_S):
         shown = await server.came.get()
     assert shown["subject"] == ((("commonName", "client"),),)
@@ -78,14 +78,14 @@ async def test_a_client_shows_its_certificate(server: Server) -> None:
 
 async def test_an_authority_that_hasnt_signed_is_named(server: Server) -> None:
     stranger = server.folder / "stranger.pem"
-    said = await unheard(server.settings(kafka_ca_file=stranger))
+    said = await connection_refusal(server.settings(kafka_ca_file=stranger))
     assert said is not None
     assert str(stranger) in str(said)
     assert "set POLAR_KAFKA_CA_FILE" in str(said)
 
 
 async def test_a_broker_that_is_away_refuses_nobody(unused_tcp_port: int) -> None:
-    assert await unheard(Settings(kafka=f"127.0.0.1:{unused_tcp_port}")) is None
+    assert await connection_refusal(Settings(kafka=f"127.0.0.1:{unused_tcp_port}")) is None
 
 
 def test_what_an_acl_is_missing_for_is_named() -> None:
