@@ -1,1 +1,1 @@
-"""Evaluators: judges of what a run left behind. One module each; `base` says what the evaluate worker asks of them."""
+"""Evaluators: they give a session its reward. One module each; `base` is their interface."""

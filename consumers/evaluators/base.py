@@ -1,7 +1,8 @@
-"""What the evaluate worker asks of an evaluator: a verdict on one session, inside its runtime.
+"""The interface of evaluators: a verdict on one session, inside the session's runtime.
 
-An evaluator object is made per session with the task's `evaluator.config`; a bad config is an InputError at its making. It is cancelled
-when its budget is used up. A reward is a number only if the evaluator gave it: one that can't judge gives None or raises.
+An evaluator object is made for each session with the task's `evaluator.config`; its constructor raises InputError for a bad config. It is
+cancelled when its budget is used up. A reward is a number only if the evaluator gave it; an evaluator that can't decide returns None or
+raises.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from topics.types.session import Status
 
 
 class EvaluationError(Exception):
-    """No verdict, for a reason that another try won't mend. `code` is stable; `artifacts` as in `Verdict`."""
+    """There is no verdict, and another try won't help. `code` is stable; `artifacts` as in `Verdict`."""
 
     def __init__(self, code: str, message: str, artifacts: dict[str, bytes] | None = None) -> None:
         self.code = code
@@ -26,7 +27,7 @@ class EvaluationError(Exception):
 
 @dataclass(frozen=True)
 class Case:
-    """A session to judge. No process of its harness lives."""
+    """A session to evaluate. No process of its harness lives."""
 
     runtime: Runtime
     session_id: str
@@ -40,17 +41,17 @@ class Case:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What an evaluator found."""
+    """The result of an evaluation."""
 
     reward: float | None
     call_rewards: Mapping[str, float] | None = None
-    """By call id, where it judges single calls."""
+    """By call id, if the evaluator rewards single calls."""
     artifacts: dict[str, bytes] = field(default_factory=dict)
-    """Kept in the blob store, by name."""
+    """Contents by name; stored in the blob store."""
 
 
 class Evaluator(Protocol):
-    """Judges one session."""
+    """Evaluates one session."""
 
     async def evaluate(self, case: Case) -> Verdict:
-        """Raises EvaluationError; SandboxError from the runtime, which has the evaluation tried again."""
+        """Raises EvaluationError, and SandboxError from the runtime; after a SandboxError the evaluation is tried again."""

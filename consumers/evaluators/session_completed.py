@@ -1,4 +1,4 @@
-"""The evaluator `session_completed`: 1.0 where the harness ended well within its budget, else 0.0. No config."""
+"""The evaluator `session_completed`: 1.0 if the harness exited with 0 within its budget, otherwise 0.0. No config."""
 
 from __future__ import annotations
 

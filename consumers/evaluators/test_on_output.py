@@ -1,11 +1,11 @@
 """The evaluator `test_on_output`: runs a test command in the workspace and reads its output (NVIDIA Polar's evaluator of this name).
 
 Config: `test_command`, for `bash -c` with pipefail; `expected_output_json`, a map of test name to status, as an object or as JSON text.
-With it the reward is 1.0 where the statuses found in the output equal it, else 0.0; without it 1.0 where the command ends with exit
-code 0, else 0.0. A command that can't be run at all (exit codes 126 and 127, with no test's status in its output) is no verdict.
+With this map the reward is 1.0 if the statuses in the output equal it, otherwise 0.0. Without it the reward is 1.0 if the command ends
+with exit code 0, otherwise 0.0. A command that can't be run (exit code 126 or 127, and no test's status in its output) gives no verdict.
 
-A test's status stands in a line as pytest writes it (`PASSED path::name`, `FAILED path::name - why`, `path::name PASSED [50%]`,
-`SKIPPED [1] path:line: why`) or as `name: PASSED`. A name that comes twice keeps its last status.
+A test's status is a line as pytest writes it (`PASSED path::name`, `FAILED path::name - why`, `path::name PASSED [50%]`,
+`SKIPPED [1] path:line: why`) or as `name: PASSED`. If a name comes twice, its last status counts.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from topics.types.errors import InputError
 
 STATUSES = ("PASSED", "FAILED", "ERROR", "SKIPPED")
 OUTPUT = "evaluation_output"
-"""The artifact with what the command said."""
+"""The artifact with the command's output."""
 
 _STATUS = "|".join(STATUSES)
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _BEFORE = re.compile(rf"({_STATUS}) (?:\[\d+\] )?(?=\S)")
 _AFTER = re.compile(rf" ({_STATUS})(?: +\([^()]*\))?(?: +\[ *\d+%\])?$")
 _REASON = re.compile(r"(\S+:\d+): ")
-"""The output is the agent's to shape, so no pattern may take more than linear time."""
+"""The agent can shape the output, so no pattern may take more than linear time."""
 _CANNOT_RUN = (126, 127)
 
 
@@ -36,7 +36,7 @@ class TestOnOutput:
     """See `base.Evaluator`."""
 
     __test__ = False
-    """Not pytest's."""
+    """Keeps pytest from collecting it."""
 
     def __init__(self, config: Mapping[str, object]) -> None:
         unknown = config.keys() - {"test_command", "expected_output_json"}
@@ -55,16 +55,16 @@ class TestOnOutput:
     async def evaluate(self, case: Case) -> Verdict:
         result = await case.runtime.exec(Exec(self._command, env=case.env, log="evaluation.log"))
         output = await asyncio.to_thread(result.output)
-        kept = {OUTPUT: output}
+        artifacts = {OUTPUT: output}
         found = await asyncio.to_thread(statuses, output.decode(errors="replace"))
         if result.exit_code in _CANNOT_RUN and not found:
             raise EvaluationError(
                 "test_command",
                 f"evaluator.config.test_command {self._command!r} can't be run (exit code {result.exit_code}); {result.said}",
-                kept,
+                artifacts,
             )
         is_good = result.exit_code == 0 if self._expected is None else found == self._expected
-        return Verdict(1.0 if is_good else 0.0, artifacts=kept)
+        return Verdict(1.0 if is_good else 0.0, artifacts=artifacts)
 
 
 def statuses(output: str) -> dict[str, str]:
@@ -81,16 +81,16 @@ def statuses(output: str) -> dict[str, str]:
     return found
 
 
-def _expected(given: object) -> dict[str, str] | None:
+def _expected(config: object) -> dict[str, str] | None:
     field = "evaluator.config.expected_output_json"
-    if given is None:
+    if config is None:
         return None
-    value = given
-    if isinstance(given, str):
+    value = config
+    if isinstance(config, str):
         try:
-            value = json.loads(given)
+            value = json.loads(config)
         except ValueError as error:
-            raise InputError(field, given, f"isn't JSON: {error}") from None
+            raise InputError(field, config, f"isn't JSON: {error}") from None
     if not isinstance(value, dict) or not all(status in STATUSES for status in value.values()):
-        raise InputError(field, given, f"must map test names to one of {', '.join(STATUSES)}")
+        raise InputError(field, config, f"must map test names to one of {', '.join(STATUSES)}")
     return {str(name): str(status) for name, status in value.items()}

@@ -1,1 +1,1 @@
-"""Harnesses: agent programs, black boxes that call a model over HTTP. One module each; `base` says what a worker asks of them."""
+"""Harnesses: agent programs, black boxes that call a model over HTTP. One module each; `base` is their interface."""

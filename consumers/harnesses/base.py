@@ -1,7 +1,7 @@
-"""What a run worker asks of a harness: how to have it on this host, and how to start it on an instruction.
+"""The interface of harnesses: how to install one on this host, and how to start it on an instruction.
 
-A harness object is made per session with the task's `AgentSpec`; a setting that it doesn't know is an InputError at its making. It
-writes its settings through the runtime and says what to start; starting, killing, budgets, keys and logs are the worker's.
+A harness object is made for each session with the task's `AgentSpec`; its constructor raises InputError for an unknown setting. It
+writes its settings through the runtime and returns what to start. The worker owns starting, killing, budgets, keys and logs.
 """
 
 from __future__ import annotations
@@ -30,45 +30,47 @@ class ModelAccess:
     """Without a trailing slash or `/v1`."""
     key: str = field(repr=False)
     model_name: str
-    """What the harness calls the model; the proxy decides what serves it."""
+    """The model's name in the harness's requests; the proxy decides which engine serves it."""
 
     @property
     def env(self) -> dict[str, str]:
-        """The variables that every harness gets, each URL in the form that its own client wants."""
+        """The variables that every harness gets; each URL has the form that its client expects."""
         return environment(self.proxy_url, self.key)
 
 
 @dataclass(frozen=True)
 class Launch:
-    """What to start. `command` is a text for `bash -c` with pipefail, or an argument vector; the key never stands in it."""
+    """A program to start. `command` is a text for `bash -c` with pipefail, or an argument vector. It never contains the key."""
 
     command: str | tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=dict)
-    """Over the model's variables; the task's `agent.env` goes over these."""
+    """Overrides the model's variables, and is overridden by the task's `agent.env`."""
     cwd: str | None = None
     stdin: PurePosixPath | None = None
     keep: Mapping[str, PurePosixPath] = field(default_factory=dict)
-    """Files to keep when it has ended, by artifact name; one that isn't there is left out. With `*` in its path: the newest that fits."""
+    """Files to keep after its end, by artifact name. A missing file is left out; of a path with `*` the newest match is kept."""
 
 
 class Harness(Protocol):
     """One agent program, set up for one session."""
 
     async def install(self) -> None:
-        """Have the program on this host, shared by all sessions; returns at once where it is. Raises NotReady."""
+        """Install the program on this host, shared by all sessions; returns at once if it is there. Raises NotReady."""
 
     async def prepare(self, runtime: Runtime, model: ModelAccess, instruction: PurePosixPath) -> Launch:
-        """Write its settings. `instruction` is a file in the runtime's home, up to 1 MiB: too long for a command line."""
+        """Write its settings and return what to start. `instruction`: a file in the runtime's home, too long for a command line."""
 
 
 def harness_of(agent: AgentSpec) -> Harness:
-    """The harness that a task names. Raises InputError where this worker lacks it or its settings are bad."""
-    made: Harness = registry.load(registry.Kind.HARNESS, agent.name)(agent)
-    return made
+    """The harness that a task names. Raises InputError if this worker doesn't have it or its settings are bad."""
+    harness: Harness = registry.load(registry.Kind.HARNESS, agent.name)(agent)
+    return harness
 
 
+INSTRUCTION_LIMIT = 1024 * 1024
+"""Bytes of a task's instruction at most."""
 Tokens = Annotated[int, msgspec.Meta(ge=1)]
-"""How a preset's settings say a number of tokens, or any other number that is above 0."""
+"""A number of tokens in a preset's settings, 1 or more."""
 
 
 class NoSettings(msgspec.Struct, frozen=True):
@@ -76,7 +78,7 @@ class NoSettings(msgspec.Struct, frozen=True):
 
 
 def checked_settings(agent: AgentSpec, settings: type[S]) -> S:
-    """`agent.settings` as `settings`, whose fields all have defaults. Raises InputError for a name or a value that can't be."""
+    """`agent.settings` as `settings`, whose fields all have defaults. Raises InputError for an unknown name or a bad value."""
     fields = {each.name: each.type for each in msgspec.structs.fields(settings)}
     for name, value in agent.settings.items():
         where = f"agent.settings.{name}"

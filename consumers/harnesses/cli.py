@@ -1,16 +1,16 @@
-"""An agent CLI on this host: at one version, installed once into the user's cache, shared by all sessions.
+"""An agent CLI on this host: one version, installed once into the user's cache, shared by all sessions.
 
-Owns what is the same whatever registry a CLI comes from: where it lies, that one process at a time installs it, the progress that is
-told, and the sentence on an installation that failed. It runs in a process of its own (`python -m consumers.harnesses.install pi`), so
-that a worker that stops doesn't wait for it. What has been downloaded lies beside the installation, where a second try goes on with it,
-and is gone with success. How a registry's CLIs are installed and when one is whole is `npm`'s and `pypi`'s; what it is called with is its
-preset's.
+Owns what doesn't depend on the registry: the folder, the lock under which one process at a time installs a CLI, progress, and the
+message after a failure. An installation runs in a process of its own (`python -m consumers.harnesses.install pi`), so a worker that
+stops doesn't wait for it. Downloads lie beside the installation: another try continues with them, and success deletes them. `npm.py`
+and `pypi.py` own how a registry's CLIs are installed and verified; each preset owns its CLI's arguments.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import re
 import shutil
@@ -21,30 +21,33 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import ClassVar
+from pathlib import Path, PurePosixPath
+from typing import ClassVar, Generic
 
 import structlog
 
+from consumers.harnesses.base import S, checked_settings
+from consumers.runtimes.base import Runtime
 from topics.environment import cache
 from topics.types.errors import NotReady
+from topics.types.task import AgentSpec
 
 INSTALL_S = 840.0
-"""For one installation: less than others wait for it (`cache.WAIT_S`)."""
-TELL_S = 3.0
-"""Between two lines of progress."""
-SAID_LIMIT = 1000
-"""Characters of an installer's words that an error repeats."""
+"""Limit for one installation: less than other processes wait for it (`cache.WAIT_S`)."""
+PROGRESS_S = 3.0
+"""Between two lines of progress: often enough to show that it works, without filling a log."""
+OUTPUT_LIMIT = 1000
+"""Characters of an installer's output that an error repeats."""
 
 log = structlog.get_logger()
 
 
 @dataclass(frozen=True)
 class Failure:
-    """What an installer's words come to."""
+    """The meaning of an installer's output."""
 
-    words: str
-    """The part of them that tells."""
+    message: str
+    """The part of the output that shows the cause."""
     is_unreachable: bool = False
     is_disk_full: bool = False
 
@@ -54,16 +57,16 @@ class Cli(ABC):
     """An agent CLI of a registry, at one version."""
 
     installer: ClassVar[str]
-    """The program that installs it."""
+    """The program that installs CLIs of this registry."""
     registry_variable: ClassVar[str]
-    """The environment variable that names another registry to the installer."""
+    """The environment variable that makes the installer use another registry."""
 
     name: str
-    """Begins the name of its entry in the cache."""
+    """First part of the name of its entry in the cache."""
     package: str
     version: str
     megabytes: int
-    """On disk once installed, about."""
+    """Approximate size on disk after the installation."""
 
     @property
     def entry(self) -> str:
@@ -75,33 +78,33 @@ class Cli(ABC):
 
     @abstractmethod
     def command(self) -> tuple[str, ...]:
-        """What starts it, without arguments. Raises NotReady where the host lacks what it runs on."""
+        """The command that starts it, without arguments. Raises NotReady if the host can't run it."""
 
     @abstractmethod
     def is_whole(self, folder: Path) -> bool:
-        """Whether all that its installer recorded is there, in this version."""
+        """Whether everything that its installer recorded is there, in this version."""
 
     @abstractmethod
     def runs_on(self) -> str:
-        """For people: what its installer runs on, with version and path. Raises NotReady where that doesn't run."""
+        """The program that its installer runs on, with version and path, for people. Raises NotReady if that program doesn't run."""
 
     @abstractmethod
     def registry_url(self) -> str:
-        """Where the installer is configured to fetch from. Raises NotReady where it doesn't run."""
+        """The registry that the installer is configured for. Raises NotReady if the installer doesn't run."""
 
     @abstractmethod
     def _steps(self, folder: Path, downloads: Path) -> Iterable[tuple[str, ...]]:
-        """The installer's commands, one after another; what they fetch is kept in `downloads`."""
+        """The installer's commands, in order. They keep their downloads in `downloads`."""
 
-    def _seal(self, folder: Path) -> None:  # noqa: B027 - an installer that keeps a record of its own needs none of ours
-        """Write down what was installed, when all of it was."""
+    def _seal(self, folder: Path) -> None:  # noqa: B027 - not needed if the installer keeps a record
+        """Record what was installed, after a complete installation."""
 
     @abstractmethod
-    def _failure(self, said: str) -> Failure:
-        """What the installer's words mean."""
+    def _failure(self, output: str) -> Failure:
+        """The meaning of the installer's output."""
 
     def install(self, announce: Callable[[str], None]) -> Path:
-        """Have it in the user's cache; its folder. `announce` is told the progress, a line each. Raises NotReady, CacheError."""
+        """Install it in the user's cache and return its folder. `announce` gets lines of progress. Raises NotReady, CacheError."""
         self.runs_on()
         return cache.installed(
             self.entry, lambda folder: self._build(folder, announce), whole=self.is_whole, announce=announce
@@ -117,11 +120,11 @@ class Cli(ABC):
                 step, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
             ) as installer:
                 try:
-                    said = self._watch(installer, end, folder, downloads, announce)
+                    output = self._watch(installer, end, folder, downloads, announce)
                 finally:
                     installer.kill()
             if installer.returncode != 0:
-                raise NotReady(self._why(said))
+                raise NotReady(self._why(output))
         self._seal(folder)
         shutil.rmtree(downloads, ignore_errors=True)
         announce(f"{what} is installed")
@@ -134,42 +137,47 @@ class Cli(ABC):
         downloads: Path,
         announce: Callable[[str], None],
     ) -> str:
-        """What it wrote to stderr until its end."""
+        """Wait for the installer's end; its stderr."""
         while True:
             try:
-                return installer.communicate(timeout=TELL_S)[1]
+                return installer.communicate(timeout=PROGRESS_S)[1]
             except subprocess.TimeoutExpired:
                 if time.monotonic() > end:
                     raise NotReady(
                         f"{self.installer} has not installed {self.package} {self.version} within {INSTALL_S / 60:.0f} minutes; "
-                        "the next try goes on with what it has downloaded"
+                        "the next try continues with its downloads"
                     ) from None
                 unpacked = f"{_megabytes(folder)} of {self.megabytes} MB unpacked"
                 announce(f"{self.name}: {_megabytes(downloads)} MB downloaded, {unpacked}")
 
-    def _why(self, said: str) -> str:
-        """A sentence on an installer that failed, by what it said: what, and what to do."""
-        failure = self._failure(said)
+    def _why(self, output: str) -> str:
+        """A message about a failed installation: what failed, and what to do."""
+        failure = self._failure(output)
         what = f"{self.installer} could not install {self.package} {self.version} from {self.registry_url()}"
         if failure.is_unreachable:
             return (
-                f"{what}: it can't be reached ({failure.words}). Give this machine a way there (behind a proxy: HTTPS_PROXY), "
-                f"or name a registry that it reaches ({self.registry_variable}=URL), or copy {self.folder} from another machine."
+                f"{what}: it can't be reached ({failure.message}). Let this machine reach it (behind a proxy: HTTPS_PROXY), "
+                f"or name another registry ({self.registry_variable}=URL), or copy {self.folder} from another machine."
             )
         if failure.is_disk_full:
-            room = f"{2 * self.megabytes} MB of room"
-            return f"{what}: the disk of {cache.root()} is full. Set POLAR_CACHE to a folder with {room}, or make it there."
-        words = " ".join(failure.words.split())[:SAID_LIMIT] or "nothing"
-        return f"{what}; it is tried again at the next use. {self.installer} said: {words}"
+            needed = f"{2 * self.megabytes} MB"
+            return f"{what}: the disk of {cache.root()} is full. Free {needed}, or set POLAR_CACHE to a folder with {needed}."
+        message = " ".join(failure.message.split())[:OUTPUT_LIMIT] or "nothing"
+        return f"{what}; the next use tries again. {self.installer} reported: {message}"
 
 
-class CliHarness:
-    """What presets of such CLIs share; see `base.Harness`."""
+class CliHarness(Generic[S]):
+    """A preset for such a CLI; see `base.Harness`."""
 
     cli: ClassVar[Cli]
+    settings_type: type[S]
+    """The settings that a task may have."""
+
+    def __init__(self, agent: AgentSpec) -> None:
+        self._settings = checked_settings(agent, self.settings_type)
 
     async def install(self) -> None:
-        """In a process of its own, its progress in our log; cancelled, it dies with its installer. Raises NotReady."""
+        """Install it in a process of its own, with progress in our log; a cancellation kills that process. Raises NotReady."""
         self.cli.command()
         if self.cli.is_whole(self.cli.folder):
             return
@@ -181,13 +189,13 @@ class CliHarness:
             start_new_session=True,
         )
         assert process.stderr is not None
-        said = ""
+        last = ""
         try:
             async for line in process.stderr:
-                said = line.decode(errors="replace").strip()
-                log.info(said, action="harness.install", harness=self.cli.name)
+                last = line.decode(errors="replace").strip()
+                log.info(last, action="harness.install", harness=self.cli.name)
             if await process.wait() != 0:
-                raise NotReady(said or f"the installation of {self.cli.name} ended without a word")
+                raise NotReady(last or f"the installation of {self.cli.name} failed without a message")
         finally:
             if process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
@@ -195,13 +203,18 @@ class CliHarness:
                 await process.wait()
 
 
-def lines_after(mark: str, said: str) -> str:
-    """What stands after `mark` at the beginnings of an installer's lines; all that it said where no line has it."""
-    return " ".join(re.findall(rf"^{mark}(.*)", said, re.MULTILINE)) or said
+async def write_json(runtime: Runtime, path: PurePosixPath, value: object) -> None:
+    """Write a CLI's settings."""
+    await runtime.write_file(path, json.dumps(value).encode())
+
+
+def lines_after(mark: str, output: str) -> str:
+    """The lines of an installer's output that begin with `mark`, without it; the whole output if no line does."""
+    return " ".join(re.findall(rf"^{mark}(.*)", output, re.MULTILINE)) or output
 
 
 def _megabytes(folder: Path) -> int:
-    """What the files below `folder` take on the disk; they come and go meanwhile."""
+    """Disk usage of the files below `folder`, which may come and go meanwhile."""
     blocks = 0
     for parent, _, names in os.walk(folder):
         for name in names:

@@ -1,9 +1,9 @@
 """The harness `codex`: the real CLI `@openai/codex`, unmodified.
 
-What was found by running it: the instruction comes on stdin, whole at 1 MiB and never taken for a command; where the model is stands in
-`config.toml` alone (`OPENAI_BASE_URL` is ignored), which names the variable that holds the key. A snapshot of the shell, which it would
-take, keeps the environment, and so the key, in a file. It stops at the first answer that says 429 without `Retry-After`. It works without
-its sandbox, the runtime being one. The rollout, a file named by date and id, is the transcript.
+Found by running it: the instruction comes on stdin, complete at 1 MiB and never taken for a command. Only `config.toml` sets the
+model's address (`OPENAI_BASE_URL` is ignored); it names the variable with the key. A snapshot of the shell would keep the environment,
+and so the key, in a file. Codex stops at the first 429 without `Retry-After`. It works without its own sandbox, because the runtime is
+one. The rollout, a file named by date and id, is the transcript.
 """
 
 from __future__ import annotations
@@ -13,12 +13,11 @@ from pathlib import PurePosixPath
 
 import msgspec
 
-from consumers.harnesses.base import Launch, ModelAccess, Tokens, checked_settings
+from consumers.harnesses.base import Launch, ModelAccess, Tokens
 from consumers.harnesses.cli import CliHarness
 from consumers.harnesses.npm import NpmCli
 from consumers.runtimes.base import Runtime
 from consumers.stages.artifacts import TRANSCRIPT
-from topics.types.task import AgentSpec
 
 CONFIG = """\
 model_provider = "polar"
@@ -31,7 +30,7 @@ name = "Polar"
 base_url = {base_url}
 env_key = "OPENAI_API_KEY"
 wire_api = "responses"
-stream_idle_timeout_ms = {patience_ms}
+stream_idle_timeout_ms = {idle_timeout_ms}
 [analytics]
 enabled = false
 [otel]
@@ -42,20 +41,21 @@ plugins = false
 remote_plugin = false
 shell_snapshot = false
 """
-"""Nothing but model calls leaves the machine: no catalogs of plug-ins and apps, no measurements, no look for a newer version."""
-PATIENCE_MS = 3_300_000
-"""For an event of an answer; keep-alives are none to it. As long as the proxy's longest call: pauses may hold it for half an hour."""
+"""Only model calls leave the machine: no catalogs of plug-ins and apps, no metrics, no check for updates."""
+IDLE_TIMEOUT_MS = 3_300_000
+"""Longest wait for an event of an answer (keep-alives don't count): the proxy's longest call, since a pause may last half an hour."""
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """What a task may set."""
+    """Settings of a task."""
 
     context_window: Tokens = 262_144
 
 
-class Codex(CliHarness):
+class Codex(CliHarness[Settings]):
     """See `base.Harness`."""
 
+    settings_type = Settings
     cli = NpmCli(
         name="codex",
         package="@openai/codex",
@@ -64,17 +64,14 @@ class Codex(CliHarness):
         megabytes=404,
     )
 
-    def __init__(self, agent: AgentSpec) -> None:
-        self._settings = checked_settings(agent, Settings)
-
     async def prepare(self, runtime: Runtime, model: ModelAccess, instruction: PurePosixPath) -> Launch:
         home = runtime.home / ".codex"
-        # A basic string of TOML is written as JSON writes it.
+        # TOML writes a basic string like JSON.
         config = CONFIG.format(
             model=json.dumps(model.model_name),
             base_url=json.dumps(f"{model.proxy_url}/v1"),
             context_window=self._settings.context_window,
-            patience_ms=PATIENCE_MS,
+            idle_timeout_ms=IDLE_TIMEOUT_MS,
         )
         await runtime.write_file(home / "config.toml", config.encode())
         arguments = (

@@ -1,21 +1,19 @@
 """The harness `gemini_cli`: the real CLI `@google/gemini-cli`, unmodified.
 
-What was found by running it: the instruction comes on stdin, whole at 1 MiB and never taken for a command; where it says `@name` and the
-workspace has a file of exactly that name, the file's content is added to it, which can't be turned off (what can is the search for
-names that are only like it). Named a model, it asks for no other to choose one. The chat's file, named by date and id, is the transcript.
+Found by running it: the instruction comes on stdin, complete at 1 MiB and never taken for a command. If it contains `@name` and the
+workspace has a file of exactly that name, the file's content is added. This can't be turned off; only the search for similar names can.
+With a model's name it doesn't call another model to choose one. The chat's file, named by date and id, is the transcript.
 """
 
 from __future__ import annotations
 
-import json
 from pathlib import PurePosixPath
 
-from consumers.harnesses.base import Launch, ModelAccess, NoSettings, checked_settings
-from consumers.harnesses.cli import CliHarness
+from consumers.harnesses.base import Launch, ModelAccess, NoSettings
+from consumers.harnesses.cli import CliHarness, write_json
 from consumers.harnesses.npm import NpmCli
 from consumers.runtimes.base import Runtime
 from consumers.stages.artifacts import TRANSCRIPT
-from topics.types.task import AgentSpec
 
 SETTINGS = {
     "privacy": {"usageStatisticsEnabled": False},
@@ -24,12 +22,13 @@ SETTINGS = {
     "security": {"auth": {"selectedType": "gemini-api-key"}},
     "context": {"fileFiltering": {"enableRecursiveFileSearch": False}},
 }
-"""Nothing but model calls leaves the machine: no statistics, no telemetry, no look for a newer version."""
+"""Only model calls leave the machine: no statistics, no telemetry, no check for updates."""
 
 
-class GeminiCli(CliHarness):
+class GeminiCli(CliHarness[NoSettings]):
     """See `base.Harness`."""
 
+    settings_type = NoSettings
     cli = NpmCli(
         name="gemini_cli",
         package="@google/gemini-cli",
@@ -38,12 +37,9 @@ class GeminiCli(CliHarness):
         megabytes=100,
     )
 
-    def __init__(self, agent: AgentSpec) -> None:
-        checked_settings(agent, NoSettings)
-
     async def prepare(self, runtime: Runtime, model: ModelAccess, instruction: PurePosixPath) -> Launch:
         home = runtime.home / ".gemini"
-        await runtime.write_file(home / "settings.json", json.dumps(SETTINGS).encode())
+        await write_json(runtime, home / "settings.json", SETTINGS)
         return Launch(
             (*self.cli.command(), "--yolo", "--model", model.model_name),
             env={"GEMINI_CLI_TRUST_WORKSPACE": "true"},

@@ -1,6 +1,6 @@
-"""`python -m consumers.harnesses.install HARNESS`: have the CLI of a preset in the user's cache, its progress on stderr.
+"""`python -m consumers.harnesses.install HARNESS`: install the CLI of a preset in the user's cache, with progress on stderr.
 
-Exits 0 when it is there, 2 where HARNESS is no preset with a CLI, 3 where it can't be had now; the last line says why.
+Exit codes: 0 if it is installed, 2 if HARNESS isn't a preset with a CLI, 3 if the installation failed. The last line has the reason.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from topics.types.errors import InputError, NotReady
 def main() -> None:
     try:
         if len(sys.argv) != 2:
-            raise InputError("harness", " ".join(sys.argv[1:]), "name one")
+            raise InputError("harness", " ".join(sys.argv[1:]), "name one harness")
         cli: Cli | None = getattr(registry.load(registry.Kind.HARNESS, sys.argv[1]), "cli", None)
         if cli is None:
-            raise InputError("harness", sys.argv[1], "comes without a CLI; there is nothing to install")
-        cli.install(_say)
+            raise InputError("harness", sys.argv[1], "has no CLI; there is nothing to install")
+        cli.install(_print)
     except InputError as error:
-        _say(str(error))
+        _print(str(error))
         sys.exit(2)
     except (NotReady, cache.CacheError) as error:
-        _say(" ".join(str(error).split()))
+        _print(" ".join(str(error).split()))
         sys.exit(3)
 
 
-def _say(line: str) -> None:
+def _print(line: str) -> None:
     sys.stderr.write(f"{line}\n")
     sys.stderr.flush()
 

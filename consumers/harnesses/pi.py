@@ -1,45 +1,44 @@
 """The harness `pi`: the real CLI `@earendil-works/pi-coding-agent`, unmodified. The pattern of a preset: see docs/harness.md.
 
-What was found by running it: the instruction comes on stdin, whole at 1 MiB and never taken for an option, a file name or a slash
-command; `--mode json` exits 0 even where no model answered, so `--mode text` it is, whose exit code tells, with the session file as
-the transcript; `apiKey` in models.json may name an environment variable, so that the key is in no file.
+Found by running it: the instruction comes on stdin, complete at 1 MiB and never taken for an option, a file name or a slash command.
+`--mode json` exits 0 even if no model answered; `--mode text` has an exit code that shows success, so the session file is the
+transcript. `apiKey` in models.json may name an environment variable, so the key is in no file.
 """
 
 from __future__ import annotations
 
-import json
 from pathlib import PurePosixPath
 from typing import Literal
 
 import msgspec
 
-from consumers.harnesses.base import Launch, ModelAccess, Tokens, checked_settings
-from consumers.harnesses.cli import CliHarness
+from consumers.harnesses.base import Launch, ModelAccess, Tokens
+from consumers.harnesses.cli import CliHarness, write_json
 from consumers.harnesses.npm import NpmCli
 from consumers.runtimes.base import Runtime
 from consumers.stages.artifacts import TRANSCRIPT
-from topics.types.task import AgentSpec
 
 QUIET = {"PI_OFFLINE": "1", "PI_TELEMETRY": "0", "PI_SKIP_VERSION_CHECK": "1"}
-"""No catalog refresh, no telemetry, no look for a newer version: nothing but model calls leaves the machine."""
+"""No catalog refresh, no telemetry, no check for updates: only model calls leave the machine."""
 BASE_PATHS = {"openai-completions": "/v1", "openai-responses": "/v1", "google-generative-ai": "/v1beta"}
-"""What each API's base URL ends in; nothing for one that isn't here."""
+"""The end of each API's base URL; empty for an API that isn't listed."""
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """What a task may set."""
+    """Settings of a task."""
 
     api: Literal["openai-completions", "openai-responses", "anthropic-messages", "google-generative-ai"] = (
         "openai-completions"
     )
-    """Which provider's API it speaks, by pi's own names."""
+    """The provider's API, by pi's own names."""
     context_window: Tokens = 262_144
     max_tokens: Tokens = 8_192
 
 
-class Pi(CliHarness):
+class Pi(CliHarness[Settings]):
     """See `base.Harness`."""
 
+    settings_type = Settings
     cli = NpmCli(
         name="pi",
         package="@earendil-works/pi-coding-agent",
@@ -48,12 +47,9 @@ class Pi(CliHarness):
         megabytes=160,
     )
 
-    def __init__(self, agent: AgentSpec) -> None:
-        self._settings = checked_settings(agent, Settings)
-
     async def prepare(self, runtime: Runtime, model: ModelAccess, instruction: PurePosixPath) -> Launch:
         settings = runtime.home / ".pi" / "agent" / "models.json"
-        await runtime.write_file(settings, json.dumps(self._models(model)).encode())
+        await write_json(runtime, settings, self._models(model))
         transcript = runtime.home / "pi-session.jsonl"
         arguments = (
             *("--print", "--mode", "text", "--session", str(transcript)),

@@ -1,7 +1,7 @@
-"""Agent CLIs of the Python Package Index, each in a virtual environment of its own, of the Python that runs Polar.
+"""Agent CLIs of the Python Package Index, each in a virtual environment of its own, with the Python that runs Polar.
 
-Owns what makes such an installation whole. A CLI is started as a module by its environment's python: the scripts beside that name the
-folder in which they were made, and an installation is moved when it is done.
+Owns the check that an installation is complete. A CLI is started as a module by its environment's python. Its scripts can't be used:
+they contain the folder in which they were made, and a finished installation is moved.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from consumers.harnesses.cli import Cli, Failure, lines_after
 from topics.types.errors import NotReady
 
 RECORD = Path("installed.json")
-"""The `dist-info` folders of all packages, in the environment's folder."""
+"""Names the `dist-info` folders of all packages; in the environment's folder."""
 INDEX = "https://pypi.org/simple"
 OPTIONS = ("--quiet", "--no-input", "--disable-pip-version-check", "--timeout=15", "--retries=2")
 
@@ -37,9 +37,9 @@ class PypiCli(Cli):
     registry_variable = "PIP_INDEX_URL"
 
     beside: tuple[str, ...]
-    """Other packages at their versions: what it needs and doesn't ask for, and what shapes its requests."""
+    """Other packages with versions: undeclared dependencies, and packages that shape its requests."""
     module: str
-    """What `python -m` starts."""
+    """The module for `python -m`."""
 
     def command(self) -> tuple[str, ...]:
         return (str(_python(self.folder)), "-m", self.module)
@@ -51,7 +51,7 @@ class PypiCli(Cli):
             return False
         return (
             any(Path(name).name == f"{self.package.replace('-', '_')}-{self.version}.dist-info" for name in recorded)
-            and _python(folder).is_file()  # it leads to the Python that made it, which may be gone
+            and _python(folder).is_file()  # a link to the Python that made it, which may be gone
             and all((folder / name / "RECORD").is_file() for name in recorded)
         )
 
@@ -59,7 +59,7 @@ class PypiCli(Cli):
         if importlib.util.find_spec("ensurepip") is None:
             raise NotReady(
                 f"this harness needs a virtual environment, and the Python at {sys.executable} lacks ensurepip; "
-                "install what your system parts from it (Debian: apt-get install python3-venv)"
+                "install your system's package with it (Debian: apt-get install python3-venv)"
             )
         return f"Python {platform.python_version()} at {sys.executable}"
 
@@ -76,10 +76,10 @@ class PypiCli(Cli):
         packages = [str(found.relative_to(folder)) for found in sorted(folder.glob("lib/*/site-packages/*.dist-info"))]
         (folder / RECORD).write_text(json.dumps(packages))
 
-    def _failure(self, said: str) -> Failure:
-        if found := _UNREACHABLE.search(said):
+    def _failure(self, output: str) -> Failure:
+        if found := _UNREACHABLE.search(output):
             return Failure(found[0], is_unreachable=True)
-        return Failure(lines_after("ERROR: ", said), is_disk_full="No space left on device" in said)
+        return Failure(lines_after("ERROR: ", output), is_disk_full="No space left on device" in output)
 
 
 def _python(folder: Path) -> Path:

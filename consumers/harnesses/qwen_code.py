@@ -1,40 +1,38 @@
 """The harness `qwen_code`: the real CLI `@qwen-code/qwen-code`, unmodified.
 
-What was found by running it: the instruction comes on stdin, whole at 1 MiB (two newlines come after it) and never taken for a command;
-where it says `@name` a blank comes before that, and where the workspace has a file of exactly that name, its content is added, which
-can't be turned off. `--output-format stream-json` exits 0 even where no model answered; text output it is, whose exit code tells. Its
-auth type `openai-responses` is none of ours: it repeats what the model thought as if the model had said it. The chat's file is the
-transcript.
+Found by running it: the instruction comes on stdin, complete at 1 MiB (with two newlines behind it) and never taken for a command. A
+space is added before each `@name`, and if the workspace has a file of exactly that name, its content is added; this can't be turned
+off. `--output-format stream-json` exits 0 even if no model answered; text output has an exit code that shows success. The auth type
+`openai-responses` isn't offered: it repeats the model's reasoning as if it were the model's answer. The chat's file is the transcript.
 """
 
 from __future__ import annotations
 
-import json
 from pathlib import PurePosixPath
 from typing import Literal
 
 import msgspec
 
-from consumers.harnesses.base import Launch, ModelAccess, Tokens, checked_settings
-from consumers.harnesses.cli import CliHarness
+from consumers.harnesses.base import Launch, ModelAccess, Tokens
+from consumers.harnesses.cli import CliHarness, write_json
 from consumers.harnesses.npm import NpmCli
 from consumers.runtimes.base import Runtime
 from consumers.stages.artifacts import TRANSCRIPT
-from topics.types.task import AgentSpec
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """What a task may set."""
+    """Settings of a task."""
 
     auth_type: Literal["openai", "anthropic", "gemini"] = "openai"
-    """Which provider's API it speaks, by Qwen Code's own names."""
+    """The provider's API, by Qwen Code's own names."""
     context_window: Tokens = 262_144
     max_tokens: Tokens = 32_000
 
 
-class QwenCode(CliHarness):
+class QwenCode(CliHarness[Settings]):
     """See `base.Harness`."""
 
+    settings_type = Settings
     cli = NpmCli(
         name="qwen_code",
         package="@qwen-code/qwen-code",
@@ -43,13 +41,10 @@ class QwenCode(CliHarness):
         megabytes=152,
     )
 
-    def __init__(self, agent: AgentSpec) -> None:
-        self._settings = checked_settings(agent, Settings)
-
     async def prepare(self, runtime: Runtime, model: ModelAccess, instruction: PurePosixPath) -> Launch:
         home = runtime.home / ".qwen"
-        await runtime.write_file(home / "settings.json", json.dumps(self._file()).encode())
-        # Gemini's base URL is looked for in either place.
+        await write_json(runtime, home / "settings.json", self._file())
+        # Gemini's base URL is read from either variable.
         env = {"QWEN_CODE_SUPPRESS_YOLO_WARNING": "1", "GEMINI_BASE_URL": model.proxy_url}
         return Launch(
             (*self.cli.command(), "--yolo", "--auth-type", self._settings.auth_type, "--model", model.model_name),
@@ -59,16 +54,16 @@ class QwenCode(CliHarness):
         )
 
     def _file(self) -> dict[str, object]:
-        """Its settings.json: nothing but model calls leaves the machine."""
+        """Its settings.json. Only model calls leave the machine."""
         return {
             "privacy": {"usageStatisticsEnabled": False},
             "telemetry": {"enabled": False},
             "general": {"enableAutoUpdate": False},
             "security": {"auth": {"selectedType": self._settings.auth_type}},
             "context": {"fileFiltering": {"enableRecursiveFileSearch": False}},
-            # Sub-agents that go through what was said, for memories that no later session would read.
+            # Sub-agents that search the conversation for memories, which no later session would read.
             "memory": {"enableManagedAutoMemory": False, "enableManagedAutoDream": False},
-            # Its ripgrep comes without the right to be run: install scripts don't run.
+            # Its ripgrep isn't executable, because install scripts don't run.
             "tools": {"useRipgrep": False},
             "model": {
                 "generationConfig": {

@@ -1,7 +1,7 @@
-"""The harness `shell`: any command of the task's own, `agent.custom_shell`.
+"""The harness `shell`: any command from the task, `agent.custom_shell`.
 
-Run by `bash -c` with pipefail. The instruction is on stdin and in the file `$POLAR_INSTRUCTION_FILE`; the model is where
-`OPENAI_BASE_URL` and its siblings say.
+It runs under `bash -c` with pipefail. The instruction is on stdin and in the file `$POLAR_INSTRUCTION_FILE`; `OPENAI_BASE_URL` and its
+siblings have the model's address.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Shell:
 
     async def prepare(
         self,
-        runtime: Runtime,  # noqa: ARG002 - the interface's; a command of its own needs no settings
+        runtime: Runtime,  # noqa: ARG002 - part of the interface; a command needs no settings file
         model: ModelAccess,  # noqa: ARG002
         instruction: PurePosixPath,
     ) -> Launch:

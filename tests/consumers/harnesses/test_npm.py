@@ -129,7 +129,7 @@ async def test_a_registry_that_lacks_the_package_is_said_in_its_own_words(
 ) -> None:
     async with npm_registry(not_found) as url:
         monkeypatch.setenv("npm_config_registry", url)
-        with pytest.raises(NotReady, match=r"tried again at the next use\. npm said: code E404 404 Not Found"):
+        with pytest.raises(NotReady, match=r"the next use tries again\. npm reported: code E404 404 Not Found"):
             await Pi(AgentSpec(harness="pi")).install()
 
 
@@ -179,17 +179,17 @@ def test_without_node_or_with_one_that_does_not_run_it_is_said_what_to_install(
     [
         (
             "npm error code ENOSPC\nnpm error nospc no space left on device",
-            "is full. Set POLAR_CACHE to a folder with 320 MB",
+            "is full. Free 320 MB, or set POLAR_CACHE",
         ),
         ("npm error code ETIMEDOUT\nnpm error network", "can't be reached (ETIMEDOUT)"),
         ("npm error code ERR_SOCKET_TIMEOUT", "can't be reached (ERR_SOCKET_TIMEOUT)"),
         ("npm error code FETCH_ERROR\nnpm error network timeout at: http://…", "can't be reached (FETCH_ERROR)"),
         (
             "npm error code ETARGET\nnpm error notarget No matching version",
-            "npm said: code ETARGET notarget No matching",
+            "npm reported: code ETARGET notarget No matching",
         ),
-        ("Killed", "npm said: Killed"),
-        ("", "npm said: nothing"),
+        ("Killed", "npm reported: Killed"),
+        ("", "npm reported: nothing"),
     ],
 )
 def test_what_npm_says_becomes_a_sentence(said: str, expected: str) -> None:

@@ -73,11 +73,11 @@ async def test_an_index_that_cannot_be_reached_is_said_with_ways_out(
 @pytest.mark.parametrize(
     ("said", "expected"),
     [
-        ("ERROR: Could not install: [Errno 28] No space left on device", "is full. Set POLAR_CACHE to a folder with"),
+        ("ERROR: Could not install: [Errno 28] No space left on device", "is full. Free 1470 MB, or set POLAR_CACHE"),
         ("WARNING: Retrying after ReadTimeoutError\nERROR: No matching", "can't be reached (ReadTimeout)"),
-        ("WARNING: old\nERROR: No matching distribution", "pip said: No matching distribution"),
-        ("Killed", "pip said: Killed"),
-        ("", "pip said: nothing"),
+        ("WARNING: old\nERROR: No matching distribution", "pip reported: No matching distribution"),
+        ("Killed", "pip reported: Killed"),
+        ("", "pip reported: nothing"),
     ],
 )
 def test_what_pip_says_becomes_a_sentence(said: str, expected: str) -> None:
