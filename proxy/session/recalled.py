@@ -14,6 +14,7 @@ import msgspec
 from proxy.chat import Message
 from proxy.session.history import Transcript, transcript_of
 from topics.calls.delta import Spelled, spell
+from topics.calls.resolver import Conversations, DeltaError
 from topics.types.completion import CallOutcome, Completion
 
 _messages = msgspec.json.Decoder(list[Message])
@@ -31,34 +32,27 @@ class RecalledCall:
     answer: Message
 
 
-@dataclass(frozen=True, slots=True)
-class _Said:
-    """What a later call may share: messages and answer, and the tools."""
-
-    messages: list[Message]
-    spelled: Spelled
-    tools: bytes
-
-
 def recalled(calls: Iterable[Completion]) -> Iterator[RecalledCall]:
     """The answered ones of a claim's calls, which are given in log order; of one id the first counts."""
-    known: dict[str | None, _Said] = {None: _Said([], Spelled(), b"[]")}
+    conversations: Conversations[Message] = Conversations()
+    transcripts: dict[str | None, tuple[Spelled, bytes]] = {None: (Spelled(), b"[]")}
+    """By call id: the messages with their answer, and the tools as JSON."""
     for call in calls:
-        base, shared = known.get(call.messages.base), call.messages.shared
-        if call.outcome is not CallOutcome.ANSWERED or call.call_id in known:
-            continue
-        if base is None or shared > len(base.messages):
+        if call.outcome is not CallOutcome.ANSWERED or call.call_id in transcripts:
             continue
         try:
+            shared = conversations.shared(call)
             rest, answer = _messages.decode(call.messages.rest), _answers.decode(call.answer)
-        except msgspec.DecodeError:
+        except (DeltaError, msgspec.DecodeError):
             continue
-        messages = base.messages[:shared] + rest
-        spelled = base.spelled.upto(shared)
+        messages = [*shared, *rest]
+        base, tools = transcripts[call.messages.base]
+        tools = tools if call.tools is None else call.tools
+        spelled = base.upto(len(shared))
         for message in rest:
             spelled.append(spell(message))
-        tools = base.tools if call.tools is None else call.tools
         yield RecalledCall(call, messages, transcript_of(spelled, tools), answer)
-        said = spelled.upto(len(messages))
-        said.append(spell(answer))
-        known[call.call_id] = _Said([*messages, answer], said, tools)
+        whole = spelled.upto(len(messages))
+        whole.append(spell(answer))
+        conversations.add(call.call_id, [*messages, answer])
+        transcripts[call.call_id] = whole, tools

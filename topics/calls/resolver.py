@@ -6,15 +6,16 @@ can't be expanded raises and names the call. Memory is linear in what the calls 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Generic, TypeVar
 
 import msgspec
 import numpy as np
 
 from topics.calls.delta import BLOCK, links
-from topics.types.completion import Completion, MessageDelta, TokenDelta
+from topics.types.completion import Completion, TokenDelta
 from topics.types.tokens import IDS, Ids, count, unpack_ids
+
+M = TypeVar("M")
 
 
 class DeltaError(ValueError):
@@ -30,18 +31,39 @@ class BaseMissingError(DeltaError):
         super().__init__(f"call {call_id}: its base {base} isn't among the calls of this claim before it")
 
 
+class Conversations(Generic[M]):
+    """Whole message lists of a claim's calls; M is whatever a reader keeps of a message."""
+
+    def __init__(self) -> None:
+        self._whole: dict[str, list[M]] = {}
+
+    def shared(self, call: Completion) -> list[M]:
+        """The messages that a call shares with its base. Raises BaseMissingError, or DeltaError if the base is shorter."""
+        base, shared = call.messages.base, call.messages.shared
+        whole = self._whole.get(base or "", None if base else [])
+        if whole is None:
+            raise BaseMissingError(call.call_id, str(base))
+        if shared > len(whole):
+            raise DeltaError(f"call {call.call_id}: shares {shared} messages, more than {base} has")
+        return whole[:shared]
+
+    def whole(self, call_id: str) -> list[M]:
+        """All messages and the answer. Raises KeyError for a call that wasn't added."""
+        return self._whole[call_id]
+
+    def add(self, call_id: str, messages: list[M]) -> None:
+        """Note a call's messages, its answer included, for calls that share them."""
+        self._whole[call_id] = messages
+
+
 class _Known(msgspec.Struct, frozen=True):
-    """One call as the log has it: what it adds to its bases."""
+    """The tokens that one call adds to its bases."""
 
     prompt: TokenDelta
     tokens: Ids
-    """`prompt.rest`, then what was sampled."""
+    """`prompt.rest`, then the sampled tokens."""
     links: list[bytes]
-    """Of the blocks of prompt + sampled tokens that end beyond what is shared."""
-    messages: MessageDelta
-    said: list[msgspec.Raw]
-    """`messages.rest`, then the answer."""
-    answered: bool
+    """Hash links of the blocks that end within `tokens`."""
 
 
 class Resolver:
@@ -49,6 +71,8 @@ class Resolver:
 
     def __init__(self) -> None:
         self._calls: dict[str, _Known] = {}
+        self._messages: Conversations[msgspec.Raw] = Conversations()
+        self._answered: set[str] = set()
 
     def add(self, call: Completion) -> None:
         """Take in a call; of one id the first counts.
@@ -57,23 +81,20 @@ class Resolver:
         """
         if call.call_id in self._calls:
             return
-        if call.prompt.shared > self._length(call.call_id, call.prompt.base, "tokens"):
+        if call.prompt.shared > self._length(call.call_id, call.prompt.base):
             raise DeltaError(
                 f"call {call.call_id}: shares {call.prompt.shared} tokens, more than {call.prompt.base} has"
             )
-        if call.messages.shared > self._length(call.call_id, call.messages.base, "messages"):
-            raise DeltaError(
-                f"call {call.call_id}: shares {call.messages.shared} messages, more than {call.messages.base} has"
-            )
-        said = msgspec.json.decode(call.messages.rest, type=list[msgspec.Raw])
+        messages = self._messages.shared(call) + msgspec.json.decode(call.messages.rest, type=list[msgspec.Raw])
         self._calls[call.call_id] = _Known(
             call.prompt,
             np.concatenate((unpack_ids(call.prompt.rest), unpack_ids(call.sampled))),
             self._linked(call),
-            call.messages,
-            [*said, msgspec.Raw(call.answer)] if call.answer else said,
-            bool(call.answer),
         )
+        if call.answer:
+            self._answered.add(call.call_id)
+            messages.append(msgspec.Raw(call.answer))
+        self._messages.add(call.call_id, messages)
 
     def prompt(self, call_id: str) -> Ids:
         """The whole prompt, int32 [n]. Raises KeyError for a call that wasn't added."""
@@ -82,44 +103,34 @@ class Resolver:
 
     def messages(self, call_id: str) -> list[Any]:
         """All canonical messages of the request, decoded. Raises KeyError for a call that wasn't added."""
-        call = self._calls[call_id]
-        length = call.messages.shared + len(call.said) - call.answered
-        parts = [known.said[:own] for known, own in self._segments(call_id, length, _messages_of)]
-        return [msgspec.json.decode(message) for part in parts for message in part]
+        whole = self._messages.whole(call_id)
+        return [msgspec.json.decode(message) for message in (whole[:-1] if call_id in self._answered else whole)]
 
-    def _length(self, call_id: str, base: str | None, of: Literal["tokens", "messages"]) -> int:
-        """How much of its base a call may share."""
+    def _length(self, call_id: str, base: str | None) -> int:
+        """The number of tokens of its base that a call may share."""
         if base is None:
             return 0
         known = self._calls.get(base)
         if known is None:
             raise BaseMissingError(call_id, base)
-        return known.prompt.shared + len(known.tokens) if of == "tokens" else known.messages.shared + len(known.said)
+        return known.prompt.shared + len(known.tokens)
 
-    def _tokens(self, call_id: str, length: int) -> Ids:
-        parts = [known.tokens[:own] for known, own in self._segments(call_id, length, _prompt_of)]
-        return np.concatenate(parts) if parts else np.empty(0, dtype=IDS)
-
-    def _segments(
-        self, call_id: str | None, length: int, delta_of: Callable[[_Known], TokenDelta | MessageDelta]
-    ) -> list[tuple[_Known, int]]:
-        """The calls that make up a call's first `length` tokens or messages, and how many of its own each gives."""
-        found = []
+    def _tokens(self, call_id: str | None, length: int) -> Ids:
+        """The first `length` tokens of a call's prompt and sampled tokens."""
+        parts = [np.empty(0, dtype=IDS)]
         while length:
-            assert call_id is not None, "what is shared is within the base: `add` has seen to it"
+            assert call_id is not None, "`add` has checked that shared tokens lie within the base"
             known = self._calls[call_id]
-            delta = delta_of(known)
-            if length > delta.shared:
-                found.append((known, length - delta.shared))
-                length = delta.shared
-            call_id = delta.base
-        return found[::-1]
+            if length > known.prompt.shared:
+                parts.append(known.tokens[: length - known.prompt.shared])
+                length = known.prompt.shared
+            call_id = known.prompt.base
+        return np.concatenate(parts[::-1])
 
     def _linked(self, call: Completion) -> list[bytes]:
         """Links of the blocks that end beyond what is shared. Raises DeltaError where the prompt's last one isn't the call's."""
         delta = call.prompt
-        shared = self._tokens(delta.base, delta.shared) if delta.base else np.empty(0, dtype=IDS)
-        prompt = np.concatenate((shared, unpack_ids(delta.rest)))
+        prompt = np.concatenate((self._tokens(delta.base, delta.shared), unpack_ids(delta.rest)))
         known = delta.shared // BLOCK
         last = self._link(delta.base, known)
         made = links(np.concatenate((prompt, unpack_ids(call.sampled))), known, last)
@@ -139,11 +150,3 @@ class Resolver:
                 return known.links[blocks - covered - 1]
             call_id = known.prompt.base
         return b""
-
-
-def _prompt_of(known: _Known) -> TokenDelta:
-    return known.prompt
-
-
-def _messages_of(known: _Known) -> MessageDelta:
-    return known.messages

@@ -13,9 +13,9 @@ from consumers.token_tree.branches import Branch, PlacedCall
 from consumers.token_tree.placement import place_calls
 from polar.cli.show.story import CallStory, Message, Story
 from topics.calls.claim_records import CallStanding, ClaimRecords
-from topics.calls.resolver import DeltaError, Resolver
+from topics.calls.resolver import Conversations, DeltaError, Resolver
 from topics.completions import CallRecord, Emitted, Open
-from topics.types.completion import CallOutcome, Completion, MessageDelta
+from topics.types.completion import CallOutcome, Completion
 from topics.types.session import Phase, SessionState, TaskState
 from topics.types.tokens import count
 from topics.types.trajectory import ROOT, Call, Trajectory
@@ -93,39 +93,33 @@ class MessageTree:
         self.messages: list[Message] = []
         self.tools: dict[str, list[str]] = {}
         """Names of the tools offered, by call id."""
-        self._depths: list[int] = []
         self._known: dict[tuple[int, int, bytes], int] = {}
-        self._ends: dict[str, int] = {}
-        """Where a call's messages and answer end, by call id."""
+        self._paths: Conversations[int] = Conversations()
+        """Indices of each call's messages and answer; ROOT for messages that left the log with their call."""
 
     def add(self, record: Completion, index: int) -> tuple[int, int | None]:
         """Where a call's request ends, and its answer. What a missing base had is left out: the rest starts a conversation."""
-        asked = self._start(record.messages)
-        for depth, body in enumerate(msgspec.json.decode(record.messages.rest), record.messages.shared + 1):
-            asked = self._below(asked, depth, body, index)
-        said = None
+        try:
+            path = self._paths.shared(record)
+        except DeltaError:
+            path = [ROOT] * record.messages.shared
+        for body in msgspec.json.decode(record.messages.rest):
+            self._append(path, body, index)
+        asked = path[-1] if path else ROOT
         if record.answer:
-            depth = record.messages.shared + 1 if asked == ROOT else self._depths[asked] + 1
-            said = self._below(asked, depth, msgspec.json.decode(record.answer), index)
-        self._ends[record.call_id] = asked if said is None else said
+            self._append(path, msgspec.json.decode(record.answer), index)
+        self._paths.add(record.call_id, path)
         self.tools[record.call_id] = self._offered(record)
-        return asked, said
+        return asked, path[-1] if record.answer else None
 
-    def _start(self, delta: MessageDelta) -> int:
-        """The last of the messages that are shared with the base."""
-        at = ROOT if delta.base is None else self._ends.get(delta.base, ROOT)
-        while at != ROOT and self._depths[at] > delta.shared:
-            at = self.messages[at].parent
-        return at
-
-    def _below(self, parent: int, depth: int, body: dict[str, Any], index: int) -> int:
-        """The message `body`, the `depth`th of its conversation; whatever of that is known, it stands below `parent`."""
-        key = (parent, depth, _sorted.encode(body))
+    def _append(self, path: list[int], body: dict[str, Any], index: int) -> None:
+        """Add the next message of a conversation, which may be known from another call."""
+        parent = path[-1] if path else ROOT
+        key = (parent, len(path), _sorted.encode(body))
         if key not in self._known:
             self._known[key] = len(self.messages)
             self.messages.append(Message(parent, body, index))
-            self._depths.append(depth)
-        return self._known[key]
+        path.append(self._known[key])
 
     def _offered(self, record: Completion) -> list[str]:
         if record.tools is None:
