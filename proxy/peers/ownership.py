@@ -59,7 +59,7 @@ class LiveSet:
     @property
     def leased(self) -> frozenset[str]:
         """Worker ids with a lease, of those that leave, too."""
-        return self._leases.held()
+        return self._leases.worker_ids()
 
     @property
     def owners(self) -> dict[str, Peer]:

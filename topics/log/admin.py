@@ -1,7 +1,6 @@
-"""Topics on the broker: made as their contracts say, settings brought in line, partition counts of co-partitioned ones never changed.
+"""Creation and settings of topics, from their contracts; the partition count of a co-partitioned topic is never changed.
 
-Applying twice changes nothing; settings that an operator added beside ours are kept.
-`topics/contract/catalogue.py` lists the topics.
+Applying twice changes nothing, and settings that an operator added are kept. `topics/contract/catalogue.py` lists the topics.
 """
 
 from __future__ import annotations
@@ -19,10 +18,13 @@ from topics.log.refusals import connection_refusal, denied, refusal
 from topics.types.errors import InputError, NotReady
 
 DEADLINE_S = 30.0
+"""Limit for one request that a broker began to answer."""
 LOOK_S = 0.05
+"""Between two looks whether brokers know a change."""
 REACH_S = 8.0
-"""For a first answer: a broker of `polar up` that died is back by then."""
+"""Limit for a first answer; a broker of `polar up` that died is back by then."""
 RETRY_S = 0.3
+"""Between two tries to reach a broker."""
 OK = 0
 UNKNOWN_TOPIC = 3
 TOPIC_EXISTS = 36
@@ -30,14 +32,14 @@ NOT_AUTHORIZED = {29: "the topic", 31: "to create or alter the topic"}
 TOO_FEW_BROKERS = 38
 """Kafka's error codes."""
 SET_ON_TOPIC = 1
-"""`config_source` of a setting that the topic itself carries (DescribeConfigs)."""
+"""`config_source` of a topic's own setting (DescribeConfigs)."""
 REFUSED = "the broker refused it: "
 
 T = TypeVar("T")
 
 
 class Applied(msgspec.Struct, frozen=True):
-    """What became of one topic."""
+    """The outcome for one topic."""
 
     topic: str
     """Full name."""
@@ -45,23 +47,23 @@ class Applied(msgspec.Struct, frozen=True):
 
 
 class Listed(msgspec.Struct, frozen=True):
-    """A topic as the broker has it."""
+    """A topic on the broker."""
 
     name: str
     partitions: int
     config: dict[str, str]
-    """Settings that the topic itself carries."""
+    """The topic's own settings."""
     records: int
-    """Offsets from the first that is left to the end, all partitions; compaction and transactions leave gaps."""
+    """Offsets from beginning to end in all partitions; compaction and transactions leave gaps."""
 
 
 async def apply(
     settings: Settings, topics: Iterable[Topic], *, embedded: bool, reach_s: float = REACH_S
 ) -> list[Applied]:
-    """Create missing topics and alter settings that differ; ready to be written to on return.
+    """Create missing topics and alter settings that differ; the topics can be written to on return.
 
-    `embedded`: one broker, so replication 1, and the contracts' smaller partition counts. Raises InputError where a co-partitioned topic
-    has another number of partitions, or the broker refuses a setting; NotReady where no broker answers within `reach_s`.
+    `embedded`: replication 1 and the smaller partition counts. Raises InputError if a co-partitioned topic has another number of
+    partitions, or the broker refuses a setting; NotReady if no broker answers within `reach_s`.
     """
     min_insync, replication = (1, 1) if embedded else (settings.min_insync, settings.replication)
     wanted = {topic.full_name(settings.namespace): topic for topic in topics}
@@ -85,14 +87,14 @@ async def apply(
         )
         altered.extend(await _alter(settings, admin, {name: configs[name] for name in existing}))
 
-    await _asked(settings, bring_in_line, reach_s)
+    await _retried(settings, bring_in_line, reach_s)
     outcomes: dict[str, Literal["created", "altered"]] = dict.fromkeys(altered, "altered")
     outcomes |= dict.fromkeys(created, "created")
     return [Applied(name, outcomes.get(name, "unchanged")) for name in wanted]
 
 
 async def listing(settings: Settings) -> list[Listed]:
-    """The namespace's topics, by name. Raises NotReady where no broker answers."""
+    """The namespace's topics, by name. Raises NotReady if no broker answers."""
 
     async def described(admin: kafka.Admin) -> tuple[dict[str, int], dict[str, dict[str, str]]]:
         prefix = f"{settings.namespace}."
@@ -100,7 +102,7 @@ async def listing(settings: Settings) -> list[Listed]:
         counts = {topic["topic"]: len(topic["partitions"]) for topic in found}
         return counts, await _configs(admin, list(counts))
 
-    counts, configs = await _asked(settings, described, REACH_S)
+    counts, configs = await _retried(settings, described, REACH_S)
     reader = kafka.consumer(settings, committed=False)
     try:
         await reader.start()
@@ -113,16 +115,18 @@ async def listing(settings: Settings) -> list[Listed]:
 
 
 async def partition_count(settings: Settings, name: str, *, reach_s: float = REACH_S) -> int:
-    """How many partitions a topic has, by its full name. Raises NotReady where no broker answers or the topic isn't there."""
-    found = await _asked(settings, lambda admin: _leaders(settings, admin, [name]), reach_s)
+    """The number of partitions of a topic, by its full name. Raises NotReady if no broker answers or the topic is missing."""
+    found = await _retried(settings, lambda admin: _leaders(settings, admin, [name]), reach_s)
     if not found.get(name):
         raise NotReady(f"Kafka at {settings.bootstrap} has no topic {name}; `polar topics apply` makes it")
     return len(found[name])
 
 
-async def _asked(settings: Settings, ask: Callable[[kafka.Admin], Awaitable[T]], reach_s: float) -> T:
-    """What `ask` returns, which is asked again where the broker that was picked doesn't answer: it may have died this moment, and others
-    live. Raises NotReady when none has answered within `reach_s`, or what one began to answer has failed for 8 s."""
+async def _retried(settings: Settings, request: Callable[[kafka.Admin], Awaitable[T]], reach_s: float) -> T:
+    """The result of `request`, retried while the chosen broker doesn't answer: it may just have died while others live.
+
+    Raises NotReady if no broker answered within `reach_s`, or if requests to answering brokers have failed for 8 s.
+    """
     now = asyncio.get_running_loop().time
     began, reached = now(), False
     while True:
@@ -131,7 +135,7 @@ async def _asked(settings: Settings, ask: Callable[[kafka.Admin], Awaitable[T]],
             async with asyncio.timeout(DEADLINE_S):
                 await admin.start()
                 reached = True
-                return await ask(admin)
+                return await request(admin)
         except (kafka.KafkaError, TimeoutError) as error:
             failed = error
         finally:
@@ -145,7 +149,7 @@ async def _asked(settings: Settings, ask: Callable[[kafka.Admin], Awaitable[T]],
 
 
 def unreachable(settings: Settings, error: Exception) -> NotReady:
-    """What is raised where no broker answers, or all refuse."""
+    """The error for brokers that don't answer, or refuse this client."""
     if (refused := refusal(settings, error)) is not None:
         return refused
     why = "" if isinstance(error, TimeoutError | kafka.KafkaConnectionError) else f" ({error!r})"
@@ -160,12 +164,12 @@ def _check_partitions(topic: Topic, name: str, count: int, embedded: bool) -> No
         raise InputError(
             name,
             f"{count} partitions",
-            f"{wanted} are needed: tasks are found by their partition, so it can't be changed; use another POLAR_NAMESPACE",
+            f"{wanted} are needed, and the number can't be changed, since it decides each task's partition; use another POLAR_NAMESPACE",
         )
 
 
 async def _leaders(settings: Settings, admin: kafka.Admin, names: list[str]) -> dict[str, list[int]]:
-    """Each existing topic's leaders by partition, negative where there is none. Raises KafkaRefusedError."""
+    """Each existing topic's leaders by partition, negative for a partition without one. Raises KafkaRefusedError."""
     described = await admin.describe_topics(names)
     for topic in described:
         _require_authorized(settings, topic["topic"], topic["error_code"])
@@ -177,7 +181,6 @@ async def _leaders(settings: Settings, admin: kafka.Admin, names: list[str]) -> 
 
 
 def _require_authorized(settings: Settings, name: str, code: int) -> None:
-    """Raises KafkaRefusedError."""
     if code in NOT_AUTHORIZED:
         raise denied(settings, f"{NOT_AUTHORIZED[code]} {name}")
 
@@ -207,18 +210,18 @@ async def _create(
 
 
 async def _alter(settings: Settings, admin: kafka.Admin, wanted: Mapping[str, dict[str, str]]) -> list[str]:
-    """Bring settings in line; the names of the topics that differed."""
+    """Alter settings that differ; return the names of those topics."""
     carried = await _configs(admin, list(wanted))
     differing = _differing(wanted, carried)
     if not differing:
         return []
-    # The request replaces all that a topic carries, so what it has besides is said again.
+    # The request replaces all settings of a topic, so it repeats the operator's.
     answers = await admin.alter_configs([kafka.topic_config(name, carried[name] | wanted[name]) for name in differing])
     for resource in (resource for answer in answers for resource in answer.to_object()["resources"]):
         _require_authorized(settings, resource["resource_name"], resource["error_code"])
         if resource["error_code"] != OK:
             raise InputError(resource["resource_name"], resource["error_code"], f"{REFUSED}{resource['error_message']}")
-    # The controller has them; brokers learn of it a moment later.
+    # The controller has the settings; the brokers learn them a moment later.
     while True:
         if not _differing({name: wanted[name] for name in differing}, await _configs(admin, differing)):
             return differing
@@ -230,7 +233,7 @@ def _differing(wanted: Mapping[str, dict[str, str]], carried: Mapping[str, dict[
 
 
 async def _configs(admin: kafka.Admin, names: Sequence[str]) -> dict[str, dict[str, str]]:
-    """The settings that topics carry themselves."""
+    """The topics' own settings."""
     if not names:
         return {}
     answers = await admin.describe_configs([kafka.topic_config(name) for name in names])
@@ -246,7 +249,7 @@ async def _configs(admin: kafka.Admin, names: Sequence[str]) -> dict[str, dict[s
 
 
 async def _spans(reader: kafka.Consumer, counts: Mapping[str, int]) -> dict[str, int]:
-    """Offsets between beginning and end, by topic."""
+    """Number of offsets between beginning and end, by topic."""
     partitions = [kafka.TopicPartition(name, number) for name, count in counts.items() for number in range(count)]
     first = await reader.beginning_offsets(partitions)
     end = await reader.end_offsets(partitions)

@@ -1,9 +1,8 @@
-"""Reading a topic whole, without a group: every partition, from a chosen point on, for as long as the process lives.
+"""A follower reads all partitions of a topic without a consumer group, from a chosen point on, for as long as the process lives.
 
-`workers`, `control` and `fleet` are followed by every process that acts on them; tables and logs by those that show them.
-Invariant: records of a partition are handed on in order, each once; a broker that goes and comes back costs time only, one that has lost
-the log's end no more than that. Unknown types and undecodable bytes are counted and skipped. The partitions are those of the start. What
-the records mean is the caller's.
+Processes follow `workers`, `control` and `fleet` to act on them, tables and logs to show them. Invariant: a partition's records are
+passed on in order, each once. A broker's outage costs time only, and so does a log that lost its end. Unknown types and undecodable bytes
+are counted and skipped. Partitions added after the start aren't read.
 """
 
 from __future__ import annotations
@@ -26,25 +25,29 @@ from topics.log.refusals import KafkaRefusedError, refusal
 from topics.types.errors import NotReady
 
 START_S = 60.0
+"""Limit for reading what lies on the topic at the start."""
 POLL_MS = 500
 BATCH = 500
-"""Records between two breaths of the loop."""
+"""Most records that are processed before the event loop runs other tasks."""
 RETRY_S = 0.2
+"""Between two tries to read while brokers are away."""
 LOOK_S = 0.02
+"""Between two looks at the position in `caught_up`."""
 STOP_S = 5.0
 LETTERS_S = 2.0
+"""Limit for writing dead letters: grants and closed keys arrive by followers and must not wait longer."""
 
 log = structlog.get_logger()
 
 
 @dataclass(frozen=True)
 class Since:
-    """Where to begin; an offset that retention has removed means the earliest that is left."""
+    """Where reading begins; if retention has removed that offset, at the earliest one left."""
 
     END: ClassVar[Since]
     BEGINNING: ClassVar[Since]
     seconds_ago: float
-    """By the records' timestamps."""
+    """By record timestamps."""
 
     @classmethod
     def ago(cls, seconds: float) -> Since:
@@ -56,7 +59,7 @@ Since.BEGINNING = Since(float("inf"))
 
 
 class Follower:
-    """Hands each record of a topic to `on_record`, on the loop that started it."""
+    """Passes each record of a topic to `on_record`, on the event loop that started the follower."""
 
     def __init__(
         self,
@@ -69,9 +72,9 @@ class Follower:
         letters: LogProducer | None = None,
         committed: bool = False,
     ) -> None:
-        """`on_record` gets one of `topic.records` and its envelope; it must be quick, and what it raises ends the follower.
+        """`on_record` gets one of `topic.records` and its envelope. It must be quick; an exception from it ends the follower.
 
-        `letters`, started, takes undecodable records to the dead letters; without it they are only counted: someone else tells of them.
+        `letters`: a started producer that writes undecodable records to the dead letters; None where another reader writes them.
         """
         self._settings = settings
         self._name = topic.full_name(settings.namespace)
@@ -88,10 +91,10 @@ class Follower:
         self._ends_at_start: dict[kafka.TopicPartition, int] = {}
         self._task: asyncio.Task[None] | None = None
         self.skipped: Counter[str] = Counter()
-        """Records not handed on: `undecodable`, or `unknown_<type>`."""
+        """Skipped records by reason: `undecodable` or `unknown_<type>`."""
 
     async def start(self, deadline_s: float = START_S) -> None:
-        """Return when everything that lay on the topic was handed on. Raises NotReady where no broker answers or the topic isn't there."""
+        """Return once everything on the topic was passed on. Raises NotReady if no broker answers or the topic is missing."""
         trouble = f"{self._name} is longer than can be read in that time"
         try:
             async with asyncio.timeout(deadline_s):
@@ -115,25 +118,25 @@ class Follower:
 
     @property
     def failed(self) -> asyncio.Task[None]:
-        """Done, with an exception, when reading has ended for good; wait for it beside the work that relies on this follower."""
+        """Done, with an exception, once reading ended for good; await it beside the work that relies on this follower."""
         assert self._task is not None, "start() comes first"
         return self._task
 
     @property
     def progress(self) -> tuple[int, int]:
-        """Offsets passed, of those that lay on the topic when `start` looked; (0, 0) before. For people: markers and gaps count, too."""
+        """Offsets read, and offsets that lay on the topic at the start; (0, 0) before. Transaction markers and gaps count also."""
         ends = self._ends_at_start
         passed = sum(min(self._passed[partition], end) - self._first[partition] for partition, end in ends.items())
         return passed, sum(end - self._first[partition] for partition, end in ends.items())
 
     async def caught_up(self, deadline_s: float = START_S) -> None:
-        """Return when all that lies on the topic now was handed on. Raises TimeoutError, or what ended the follower."""
+        """Return once all records that lie on the topic now were passed on. Raises TimeoutError, or what ended the follower."""
         assert self._reader is not None, "start() comes first"
         async with asyncio.timeout(deadline_s):
             reader = self._reader
-            ends = await self._asked(lambda: reader.end_offsets(self._partitions))
+            ends = await self._offsets(lambda: reader.end_offsets(self._partitions))
             self._ends_at_start = self._ends_at_start or ends
-            # Looked at rather than signalled: the marker that ends a transaction moves a position, but is no record.
+            # Polled, not signalled: a transaction's end marker moves the position but is no record.
             while not self.failed.done():
                 if await self._reached(self._reader, ends):
                     break
@@ -142,7 +145,7 @@ class Follower:
                 self.failed.result()
 
     async def stop(self) -> None:
-        """End reading; never hangs."""
+        """Stop reading, within seconds."""
         task, self._task = self._task, None
         if task is not None and not task.done():
             task.cancel()
@@ -154,7 +157,7 @@ class Follower:
     async def _open(self) -> None:
         count = await admin.partition_count(self._settings, self._name)
         partitions = [kafka.TopicPartition(self._name, number) for number in range(count)]
-        # Where the log no longer holds our position: `_back_on`. aiokafka's own reset would hand on the whole log again.
+        # aiokafka's own reset would read the whole log again; `_return_to_log` handles a lost position.
         reader = kafka.consumer(self._settings, committed=self._committed, auto_offset_reset="none")
         try:
             await reader.start()
@@ -180,13 +183,13 @@ class Follower:
         self._first = positions
         self._passed = dict(positions)
 
-    async def _asked(
-        self, ask: Callable[[], Awaitable[dict[kafka.TopicPartition, int]]]
+    async def _offsets(
+        self, request: Callable[[], Awaitable[dict[kafka.TopicPartition, int]]]
     ) -> dict[kafka.TopicPartition, int]:
-        """What a broker says, as soon as one does."""
+        """The first answer of a broker to the request."""
         while True:
             try:
-                return await ask()
+                return await request()
             except kafka.KafkaError as error:
                 if not kafka.is_retriable(error):
                     raise
@@ -203,7 +206,7 @@ class Follower:
             try:
                 batches = await reader.getmany(timeout_ms=POLL_MS, max_records=BATCH)
             except kafka.OffsetOutOfRangeError as error:
-                await self._back_on(reader, error.args[0])
+                await self._return_to_log(reader, error.args[0])
                 continue
             except kafka.KafkaError as error:
                 if not kafka.is_retriable(error):
@@ -211,15 +214,15 @@ class Follower:
                 log.warning("can't read", action="follow.retry", topic=self._name, reason=repr(error))
                 await asyncio.sleep(RETRY_S)
                 continue
-            handed = [(record, self._hand_on(record)) for records in batches.values() for record in records]
+            errors = [(record, self._pass_on(record)) for records in batches.values() for record in records]
             self._passed |= {partition: records[-1].offset + 1 for partition, records in batches.items()}
-            # Only now: with the batch's position passed, nothing of it may wait while others are told that all was handed on.
-            await self._bury([(record, error) for record, error in handed if error is not None])
+            # After the whole batch: `caught_up` goes by the position, which has passed the batch already.
+            await self._bury([(record, error) for record, error in errors if error is not None])
 
-    async def _back_on(self, reader: kafka.Consumer, lost: dict[kafka.TopicPartition, int]) -> None:
-        """Go on where the log does: at its beginning where retention has passed us, at its end where that was cut off."""
-        firsts = await self._asked(lambda: reader.beginning_offsets(lost))
-        ends = await self._asked(lambda: reader.end_offsets(lost))
+    async def _return_to_log(self, reader: kafka.Consumer, lost: dict[kafka.TopicPartition, int]) -> None:
+        """Continue at the log's beginning if retention has overtaken us, at its end if the end was cut off."""
+        firsts = await self._offsets(lambda: reader.beginning_offsets(lost))
+        ends = await self._offsets(lambda: reader.end_offsets(lost))
         for partition, position in lost.items():
             offset = firsts[partition] if position < firsts[partition] else ends[partition]
             at = f"{partition.topic}[{partition.partition}]@{position}"
@@ -227,8 +230,8 @@ class Follower:
             reader.seek(partition, offset)
             self._passed[partition] = offset
 
-    def _hand_on(self, record: kafka.Record) -> DecodeError | None:
-        """Returns why, where the record can't be decoded."""
+    def _pass_on(self, record: kafka.Record) -> DecodeError | None:
+        """Pass a record on; return the error of one that can't be decoded."""
         if record.value is None:
             if self._on_tombstone is not None:
                 self._on_tombstone(record)
@@ -247,15 +250,15 @@ class Follower:
         return None
 
     async def _bury(self, bad: Sequence[tuple[kafka.Record, DecodeError]]) -> None:
-        """Tell of what can't be decoded, within 2 s: grants and ends of keys come this way, and don't wait for dead letters."""
+        """Write dead letters for undecodable records, within `LETTERS_S`."""
         letters = self._letters
         if letters is None or not bad:
             return
-        telling = (
+        writing = (
             dead_letter(letters, self._settings, record, reason=str(error), process="follower") for record, error in bad
         )
         try:
             async with asyncio.timeout(LETTERS_S):
-                await asyncio.gather(*telling)
+                await asyncio.gather(*writing)
         except (TimeoutError, UnacknowledgedError) as error:
             log.error("dead letters lost", action="follow.dead_letters_lost", topic=self._name, reason=repr(error))

@@ -1,8 +1,8 @@
-"""A process's heart: it says on `polar.workers` that the process lives, and what it has in hand (protocol 13).
+"""Sends a process's heartbeats to `polar.workers`: that the process lives, and its slots and claims (protocol 13).
 
-Own thread, own loop, own producer, so that a busy main loop doesn't cost the lease. The beat itself is taken on the main loop, since it
-tells that loop's state; one that hasn't ticked for 5 s gets none, since a hung process must lose its lease. Invariant: only the newest
-beat is ever sent: what isn't acknowledged in time is cut off, not queued.
+The sender has its own thread, event loop and producer, so that a busy main loop doesn't cost the lease. The main loop makes the heartbeat,
+since it reports that loop's state. If the main loop hangs for 5 s no heartbeat is sent, since a hung process must lose its lease.
+Invariant: only the newest heartbeat is sent; one that isn't acknowledged in time is cut off, not queued.
 """
 
 from __future__ import annotations
@@ -25,13 +25,15 @@ from topics.workers import TOPIC, Backlog, Heartbeat, StageSlots
 
 INTERVAL_S = 2.0
 LEAST_GAP_S = 0.1
-"""At most ten a second."""
+"""At most ten heartbeats a second."""
 HUNG_S = 5.0
+"""Without an answer for so long the main loop hangs; shorter than the lease of 6 s."""
 CONNECTED_S = 4.0
 """Two intervals."""
 ACK_S = 2.0
+"""Limit for an acknowledgement: by then the next heartbeat is due."""
 TICK_S = 0.25
-"""How long a beat waits for the main loop before the one before is sent."""
+"""Wait for the main loop's heartbeat; after that the previous one is sent."""
 RETRY_S = 0.3
 STOP_S = 2.0
 
@@ -39,28 +41,28 @@ log = structlog.get_logger()
 
 
 def new_worker_id(role: str) -> str:
-    """An id of this process start: `<role>-<host>-<8 hex>`."""
+    """A new id for this start of a process: `<role>-<host>-<8 hex>`."""
     return f"{role}-{socket.gethostname()}-{secrets.token_hex(4)}"
 
 
 class HeartbeatSender:
-    """Beats from `start` to `stop`; both are called on the main loop, `changed` from anywhere."""
+    """Sends from `start` to `stop`, which are called on the main loop; `changed` may be called from any thread."""
 
     def __init__(self, settings: Settings, beat: Callable[[], Heartbeat]) -> None:
-        """`beat` is called on the loop that starts the heart; it must be quick and not raise."""
+        """`beat` makes the heartbeat, on the loop that calls `start`; it must be quick and not raise."""
         self._settings = settings
         self._beat = beat
         self._thread: threading.Thread | None = None
         self._pulse: asyncio.AbstractEventLoop | None = None
         """The thread's own loop."""
         self._wake = asyncio.Event()
-        """Something changed, or the heart is to stop."""
+        """Set when something changed, or to stop."""
         self._ticked = asyncio.Event()
-        """The main loop has given a beat since it was asked."""
+        """Set when the main loop has made the requested heartbeat."""
         self._stopping = False
         self._main: asyncio.AbstractEventLoop | None = None
         self._newest: tuple[Heartbeat, float] | None = None
-        """With the time when it was taken."""
+        """With the time when it was made."""
         self._acknowledged_at: float | None = None
         self._first = asyncio.Event()
 
@@ -71,7 +73,7 @@ class HeartbeatSender:
         return at is not None and time.monotonic() - at < CONNECTED_S
 
     def start(self) -> None:
-        """Take a first beat and send it as soon as a broker answers."""
+        """Make a first heartbeat and send it as soon as a broker answers."""
         self._main = asyncio.get_running_loop()
         self._pulse = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, args=(self._pulse,), name="heart", daemon=True)
@@ -79,7 +81,7 @@ class HeartbeatSender:
         self._thread.start()
 
     def changed(self) -> None:
-        """Slots or claims changed: beat at once, if the last beat is 0.1 s ago. From any thread."""
+        """Send a heartbeat at once, since slots or claims changed; at most one in 0.1 s."""
         self._tell(self._pulse, self._wake.set)
 
     async def first_beat(self, deadline_s: float) -> None:
@@ -88,7 +90,7 @@ class HeartbeatSender:
             await self._first.wait()
 
     def stop(self) -> None:
-        """Send a last beat, as `beat` now tells it, and end; at most 4 s, with the broker away."""
+        """Send a last heartbeat and end; takes at most 4 s, without a broker."""
         if self._thread is None or not self._thread.is_alive():
             return
         self._take()
@@ -136,8 +138,8 @@ class HeartbeatSender:
         try:
             pulse.run_until_complete(self._live())
         except Exception:
-            # The process then loses its lease, which is what a dead heart means.
-            log.exception("heart died", action="heart.died")
+            # The process loses its lease, as it must when nothing sends its heartbeats.
+            log.exception("heartbeats ended", action="heart.died")
         finally:
             pulse.close()
 
@@ -166,7 +168,7 @@ class HeartbeatSender:
             await kafka.stop(producer, STOP_S)
 
     async def _ask(self) -> Heartbeat | None:
-        """The newest beat, the one before where the main loop is busy, None where it hasn't ticked for 5 s."""
+        """The main loop's heartbeat, the previous one while that loop is busy, None once it has hung for 5 s."""
         if not self._stopping:
             self._ticked.clear()
             self._tell(self._main, self._take)
@@ -180,7 +182,7 @@ class HeartbeatSender:
         return beat if time.monotonic() - taken_at < HUNG_S else None
 
     async def _connect(self) -> kafka.Producer:
-        # Idempotence would retry for ever; a heartbeat that is late is worth nothing.
+        # Idempotence would retry for ever, and a late heartbeat is worthless.
         producer = kafka.producer(
             self._settings,
             max_bytes=TOPIC.max_bytes,
@@ -204,7 +206,7 @@ class HeartbeatSender:
             self._tell(self._main, self._first.set)
 
     async def _pause(self, began: float, interval_s: float) -> None:
-        """Until something changes, at most `interval_s` and at least 0.1 s after `began`."""
+        """Wait for a change, at most `interval_s` and at least 0.1 s after `began`."""
         try:
             async with asyncio.timeout(began + interval_s - time.monotonic()):
                 await self._wake.wait()
@@ -214,7 +216,7 @@ class HeartbeatSender:
 
     @staticmethod
     def _tell(loop: asyncio.AbstractEventLoop | None, what: Callable[[], object]) -> None:
-        """Run `what` on the other loop soon; a loop that has ended has no use for it."""
+        """Run `what` on another loop soon, unless that loop has ended."""
         try:
             if loop is not None:
                 loop.call_soon_threadsafe(what)

@@ -1,7 +1,7 @@
-"""The clients: what we call of aiokafka, typed, and made with the settings that the protocol asks for.
+"""Kafka clients with the settings that the protocol requires, behind typed Protocols of the aiokafka calls that we use.
 
-aiokafka ships no types, so it is imported here alone (its partitioner apart: `topics/log/partition.py`). `stop` ends any client within a
-deadline, which aiokafka's own doesn't with the broker away (protocol 19). Retrying, replacing and deciding are left to the callers.
+aiokafka ships no types, so only this module imports it (and `topics/log/partition.py` its partitioner). `stop` ends any client within a
+deadline; aiokafka's own stop hangs while no broker answers (protocol 19). Retries and replacements are left to the callers.
 """
 
 from __future__ import annotations
@@ -41,30 +41,11 @@ from topics.types.errors import NotReady
 log = structlog.get_logger()
 
 __all__ = [
-    "LOGIN_REFUSED",
-    "REFUSALS",
-    "Admin",
-    "Consumer",
-    "Headers",
     "KafkaConnectionError",
     "KafkaError",
     "MessageSizeTooLargeError",
-    "OffsetAndTime",
     "OffsetOutOfRangeError",
-    "Producer",
-    "Record",
-    "RecordMetadata",
     "TopicPartition",
-    "admin",
-    "connection",
-    "consumer",
-    "is_retriable",
-    "new_topic",
-    "producer",
-    "started",
-    "stop",
-    "topic_config",
-    "try_connection",
 ]
 
 Headers = Sequence[tuple[str, bytes]]
@@ -72,20 +53,20 @@ Headers = Sequence[tuple[str, bytes]]
 SESSION_TIMEOUT_MS = 6_000
 HEARTBEAT_MS = 2_000
 REQUEST_TIMEOUT_MS = 15_000
-"""How long a broker that hangs, or has gone without a word, is waited for before another is asked. A group's members keep aiokafka's 40 s:
-a rebalance may take as long."""
+"""How long a client waits for a broker that hangs or vanished before it tries another. Group members keep aiokafka's 40 s, since a
+rebalance may take that long."""
 BATCH_TTL_S = 600.0
-"""After which aiokafka fails a batch while no leader is known: later than any sender waits, for the senders' clocks are what counts, and a
-failed batch spoils its producer."""
+"""When aiokafka fails a batch that has no leader. It is longer than any sender waits: the senders' deadlines decide, and a failed batch
+makes its producer unusable."""
 TRANSACTION_BACKOFF_MS = 20
-"""Short, since a transaction's first batch is regularly refused once while the broker verifies the partition."""
+"""Short, since brokers regularly reject a transaction's first batch once, while they verify the partition."""
 REFUSALS: Mapping[type[KafkaError], str] = {
     TopicAuthorizationFailedError: "the topic",
     GroupAuthorizationFailedError: "the consumer group",
     TransactionalIdAuthorizationFailed: "the transactional id",
     ClusterAuthorizationFailedError: "something of the cluster",
 }
-"""What a user lacks an ACL for. The errors' arguments name it."""
+"""The kind of resource that an ACL is missing for; the errors' arguments name the resource."""
 LOGIN_REFUSED = (AuthenticationFailedError, SaslAuthenticationFailed)
 PRODUCER_TASKS = (("_sender", "_sender_task"),)
 CONSUMER_TASKS = (
@@ -95,18 +76,18 @@ CONSUMER_TASKS = (
     ("_coordinator", "_commit_refresh_task"),
     ("_coordinator", "_reset_committed_task"),
 )
-"""Where aiokafka's clients keep their tasks: part, attribute."""
+"""Attributes in which aiokafka's clients keep their tasks: part, task."""
 MAX_BATCH_BYTES = MIB
-"""Of one partition. One request a broker is in flight, so what gathers meanwhile is what a batch can hold."""
+"""Of one partition. One request per broker is in flight; a batch holds what gathers meanwhile."""
 
 
 def is_retriable(error: KafkaError) -> bool:
-    """Whether the same may be asked again and answered: aiokafka doesn't count a request that no broker answered in time among these."""
+    """Whether a retry may succeed. aiokafka doesn't count requests that no broker answered in time as retriable; they are."""
     return bool(error.retriable) or isinstance(error, KafkaTimeoutError)
 
 
 class Record(Protocol):
-    """A record as a consumer gives it (aiokafka's ConsumerRecord)."""
+    """A consumed record (aiokafka's ConsumerRecord)."""
 
     @property
     def topic(self) -> str: ...
@@ -116,20 +97,20 @@ class Record(Protocol):
     def offset(self) -> int: ...
     @property
     def timestamp(self) -> int:
-        """Unix ms; the broker's where the topic says LogAppendTime."""
+        """Unix ms; the broker's clock on topics with LogAppendTime."""
 
     @property
     def key(self) -> bytes | None: ...
     @property
     def value(self) -> bytes | None:
-        """None: a tombstone."""
+        """None for a tombstone."""
 
     @property
     def headers(self) -> Headers: ...
 
 
 class RecordMetadata(Protocol):
-    """Where an acknowledged record lies."""
+    """Position of an acknowledged record."""
 
     @property
     def partition(self) -> int: ...
@@ -145,14 +126,14 @@ class OffsetAndTime(Protocol):
 
 
 class Client(Protocol):
-    """What both sorts have."""
+    """Methods of consumers and producers."""
 
     async def start(self) -> None: ...
     async def stop(self) -> None: ...
 
 
 class Consumer(Client, Protocol):
-    """aiokafka's AIOKafkaConsumer, as far as we use it. Raises KafkaError."""
+    """The methods of AIOKafkaConsumer that we use. They raise KafkaError."""
 
     async def topics(self) -> set[str]: ...
     def subscribe(self, topics: Sequence[str], *, listener: object | None = None) -> None: ...
@@ -177,7 +158,7 @@ class Consumer(Client, Protocol):
 
 
 class Producer(Client, Protocol):
-    """aiokafka's AIOKafkaProducer, as far as we use it. Raises KafkaError."""
+    """The methods of AIOKafkaProducer that we use. They raise KafkaError."""
 
     async def partitions_for(self, topic: str) -> set[int]: ...
     async def send(
@@ -189,7 +170,7 @@ class Producer(Client, Protocol):
         partition: int | None = None,
         headers: Headers | None = None,
     ) -> asyncio.Future[RecordMetadata]:
-        """Returns when the record is accepted for sending; the future is its acknowledgement. Cancelled before, nothing is sent."""
+        """Return once the record is accepted for sending; the future is its acknowledgement. Cancelled earlier, nothing is sent."""
 
     async def begin_transaction(self) -> None: ...
     async def commit_transaction(self) -> None: ...
@@ -198,13 +179,13 @@ class Producer(Client, Protocol):
 
 
 class Response(Protocol):
-    """An answer to an admin request."""
+    """Response to an admin request."""
 
     def to_object(self) -> dict[str, Any]: ...
 
 
 class Admin(Protocol):
-    """aiokafka's AIOKafkaAdminClient, as far as we use it. Raises KafkaError; what is wrong with one topic is in the response."""
+    """The methods of AIOKafkaAdminClient that we use. They raise KafkaError; errors of single topics stand in the response."""
 
     async def start(self) -> None: ...
     async def close(self) -> None: ...
@@ -215,7 +196,7 @@ class Admin(Protocol):
 
 
 def connection(settings: Settings) -> dict[str, Any]:
-    """How any client reaches the brokers: bootstrap servers, TLS, SASL. Raises NotReady where something for that isn't there."""
+    """aiokafka options that reach the brokers: bootstrap servers, TLS, SASL. Raises NotReady for a missing user, password or file."""
     protocol = settings.kafka_security_protocol
     options: dict[str, Any] = {"bootstrap_servers": settings.bootstrap, "security_protocol": protocol}
     if protocol.endswith("SSL"):
@@ -230,29 +211,28 @@ def connection(settings: Settings) -> dict[str, Any]:
 
 
 def _tls(settings: Settings) -> ssl.SSLContext:
-    """Raises NotReady for files that can't be used."""
     files = {
         "cafile": settings.kafka_ca_file,
         "certfile": settings.kafka_cert_file,
         "keyfile": settings.kafka_key_file,
     }
-    said = ", ".join(
+    named = ", ".join(
         f"POLAR_KAFKA_{name.removesuffix('file').upper()}_FILE={path}" for name, path in files.items() if path
     )
     try:
-        # The empty password: for a key that has one, OpenSSL would ask on the terminal.
+        # Without the empty password OpenSSL would prompt on the terminal for an encrypted key.
         made: ssl.SSLContext = create_ssl_context(
             **{name: path and str(path) for name, path in files.items()}, password=""
         )
     except (OSError, ValueError) as error:
         raise NotReady(
-            f"{said} can't be used for TLS: {error}; expected PEM files, the key without a password"
+            f"{named} can't be used for TLS: {error}; expected PEM files, the key without a password"
         ) from None
     return made
 
 
 async def try_connection(settings: Settings) -> None:
-    """Make a connection to the first broker, log in and go. Raises KafkaError, OSError (ssl.SSLError among them), each as it came."""
+    """Connect to the first broker, log in and disconnect. Raises KafkaError and OSError (ssl.SSLError included) unchanged."""
     options = connection(settings)
     host, _, port = options.pop("bootstrap_servers").partition(",")[0].rpartition(":")
     made = await create_conn(host, int(port), **options)
@@ -260,9 +240,9 @@ async def try_connection(settings: Settings) -> None:
 
 
 def consumer(settings: Settings, *, group: str | None = None, committed: bool = True, **options: Any) -> Consumer:
-    """A consumer that never commits by itself; `group` is namespaced here, None reads without one.
+    """A consumer that never commits by itself. `group` gets the namespace as a prefix; None reads without a group.
 
-    `committed`: isolation read_committed. `options` are aiokafka's own and win. Needs a running loop.
+    `committed`: isolation level read_committed. `options` are aiokafka's and take precedence. Needs a running loop.
     """
     made: Consumer = aiokafka.AIOKafkaConsumer(
         **connection(settings)
@@ -286,7 +266,7 @@ def producer(
 ) -> Producer:
     """A producer: acks=all, idempotent, zstd. `max_bytes` bounds a record before compression (protocol 29).
 
-    `transactional_id` is namespaced here. `options` are aiokafka's own and win. Needs a running loop.
+    `transactional_id` gets the namespace as a prefix. `options` are aiokafka's and take precedence. Needs a running loop.
     """
     transactional = {
         "transactional_id": f"{settings.namespace}.{transactional_id}",
@@ -306,7 +286,7 @@ def producer(
         | (transactional if transactional_id is not None else {})
         | options
     )
-    # aiokafka 0.14 (pinned) has no setting of its own for it: it is the request's timeout.
+    # aiokafka 0.14 (pinned) has no setting for it and takes the request timeout.
     made._message_accumulator._batch_ttl = BATCH_TTL_S
     found: Producer = made
     return found
@@ -319,13 +299,13 @@ def admin(settings: Settings) -> Admin:
 
 
 def new_topic(name: str, partitions: int, replication: int, config: Mapping[str, str]) -> object:
-    """What `Admin.create_topics` takes."""
+    """Argument for `Admin.create_topics`."""
     made: object = NewTopic(name, partitions, replication, topic_configs=dict(config))
     return made
 
 
 def topic_config(name: str, config: Mapping[str, str] | None = None) -> object:
-    """What `Admin.alter_configs` takes, all settings of a topic; without `config`, what `Admin.describe_configs` takes."""
+    """Argument for `Admin.alter_configs` with all settings of a topic; without `config`, for `Admin.describe_configs`."""
     made: object = ConfigResource(ConfigResourceType.TOPIC, name, None if config is None else dict(config))
     return made
 
@@ -335,7 +315,7 @@ C = TypeVar("C", bound=Client)
 
 @asynccontextmanager
 async def started(client: C, deadline_s: float) -> AsyncIterator[C]:
-    """A client for the block's time; then it is stopped within `deadline_s`, also where it couldn't even be started."""
+    """Start a client, and stop it within `deadline_s` after the block, even if the start failed."""
     try:
         await client.start()
         yield client
@@ -344,10 +324,10 @@ async def started(client: C, deadline_s: float) -> AsyncIterator[C]:
 
 
 async def stop(client: Client, deadline_s: float) -> bool:
-    """Stop a client, started or not; True when it ended by itself in time, False when it was cut off.
+    """Stop a client, started or not; return True if it ended by itself, False if it was cut off after `deadline_s`.
 
-    A producer's stop waits for its records to be acknowledged, for ever where the broker is away. What is cut off isn't sent
-    any more, unless it is on the wire. Returns within `deadline_s` and two seconds. Cancelled, it cuts off at once.
+    A producer's own stop waits for acknowledgements, for ever while no broker answers. Records that are cut off aren't sent any more,
+    unless they are on the wire. Returns within `deadline_s` and two seconds. If cancelled, cuts off at once.
     """
     whole, task = False, asyncio.current_task()
     assert task is not None, "awaited by a task"
@@ -355,36 +335,36 @@ async def stop(client: Client, deadline_s: float) -> bool:
     try:
         async with asyncio.timeout(deadline_s):
             if isinstance(client, aiokafka.AIOKafkaProducer):
-                # Before aiokafka's stop: that leaves a task behind when it is interrupted.
+                # aiokafka's stop leaves a task behind when it is interrupted, so the slow part comes first.
                 await client.flush()
             await client.stop()
             whole = True
     except (TimeoutError, KafkaError) as error:
         log.info("client_cut_off", action="client_cut_off", client=type(client).__name__, error=repr(error))
     except asyncio.CancelledError:
-        # A consumer without a group, stopped before its own task ever ran, lets that task's cancellation out as if it were ours.
+        # A consumer without a group that stops before its own task ever ran lets that task's cancellation escape.
         if task.cancelling() > cancelled:
             raise
     finally:
         if not whole:
             await _cut_off(client)
     if task.cancelling() > cancelled:
-        # A consumer takes the cancellation of who stops it for that of its own tasks, and ends as if nothing were.
+        # A consumer mistakes its caller's cancellation for that of its own tasks, and swallows it.
         raise asyncio.CancelledError
     return whole
 
 
 async def _cut_off(client: Any) -> None:
-    """End the tasks and connections of a client that won't end by itself.
+    """End the tasks and connections of a client that doesn't end by itself.
 
-    Reaches into aiokafka 0.14 (pinned), which has no such call; without it the tasks would retry for the rest of the process.
+    Reaches into aiokafka 0.14 (pinned), which has no such call; otherwise the tasks would retry until the process ends.
     """
     client._closed = True
     is_producer = isinstance(client, aiokafka.AIOKafkaProducer)
     inner = client.client if is_producer else client._client
     parts = [(getattr(client, part, None), name) for part, name in (PRODUCER_TASKS if is_producer else CONSUMER_TASKS)]
     tasks = {task for part, name in parts if (task := getattr(part, name, None)) is not None}
-    # The sender's clean-up awaits its requests, so it may need a second push.
+    # The sender's clean-up awaits its requests, so it may need a second cancellation.
     for _ in range(5):
         tasks = {task for task in tasks if not task.done()}
         if not tasks:

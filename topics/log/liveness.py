@@ -1,18 +1,18 @@
-"""Who has a lease, in the broker's time: a process lives while `polar.workers` holds a heartbeat of it from the last 6 s (protocol 12).
+"""Leases of processes in log time: a process lives while `polar.workers` has a heartbeat of it from the last 6 s (protocol 12).
 
-Log time stands still where nobody writes; a wider gap than 3 s between two records was an outage or a pause of all, and costs no lease.
+Log time stands still while nobody writes. A gap of more than 3 s between two records means an outage for everyone and costs no lease.
 """
 
 from __future__ import annotations
 
 LEASE_MS = 6_000
-"""Of log time without a heartbeat, after which a process is lost."""
+"""Log time without a heartbeat after which a process is lost."""
 GAP_MS = 3_000
-"""A wider gap starts all leases anew."""
+"""A longer gap renews all leases."""
 
 
 class Leases:
-    """By worker id. Told the time of each record, in log order, whoever wrote it."""
+    """Leases by worker id; every record's time counts, in log order, whoever wrote it."""
 
     def __init__(self) -> None:
         self._clock = 0
@@ -23,14 +23,14 @@ class Leases:
     def __contains__(self, worker_id: str) -> bool:
         return worker_id in self._renewed
 
-    def held(self) -> frozenset[str]:
+    def worker_ids(self) -> frozenset[str]:
         """Worker ids with a lease."""
         return frozenset(self._renewed)
 
     def tick(self, append_ms: int) -> list[str]:
-        """A record lies on the log with this broker's time, in Unix ms; whose leases have ended by then."""
+        """Advance to a record's timestamp, Unix ms; return the workers whose leases have ended."""
         gap = 0 if self._newest is None else append_ms - self._newest
-        self._newest = append_ms  # earlier than the last one's where the broker's clock was put back
+        self._newest = append_ms  # may go back with the broker's clock
         self._clock += min(max(gap, 0), GAP_MS)
         if gap > GAP_MS:
             self._renewed = dict.fromkeys(self._renewed, self._clock)
@@ -40,9 +40,9 @@ class Leases:
         return ended
 
     def renew(self, worker_id: str) -> None:
-        """The record of the last `tick` was its heartbeat."""
+        """Renew a lease: the record of the last `tick` was the worker's heartbeat."""
         self._renewed[worker_id] = self._clock
 
     def end(self, worker_id: str) -> None:
-        """Before its time: another process has taken its place."""
+        """End a lease early: another process replaced the worker."""
         del self._renewed[worker_id]

@@ -1,8 +1,8 @@
-"""Fenced ownership of partitions, for the coordinator and the builder: the only two that use transactions (protocol 1–5).
+"""Fenced ownership of partitions for coordinator and builder, the only users of transactions (protocol 1–5).
 
-A group membership says which partitions this process owns. For each, a task starts a transactional producer whose id names the
-partition (which fences a paused predecessor), lets the keeper read its state, and then runs the keeper. A transaction that fails in
-any way ends the task and its memory; it starts again from the beginning.
+A group membership assigns partitions to this process. For each, a task starts a transactional producer whose id names the partition,
+which fences a paused predecessor, and runs a keeper, which reads its state and then acts. A failed transaction ends the keeper with its
+memory, and a new one starts from the log.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from topics.waiting.backoff import Backoff
 
 TRANSACTION_TIMEOUT_MS = 5_000
 COMMIT_DEADLINE_S = 15.0
-"""Of a transaction's step: by then the broker has long ended the transaction."""
+"""Limit for one step of a transaction; the broker has ended the transaction long before."""
 STOP_DEADLINE_S = 5.0
 IN_FLIGHT_BYTES = 8 * MIB
-"""Protocol 3. All that is ready goes into one request, and a broker closes the connection over a request that is too large."""
+"""Unacknowledged bytes in a transaction (protocol 3). aiokafka sends all of them in one request, and brokers disconnect over big ones."""
 READ_BACK_S = 30.0
-"""Without progress; an abandoned transaction is ended by the broker after 5 s and a sweep."""
+"""Limit without progress. The broker ends an abandoned transaction after 5 s and a periodic check."""
 RESTART = Backoff(first_s=0.5, longest_s=2.0)
 """Between a failed transaction and the next try. A broker needs the first pause to elect a leader; with the longest, brokers that are away
 for a minute aren't asked hundreds of times."""
@@ -37,11 +37,11 @@ log = structlog.get_logger()
 
 
 class OwnershipLostError(Exception):
-    """A transaction failed or was fenced: memory and producer of this partition are void."""
+    """A transaction failed or was fenced: the partition's producer and state in memory are void."""
 
 
 class LogGapError(OwnershipLostError):
-    """The log no longer holds what is to be read: retention has passed it, or it was cut."""
+    """Retention removed the records to read, or the log was cut."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Write:
 
 
 class FencedProducer:
-    """The one producer of a partition; whoever starts another with its id ends this one."""
+    """The transactional producer of a partition; a new one with the same id fences this one."""
 
     def __init__(self, settings: Settings, transactional_id: str) -> None:
         self._producer = kafka.producer(
@@ -72,14 +72,14 @@ class FencedProducer:
         await kafka.stop(self._producer, STOP_DEADLINE_S)
 
     async def commit_offset(self, group: str, source: kafka.TopicPartition, offset: int) -> None:
-        """Put a group's offset into the open transaction."""
+        """Add a group's offset to the open transaction."""
         await self._guarded(self._producer.send_offsets_to_transaction({source: offset}, group))
 
     async def begin(self) -> None:
         await self._guarded(self._producer.begin_transaction())
 
     async def write(self, writes: Sequence[Write]) -> list[int]:
-        """Send records in the open transaction and await every delivery: aiokafka would commit without the failed ones. Their offsets."""
+        """Send records in the open transaction; return their offsets. Awaits each delivery: aiokafka would commit without failed ones."""
         offsets: list[int] = []
         pending: list[asyncio.Future[kafka.RecordMetadata]] = []
         size = 0
@@ -113,14 +113,14 @@ async def read_back(
 ) -> AsyncGenerator[kafka.Record, None]:
     """Committed records of a partition from `start` (None: its beginning) to the high watermark as of now.
 
-    The end of a read_committed consumer is the last stable offset, which an open transaction holds back (protocol 4, 24): the edge
-    is asked for uncommitted, and committed reading goes on until it has passed it. Raises LogGapError where the log begins after `start`,
-    OwnershipLostError where that takes too long.
+    A read_committed consumer ends at the last stable offset, which an open transaction holds back (protocol 4, 24). So the end is looked up
+    uncommitted, and committed reading continues to it. Raises LogGapError if the log begins after `start`, OwnershipLostError if no
+    progress is made.
     """
     source = kafka.TopicPartition(topic, partition)
     async with kafka.started(kafka.consumer(settings, committed=False), STOP_DEADLINE_S) as edge:
         end = (await edge.end_offsets([source]))[source]
-    # Where retention passes the reader, that is said, and nothing skipped.
+    # With "none", records that retention removes meanwhile are an error instead of a silent skip.
     reader = kafka.consumer(settings, auto_offset_reset="none")
     try:
         async with kafka.started(reader, STOP_DEADLINE_S):
@@ -143,7 +143,7 @@ async def read_back(
 
 
 async def position_within_log(settings: Settings, source: kafka.TopicPartition, position: int) -> int:
-    """Where one at `position` goes on: there, at the beginning where retention has passed it, or at the end of a log that was cut."""
+    """`position`, moved to the beginning of a log that retention has cut, or to the end of a shortened one."""
     async with kafka.started(kafka.consumer(settings, committed=False), STOP_DEADLINE_S) as asker:
         first = (await asker.beginning_offsets([source]))[source]
         end = (await asker.end_offsets([source]))[source]
@@ -155,7 +155,7 @@ async def position_within_log(settings: Settings, source: kafka.TopicPartition, 
 
 
 Keeper = Callable[[int, FencedProducer], Awaitable[None]]
-"""Owns one partition until cancelled: reads its state, then acts. Raises OwnershipLostError to start again."""
+"""Owns one partition until cancelled: reads its state, then acts. Raises OwnershipLostError to be started again."""
 
 
 class PartitionOwner:
@@ -224,12 +224,12 @@ class PartitionOwner:
                 task = asyncio.current_task()
                 if task is None or task.cancelling():
                     raise
-                # A library's own cancellation that got out: a keeper must not end unnoticed.
+                # A library's own cancellation escaped; a keeper must not end unnoticed.
                 log.warning(
                     "partition failed", action="owner.failed", group=self._group, partition=partition, why="cancelled"
                 )
             except Exception as error:
-                # Whatever it was, state and producer are void and are made anew; a keeper never takes the process down.
+                # State and producer are made anew after any error; a keeper never ends the process.
                 log.exception(
                     "partition failed", action="owner.failed", group=self._group, partition=partition, why=str(error)
                 )

@@ -1,8 +1,8 @@
-"""The producer of everything that isn't transactional: each send is awaited to its acknowledgement (protocol 19).
+"""The producer of all non-transactional records: each send waits for its acknowledgement (protocol 19).
 
-Invariant: a send returns an `Ack`, or raises and is never sent again by us; what raised `UnacknowledgedError` may still arrive. Waits
-use our own clock. `topics/log/producer_generation.py` replaces a producer that failed a record; callers decide what to do about a lost
-record (disown it, or send the same fact again).
+Invariant: a send returns an `Ack`, or raises and is never repeated here; a record that raised `UnacknowledgedError` may still arrive.
+Deadlines use our own clock. `topics/log/producer_generation.py` replaces a producer that failed a record; callers decide what to do about
+a lost record (disown it, or send the fact again).
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ DEADLINE_S = 120.0
 RETRY_S = 0.2
 """Between tries to hand a record over."""
 RECORD_OVERHEAD = 1024
-"""Bytes that a record's framing and ids take beside its key, value and headers, generously."""
+"""Upper bound of bytes for a record's framing and ids, beside key, value and headers."""
 
 
 log = structlog.get_logger()
 
 
 class UnacknowledgedError(Exception):
-    """No acknowledgement came in time, or the broker refused; the record may still arrive. The message says why."""
+    """No acknowledgement came in time, or the broker refused the record, which may still arrive. The message has the reason."""
 
 
 class RecordTooLargeError(ValueError):
-    """More bytes than the topic takes; nothing was sent. What is too big goes to the blob store (protocol 29)."""
+    """The record exceeds the topic's limit, and nothing was sent. Big values belong in the blob store (protocol 29)."""
 
 
 @dataclass(frozen=True)
 class Ack:
-    """Where an acknowledged record lies; offset -1 where the broker had it already and no longer knows where."""
+    """Position of an acknowledged record; offset -1 for a duplicate whose offset the broker no longer knows."""
 
     partition: int
     offset: int
@@ -58,7 +58,7 @@ class _Outgoing:
     headers: kafka.Headers
     partition: int | None = None
     task_id: str | None = None
-    """Where given, it decides the partition."""
+    """If set, it decides the partition."""
 
     @property
     def size(self) -> int:
@@ -67,7 +67,7 @@ class _Outgoing:
 
 
 class LogProducer:
-    """Many concurrent sends share one pipeline; bytes without an acknowledgement are bounded."""
+    """Sends records concurrently; bytes without an acknowledgement are bounded by `max_unacked_bytes`."""
 
     def __init__(self, settings: Settings, *, max_unacked_bytes: int = 64 * MIB) -> None:
         self._settings = settings
@@ -78,7 +78,7 @@ class LogProducer:
         self._stopped = False
 
     async def start(self, deadline_s: float = 60.0) -> None:
-        """Connect, waiting for a broker that is away. Raises NotReady where none answers in time, at once where we are refused."""
+        """Connect, waiting for a broker. Raises NotReady if none answers in time, at once if the brokers refuse this client."""
         opening = self._generations.open()
         await asyncio.wait([opening], timeout=deadline_s)
         if not opening.done():
@@ -132,11 +132,11 @@ class LogProducer:
         return await self._send(_Outgoing(topic, value, key, headers), dead_letters.TOPIC.max_bytes, deadline_s)
 
     def has_room(self, size: int) -> bool:
-        """Whether `size` bytes more may go unacknowledged; always true for a first record."""
+        """Whether `size` more bytes may go unacknowledged; always true for a first record."""
         return self._unacked == 0 or self._unacked + size <= self._limit
 
     async def room(self, size: int, deadline_s: float = DEADLINE_S) -> None:
-        """Wait until `has_room`. Raises UnacknowledgedError where it doesn't come in time."""
+        """Wait until `has_room`. Raises UnacknowledgedError at the deadline."""
         if self.has_room(size):
             return
         try:
@@ -171,7 +171,7 @@ class LogProducer:
         finally:
             generation.awaited.discard(future)
         if not future.done():
-            # Its bytes stay counted until the generation is stopped: aiokafka may hold them that long.
+            # Its bytes count until the generation is stopped, since aiokafka may hold them until then.
             self._generations.replace(generation)
             raise UnacknowledgedError(f"{outgoing.topic}: no acknowledgement within {deadline_s:.0f} s")
         if future.cancelled():
@@ -218,7 +218,7 @@ class LogProducer:
     def _settled(self, generation: ProducerGeneration, future: asyncio.Future[kafka.RecordMetadata], size: int) -> None:
         generation.in_flight.discard(future)
         self._release(size)
-        # Looked at here, before the next record can meet a generation that failed one.
+        # In this callback, so that no later record uses a generation that failed one.
         if not future.cancelled() and future.exception() is not None:
             self._generations.replace(generation)
 
@@ -228,7 +228,7 @@ class LogProducer:
 
 
 async def _accept(producer: kafka.Producer, outgoing: _Outgoing) -> asyncio.Future[kafka.RecordMetadata]:
-    """The acknowledgement to come; when this returns, aiokafka has the record."""
+    """Pass the record to aiokafka; return the future of its acknowledgement."""
     partition = outgoing.partition
     if partition is None and outgoing.task_id is not None:
         partition = partition_of_task(outgoing.task_id, len(await producer.partitions_for(outgoing.topic)))
@@ -246,7 +246,7 @@ async def dead_letter(
     field: str | None = None,
     process: str,
 ) -> Ack:
-    """Put a record's bytes, as they are, on the dead letters, with why and whence. Raises as `LogProducer.send` does."""
+    """Write a record's unchanged bytes to the dead letters, with reason and origin as headers. Raises as `LogProducer.send` does."""
     headers = dead_letters.headers(
         reason=reason,
         field=field,

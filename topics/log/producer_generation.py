@@ -1,8 +1,8 @@
-"""aiokafka producers, one after the other: what `LogProducer` sends through.
+"""Generations of aiokafka producers, through which `LogProducer` sends.
 
-aiokafka's idempotent producer fails every later send to a partition once one has failed there (protocol 19). So a generation that failed a
-record, or left one unacknowledged, is replaced: its successor takes all new records, while it finishes those in flight, and is then
-stopped, or cut off. Invariant: one newest generation at a time; every older one ends. What is sent and awaited is left to `LogProducer`.
+aiokafka's idempotent producer fails every later send to a partition once one has failed there (protocol 19). A generation that failed a
+record, or left one unacknowledged, is therefore replaced: its successor takes all new records, while it finishes those in flight and is
+then stopped or cut off. Invariant: there is one newest generation, and every older one ends.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from topics.log.refusals import connection_refusal, refusal
 
 STOP_S = 5.0
 CUT_OFF_S = 2.0
-"""What `kafka.stop` may take beyond its deadline."""
+"""Time that `kafka.stop` may take beyond its deadline."""
 CONNECT_S = 10.0
 RETIRE_LOOK_S = 1.0
-"""How soon a generation on its way out notices that a sender gave up."""
+"""How soon a retiring generation notices that a sender gave up."""
 RETRY_S = 0.2
-"""Between tries to connect."""
+"""Between two tries to connect."""
 
 log = structlog.get_logger()
 
@@ -35,10 +35,10 @@ class ProducerGeneration:
         self.producer = producer
         self.in_flight: set[asyncio.Future[kafka.RecordMetadata]] = set()
         self.awaited: set[asyncio.Future[kafka.RecordMetadata]] = set()
-        """Of these, the ones whose sender still waits."""
+        """Records in flight whose sender still waits."""
 
     async def retire(self, deadline_s: float) -> None:
-        """Let the awaited records come in, each until its sender's deadline; then stop, and cut off what is left."""
+        """Wait for awaited records, each until its sender's deadline; then stop and cut off the remaining ones."""
         try:
             while self.awaited:
                 await asyncio.wait(self.awaited, timeout=RETIRE_LOOK_S)
@@ -49,24 +49,24 @@ class ProducerGeneration:
 
 
 class ProducerGenerations:
-    """The newest generation, in the making or made, and the older ones on their way out."""
+    """The newest generation, connecting or connected, and the older ones that retire."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._newest: asyncio.Task[ProducerGeneration] | None = None
         self.trouble = ""
-        """Why there is no generation yet, as the last try to connect ended."""
+        """Reason why the last try to connect failed."""
         self._retiring: set[asyncio.Task[None]] = set()
         self._was_connected = False
 
     def open(self) -> asyncio.Task[ProducerGeneration]:
-        """The newest generation, being made for as long as no broker answers; cancelled by `close`. The first ends where we are refused."""
+        """The newest generation, which connects until a broker answers, or `close`. The first raises if the brokers refuse this client."""
         if self._newest is None:
             self._newest = asyncio.create_task(self._connect(), name="log-producer-connect")
         return self._newest
 
     def replace(self, generation: ProducerGeneration) -> None:
-        """Hand nothing more to a generation, and start its successor; nothing where that was done already."""
+        """Start a generation's successor, unless it has one."""
         newest = self._newest
         if newest is None or not newest.done() or newest.cancelled():
             return
@@ -78,7 +78,7 @@ class ProducerGenerations:
         self.open()
 
     async def close(self, deadline_s: float) -> None:
-        """Stop all lines, each within `deadline_s` and two seconds."""
+        """Stop all generations, each within `deadline_s` and two seconds."""
         waiting = list(self._retiring)
         for task in waiting:
             task.cancel()

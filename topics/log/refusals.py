@@ -1,7 +1,7 @@
-"""What the brokers refuse a client, in words that say which user, what and what to do; nothing is gained by asking again.
+"""Refusals by the brokers, as errors that name the user, the resource and the remedy; a retry doesn't help.
 
-Authorization fails with a code of its own. A login or a certificate that is refused only ends the connection, and aiokafka tells no more
-than that none was made: `connection_refusal` knocks once more, to hear why.
+A failed authorization has an error code of its own. A refused login or certificate only ends the connection, and aiokafka reports no
+reason: `connection_refusal` connects once more to learn it.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from topics.environment.settings import Settings
 from topics.log import kafka
 from topics.types.errors import NotReady
 
-KNOCK_S = 5.0
+CONNECT_S = 5.0
 
 
 class KafkaRefusedError(NotReady):
-    """The brokers know this client, or don't, and won't have it."""
+    """The brokers refuse this client's login, certificate or request."""
 
 
 def refusal(settings: Settings, error: BaseException) -> KafkaRefusedError | None:
-    """The refusal that an error is; None for any other."""
+    """The refusal behind an error; None for other errors."""
     for kind, what in kafka.REFUSALS.items():
         if isinstance(error, kind):
             named = " ".join(
@@ -32,7 +32,7 @@ def refusal(settings: Settings, error: BaseException) -> KafkaRefusedError | Non
 
 
 def denied(settings: Settings, what: str) -> KafkaRefusedError:
-    """The user lacks an ACL for this."""
+    """The error of a user that lacks an ACL."""
     user = settings.kafka_sasl_username or "this client's certificate, or an anonymous one"
     return KafkaRefusedError(
         f"Kafka refuses {user} {what}: an ACL is missing (`polar topics acl` lists what each role needs)"
@@ -40,9 +40,9 @@ def denied(settings: Settings, what: str) -> KafkaRefusedError:
 
 
 async def connection_refusal(settings: Settings) -> KafkaRefusedError | None:
-    """Why no connection is made, where that is for who we are; None where nobody answers, or somebody lets us in."""
+    """The reason why brokers refuse our connections; None if no broker answers, or one accepts."""
     try:
-        async with asyncio.timeout(KNOCK_S):
+        async with asyncio.timeout(CONNECT_S):
             await kafka.try_connection(settings)
     except kafka.LOGIN_REFUSED:
         user, mechanism = settings.kafka_sasl_username, settings.kafka_sasl_mechanism
@@ -53,12 +53,12 @@ async def connection_refusal(settings: Settings) -> KafkaRefusedError | None:
     except ssl.SSLCertVerificationError as error:
         trusted = settings.kafka_ca_file or "the system's authorities"
         return KafkaRefusedError(
-            f"the certificate of Kafka at {settings.bootstrap} isn't good for {trusted}: {error.verify_message}; "
+            f"the certificate of Kafka at {settings.bootstrap} isn't trusted by {trusted}: {error.verify_message}; "
             "set POLAR_KAFKA_CA_FILE to the authority that signed it"
         )
     except ssl.SSLError as error:
         return KafkaRefusedError(
-            f"Kafka at {settings.bootstrap} and we don't agree on TLS: {error.reason or error}; is "
+            f"TLS with Kafka at {settings.bootstrap} fails: {error.reason or error}; is "
             f"POLAR_KAFKA_SECURITY_PROTOCOL={settings.kafka_security_protocol} its listener's, and does it ask for a "
             "certificate (POLAR_KAFKA_CERT_FILE)?"
         )
