@@ -18,7 +18,7 @@ from topics.environment.settings import Settings
 from topics.types.errors import InputError
 
 if TYPE_CHECKING:
-    from consumers.rebuild.wanted import Done, Wanted
+    from consumers.rebuild.request import RebuildReport, RebuildRequest
 
 NAMED = 10
 """Sessions and tasks that people are told by name."""
@@ -56,30 +56,29 @@ def rebuild(
     data: Data = None,
 ) -> None:
     """Build trajectories again from the log, each once; the same command goes on where a run was cut short."""
-    from consumers.rebuild.wanted import Wanted, check_output
+    from consumers.rebuild.request import RebuildRequest
     from topics import trajectories
 
     found = settings.load(data)
     name = trajectories.output_named(into, found.namespace) or ""
-    check_output(name)
-    wanted = Wanted(name, builder, _checked(builder, config), frozenset(task or ()))
-    done = asyncio.run(_rebuild(found, wanted))
+    request = RebuildRequest(name, builder, _checked(builder, config), frozenset(task or ()))
+    report = asyncio.run(_rebuild(found, request))
     topic = trajectories.topic(name).full_name(found.namespace)
-    _say(done)
+    _say(report)
     if output is Format.JSON:
-        print_json(_document(topic, wanted, done))
+        print_json(_document(topic, request, report))
     else:
         row = (
             topic,
-            done.sessions,
-            done.were_out,
-            done.groups,
-            done.traces,
-            done.sampled_tokens,
-            done.trainable_tokens,
+            report.sessions,
+            report.were_out,
+            report.groups,
+            report.traces,
+            report.sampled_tokens,
+            report.trainable_tokens,
         )
-        show(COLUMNS, [(*row, len(done.failed), done.unfinished)])
-    if done.failed or done.incomplete or done.tasks_missing:
+        show(COLUMNS, [(*row, len(report.failed), report.unfinished)])
+    if report.failed or report.incomplete or report.tasks_missing:
         raise typer.Exit(Exit.FAILED)
 
 
@@ -105,48 +104,48 @@ def _checked(builder: str | None, config: str | None) -> bytes:
     return json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
 
 
-async def _rebuild(found: Settings, wanted: Wanted) -> Done:
+async def _rebuild(found: Settings, request: RebuildRequest) -> RebuildReport:
     from consumers.rebuild.run import rebuild
     from polar.client import require_topic
     from topics import completions
 
     await require_topic(found, completions.TOPIC)
     far = (0, 0)
-    result: list[Done] = []
+    result: list[RebuildReport] = []
 
     def told(passed: int, total: int) -> None:
         nonlocal far
         far = passed, total
 
     async def work() -> None:
-        result.append(await rebuild(found, wanted, told))
+        result.append(await rebuild(found, request, told))
 
     await progress.reading(work(), lambda: far, "the log")
     return result[0]
 
 
-def _say(done: Done) -> None:
+def _say(report: RebuildReport) -> None:
     """What isn't as it was when the sessions ran, on stderr."""
-    named = [f"{session_id} FAILED: {why}" for session_id, why in done.failed.items()]
+    named = [f"{session_id} FAILED: {why}" for session_id, why in report.failed.items()]
     named += [
         f"{task_id}: the log knows nothing any more of {missing} of its sessions; trainers skip its group"
-        for task_id, missing in done.incomplete.items()
+        for task_id, missing in report.incomplete.items()
     ]
     for line in named[:NAMED]:
         note(" ".join(line.split()))
     if len(named) > NAMED:
         note(f"… and {len(named) - NAMED} more; --format json has all")
-    if done.to_build:
+    if report.to_build:
         note(
-            f"{done.to_build} sessions aren't written, nor their groups' ends: mend their builder and run the same command"
+            f"{report.to_build} sessions and the ends of their groups aren't written: fix their builder and run the same command again"
         )
-    if done.tasks_missing:
-        note(f"nothing on the log of {', '.join(done.tasks_missing)}; `polar status` knows the tasks")
-    if done.unreadable:
-        note(f"{done.unreadable} records can't be read; `polar.dead-letters` has those of no sense at all")
+    if report.tasks_missing:
+        note(f"nothing on the log of {', '.join(report.tasks_missing)}; `polar status` knows the tasks")
+    if report.unreadable:
+        note(f"{report.unreadable} records can't be read; `polar.dead-letters` has those of no sense at all")
 
 
-def _document(topic: str, wanted: Wanted, done: Done) -> dict[str, Any]:
-    told: dict[str, Any] = msgspec.to_builtins(done)
-    told["tasks"] = len(done.tasks)
-    return {"topic": topic, "builder": wanted.builder, "config": json.loads(wanted.config)} | told
+def _document(topic: str, request: RebuildRequest, report: RebuildReport) -> dict[str, Any]:
+    told: dict[str, Any] = msgspec.to_builtins(report)
+    told["tasks"] = len(report.tasks)
+    return {"topic": topic, "builder": request.builder, "config": json.loads(request.config)} | told

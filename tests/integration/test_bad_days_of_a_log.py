@@ -13,7 +13,7 @@ import pytest
 
 from consumers.building import builder
 from consumers.rebuild import run
-from consumers.rebuild.wanted import Wanted
+from consumers.rebuild.request import RebuildRequest
 from polar.embedded import Broker
 from tests.integration.conftest import building, expire
 from topics import completions, control, trajectories
@@ -236,7 +236,7 @@ async def test_a_kafka_that_leaves_a_rebuild_is_said_and_the_command_goes_on_fro
     broker: Broker, settings: Settings, log: LogProducer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await write(log, OPEN, call(0), BUILD)
-    look, wanted = run._make_output, Wanted("again")
+    look, wanted = run._make_output, RebuildRequest("again")
 
     async def look_and_lose(*arguments: Any) -> None:
         await look(*arguments)

@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 from consumers.builders.base import BuiltFrom
 from consumers.builders.per_request import PerRequest
 from consumers.rebuild import run
+from consumers.rebuild.request import RebuildReport, RebuildRequest
 from consumers.rebuild.run import rebuild
-from consumers.rebuild.wanted import Done, Wanted
 from polar.cli.app import app
 from tests.consumers.token_tree.transcripts import Log
 from tests.integration.conftest import building, expire
@@ -31,7 +31,7 @@ from topics.types.session import Status
 from topics.types.trajectory import GroupFinished, Trajectory
 
 DEADLINE_S = 60.0
-PER_REQUEST = Wanted("again", "per_request")
+PER_REQUEST = RebuildRequest("again", "per_request")
 
 
 async def write(log: LogProducer, key: str, *records: CallRecord) -> int:
@@ -152,11 +152,11 @@ async def test_a_run_that_was_cut_short_is_taken_up(
 
 async def test_tasks_may_be_added(settings: Settings, log: LogProducer) -> None:
     await finished(log, settings, "t", "u")
-    nothing = await rebuild(settings, Wanted("again", "per_request", tasks=frozenset({"none"})))
+    nothing = await rebuild(settings, RebuildRequest("again", "per_request", tasks=frozenset({"none"})))
     assert (nothing.sessions, nothing.tasks_missing) == (0, ["none"])
     output = trajectories.topic("again").full_name(settings.namespace)
     assert output not in {each.name for each in await admin.listing(settings)}, "nothing was made for it"
-    one = await rebuild(settings, Wanted("again", "per_request", tasks=frozenset({"t", "none"})))
+    one = await rebuild(settings, RebuildRequest("again", "per_request", tasks=frozenset({"t", "none"})))
     assert (one.sessions, one.groups, one.tasks_missing) == (2, 1, ["none"])
     rest = await rebuild(settings, PER_REQUEST)
     assert (rest.sessions, rest.were_out, rest.groups) == (2, 2, 1)
@@ -167,7 +167,7 @@ async def test_two_runs_at_once_into_one_topic_write_each_session_once(settings:
     await finished(log, settings, "t", "u")
     both = await asyncio.gather(*(rebuild(settings, PER_REQUEST) for _ in range(2)), return_exceptions=True)
     for one in both:
-        assert isinstance(one, (Done, NotReady)), one
+        assert isinstance(one, (RebuildReport, NotReady)), one
     last = await rebuild(settings, PER_REQUEST)
     assert last.sessions + last.were_out == 4
     assert sorted(await rebuilt(settings)) == ["t.0", "t.1", "u.0", "u.1"]
@@ -179,12 +179,12 @@ async def test_what_was_built_otherwise_and_what_the_builder_writes_is_refused(
     await finished(log, settings, "t", output="mine")
     await rebuild(settings, PER_REQUEST)
     with pytest.raises(InputError, match=r"it holds t\.0 as built by per_request with {}; name another"):
-        await rebuild(settings, Wanted("again", "per_request", b'{"rewards":"leaf"}'))
+        await rebuild(settings, RebuildRequest("again", "per_request", b'{"rewards":"leaf"}'))
     with pytest.raises(InputError, match="it is the output of task t, which the builder writes"):
-        await rebuild(settings, Wanted("mine", "per_request"))
+        await rebuild(settings, RebuildRequest("mine", "per_request"))
     await session(log, "w.0", "soon")
     with pytest.raises(InputError, match="it is the output of task w, which the builder writes"):
-        await rebuild(settings, Wanted("soon", "per_request"))
+        await rebuild(settings, RebuildRequest("soon", "per_request"))
 
 
 async def test_nothing_is_written_before_all_is_known_that_would_be_refused(
@@ -198,14 +198,14 @@ async def test_nothing_is_written_before_all_is_known_that_would_be_refused(
     await write(log, late, CloseGroup(late, 1, [1.0], [Status.COMPLETED], "mine"))
     for tasks in (frozenset[str](), frozenset({early})):
         with pytest.raises(InputError, match=f"it is the output of task {late}, which the builder writes"):
-            await rebuild(settings, Wanted("mine", "per_request", tasks=tasks))
+            await rebuild(settings, RebuildRequest("mine", "per_request", tasks=tasks))
     with pytest.raises(NotReady, match="has no topic"):
         await admin.partition_count(settings, trajectories.topic("mine").full_name(settings.namespace))
-    await rebuild(settings, Wanted("again", "per_request", tasks=frozenset({late})))
+    await rebuild(settings, RebuildRequest("again", "per_request", tasks=frozenset({late})))
     otherwise = [
-        Wanted("again", "per_request", b'{"rewards":"leaf"}'),
-        Wanted("again", "per_request", b'{"rewards":"leaf"}', frozenset({early})),
-        Wanted("again"),
+        RebuildRequest("again", "per_request", b'{"rewards":"leaf"}'),
+        RebuildRequest("again", "per_request", b'{"rewards":"leaf"}', frozenset({early})),
+        RebuildRequest("again"),
     ]
     for wanted in otherwise:
         with pytest.raises(InputError, match=rf"it holds {late}\.0 as built by per_request with {{}}; name another"):
@@ -228,7 +228,7 @@ async def test_what_a_builder_failed_on_is_built_when_the_builder_is_mended(
     settings: Settings, log: LogProducer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await finished(log, settings, "t")
-    wanted = Wanted("again", f"{__name__}:Unwell")
+    wanted = RebuildRequest("again", f"{__name__}:Unwell")
     for sessions in (1, 0):
         done = await rebuild(settings, wanted)
         assert (done.sessions, done.groups, done.incomplete) == (sessions, 0, {})
@@ -244,7 +244,7 @@ async def test_without_a_builder_each_session_is_built_by_its_own(settings: Sett
     await finished(log, settings, "t")
     await session(log, "v.0")
     await write(log, "v.1", Open("v.1", 1, "claim"), *calls("v.1"))
-    done = await rebuild(settings, Wanted("same"))
+    done = await rebuild(settings, RebuildRequest("same"))
     assert (done.sessions, done.unfinished) == (3, 1), "v.0 has its Build, v.1 has not"
     live = {one.session_id: one for one in await told(settings, trajectories.TOPIC.name, Trajectory)}
     for session_id, trajectory in (await rebuilt(settings, "same")).items():
