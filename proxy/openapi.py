@@ -15,8 +15,7 @@ from typing import Any
 
 import msgspec
 
-from proxy.dialects.base import Dialect, Route, Serves
-from proxy.dialects.installed import dialects
+from proxy.dialects.base import Dialect, Route, Serves, dialects
 from proxy.errors import Refusal, RefusalError
 from proxy.session_key import KEY_HEADER
 

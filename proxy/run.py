@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from proxy.addresses import Binding
 from proxy.app import Proxy
-from proxy.dialects.installed import dialects
+from proxy.dialects.base import dialects
 from proxy.engines.pool import Engines
 from topics.environment.settings import Settings
 from topics.waiting.first_done import first_done

@@ -1,7 +1,7 @@
-"""Anthropic's messages, content blocks and tools as the model reads them; the rules are the dialect's (`anthropic_messages.py`).
+"""Anthropic's messages, content blocks and tools in canonical form, by the rules in `anthropic_messages.py`.
 
-Invariant: what a block becomes depends on itself and on the tools that it names, never on what was said after it. So a conversation that
-only grows is a prompt that only grows.
+Invariant: a block's form depends on the block and on the tools that it names, never on later blocks. So the prompt of a growing
+conversation only grows.
 """
 
 from __future__ import annotations
@@ -13,37 +13,30 @@ import msgspec
 
 from proxy.chat import Function, FunctionCall, ImagePart, ImageUrl, Message, Part, TextPart, Tool, ToolCall
 from proxy.dialects import signature
-from proxy.dialects.reading import inlined
-from proxy.errors import Refusal, RefusalError
+from proxy.dialects.codec import inlined, invalid, is_present
 from proxy.wire.anthropic_messages import Block, MessagesRequest, Source, ToolSpec, WireMessage
 
 BILLING = "x-anthropic-billing-header:"
-"""How the block of Claude Code's begins that names its version, with a hash of the first prompt."""
+"""Beginning of Claude Code's block with its version and a hash of the first prompt."""
 TOOL_ERROR = "[tool error]"
-ANTHROPICS_OWN = ("bash_", "text_editor_", "computer_", "memory_", "browser_")
-"""Types of tools that the harness runs, without a schema in the request."""
+SCHEMALESS_TOOLS = ("bash_", "text_editor_", "computer_", "memory_", "browser_")
+"""Prefixes of tool types that the harness runs and whose schema only Anthropic's models know."""
 TOOL_SEARCH = "tool_search_tool_"
-"""How the types of Anthropic's own tool search begin."""
+"""Prefix of the types of Anthropic's own tool search."""
 SERVER_BLOCKS = frozenset({"server_tool_use", "mcp_tool_use", "mcp_tool_listing", "fallback"})
 SERVER_RESULTS = "_tool_result"
-"""How the types of server tools' results end."""
+"""Suffix of the types of server tools' results."""
 UNPARSED = "__unparsedToolInput"
 """Claude Code's name for arguments that are no JSON object: `{"__unparsedToolInput": {"raw": …, "len": …}}`."""
-NOTHING = (b"", b"null")
 
 _encode = msgspec.json.Encoder().encode
-
-
-def invalid(field: str, why: str) -> RefusalError:
-    """For a field that can't be carried."""
-    return RefusalError(Refusal.INVALID, f"{field}: {why}", field=field)
 
 
 # --- tools
 
 
-class Offered:
-    """A request's tools: those that the model is shown from the start, and those that wait for a reference."""
+class OfferedTools:
+    """A request's tools: those that the model is shown from the start, and the deferred ones, which wait for a reference."""
 
     def __init__(self, specs: Sequence[ToolSpec]) -> None:
         """Raises RefusalError for a tool that can't be offered."""
@@ -52,9 +45,9 @@ class Offered:
         """Types of the tools that Anthropic's servers would run."""
         functions: list[tuple[Function, bool]] = []
         for at, spec in enumerate(specs):
-            if spec.type is None or spec.type == "custom" or bytes(spec.input_schema) not in NOTHING:
+            if spec.type is None or spec.type == "custom" or is_present(spec.input_schema):
                 functions.append((_function(spec, f"tools[{at}]"), bool(spec.defer_loading)))
-            elif spec.type.startswith(ANTHROPICS_OWN):
+            elif spec.type.startswith(SCHEMALESS_TOOLS):
                 raise invalid(f"tools[{at}].type", f"{spec.type!r} needs an input_schema here")
             else:
                 self.hosted.append(spec.type)
@@ -64,7 +57,7 @@ class Offered:
         self._deferred = {function.name: function for function, deferred in functions if defers and deferred}
 
     def referred(self, name: str) -> str:
-        """What the model reads where a tool is referred to: the definition of a deferred one."""
+        """The text for a reference to a tool: the definition if the tool is deferred."""
         deferred = self._deferred.get(name)
         return f"The tool {name} is available." if deferred is None else inlined(deferred)
 
@@ -72,7 +65,7 @@ class Offered:
 def _function(spec: ToolSpec, field: str) -> Function:
     if not spec.name:
         raise invalid(f"{field}.name", "required")
-    if bytes(spec.input_schema) in NOTHING:
+    if not is_present(spec.input_schema):
         raise invalid(f"{field}.input_schema", "required")
     return Function(spec.name, spec.description, spec.input_schema, spec.strict)
 
@@ -80,8 +73,8 @@ def _function(spec: ToolSpec, field: str) -> Function:
 # --- messages
 
 
-def messages_of(wire: MessagesRequest, offered: Offered) -> Iterator[Message]:
-    """The conversation, system prompt first. Neighbouring assistant messages are one turn to Anthropic, so they are one message.
+def messages_of(wire: MessagesRequest, offered: OfferedTools) -> Iterator[Message]:
+    """The conversation, system prompt first. Neighbouring assistant messages are one message: one turn to Anthropic.
 
     Raises RefusalError, naming the field.
     """
@@ -90,14 +83,14 @@ def messages_of(wire: MessagesRequest, offered: Offered) -> Iterator[Message]:
         yield Message("system", _content(parts))
     turn: Message | None = None
     for at, message in enumerate(wire.messages):
-        for said in _said(message, f"messages[{at}]", offered):
-            if said.role != "assistant":
-                if turn is not None:
-                    yield turn
-                turn = None
-                yield said
-            else:
-                turn = said if turn is None else _joined(turn, said)
+        for each in _messages(message, f"messages[{at}]", offered):
+            if each.role == "assistant":
+                turn = each if turn is None else _joined(turn, each)
+                continue
+            if turn is not None:
+                yield turn
+            turn = None
+            yield each
     if turn is not None:
         yield turn
 
@@ -105,22 +98,22 @@ def messages_of(wire: MessagesRequest, offered: Offered) -> Iterator[Message]:
 def _without_billing(system: list[Block]) -> list[Block]:
     if not system or not (system[0].text or "").startswith(BILLING):
         return system
-    _, _, rest = (system[0].text or "").partition("\n")
-    return [Block("text", rest), *system[1:]] if rest else system[1:]
+    _, _, text = (system[0].text or "").partition("\n")
+    return [Block("text", text), *system[1:]] if text else system[1:]
 
 
-def _joined(first: Message, then: Message) -> Message:
-    parts = [*_as_parts(first.content), *_as_parts(then.content)]
-    reasoning = [message.reasoning for message in (first, then) if message.reasoning]
-    return _assistant(parts, reasoning, [*first.tool_calls, *then.tool_calls])
+def _joined(first: Message, second: Message) -> Message:
+    parts = [*_as_parts(first.content), *_as_parts(second.content)]
+    reasoning = [message.reasoning for message in (first, second) if message.reasoning]
+    return _assistant(parts, reasoning, [*first.tool_calls, *second.tool_calls])
 
 
 def _as_parts(content: str | list[Part] | None) -> list[Part]:
     return _text(content) if isinstance(content, str) else content or []
 
 
-def _said(wire: WireMessage, field: str, offered: Offered) -> Iterator[Message]:
-    """One message as one or several: results of tools are messages of their own."""
+def _messages(wire: WireMessage, field: str, offered: OfferedTools) -> Iterator[Message]:
+    """One wire message as one or several: tool results are messages of their own."""
     blocks = [Block("text", wire.content)] if isinstance(wire.content, str) else wire.content or []
     match wire.role:
         case "assistant":
@@ -132,7 +125,7 @@ def _said(wire: WireMessage, field: str, offered: Offered) -> Iterator[Message]:
             yield from _user(blocks, f"{field}.content", offered)
 
 
-def _user(blocks: list[Block], field: str, offered: Offered) -> Iterator[Message]:
+def _user(blocks: list[Block], field: str, offered: OfferedTools) -> Iterator[Message]:
     parts: list[Part] = []
     for at, block in enumerate(blocks):
         where = f"{field}[{at}]"
@@ -147,24 +140,24 @@ def _user(blocks: list[Block], field: str, offered: Offered) -> Iterator[Message
         yield Message("user", _content(parts))
 
 
-def _result(block: Block, field: str, offered: Offered) -> Message:
+def _result(block: Block, field: str, offered: OfferedTools) -> Message:
     if block.tool_use_id is None:
         raise invalid(f"{field}.tool_use_id", "required in a tool_result")
     parts = _inner(block.content, f"{field}.content", offered)
     if block.is_error:
         first = parts[0] if parts else None
-        told = f"{TOOL_ERROR} {first.text}" if isinstance(first, TextPart) else TOOL_ERROR
-        parts = [TextPart(told), *(parts[1:] if isinstance(first, TextPart) else parts)]
+        text = f"{TOOL_ERROR} {first.text}" if isinstance(first, TextPart) else TOOL_ERROR
+        parts = [TextPart(text), *(parts[1:] if isinstance(first, TextPart) else parts)]
     return Message("tool", _content(parts), tool_call_id=block.tool_use_id)
 
 
-def _turn(blocks: list[Block], field: str, offered: Offered) -> Iterator[Message]:
-    """An assistant's; none where all of it was server tools'."""
+def _turn(blocks: list[Block], field: str, offered: OfferedTools) -> Iterator[Message]:
+    """The assistant's message; none if all blocks are of server tools."""
     parts: list[Part] = []
     reasoning: list[str] = []
     calls: list[ToolCall] = []
-    ours = [(at, block) for at, block in enumerate(blocks) if not _is_servers(block)]
-    for at, block in ours:
+    own_blocks = [(at, block) for at, block in enumerate(blocks) if not _is_of_server_tool(block)]
+    for at, block in own_blocks:
         where = f"{field}[{at}]"
         match block.type:
             case "thinking" | "redacted_thinking":
@@ -177,7 +170,7 @@ def _turn(blocks: list[Block], field: str, offered: Offered) -> Iterator[Message
                 calls.append(ToolCall(block.id, FunctionCall(block.name, _arguments(block.input))))
             case _:
                 parts += _part(block, where, offered)
-    if ours or not blocks:
+    if own_blocks or not blocks:
         yield _assistant(parts, [thought for thought in reasoning if thought], calls)
 
 
@@ -186,7 +179,7 @@ def _assistant(parts: list[Part], reasoning: list[str], calls: list[ToolCall]) -
     return Message("assistant", content, reasoning="\n".join(reasoning) or None, tool_calls=calls)
 
 
-def _is_servers(block: Block) -> bool:
+def _is_of_server_tool(block: Block) -> bool:
     return block.type in SERVER_BLOCKS or block.type.endswith(SERVER_RESULTS)
 
 
@@ -194,8 +187,8 @@ def _arguments(parsed: Any) -> str:
     """A tool use's input as the model would write it."""
     if parsed is None:
         return "{}"
-    held = parsed.get(UNPARSED) if isinstance(parsed, dict) else None
-    raw = held.get("raw") if isinstance(held, dict) else None
+    unparsed = parsed.get(UNPARSED) if isinstance(parsed, dict) else None
+    raw = unparsed.get("raw") if isinstance(unparsed, dict) else None
     return raw if isinstance(raw, str) else _encode(parsed).decode()
 
 
@@ -209,18 +202,18 @@ def _content(parts: list[Part]) -> str | list[Part]:
     return only.text if len(parts) == 1 and isinstance(only, TextPart) else parts
 
 
-def _inner(content: str | list[Block] | Block | None, field: str, offered: Offered) -> list[Part]:
+def _inner(content: str | list[Block] | Block | None, field: str, offered: OfferedTools) -> list[Part]:
     if isinstance(content, str):
         content = [Block("text", content)]
     return _parts([content] if isinstance(content, Block) else content or [], field, offered)
 
 
-def _parts(blocks: Iterable[Block], field: str, offered: Offered) -> list[Part]:
+def _parts(blocks: Iterable[Block], field: str, offered: OfferedTools) -> list[Part]:
     return [part for at, block in enumerate(blocks) for part in _part(block, f"{field}[{at}]", offered)]
 
 
-def _part(block: Block, field: str, offered: Offered) -> list[Part]:
-    """What of a block the model reads: none of an empty one, several of a document with images."""
+def _part(block: Block, field: str, offered: OfferedTools) -> list[Part]:
+    """The parts of a block that the model reads: none for an empty text, several for a document with images."""
     match block.type:
         case "text":
             if block.text is None:
@@ -256,7 +249,7 @@ def _image(source: str | Source | None, field: str) -> str:
     raise invalid(field, f"expected an image as base64 with its media_type, or a url; got {kind!r}")
 
 
-def _document(block: Block, field: str, offered: Offered) -> list[Part]:
+def _document(block: Block, field: str, offered: OfferedTools) -> list[Part]:
     head = "\n".join(text for text in (block.title, block.context) if text)
     match block.source:
         case Source(type="text", data=str(text)):
@@ -269,10 +262,10 @@ def _document(block: Block, field: str, offered: Offered) -> list[Part]:
     raise invalid(f"{field}.source", "expected a document of type text, content, base64 or url")
 
 
-def _change(block: Block, field: str, offered: Offered) -> str:
-    """A `tool_addition` or `tool_removal`, told where it stands."""
+def _change(block: Block, field: str, offered: OfferedTools) -> str:
+    """The text in place of a `tool_addition` or `tool_removal`."""
     change = block.tool
-    assert change is not None, "asked by the caller"
+    assert change is not None, "checked by the caller"
     if block.type == "tool_removal":
         return f"The tool {change.name or change.server_name} is no longer available."
     if change.definition is not None:

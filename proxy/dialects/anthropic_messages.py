@@ -1,28 +1,28 @@
 """Anthropic Messages (POST /v1/messages and its count_tokens, GET /v1/models), by Anthropic's API reference of autumn 2026, betas included.
 
-Honoured: system, messages, tools, tool_choice, thinking, output_config (effort, format; a message's effort counts from there on),
-output_format, stop_sequences, temperature, top_p, top_k, max_tokens (where it's missing the engine's own limit holds), stream.
+Honoured: system, messages, tools, tool_choice, thinking, output_config (effort, format; a message's effort counts from that message on),
+output_format, stop_sequences, temperature, top_p, top_k, max_tokens (the engine's limit if it is missing), stream.
 
-Messages, by rules that `anthropic_content.py` keeps: every block stays where it stands, in one form. A lone text is a string, several
-texts are parts, empty ones are left out, so that nothing changes when a harness moves `cache_control` or writes a list as a string.
-Thinking, text and tool uses of an assistant turn, and assistant messages that are neighbours, are one message.
-- Thinking is what its signature holds, if that is ours, else the text as it came; redacted thinking that isn't ours is left out.
-- A tool use's input is compact JSON. Arguments that are no JSON object leave a body as Claude Code's `__unparsedToolInput`, and come back
-  from it as they were sampled; a stream gives all arguments as they were sampled.
-- A tool's error begins with `[tool error]`. Documents and search results are title, context or address, and text; of a PDF or a document
-  at a URL the model is told that it isn't shown.
-- Deferred tools are not among the tools: where a tool_reference or a tool_addition names one, its definition stands as text, as with
-  Anthropic; a tool_removal is a line of text. No tool is deferred where all are, or where the request counts on Anthropic's tool search.
-- Tools that Anthropic's servers run (web search and fetch, code execution, tool search, MCP) aren't shown to the model, and a choice of
-  one leaves it free; their uses and results in history, which no model here made, are left out.
-- A compaction block is its summary. `clear_at` takes no message away, and context_management edits none: prompts only grow.
+Rules for messages, kept by `anthropic_content.py`: every block keeps its place and has one form. A lone text is a string, several texts are
+parts, and empty texts are dropped, so a prompt doesn't change when a harness moves `cache_control` or writes a list as a string. Thinking,
+text and tool uses of an assistant turn are one message, and so are neighbouring assistant messages.
+- Thinking is the content of its signature if the proxy made that, otherwise the text. Redacted thinking of others is dropped.
+- A tool use's input is compact JSON. Arguments that are no JSON object leave in a body as Claude Code's `__unparsedToolInput` and come
+  back from it as they were sampled. In a stream all arguments leave as they were sampled.
+- A tool's error begins with `[tool error]`. Documents and search results are title, context or address, and text. For a PDF or a document
+  at a URL the model reads that it isn't shown.
+- Deferred tools are not among the tools. Where a tool_reference or a tool_addition names one, its definition stands as text, as with
+  Anthropic; a tool_removal is a line of text. No tool is deferred if all are, or if the request relies on Anthropic's tool search.
+- Tools that Anthropic's servers run (web search and fetch, code execution, tool search, MCP) are not shown to the model, and a choice of
+  one leaves the model free. Their uses and results in the history are dropped: no model here made them.
+- A compaction block is its summary. `clear_at` and context_management remove nothing: prompts only grow.
 
 Ignored: cache_control, citations, metadata, service_tier, speed, inference_geo, container, mcp_servers, fallbacks, billing, profiles,
 diagnostics, a task_budget, tools' input_examples and allowed_callers, Claude Code's billing header at the head of `system` (it differs
-from task to task), efforts and kinds of thinking that we don't know, and every field that we don't know.
-Refused: prefill (a last message of the assistant's; it may be counted), max_tokens 0, images and documents by file id, container uploads,
-blocks that we don't know, tools whose schema only Anthropic's models know (bash, text editor, computer, memory, browser), compaction and
-thread, which would keep the conversation on the server; a thread with the code upon which the official client's tool runner sends it whole.
+from task to task), unknown efforts and kinds of thinking, and all unknown fields.
+Refused: prefill (a last message of the assistant; it may be counted), max_tokens 0, images and documents by file id, container uploads,
+unknown blocks, tools whose schema only Anthropic's models know (bash, text editor, computer, memory, browser), compaction and thread, which
+would keep the conversation on the server. A thread is refused with the code at which the official client's tool runner sends it whole.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ from proxy.chat import (
     ToolChoice,
 )
 from proxy.dialects import signature
-from proxy.dialects.anthropic_content import NOTHING, UNPARSED, Offered, invalid, messages_of
+from proxy.dialects.anthropic_content import UNPARSED, OfferedTools, messages_of
 from proxy.dialects.base import Route, Serves, Wire
-from proxy.dialects.reading import decoded, event
+from proxy.dialects.codec import decoded, event, invalid, is_present, refusing_bad_json
 from proxy.errors import Refusal, RefusalError
 from proxy.wire.anthropic_messages import Choice, Format, MessagesRequest
 from topics.types.completion import Sampling
@@ -66,18 +66,18 @@ TYPES: dict[Refusal, str] = {
 EFFORTS = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
 THREAD = "thread"
 BUDGETS = ((4096, "low"), (16384, "medium"))
-"""Tokens of a thinking budget up to which an effort is meant, where none is said; beyond them all it is high."""
+"""The most tokens of a thinking budget for each effort, if no effort is named; any larger budget is high."""
 
 _requests = msgspec.json.Decoder(MessagesRequest)
 _objects = msgspec.json.Decoder(dict[str, Any])
 _encode = msgspec.json.Encoder().encode
 
 
-class Shown(msgspec.Struct, frozen=True):
-    """What the answer needs of its request."""
+class RequestContext(msgspec.Struct, frozen=True):
+    """The parts of a request that its answer needs."""
 
-    thinking: bool
-    """Its text, not only its signature."""
+    shows_thinking: bool
+    """Thinking leaves with its text, not only its signature."""
 
 
 class AnthropicMessages:
@@ -101,10 +101,8 @@ class AnthropicMessages:
 
     def parse(self, wire: Wire) -> ChatRequest:
         """The canonical request. Raises RefusalError, naming the field."""
-        try:
+        with refusing_bad_json():
             return _canonical(decoded(wire.body, _requests), wire.serves)
-        except RecursionError:
-            raise RefusalError(Refusal.INVALID, "the request's body is nested too deeply") from None
 
     def body(self, call_id: str, created: int, request: ChatRequest, answers: Sequence[Answer]) -> bytes:  # noqa: ARG002 - no time in it
         """`message`."""
@@ -148,23 +146,14 @@ class AnthropicMessages:
 
     def error(self, refused: RefusalError) -> bytes:
         """`{type: error, error: {type, message}}`."""
-        told: dict[str, Any] = {"type": TYPES[refused.refusal], "message": _told(refused)}
+        error: dict[str, Any] = {"type": TYPES[refused.refusal], "message": _error_message(refused)}
         if refused.field == THREAD:
-            told["details"] = {"error_code": "thread_unsupported_request", "unsupported": []}
-        return _encode({"type": "error", "error": told, "request_id": None})
+            error["details"] = {"error_code": "thread_unsupported_request", "unsupported": []}
+        return _encode({"type": "error", "error": error, "request_id": None})
 
     def error_event(self, refused: RefusalError) -> bytes:
         """The same object as an event `error`, after which the stream ends."""
         return b"event: error\ndata: " + self.error(refused) + b"\n\n"
-
-
-def _told(refused: RefusalError) -> str:
-    """Of a prompt that is too long in the words by which harnesses know to compact."""
-    if refused.refusal is not Refusal.CONTEXT_LENGTH:
-        return refused.message
-    if refused.context is None:
-        return "prompt is too long: it and the answer don't fit into the model's context"
-    return f"prompt is too long: {refused.context[0]} tokens > {refused.context[1]} maximum"
 
 
 # --- request to canonical
@@ -172,9 +161,9 @@ def _told(refused: RefusalError) -> str:
 
 def _canonical(wire: MessagesRequest, serves: Serves) -> ChatRequest:
     for name, raw in (("compaction", wire.compaction), (THREAD, wire.thread)):
-        if bytes(raw) not in NOTHING:
-            raise invalid(name, "no state is kept on this server; send the conversation whole")
-    offered = Offered(wire.tools or ())
+        if is_present(raw):
+            raise invalid(name, "no state is kept on this server; send the whole conversation")
+    offered = OfferedTools(wire.tools or ())
     messages = list(messages_of(wire, offered))
     if not wire.messages or not messages:
         raise invalid("messages", "expected at least one")
@@ -194,14 +183,11 @@ def _canonical(wire: MessagesRequest, serves: Serves) -> ChatRequest:
         reasoning_effort=_effort(wire),
         stream=bool(wire.stream),
         stream_usage=bool(wire.stream),
-        wire=Shown(thinking=wire.thinking is None or wire.thinking.display != "omitted"),
+        wire=RequestContext(shows_thinking=wire.thinking is None or wire.thinking.display != "omitted"),
     )
 
 
-# --- output
-
-
-def _tool_choice(wire: Choice, offered: Offered) -> ToolChoice | None:
+def _tool_choice(wire: Choice, offered: OfferedTools) -> ToolChoice | None:
     if wire.type not in ("auto", "any", "tool", "none"):
         raise invalid("tool_choice.type", f"expected auto, any, tool or none, got {wire.type!r}")
     if wire.type == "tool" and wire.name not in offered.names:
@@ -215,38 +201,38 @@ def _tool_choice(wire: Choice, offered: Offered) -> ToolChoice | None:
 
 
 def _effort(wire: MessagesRequest) -> str | None:
-    """One that we don't know is the engine's default."""
+    """The effort; None, the engine's default, for an unknown one."""
     if wire.thinking is not None and wire.thinking.type == "disabled":
         return "none"
     configs = [wire.output_config, *(message.output_config for message in wire.messages)]
-    said = [config.effort for config in configs if config is not None and config.effort is not None]
-    if said:
-        return EFFORTS.get(said[-1])
+    efforts = [config.effort for config in configs if config is not None and config.effort is not None]
+    if efforts:
+        return EFFORTS.get(efforts[-1])
     budget = wire.thinking.budget_tokens if wire.thinking is not None else None
     return None if budget is None else next((effort for most, effort in BUDGETS if budget <= most), "high")
 
 
 def _response_format(wire: MessagesRequest) -> msgspec.Raw:
-    """OpenAI's form of it."""
-    asked: Format | None = wire.output_config.format if wire.output_config is not None else None
-    field = "output_config.format" if asked is not None else "output_format"
-    asked = asked or wire.output_format
-    if asked is None:
+    """The format in OpenAI's form."""
+    newer: Format | None = wire.output_config.format if wire.output_config is not None else None
+    form = newer or wire.output_format
+    if form is None:
         return NOT_GIVEN
-    if asked.type != "json_schema" or bytes(asked.schema) in NOTHING:
-        raise invalid(field, f"expected json_schema with its schema, got {asked.type!r}")
-    schema = {"name": "output", "schema": asked.schema, "strict": True}
+    if form.type != "json_schema" or not is_present(form.schema):
+        field = "output_format" if newer is None else "output_config.format"
+        raise invalid(field, f"expected json_schema with its schema, got {form.type!r}")
+    schema = {"name": "output", "schema": form.schema, "strict": True}
     return msgspec.Raw(_encode({"type": "json_schema", "json_schema": schema}))
 
 
-# --- answer to wire
+# --- answer to body and to stream events
 
 StreamedBlock = tuple[dict[str, Any], list[dict[str, Any]], dict[str, Any]]
-"""A content block as a stream opens it, its deltas, and the block whole."""
+"""The block that opens a stream's content block, its deltas, and the whole block."""
 
 
 def _message(call_id: str, request: ChatRequest, answer: Answer) -> dict[str, Any]:
-    """A message without its content."""
+    """The message without its content."""
     return {
         "id": call_id,
         "type": "message",
@@ -267,31 +253,31 @@ def _stop_reason(answer: Answer) -> str:
             return "refusal"
         case "stop" if answer.stop_sequence is not None:
             return "stop_sequence"
-    # Engines finish a call that was forced with `stop`.
+    # Engines finish a forced call with `stop`.
     return "tool_use" if answer.message.tool_calls else "end_turn"
 
 
 def _usage(answer: Answer) -> dict[str, Any]:
-    """Prompt tokens that were cached are not among the input tokens."""
+    """Token counts; input tokens exclude those that were cached."""
     usage = answer.usage
     cached = min(usage.cached or 0, usage.prompt)
-    told: dict[str, Any] = {
+    counts: dict[str, Any] = {
         "input_tokens": usage.prompt - cached,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": cached,
         "output_tokens": usage.sampled,
     }
     if usage.reasoning is not None:
-        told["output_tokens_details"] = {"thinking_tokens": usage.reasoning}
-    return told
+        counts["output_tokens_details"] = {"thinking_tokens": usage.reasoning}
+    return counts
 
 
 def _blocks(request: ChatRequest, answer: Answer) -> Iterator[StreamedBlock]:
-    """Thinking, text, tool uses; no block for what isn't there."""
+    """Thinking, text and tool uses, as far as the answer has them."""
     message = answer.message
     assert not isinstance(message.content, list), "engines answer in text"
     if message.reasoning:
-        is_shown = not isinstance(request.wire, Shown) or request.wire.thinking
+        is_shown = not isinstance(request.wire, RequestContext) or request.wire.shows_thinking
         shown = message.reasoning if is_shown else ""
         sealed = signature.seal(message.reasoning)
         deltas = [{"type": "thinking_delta", "thinking": shown}] if shown else []
@@ -311,7 +297,7 @@ def _blocks(request: ChatRequest, answer: Answer) -> Iterator[StreamedBlock]:
 
 
 def _input(arguments: str) -> msgspec.Raw | dict[str, Any]:
-    """Arguments in a body: the very text of a JSON object."""
+    """Arguments in a body: a JSON object's text as it was sampled, or Claude Code's form for other text."""
     if not arguments:
         return {}
     try:
@@ -319,3 +305,15 @@ def _input(arguments: str) -> msgspec.Raw | dict[str, Any]:
     except (msgspec.DecodeError, RecursionError):
         return {UNPARSED: {"raw": arguments, "len": len(arguments)}}
     return msgspec.Raw(arguments.encode())
+
+
+# --- errors
+
+
+def _error_message(refused: RefusalError) -> str:
+    """The message; for a prompt that is too long, the words at which harnesses compact their history."""
+    if refused.refusal is not Refusal.CONTEXT_LENGTH:
+        return refused.message
+    if refused.context is None:
+        return "prompt is too long: it and the answer don't fit into the model's context"
+    return f"prompt is too long: {refused.context[0]} tokens > {refused.context[1]} maximum"

@@ -1,7 +1,7 @@
-"""What a dialect is: a provider's wire format in and out of the canonical chat form.
+"""The interface of a dialect: a provider's wire format, to and from the canonical chat form.
 
-Facts are class attributes, the rest pure functions, wire in and value out. A dialect knows nothing of Kafka, engines, keys or sessions;
-policy, limits and capture are steps around all dialects (`proxy/routes.py`, `proxy/call.py`).
+Facts are class attributes; everything else is a pure function from wire to value or back. A dialect knows nothing of Kafka, engines, keys
+or sessions. Policy, limits and capture are steps around all dialects (`proxy/routes.py`, `proxy/call.py`).
 """
 
 from __future__ import annotations
@@ -13,64 +13,65 @@ from typing import Any, Protocol
 
 from proxy.chat import Answer, ChatRequest
 from proxy.errors import RefusalError
+from topics.environment import registry
 
 
 class Serves(Enum):
-    """What a route is for."""
+    """The purpose of a route."""
 
     CALL = "call"
-    """The model is asked."""
+    """A call of the model."""
     COUNT = "count"
     """The engine's tokenizer counts a request's prompt; nothing is sampled."""
     MODELS = "models"
-    """The models are listed; where the path names one, it alone is told."""
+    """A list of the models, or the one that the path names."""
     GREETING = "greeting"
-    """A client looks whether somebody is there: an empty 200."""
+    """A client tests whether a server is there: an empty 200."""
     UPGRADE = "upgrade"
-    """A client asks for a WebSocket: 426, which sends it to plain HTTP at once."""
+    """A client requests a WebSocket: 426, which makes it use plain HTTP at once."""
 
 
 @dataclass(frozen=True)
 class Route:
-    """One of a dialect's paths. Paths may be shared among dialects: `Dialect.signs` tells them apart."""
+    """One of a dialect's paths. Dialects may share paths; `Dialect.signs` then decides between them."""
 
     method: str
     path: str
-    """aiohttp's pattern; what it matches is in `Wire.path`."""
+    """A pattern of aiohttp; `Wire.path` has the values that it matched."""
     serves: Serves
 
 
 @dataclass(frozen=True)
 class Wire:
-    """A request as it came."""
+    """A request as it arrived."""
 
     body: bytes
     path: Mapping[str, str] = field(default_factory=dict)
-    """What the route's pattern matched, by name."""
+    """Values that the route's pattern matched, by name."""
     query: Mapping[str, str] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)
-    """Names without regard to case."""
+    """Look-up ignores case."""
     serves: Serves = Serves.CALL
-    """Of the route that it came on."""
+    """The purpose of the request's route."""
 
 
 class Dialect(Protocol):
     """One provider's wire format."""
 
     name: str
-    """On the log and in metrics."""
+    """The dialect's name on the log and in metrics."""
     routes: tuple[Route, ...]
     signs: frozenset[str]
-    """Headers, in lower case, that only this provider's clients send: they decide on paths that several dialects have, or none."""
+    """Headers, in lower case, that only this provider's clients send. They decide on shared paths, and on paths of no dialect."""
     id_prefix: str
-    """An answer's id, and so the call's, is this and 32 hex digits."""
+    """Prefix of the ids of answers, and so of calls; 32 hex digits follow."""
     keep_alive: bytes
-    """What an open stream says while there is nothing to say."""
+    """Bytes sent on an open stream while the answer is pending."""
     request_type: type[Any]
-    """The msgspec struct that a call's body is decoded into; its schema is published (`proxy/openapi.py`)."""
+    """The msgspec struct of a call's body; its schema is published (`proxy/openapi.py`)."""
 
     def parse(self, wire: Wire) -> ChatRequest:
-        """The canonical request of a CALL or COUNT route. Raises RefusalError, naming the field, for what can't be carried."""
+        """The canonical request of a CALL or COUNT route. Raises RefusalError, naming the field, for values that can't be carried."""
         ...
 
     def body(self, call_id: str, created: int, request: ChatRequest, answers: Sequence[Answer]) -> bytes:
@@ -78,15 +79,15 @@ class Dialect(Protocol):
         ...
 
     def stream(self, call_id: str, created: int, request: ChatRequest, answers: Sequence[Answer]) -> bytes:
-        """The answers as this provider streams them, every event from first to terminal: it says what `body` says."""
+        """The answers as this provider streams them, from the first event to the terminal one, with the content of `body`."""
         ...
 
     def count(self, tokens: int) -> bytes:
-        """The body of a COUNT route: the tokens of the prompt."""
+        """The body of a COUNT route; `tokens` is the length of the prompt."""
         ...
 
     def models(self, served: Sequence[str], only: str | None) -> bytes:
-        """The body that lists models, or tells of `only` one of them."""
+        """The body that lists models, or describes `only` one of them."""
         ...
 
     def error(self, refused: RefusalError) -> bytes:
@@ -94,5 +95,16 @@ class Dialect(Protocol):
         ...
 
     def error_event(self, refused: RefusalError) -> bytes:
-        """An error inside a stream whose headers are out."""
+        """An error inside a stream whose headers were sent."""
         ...
+
+
+def dialects() -> list[Dialect]:
+    """An instance of each installed dialect, in the order in which they are tried. Raises InputError for one that can't be imported.
+
+    Dialects without signs come first: a request without any sign is OpenAI's, whose clients send none.
+    """
+    made: list[Dialect] = [
+        registry.load(registry.Kind.DIALECT, name)() for name in registry.names(registry.Kind.DIALECT)
+    ]
+    return sorted(made, key=lambda dialect: (bool(dialect.signs), dialect.name))

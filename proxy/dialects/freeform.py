@@ -1,6 +1,6 @@
-"""OpenAI's custom tools, which take text and no JSON, as functions with one string, `input`.
+"""OpenAI's custom tools, which take text instead of JSON, as functions with one string argument, `input`.
 
-A grammar for that text is told to the model, not enforced.
+A grammar for the text is described to the model and not enforced.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ _encode = msgspec.json.Encoder().encode
 
 
 def function(name: str, description: str | None, grammar: str | None, syntax: str = "") -> Function:
-    """What the model is shown of a custom tool."""
+    """The function that the model sees for a custom tool."""
     if grammar is None:
         return Function(name, description, SCHEMA)
-    told = f"`input` must match this {syntax} grammar:\n{grammar}"
-    return Function(name, f"{description}\n\n{told}" if description else told, SCHEMA)
+    rule = f"`input` must match this {syntax} grammar:\n{grammar}"
+    return Function(name, f"{description}\n\n{rule}" if description else rule, SCHEMA)
 
 
-def arguments_of(given: str) -> str:
+def arguments_of(text: str) -> str:
     """The function's arguments for a custom tool's input."""
-    return _encode(_Arguments(given)).decode()
+    return _encode(_Arguments(text)).decode()
 
 
-def input_of(arguments: str) -> str:
-    """A custom tool's input; arguments that hold none are the input themselves."""
+def parsed_input(arguments: str) -> str | None:
+    """The custom tool's input in a function's arguments; None if they hold none, and are then the input themselves."""
     try:
         return _arguments.decode(arguments).input
     except (msgspec.DecodeError, RecursionError):
-        return arguments
+        return None

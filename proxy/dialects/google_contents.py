@@ -1,16 +1,17 @@
 """The contents of a Google request as canonical messages.
 
 Rules:
-- model contents in a row are one turn: the official client's chats keep each chunk of a stream as a content of its own. A turn's texts
-  are one text, before its calls; an empty one is none. Other contents stay one message each, texts in a row a list; system where it stands.
-- A thoughtSignature of ours, on whatever part, is the turn's reasoning and wins over thought parts; others (also the literal
-  `skip_thought_signature_validator` of Gemini CLI) tell nothing.
-- A call without an id gets one by its position. A functionResponse belongs to the call of its id; where either has none, to the first
-  unanswered call of its name in the turn before, else to the first unanswered one.
-- A response that is only `output`, `result` or `content` (beside a `name`, which opencode repeats) is that value, text as it is,
-  anything else compact JSON; any other response, an `error` among them, is the whole object as compact JSON.
-- Images are carried, by value or by http address, text files as text; of a document the model is told that it isn't shown. Audio, video
-  and images that nobody here can fetch are refused; beside a functionResponse, where the model asked for them, they are told like
+- Neighbouring model contents are one turn: the official client's chats keep each chunk of a stream as a content of its own. A turn's texts
+  are one text, before its calls; an empty text is none. Other contents stay one message each, with several texts as a list of parts.
+  System contents keep their place.
+- A thoughtSignature that the proxy made, on any part, is the turn's reasoning and wins over thought parts. Other signatures have no effect,
+  also the literal `skip_thought_signature_validator` of Gemini CLI.
+- A call without an id gets one by its position. A functionResponse belongs to the call with its id. If either has no id, it belongs to the
+  first unanswered call with its name in the turn before, otherwise to the first unanswered one.
+- A response with `output`, `result` or `content` alone (beside a `name`, which opencode repeats) is that value: text as it is, anything
+  else as compact JSON. Any other response, also with an `error`, is the whole object as compact JSON.
+- Images are carried, by value or by http address, and text files as text; for a document the model reads that it isn't shown. Audio, video
+  and images that can't be fetched from here are refused. Beside a functionResponse, where the model requested them, they are treated like
   documents, so that reading a file ends no session. Code that Google ran, and its output, is text.
 """
 
@@ -28,7 +29,7 @@ from typing import Any
 from proxy import chat
 from proxy.chat import ImagePart, ImageUrl, Message, TextPart, ToolCall
 from proxy.dialects import signature
-from proxy.errors import Refusal, RefusalError
+from proxy.dialects.codec import invalid
 from proxy.wire.google_generate_content import (
     Blob,
     Content,
@@ -41,29 +42,29 @@ from proxy.wire.google_generate_content import (
 
 ROLES = {"model": "model", "user": "user", "function": "user", "tool": "user", "system": "system"}
 MADE_ID = "polar_call_"
-"""Begins the ids of calls that came without one."""
+"""Prefix of the ids of calls that came without one."""
 UNREADABLE = ("audio/", "video/", "image/")
-"""Kinds of files that can't be left out unseen."""
+"""Kinds of files that must not be dropped silently."""
 RESPONSE_KEYS = frozenset({"output", "result", "content"})
 FieldPart = tuple[str, Part]
-"""A part and where it stands."""
+"""A part's path in the request, and the part."""
 
 
 def messages_of(wire: GenerateContentRequest) -> list[Message]:
-    """The messages of a request, the system's first. Raises RefusalError, naming the field."""
+    """The messages of a request, the system instruction first. Raises RefusalError, naming the field."""
     transcript = _Transcript()
     if wire.system_instruction is not None:
-        transcript.said("system", _parts(wire.system_instruction, "systemInstruction"))
+        transcript.add("system", _parts(wire.system_instruction, "systemInstruction"))
     turns = [
         (_role(content, f"contents[{at}]"), _parts(content, f"contents[{at}]"))
         for at, content in enumerate(wire.contents or ())
     ]
     for role, run in groupby(turns, key=lambda turn: turn[0]):
         if role == "model":
-            transcript.answered([part for _, parts in run for part in parts])
+            transcript.add_turn([part for _, parts in run for part in parts])
         else:
             for _, parts in run:
-                transcript.said("system" if role == "system" else "user", parts)
+                transcript.add("system" if role == "system" else "user", parts)
     if all(message.role == "system" for message in transcript.messages):
         raise invalid("contents", "contents is not specified")
     return transcript.messages
@@ -77,7 +78,7 @@ def _parts(content: Content | str, field: str) -> list[FieldPart]:
 
 
 def _role(content: Content | str, field: str) -> str:
-    """Without one a content is the user's, or the model's where it calls."""
+    """The content's role; without one it is the model's if it has calls, otherwise the user's."""
     if isinstance(content, str):
         return "user"
     if not content.role:
@@ -89,17 +90,17 @@ def _role(content: Content | str, field: str) -> str:
 
 
 class _Transcript:
-    """Contents become messages, in order; calls without ids are matched with what answers them."""
+    """Messages of the contents read so far; matches responses with calls."""
 
     def __init__(self) -> None:
         self.messages: list[Message] = []
         self._calls = 0
         self._unanswered: list[ToolCall] = []
-        """Of the last turn of the model's."""
+        """Calls of the model's last turn."""
 
-    def answered(self, parts: Sequence[FieldPart]) -> None:
-        """A turn of the model's."""
-        said: list[chat.Part] = []
+    def add_turn(self, parts: Sequence[FieldPart]) -> None:
+        """Add a turn of the model."""
+        content: list[chat.Part] = []
         thoughts: list[str] = []
         calls: list[ToolCall] = []
         sealed: str | None = None
@@ -110,36 +111,38 @@ class _Transcript:
             elif part.thought:
                 thoughts.append(part.text or "")
             else:
-                said += _carried(part, field, asked_for=False)
+                content += _carried(part, field, was_requested=False)
         if not parts:
             return
         reasoning = sealed if sealed is not None else "".join(thoughts)
-        self.messages.append(Message("assistant", content=_spoken(said), reasoning=reasoning or None, tool_calls=calls))
+        self.messages.append(
+            Message("assistant", content=_turn_content(content), reasoning=reasoning or None, tool_calls=calls)
+        )
         self._unanswered = list(calls)
 
-    def said(self, role: chat.Role, parts: Sequence[FieldPart]) -> None:
-        """What isn't the model's: text and files are a message, each function's response is one where it stands."""
-        asked_for = any(part.function_response is not None for _, part in parts)
-        said: list[chat.Part] = []
+    def add(self, role: chat.Role, parts: Sequence[FieldPart]) -> None:
+        """Add a content of any other role: text and files are one message, each function's response is one in its place."""
+        was_requested = any(part.function_response is not None for _, part in parts)
+        content: list[chat.Part] = []
         for field, part in parts:
             if part.function_response is None:
-                said += _carried(part, field, asked_for=asked_for)
+                content += _carried(part, field, was_requested=was_requested)
                 continue
-            self._say(role, said)
-            said = []
+            self._add_message(role, content)
+            content = []
             self._respond(part.function_response, f"{field}.functionResponse")
-        self._say(role, said)
+        self._add_message(role, content)
 
-    def _say(self, role: chat.Role, said: list[chat.Part]) -> None:
-        if len(said) == 1 and isinstance(said[0], TextPart):
-            self.messages.append(Message(role, content=said[0].text))
-        elif said:
-            self.messages.append(Message(role, content=said))
+    def _add_message(self, role: chat.Role, content: list[chat.Part]) -> None:
+        if len(content) == 1 and isinstance(content[0], TextPart):
+            self.messages.append(Message(role, content=content[0].text))
+        elif content:
+            self.messages.append(Message(role, content=content))
 
     def _call(self, wire: FunctionCall, field: str) -> ToolCall:
         if not wire.name:
             raise invalid(f"{field}.functionCall.name", "expected the function's name")
-        return ToolCall(wire.id or self._made_id(), chat.FunctionCall(wire.name, compact(wire.args or {})))
+        return ToolCall(wire.id or self._made_id(), chat.FunctionCall(wire.name, _compact(wire.args or {})))
 
     def _respond(self, wire: FunctionResponse, field: str) -> None:
         call = self._call_of(wire)
@@ -149,34 +152,35 @@ class _Transcript:
         files = [
             carried
             for at, part in enumerate(wire.parts or ())
-            for carried in _carried(part, f"{field}.parts[{at}]", asked_for=True)
+            for carried in _carried(part, f"{field}.parts[{at}]", was_requested=True)
         ]
         content: str | list[chat.Part] = [*([TextPart(text)] if text else []), *files] if files else text
         call_id = call.id if call is not None else wire.id or self._made_id()
         self.messages.append(Message("tool", content=content, tool_call_id=call_id, name=wire.name))
 
     def _call_of(self, wire: FunctionResponse) -> ToolCall | None:
-        open_to = self._unanswered
+        candidates = self._unanswered
         if wire.id:
-            named = next((call for call in open_to if call.id == wire.id), None)
-            if named is not None:
-                return named
-            open_to = [call for call in open_to if call.id.startswith(MADE_ID)]
-        return next((call for call in open_to if call.function.name == wire.name), open_to[0] if open_to else None)
+            with_id = next((call for call in candidates if call.id == wire.id), None)
+            if with_id is not None:
+                return with_id
+            candidates = [call for call in candidates if call.id.startswith(MADE_ID)]
+        first = candidates[0] if candidates else None
+        return next((call for call in candidates if call.function.name == wire.name), first)
 
     def _made_id(self) -> str:
         self._calls += 1
         return f"{MADE_ID}{self._calls}"
 
 
-def _spoken(said: Sequence[chat.Part]) -> str | list[chat.Part] | None:
-    """A model's words as one text; a list only where there is more than words."""
-    texts = [part.text for part in said if isinstance(part, TextPart)]
-    return "".join(texts) or None if len(texts) == len(said) else list(said)
+def _turn_content(parts: list[chat.Part]) -> str | list[chat.Part] | None:
+    """A turn's texts as one text; a list only if there is more than text."""
+    texts = [part.text for part in parts if isinstance(part, TextPart)]
+    return "".join(texts) or None if len(texts) == len(parts) else parts
 
 
-def _carried(part: Part, field: str, *, asked_for: bool) -> list[chat.Part]:
-    """What of a part reaches the model, if anything. Files `asked_for` by the model are never refused."""
+def _carried(part: Part, field: str, *, was_requested: bool) -> list[chat.Part]:
+    """The canonical parts of a part, if any. Files that the model requested are never refused."""
     if part.thought:
         return []
     if part.text is not None:
@@ -190,13 +194,13 @@ def _carried(part: Part, field: str, *, asked_for: bool) -> list[chat.Part]:
     kind, carried = _inline(part.inline_data) if part.inline_data is not None else _linked(part.file_data or FileData())
     if carried is not None:
         return [carried]
-    if asked_for or not kind.startswith(UNREADABLE):
+    if was_requested or not kind.startswith(UNREADABLE):
         return [TextPart(f"[{kind or 'file'}: not shown]")]
     raise invalid(field, f"expected an image by value or http address, text or a document, got {kind!r}")
 
 
 File = tuple[str, chat.Part | None]
-"""A file's MIME type, and what of it reaches the model."""
+"""A file's MIME type, and the part that reaches the model, if any."""
 
 
 def _inline(blob: Blob) -> File:
@@ -217,30 +221,30 @@ def _linked(file: FileData) -> File:
 
 
 def _rendered(wire: FunctionResponse) -> str:
-    told = wire.response
-    if isinstance(told, dict):
-        known = {key: told[key] for key in told if key != "name" or told[key] != wire.name}
+    value = wire.response
+    if isinstance(value, dict):
+        known = {key: value[key] for key in value if key != "name" or value[key] != wire.name}
         only = next(iter(known), None)
         if len(known) == 1 and only in RESPONSE_KEYS:
-            told = known[only]
-    if told is None:
+            value = known[only]
+    if value is None:
         return ""
-    return told if isinstance(told, str) else compact(told)
+    return value if isinstance(value, str) else _compact(value)
 
 
-def compact(told: Any) -> str:
-    """As the log keeps JSON that a client parsed."""
-    return json.dumps(told, ensure_ascii=False, separators=(",", ":"))
+def _compact(value: Any) -> str:
+    """JSON that a client parsed, in the form that the log keeps."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 def _standard_base64(data: str) -> str:
-    """Python's clients write the URL-safe alphabet, JavaScript's the standard one."""
+    """Base64 in the standard alphabet; Python's clients write the URL-safe one, JavaScript's the standard one."""
     standard = data.replace("-", "+").replace("_", "/")
     return standard + "=" * (-len(standard) % 4)
 
 
 def sealed(reasoning: str) -> str:
-    """Bytes to Google's clients, which Python's reads as Base64 and JavaScript's as it is."""
+    """A signature in Base64: Google's Python client decodes it as bytes, the JavaScript client keeps it as text."""
     return base64.b64encode(signature.seal(reasoning).encode()).decode()
 
 
@@ -249,8 +253,3 @@ def _unsealed(wire: str | None) -> str | None:
         return signature.unseal(base64.b64decode(_standard_base64(wire), validate=True).decode()) if wire else None
     except (binascii.Error, ValueError):
         return None
-
-
-def invalid(field: str, why: str) -> RefusalError:
-    """The refusal of a field."""
-    return RefusalError(Refusal.INVALID, f"{field}: {why}", field=field)

@@ -3,22 +3,22 @@
 Honoured: contents, systemInstruction, functionDeclarations with either kind of schema, functionCallingConfig, the sampling fields of
 generationConfig, stopSequences, candidateCount, responseMimeType with responseSchema or responseJsonSchema, thinkingConfig.
 
-Rules of reading:
-- Contents become messages by the rules of `google_contents`.
-- Functions outside allowedFunctionNames aren't shown, but for a single one under ANY, which is forced. VALIDATED is AUTO.
-- Tools that Google runs (search, maps, URL context, code execution, retrieval, MCP servers) aren't shown; a call with no others is a side
-  call (`proxy/call_kinds.py`).
-- thinkingBudget 0 is no reasoning, up to 1024 low, up to 8192 medium, above high, as Google's own OpenAI gateway has it; -1 says nothing.
+Rules for requests:
+- Contents become messages by the rules in `google_contents.py`.
+- Functions outside allowedFunctionNames aren't shown; a single allowed one under ANY is forced instead. VALIDATED is AUTO.
+- Tools that Google runs (search, maps, URL context, code execution, retrieval, MCP servers) aren't shown. A request with no other tools is
+  a side call (`proxy/call_kinds.py`).
+- thinkingBudget 0 is no reasoning, up to 1024 low, up to 8192 medium, above high, as in Google's own OpenAI gateway; -1 has no effect.
 
-Ignored: safetySettings, labels, store, serviceTier, model armor, routing and model selection; logprobs, which are the log's and never
-leave; media resolution, speech, image, transcription and translation settings; calls of Google's own tools in contents; computer use; a
-function's response schema and behaviour; video and part metadata; and every field that we don't know. Refused: cachedContent, which would
-be a part of the prompt that nobody here has seen; answers that aren't text; text/x.enum.
+Ignored: safetySettings, labels, store, serviceTier, model armor, routing and model selection; logprobs (the log keeps them; they never
+leave); media resolution, speech, image, transcription and translation settings; calls of Google's own tools in contents; computer use; a
+function's response schema and behaviour; video and part metadata; and all unknown fields.
+Refused: cachedContent, which would be a part of the prompt that is unknown here; answers that aren't text; text/x.enum.
 
-Rules of answering: thought parts only with includeThoughts, the signature always, on the first call or else on the text. A call whose
-arguments are no JSON object ends the candidate as at Google: no content, MALFORMED_FUNCTION_CALL, upon which Gemini CLI asks again;
-where max_tokens cut the call off, it alone is left out, and the candidate ends in MAX_TOKENS.
-Without alt=sse a stream is a JSON array and comes whole.
+Rules for answers: thought parts leave only with includeThoughts. The signature always leaves, on the first call or otherwise on the text. A
+call whose arguments are no JSON object ends the candidate as at Google, with no content and MALFORMED_FUNCTION_CALL, upon which Gemini CLI
+asks again. If max_tokens cut the call off, only that call is dropped, and the candidate ends with MAX_TOKENS.
+Without alt=sse a stream is one JSON array.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from proxy.chat import (
     ToolCall,
 )
 from proxy.dialects.base import Route, Serves, Wire
-from proxy.dialects.google_contents import invalid, messages_of, sealed
-from proxy.dialects.reading import event
+from proxy.dialects.codec import event, invalid, refusing_bad_json
+from proxy.dialects.google_contents import messages_of, sealed
 from proxy.errors import Refusal, RefusalError
 from proxy.wire.google_generate_content import (
     CountTokensRequest,
@@ -82,25 +82,26 @@ PLACES = (
     "/{version:v1[a-z0-9]*}/projects/{project}/locations/{location}/publishers/{publisher}",
     "",
 )
-"""Before `/models/…`: AI Studio, Vertex with a key, Vertex with a project, and base URLs that say no version."""
+"""Path prefixes of `/models/…`: AI Studio, Vertex with a key, Vertex with a project, and base URLs without a version."""
 MAX_CANDIDATES = 8
+"""Limit of candidateCount, as at Google."""
 LOW_BUDGET, MEDIUM_BUDGET = 1024, 8192
+"""The most tokens of a thinking budget for these efforts."""
 LEVELS = {"MINIMAL": "low", "LOW": "low", "MEDIUM": "medium", "HIGH": "high", "XHIGH": "high"}
 LINE_ENDS = {0x85: "\\u0085", 0x2028: "\\u2028", 0x2029: "\\u2029"}
-"""Google's own Python client before version 3 breaks lines at these."""
+"""Characters at which Google's Python client before version 3 breaks lines, which would cut an event."""
 SPACE = " \t\r\n"
 _encode = msgspec.json.Encoder().encode
 _arguments = msgspec.json.Decoder(dict[str, Any])
 
 
 @dataclass(frozen=True)
-class RefusalBody:
-    """What the answer needs of the request."""
+class RequestContext:
+    """The parts of a request that its answer needs."""
 
-    thoughts: bool
-    """Thought parts are wanted."""
-    is_array: bool
-    """A stream without alt=sse."""
+    shows_thoughts: bool = False
+    is_array: bool = False
+    """The request is for a stream without alt=sse."""
 
 
 class GoogleGenerateContent:
@@ -125,20 +126,18 @@ class GoogleGenerateContent:
     signs: frozenset[str] = frozenset({"x-goog-api-key", "x-goog-api-client"})
     id_prefix = "gen-"
     keep_alive = b"\n\n"
-    """Google's Python client takes a comment for JSON and dies of it; an empty line all clients pass over."""
+    """Google's Python client crashes on a comment, which it reads as JSON; all clients skip an empty line."""
     request_type = GenerateContentRequest
 
     def parse(self, wire: Wire) -> ChatRequest:
         """The canonical request. Raises RefusalError, naming the field."""
         method, model = wire.path.get("method", ""), _model(wire)
-        try:
+        with refusing_bad_json():
             if method == "countTokens":
                 counted = read(wire.body, CountTokensRequest)
                 return _canonical(counted.generate_content_request or counted, model)
             body = read(wire.body, GenerateContentRequest)
             request = _canonical(body, model)
-        except RecursionError:
-            raise RefusalError(Refusal.INVALID, "the request's body is nested too deeply") from None
         config = body.generation_config
         thoughts = config is not None and config.thinking_config is not None and config.thinking_config.include_thoughts
         streams = method == "streamGenerateContent"
@@ -147,18 +146,18 @@ class GoogleGenerateContent:
             request,
             stream=streams and is_sse,
             stream_usage=True,
-            wire=RefusalBody(thoughts=bool(thoughts), is_array=streams and not is_sse),
+            wire=RequestContext(shows_thoughts=bool(thoughts), is_array=streams and not is_sse),
         )
 
     def body(self, call_id: str, created: int, request: ChatRequest, answers: Sequence[Answer]) -> bytes:
         """`GenerateContentResponse`, or an array of them for a stream without alt=sse."""
-        told = _told(request)
-        if told.is_array:
+        context = _context(request)
+        if context.is_array:
             return _encode(list(_chunks(_head(call_id, created, request, answers), request, answers)))
         return _encode(
             {
                 "candidates": [
-                    _candidate(index, answer, [part for piece in _pieces(answer, told) for part in piece])
+                    _candidate(index, answer, [part for piece in _pieces(answer, context) for part in piece])
                     for index, answer in enumerate(answers)
                 ],
                 "usageMetadata": _usage(answers),
@@ -167,7 +166,7 @@ class GoogleGenerateContent:
         )
 
     def stream(self, call_id: str, created: int, request: ChatRequest, answers: Sequence[Answer]) -> bytes:
-        """Of each candidate thought, text, calls, with the last of these its finish reason; usage with the last of all."""
+        """For each candidate thought, text and calls, the last with the finish reason; usage comes with the last chunk."""
         events = b"".join(
             event(chunk) for chunk in _chunks(_head(call_id, created, request, answers), request, answers)
         )
@@ -179,7 +178,7 @@ class GoogleGenerateContent:
 
     def models(self, served: Sequence[str], only: str | None) -> bytes:
         """`ListModelsResponse`, or one `Model`."""
-        told = [
+        models = [
             {
                 "name": f"models/{model}",
                 "version": "1",
@@ -188,14 +187,14 @@ class GoogleGenerateContent:
             }
             for model in (served if only is None else [only])
         ]
-        return _encode({"models": told} if only is None else told[0])
+        return _encode({"models": models} if only is None else models[0])
 
     def error(self, refused: RefusalError) -> bytes:
         """`{error: {code, message, status, details}}`, as google.rpc.Status has it."""
         return _encode({"error": _error(refused)})
 
     def error_event(self, refused: RefusalError) -> bytes:
-        """The same bare: in a stream's `data:` Google's JavaScript client doesn't look for it."""
+        """The same object without `data:`: Google's JavaScript client finds no error in a stream's data."""
         return self.error(refused) + b"\n\n"
 
 
@@ -203,7 +202,7 @@ class GoogleGenerateContent:
 
 
 def _model(wire: Wire) -> str | None:
-    """Google's client takes `Qwen/Qwen3-8B` for a publisher and its model."""
+    """The model's name; Google's client splits `Qwen/Qwen3-8B` into a publisher and its model."""
     publisher, model = wire.path.get("publisher", "google"), wire.path.get("model")
     return model if publisher == "google" else f"{publisher}/{model}"
 
@@ -280,8 +279,8 @@ def _response_format(config: GenerationConfig) -> msgspec.Raw:
     if kind not in ("", "text/plain", "application/json"):
         raise invalid("generationConfig.responseMimeType", f"expected text/plain or application/json, got {kind!r}")
     if schema is not None:
-        held = {"name": "response", "schema": json_schema(schema), "strict": True}
-        return msgspec.Raw(_encode({"type": "json_schema", "json_schema": held}))
+        form = {"name": "response", "schema": json_schema(schema), "strict": True}
+        return msgspec.Raw(_encode({"type": "json_schema", "json_schema": form}))
     return msgspec.Raw(b'{"type":"json_object"}') if kind == "application/json" else NOT_GIVEN
 
 
@@ -303,11 +302,11 @@ def _choices(config: GenerationConfig) -> int:
     return wanted
 
 
-# --- answer to wire
+# --- answer to body and to stream events
 
 
-def _told(request: ChatRequest) -> RefusalBody:
-    return request.wire if isinstance(request.wire, RefusalBody) else RefusalBody(thoughts=False, is_array=False)
+def _context(request: ChatRequest) -> RequestContext:
+    return request.wire if isinstance(request.wire, RequestContext) else RequestContext()
 
 
 def _head(call_id: str, created: int, request: ChatRequest, answers: Sequence[Answer]) -> dict[str, Any]:
@@ -318,8 +317,8 @@ def _head(call_id: str, created: int, request: ChatRequest, answers: Sequence[An
     }
 
 
-def _pieces(answer: Answer, told: RefusalBody) -> list[list[dict[str, Any]]]:
-    """An answer's parts: thought, text, calls, each a piece of its own in a stream; at least one, unless it is malformed."""
+def _pieces(answer: Answer, context: RequestContext) -> list[list[dict[str, Any]]]:
+    """The parts of an answer by chunk of its stream: thought, text, calls. At least one, unless a call is malformed."""
     message = answer.message
     assert not isinstance(message.content, list), "engines answer in text"
     if _malformed(answer) is not None:
@@ -330,7 +329,7 @@ def _pieces(answer: Answer, told: RefusalBody) -> list[list[dict[str, Any]]]:
     text: list[dict[str, Any]] = [{"text": message.content}] if message.content else []
     thought: list[dict[str, Any]] = []
     if message.reasoning:
-        if told.thoughts:
+        if context.shows_thoughts:
             thought = [{"text": message.reasoning, "thought": True}]
         text = text if text or calls else [{"text": ""}]
         (calls or text)[0]["thoughtSignature"] = sealed(message.reasoning)
@@ -338,7 +337,7 @@ def _pieces(answer: Answer, told: RefusalBody) -> list[list[dict[str, Any]]]:
 
 
 def _function_call(call: ToolCall) -> dict[str, Any]:
-    """Arguments leave as they were sampled, which is JSON (`_has_object`)."""
+    """A call with its arguments as they were sampled, which `_has_object` has found to be JSON."""
     return {
         "id": call.id,
         "name": call.function.name,
@@ -347,14 +346,14 @@ def _function_call(call: ToolCall) -> dict[str, Any]:
 
 
 def _malformed(answer: Answer) -> ToolCall | None:
-    """The first call that isn't one, unless it was cut off."""
+    """The first call whose arguments are no JSON object, unless the answer was cut off."""
     if answer.finish_reason == "length":
         return None
     return next((call for call in answer.message.tool_calls if not _has_object(call)), None)
 
 
 def _has_object(call: ToolCall) -> bool:
-    """Whether its arguments are a JSON object; none at all are an empty one."""
+    """True if a call's arguments are a JSON object; no arguments are an empty object."""
     try:
         _arguments.decode(call.function.arguments.strip(SPACE) or "{}")
     except (msgspec.DecodeError, RecursionError):
@@ -363,7 +362,7 @@ def _has_object(call: ToolCall) -> bool:
 
 
 def _candidate(index: int, answer: Answer, parts: list[dict[str, Any]]) -> dict[str, Any]:
-    """A finished one."""
+    """A finished candidate."""
     malformed = _malformed(answer)
     if malformed is not None:
         call = f"{malformed.function.name}({malformed.function.arguments})"
@@ -382,7 +381,7 @@ def _unfinished(index: int, parts: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _chunks(head: dict[str, Any], request: ChatRequest, answers: Sequence[Answer]) -> Iterator[dict[str, Any]]:
     for index, answer in enumerate(answers):
-        *before, last = _pieces(answer, _told(request)) or [[]]
+        *before, last = _pieces(answer, _context(request)) or [[]]
         for piece in before:
             yield {"candidates": [_unfinished(index, piece)], **head}
         usage = {"usageMetadata": _usage(answers)} if index == len(answers) - 1 else {}
@@ -390,41 +389,44 @@ def _chunks(head: dict[str, Any], request: ChatRequest, answers: Sequence[Answer
 
 
 def _usage(answers: Sequence[Answer]) -> dict[str, int]:
-    """The prompt's tokens once, the sampled ones of all candidates; thoughts are told beside the rest."""
+    """Token counts: the prompt's once, the sampled ones of all candidates; thoughts are counted apart."""
     usage = answers[0].usage
     sampled = sum(answer.usage.sampled for answer in answers)
     thoughts = sum(answer.usage.reasoning or 0 for answer in answers)
-    told = {
+    counts = {
         "promptTokenCount": usage.prompt,
         "candidatesTokenCount": sampled - thoughts,
         "totalTokenCount": usage.prompt + sampled,
     }
     if usage.cached is not None:
-        told["cachedContentTokenCount"] = usage.cached
+        counts["cachedContentTokenCount"] = usage.cached
     if usage.reasoning is not None:
-        told["thoughtsTokenCount"] = thoughts
-    return told
+        counts["thoughtsTokenCount"] = thoughts
+    return counts
+
+
+# --- errors
 
 
 def _error(refused: RefusalError) -> dict[str, Any]:
-    told: dict[str, Any] = {
+    error: dict[str, Any] = {
         "code": refused.refusal.status,
         "message": refused.message,
         "status": STATUSES[refused.refusal],
     }
     details: list[dict[str, Any]] = []
     if refused.refusal is Refusal.CONTEXT_LENGTH:
-        told["message"] = _overflow(refused.context)
+        error["message"] = _overflow_message(refused.context)
     elif refused.field is not None:
         violation = {"field": refused.field, "description": refused.message}
         details.append({"@type": "type.googleapis.com/google.rpc.BadRequest", "fieldViolations": [violation]})
     if refused.retry_after_s is not None:
         details.append({"@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay": f"{refused.retry_after_s}s"})
-    return told | ({"details": details} if details else {})
+    return error | ({"details": details} if details else {})
 
 
-def _overflow(context: tuple[int, int] | None) -> str:
-    """In Google's words, which opencode and pi look for."""
+def _overflow_message(context: tuple[int, int] | None) -> str:
+    """Google's words for a prompt that is too long; opencode and pi compact at these."""
     if context is None:
         return "The input token count exceeds the maximum number of tokens allowed."
     return f"The input token count ({context[0]}) exceeds the maximum number of tokens allowed ({context[1]})."

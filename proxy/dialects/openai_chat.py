@@ -1,21 +1,22 @@
 """OpenAI Chat Completions (POST /v1/chat/completions, GET /v1/models), by OpenAI's API reference of autumn 2026.
 
 Honoured: messages, tools, tool_choice, parallel_tool_calls, temperature, top_p, top_k, min_p, the penalties, seed, max_completion_tokens
-(and max_tokens, which it wins over), stop, response_format, reasoning_effort, n, stream, stream_options.include_usage. Rules:
-- Messages stand where they stood, in their roles; part lists stay lists, tool arguments the very string. A refusal is text; reasoning is
-  read in both spellings, `reasoning_content` and `reasoning`, and told in the first.
-- A text without calls or reasoning right after calls without a text is the text of that turn: Codex 0.94 parts a turn in this way.
-- A custom tool is a function with one string, `input`; its grammar is told, not enforced. Its calls leave as custom calls, arguments that
-  hold no input as that input.
-- `allowed_tools` are the only ones shown. A tool_choice without tools chooses nothing.
-- Text files are their text, images in files images; of other files the model is told that they aren't shown.
-- minimal is low effort, xhigh and max are high; a name that we don't know says nothing.
-- Each of n choices is a call of its own on the log; usage counts the prompt once.
-Ignored: logprobs and top_logprobs, which are the log's and never leave; logit_bias, whose ids are of OpenAI's tokenizers; audio (the
-format of an answer that is never given), metadata, moderation, prediction, prompt caching, safety_identifier, service_tier, store, user,
-verbosity, web_search_options, stream_options.include_obfuscation; and every field that we don't know, like litellm's
-provider_specific_fields.
-Refused: n above 128; audio in messages; files by id; answers in audio alone; tools of other kinds; a choice of a tool that isn't there;
+(and max_tokens, if that is missing), stop, response_format, reasoning_effort, n, stream, stream_options.include_usage.
+
+Rules:
+- Messages keep their places and roles. Part lists stay lists, and tool arguments stay the very string. A refusal is text. Reasoning is read
+  in both spellings, `reasoning_content` and `reasoning`, and written in the first.
+- A text without calls or reasoning right after calls without a text is the text of that turn: Codex 0.94 splits a turn in this way.
+- A custom tool is a function with one string, `input`; its grammar is described, not enforced. Its calls leave as custom calls; arguments
+  without an input leave as the input.
+- Only `allowed_tools` are shown. A tool_choice without tools has no effect.
+- Text files are their text, and image files are images. For other files the model reads that they aren't shown.
+- Effort minimal is low; xhigh and max are high; unknown names have no effect.
+- Each of n choices is a call of its own on the log. Usage counts the prompt once.
+Ignored: logprobs and top_logprobs (the log keeps them; they never leave), logit_bias (its ids are of OpenAI's tokenizers), audio (a format
+of answers that are never made), metadata, moderation, prediction, prompt caching, safety_identifier, service_tier, store, user, verbosity,
+web_search_options, stream_options.include_obfuscation, and all unknown fields, such as litellm's provider_specific_fields.
+Refused: n above 128; audio in messages; files by id; answers in audio alone; tools of other kinds; a choice of a tool that isn't declared;
 the deprecated functions and function_call.
 """
 
@@ -47,7 +48,7 @@ from proxy.chat import (
 )
 from proxy.dialects import freeform
 from proxy.dialects.base import Route, Serves, Wire
-from proxy.dialects.reading import decoded, event
+from proxy.dialects.codec import decoded, event, invalid, is_present
 from proxy.errors import Refusal, RefusalError
 from proxy.wire.openai_chat import (
     ChatCompletionRequest,
@@ -76,7 +77,7 @@ SHAPES: dict[Refusal, tuple[str, str | None]] = {
     Refusal.BAD_ENGINE: ("server_error", "bad_gateway"),
     Refusal.UNAVAILABLE: ("server_error", "service_unavailable"),
 }
-"""OpenAI's `type` and `code` by refusal; clients decide on these whether to try again."""
+"""OpenAI's error `type` and `code` by refusal; clients retry or give up by these."""
 EFFORTS = {
     "none": "none",
     "minimal": "low",
@@ -86,9 +87,8 @@ EFFORTS = {
     "xhigh": "high",
     "max": "high",
 }
-NOTHING = (b"", b"null")
 MAX_CHOICES = 128
-"""Of one request, as with OpenAI."""
+"""Limit of `n`, as at OpenAI."""
 _requests = msgspec.json.Decoder(ChatCompletionRequest)
 _formats = msgspec.json.Decoder(ResponseFormat)
 _encode = msgspec.json.Encoder().encode
@@ -102,7 +102,7 @@ class OpenAIChat:
         Route("POST", "/v1/chat/completions", Serves.CALL),
         Route("GET", "/v1/models", Serves.MODELS),
         Route("GET", "/v1/models/{model:.+}", Serves.MODELS),
-        # Of clients whose base URL has no version.
+        # For clients whose base URL has no version.
         Route("POST", "/chat/completions", Serves.CALL),
         Route("GET", "/models", Serves.MODELS),
     )
@@ -129,14 +129,14 @@ class OpenAIChat:
         )
 
     def stream(self, call_id: str, created: int, request: ChatRequest, answers: Sequence[Answer]) -> bytes:
-        """Of each choice role, reasoning, content, tool calls, finish reason; then usage if asked for, `[DONE]`."""
+        """For each choice role, reasoning, content, tool calls and finish reason; then usage if requested, and `[DONE]`."""
         head = {
             "id": call_id,
             "object": "chat.completion.chunk",
             "created": created,
             "model": request.model or answers[0].model,
         }
-        # With include_usage every other chunk says `usage: null`, as OpenAI's do.
+        # With include_usage every other chunk has `usage: null`, as OpenAI's do.
         tail: dict[str, Any] = {"usage": None} if request.stream_usage else {}
         events = [
             event(
@@ -150,7 +150,7 @@ class OpenAIChat:
         return b"".join([*events, b"data: [DONE]\n\n"])
 
     def count(self, tokens: int) -> bytes:
-        """OpenAI counts no chat: no route of this dialect leads here."""
+        """Not served: OpenAI has no route that counts a chat's tokens."""
         raise NotImplementedError(tokens)
 
     def models(self, served: Sequence[str], only: str | None) -> bytes:
@@ -205,18 +205,14 @@ def _canonical(wire: ChatCompletionRequest) -> ChatRequest:
 
 def _refuse(wire: ChatCompletionRequest) -> None:
     if not wire.messages:
-        raise _invalid("messages", "expected at least one")
+        raise invalid("messages", "expected at least one")
     if wire.n is not None and not 1 <= wire.n <= MAX_CHOICES:
-        raise _invalid("n", f"expected 1 to {MAX_CHOICES}, got {wire.n}")
+        raise invalid("n", f"expected 1 to {MAX_CHOICES}, got {wire.n}")
     if wire.modalities and "text" not in wire.modalities:
-        raise _invalid("modalities", f"expected text among them, got {wire.modalities!r}")
+        raise invalid("modalities", f"expected text among them, got {wire.modalities!r}")
     for name, deprecated in (("functions", wire.functions), ("function_call", wire.function_call)):
-        if bytes(deprecated) not in NOTHING:
-            raise _invalid(name, "deprecated and not served; use tools and tool_choice")
-
-
-def _invalid(field: str, why: str) -> RefusalError:
-    return RefusalError(Refusal.INVALID, f"{field}: {why}", field=field)
+        if is_present(deprecated):
+            raise invalid(name, "deprecated and not served; use tools and tool_choice")
 
 
 def _message(wire: WireMessage, field: str) -> Message:
@@ -226,11 +222,11 @@ def _message(wire: WireMessage, field: str) -> Message:
     else:
         content = wire.content if wire.content is not None else wire.refusal
     if wire.role == "tool" and wire.tool_call_id is None:
-        raise _invalid(f"{field}.tool_call_id", "required for role tool")
-    if bytes(wire.function_call) not in NOTHING:
-        raise _invalid(f"{field}.function_call", "deprecated and not served; use tool_calls")
-    if bytes(wire.audio) not in NOTHING:
-        raise _invalid(f"{field}.audio", "no answer here was audio")
+        raise invalid(f"{field}.tool_call_id", "required for role tool")
+    if is_present(wire.function_call):
+        raise invalid(f"{field}.function_call", "deprecated and not served; use tool_calls")
+    if is_present(wire.audio):
+        raise invalid(f"{field}.audio", "no answer here was audio")
     return Message(
         role=wire.role,
         content=content,
@@ -242,7 +238,7 @@ def _message(wire: WireMessage, field: str) -> Message:
 
 
 def _rejoined(messages: Iterable[Message]) -> list[Message]:
-    """Calls whose text follows as a message of its own have it again."""
+    """The messages, with each text that follows its turn's calls back in that turn."""
     joined: list[Message] = []
     for message in messages:
         before = joined[-1] if joined else None
@@ -265,7 +261,7 @@ def _part(wire: WirePart, field: str) -> Part:
             return ImagePart(url)
         case WirePart(type="file", file=WireFile(file_data=str(data)) as file):
             return _file(data, file.filename or "file")
-    raise _invalid(
+    raise invalid(
         field, f"expected a part of type text, image_url or file (by value) with its value, got {wire.type!r}"
     )
 
@@ -287,13 +283,13 @@ def _tool_call(wire: WireToolCall, field: str) -> ToolCall:
         return ToolCall(wire.id, FunctionCall(wire.function.name, wire.function.arguments or ""))
     if wire.custom is not None:
         return ToolCall(wire.id, FunctionCall(wire.custom.name, freeform.arguments_of(wire.custom.input)))
-    raise _invalid(field, f"expected a function's call or a custom tool's, got {wire.type!r}")
+    raise invalid(field, f"expected a function's call or a custom tool's, got {wire.type!r}")
 
 
 def _tool(wire: ToolSpec, field: str) -> Tool:
     if wire.type == "function" and wire.function is not None:
         spec = wire.function
-        parameters = NOT_GIVEN if bytes(spec.parameters) in NOTHING else spec.parameters
+        parameters = spec.parameters if is_present(spec.parameters) else NOT_GIVEN
         return Tool(Function(spec.name, spec.description, parameters, spec.strict))
     if wire.type == "custom" and wire.custom is not None:
         custom = wire.custom
@@ -302,12 +298,12 @@ def _tool(wire: ToolSpec, field: str) -> Tool:
             return Tool(freeform.function(custom.name, custom.description, None))
         return Tool(freeform.function(custom.name, custom.description, grammar.definition, grammar.syntax))
     if wire.type in ("function", "custom"):
-        raise _invalid(f"{field}.{wire.type}", "required")
-    raise _invalid(f"{field}.type", f"only function and custom tools are served, got {wire.type!r}")
+        raise invalid(f"{field}.{wire.type}", "required")
+    raise invalid(f"{field}.type", f"only function and custom tools are served, got {wire.type!r}")
 
 
 def _tool_choice(wire: str | Choice | None, tools: list[Tool]) -> tuple[ToolChoice | None, list[Tool]]:
-    """The choice, and the tools that are shown with it."""
+    """The choice, and the tools that it leaves."""
     match wire:
         case None | "none" | "auto" | "required":
             return wire, tools
@@ -316,33 +312,33 @@ def _tool_choice(wire: str | Choice | None, tools: list[Tool]) -> tuple[ToolChoi
             return allowed.mode, [tool for tool in tools if tool.function.name in names]
         case Choice():
             return ForcedTool(NamedFunction(_name(wire, tools))), tools
-    raise _invalid("tool_choice", f"expected none, auto, required or an object, got {wire!r}")
+    raise invalid("tool_choice", f"expected none, auto, required or an object, got {wire!r}")
 
 
 def _name(wire: ToolName, tools: list[Tool]) -> str:
-    """The name of a tool that is there."""
+    """The name of a declared tool. Raises RefusalError for any other."""
     named = wire.function if wire.type == "function" else wire.custom if wire.type == "custom" else None
     known = [tool.function.name for tool in tools]
     if named is None or named.name not in known:
         got = wire.type if named is None else named.name
-        raise _invalid("tool_choice", f"expected one of the tools {', '.join(known)}, got {got!r}")
+        raise invalid("tool_choice", f"expected one of the tools {', '.join(known)}, got {got!r}")
     return named.name
 
 
 def _response_format(raw: msgspec.Raw) -> msgspec.Raw:
-    """Nothing for plain text, which holds the model to nothing."""
-    if bytes(raw) in NOTHING:
+    """The format; absent for plain text, which needs no grammar."""
+    if not is_present(raw):
         return NOT_GIVEN
     try:
         kind = _formats.decode(raw).type
     except msgspec.ValidationError:
         kind = None
     if kind not in ("text", "json_object", "json_schema"):
-        raise _invalid("response_format.type", f"expected text, json_object or json_schema, got {kind!r}")
+        raise invalid("response_format.type", f"expected text, json_object or json_schema, got {kind!r}")
     return NOT_GIVEN if kind == "text" else raw
 
 
-# --- answer to wire
+# --- answer to body and to stream events
 
 
 def _text(message: Message) -> str | None:
@@ -351,7 +347,7 @@ def _text(message: Message) -> str | None:
 
 
 def _customs(request: ChatRequest) -> frozenset[str]:
-    """Names of the tools that were declared as custom."""
+    """Names of the request's custom tools."""
     return request.wire if isinstance(request.wire, frozenset) else frozenset()
 
 
@@ -370,24 +366,25 @@ def _choice(index: int, answer: Answer, customs: frozenset[str]) -> dict[str, An
 
 
 def _input(call: ToolCall) -> str:
-    return freeform.input_of(call.function.arguments)
+    text = freeform.parsed_input(call.function.arguments)
+    return call.function.arguments if text is None else text
 
 
 def _usage(answers: Sequence[Answer]) -> dict[str, Any]:
-    """The prompt's tokens once, the sampled ones of all choices."""
+    """Token counts: the prompt's once, the sampled ones of all choices."""
     prompt = answers[0].usage.prompt
     sampled = sum(answer.usage.sampled for answer in answers)
-    told: dict[str, Any] = {
+    counts: dict[str, Any] = {
         "prompt_tokens": prompt,
         "completion_tokens": sampled,
         "total_tokens": prompt + sampled,
     }
     if answers[0].usage.cached is not None:
-        told["prompt_tokens_details"] = {"cached_tokens": answers[0].usage.cached}
+        counts["prompt_tokens_details"] = {"cached_tokens": answers[0].usage.cached}
     if answers[0].usage.reasoning is not None:
         reasoning = sum(answer.usage.reasoning or 0 for answer in answers)
-        told["completion_tokens_details"] = {"reasoning_tokens": reasoning}
-    return told
+        counts["completion_tokens_details"] = {"reasoning_tokens": reasoning}
+    return counts
 
 
 Delta = tuple[dict[str, Any], FinishReason | None]
@@ -405,11 +402,11 @@ def _deltas(answer: Answer, customs: frozenset[str]) -> Iterator[Delta]:
     for at, call in enumerate(message.tool_calls):
         is_custom = call.function.name in customs
         kind, field = ("custom", "input") if is_custom else ("function", "arguments")
-        given = _input(call) if is_custom else call.function.arguments
+        written = _input(call) if is_custom else call.function.arguments
         yield (
             {"tool_calls": [{"index": at, "id": call.id, "type": kind, kind: {"name": call.function.name, field: ""}}]},
             None,
         )
-        if given:
-            yield {"tool_calls": [{"index": at, kind: {field: given}}]}, None
+        if written:
+            yield {"tool_calls": [{"index": at, kind: {field: written}}]}, None
     yield {}, answer.finish_reason

@@ -1,6 +1,6 @@
-"""Tool calls of the Responses API: each kind of tool has an item of its own for them, here a call's both ways.
+"""Tool calls of the Responses API, in both directions: each kind of tool has an item type of its own for its calls.
 
-A call reads the same when its item comes back: where the item's form can't hold the sampled arguments, it takes one that can.
+A call reads the same when its item comes back: if the item's form can't hold the sampled arguments, the call takes a form that can.
 """
 
 from __future__ import annotations
@@ -11,18 +11,19 @@ from typing import Any, Literal
 import msgspec
 
 from proxy.chat import FunctionCall, ToolCall
-from proxy.errors import Refusal, RefusalError
+from proxy.dialects import freeform
+from proxy.dialects.codec import invalid
 from proxy.wire.openai_responses import BuiltInCallItem, CustomCallItem, FunctionCallItem, SearchCallItem
 
 Kind = Literal["function", "custom", "tool_search", "local_shell", "shell", "apply_patch"]
 UNPARSED = "ctcr_"
-"""How the id of a custom call begins whose `input` is the arguments as they were sampled, since they hold no input."""
+"""Prefix of a custom call's id if its `input` is the sampled arguments, which have no `input` of their own."""
 UNREADABLE = (msgspec.DecodeError, RecursionError)
 
 
 @dataclass(frozen=True)
 class Declared:
-    """A tool as the harness knows it."""
+    """A tool as the harness declared it."""
 
     kind: Kind
     name: str
@@ -30,14 +31,8 @@ class Declared:
 
 
 def flat(namespace: str | None, name: str) -> str:
-    """The one name by which the model calls a tool."""
+    """The name by which the model calls a tool."""
     return name if namespace is None else f"{namespace}__{name}"
-
-
-class _Custom(msgspec.Struct, forbid_unknown_fields=True):
-    """Arguments of a custom tool."""
-
-    input: str
 
 
 class _LocalShell(msgspec.Struct, forbid_unknown_fields=True):
@@ -75,15 +70,15 @@ class BuiltIn:
     """A tool that OpenAI defines and the harness runs."""
 
     field: Literal["action", "operation"]
-    """Of its call, where the arguments are."""
+    """The field of its call's item that holds the arguments."""
     item: str
     prefix: str
-    """Of its calls' ids."""
+    """Prefix of its calls' ids."""
     description: str
     parameters: msgspec.Raw
     arguments: msgspec.json.Decoder[Any]
     extras: dict[str, Any]
-    """What the field has beside the arguments."""
+    """Constant values in the field beside the arguments."""
 
 
 def _schema(properties: dict[str, Any], required: list[str]) -> msgspec.Raw:
@@ -142,7 +137,6 @@ BUILT_INS: dict[Kind, BuiltIn] = {
     ),
 }
 
-_customs = msgspec.json.Decoder(_Custom)
 _any = msgspec.json.Decoder()
 _encode = msgspec.json.Encoder().encode
 
@@ -179,18 +173,15 @@ def _named(declared: Declared) -> dict[str, str]:
 
 
 def _custom_item(call: ToolCall, declared: Declared, suffix: str) -> dict[str, Any]:
-    """Arguments without an input are the input themselves: Codex dies of a function call to a custom tool."""
-    try:
-        prefix, given = "ctc_", _customs.decode(call.function.arguments).input
-    except UNREADABLE:
-        prefix, given = UNPARSED, call.function.arguments
+    """Arguments without an input are the input themselves: Codex crashes on a function call to a custom tool."""
+    text = freeform.parsed_input(call.function.arguments)
     return {
-        "id": f"{prefix}{suffix}",
+        "id": f"{UNPARSED if text is None else 'ctc_'}{suffix}",
         "type": "custom_tool_call",
         "status": "completed",
         "call_id": call.id,
         **_named(declared),
-        "input": given,
+        "input": call.function.arguments if text is None else text,
     }
 
 
@@ -206,7 +197,7 @@ def _search_item(call: ToolCall, suffix: str) -> dict[str, Any]:
 
 
 def _object(arguments: str) -> msgspec.Raw | str:
-    """The very text of a JSON object, else a string."""
+    """The text of a JSON object as it is; any other text as a string."""
     try:
         is_object = isinstance(_any.decode(arguments), dict)
     except UNREADABLE:
@@ -215,7 +206,7 @@ def _object(arguments: str) -> msgspec.Raw | str:
 
 
 def _built_in_item(call: ToolCall, declared: Declared, suffix: str) -> dict[str, Any]:
-    """A function call where the arguments are not as the tool takes them."""
+    """The tool's item, or a function call if the arguments don't fit it."""
     built_in = BUILT_INS[declared.kind]
     try:
         given = built_in.arguments.decode(call.function.arguments)
@@ -241,30 +232,29 @@ def function_call(item: FunctionCallItem) -> ToolCall:
 def custom_call(item: CustomCallItem) -> ToolCall:
     """The call of a `custom_tool_call`."""
     is_unparsed = item.id is not None and item.id.startswith(UNPARSED)
-    arguments = item.input if is_unparsed else _encode(_Custom(item.input)).decode()
+    arguments = item.input if is_unparsed else freeform.arguments_of(item.input)
     return ToolCall(item.call_id, FunctionCall(flat(item.namespace, item.name), arguments))
 
 
 def search_call(item: SearchCallItem) -> ToolCall:
     """The call of a `tool_search_call` that the harness answers."""
-    assert item.call_id is not None, "the harness's, as the caller has seen"
+    assert item.call_id is not None, "checked by the caller"
     raw = bytes(item.arguments)
     arguments = _any.decode(raw) if raw.startswith(b'"') else msgspec.json.format(raw, indent=-1).decode()
     return ToolCall(item.call_id, FunctionCall("tool_search", arguments))
 
 
 def built_in_call(kind: Kind, item: BuiltInCallItem, field: str) -> ToolCall:
-    """The call of a built-in tool's item. Raises RefusalError where it has no action or operation."""
+    """The call of a built-in tool's item. Raises RefusalError if it has no action or operation."""
     built_in = BUILT_INS[kind]
     raw = bytes(getattr(item, built_in.field))
-    given = _any.decode(raw) if raw else None
-    if not isinstance(given, dict):
+    value = _any.decode(raw) if raw else None
+    if not isinstance(value, dict):
         where = f"{field}.{built_in.field}"
-        raise RefusalError(Refusal.INVALID, f"{where}: expected an object", field=where)
-    extras = built_in.extras
-    said = {
-        name: value
-        for name, value in given.items()
-        if value is not None and not (name in extras and value == extras[name])
+        raise invalid(where, "expected an object")
+    arguments = {
+        name: argument
+        for name, argument in value.items()
+        if argument is not None and built_in.extras.get(name) != argument
     }
-    return ToolCall(item.call_id, FunctionCall(kind, _encode(said).decode()))
+    return ToolCall(item.call_id, FunctionCall(kind, _encode(arguments).decode()))

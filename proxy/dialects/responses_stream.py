@@ -1,22 +1,22 @@
-"""Events by which OpenAI streams a response: each item added, told piece by piece, done. They say what the items say."""
+"""The events of a streamed response: each item is added, sent piece by piece, and done. Together they hold what the body holds."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from proxy.dialects.reading import event
+from proxy.dialects.codec import event
 
 Event = dict[str, Any]
 PIECES = {
     "function_call": ("arguments", "response.function_call_arguments"),
     "custom_tool_call": ("input", "response.custom_tool_call_input"),
 }
-"""Calls whose text is streamed: its field, and how its events are named. Other calls come whole."""
+"""The streamed field of a call's item, and the prefix of its events' names; calls of other tools are sent whole."""
 
 
 def stream(begun: Event, items: Sequence[Event], ended: Event) -> bytes:
-    """All events of a response, which is `begun` before its first item and `ended` after the last."""
+    """All events of a response; `begun` is the response before its first item, `ended` after the last."""
     events: list[Event] = [
         {"type": "response.created", "response": begun},
         {"type": "response.in_progress", "response": begun},
@@ -24,7 +24,7 @@ def stream(begun: Event, items: Sequence[Event], ended: Event) -> bytes:
     for index, item in enumerate(items):
         events += _of_item(item, index)
     events.append({"type": f"response.{ended['status']}", "response": ended})
-    return b"".join(event(told | {"sequence_number": at}, told["type"]) for at, told in enumerate(events))
+    return b"".join(event(each | {"sequence_number": at}, each["type"]) for at, each in enumerate(events))
 
 
 def _of_item(item: Event, index: int) -> Iterator[Event]:

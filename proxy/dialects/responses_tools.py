@@ -1,7 +1,7 @@
-"""Tools of a Responses request: what the model is shown for each, and which one it called.
+"""Tools of a Responses request: the function that the model sees for each, and the tool that a call is meant for.
 
-To the model every tool is a function. Its name tells the namespace (`clock__sleep`), and a table of what was declared leads back, so that a
-call is answered as the harness knows the tool.
+To the model every tool is a function. Its name includes the namespace (`clock__sleep`). A table of the declared tools leads back from the
+name, so that a call is answered with the item of the tool that the harness declared.
 """
 
 from __future__ import annotations
@@ -13,14 +13,12 @@ import msgspec
 
 from proxy.chat import NOT_GIVEN, ForcedTool, Function, NamedFunction, Tool, ToolCall, ToolChoice
 from proxy.dialects import freeform, responses_calls
-from proxy.dialects.reading import invalid_field
+from proxy.dialects.codec import decoded_part, invalid, is_present
 from proxy.dialects.responses_calls import BUILT_INS, Declared, Kind, flat
-from proxy.errors import Refusal, RefusalError
 from proxy.wire.openai_responses import Choice, ToolSpec
 
-NOTHING = (b"", b"null")
 HARNESS_RUN = ("computer", "namespace")
-"""How the types begin of tools that are the harness's, though they can't be offered: computer use, and a namespace in another."""
+"""Prefixes of tool types that the harness runs and that can't be offered: computer use, and a namespace in another."""
 _specs = msgspec.json.Decoder(ToolSpec)
 _choices: msgspec.json.Decoder[str | Choice] = msgspec.json.Decoder(str | Choice)
 
@@ -30,7 +28,7 @@ class Tools:
 
     def __init__(self) -> None:
         self.shown: list[Tool] = []
-        """What the model has from the start."""
+        """The tools at the head of the prompt."""
         self._declared: dict[str, Declared] = {}
         self._functions: dict[str, Function] = {}
         self._deferred: set[str] = set()
@@ -38,14 +36,16 @@ class Tools:
 
     @property
     def hosted(self) -> list[str]:
-        """Types of the tools that OpenAI's servers would run. None where the harness has tools that this request leaves out: then it is
-        one of an agent's, not a search beside its work."""
+        """Types of the tools that OpenAI's servers would run.
+
+        Empty if the harness has tools that this request leaves out: such a request is an agent's, not a search beside its work.
+        """
         return [] if self._declared and not self.shown else self._hosted
 
     def declare(self, raw: list[msgspec.Raw], field: str) -> list[Function]:
-        """Tools in order, each by the name that the model calls it by; one that nobody here runs is no function. Raises RefusalError.
+        """The functions of declared tools, in order; tools that OpenAI's servers run have none. Raises RefusalError.
 
-        A name that is known already keeps its first meaning.
+        A name that was declared before keeps its first tool.
         """
         found = []
         for spec, namespace, where in _flat(raw, field):
@@ -56,7 +56,7 @@ class Tools:
                 continue
             name = spec.name if kind in ("function", "custom") else kind
             if not name:
-                raise RefusalError(Refusal.INVALID, f"{where}.name: required", field=f"{where}.name")
+                raise invalid(f"{where}.name", "required")
             known_as = flat(namespace, name)
             if known_as not in self._declared:
                 self._declared[known_as] = Declared(kind, name, namespace)
@@ -67,7 +67,7 @@ class Tools:
         return found
 
     def show(self, functions: list[Function]) -> None:
-        """Shows the model these from the start, save those that a tool search of the harness's is to find first."""
+        """Show functions from the start, except those that the harness's tool search must find first."""
         is_searched = any(declared.kind == "tool_search" for declared in self._declared.values())
         shown = {tool.function.name for tool in self.shown}
         self.shown += [
@@ -77,13 +77,10 @@ class Tools:
         ]
 
     def choice(self, raw: msgspec.Raw) -> ToolChoice | None:
-        """`tool_choice`; of `allowed_tools` only those are shown on. Raises RefusalError."""
-        if bytes(raw) in NOTHING:
+        """The canonical `tool_choice`; tools outside `allowed_tools` are no longer shown. Raises RefusalError."""
+        if not is_present(raw):
             return None
-        try:
-            choice = _choices.decode(raw)
-        except msgspec.ValidationError as error:
-            raise invalid_field(str(error), "tool_choice") from None
+        choice = decoded_part(raw, _choices, "tool_choice")
         match choice:
             case "none" | "auto" | "required":
                 return choice
@@ -93,29 +90,20 @@ class Tools:
                 return choice.mode or "auto"
             case Choice():
                 return self._forced(choice)
-        raise RefusalError(
-            Refusal.INVALID,
-            f"tool_choice: expected none, auto, required or an object, got {choice!r}",
-            field="tool_choice",
-        )
+        raise invalid("tool_choice", f"expected none, auto, required or an object, got {choice!r}")
 
     def _forced(self, choice: Choice) -> ForcedTool:
         name = _called(choice)
         if name is None:
-            raise RefusalError(
-                Refusal.INVALID,
-                f"tool_choice.type: {choice.type!r} is not a tool that the harness runs; hosted tools aren't served",
-                field="tool_choice.type",
-            )
+            reason = f"{choice.type!r} is not a tool that the harness runs; hosted tools aren't served"
+            raise invalid("tool_choice.type", reason)
         if all(tool.function.name != name for tool in self.shown):
             names = ", ".join(tool.function.name for tool in self.shown) or "none"
-            raise RefusalError(
-                Refusal.INVALID, f"tool_choice.name: no tool is named {name!r}; there are {names}", field="tool_choice"
-            )
+            raise invalid("tool_choice", f"no tool is named {name!r}; there are {names}")
         return ForcedTool(NamedFunction(name))
 
     def item(self, call: ToolCall, suffix: str) -> dict[str, Any]:
-        """A sampled call as its tool's item; one of a tool that nobody declared as a function's."""
+        """A sampled call as its tool's item, or as a function call if no tool has its name."""
         name = call.function.name
         return responses_calls.item(call, self._declared.get(name, Declared("function", name)), suffix)
 
@@ -126,16 +114,13 @@ class Tools:
 def _flat(
     raw: list[msgspec.Raw], field: str, namespace: str | None = None
 ) -> Iterator[tuple[ToolSpec, str | None, str]]:
-    """Each tool with its namespace and where it stands; namespaces don't nest."""
+    """Each tool with its namespace and its path in the request; namespaces don't nest."""
     for at, one in enumerate(raw):
         where = f"{field}[{at}]"
-        try:
-            spec = _specs.decode(one)
-        except msgspec.ValidationError as error:
-            raise invalid_field(str(error), where) from None
+        spec = decoded_part(one, _specs, where)
         if spec.type == "namespace" and namespace is None:
             if not spec.name:
-                raise RefusalError(Refusal.INVALID, f"{where}.name: required", field=f"{where}.name")
+                raise invalid(f"{where}.name", "required")
             yield from _flat(spec.tools or [], f"{where}.tools", spec.name)
         else:
             yield spec, namespace, where
@@ -159,12 +144,12 @@ def _function(kind: Kind, name: str, spec: ToolSpec) -> Function:
     built_in = BUILT_INS.get(kind)
     if built_in is not None:
         return Function(name, built_in.description, built_in.parameters)
-    parameters = NOT_GIVEN if bytes(spec.parameters) in NOTHING else spec.parameters
+    parameters = spec.parameters if is_present(spec.parameters) else NOT_GIVEN
     return Function(name, spec.description, parameters, spec.strict)
 
 
 def _called(choice: Choice) -> str | None:
-    """The name of a chosen tool; None for one that isn't the harness's."""
+    """The name of a chosen tool; None for a tool that the harness doesn't run."""
     if choice.type in ("function", "custom"):
         return None if choice.name is None else flat(choice.namespace, choice.name)
     return choice.type if choice.type in BUILT_INS or choice.type == "tool_search" else None

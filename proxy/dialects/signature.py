@@ -1,9 +1,8 @@
-"""Reasoning in its signature: what a harness echoes of a thought, though it drops or shortens the thought itself.
+"""Signatures that hold the model's reasoning, so that it survives harnesses which drop or shorten the reasoning itself.
 
-Providers sign reasoning (Anthropic's `signature`, Google's `thoughtSignature`, OpenAI's `encrypted_content`) and clients send the
-signature back verbatim; some, like Gemini CLI and Claude Code with `display: omitted`, send nothing else of it. Ours holds the text, so
-that the model reads again what it thought, with nothing to look up. It is not compressed: a request of small signatures that unfold to
-gigabytes would be anyone's to make.
+Providers sign reasoning (Anthropic's `signature`, Google's `thoughtSignature`, OpenAI's `encrypted_content`), and clients send the
+signature back verbatim. Some send nothing else: Gemini CLI, and Claude Code with `display: omitted`. The proxy's signatures hold the whole
+text, so that nothing has to be looked up. They are not compressed: otherwise small signatures could unfold to gigabytes.
 """
 
 from __future__ import annotations
@@ -15,12 +14,12 @@ PREFIX = "polar:"
 
 
 def seal(reasoning: str) -> str:
-    """The signature of a thought."""
+    """The signature for a turn's reasoning."""
     return PREFIX + base64.b64encode(reasoning.encode()).decode()
 
 
 def unseal(signature: str | None) -> str | None:
-    """The thought of a signature; None for one that isn't ours."""
+    """The reasoning in a signature; None for a signature that the proxy didn't make."""
     if signature is None or not signature.startswith(PREFIX):
         return None
     try:

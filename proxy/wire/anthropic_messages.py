@@ -1,6 +1,6 @@
-"""What a request to Anthropic's Messages API looks like, as far as it is read here; fields that aren't here are skipped.
+"""Requests to Anthropic's Messages API, as far as they are read here; unknown fields are skipped, and null is missing.
 
-Types are as wide as the API's own: which values are carried, ignored or refused is told by `proxy/dialects/anthropic_messages.py`.
+Types are as wide as the API's own; `proxy/dialects/anthropic_messages.py` decides which values are carried, ignored or refused.
 """
 
 from __future__ import annotations
@@ -9,15 +9,13 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from proxy.dialects.reading import ABSENT
+from proxy.dialects.codec import ABSENT, Int64
 
 Tokens = Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
-Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
-"""What the log can hold; JSON knows no bound."""
 
 
 class Source(msgspec.Struct):
-    """Where an image or a document is; `type` says which of the others is set."""
+    """The source of an image or a document; `type` decides which other field is set."""
 
     type: str
     media_type: str | None = None
@@ -28,7 +26,7 @@ class Source(msgspec.Struct):
 
 
 class ToolSpec(msgspec.Struct):
-    """A tool of any kind: with an `input_schema` a function, else one that Anthropic defines."""
+    """A tool of any kind: a function if it has an `input_schema`, otherwise a tool that Anthropic defines."""
 
     name: str = ""
     type: str | None = None
@@ -36,11 +34,11 @@ class ToolSpec(msgspec.Struct):
     input_schema: msgspec.Raw = ABSENT
     strict: bool | None = None
     defer_loading: bool | None = None
-    """Not shown to the model before a tool reference names it."""
+    """Hidden from the model until a tool reference names the tool."""
 
 
 class ToolChange(msgspec.Struct):
-    """What a `tool_addition` or `tool_removal` is about: a reference by name, or a definition."""
+    """The tool of a `tool_addition` or `tool_removal`: a reference by name, or a definition."""
 
     name: str | None = None
     server_name: str | None = None
@@ -53,23 +51,23 @@ class Block(msgspec.Struct):
     type: str
     text: str | None = None
     source: str | Source | None = None
-    """Of an image or a document; of a search result its address."""
+    """The source of an image or a document; the address of a search result."""
     title: str | None = None
     context: str | None = None
     thinking: str | None = None
     signature: str | None = None
     data: str | None = None
-    """Of redacted thinking."""
+    """Redacted thinking."""
     id: str | None = None
     name: str | None = None
     input: Any = None
-    """Of a tool use: any JSON, as the harness parsed what was sampled."""
+    """A tool use's input: any JSON, as the harness parsed the sampled text."""
     tool_use_id: str | None = None
     content: str | list[Block] | Block | None = None
-    """Of a result, a search result or a compaction."""
+    """The content of a result, a search result or a compaction."""
     is_error: bool | None = None
     tool_name: str | None = None
-    """Of a tool reference."""
+    """The tool of a tool reference."""
     tool: ToolChange | None = None
 
 
@@ -81,7 +79,7 @@ class Format(msgspec.Struct):
 
 
 class OutputConfig(msgspec.Struct):
-    """How an answer is made; that of a message has the effort alone."""
+    """Settings of the answer; in a message only the effort."""
 
     effort: str | None = None
     format: Format | None = None
@@ -96,7 +94,7 @@ class WireMessage(msgspec.Struct):
 
 
 class Thinking(msgspec.Struct):
-    """Whether to reason, how much, and how much of it to show."""
+    """Settings of reasoning: kind, budget, and how much of it to show."""
 
     type: str
     budget_tokens: int | None = None
@@ -112,7 +110,7 @@ class Choice(msgspec.Struct):
 
 
 class MessagesRequest(msgspec.Struct):
-    """A request's fields, all that are honoured and those that are refused. To count tokens, `max_tokens` is not given."""
+    """The honoured and the refused fields. A request to count tokens has no `max_tokens`."""
 
     messages: list[WireMessage]
     model: str | None = None
@@ -123,7 +121,7 @@ class MessagesRequest(msgspec.Struct):
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     output_format: Format | None = None
-    """What `output_config.format` was called before."""
+    """The former name of `output_config.format`."""
     temperature: float | None = None
     top_p: float | None = None
     top_k: Int64 | None = None

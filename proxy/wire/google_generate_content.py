@@ -1,20 +1,16 @@
 """Requests of Google's generateContent, streamGenerateContent and countTokens, as clients write them.
 
-Google reads each name in camelCase and in snake_case, a single value where a list belongs, numbers in quotes, and null for missing; so
-does this. Unknown fields are skipped. What clients write freely (a call's args, a function's response, schemas) is left as it came.
+Like Google's servers, this module accepts each name in camelCase and in snake_case, a single value in place of a list, numbers in quotes,
+and null for missing. Unknown fields are skipped. Free values (a call's args, a function's response, schemas) stay as they came.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, TypeVar, get_args, get_origin
+from typing import Any, TypeVar, get_args, get_origin
 
 import msgspec
 
-from proxy.dialects.reading import decoded, invalid_field
-from proxy.errors import Refusal, RefusalError
-
-Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
-"""What the log can hold; JSON knows no bound."""
+from proxy.dialects.codec import Int64, decoded, refusing_bad_json
 
 
 class Blob(msgspec.Struct, rename="camel"):
@@ -33,7 +29,7 @@ class FileData(msgspec.Struct, rename="camel"):
 
 
 class FunctionCall(msgspec.Struct, rename="camel"):
-    """A call as a harness repeats it, with or without the id that it had."""
+    """A call as a harness repeats it, with or without its id."""
 
     id: str | None = None
     name: str | None = None
@@ -41,31 +37,31 @@ class FunctionCall(msgspec.Struct, rename="camel"):
 
 
 class FunctionResponse(msgspec.Struct, rename="camel"):
-    """What a function answered."""
+    """A function's answer."""
 
     id: str | None = None
     name: str | None = None
     response: Any = None
-    """An object by Google's schema; text is taken, too."""
+    """An object by Google's schema; text is accepted too."""
     parts: list[Part] | None = None
-    """Files that belong to it."""
+    """Files of the answer."""
 
 
 class ExecutableCode(msgspec.Struct, rename="camel"):
-    """Code that a model of Google's had run."""
+    """Code that Google ran for its model."""
 
     code: str = ""
     language: str | None = None
 
 
 class CodeExecutionResult(msgspec.Struct, rename="camel"):
-    """What that code printed."""
+    """The output of that code."""
 
     output: str = ""
 
 
 class Part(msgspec.Struct, rename="camel"):
-    """A part of any kind; one that holds nothing we know says nothing."""
+    """A part of any kind; a part without known fields is skipped."""
 
     text: str | None = None
     thought: bool | None = None
@@ -96,7 +92,7 @@ class FunctionDeclaration(msgspec.Struct, rename="camel"):
 
 
 class Tool(msgspec.Struct, rename="camel"):
-    """Functions, which harnesses run themselves, or what Google would run; computer use, the harness's too, is skipped."""
+    """Functions, which harnesses run, or tools that Google would run; computer use, which harnesses run, is skipped."""
 
     function_declarations: list[FunctionDeclaration] | None = None
     google_search: Any = None
@@ -113,13 +109,13 @@ class Tool(msgspec.Struct, rename="camel"):
 
     @property
     def hosted(self) -> list[str]:
-        """Names of the tools in it that Google would run."""
+        """Names of the tools that Google would run."""
         _, *hosted = msgspec.structs.fields(self)
         return [field.encode_name for field in hosted if getattr(self, field.name) is not None]
 
 
 class FunctionCallingConfig(msgspec.Struct, rename="camel"):
-    """Whether functions must, may or mustn't be called, and which."""
+    """Which functions the model may or must call."""
 
     mode: str | None = None
     allowed_function_names: list[str] | None = None
@@ -136,7 +132,7 @@ class ThinkingConfig(msgspec.Struct, rename="camel"):
 
     include_thoughts: bool | None = None
     thinking_budget: Int64 | None = None
-    """Tokens; 0: none, -1: as the model likes."""
+    """Tokens; 0: none, -1: the model decides."""
     thinking_level: str | None = None
 
 
@@ -212,7 +208,7 @@ STRUCTS = (
 FIELDS = [field for struct in STRUCTS for field in msgspec.structs.fields(struct)]
 CAMEL = {field.name: field.encode_name for field in FIELDS}
 FREE = frozenset(field.encode_name for field in FIELDS if field.type is Any) | {"args"}
-"""What no name is changed in."""
+"""Fields in whose values no name is changed."""
 LISTS = frozenset(f.encode_name for f in FIELDS if any(get_origin(kind) is list for kind in get_args(f.type)))
 Request = TypeVar("Request", bound=GenerateContentRequest)
 _anything = msgspec.json.Decoder()
@@ -220,26 +216,18 @@ _anything = msgspec.json.Decoder()
 
 def read(body: bytes, kind: type[Request]) -> Request:
     """A body as one of the two requests. Raises RefusalError with the path of the field at fault."""
-    try:
+    with refusing_bad_json():
         return msgspec.convert(_spelled(decoded(body, _anything)), kind, strict=False)
-    except msgspec.ValidationError as error:
-        raise invalid_field(str(error)) from None
-    except RecursionError:
-        raise RefusalError(Refusal.INVALID, "the request's body is nested too deeply") from None
 
 
-def _spelled(told: Any) -> Any:
-    """With the names that we know in camelCase, and lists where they belong."""
-    if isinstance(told, list):
-        return [_spelled(inner) for inner in told]
-    if not isinstance(told, dict):
-        return told
-    return _fields(told)
-
-
-def _fields(told: dict[str, Any]) -> dict[str, Any]:
+def _spelled(value: Any) -> Any:
+    """The value with known names in camelCase, and lists where the schema has lists."""
+    if isinstance(value, list):
+        return [_spelled(inner) for inner in value]
+    if not isinstance(value, dict):
+        return value
     spelled = {}
-    for key, inner in told.items():
+    for key, inner in value.items():
         name = CAMEL.get(key, key)
         if name not in FREE and isinstance(inner, dict | list):
             inner = _spelled(inner)

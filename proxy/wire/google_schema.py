@@ -1,7 +1,7 @@
 """Google's Schema as the JSON schema that engines understand.
 
-Types in upper case become lower, `nullable` a type of its own, names in snake_case and counts in quotes what JSON schema spells; a JSON
-schema passes unchanged, but for the upper-case types that Gemini CLI writes there, too. Key order stays: it reaches the prompt.
+Types in upper case become lower case, `nullable` becomes a type, and names in snake_case and counts in quotes get JSON schema's spelling. A
+JSON schema passes unchanged, except for upper-case types, which Gemini CLI writes there too. Key order stays: it reaches the prompt.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ NAMES = {
 }
 COUNTS = frozenset({"maxItems", "maxLength", "maxProperties", "minItems", "minLength", "minProperties"})
 ONE = frozenset({"items", "additionalProperties", "not"})
-"""Keywords that hold a schema."""
+"""Keywords whose value is a schema."""
 MANY = frozenset({"anyOf", "oneOf", "allOf", "prefixItems"})
-"""Those that hold a list of schemas."""
+"""Keywords whose value is a list of schemas."""
 NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions"})
-"""Those that hold schemas by name."""
+"""Keywords whose value maps names to schemas."""
 
 
 def json_schema(schema: Any) -> Any:
-    """The JSON schema of a Schema; what isn't an object as it is."""
+    """The JSON schema of a Schema; any value but an object as it is."""
     return _fields(schema) if isinstance(schema, dict) else schema
 
 
 def _fields(schema: dict[str, Any]) -> dict[str, Any]:
     named = {NAMES.get(key, key): value for key, value in schema.items()}
-    told = {key: _value(key, value) for key, value in named.items()}
-    if told.get("type") == UNSPECIFIED:
-        del told["type"]
-    return _with_null(told) if told.pop("nullable", None) is True else told
+    converted = {key: _value(key, value) for key, value in named.items()}
+    if converted.get("type") == UNSPECIFIED:
+        del converted["type"]
+    return _with_null(converted) if converted.pop("nullable", None) is True else converted
 
 
 def _value(name: str, value: Any) -> Any:
@@ -64,7 +64,7 @@ def _type(value: Any) -> Any:
 
 
 def _with_null(schema: dict[str, Any]) -> dict[str, Any]:
-    """The schema, or null."""
+    """The schema, extended to allow null."""
     if isinstance(schema.get("type"), str):
         schema["type"] = [schema["type"], "null"]
     if isinstance(schema.get("anyOf"), list):

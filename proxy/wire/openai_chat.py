@@ -1,20 +1,16 @@
-"""What a request to OpenAI's Chat Completions looks like, as harnesses write it: unknown fields are skipped, null is missing.
+"""Requests to OpenAI's Chat Completions, as far as they are read here; unknown fields are skipped, and null is missing.
 
-Types are as wide as the API's own: which values are carried, ignored or refused is told by `proxy/dialects/openai_chat.py`.
+Types are as wide as the API's own; `proxy/dialects/openai_chat.py` decides which values are carried, ignored or refused.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
 import msgspec
 
 from proxy.chat import ImageUrl, NamedFunction, Role
-from proxy.dialects.reading import ABSENT
-
-Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
-"""What the log can hold; JSON knows no bound."""
-
+from proxy.dialects.codec import ABSENT, Int64
 
 # --- messages
 
@@ -29,7 +25,7 @@ class WireFile(msgspec.Struct):
 
 
 class WirePart(msgspec.Struct):
-    """A content part; `type` says which of the others is set."""
+    """A content part; `type` decides which other field is set."""
 
     type: str
     text: str | None = None
@@ -80,7 +76,7 @@ class WireMessage(msgspec.Struct):
 
 
 class Grammar(msgspec.Struct):
-    """A grammar that a custom tool's input keeps to."""
+    """The grammar of a custom tool's input."""
 
     definition: str
     syntax: str = ""
@@ -94,7 +90,7 @@ class CustomFormat(msgspec.Struct):
 
 
 class CustomSpec(msgspec.Struct):
-    """A tool that takes text."""
+    """A tool whose input is text."""
 
     name: str
     description: str | None = None
@@ -102,7 +98,7 @@ class CustomSpec(msgspec.Struct):
 
 
 class FunctionSpec(msgspec.Struct):
-    """A tool that takes JSON."""
+    """A tool whose arguments are JSON."""
 
     name: str
     description: str | None = None
@@ -111,7 +107,7 @@ class FunctionSpec(msgspec.Struct):
 
 
 class ToolSpec(msgspec.Struct):
-    """A tool of any kind; of `function` and `custom` one is set."""
+    """A tool of any kind; either `function` or `custom` is set."""
 
     type: str = "function"
     function: FunctionSpec | None = None
@@ -127,14 +123,14 @@ class ToolName(msgspec.Struct):
 
 
 class AllowedTools(msgspec.Struct):
-    """Tools of which the model may, or must, call one."""
+    """The tools that the model may call, or must call one of."""
 
     tools: list[ToolName]
     mode: Literal["auto", "required"] = "auto"
 
 
 class Choice(ToolName):
-    """A tool choice that isn't a word: a tool, or those allowed."""
+    """A tool choice that is an object: a tool, or the allowed tools."""
 
     allowed_tools: AllowedTools | None = None
 
@@ -143,19 +139,17 @@ class Choice(ToolName):
 
 
 class StreamOptions(msgspec.Struct):
-    """`stream_options`."""
-
     include_usage: bool | None = None
 
 
 class ResponseFormat(msgspec.Struct):
-    """`response_format`, as far as it must be understood here."""
+    """`response_format`, as far as it is read here."""
 
     type: str
 
 
 class ChatCompletionRequest(msgspec.Struct):
-    """A request's body: the fields that are honoured, and those that are refused."""
+    """The honoured and the refused fields."""
 
     messages: list[WireMessage]
     model: str | None = None

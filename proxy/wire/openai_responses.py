@@ -1,26 +1,22 @@
-"""What a request to OpenAI's Responses API looks like, as far as it is read here; fields that aren't here are skipped.
+"""Requests to OpenAI's Responses API, as far as they are read here; unknown fields are skipped, and null is missing.
 
-Types are as wide as the API's own: which values are carried, ignored or refused is told by `proxy/dialects/openai_responses.py`. Input
-items and tools are read one by one, each by its type, so that one of a type that nobody here knows breaks no call.
+Types are as wide as the API's own; `proxy/dialects/openai_responses.py` decides which values are carried, ignored or refused. Input
+items and tools are decoded one by one, each by its type, so that one of an unknown type doesn't fail the request.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
 import msgspec
 
-from proxy.dialects.reading import ABSENT
-
-Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
-"""What the log can hold; JSON knows no bound."""
-
+from proxy.dialects.codec import ABSENT, Int64
 
 # --- input items
 
 
 class Item(msgspec.Struct):
-    """What tells an input item's type; without `type` it is a message, or a reference that has only an id."""
+    """The fields that decide an input item's type; without `type` it is a message, or a reference if it has only an id."""
 
     type: str | None = None
     role: str | None = None
@@ -28,7 +24,7 @@ class Item(msgspec.Struct):
 
 
 class WirePart(msgspec.Struct):
-    """A content part of a message or of a tool's output; `type` says which of the others is set."""
+    """A content part of a message or of a tool's output; `type` decides which other field is set."""
 
     type: str
     text: str | None = None
@@ -52,7 +48,7 @@ class MessageItem(msgspec.Struct):
 
 
 class AgentMessageItem(msgspec.Struct):
-    """`agent_message`: what one of Codex's agents tells another."""
+    """`agent_message`: a message from one of Codex's agents to another."""
 
     content: list[WirePart]
 
@@ -158,13 +154,13 @@ class CustomFormat(msgspec.Struct):
 
 
 class Environment(msgspec.Struct):
-    """Where a `shell` tool runs."""
+    """The environment in which a `shell` tool runs."""
 
     type: str
 
 
 class ToolSpec(msgspec.Struct):
-    """A tool of any type; `type` says which of the others count."""
+    """A tool of any type; `type` decides which other fields count."""
 
     type: str
     name: str | None = None
@@ -172,17 +168,17 @@ class ToolSpec(msgspec.Struct):
     parameters: msgspec.Raw = ABSENT
     strict: bool | None = None
     defer_loading: bool | None = None
-    """Not shown to the model before a tool search finds it."""
+    """Hidden from the model until a tool search finds the tool."""
     format: CustomFormat | None = None
     tools: list[msgspec.Raw] | None = None
-    """Of a namespace."""
+    """The tools of a namespace."""
     execution: str | None = None
-    """Of a tool search: `client`, or on the provider's server."""
+    """Who runs a tool search: `client`, or the provider's server."""
     environment: Environment | None = None
 
 
 class Choice(msgspec.Struct):
-    """`tool_choice` as an object, and each of the tools that `allowed_tools` names."""
+    """`tool_choice` as an object, or a tool in `allowed_tools`."""
 
     type: str
     name: str | None = None
@@ -195,15 +191,11 @@ class Choice(msgspec.Struct):
 
 
 class Reasoning(msgspec.Struct):
-    """`reasoning`."""
-
     effort: str | None = None
     summary: str | None = None
 
 
 class Format(msgspec.Struct):
-    """`text.format`."""
-
     type: str
     name: str | None = None
     schema: msgspec.Raw = ABSENT
@@ -212,20 +204,16 @@ class Format(msgspec.Struct):
 
 
 class Text(msgspec.Struct):
-    """`text`."""
-
     format: Format | None = None
     verbosity: str | None = None
 
 
 class PromptCacheOptions(msgspec.Struct):
-    """`prompt_cache_options`."""
-
     prewarm: bool | None = None
 
 
 class ResponsesRequest(msgspec.Struct):
-    """A request's fields: those that are honoured, those that the answer repeats, and those that are refused."""
+    """The honoured fields, the fields that the answer repeats, and the refused fields."""
 
     model: str | None = None
     input: str | list[msgspec.Raw] | None = None

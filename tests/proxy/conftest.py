@@ -17,7 +17,7 @@ from polar.scripted.app import running
 from polar.scripted.engine import Engine as ScriptedEngine
 from proxy.addresses import Binding
 from proxy.app import Proxy
-from proxy.dialects.installed import dialects
+from proxy.dialects.base import dialects
 from proxy.engines.pool import Engines
 from topics import completions, control, events, fleet, workers
 from topics.completions import CallRecord

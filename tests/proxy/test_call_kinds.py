@@ -10,8 +10,7 @@ import pytest
 
 from proxy.call_kinds import MAIN, RULES, Kind, kind_of
 from proxy.chat import ChatRequest, Function, Message, TextPart, Tool
-from proxy.dialects.base import Wire
-from proxy.dialects.installed import dialects
+from proxy.dialects.base import Wire, dialects
 from proxy.lineage import VALUE_LIMIT, lineage_of
 from topics.types import building
 from topics.types.completion import Sampling

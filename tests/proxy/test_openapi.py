@@ -13,8 +13,7 @@ import schemathesis
 from jsonschema_rs import ValidationError
 
 from proxy.app import Proxy
-from proxy.dialects.base import Dialect, Serves
-from proxy.dialects.installed import dialects
+from proxy.dialects.base import Dialect, Serves, dialects
 from proxy.errors import Refusal, RefusalError
 from proxy.openapi import MATCHED, document, text
 

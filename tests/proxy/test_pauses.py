@@ -14,7 +14,7 @@ from polar.scripted.engine import Engine as ScriptedEngine
 from polar.scripted.faults import Hang, Slow
 from proxy.addresses import Binding
 from proxy.app import Proxy
-from proxy.dialects.installed import dialects
+from proxy.dialects.base import dialects
 from proxy.engines.pool import Engines
 from tests.proxy.conftest import Bench, eventually, proxied
 from topics import workers

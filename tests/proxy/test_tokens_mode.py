@@ -21,7 +21,7 @@ from polar.scripted.faults import Slow, Status
 from polar.scripted.scripts import Script, ScriptTurn, Variant
 from proxy.addresses import Binding
 from proxy.app import Proxy
-from proxy.dialects.installed import dialects
+from proxy.dialects.base import dialects
 from proxy.engines.pool import Engines
 from proxy.session_key import KEY_HEADER
 from tests.proxy.conftest import Bench, eventually

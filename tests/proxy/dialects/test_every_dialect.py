@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.chat import ChatRequest, FunctionCall, Message, ToolCall
-from proxy.dialects.base import Serves, Wire
-from proxy.dialects.installed import dialects
+from proxy.dialects.base import Serves, Wire, dialects
 from proxy.errors import Refusal, RefusalError
 from tests.proxy.dialects.sse import events_of, payloads_of
 from tests.proxy.dialects.suite import answer_of

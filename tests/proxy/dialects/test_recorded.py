@@ -20,8 +20,7 @@ from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
 
 from proxy.chat import Answer, ChatRequest, Message, Usage
-from proxy.dialects.base import Dialect, Serves, Wire
-from proxy.dialects.installed import dialects
+from proxy.dialects.base import Dialect, Serves, Wire, dialects
 from proxy.session.turns import SampledTurns
 from topics.types.tokens import pack_ids, pack_logprobs
 

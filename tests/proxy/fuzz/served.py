@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 import jsonschema_rs
 import psutil
 
-from proxy.dialects.installed import dialects
+from proxy.dialects.base import dialects
 from proxy.openapi import document
 from proxy.peers.forwarding import FORWARDED, REFUSED
 from tests.proxy.conftest import Bench, benched

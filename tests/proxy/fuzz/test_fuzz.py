@@ -19,7 +19,7 @@ from schemathesis import GenerationMode
 from schemathesis.checks import CHECKS, load_all_checks
 from schemathesis.core.result import Ok
 
-from proxy.dialects.installed import dialects
+from proxy.dialects.base import dialects
 from proxy.openapi import document
 from proxy.session_key import KEY_HEADER
 from tests.proxy.fuzz.bodies import ASKED, CallSpec

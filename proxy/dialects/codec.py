@@ -1,0 +1,82 @@
+"""Decoding of request bodies and encoding of events, for all dialects: errors name the field at fault."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+
+from proxy.chat import Function
+from proxy.errors import Refusal, RefusalError
+
+T = TypeVar("T")
+Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+"""The integers that the log can hold; JSON has no bound."""
+ABSENT: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
+"""Default of a wire struct's raw field. Made anew each time, since a published schema can't show a shared one; unfit for structs that are
+written with `omit_defaults`, which compares by identity."""
+LINE_BREAKS = bytes.maketrans(b"\r\n", b"  ")
+_encode = msgspec.json.Encoder().encode
+
+
+@contextmanager
+def refusing_bad_json() -> Iterator[None]:
+    """Turns errors of decoding, and of recursion into a decoded body, into RefusalError (400)."""
+    try:
+        yield
+    except msgspec.ValidationError as error:
+        raise invalid_field(str(error)) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise RefusalError(Refusal.INVALID, f"the request's body is not JSON: {error}") from None
+    except RecursionError:
+        raise RefusalError(Refusal.INVALID, "the request's body is nested too deeply") from None
+
+
+def decoded(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
+    """A body as the decoder's type. Raises RefusalError with the path of the field at fault."""
+    with refusing_bad_json():
+        body.decode()  # msgspec doesn't check the text of raw fields
+        return decoder.decode(body)
+
+
+def decoded_part(raw: msgspec.Raw, decoder: msgspec.json.Decoder[T], path: str) -> T:
+    """A raw part of a body as the decoder's type. Raises RefusalError with the field's path, which begins with `path`."""
+    try:
+        return decoder.decode(raw)
+    except msgspec.ValidationError as error:
+        raise invalid_field(str(error), path) from None
+
+
+def invalid_field(error: str, below: str = "") -> RefusalError:
+    """The refusal for a message of msgspec like "Expected `str`, got `int` - at `$.messages[0].content`".
+
+    The refused field is that path, under `below` if it is given.
+    """
+    reason, _, path = error.partition(" - at ")
+    inner = path.strip("`").removeprefix("$").removeprefix(".")
+    field = f"{below}.{inner}" if below and inner and not inner.startswith("[") else below + inner
+    return RefusalError(Refusal.INVALID, f"{field or 'the request'}: {reason}", field=field or None)
+
+
+def invalid(field: str, reason: str) -> RefusalError:
+    """The refusal of a field's value."""
+    return RefusalError(Refusal.INVALID, f"{field}: {reason}", field=field)
+
+
+def is_present(raw: msgspec.Raw) -> bool:
+    """False for a raw field that is missing or null."""
+    return bytes(raw) not in (b"", b"null")
+
+
+def inlined(function: Function) -> str:
+    """A tool that is added in mid-conversation, as text in its place: the tools at the head of a prompt never change."""
+    return f"<function>{_encode(function).decode()}</function>"
+
+
+def event(payload: Any, name: str | None = None) -> bytes:
+    """One server-sent event, with an `event:` line for providers whose clients read it."""
+    head = b"" if name is None else b"event: " + name.encode() + b"\n"
+    # Some payloads hold raw JSON of clients and models: a line break in it is whitespace between tokens, but would end the data.
+    return head + b"data: " + _encode(payload).translate(LINE_BREAKS) + b"\n\n"
