@@ -1,6 +1,6 @@
 """`python -m polar.scripted`: serves the scripted engine until SIGTERM or Ctrl-C.
 
-Exit codes: 0 stopped, 2 for bad input, 3 where the port can't be had.
+Exit codes: 0 stopped, 2 bad input, 3 the port isn't available.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from polar.scripted.record import Record
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the engine with command line arguments and returns the exit code."""
+    """Run the engine with command line arguments; returns the exit code."""
     options = _parser().parse_args(arguments)
     try:
         record = Record(options.record)
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 async def serve(engine: Engine, host: str, port: int, ready_file: Path | None) -> None:
-    """Serves until SIGTERM or SIGINT. `ready_file` gets `{"url", "pid"}` once the engine answers."""
+    """Serve until SIGTERM or SIGINT. `{"url", "pid"}` is written to `ready_file` once the engine serves."""
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -63,7 +63,7 @@ async def serve(engine: Engine, host: str, port: int, ready_file: Path | None) -
 
 
 def _write_ready(file: Path, url: str) -> None:
-    """Whoever waits for the file must find it whole."""
+    """Write the file atomically: a waiting reader must never see a part of it."""
     unfinished = file.with_name(f"{file.name}.{os.getpid()}")
     unfinished.write_text(json.dumps({"url": url, "pid": os.getpid()}) + "\n")
     unfinished.rename(file)
@@ -72,15 +72,15 @@ def _write_ready(file: Path, url: str) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m polar.scripted", description=f"Serves {WHAT_IT_IS}.")
     parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=_whole(0, 65_535), default=0, help="0 takes a free one (default)")
-    parser.add_argument("--ready-file", type=Path, help="written when the engine answers: its URL and process id")
+    parser.add_argument("--port", type=_whole(0, 65_535), default=0, help="default: 0, any free port")
+    parser.add_argument("--ready-file", type=Path, help="written once the engine serves: its URL and process id")
     parser.add_argument("--model", default=DEFAULT_MODEL, help="the model's name (default: %(default)s)")
     parser.add_argument("--max-model-len", type=_whole(16, 2**24), default=DEFAULT_CONTEXT, metavar="TOKENS")
     parser.add_argument("--seed", type=_whole(0, 2**63 - 1), default=0)
     parser.add_argument(
         "--scripts", type=Path, action="append", default=[], help="a file or folder of scripts; may be repeated"
     )
-    parser.add_argument("--record", type=Path, metavar="FILE", help="where all that is sampled is written down")
+    parser.add_argument("--record", type=Path, metavar="FILE", help="record of all sampled tokens, in JSON lines")
     parser.add_argument(
         "--drift",
         type=Drift,
@@ -88,7 +88,7 @@ def _parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         dest="drifts",
-        help="earlier answers are rendered otherwise than they were sampled; may be repeated",
+        help="render earlier answers differently from how they were sampled; may be repeated",
     )
     parser.add_argument(
         "--fault",
@@ -103,12 +103,12 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _whole(least: int, most: int) -> Callable[[str], int]:
-    """Reads the whole numbers from `least` to `most`."""
+    """An argument type for integers from `least` to `most`."""
 
     def read(text: str) -> int:
         if text.isdecimal() and least <= int(text) <= most:
             return int(text)
-        raise argparse.ArgumentTypeError(f"{text!r}; a whole number from {least} to {most} is needed")
+        raise argparse.ArgumentTypeError(f"{text!r} is not an integer from {least} to {most}")
 
     return read
 

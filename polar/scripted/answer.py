@@ -1,18 +1,18 @@
-"""Sampled token ids to what a chat client sees: the parser of reasoning, text and tool calls.
+"""Parses sampled token ids into reasoning, text and tool calls, and finds stop strings.
 
-The form is that of Hermes models: `<think>…</think>`, text, then `<tool_call>` newline, a JSON object with `name` and
-`arguments`, newline, `</tool_call>`, calls parted by a newline. The parser works on ids, so text that merely looks like
-a special token stays text. It tells for each token what that token adds, and both the body and the stream of an answer
-are made of these deltas: they can't disagree.
+The format is that of Hermes models: `<think>…</think>`, text, end `<tool_call>`, newline, a JSON object with `name` and `arguments`,
+newline, `</tool_call>`; a newline separates calls. The parser works on ids, so text that only looks like a special token stays text. It
+computes what each token adds; the body and the stream of an answer are both made from these deltas and can't disagree.
 
-A call that isn't whole, or isn't of the form, is text, markers and all, as it is with vLLM.
+As in vLLM, an incomplete or malformed call is text, including its markers. An answer ends with the token that completes a stop string; that
+token is sampled and counted, but the stop string isn't shown.
 """
 
 import codecs
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final
 
@@ -26,42 +26,42 @@ _CALL: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What one token, or some in a row, add to the assistant's message."""
+    """What one token, or several adjacent ones, add to the assistant's message."""
 
     text: str = ""
     reasoning: str = ""
     calls: tuple[tuple[int, Call], ...] = ()
-    """(index, piece of a call): a call's first piece has its name, later ones an empty name; arguments add up."""
+    """(index, piece of a call): the first piece has the call's name, later ones an empty name; arguments are concatenated."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """Ids `start` to `stop` of an answer, all ordinary tokens, between two special ones."""
+    """Ordinary tokens `[start, stop)` of an answer, between two special tokens."""
 
     start: int
     stop: int
     text: str
     before: str
     after: str
-    """Names of the special tokens on either side; empty where the answer begins or is cut off."""
+    """Names of the adjacent special tokens; empty at the answer's beginning and at a cut end."""
 
     @property
     def call(self) -> re.Match[str] | None:
-        """The call that the run spells, if it stands whole between its markers."""
+        """The match of a complete call between its markers."""
         if self.before == "<tool_call>" and self.after == "</tool_call>":
             return _CALL.fullmatch(self.text)
         return None
 
 
 class AnswerParser:
-    """Parses sampled ids with the tokenizer that they are of."""
+    """Parses ids of one tokenizer."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._special_names = {token_id: name for name, token_id in tokenizer.special_ids.items()}
 
     def deltas(self, token_ids: Sequence[int]) -> list[Delta]:
-        """For each token what it adds to the message, in order; as long as `token_ids`."""
+        """What each token adds to the message; as long as `token_ids`."""
         deltas = [Delta()] * len(token_ids)
         calls = 0
         runs = list(self._runs(token_ids))
@@ -88,7 +88,7 @@ class AnswerParser:
         return deltas
 
     def reasoning_tokens(self, token_ids: Sequence[int]) -> int:
-        """How many of the ids are reasoning, its markers not counted."""
+        """The number of reasoning tokens, without the markers."""
         return sum(run.stop - run.start for run in self._runs(token_ids) if run.before == "<think>")
 
     def _runs(self, token_ids: Sequence[int]) -> Iterator[_Run]:
@@ -101,19 +101,19 @@ class AnswerParser:
         yield _Run(start, len(token_ids), self._tokenizer.decode(token_ids[start:]), before, "")
 
     def _pieces(self, token_ids: Sequence[int], run: _Run, skipped: int, shown: str) -> Iterator[tuple[str, bool]]:
-        """For each token of a run its piece of `shown`, which begins `skipped` characters into the run's text, and
-        whether it is the token with which the skipped part ends. A character goes with the last token of its bytes."""
+        """For each token of a run: its piece of `shown`, which begins after `skipped` characters of the run's text, and whether the
+        skipped part ends within the token. A character belongs to the last token of its bytes."""
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         at = -skipped
         for position in range(run.start, run.stop):
             token = self._tokenizer.bytes_of(token_ids[position])
-            then = at + len(decoder.decode(token, final=position == run.stop - 1))
-            yield shown[max(at, 0) : max(then, 0)], at < 0 <= then
-            at = then
+            end = at + len(decoder.decode(token, final=position == run.stop - 1))
+            yield shown[max(at, 0) : max(end, 0)], at < 0 <= end
+            at = end
 
 
 def joined(deltas: Iterable[Delta]) -> Delta:
-    """Several tokens' deltas as one: the pieces of each call added up."""
+    """The deltas of several tokens as one; the pieces of each call are concatenated."""
     deltas = list(deltas)
     calls: dict[int, Call] = {}
     for index, piece in (entry for delta in deltas for entry in delta.calls):
@@ -127,5 +127,27 @@ def joined(deltas: Iterable[Delta]) -> Delta:
 
 
 def as_turn(delta: Delta) -> Turn:
-    """The assistant turn that a whole answer's delta makes."""
+    """The assistant turn of a complete answer's delta."""
     return Turn("assistant", delta.text, delta.reasoning, tuple(call for _, call in delta.calls))
+
+
+def stop_in(deltas: Sequence[Delta], stops: Sequence[str]) -> tuple[int, str] | None:
+    """The number of tokens until the text contains a stop string, and that string; None if it never does."""
+    text = ""
+    for position, delta in enumerate(deltas):
+        text += delta.text
+        stop = next((stop for stop in stops if stop in text), None)
+        if stop is not None:
+            return position + 1, stop
+    return None
+
+
+def text_before(deltas: Sequence[Delta], stop: str) -> list[Delta]:
+    """As many deltas, without the text from `stop` on."""
+    remaining = "".join(delta.text for delta in deltas).find(stop)
+    shown = []
+    for delta in deltas:
+        piece = delta.text[: max(remaining, 0)]
+        remaining -= len(piece)
+        shown.append(replace(delta, text=piece))
+    return shown

@@ -1,7 +1,7 @@
 """The scripted engine's HTTP side: vLLM's routes, and its own under `/scripted`.
 
-Every answer names the engine in its `Server` header. A call is in the record before the last part of its answer is sent;
-a client that goes away before that ends the call, which is recorded as aborted.
+Every answer names the engine in its `Server` header. A call is recorded before the last part of its answer is sent. If the client
+disconnects before that, the call ends and is recorded as aborted.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ import msgspec
 import structlog
 from aiohttp import web
 
-from polar.scripted.by_tokens import decode_derender, decode_generate, generated
 from polar.scripted.engine import Engine, Work
 from polar.scripted.faults import Cut, Fault, Garbage, Hang, Slow, Status, spoil
 from polar.scripted.request import ApiError, decode_chat, decode_detokenize, decode_tokenize, decode_weights
+from polar.scripted.token_routes import decode_derender, decode_generate, generated
 from polar.scripted.weights import NamedSpan
 
 NAME: Final = "polar-scripted"
 VERSION: Final = version("polar-rollouts")
 WHAT_IT_IS: Final = "the scripted engine of Polar: a stand-in that plays scripts, not a model"
 MAX_BODY_BYTES: Final = 64 * 2**20
-# For calls in flight when the engine stops; aiohttp gives it them twice, before it cancels them and after.
+# For calls in flight when the engine stops. aiohttp waits this long twice: before it cancels them and after.
 SHUTDOWN_S: Final = 1.0
 ENGINE: Final = web.AppKey("engine", Engine)
 
@@ -35,8 +35,8 @@ log = structlog.get_logger(__name__)
 
 
 def create_app(engine: Engine) -> web.Application:
-    """The application that serves an engine. Run it with `handler_cancellation`, as `running` does: that is how a
-    client that hangs up ends its call."""
+    """The application that serves an engine. Run it with `handler_cancellation`, as `running` does: a client's disconnect then
+    ends its call."""
     app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_errors])
     app[ENGINE] = engine
     app.on_response_prepare.append(_sign)
@@ -64,9 +64,9 @@ def create_app(engine: Engine) -> web.Application:
 
 @asynccontextmanager
 async def running(engine: Engine, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[str]:
-    """Serves an engine and yields its base URL, without `/v1`; port 0 takes a free one.
+    """Serve an engine and yield its base URL, without `/v1`; port 0 means any free port.
 
-    At the end calls in flight get a moment (`SHUTDOWN_S`) and are then aborted. Raises OSError where the port is taken.
+    At the end, calls in flight are aborted after `SHUTDOWN_S`. Raises OSError if the port is taken.
     """
     runner = web.AppRunner(create_app(engine), handler_cancellation=True, shutdown_timeout=SHUTDOWN_S, access_log=None)
     await runner.setup()
@@ -86,8 +86,8 @@ async def _chat(request: web.Request) -> web.StreamResponse:
 
 
 async def _generate(request: web.Request) -> web.StreamResponse:
-    asked, fields = decode_generate(await request.read())
-    work = request.app[ENGINE].begin_tokens(asked, fields, request.headers.get("X-Session-ID"))
+    tokens_request, fields = decode_generate(await request.read())
+    work = request.app[ENGINE].begin_tokens(tokens_request, fields, request.headers.get("X-Session-ID"))
     return await _answered(request, _Answer(request, work, lambda weights: generated(work.generation, weights)))
 
 
@@ -106,7 +106,7 @@ async def _answered(request: web.Request, answer: _Answer) -> web.StreamResponse
             await asyncio.Event().wait()
         case Status(status=status, retry_after_s=seconds):
             headers = {} if seconds is None else {"Retry-After": str(seconds)}
-            raise ApiError(status, f"a fault that was asked for: status {status}", headers=headers)
+            raise ApiError(status, f"an injected fault: status {status}", headers=headers)
         case Cut(after_bytes=None):
             _close(request)
             return web.Response()
@@ -114,17 +114,17 @@ async def _answered(request: web.Request, answer: _Answer) -> web.StreamResponse
         return await (answer.stream() if work.request.stream else answer.body())
     finally:
         if not answer.is_written_down:
-            told = answer.tokens_told
-            engine.write_down(work, "aborted", told, engine.weighed(work, told))
+            sent = answer.tokens_sent
+            engine.write_down(work, "aborted", sent, engine.weighed(work, sent))
 
 
 class _Answer:
-    """One answer on its way out."""
+    """Sends one answer."""
 
     def __init__(self, request: web.Request, work: Work, body: Callable[[list[NamedSpan]], dict[str, Any]]) -> None:
-        """`body` makes the whole answer, of what sampled it; streams are chat completions."""
+        """`body` makes the complete answer from the weights that sampled it; streams are chat completions."""
         self.is_written_down = False
-        self.tokens_told = 0
+        self.tokens_sent = 0
         self._request = request
         self._engine = request.app[ENGINE]
         self.work = work
@@ -132,7 +132,7 @@ class _Answer:
         self._bytes_left = work.fault.after_bytes if isinstance(work.fault, Cut) else None
 
     async def body(self) -> web.StreamResponse:
-        """Answers with one JSON body."""
+        """Send one JSON body."""
         await self._wait()
         weights = self._weights()
         encoded = _encode(self._body(weights), self.work.fault)
@@ -144,7 +144,7 @@ class _Answer:
         return response
 
     async def stream(self) -> web.StreamResponse:
-        """Answers with server-sent events."""
+        """Send server-sent events."""
         await self._wait()
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
         await response.prepare(self._request)
@@ -152,14 +152,14 @@ class _Answer:
         options = self.work.request.stream_options
         total = len(self.work.generation.token_ids)
         wire = self._engine.wire(self.work)
-        for chunk, told in wire.chunks():
-            if told:
+        for chunk, sent in wire.chunks():
+            if sent:
                 await asyncio.sleep(pause)
-            if told == total:
+            if sent == total:
                 self._write_down(self._weights())
             if not await self._send(response, _event(_encode(chunk, self.work.fault))):
                 return response
-            self.tokens_told = told
+            self.tokens_sent = sent
         if options is not None and options.include_usage:
             await self._send(response, _event(_encode(wire.usage_chunk(), self.work.fault)))
         await self._send(response, _event(b"[DONE]"))
@@ -170,7 +170,7 @@ class _Answer:
         await asyncio.sleep(self.work.delay_s + (fault.delay_s if isinstance(fault, Slow) else 0.0))
 
     def _weights(self) -> list[NamedSpan]:
-        """What sampled the whole answer."""
+        """The weights that sampled the answer."""
         return self._engine.weighed(self.work, len(self.work.generation.token_ids))
 
     def _write_down(self, weights: list[NamedSpan]) -> None:
@@ -178,7 +178,7 @@ class _Answer:
         self._engine.write_down(self.work, "completed", len(self.work.generation.token_ids), weights)
 
     async def _send(self, response: web.StreamResponse, data: bytes) -> bool:
-        """Sends a part of the body; False once the connection is cut."""
+        """Send a part of the body; returns False once the connection is cut."""
         if self._bytes_left is None:
             await response.write(data)
             return True
@@ -247,7 +247,7 @@ async def _weight_info(request: web.Request) -> web.Response:
 
 
 async def _record(request: web.Request) -> web.StreamResponse:
-    """The record, a JSON line a call."""
+    """The record, one JSON line per call."""
     response = web.StreamResponse(headers={"Content-Type": "application/jsonl"})
     await response.prepare(request)
     for line in request.app[ENGINE].record.lines():
@@ -285,7 +285,7 @@ async def _sign(_: web.Request, response: web.StreamResponse) -> None:
 async def _errors(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
-    """Errors in vLLM's shape, those of the router too."""
+    """Answer errors, including those of the router, in vLLM's format."""
     try:
         return await handler(request)
     except ApiError as error:
@@ -296,7 +296,7 @@ async def _errors(
         raise
     except Exception:
         log.exception("a request failed", action="request_failed", path=request.path)
-        refused = ApiError(500, "the scripted engine failed; its log tells why")
+        refused = ApiError(500, "the scripted engine failed; its log shows the error")
     return web.Response(
         body=refused.body(), status=refused.status, headers=refused.headers, content_type="application/json"
     )

@@ -1,7 +1,7 @@
-"""The nouns that the scripted engine's modules share: a tool call, and one turn of a conversation.
+"""Types that the scripted engine's modules share: a tool call and one turn of a conversation.
 
-A `Turn` is a chat message without its wire clothes: what the template renders, what a script plays and what sampled
-tokens parse back to. Rendering an assistant turn and parsing the tokens gives the same turn.
+Scripts consist of turns, the template renders turns, and sampled tokens parse to a turn. Rendering an assistant turn and parsing the
+tokens gives the same turn.
 """
 
 from dataclasses import dataclass
@@ -9,19 +9,19 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call of a tool."""
+    """A tool call."""
 
     name: str
     arguments: str
-    """The very string that was sampled; JSON where the model kept to the form, never serialised anew."""
+    """Exactly the sampled string, usually JSON; it is never serialised again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One message: of the system, developer, user or tool (text only), or of the assistant."""
+    """One message; only the assistant's have reasoning and calls."""
 
     role: str
     text: str = ""
     reasoning: str = ""
-    """What the assistant thought before the text; empty for none."""
+    """The assistant's reasoning before the text; empty: none."""
     calls: tuple[Call, ...] = ()

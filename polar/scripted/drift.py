@@ -1,7 +1,7 @@
-"""Drift: ways in which a history that is rendered anew is not what was sampled, each as servers of real models have it.
+"""Drift: ways in which a rendered history differs from the sampled tokens, as observed on servers of real models.
 
-Without drift the scripted engine's conversations only grow (`template`). What is sampled stays right whatever drifts: only the way in which
-answers stand in a later prompt changes, and how their text is cut into tokens.
+Without drift, a conversation's prompt is a prefix of its continuation's (`template`). Drift changes how answers are rendered in later
+prompts, and into which tokens an answer's text is cut.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from polar.scripted.conversation import Call, Turn
 from polar.scripted.tokenizer import Tokenizer
 
 SPLIT_EVERY = 5
-"""Tokens of an answer of which one is sampled in pieces."""
+"""One of this many tokens of an answer is sampled in pieces."""
 
 
 class Drift(StrEnum):
-    """One way."""
+    """One kind of drift."""
 
     REASONING = "reasoning"
-    """The template leaves out what earlier answers thought."""
+    """The template leaves out the reasoning of earlier answers."""
     ARGUMENTS = "arguments"
-    """The template writes the arguments of earlier tool calls anew: keys sorted, blanks after colons and commas."""
+    """The template serialises the arguments of earlier tool calls again: sorted keys, blanks after colons and commas."""
     SPLITS = "splits"
-    """The model samples some words in other pieces than its tokenizer cuts them into."""
+    """The model samples some words as other tokens than the tokenizer's."""
 
 
 def as_history(turn: Turn, drifts: frozenset[Drift]) -> Turn:
-    """An earlier turn as the template has it."""
+    """An earlier turn as the template renders it."""
     if turn.role != "assistant":
         return turn
     if Drift.REASONING in drifts:

@@ -1,4 +1,4 @@
-"""The scripted engine itself, without HTTP: from a checked request to a generation and its place in the record."""
+"""The scripted engine without HTTP: turns a valid request into an answer and records it."""
 
 from __future__ import annotations  # `array[int]` is no expression before Python 3.12
 
@@ -9,21 +9,19 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 from uuid import uuid4
 
-from polar.scripted.answer import AnswerParser
-from polar.scripted.by_tokens import DerenderRequest, GenerateRequest, derendered, rendered
+from polar.scripted.answer import AnswerParser, stop_in, text_before
 from polar.scripted.cache import PrefixCache
 from polar.scripted.conversation import Turn
 from polar.scripted.drift import Drift
 from polar.scripted.faults import Fault, Faults, kind_of
-from polar.scripted.reading import conversation
 from polar.scripted.record import Record, Sampled
 from polar.scripted.request import ApiError, ChatRequest, DetokenizeRequest, TokenizeRequest, to_turns
 from polar.scripted.response import FinishReason, Generation, Wire
 from polar.scripted.sampler import Sampler, Utterance
 from polar.scripted.scripts import Script
-from polar.scripted.stopping import before, stop_in
 from polar.scripted.structured import demanded
-from polar.scripted.template import ChatTemplate
+from polar.scripted.template import ChatTemplate, conversation
+from polar.scripted.token_routes import DerenderRequest, GenerateRequest, derendered, rendered
 from polar.scripted.tokenizer import Tokenizer
 from polar.scripted.weights import NamedSpan, Weights
 
@@ -33,12 +31,12 @@ DEFAULT_CONTEXT: Final = 131_072
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """One call, sampled but not yet said."""
+    """One call whose answer is sampled and not sent yet."""
 
     number: int
     request: ChatRequest
     fields: dict[str, Any]
-    """The request as it came."""
+    """All fields of the request, as received."""
     prompt: array[int]
     generation: Generation
     script: str | None
@@ -49,7 +47,7 @@ class Work:
 
 
 class Engine:
-    """A stand-in for an inference server: the same requests get the same kind of answers, from scripts."""
+    """Answers requests from scripts, in the place of an inference server."""
 
     def __init__(
         self,
@@ -73,7 +71,7 @@ class Engine:
         self._sampler = Sampler(self.tokenizer, self._template, scripts, seed)
 
     def tokenize(self, request: TokenizeRequest, fields: dict[str, Any]) -> list[int]:
-        """Token ids of a text, or of a chat's prompt. Raises ApiError 400."""
+        """Token ids of a text or of a chat's prompt. Raises ApiError 400."""
         if request.messages is None:
             return self.tokenizer.encode(request.prompt or "").tolist()
         ids = self._template.encode(
@@ -84,17 +82,18 @@ class Engine:
         return ids.tolist()
 
     def detokenize(self, request: DetokenizeRequest) -> str:
-        """The text of token ids, special tokens by their names. Raises ApiError 400 for an id that is none."""
+        """The text of token ids; special tokens appear by name. Raises ApiError 400 for an invalid id."""
         for token_id in request.tokens:
             if not 0 <= token_id < self.tokenizer.size:
-                raise ApiError(400, f"{token_id} is no token; there are {self.tokenizer.size}", param="tokens")
+                raise ApiError(
+                    400, f"{token_id} is not a token id; ids are below {self.tokenizer.size}", param="tokens"
+                )
         return self.tokenizer.decode(request.tokens)
 
     def begin(self, request: ChatRequest, fields: dict[str, Any]) -> Work:
-        """Samples the answer to a request, and takes the fault that befalls it.
+        """Sample the answer to a request, and take the next fault.
 
-        Raises ApiError: 404 for another model, 400 for a prompt that doesn't fit, or leaves no room for the tokens that
-        are asked for.
+        Raises ApiError: 404 for another model, 400 if the prompt and the requested tokens exceed the context length.
         """
         if request.model not in (None, self.model):
             raise ApiError(404, f"The model `{request.model}` does not exist; `{self.model}` does.", param="model")
@@ -102,21 +101,23 @@ class Engine:
         prompt = self._template.encode(turns, fields.get("tools") or ())
         return self._begin(request, fields, turns, prompt, demanded(request, fields))
 
-    def begin_tokens(self, asked: GenerateRequest, fields: dict[str, Any], session_id: str | None) -> Work:
-        """The same for a prompt of token ids. Raises ApiError as `begin` does."""
-        turns, tools = conversation(asked.token_ids, self.tokenizer, self._parser)
-        return self._begin(asked.as_chat(tools, session_id), fields, turns, array("i", asked.token_ids), asked.demanded)
+    def begin_tokens(self, request: GenerateRequest, fields: dict[str, Any], session_id: str | None) -> Work:
+        """Like `begin`, for a prompt of token ids."""
+        turns, tools = conversation(request.token_ids, self.tokenizer, self._parser)
+        return self._begin(
+            request.as_chat(tools, session_id), fields, turns, array("i", request.token_ids), request.demanded
+        )
 
     def render(self, request: ChatRequest, fields: dict[str, Any]) -> dict[str, Any]:
-        """The request for `begin_tokens` that is the same as a chat request. Raises ApiError as `begin` does."""
+        """The request to `begin_tokens` that corresponds to a chat request. Raises ApiError as `begin`."""
         turns = to_turns(request.messages)
         prompt = self._template.encode(turns, fields.get("tools") or ())
         limit = self._token_limit(request, prompt)
         return rendered(request, prompt.tolist(), limit, demanded(request, fields))
 
-    def derender(self, asked: DerenderRequest) -> dict[str, Any]:
-        """The chat completion whose message sampled tokens spell; special tokens that no parser takes are text, as with vLLM."""
-        return derendered(asked, self._parser, self.tokenizer, self.model)
+    def derender(self, request: DerenderRequest) -> dict[str, Any]:
+        """The chat completion of sampled tokens. As in vLLM, special tokens that no parser removes are text."""
+        return derendered(request, self._parser, self.tokenizer, self.model)
 
     def _begin(
         self,
@@ -124,27 +125,29 @@ class Engine:
         fields: dict[str, Any],
         turns: Sequence[Turn],
         prompt: array[int],
-        wanted: Turn | None,
+        demanded_turn: Turn | None,
     ) -> Work:
         limit = self._token_limit(request, prompt)
         number = self.record.next_call()
-        said = self._sampler.answer(number, turns, request.offered_tools, request.sample, wanted)
-        generation = self._generation(request, prompt, list(said.token_ids[:limit]), said)
-        fault = self.faults.take() or said.fault
-        return Work(number, request, fields, prompt, generation, said.script, said.delay_s, fault, time.monotonic())
+        utterance = self._sampler.answer(number, turns, request.offered_tools, request.sample, demanded_turn)
+        generation = self._generation(request, prompt, list(utterance.token_ids[:limit]), utterance)
+        fault = self.faults.take() or utterance.fault
+        return Work(
+            number, request, fields, prompt, generation, utterance.script, utterance.delay_s, fault, time.monotonic()
+        )
 
     def _generation(
-        self, request: ChatRequest, prompt: array[int], token_ids: list[int], said: Utterance
+        self, request: ChatRequest, prompt: array[int], token_ids: list[int], utterance: Utterance
     ) -> Generation:
-        """What is sampled of an utterance whose first `token_ids` the limit leaves."""
+        """The generation of an utterance, of which the token limit allows the first `token_ids`."""
         deltas = self._parser.deltas(token_ids)
         finish_reason: FinishReason = "stop"
         stop_reason = None
         if stopped := stop_in(deltas, request.stops):
             count, stop_reason = stopped
             token_ids = token_ids[:count]
-            deltas = before(self._parser.deltas(token_ids), stop_reason)
-        elif len(said.token_ids) > len(token_ids):
+            deltas = text_before(self._parser.deltas(token_ids), stop_reason)
+        elif len(utterance.token_ids) > len(token_ids):
             finish_reason = "length"
         elif any(delta.calls for delta in deltas):
             finish_reason = "tool_calls"
@@ -153,7 +156,7 @@ class Engine:
             model=self.model,
             prompt_token_ids=prompt.tolist(),
             token_ids=token_ids,
-            logprobs=list(said.logprobs[: len(token_ids)]),
+            logprobs=list(utterance.logprobs[: len(token_ids)]),
             deltas=deltas,
             finish_reason=finish_reason,
             stop_reason=stop_reason,
@@ -164,35 +167,35 @@ class Engine:
         )
 
     def wire(self, work: Work) -> Wire:
-        """The wire form of a call's answer."""
+        """The answer in wire format."""
         return Wire(work.generation, self.tokenizer)
 
     def weighed(self, work: Work, tokens: int) -> list[NamedSpan]:
-        """Which weights sampled the call's first `tokens`, if they are sampled by now."""
+        """The weights that sampled the call's first `tokens`, if sampling ends now."""
         return self.weights.spans(work.began, time.monotonic(), tokens)
 
     def write_down(
         self, work: Work, outcome: Literal["completed", "aborted"], tokens: int, weights: list[NamedSpan]
     ) -> None:
-        """Puts a call into the record, and the cache, with the first `tokens` of what it sampled, by these `weights`."""
-        said = work.generation
-        self._cache.keep((work.request.sample, work.request.cache_salt), work.prompt, said.token_ids[:tokens])
+        """Add a call to the record and the prefix cache, with the first `tokens` of its sampled tokens and their `weights`."""
+        generation = work.generation
+        self._cache.keep((work.request.sample, work.request.cache_salt), work.prompt, generation.token_ids[:tokens])
         self.record.append(
             Sampled(
                 call=work.number,
-                request_id=said.request_id,
+                request_id=generation.request_id,
                 session_id=work.request.sample,
-                model=said.model,
+                model=generation.model,
                 script=work.script,
                 stream=bool(work.request.stream),
                 parameters={
                     name: value for name, value in work.fields.items() if name not in ("messages", "tools", "token_ids")
                 },
-                prompt_token_ids=said.prompt_token_ids,
-                token_ids=said.token_ids[:tokens],
-                logprobs=said.logprobs[:tokens],
-                text=self.tokenizer.decode(said.token_ids[:tokens]),
-                finish_reason=said.finish_reason if outcome == "completed" else None,
+                prompt_token_ids=generation.prompt_token_ids,
+                token_ids=generation.token_ids[:tokens],
+                logprobs=generation.logprobs[:tokens],
+                text=self.tokenizer.decode(generation.token_ids[:tokens]),
+                finish_reason=generation.finish_reason if outcome == "completed" else None,
                 outcome=outcome,
                 fault=kind_of(work.fault) if work.fault else None,
                 weight_versions=weights,
@@ -200,7 +203,7 @@ class Engine:
         )
 
     def _token_limit(self, request: ChatRequest, prompt: array[int]) -> int:
-        """The most tokens to sample, at least 1. Raises ApiError 400, in vLLM's words."""
+        """The maximum number of tokens to sample, 1 or more. Raises ApiError 400 with vLLM's message."""
         room = self.max_model_len - len(prompt)
         wanted = request.token_limit
         if room < 1 or (wanted is not None and wanted > room):

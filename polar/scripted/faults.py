@@ -1,7 +1,7 @@
-"""Faults that the scripted engine can be told to have, each for the next `times` calls.
+"""Faults that a test injects into the scripted engine, each for the next `times` calls.
 
-They stand in a queue: the first one is spent before the next begins. What is asked for over HTTP, on the command line or
-by a script's turn is checked by the same types.
+Faults wait in a queue: the first one is used up before the next begins. The same types validate faults from HTTP, the command line and
+scripts.
 """
 
 import json
@@ -19,14 +19,14 @@ QUEUED_FAULTS: Final = 1000
 
 class _Fault(msgspec.Struct, tag_field="kind", forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
     times: Times = 1
-    """Calls that it befalls."""
+    """Number of calls that get the fault."""
 
 
 class Slow(_Fault, tag="slow"):
-    """A right answer, late."""
+    """A correct answer, late."""
 
     delay_s: Seconds = 0.0
-    """Before the answer, its headers included."""
+    """Before the answer's headers."""
     chunk_delay_s: Seconds = 0.0
     """Before each chunk of a stream after the first."""
 
@@ -43,11 +43,11 @@ class Cut(_Fault, tag="cut"):
     """The connection is closed."""
 
     after_bytes: Annotated[int, Meta(ge=1)] | None = None
-    """After so many bytes of the answer's body; None: before its headers, and nothing is sampled."""
+    """After this many bytes of the body; None: before the headers, and nothing is sampled."""
 
 
 class Garbage(_Fault, tag="garbage"):
-    """An answer, status 200, that can't be used."""
+    """An unusable answer with status 200."""
 
     form: Literal["not_json", "no_token_ids", "length_mismatch", "nan_logprobs", "empty_choices"]
 
@@ -60,25 +60,25 @@ Fault = Slow | Status | Cut | Garbage | Hang
 
 
 def kind_of(fault: Fault) -> str:
-    """The fault's name in requests and records; garbage with its form."""
+    """The fault's name in requests and records; for garbage with its form."""
     name = str(type(fault).__struct_config__.tag)
     return f"{name}:{fault.form}" if isinstance(fault, Garbage) else name
 
 
 class Faults:
-    """The faults to come."""
+    """The queue of faults."""
 
     def __init__(self) -> None:
         self._queue: deque[Fault] = deque()
 
     def add(self, fault: Fault) -> None:
-        """Raises ValueError when the queue is full."""
+        """Append a fault. Raises ValueError if the queue is full."""
         if len(self._queue) >= QUEUED_FAULTS:
             raise ValueError(f"{QUEUED_FAULTS} faults are waiting already; DELETE /scripted/faults clears them")
         self._queue.append(fault)
 
     def take(self) -> Fault | None:
-        """The fault for a call that begins now; None for a call that goes well."""
+        """The fault of a call that begins now; None: no fault."""
         if not self._queue:
             return None
         fault = self._queue[0]
@@ -98,7 +98,7 @@ class Faults:
 
 
 def spoil(form: str, payload: dict[str, Any]) -> bytes:
-    """A body, or one chunk of a stream, turned to garbage of a form."""
+    """A body, or one chunk of a stream, made unusable in the given form."""
     if form == "not_json":
         encoded = msgspec.json.encode(payload)
         return encoded[: len(encoded) // 2]

@@ -1,7 +1,7 @@
-"""The scripted engine's own record of all that it sampled: what tests hold other parts' books against.
+"""The scripted engine's record of all sampled tokens, with which tests compare trajectories.
 
-A JSON line a call, in the file (flushed) before the last byte of its answer is sent. A call whose client hung up is
-there too, as `aborted`, with the tokens that had been sampled. With no file the last calls are kept in memory.
+Each call is one JSON line, written and flushed before the last byte of its answer is sent. A call whose client disconnected is recorded as
+`aborted`, with the tokens sampled until then. Without a file, the last calls are kept in memory.
 """
 
 from collections import deque
@@ -17,41 +17,41 @@ CALLS_IN_MEMORY: Final = 10_000
 
 
 class Sampled(msgspec.Struct, frozen=True, kw_only=True):
-    """One call that sampled, or began to."""
+    """One call that sampled tokens, or began to."""
 
     call: int
-    """Number of the call in this engine's life, from 1; a new process with the same file goes on counting."""
+    """The call's number, from 1; a new process with the same file continues counting."""
     request_id: str
     """The answer's `id`."""
     session_id: str | None
-    """What told this sample from others: the request's session_id, else user, else cache_salt."""
+    """The sample: the request's session_id, otherwise user, otherwise cache_salt."""
     model: str
     script: str | None
     """`script/variant/turn`; None for filler."""
     stream: bool
     parameters: dict[str, Any]
-    """The request's other fields, as they came."""
+    """The request's other fields, as received."""
     prompt_token_ids: list[int]
     token_ids: list[int]
-    """Sampled, the end of turn included where it was reached."""
+    """The sampled tokens, including the end of turn if it was reached."""
     logprobs: list[float]
-    """float32 values, as long as `token_ids`, for every call, whether asked for or not."""
+    """float32 values, as long as `token_ids`, even if the request didn't ask for logprobs."""
     text: str
-    """All of `token_ids` as text, special tokens by their names."""
+    """The text of `token_ids`, with special tokens by name."""
     finish_reason: Literal["stop", "length", "tool_calls"] | None
-    """None where `outcome` is aborted."""
+    """None if `outcome` is aborted."""
     outcome: Literal["completed", "aborted"]
     fault: str | None
-    """The fault that befell the answer, if any; what is recorded is right even so."""
+    """The fault injected into the answer, if any; the record itself is correct."""
     weight_versions: list[NamedSpan] = []
-    """Which weights sampled which of `token_ids`, told in the answer or not; empty: from before this was kept."""
+    """Which weights sampled which of `token_ids`; empty: recorded by an older version."""
 
 
 class Record:
     """An append-only list of `Sampled`, in a file or, bounded, in memory."""
 
     def __init__(self, file: Path | None = None) -> None:
-        """Goes on with a file that is there already; a last line that a crash has torn is cut off."""
+        """Continue an existing file; an incomplete last line, left by a crash, is cut off."""
         self._path = file
         self._memory: deque[bytes] = deque(maxlen=CALLS_IN_MEMORY)
         self._last_call = 0
@@ -61,7 +61,7 @@ class Record:
             self._resume(file)
 
     def append(self, sampled: Sampled) -> None:
-        """Writes and flushes one call."""
+        """Write and flush one call."""
         line = msgspec.json.encode(sampled) + b"\n"
         if self._file is None:
             self._memory.append(line)
@@ -70,7 +70,7 @@ class Record:
             self._file.flush()
 
     def lines(self) -> Iterator[bytes]:
-        """The calls in the order in which they ended, each as its JSON line."""
+        """The calls' JSON lines, in the order in which the calls ended."""
         if self._path is None:
             yield from list(self._memory)
         else:
@@ -78,17 +78,17 @@ class Record:
                 yield from file
 
     def calls(self, session_id: str | None = None) -> list[Sampled]:
-        """The calls in the order in which they ended; of one session, if it is given."""
+        """The calls, or those of one session, in the order in which they ended."""
         calls = [msgspec.json.decode(line, type=Sampled) for line in self.lines()]
         return [call for call in calls if session_id is None or call.session_id == session_id]
 
     def next_call(self) -> int:
-        """A new call's number."""
+        """The number of a new call."""
         self._last_call += 1
         return self._last_call
 
     def close(self) -> None:
-        """Closes the file."""
+        """Close the file."""
         if self._file is not None:
             self._file.close()
 

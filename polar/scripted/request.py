@@ -1,7 +1,6 @@
-"""Requests to the scripted engine, decoded and checked as vLLM checks them, and its error shape.
+"""Decodes and validates requests to the scripted engine as vLLM does, and defines its error format.
 
-Unknown fields are let through, as vLLM does. Sampling parameters are accepted and recorded, and change nothing: a script
-says what it says.
+As in vLLM, unknown fields are accepted. Sampling parameters are recorded and have no effect.
 """
 
 from collections.abc import Sequence
@@ -20,7 +19,7 @@ _Positive = Annotated[int, Meta(ge=1)]
 
 
 class ApiError(Exception):
-    """What is answered instead of a completion: a status, and a body in vLLM's error shape."""
+    """An error answer: a status and a body in vLLM's format."""
 
     def __init__(
         self, status: int, message: str, *, param: str | None = None, headers: dict[str, str] | None = None
@@ -39,12 +38,12 @@ class ApiError(Exception):
 
 
 class ImageUrl(msgspec.Struct):
-    """Where an image is, or all of it in a data URL."""
+    """An image's URL or data URL."""
 
     url: str
 
 
-class Part(msgspec.Struct):
+class ContentPart(msgspec.Struct):
     """A part of a message's content: text, or an image."""
 
     type: str
@@ -69,7 +68,7 @@ class Message(msgspec.Struct):
     """A chat message."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[Part] | None = None
+    content: str | list[ContentPart] | None = None
     tool_calls: list[ToolCall] | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
@@ -77,13 +76,13 @@ class Message(msgspec.Struct):
 
 
 class ToolFunction(msgspec.Struct):
-    """The function that a tool is; all that is needed of it apart from rendering it."""
+    """A tool's function; the rest of it is only rendered."""
 
     name: str
 
 
 class Tool(msgspec.Struct):
-    """A tool on offer, for its name; it is rendered as it came."""
+    """An offered tool; it is rendered as received."""
 
     function: ToolFunction
 
@@ -95,7 +94,7 @@ class StreamOptions(msgspec.Struct):
 
 
 class ChatRequest(msgspec.Struct):
-    """The fields of a chat completion request that matter here, with vLLM's defaults."""
+    """The fields of a chat completion request that this engine uses, with vLLM's defaults."""
 
     messages: Annotated[list[Message], Meta(min_length=1)]
     model: str | None = None
@@ -129,18 +128,18 @@ class ChatRequest(msgspec.Struct):
 
     @property
     def token_limit(self) -> int | None:
-        """The most tokens to sample; None: as many as fit."""
+        """Maximum number of tokens to sample; None: as many as fit."""
         return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
 
     @property
     def top_alternatives(self) -> int | None:
-        """How many alternatives to each token; None: no logprobs at all, which is also what vLLM makes of
-        `logprobs: true` without `top_logprobs`."""
+        """Number of alternatives per token. None: no logprobs, which is also vLLM's reading of `logprobs: true` without
+        `top_logprobs`."""
         return self.top_logprobs if self.logprobs else None
 
     @property
     def sample(self) -> str | None:
-        """What tells this sample from others."""
+        """An id of the sample."""
         return self.session_id or self.user or self.cache_salt
 
 
@@ -160,7 +159,7 @@ class DetokenizeRequest(msgspec.Struct):
 
 
 def decode_chat(body: bytes) -> tuple[ChatRequest, dict[str, Any]]:
-    """A chat request and all of its fields as they came. Raises ApiError 400 with the field in the message."""
+    """A chat request and all of its fields. Raises ApiError 400 that names the field."""
     request, fields = decoded(body, ChatRequest)
     if request.n is not None and request.n != 1:
         raise ApiError(400, f"n: the scripted engine answers with one choice, not {request.n}", param="n")
@@ -174,7 +173,7 @@ def decode_chat(body: bytes) -> tuple[ChatRequest, dict[str, Any]]:
 
 
 def decode_tokenize(body: bytes) -> tuple[TokenizeRequest, dict[str, Any]]:
-    """A tokenize request and all of its fields as they came. Raises ApiError 400."""
+    """A tokenize request and all of its fields. Raises ApiError 400."""
     request, fields = decoded(body, TokenizeRequest)
     if (request.prompt is None) == (request.messages is None):
         raise ApiError(400, "either `prompt` or `messages` is needed, and not both", param="prompt")
@@ -198,18 +197,18 @@ def decode_detokenize(body: bytes) -> DetokenizeRequest:
 
 
 def decoded(body: bytes, kind: type[_Kind]) -> tuple[_Kind, dict[str, Any]]:
-    """A body as a type, and all of its fields as they came. Raises ApiError 400 with the field in the message."""
+    """A body as a type, and all of its fields. Raises ApiError 400 that names the field."""
     try:
         fields = msgspec.json.decode(body, type=dict[str, Any])
         return msgspec.convert(fields, kind), fields
     except msgspec.ValidationError as error:
         raise ApiError(400, str(error), param=str(error).rpartition("$.")[2].rstrip("`") or None) from error
     except msgspec.DecodeError as error:
-        raise ApiError(400, f"the body is no JSON: {error}") from error
+        raise ApiError(400, f"the body isn't JSON: {error}") from error
 
 
 def to_turns(messages: Sequence[Message]) -> list[Turn]:
-    """The conversation that messages tell. Raises ApiError 400 on a part that is neither text nor image."""
+    """The conversation of the messages. Raises ApiError 400 for a part that is neither text nor image."""
     return [_to_turn(position, message) for position, message in enumerate(messages)]
 
 
@@ -223,8 +222,8 @@ def _to_turn(position: int, message: Message) -> Turn:
     return Turn(message.role, text, message.reasoning or message.reasoning_content or "", calls)
 
 
-def _text_of(part: Part, field: str) -> str:
-    """A part as the prompt has it. An image is a text that no other image has, and it always."""
+def _text_of(part: ContentPart, field: str) -> str:
+    """A part's text in the prompt. An image becomes a text that is unique to it."""
     if part.type == "text" and part.text is not None:
         return part.text
     if part.type == "image_url" and part.image_url is not None:

@@ -1,7 +1,6 @@
-"""A generation as vLLM puts it on the wire: one body, or the chunks of a stream.
+"""Formats a generation as vLLM does: one body, or the chunks of a stream.
 
-With `return_token_ids` the prompt's ids stand at the top of a body, or of a stream's first chunk and no other, and the
-sampled ids on the choice, in a stream those of each chunk.
+With `return_token_ids`, a body or a stream's first chunk has the prompt's ids, and each choice has its sampled ids.
 """
 
 import time
@@ -21,7 +20,7 @@ FinishReason = Literal["stop", "length", "tool_calls"]
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """What was sampled for a call. `token_ids`, `logprobs` and `deltas` are equally long."""
+    """The sampled answer of a call. `token_ids`, `logprobs` and `deltas` have the same length."""
 
     request_id: str
     model: str
@@ -31,27 +30,27 @@ class Generation:
     deltas: list[Delta]
     finish_reason: FinishReason
     stop_reason: str | None
-    """The stop string that ended it."""
+    """The stop string that ended the answer."""
     cached_tokens: int
-    """Of the prompt."""
+    """Prompt tokens in the prefix cache."""
     reasoning_tokens: int
     top_alternatives: int | None
-    """How many alternatives to show for each token; None: no logprobs."""
+    """Number of alternatives per token; None: no logprobs."""
     returns_token_ids: bool
 
 
 class Wire:
-    """The wire form of one generation."""
+    """One generation in wire format."""
 
     def __init__(self, generation: Generation, tokenizer: Tokenizer) -> None:
-        self._said = generation
+        self._generation = generation
         self._tokenizer = tokenizer
         self._created = int(time.time())
         self._call_ids = [f"call_{uuid4().hex[:24]}" for _ in joined(generation.deltas).calls]
 
     def body(self) -> dict[str, Any]:
-        """The whole answer: an object `chat.completion`."""
-        whole = joined(self._said.deltas)
+        """The complete answer, an object `chat.completion`."""
+        whole = joined(self._generation.deltas)
         message = {
             "role": "assistant",
             "content": whole.text or (None if whole.calls else ""),
@@ -65,70 +64,70 @@ class Wire:
         choice = {
             "index": 0,
             "message": message,
-            "logprobs": self._logprobs(0, len(self._said.token_ids)),
-            "finish_reason": self._said.finish_reason,
-            "stop_reason": self._said.stop_reason,
-            "token_ids": self._said.token_ids if self._said.returns_token_ids else None,
+            "logprobs": self._logprobs(0, len(self._generation.token_ids)),
+            "finish_reason": self._generation.finish_reason,
+            "stop_reason": self._generation.stop_reason,
+            "token_ids": self._generation.token_ids if self._generation.returns_token_ids else None,
         }
         return self._head("chat.completion") | {
             "choices": [choice],
             "usage": self.usage(),
             "prompt_logprobs": None,
-            "prompt_token_ids": self._said.prompt_token_ids if self._said.returns_token_ids else None,
+            "prompt_token_ids": self._generation.prompt_token_ids if self._generation.returns_token_ids else None,
         }
 
     def chunks(self) -> Iterator[tuple[dict[str, Any], int]]:
-        """The chunks of a stream in order, objects `chat.completion.chunk`, each with the number of tokens that have
-        been told when it is out. The first tells the role, the last but the usage chunk the finish reason."""
+        """The chunks of a stream, objects `chat.completion.chunk`, each with the number of tokens sent so far. The first has the
+        role, the last, apart from the usage chunk, the finish reason."""
         first = self._chunk({"role": "assistant", "content": ""}, 0, 0)
-        if self._said.returns_token_ids:
-            first["prompt_token_ids"] = self._said.prompt_token_ids
+        if self._generation.returns_token_ids:
+            first["prompt_token_ids"] = self._generation.prompt_token_ids
         yield first, 0
-        total = len(self._said.token_ids)
+        total = len(self._generation.token_ids)
         for start in range(0, total, TOKENS_PER_CHUNK):
             stop = min(start + TOKENS_PER_CHUNK, total)
-            yield self._chunk(self._delta(self._said.deltas[start:stop]), start, stop), stop
+            yield self._chunk(self._delta(self._generation.deltas[start:stop]), start, stop), stop
 
     def usage_chunk(self) -> dict[str, Any]:
-        """The chunk that `stream_options.include_usage` asks for, after all others."""
+        """The last chunk, if `stream_options.include_usage` is set."""
         return self._head("chat.completion.chunk") | {"choices": [], "usage": self.usage()}
 
     def usage(self) -> dict[str, Any]:
         """Token counts."""
-        prompt, sampled = len(self._said.prompt_token_ids), len(self._said.token_ids)
+        prompt, sampled = len(self._generation.prompt_token_ids), len(self._generation.token_ids)
         return {
             "prompt_tokens": prompt,
             "completion_tokens": sampled,
             "total_tokens": prompt + sampled,
-            "prompt_tokens_details": {"cached_tokens": self._said.cached_tokens},
-            "completion_tokens_details": {"reasoning_tokens": self._said.reasoning_tokens},
+            "prompt_tokens_details": {"cached_tokens": self._generation.cached_tokens},
+            "completion_tokens_details": {"reasoning_tokens": self._generation.reasoning_tokens},
         }
 
     def _head(self, kind: str) -> dict[str, Any]:
         return {
-            "id": self._said.request_id,
+            "id": self._generation.request_id,
             "object": kind,
             "created": self._created,
-            "model": self._said.model,
+            "model": self._generation.model,
             "system_fingerprint": FINGERPRINT,
         }
 
     def _chunk(self, delta: dict[str, Any], start: int, stop: int) -> dict[str, Any]:
-        is_last = 0 < stop == len(self._said.token_ids)
+        is_last = 0 < stop == len(self._generation.token_ids)
         choice = {
             "index": 0,
             "delta": delta,
             "logprobs": self._logprobs(start, stop) if stop else None,
-            "finish_reason": self._said.finish_reason if is_last else None,
+            "finish_reason": self._generation.finish_reason if is_last else None,
         }
         if is_last:
-            choice["stop_reason"] = self._said.stop_reason
-        if stop and self._said.returns_token_ids:
-            choice["token_ids"] = self._said.token_ids[start:stop]
+            choice["stop_reason"] = self._generation.stop_reason
+        if stop and self._generation.returns_token_ids:
+            choice["token_ids"] = self._generation.token_ids[start:stop]
         return self._head("chat.completion.chunk") | {"choices": [choice]}
 
     def _delta(self, deltas: Sequence[Delta]) -> dict[str, Any]:
-        """What some tokens add, in the wire's form; empty where they add nothing to see."""
+        """What some tokens add to the message; empty if nothing."""
         added = joined(deltas)
         delta: dict[str, Any] = {}
         if added.text:
@@ -145,12 +144,14 @@ class Wire:
         return delta
 
     def _logprobs(self, start: int, stop: int) -> dict[str, Any] | None:
-        alternatives = self._said.top_alternatives
+        alternatives = self._generation.top_alternatives
         if alternatives is None:
             return None
         entries = []
-        for token_id, logprob in zip(self._said.token_ids[start:stop], self._said.logprobs[start:stop], strict=True):
-            # The sampled token leads; the others are made up, each half as likely as the one before.
+        for token_id, logprob in zip(
+            self._generation.token_ids[start:stop], self._generation.logprobs[start:stop], strict=True
+        ):
+            # The sampled token comes first; the others are invented, each half as likely as the one before.
             top = [
                 self._entry((token_id + rank) % self._tokenizer.size, logprob - 0.69 * rank)
                 for rank in range(alternatives)

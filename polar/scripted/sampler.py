@@ -1,7 +1,7 @@
-"""What the scripted engine says to a conversation: tokens and logprobs, from a script or from seeded filler.
+"""Chooses the answer to a conversation: tokens and logprobs, from a script or, if none fits, seeded filler.
 
-Tokens and logprobs depend on the scripts, the seed, the conversation, its session and the call's number, and on nothing
-else. Logprobs are made up: float32 values, none above 0, the same for the same (seed, call, position).
+Tokens and logprobs depend only on the scripts, the seed, the conversation, its session and the call's number. Logprobs are invented:
+float32 values of at most 0, determined by seed, call and position.
 """
 
 import random
@@ -28,10 +28,10 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Utterance:
-    """What would be sampled if nothing cut it short."""
+    """A complete answer, before token limits and stop strings."""
 
     token_ids: Sequence[int]
-    """int32, the end of turn included."""
+    """int32, including the end of turn."""
     logprobs: Sequence[float]
     """float32 values, as long as `token_ids`."""
     script: str | None
@@ -47,7 +47,7 @@ class Sampler:
         self._template = template
         self._scripts = known
         self._seed = seed
-        self._struck: dict[tuple[str, str | None], int] = {}
+        self._fault_counts: dict[tuple[str, str | None], int] = {}
         words = _whole_words(tokenizer)
         self._openers = [word for word in words if word[0].isupper()]
         self._words = [word for word in words if word[0] == " "]
@@ -60,9 +60,9 @@ class Sampler:
         session: str | None,
         demanded: Turn | None = None,
     ) -> Utterance:
-        """The answer to call number `call`: `turns` are all of its prompt, `session` tells samples apart.
+        """The answer to call number `call`, whose prompt is `turns`; `session` distinguishes samples.
 
-        `demanded` is what the request's form allows where no script has its say.
+        `demanded`: the answer that the request's constraints allow, used if no script fits.
         """
         cue = scripts.choose(self._scripts, turns, session, self._seed)
         if cue is not None and (unknown := {made.name for made in cue.turn.calls} - tool_names):
@@ -79,16 +79,16 @@ class Sampler:
         )
 
     def _fault(self, cue: Cue, session: str | None) -> Fault | None:
-        """The turn's fault, until the session has had it as many times as it is told to."""
+        """The turn's fault, for its first `times` calls by the session."""
         fault = cue.turn.fault
         if fault is None:
             return None
-        had = self._struck.get((cue.name, session), 0)
-        self._struck[cue.name, session] = had + 1
+        had = self._fault_counts.get((cue.name, session), 0)
+        self._fault_counts[cue.name, session] = had + 1
         return fault if had < fault.times else None
 
     def _filler(self, call: int) -> str:
-        """A sentence of 8 to 24 tokens: words that are a token each, and a full stop."""
+        """A sentence of 8 to 24 tokens: words of one token each, and a full stop."""
         rng = random.Random(f"{self._seed}:{call}:filler")
         words = rng.randint(*FILLER_TOKENS) - 1
         return "".join([rng.choice(self._openers), *rng.choices(self._words, k=words - 1), "."])

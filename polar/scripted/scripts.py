@@ -1,7 +1,7 @@
-"""Scripts: what the scripted engine says, written by hand. `README.md` beside this file tells the format.
+"""Scripts: hand-written answers of the scripted engine. `README.md` beside this file describes the format.
 
-A script fits a conversation whose opening it matches. A variant of it is one way the conversation may go; a session
-keeps to one variant, and the assistant turns that it already has tell which turn comes next.
+A script applies to conversations whose opening it matches. Each of its variants is one course of the conversation. A session uses one
+variant; the number of its assistant turns so far determines the next turn.
 """
 
 import json
@@ -25,7 +25,7 @@ _SAMPLE: Final = re.compile(r".*\.(\d+)", re.DOTALL)
 
 
 class ScriptError(ValueError):
-    """A scripts file can't be used; says which file, which field, what stands there."""
+    """A scripts file is invalid; the message names the file, the field and its value."""
 
 
 class ScriptCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -33,10 +33,10 @@ class ScriptCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     name: Annotated[str, Meta(min_length=1)]
     arguments: dict[str, Any] | str = {}
-    """A mapping is sampled as compact JSON, the form in which most harnesses repeat it; a string as it stands."""
+    """A mapping is sampled as compact JSON, as most harnesses repeat it; a string is sampled unchanged."""
 
     def as_call(self) -> Call:
-        """The call with its arguments as they will be sampled."""
+        """The call with its arguments as sampled."""
         if isinstance(self.arguments, str):
             return Call(self.name, self.arguments)
         return Call(self.name, json.dumps(self.arguments, ensure_ascii=False, separators=(",", ":")))
@@ -49,37 +49,37 @@ class ScriptTurn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reasoning: str = ""
     calls: tuple[ScriptCall, ...] = ()
     delay_s: Seconds = 0.0
-    """How long the answer takes."""
+    """Time until the answer."""
     fault: Fault | None = None
-    """Befalls the first `times` calls in which a session asks for this turn."""
+    """Injected into the first `times` calls of a session for this turn."""
     instead: tuple[tuple["ScriptTurn", ...], ...] = msgspec.field(name="or", default=())
-    """Other ways to go on here, each a list of turns, also an empty one, that may come in place of this turn."""
+    """Alternatives, each a list of turns, possibly empty, that may replace this turn."""
 
     def as_turn(self) -> Turn:
-        """What is sampled."""
+        """The turn to sample."""
         return Turn("assistant", self.text, self.reasoning, tuple(call.as_call() for call in self.calls))
 
 
 class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One way a conversation goes: a turn for each answer, drawn where a turn has others beside it."""
+    """One course of a conversation: a turn per answer, drawn at random if it has alternatives."""
 
     turns: Annotated[tuple[ScriptTurn, ...], Meta(min_length=1)]
     name: str = ""
 
 
 class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is said to one kind of prompt."""
+    """The answers to one kind of prompt."""
 
     name: Annotated[str, Meta(min_length=1)]
     match: str
-    """A regular expression, searched for in what the user said before the first answer."""
+    """A regular expression, searched for in the user's messages before the first answer."""
     variants: Annotated[tuple[Variant, ...], Meta(min_length=1)]
     system: str = ""
-    """A regular expression, searched for in what system and developer said before the first answer: side requests are
-    told by it, and sub-agents."""
+    """A regular expression, searched for in the system and developer messages before the first answer. It distinguishes side
+    requests and sub-agents."""
 
     def fits(self, turns: Sequence[Turn]) -> bool:
-        """Whether it is for this conversation."""
+        """Whether the script applies to the conversation."""
         return bool(
             re.search(self.match, _opening(turns, "user"))
             and re.search(self.system, _opening(turns, "system", "developer"))
@@ -88,19 +88,19 @@ class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class Cue:
-    """The turn that a script has for a conversation."""
+    """A script's next turn for a conversation."""
 
     turn: ScriptTurn
     name: str
-    """`script/variant/turn`, the latter two counted from 0; the turn among those that the session plays."""
+    """`script/variant/turn`; variants, and turns as the session gets them, count from 0."""
 
 
 def choose(scripts: Sequence[Script], turns: Sequence[Turn], session: str | None, seed: int) -> Cue | None:
-    """The next turn of the first script that fits, or None where none fits or the variant has come to its end.
+    """The next turn of the first script that fits; None if none fits or the variant has ended.
 
-    `session` tells samples apart: of one that ends in `.<index>` the variant is number index + seed (modulo), so the
-    samples of a task go through the variants in turn; else session (or, without any, the opening) and seed are hashed.
-    That hash also draws among a turn and what may come instead of it, for each such turn anew.
+    If `session` ends in `.<index>`, the variant's number is index + seed (modulo): the samples of a task use the variants in turn.
+    Otherwise the variant follows from a hash of seed and session (or, without a session, the opening). For each turn with alternatives,
+    a hash also selects the turn or one of its alternatives.
     """
     script = next((script for script in scripts if script.fits(turns)), None)
     if script is None:
@@ -117,7 +117,7 @@ def choose(scripts: Sequence[Script], turns: Sequence[Turn], session: str | None
 
 
 def _drawn(turns: Sequence[ScriptTurn], key: str) -> list[ScriptTurn]:
-    """The turns as they are played under this key: each itself, or one of its ways `instead`, all equally likely."""
+    """The turns for this key: each turn or one of its alternatives, with equal probability."""
     played = []
     for number, turn in enumerate(turns):
         here = f"{key}/{number}"
@@ -127,13 +127,13 @@ def _drawn(turns: Sequence[ScriptTurn], key: str) -> list[ScriptTurn]:
 
 
 def _opening(turns: Sequence[Turn], *roles: str) -> str:
-    """What these roles said before the first answer."""
+    """The messages of these roles before the first answer."""
     before = takewhile(lambda turn: turn.role != "assistant", turns)
     return "\n".join(turn.text for turn in before if turn.role in roles)
 
 
 def _answers(turns: Sequence[Turn]) -> int:
-    """Assistant turns so far; several assistant messages in a row are one, since some clients part text from calls."""
+    """The number of assistant turns. Adjacent assistant messages count once, since some clients separate text from calls."""
     roles = [None, *(turn.role for turn in turns)]
     return sum(role == "assistant" != before for before, role in pairwise(roles))
 
@@ -143,9 +143,9 @@ def _hash(text: str) -> int:
 
 
 def load(paths: Iterable[Path]) -> list[Script]:
-    """The scripts of files and folders (their YAML and JSON files in name order), in the order given.
+    """The scripts of files, and of folders' YAML and JSON files by name, in the order of `paths`.
 
-    Raises ScriptError on a path that isn't there, a folder without scripts, and anything in a file that is no script.
+    Raises ScriptError for a missing path, a folder without scripts, and an invalid script.
     """
     return [script for path in paths for file in _files(path) for script in _read(file)]
 
@@ -167,7 +167,7 @@ def _read(file: Path) -> list[Script]:
     except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
         raise ScriptError(f"{file}: not readable as YAML: {error}") from error
     if not documents:
-        raise ScriptError(f"{file}: there is no script in it")
+        raise ScriptError(f"{file}: contains no script")
     return [_script(file, document) for document in documents]
 
 
@@ -180,17 +180,19 @@ def _script(file: Path, document: object) -> Script:
         try:
             re.compile(pattern)
         except re.error as error:
-            raise ScriptError(f"{file}: `$.{field}` is no regular expression: {pattern!r}: {error}") from error
+            raise ScriptError(f"{file}: `$.{field}` is not a regular expression: {pattern!r}: {error}") from error
     try:
         for turn in (turn for variant in script.variants for turn in _written(variant.turns)):
             turn.as_turn()
     except (TypeError, ValueError) as error:
-        raise ScriptError(f"{file}: arguments of a call are no JSON: {error}; quote dates and the like") from error
+        raise ScriptError(
+            f"{file}: arguments of a call aren't JSON: {error}; quote dates and similar values"
+        ) from error
     return script
 
 
 def _written(turns: Iterable[ScriptTurn]) -> Iterator[ScriptTurn]:
-    """All turns that stand in a script, played or not."""
+    """All turns of a script, including alternatives."""
     for turn in turns:
         yield turn
         for way in turn.instead:
@@ -198,7 +200,7 @@ def _written(turns: Iterable[ScriptTurn]) -> Iterator[ScriptTurn]:
 
 
 def _with_value(message: str, document: object) -> str:
-    """A validation message, which ends in "at `$.a[0].b`", with what the document has there."""
+    """A validation message, which ends in "at `$.a[0].b`", with the document's value at that path."""
     _, _, path = message.partition(" - at ")
     value: Any = document
     for key, index in re.findall(r"\.(\w+)|\[(\d+)\]", path):

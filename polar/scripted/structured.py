@@ -1,7 +1,7 @@
-"""What a grammar leaves to say where no script knows better: the least JSON that a schema takes, as text or as a tool's arguments.
+"""Minimal JSON for a schema, as text or as a tool's arguments: the answer to constrained requests without a script.
 
-So clients of structured output and of forced tool calls can be tried. Served is what such schemas are made of: types, properties, enums,
-references, bounds; patterns are not.
+With it, clients that use structured output and forced tool calls can be tested. Types, properties, enums, references and bounds are
+supported; patterns are not.
 """
 
 import json
@@ -12,7 +12,7 @@ from polar.scripted.conversation import Call, Turn
 from polar.scripted.request import ApiError, ChatRequest
 
 DEEP: Final = 6
-"""Levels from which on the last of several choices is taken, which is null where a schema refers to itself."""
+"""From this depth on the last of several choices is used, which is null in self-referring schemas."""
 TOO_DEEP: Final = 40
 TOO_LONG: Final = 10_000
 """Items, or characters."""
@@ -45,7 +45,7 @@ def demanded(request: ChatRequest, fields: Mapping[str, Any]) -> Turn | None:
 
 
 def _forced(request: ChatRequest, fields: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The function that must be called."""
+    """The function that the request forces the model to call."""
     functions: list[dict[str, Any]] = [tool["function"] for tool in fields.get("tools") or []]
     choice = request.tool_choice
     if choice == "required":
@@ -55,7 +55,7 @@ def _forced(request: ChatRequest, fields: Mapping[str, Any]) -> dict[str, Any] |
 
 
 def example(schema: Any) -> Any:
-    """The least value that a JSON schema takes. Raises ApiError 400 where it has no end, or is none."""
+    """A minimal value of a JSON schema. Raises ApiError 400 for an invalid or endless schema."""
     try:
         return _example(schema, schema, 0)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
@@ -95,12 +95,12 @@ def _example(schema: Any, root: Any, depth: int) -> Any:
 
 
 def _type_of(schema: Mapping[str, Any]) -> str:
-    told = schema.get("type")
-    if isinstance(told, list):
-        return next((str(each) for each in told if each != "null"), "null")
-    if told is None:
+    kind = schema.get("type")
+    if isinstance(kind, list):
+        return next((str(each) for each in kind if each != "null"), "null")
+    if kind is None:
         return "object" if "properties" in schema else "array" if "items" in schema else "string"
-    return str(told)
+    return str(kind)
 
 
 def _referred(pointer: str, root: Any) -> Any:
@@ -114,7 +114,7 @@ def _referred(pointer: str, root: Any) -> Any:
 
 
 def _merged(schema: Mapping[str, Any], root: Any) -> dict[str, Any]:
-    """All of `allOf` and what stands beside it as one schema: properties added up, of other words the last."""
+    """The schemas of `allOf` and the keywords beside it as one schema: properties are merged, other keywords replaced."""
     parts = [_referred(part["$ref"], root) if "$ref" in part else part for part in schema["allOf"]]
     parts.append({word: value for word, value in schema.items() if word != "allOf"})
     whole: dict[str, Any] = {}
@@ -126,7 +126,7 @@ def _merged(schema: Mapping[str, Any], root: Any) -> dict[str, Any]:
 
 
 def _number(schema: Mapping[str, Any]) -> float:
-    """0, or the bound that is nearest to it."""
+    """0, or the bound nearest to it."""
     above, below = schema.get("exclusiveMinimum"), schema.get("exclusiveMaximum")
     least = schema.get("minimum") if above is None else above + 1
     most = schema.get("maximum") if below is None else below - 1

@@ -1,10 +1,8 @@
-"""The scripted engine's tokenizer: text to token ids and back, exactly.
+"""The scripted engine's tokenizer.
 
-Invariant: `decode(encode(text)) == text` for every text, and `encode` never yields a special token, whatever the text
-looks like: a special token can only be put by its id. So what a user writes can't end a turn or open a tool call.
-
-The vocabulary is `tokenizer.json` beside this file (`examples/train_tokenizer.py` made it). Where special tokens go is
-the chat template's business (`polar.scripted.template`).
+Invariant: `decode(encode(text)) == text`, and `encode` never returns a special token: a user's text can't end a turn or begin a tool call.
+Only the chat template (`polar.scripted.template`) inserts special tokens, by id. `examples/train_tokenizer.py` made the vocabulary,
+`tokenizer.json` beside this file.
 """
 
 from __future__ import annotations  # `array[int]` is no expression before Python 3.12
@@ -28,8 +26,8 @@ SPECIALS: Final = (
 )
 VOCABULARY_FILE: Final = Path(__file__).with_name("tokenizer.json")
 
-# Texts whose ids are remembered: a conversation's earlier messages come back with each of its calls. At 1.6 kB a
-# message (400 tokens) a full cache is about 30 MB.
+# Texts whose ids are cached: each call repeats the conversation's earlier messages. With messages of 1.6 kB (400 tokens)
+# a full cache has about 30 MB.
 REMEMBERED_TEXTS: Final = 8192
 
 
@@ -38,7 +36,7 @@ class Tokenizer:
 
     def __init__(self, file: Path = VOCABULARY_FILE) -> None:
         self._fast = FastTokenizer.from_file(str(file))
-        self._fast.encode_special_tokens = True  # else "<|im_end|>" in a text would become an end of turn
+        self._fast.encode_special_tokens = True  # otherwise "<|im_end|>" in a text would become an end of turn
         vocabulary: dict[str, int] = self._fast.get_vocab()
         self.special_ids: Final = {name: vocabulary[name] for name in SPECIALS}
         self._bytes: Final = _bytes_by_id(vocabulary)
@@ -52,20 +50,20 @@ class Tokenizer:
         self._remembered = lru_cache(REMEMBERED_TEXTS)(self._encode)
 
     def encode(self, text: str) -> array[int]:
-        """Token ids (int32) of a text between two special tokens; do not change the array, it is shared."""
+        """Token ids (int32) of a text between two special tokens. The array is shared: don't change it."""
         return self._remembered(text)
 
     def bytes_of(self, token_id: int) -> bytes:
-        """The bytes that one token stands for: maybe a part of a character; a special token's own name."""
+        """A token's bytes, which may be a part of a character; for a special token its name."""
         return self._bytes[token_id]
 
     def pieces_of(self, token_id: int) -> list[int]:
-        """The tokens of single bytes that say what an ordinary token says; a special token is one piece."""
+        """The single-byte tokens that spell an ordinary token; a special token is one piece."""
         raw = self._bytes[token_id]
         return [token_id] if token_id in self._special else [self._of_byte[byte] for byte in raw]
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of token ids; bytes that are no whole character become U+FFFD."""
+        """The text of token ids; incomplete characters become U+FFFD."""
         return b"".join(map(self._bytes.__getitem__, token_ids)).decode("utf-8", "replace")
 
     @property
@@ -78,14 +76,14 @@ class Tokenizer:
 
 
 def _bytes_by_id(vocabulary: dict[str, int]) -> list[bytes]:
-    """What each token of a byte-level vocabulary stands for.
+    """The bytes of each token of a byte-level BPE vocabulary.
 
-    The convention of all byte-level BPE files: a character of printable Latin-1 stands for its own byte, those from
-    code point 256 on for the other bytes, in order.
+    By convention, a printable Latin-1 character represents its printable byte; characters from code point 256 represent the other bytes in
+    order.
     """
-    own = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in own]
-    byte_of = {chr(byte): byte for byte in own} | {chr(256 + n): byte for n, byte in enumerate(others)}
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    byte_of = {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
     return [
         token.encode() if token in SPECIALS else bytes(byte_of[char] for char in token)
         for token in sorted(vocabulary, key=vocabulary.__getitem__)

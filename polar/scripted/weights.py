@@ -1,7 +1,7 @@
-"""The names of the weights that an engine serves, and which of them sampled a token: as vLLM tells of both.
+"""The names of the weights that an engine serves, and which weights sampled a token, in vLLM's format.
 
-Nothing that the scripted engine says depends on its weights. A name is text, `default` until someone gives another (`POST
-/update_weight_version`); the tokens of an answer are spread evenly over the time that it took, so that an update in between parts them.
+The scripted engine's answers don't depend on weights. A name is text: `default` until `POST /update_weight_version` sets another. An
+answer's tokens are spread evenly over its duration, so an update in between divides them.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import msgspec
 
 FIRST: Final = "default"
 REMEMBERED: Final = 10_000
-"""Updates; an answer spans few."""
+"""Number of updates; an answer spans few."""
 
 
 class NamedSpan(msgspec.Struct, frozen=True):
-    """Sampled tokens `[start, end)` of an answer are of the weights of this name."""
+    """The weights named `version` sampled the tokens `[start, end)` of an answer."""
 
     version: str
     start: int
@@ -27,23 +27,23 @@ class NamedSpan(msgspec.Struct, frozen=True):
 
 
 class Weights:
-    """What was served since when, on one clock, in seconds."""
+    """The history of served weights, with times in seconds on one clock."""
 
     def __init__(self) -> None:
         self._updates: deque[tuple[float, str]] = deque([(-math.inf, FIRST)], maxlen=REMEMBERED)
 
     @property
     def name(self) -> str:
-        """Of those served now."""
+        """The name of the weights served now."""
         return self._updates[-1][1]
 
     def update(self, name: str, at: float) -> None:
-        """Others are served from `at` on, which is no earlier than the last update."""
+        """Serve other weights from `at` on, which is not before the last update."""
         self._updates.append((at, name))
 
     def spans(self, began: float, ended: float, tokens: int) -> list[NamedSpan]:
-        """Of an answer of so many tokens: ascending, without gaps, over all of them; a name follows another."""
-        # Of updates between which nothing was sampled the last counts.
+        """The spans of an answer: ascending, without gaps, and with different names side by side."""
+        # Of several updates between two tokens the last counts.
         starts = {_token(at, began, ended, tokens): name for at, name in self._updates}
         by_name = groupby(starts.items(), key=lambda start: start[1])
         found = [(next(run)[0], name) for name, run in by_name]
@@ -53,7 +53,7 @@ class Weights:
 
 
 def _token(at: float, began: float, ended: float, tokens: int) -> int:
-    """The first one that was sampled at an instant or later: token i is at `began` and i of `tokens` parts of the time to `ended`."""
+    """The first token sampled at the instant or later. Token i is sampled at `began + i / tokens * (ended - began)`."""
     if at <= began or ended <= began:
         return 0 if at <= began else tokens
     return min(tokens, math.ceil((at - began) / (ended - began) * tokens))

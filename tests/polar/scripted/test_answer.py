@@ -1,9 +1,9 @@
-"""The parser of sampled ids."""
+"""Parsing of sampled ids, and where a stop string ends an answer."""
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polar.scripted.answer import AnswerParser, Delta, as_turn, joined
+from polar.scripted.answer import AnswerParser, Delta, as_turn, joined, stop_in, text_before
 from polar.scripted.conversation import Call, Turn
 from polar.scripted.template import ChatTemplate
 from polar.scripted.tokenizer import Tokenizer
@@ -12,6 +12,8 @@ from tests.polar.scripted.conversations import ANSWERS
 TOKENIZER = Tokenizer()
 TEMPLATE = ChatTemplate(TOKENIZER)
 PARSER = AnswerParser(TOKENIZER)
+TEXTS = st.text(st.sampled_from("ab é🎉\n<"), max_size=30)
+STOPS = st.lists(st.text(st.sampled_from("ab é🎉\n"), min_size=1, max_size=3), min_size=1, max_size=3)
 
 
 @given(ANSWERS)
@@ -53,3 +55,26 @@ def test_a_character_of_several_tokens_comes_with_its_last() -> None:
     ids = TOKENIZER.encode("🎉")
     assert len(ids) > 1
     assert [delta.text for delta in PARSER.deltas(ids)] == [*[""] * (len(ids) - 1), "🎉"]
+
+
+@given(text=TEXTS, stops=STOPS)
+def test_the_text_ends_before_the_string_and_the_tokens_with_it(text: str, stops: list[str]) -> None:
+    ids = TEMPLATE.encode_answer(Turn("assistant", text)).tolist()
+    deltas = PARSER.deltas(ids)
+    stopped = stop_in(deltas, stops)
+    if stopped is None:
+        assert not any(stop in text for stop in stops)
+        return
+    count, stop = stopped
+    sampled_deltas = PARSER.deltas(ids[:count])
+    shown = joined(text_before(sampled_deltas, stop)).text
+    sampled = joined(deltas[:count]).text
+    assert sampled.startswith(shown + stop)
+    assert not any(other in joined(deltas[: count - 1]).text for other in stops), "it was there a token before"
+    assert shown == text[: text.index(stop)]
+
+
+def test_only_text_contains_stop_strings() -> None:
+    deltas = [Delta(reasoning="END"), Delta(text="EN"), Delta(text="D."), Delta(text="x")]
+    assert stop_in(deltas, ["END"]) == (3, "END")
+    assert text_before(deltas[:3], "END") == [Delta(reasoning="END"), Delta(), Delta()]

@@ -1,4 +1,4 @@
-"""The running app on a real port, asked by the official `openai` client and, where bytes matter, by aiohttp."""
+"""The running app on a real port. Its clients are the official `openai` client and, where bytes matter, aiohttp."""
 
 import asyncio
 import json
@@ -66,19 +66,16 @@ class Watched(Record):
 
 @pytest.fixture
 def record() -> Watched:
-    """The engine's record."""
     return Watched()
 
 
 @pytest.fixture
 def engine(record: Watched) -> Engine:
-    """An engine with the script above, and little room."""
     return Engine([SCRIPT], max_model_len=2000, record=record)
 
 
 @pytest.fixture
 async def url(engine: Engine) -> AsyncIterator[str]:
-    """Where the engine answers."""
     async with running(engine) as url:
         yield url
 
@@ -92,14 +89,12 @@ async def client(url: str) -> AsyncIterator[openai.AsyncOpenAI]:
 
 @pytest.fixture
 async def http(url: str) -> AsyncIterator[aiohttp.ClientSession]:
-    """A plain client."""
     timeout = aiohttp.ClientTimeout(total=DEADLINE_S)
     async with aiohttp.ClientSession(url, timeout=timeout) as http:
         yield http
 
 
 async def ask(client: openai.AsyncOpenAI, messages: Any = ASK, **fields: Any) -> ChatCompletion:
-    """One answer, not streamed."""
     answer = await client.chat.completions.create(
         model="polar-scripted", messages=messages, tools=TOOLS, **(WITH_IDS | fields)
     )
@@ -108,7 +103,6 @@ async def ask(client: openai.AsyncOpenAI, messages: Any = ASK, **fields: Any) ->
 
 
 async def ask_stream(client: openai.AsyncOpenAI, messages: Any = ASK, **fields: Any) -> list[ChatCompletionChunk]:
-    """All chunks of a streamed answer."""
     stream = await client.chat.completions.create(
         model="polar-scripted", messages=messages, tools=TOOLS, stream=True, **(WITH_IDS | fields)
     )
@@ -125,17 +119,6 @@ def as_history(answer: ChatCompletion) -> dict[str, Any]:
     message = answer.choices[0].message
     history = message.model_dump(include={"role", "content", "tool_calls"}, exclude_none=True)
     return history | {"reasoning": extra(message, "reasoning")}
-
-
-def summary(ids: list[int], logprobs: Any, finish_reason: str | None) -> tuple[Any, ...]:
-    """What a record and an answer must agree on."""
-    return ids, [entry.logprob for entry in logprobs], finish_reason
-
-
-async def read_to_the_end(answer: aiohttp.ClientResponse, into: bytearray) -> None:
-    """Reads a body piece by piece, keeping what came before it broke off."""
-    while piece := await answer.content.readany():
-        into += piece
 
 
 async def test_an_answer_carries_ids_logprobs_and_tool_calls_and_is_in_the_record(
@@ -156,9 +139,7 @@ async def test_an_answer_carries_ids_logprobs_and_tool_calls_and_is_in_the_recor
     assert choice.logprobs is not None
     assert choice.logprobs.content is not None
     (record,) = engine.record.calls("t.0")
-    assert summary(record.token_ids, choice.logprobs.content, record.finish_reason) == summary(
-        extra(choice, "token_ids"), choice.logprobs.content, choice.finish_reason
-    )
+    assert (record.token_ids, record.finish_reason) == (extra(choice, "token_ids"), choice.finish_reason)
     assert record.logprobs == [entry.logprob for entry in choice.logprobs.content]
     assert record.prompt_token_ids == extra(answer, "prompt_token_ids")
     assert (record.request_id, record.script, record.outcome) == (answer.id, "mend/0/0", "completed")
@@ -218,7 +199,9 @@ async def test_a_stream_says_what_a_body_says(client: openai.AsyncOpenAI, engine
         assert list(calls.values()) == [call["function"] for call in message.model_dump()["tool_calls"]]
 
 
-async def test_a_conversation_as_the_client_repeats_it_only_grows(engine: Engine, client: openai.AsyncOpenAI) -> None:
+async def test_a_conversation_as_the_client_repeats_it_only_grows_and_the_record_is_served(
+    engine: Engine, client: openai.AsyncOpenAI, http: aiohttp.ClientSession
+) -> None:
     messages = list(ASK)
     for _ in range(4):
         answer = await ask(client, messages)
@@ -231,6 +214,9 @@ async def test_a_conversation_as_the_client_repeats_it_only_grows(engine: Engine
     for before, after in pairwise(records):
         known = before.prompt_token_ids + before.token_ids
         assert after.prompt_token_ids[: len(known)] == known
+    async with http.get("/scripted/record") as served:
+        lines = (await served.text()).splitlines()
+    assert [json.loads(line)["request_id"] for line in lines] == [record.request_id for record in records]
 
 
 async def test_where_no_script_fits_8_to_24_tokens_of_filler_end_the_turn(
@@ -248,15 +234,14 @@ async def test_where_no_script_fits_8_to_24_tokens_of_filler_end_the_turn(
         assert engine.tokenizer.encode(record.text.removesuffix("<|im_end|>")).tolist() == record.token_ids[:-1]
 
 
-async def test_a_turn_whose_tools_are_not_offered_is_not_played(client: openai.AsyncOpenAI) -> None:
-    answer = await client.chat.completions.create(model="polar-scripted", messages=ASK, user="t.0")
-    assert (answer.choices[0].finish_reason, answer.choices[0].message.tool_calls) == ("stop", [])
-
-
-async def test_max_tokens_cuts_the_answer_off(engine: Engine, client: openai.AsyncOpenAI) -> None:
+async def test_max_tokens_cuts_the_answer_off_and_a_turn_whose_tools_are_not_offered_is_not_played(
+    engine: Engine, client: openai.AsyncOpenAI
+) -> None:
+    unplayed = await client.chat.completions.create(model="polar-scripted", messages=ASK, user="t.0")
+    assert (unplayed.choices[0].finish_reason, unplayed.choices[0].message.tool_calls) == ("stop", [])
     answer = await ask(client, max_completion_tokens=3)
     assert answer.choices[0].finish_reason == "length"
-    assert len(extra(answer.choices[0], "token_ids")) == 3 == len(engine.record.calls()[0].token_ids)
+    assert len(extra(answer.choices[0], "token_ids")) == 3 == len(engine.record.calls()[-1].token_ids)
 
 
 async def test_a_stop_string_ends_the_answer_in_body_and_stream(engine: Engine, client: openai.AsyncOpenAI) -> None:
@@ -291,16 +276,9 @@ async def test_usage_tells_reasoning_and_what_the_session_had_computed(
 
 
 async def test_an_image_is_a_text_of_its_own_in_the_prompt(engine: Engine, client: openai.AsyncOpenAI) -> None:
-    def seen(url: str) -> Any:
-        return [
-            {
-                "role": "user",
-                "content": [{"type": "text", "text": "see"}, {"type": "image_url", "image_url": {"url": url}}],
-            }
-        ]
-
-    for url in ("data:image/png;base64,AAAA", "data:image/png;base64,AAAB", "data:image/png;base64,AAAA"):
-        await ask(client, seen(url))
+    for data in ("AAAA", "AAAB", "AAAA"):
+        image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
+        await ask(client, [{"role": "user", "content": [{"type": "text", "text": "see"}, image]}])
     first, other, again = (engine.tokenizer.decode(call.prompt_token_ids) for call in engine.record.calls())
     assert first == again != other
     assert "see\n[image " in first
@@ -309,22 +287,17 @@ async def test_an_image_is_a_text_of_its_own_in_the_prompt(engine: Engine, clien
 async def test_a_form_that_the_request_demands_is_kept_to_where_no_script_fits(client: openai.AsyncOpenAI) -> None:
     filler: Any = [{"role": "user", "content": "anything"}]
     schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
-    told = await ask(
-        client, filler, response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
-    )
-    assert told.choices[0].message.content == '{"n":0}'
-    told = await ask(client, filler, response_format={"type": "json_object"})
-    assert json.loads(told.choices[0].message.content or "") == {"text": "text"}
+    json_schema = {"name": "x", "schema": schema}
+    answer = await ask(client, filler, response_format={"type": "json_schema", "json_schema": json_schema})
+    assert answer.choices[0].message.content == '{"n":0}'
+    answer = await ask(client, filler, response_format={"type": "json_object"})
+    assert json.loads(answer.choices[0].message.content or "") == {"text": "text"}
     for choice, name in (("required", "read"), ({"type": "function", "function": {"name": "bash"}}, "bash")):
-        told = await ask(client, filler, tool_choice=choice)
-        (call,) = told.choices[0].message.tool_calls or []
+        (answered,) = (await ask(client, filler, tool_choice=choice)).choices
+        (call,) = answered.message.tool_calls or []
         assert call.type == "function"
-        assert (call.function.name, call.function.arguments, told.choices[0].finish_reason) == (
-            name,
-            "{}",
-            "tool_calls",
-        )
-    assert (await ask(client, tool_choice="required")).choices[0].message.content, "the script has its say"
+        assert (call.function.name, call.function.arguments, answered.finish_reason) == (name, "{}", "tool_calls")
+    assert (await ask(client, tool_choice="required")).choices[0].message.content, "a script is used if one fits"
 
 
 @pytest.mark.parametrize(
@@ -397,21 +370,16 @@ async def test_it_says_what_it_is_wherever_it_shows(
                 assert "not a model" in await answer.text()
 
 
-async def test_tokenize_gives_the_ids_of_a_chats_prompt_and_of_a_text(
+async def test_tokenize_gives_ids_of_a_prompt_or_text_and_detokenize_the_text_of_valid_ids(
     engine: Engine, client: openai.AsyncOpenAI, http: aiohttp.ClientSession
 ) -> None:
     await ask(client)
     async with http.post("/tokenize", json={"messages": ASK, "tools": TOOLS}) as answer:
-        told = await answer.json()
-    assert told["tokens"] == engine.record.calls()[0].prompt_token_ids
-    assert told["count"] == len(told["tokens"])
+        tokenized = await answer.json()
+    assert tokenized["tokens"] == engine.record.calls()[0].prompt_token_ids
+    assert tokenized["count"] == len(tokenized["tokens"])
     async with http.post("/tokenize", json={"prompt": "hi there"}) as answer:
         assert engine.tokenizer.decode((await answer.json())["tokens"]) == "hi there"
-
-
-async def test_detokenize_gives_the_text_of_ids_and_refuses_what_is_no_id(
-    engine: Engine, http: aiohttp.ClientSession
-) -> None:
     ids = [*engine.tokenizer.encode("hi there"), engine.tokenizer.special_ids["<|im_end|>"]]
     async with http.post("/detokenize", json={"model": "polar-scripted", "tokens": ids}) as answer:
         assert await answer.json() == {"prompt": "hi there<|im_end|>"}
@@ -420,20 +388,9 @@ async def test_detokenize_gives_the_text_of_ids_and_refuses_what_is_no_id(
             assert answer.status == 400
 
 
-async def test_the_record_is_served_as_it_is_kept(
-    engine: Engine, client: openai.AsyncOpenAI, http: aiohttp.ClientSession
-) -> None:
-    await ask(client)
-    await ask_stream(client)
-    async with http.get("/scripted/record") as answer:
-        lines = (await answer.text()).splitlines()
-    assert [json.loads(line)["request_id"] for line in lines] == [call.request_id for call in engine.record.calls()]
-    assert len(lines) == 2
-
-
 async def test_faults_are_listed_counted_and_cleared_over_http(http: aiohttp.ClientSession) -> None:
-    async with http.post("/scripted/faults", json={"kind": "status", "status": 429, "retry_after_s": 7}) as answer:
-        fault = {"kind": "status", "status": 429, "retry_after_s": 7}
+    fault = {"kind": "status", "status": 429, "retry_after_s": 7}
+    async with http.post("/scripted/faults", json=fault) as answer:
         assert await answer.json() == {"faults": [fault]}
     await http.post("/scripted/faults", json={"kind": "hang", "times": 2})
     async with http.post("/v1/chat/completions", json={"messages": ASK}) as answer:
@@ -477,8 +434,9 @@ async def test_a_cut_connection_breaks_off_before_the_headers_or_after_so_many_b
     got = bytearray()
     async with http.post("/v1/chat/completions", json=request) as answer:
         assert answer.status == 200
-        with pytest.raises(aiohttp.ClientPayloadError):
-            await read_to_the_end(answer, got)
+        with pytest.raises(aiohttp.ClientPayloadError):  # noqa: PT012 - reads until the cut
+            while piece := await answer.content.readany():
+                got += piece
     assert len(got) == 300
     sampled = await record.first()
     assert (sampled.fault, sampled.outcome) == ("cut", "aborted" if stream else "completed")

@@ -49,7 +49,7 @@ def test_a_bad_scripts_file_is_exit_code_2_and_its_complaint(
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["--port", "70000"], "'70000'; a whole number from 0 to 65535"),
+        (["--port", "70000"], "'70000' is not an integer from 0 to 65535"),
         (["--fault", '{"kind": "status", "status": 200}'], "status"),
         (["--seed", "-1"], "'-1'"),
     ],

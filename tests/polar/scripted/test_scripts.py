@@ -163,7 +163,7 @@ def test_arguments_are_compact_json_or_the_very_string_and_a_turn_may_have_a_fau
     [
         ("name: s\nmatch: x\nvariants: [{turns: [{text: hi, delay_s: soon}]}]", r"delay_s`; it has 'soon'"),
         ("name: s\nmatch: x\nvariants: [{turns: [{txt: hi}]}]", r"`txt`.*turns\[0\]`; it has {'txt': 'hi'}"),
-        ("name: s\nmatch: '('\nvariants: [{turns: [{}]}]", r"`\$.match` is no regular expression: '\('"),
+        ("name: s\nmatch: '('\nvariants: [{turns: [{}]}]", r"`\$.match` is not a regular expression: '\('"),
         ("name: s\nmatch: x\nvariants: []", r"variants`; it has \[\]"),
         ("name: s\nvariants: [{turns: [{}]}]", r"missing required field `match`"),
         ("name: s\nmatch: x\nvariants: [{turns: [{fault: {kind: burn}}]}]", r"'burn'.*fault.kind`"),
@@ -171,14 +171,14 @@ def test_arguments_are_compact_json_or_the_very_string_and_a_turn_may_have_a_fau
             "name: s\nmatch: x\nvariants: [{turns: [{calls: [{name: f, arguments: {on: 1}}]}]}]",
             r"got `bool`.*; it has ",
         ),
-        ("name: s\nmatch: x\nvariants: [{turns: [{calls: [{name: f, arguments: {a: 2020-01-01}}]}]}]", "no JSON"),
+        ("name: s\nmatch: x\nvariants: [{turns: [{calls: [{name: f, arguments: {a: 2020-01-01}}]}]}]", "aren't JSON"),
         ("name: s\nmatch: x\nvariants: [{turns: [{or: [{text: hi}]}]}]", r"or`?\[0\]`; it has {'text': 'hi'}"),
         (
             "name: s\nmatch: x\nvariants: [{turns: [{or: [[{calls: [{name: f, arguments: {a: 2020-01-01}}]}]]}]}]",
-            "no JSON",
+            "aren't JSON",
         ),
         ("name: [", "not readable as YAML"),
-        ("", "there is no script in it"),
+        ("", "contains no script"),
         ("---\n", "got `null`"),
     ],
 )

@@ -1,7 +1,7 @@
-"""vLLM's routes for those that own their prompts: render, generate, derender, in the shapes of vLLM 0.32.
+"""vLLM's routes for clients that send token ids: render, generate and derender, in the format of vLLM 0.32.
 
-`render` makes of a chat request one for `generate`, `generate` samples on from token ids, `derender` parses what was sampled. What an
-answer is held to travels in `sampling_params.structured_outputs`, as with vLLM, in a form that only this engine reads.
+`render` converts a chat request into a request for `generate`, `generate` samples after given token ids, and `derender` parses sampled
+tokens. A constraint on the answer is passed in `sampling_params.structured_outputs`, as in vLLM, in a format of this engine.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from polar.scripted.tokenizer import Tokenizer
 from polar.scripted.weights import NamedSpan
 
 DEMANDED: Final = "turn"
-"""Under `structured_outputs`: the turn that the answer is held to."""
+"""The key in `structured_outputs` of the turn that the answer must be."""
 
 _Positive = Annotated[int, Meta(ge=1)]
 
 
 class SamplingParams(msgspec.Struct):
-    """What matters here of vLLM's."""
+    """The parameters of vLLM's type that this engine uses."""
 
     max_tokens: _Positive | None = None
     stop: list[str] | None = None
@@ -45,7 +45,7 @@ class GenerateRequest(msgspec.Struct):
     stream: bool = False
 
     def as_chat(self, tools: Sequence[dict[str, Any]], session_id: str | None) -> ChatRequest:
-        """A chat request that wants the same of an answer; its prompt is elsewhere."""
+        """A chat request with the same parameters and without a prompt."""
         names = [Tool(ToolFunction(tool["function"]["name"])) for tool in tools]
         params = self.sampling_params
         return ChatRequest(
@@ -62,13 +62,13 @@ class GenerateRequest(msgspec.Struct):
 
     @property
     def demanded(self) -> Turn | None:
-        """What the answer is held to."""
-        held = (self.sampling_params.structured_outputs or {}).get(DEMANDED)
-        return None if held is None else msgspec.convert(held, Turn)
+        """The turn that the answer must be, if the request demands one."""
+        turn = (self.sampling_params.structured_outputs or {}).get(DEMANDED)
+        return None if turn is None else msgspec.convert(turn, Turn)
 
 
 class Choice(msgspec.Struct):
-    """What was sampled."""
+    """One sampled answer."""
 
     token_ids: Annotated[list[int], Meta(min_length=1)]
     finish_reason: str | None = "stop"
@@ -77,7 +77,7 @@ class Choice(msgspec.Struct):
 
 
 class GenerateResponse(msgspec.Struct):
-    """What /inference/v1/generate answered, as far as it is parsed."""
+    """The parsed part of an answer of /inference/v1/generate."""
 
     choices: list[Choice]
 
@@ -90,7 +90,7 @@ class DerenderRequest(msgspec.Struct):
 
 
 def decode_generate(body: bytes) -> tuple[GenerateRequest, dict[str, Any]]:
-    """A generate request and all of its fields as they came. Raises ApiError 400."""
+    """A generate request and all of its fields. Raises ApiError 400."""
     request, fields = decoded(body, GenerateRequest)
     if request.stream:
         raise ApiError(400, "stream: the scripted engine generates whole answers", param="stream")
@@ -101,19 +101,19 @@ def decode_derender(body: bytes) -> DerenderRequest:
     """A derender request. Raises ApiError 400."""
     request, _ = decoded(body, DerenderRequest)
     if request.chat_request is None:
-        # vLLM says so where it has a tool or reasoning parser, and this engine has both.
+        # vLLM's message if it has a tool or reasoning parser; this engine has both.
         raise ApiError(400, "chat_request is required when a tool or reasoning parser is configured")
     return request
 
 
-def rendered(request: ChatRequest, ids: list[int], limit: int, held_to: Turn | None) -> dict[str, Any]:
-    """The request for an answer to a rendered prompt, of `limit` tokens at most."""
+def rendered(request: ChatRequest, ids: list[int], limit: int, demanded: Turn | None) -> dict[str, Any]:
+    """A generate request for a rendered prompt and at most `limit` tokens."""
     params = {
         "n": 1,
         "max_tokens": limit,
         "stop": request.stops,
         "logprobs": request.top_alternatives,
-        "structured_outputs": None if held_to is None else {DEMANDED: msgspec.to_builtins(held_to)},
+        "structured_outputs": None if demanded is None else {DEMANDED: msgspec.to_builtins(demanded)},
     }
     return {
         "request_id": f"chatcmpl-{uuid4().hex}",
@@ -130,29 +130,33 @@ def rendered(request: ChatRequest, ids: list[int], limit: int, held_to: Turn | N
     }
 
 
-def generated(said: Generation, weights: Sequence[NamedSpan]) -> dict[str, Any]:
-    """The answer to a generate request, with the `weights` that sampled it."""
-    pairs = zip(said.token_ids, said.logprobs, strict=True)
+def generated(generation: Generation, weights: Sequence[NamedSpan]) -> dict[str, Any]:
+    """The body of the answer to a generate request, with the `weights` that sampled it."""
+    pairs = zip(generation.token_ids, generation.logprobs, strict=True)
     content = [{"token_id": token_id, "logprob": logprob, "rank": 1, "top_logprobs": []} for token_id, logprob in pairs]
     choice = {
         "index": 0,
-        "finish_reason": "length" if said.finish_reason == "length" else "stop",
-        "stop_reason": said.stop_reason,
-        "token_ids": said.token_ids,
-        "logprobs": None if said.top_alternatives is None else {"content": content},
+        "finish_reason": "length" if generation.finish_reason == "length" else "stop",
+        "stop_reason": generation.stop_reason,
+        "token_ids": generation.token_ids,
+        "logprobs": None if generation.top_alternatives is None else {"content": content},
         "weight_versions": weights,
     }
-    prompt, sampled = len(said.prompt_token_ids), len(said.token_ids)
+    prompt, sampled = len(generation.prompt_token_ids), len(generation.token_ids)
     usage = {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
-    cached = {"prompt_tokens_details": {"cached_tokens": said.cached_tokens}}
-    return {"request_id": said.request_id, "model": said.model, "usage": usage | cached, "choices": [choice]}
+    cached = {"prompt_tokens_details": {"cached_tokens": generation.cached_tokens}}
+    return {
+        "request_id": generation.request_id,
+        "model": generation.model,
+        "usage": usage | cached,
+        "choices": [choice],
+    }
 
 
-def derendered(asked: DerenderRequest, parser: AnswerParser, tokenizer: Tokenizer, model: str) -> dict[str, Any]:
-    """The chat completion of a generate answer, as vLLM gives it: the end of a turn is text where it wasn't taken off, and a stop string
-    stays."""
+def derendered(request: DerenderRequest, parser: AnswerParser, tokenizer: Tokenizer, model: str) -> dict[str, Any]:
+    """The chat completion of a generate answer. As in vLLM, a sampled end of turn and a stop string are part of the text."""
     choices = []
-    for choice in asked.generate_response.choices:
+    for choice in request.generate_response.choices:
         whole = joined(parser.deltas(choice.token_ids))
         end = tokenizer.special_ids["<|im_end|>"]
         text = whole.text + ("<|im_end|>" if choice.token_ids[-1] == end else "")
