@@ -1,14 +1,18 @@
-"""A fleet of one worker and a coordinator that the test plays."""
+"""A fleet of one worker and a coordinator that the test plays; and a runtime `process` without either."""
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
+from consumers.runtimes.base import Labels
+from consumers.runtimes.process import ProcessBackend, ProcessRuntime
 from tests.consumers.stages.coordinating import Coordinator, coordinating, settings_for
 from topics.environment.settings import Settings
+from topics.types.task import RuntimeSpec
 
 
 @pytest.fixture
@@ -20,3 +24,21 @@ def settings(kafka: str, namespace: str, tmp_path: Path) -> Settings:
 async def coordinator(settings: Settings) -> AsyncIterator[Coordinator]:
     async with coordinating(settings) as played:
         yield played
+
+
+@pytest.fixture
+def backend(tmp_path: Path) -> ProcessBackend:
+    return ProcessBackend(tmp_path / "runtimes")
+
+
+@pytest.fixture
+def claim() -> str:
+    """Unlike any other test's, also of another run on this machine: processes are killed by it."""
+    return f"claim-{uuid.uuid4().hex}"
+
+
+@pytest.fixture
+async def runtime(backend: ProcessBackend, claim: str) -> AsyncIterator[ProcessRuntime]:
+    made = await backend.create(Labels("polar", "task.0", 1, claim), RuntimeSpec())
+    yield made
+    await made.remove()

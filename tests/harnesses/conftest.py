@@ -10,7 +10,8 @@ import pytest
 
 from consumers.harnesses.base import harness_of
 from consumers.harnesses.cli import Cli, CliHarness
-from tests.consumers.harnesses.conftest import model, runtime  # noqa: F401 - fixtures
+from tests.consumers.conftest import backend, claim, runtime  # noqa: F401 - fixtures
+from tests.consumers.harnesses.conftest import model  # noqa: F401 - a fixture
 from tests.harnesses.outcome import Outcome
 from tests.harnesses.speakers import Speaker
 from topics.types.task import AgentSpec

@@ -12,7 +12,6 @@ from consumers.builders.prefix_merging import PrefixMerging
 from tests.consumers.token_tree.transcripts import Log, branches, line, lines
 from topics.types.errors import InputError
 from topics.types.session import Status
-from topics.types.trajectory import Trajectory
 
 BOTH: list[type[Builder]] = [PrefixMerging, PerRequest]
 
@@ -27,22 +26,28 @@ def session() -> Log:
     return log
 
 
-def filtered(**filters: Any) -> Trajectory:
-    return session().build(PrefixMerging(filters=filters))
+FOUND, ASKED, CUT = "sub job [found it out]", "sys hi [ask it]", "sys hi [ask it] found [a long]"
 
 
-def test_without_filters_only_side_calls_are_left_out() -> None:
-    built = filtered()
-    assert sorted(lines(built)) == ["sub job [found it out]", "sys hi [ask it] found [a long]"]
-    assert built.stats.masked_tokens == {"side_call": 2}
-    assert built.stats.filtered == {}
-
-
-def test_kinds_say_whose_work_is_trained() -> None:
-    built = filtered(kinds=["main", "title"])
-    assert sorted(lines(built)) == ["sys hi [ask it] found [a long]", "title please [A Title]"]
-    assert built.stats.masked_tokens == {"filtered_kind": 3}
-    assert built.stats.filtered == {"filtered_kind": 1}
+@pytest.mark.parametrize(
+    ("filters", "traces", "masked"),
+    [
+        ({}, [FOUND, CUT], {}),
+        ({"kinds": ["main", "title"]}, [CUT, "title please [A Title]"], {"filtered_kind": 3}),
+        ({"drop_truncated": True}, [FOUND, ASKED], {"filtered_truncated": 2}),
+        ({"max_tokens": 6}, [FOUND, ASKED], {"filtered_long": 2}),
+        ({"min_trainable_tokens": 4}, [CUT], {"filtered_short": 3}),
+    ],
+    ids=lambda filters: ", ".join(filters) if isinstance(filters, dict) else "",
+)
+def test_a_filter_leaves_out_what_it_names_and_counts_it(
+    filters: dict[str, Any], traces: list[str], masked: dict[str, int]
+) -> None:
+    built = session().build(PrefixMerging(filters=filters))
+    assert sorted(lines(built)) == traces
+    assert built.stats.masked_tokens == masked | ({} if "kinds" in filters else {"side_call": 2})
+    assert built.stats.filtered == dict.fromkeys(masked, 1)
+    assert built.stats.sampled_tokens == built.stats.trainable_tokens + sum(built.stats.masked_tokens.values())
 
 
 def test_what_another_engine_sampled_is_context() -> None:
@@ -64,27 +69,6 @@ def test_sessions_that_end_otherwise_have_nothing_to_train() -> None:
     assert (built.traces, built.stats.trainable_tokens) == ([], 0)
     assert built.stats.filtered == {"filtered_status": 3}
     assert built.stats.masked_tokens == {"filtered_status": 7, "side_call": 2}
-
-
-def test_answers_that_were_cut_are_left_out_and_what_led_to_them_stays() -> None:
-    built = filtered(drop_truncated=True)
-    assert sorted(lines(built)) == ["sub job [found it out]", "sys hi [ask it]"]
-    assert built.stats.filtered == {"filtered_truncated": 1}
-
-
-def test_a_trace_ends_with_the_last_call_that_fits() -> None:
-    built = filtered(max_tokens=6)
-    assert sorted(lines(built)) == ["sub job [found it out]", "sys hi [ask it]"]
-    assert built.stats.masked_tokens == {"filtered_long": 2, "side_call": 2}
-    assert built.stats.filtered == {"filtered_long": 1}
-
-
-def test_traces_that_would_train_too_little_are_left_out() -> None:
-    built = filtered(min_trainable_tokens=4)
-    assert lines(built) == ["sys hi [ask it] found [a long]"]
-    assert built.stats.masked_tokens == {"filtered_short": 3, "side_call": 2}
-    assert built.stats.filtered == {"filtered_short": 1}
-    assert built.stats.sampled_tokens == built.stats.trainable_tokens + 5
 
 
 def test_tokens_that_a_short_trace_shares_are_trained_on_one_that_is_kept() -> None:

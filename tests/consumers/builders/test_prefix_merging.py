@@ -12,9 +12,7 @@ from tests.consumers.token_tree.transcripts import (
     branches,
     build_record,
     completion,
-    ids_of,
     lines,
-    logprobs_for,
     parents,
 )
 from topics.environment import registry
@@ -22,7 +20,7 @@ from topics.types.completion import TokenDelta
 from topics.types.errors import InputError, Kind, SessionError
 from topics.types.session import Status
 from topics.types.tokens import pack_ids
-from topics.types.trajectory import Trajectory, expand
+from topics.types.trajectory import Trajectory
 
 
 def chain() -> Log:
@@ -43,15 +41,6 @@ def test_a_conversation_that_only_grows_is_one_trace() -> None:
     assert built.stats.drift == {"clean": 2}
 
 
-def test_logprobs_stand_at_their_own_tokens() -> None:
-    built = chain().build()
-    expanded = expand(built, built.traces[0])
-    for span in expanded.spans:
-        wanted = logprobs_for(span.call.call_id, [0] * (span.end - span.start))
-        assert expanded.logprobs[span.start : span.end].tolist() == wanted
-    assert not expanded.logprobs[expanded.loss_mask == 0].any()
-
-
 def test_per_request_makes_one_trace_per_call_over_the_same_tree() -> None:
     built = chain().build(PerRequest())
     assert lines(built) == [
@@ -60,13 +49,6 @@ def test_per_request_makes_one_trace_per_call_over_the_same_tree() -> None:
         "sys hi hello <end> tool 1 ok <end> tool 2 [done <end>]",
     ]
     assert built.nodes == chain().build().nodes
-
-
-def test_full_prompts_after_a_proxy_restart_merge_as_deltas_do() -> None:
-    log = chain()
-    whole = TokenDelta(rest=pack_ids(ids_of("sys hi hello <end> tool 1 ok <end> tool 2")))
-    log.calls[2] = msgspec.structs.replace(log.calls[2], prompt=whole)
-    assert log.build() == chain().build()
 
 
 def test_an_empty_session_yields_an_empty_trajectory_with_the_status_of_its_build() -> None:

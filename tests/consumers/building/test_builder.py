@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from consumers.builders.base import BuiltFrom
 from consumers.building.open_sessions import OpenSession, Sessions
@@ -116,74 +119,41 @@ async def test_a_builder_that_raises_gives_its_error() -> None:
         await off_loop(source)
 
 
-class Confused:
-    """A builder that says whose session it built, and gets it wrong."""
-
-    def build(self, session: BuiltFrom) -> Trajectory:
-        return Trajectory("u.7", "u", 7, 9, 3, Status.COMPLETED, "another", "shell")
+def titled(reward: Any) -> Trajectory:
+    """A trajectory under names that aren't the session's."""
+    return Trajectory("u.7", "u", 7, 9, 3, Status.COMPLETED, "another", "shell", reward)
 
 
-class Empty:
-    """A builder that returns what is no trajectory."""
-
-    def build(self, session: BuiltFrom) -> Any:
-        return {}
-
-
-class Forgetful:
-    """A builder that forgets to return."""
-
-    def build(self, session: BuiltFrom) -> Any:
-        return None
+BUILDS: dict[str, Callable[[], Any]] = {
+    "other names": lambda: titled(1.0),
+    "no trajectory": dict,
+    "nothing": lambda: None,
+    "StopIteration": lambda: next(iter([])),
+    "a number that msgpack doesn't know": lambda: titled(np.float32(1)),
+    "a reward that no reader accepts": lambda: titled("1.0"),
+    "the end of its process": lambda: sys.exit("enough"),
+}
 
 
-class Exhausted:
-    """A builder that asks an iterator for more than it has."""
+class Odd:
+    """A builder that returns or raises what its settings say."""
+
+    def __init__(self, what: str) -> None:
+        self._build = BUILDS[what]
 
     def build(self, session: BuiltFrom) -> Any:
-        return next(iter([]))
+        return self._build()
 
 
-class Unwritable:
-    """A builder whose reward is a number that msgpack doesn't know."""
-
-    def build(self, session: BuiltFrom) -> Trajectory:
-        return Trajectory("t.0", "t", 0, 1, 1, Status.COMPLETED, "own", "shell", np.float32(1))  # type: ignore[arg-type] # that it isn't
-
-
-class Unreadable:
-    """A builder whose reward is none that a reader takes."""
-
-    def build(self, session: BuiltFrom) -> Trajectory:
-        return Trajectory("t.0", "t", 0, 1, 1, Status.COMPLETED, "own", "shell", "1.0")  # type: ignore[arg-type] # that it isn't
-
-
-class Leaving:
-    """A builder that ends its process."""
-
-    def build(self, session: BuiltFrom) -> Any:
-        sys.exit("enough")
-
-
-@pytest.mark.parametrize(
-    ("builder", "code"),
-    [
-        ("Confused", None),
-        *((name, "builder") for name in ("Empty", "Forgetful", "Unwritable", "Unreadable", "Exhausted", "Leaving")),
-    ],
-)
-async def test_a_session_has_a_trajectory_of_its_own_whatever_its_builder_does(builder: str, code: str | None) -> None:
-    by = f"{__name__}:{builder}"
-    (session,) = folded([Open("t.0", 1, "a"), build("t.0", "a", by)]).due()
+@pytest.mark.parametrize("what", BUILDS)
+async def test_a_session_has_a_trajectory_of_its_own_whatever_its_builder_does(what: str) -> None:
+    by = f"{__name__}:Odd"
+    record = replace(build("t.0", "a", by), builder_config=json.dumps({"what": what}).encode())
+    (session,) = folded([Open("t.0", 1, "a"), record]).due()
     made = await outcome(session, Settings(), 0)
     assert (made.session_id, made.task_id, made.sample_index, made.num_samples, made.attempt) == ("t.0", "t", 0, 1, 1)
-    assert (made.builder, made.error and made.error.code) == (by, code)
-
-
-def test_an_open_session_without_calls_is_due() -> None:
-    (session,) = folded([Open("t.0", 1, ""), build("t.0", "")]).due()
-    assert isinstance(session, OpenSession)
-    assert session.calls == []
+    assert made.builder == by
+    assert (made.error and made.error.code) == (None if what == "other names" else "builder")
 
 
 def built(session: OpenSession) -> Trajectory:

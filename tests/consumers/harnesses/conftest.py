@@ -1,9 +1,8 @@
-"""A runtime for a harness to work in, a scripted model behind a real proxy, and the way in which a run worker brings them together."""
+"""A scripted model behind a real proxy, and the way in which a run worker brings it together with a harness."""
 
 from __future__ import annotations
 
 import json
-import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
@@ -14,8 +13,8 @@ import msgspec
 import pytest
 
 from consumers.harnesses.base import Launch, ModelAccess, harness_of
-from consumers.runtimes.base import Exec, ExecResult, Labels
-from consumers.runtimes.process import ProcessBackend, ProcessRuntime
+from consumers.runtimes.base import Exec, ExecResult
+from consumers.runtimes.process import ProcessRuntime
 from consumers.stages.artifacts import newest_file
 from polar.scripted.app import running
 from polar.scripted.engine import Engine
@@ -23,7 +22,7 @@ from polar.scripted.faults import Fault
 from polar.scripted.record import Record
 from polar.scripted.scripts import Script
 from tests.proxy.conftest import Bench, benched, proxied
-from topics.types.task import AgentSpec, RuntimeSpec
+from topics.types.task import AgentSpec
 
 KEY = "sk-polar-not-a-real-key"
 MODEL = "some/model:free"
@@ -46,14 +45,6 @@ class Model:
 
 
 Models = Callable[..., AbstractAsyncContextManager[Model]]
-
-
-@pytest.fixture
-async def runtime(tmp_path: Path) -> AsyncIterator[ProcessRuntime]:
-    backend = ProcessBackend(tmp_path / "runtimes")
-    made = await backend.create(Labels("polar", "task.0", 1, f"i-{secrets.token_hex(8)}"), RuntimeSpec())
-    yield made
-    await made.remove()
 
 
 @pytest.fixture

@@ -1,40 +1,18 @@
-"""A fresh `process` runtime, and eyes that see what lives on this machine."""
+"""What lives on this machine."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from consumers.runtimes.base import Labels
-from consumers.runtimes.process import ProcessBackend, ProcessRuntime
-from topics.types.task import RuntimeSpec
-
 Eventually = Callable[[Callable[[], object]], Coroutine[Any, Any, None]]
 Living = Callable[[], list[str]]
-
-
-@pytest.fixture
-def backend(tmp_path: Path) -> ProcessBackend:
-    return ProcessBackend(tmp_path / "runtimes")
-
-
-@pytest.fixture
-def claim() -> str:
-    """Unlike any other test's, of another run on this machine, too: processes are killed by it."""
-    return f"claim-{uuid.uuid4().hex}"
-
-
-@pytest.fixture
-async def runtime(backend: ProcessBackend, claim: str) -> AsyncIterator[ProcessRuntime]:
-    made = await backend.create(Labels("polar", "task.0", 1, claim), RuntimeSpec())
-    yield made
-    await made.remove()
 
 
 @pytest.fixture

@@ -18,20 +18,9 @@ from consumers.stages.patch import Snapshot, changes, snapshot
 from topics.environment.keys import PREFIX
 from topics.types.task import RuntimeSpec
 
-REPOSITORY = r"""
-git init -q .
-printf 'one\ntwo\nthree\n' >a.txt
-printf 'away\n' >away.txt
-mkdir folder other
-printf 'kept\n' >folder/kept.txt
-printf 'x\n' >other/x.txt
-printf '#!/bin/sh\n' >run.sh
-printf 'a\0b' >picture.bin
-printf '*.log\n' >.gitignore
-git add -A
-git commit -qm 'As found'
-echo before >untracked.txt
-"""
+HERE = Path(__file__).parent
+REPOSITORY = (HERE / "repository.sh").read_text()
+TRAPS = (HERE / "traps.sh").read_text()
 IDENTITY = {
     f"GIT_{who}_{what}": value
     for who in ("AUTHOR", "COMMITTER")
@@ -205,43 +194,7 @@ async def test_no_program_of_the_agents_choosing_is_started_by_git(runtime: Proc
     await does(runtime, "git init -q nested && cd nested && echo x >x && git add x && git commit -qm x")
     before = await repository(runtime)
     mark = Path(runtime.home, "mark")
-    await does(
-        runtime,
-        rf"""
-        printf '#!/bin/sh\necho "$0 $@" >>{mark}\ncat\n' >"$HOME/evil"
-        chmod +x "$HOME/evil"
-        cat >"$HOME/.gitconfig" <<END
-[core]
-    fsmonitor = $HOME/evil
-    hooksPath = $HOME/hooks
-    attributesFile = $HOME/attributes
-    pager = $HOME/evil
-    sshCommand = $HOME/evil
-[diff]
-    external = $HOME/evil
-[diff "evil"]
-    command = $HOME/evil
-    textconv = $HOME/evil
-[filter "evil"]
-    clean = $HOME/evil
-    smudge = $HOME/evil
-    process = $HOME/evil
-END
-        mkdir -p "$HOME/hooks" "$HOME/.config/git"
-        for hook in post-index-change pre-commit reference-transaction; do cp "$HOME/evil" "$HOME/hooks/$hook"; done
-        echo '* filter=evil diff=evil' >"$HOME/attributes"
-        for git in .git nested/.git "$HOME/.polar/patch"; do
-            cat "$HOME/.gitconfig" >>"$git/config"
-            mkdir -p "$git/hooks" "$git/info"
-            cp "$HOME"/hooks/* "$git/hooks"
-            cp "$HOME/attributes" "$git/info/attributes"
-        done
-        mkdir "$HOME/common" && cp "$HOME/.gitconfig" "$HOME/common/config" && echo ../../common >"$HOME/.polar/patch/commondir"
-        cp "$HOME/attributes" .gitattributes
-        sed -i s/two/2/ a.txt
-        echo more >>nested/x
-        """,
-    )
+    await does(runtime, TRAPS)
     mark.unlink(missing_ok=True)
     made = await changes(runtime, before)
     assert not mark.exists(), mark.read_text()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -34,10 +35,17 @@ def blob(settings: Settings, reference: str) -> str:
     return BlobStore(settings.blobs_folder).get(reference).decode()
 
 
+@pytest.fixture
+async def worker(settings: Settings, coordinator: Coordinator) -> AsyncIterator[Coordinator]:
+    """The coordinator of a running worker of all stages."""
+    async with working(settings, ALL):
+        yield coordinator
+
+
 # --- a session's way
 
 
-async def test_a_session_passes_init_run_and_evaluate(settings: Settings, coordinator: Coordinator) -> None:
+async def test_a_session_passes_init_run_and_evaluate(settings: Settings, worker: Coordinator) -> None:
     task = shell(
         "whole",
         "cat > said.txt; cat $POLAR_INSTRUCTION_FILE >> said.txt; echo done",
@@ -50,19 +58,16 @@ async def test_a_session_passes_init_run_and_evaluate(settings: Settings, coordi
             },
         },
     )
-    async with working(settings, ALL):
-        fact = await coordinator.evaluated(task)
-        (ran,) = coordinator.of(RunFinished, "whole.0")
-        await eventually(lambda: not folders(settings))
+    fact = await worker.evaluated(task)
+    (ran,) = worker.of(RunFinished, "whole.0")
+    await eventually(lambda: not folders(settings))
     assert (fact.reward, fact.error) == (1.0, None)
     assert (ran.status, ran.exit_code, ran.error) == (Status.COMPLETED, 0, None)
     assert blob(settings, (ran.artifacts or {})["agent_log"]) == "done\n"
     assert blob(settings, (fact.artifacts or {})["evaluation_output"]) == "test_said: PASSED\n"
 
 
-async def test_a_harness_finds_the_model_and_its_key_names_the_grant(
-    settings: Settings, coordinator: Coordinator
-) -> None:
+async def test_a_harness_finds_the_model_and_its_key_names_the_grant(settings: Settings, worker: Coordinator) -> None:
     task = shell(
         "access",
         "env > $HOME/../workspace/env.txt; cp env.txt seen.txt; echo key: $OPENAI_API_KEY",
@@ -70,11 +75,10 @@ async def test_a_harness_finds_the_model_and_its_key_names_the_grant(
         sampling={"temperature": 0.5},
         limits={"tokens": 9000, "concurrent_calls": 2},
     )
-    async with working(settings, ALL):
-        _, ran = await coordinator.run(task)
-        (folder,) = folders(settings)
-        env = (folder / "workspace" / "seen.txt").read_text()
-    (claimed,) = (c for c in coordinator.of(Claimed, "access.0") if c.stage is RUN)
+    _, ran = await worker.run(task)
+    (folder,) = folders(settings)
+    env = (folder / "workspace" / "seen.txt").read_text()
+    (claimed,) = (c for c in worker.of(Claimed, "access.0") if c.stage is RUN)
     seen = dict(line.partition("=")[::2] for line in env.splitlines())
     key = seen["OPENAI_API_KEY"]
     assert key == seen["ANTHROPIC_API_KEY"] == seen["GEMINI_API_KEY"]
@@ -94,10 +98,9 @@ async def test_a_harness_finds_the_model_and_its_key_names_the_grant(
     assert blob(settings, (ran.artifacts or {})["agent_log"]) == "key: [a session's key]\n"
 
 
-async def test_a_harness_that_fails_is_evaluated_all_the_same(settings: Settings, coordinator: Coordinator) -> None:
-    async with working(settings, ALL):
-        fact = await coordinator.evaluated(shell("fails", "echo sorry; exit 3 | cat"))
-    (ran,) = coordinator.of(RunFinished, "fails.0")
+async def test_a_harness_that_fails_is_evaluated_all_the_same(worker: Coordinator) -> None:
+    fact = await worker.evaluated(shell("fails", "echo sorry; exit 3 | cat"))
+    (ran,) = worker.of(RunFinished, "fails.0")
     assert (ran.status, ran.exit_code) == (Status.FAILED, 3)
     assert ran.error is not None
     assert (ran.error.kind, ran.error.code, ran.error.retryable) == (Kind.AGENT, "exit_code", False)
@@ -105,14 +108,13 @@ async def test_a_harness_that_fails_is_evaluated_all_the_same(settings: Settings
     assert fact.reward == 0.0
 
 
-async def test_a_harness_that_overruns_is_timed_out_and_dead(settings: Settings, coordinator: Coordinator) -> None:
+async def test_a_harness_that_overruns_is_timed_out_and_dead(settings: Settings, worker: Coordinator) -> None:
     mark = uuid.uuid4().hex
     task = shell("slow", "echo begun; setsid sleep 60 & sleep 60", agent={"env": {"MARK": mark}})
-    async with working(settings, ALL):
-        runtime = await coordinator.initialised(task)
-        await coordinator.granted(ticket(task, RUN, runtime=runtime, budget_s=1.0))
-        ran = await coordinator.fact(RunFinished, "slow.0")
-        assert living(mark) == set()
+    runtime = await worker.initialised(task)
+    await worker.granted(ticket(task, RUN, runtime=runtime, budget_s=1.0))
+    ran = await worker.fact(RunFinished, "slow.0")
+    assert living(mark) == set()
     assert ran.status is Status.TIMED_OUT
     assert ran.error is not None
     assert (ran.error.kind, ran.error.code) == (Kind.BUDGET, "timeout")
@@ -120,22 +122,11 @@ async def test_a_harness_that_overruns_is_timed_out_and_dead(settings: Settings,
     assert ran.duration_ms >= 1000
 
 
-async def test_daemons_are_dead_when_the_run_is_reported(settings: Settings, coordinator: Coordinator) -> None:
-    mark = uuid.uuid4().hex
-    task = shell(
-        "daemons", "setsid nohup sleep 60 >/dev/null 2>&1 & (setsid sleep 60 &); exit 0", agent={"env": {"MARK": mark}}
-    )
-    async with working(settings, ALL):
-        _, ran = await coordinator.run(task)
-        assert living(mark) == set()
-    assert ran.status is Status.COMPLETED
-
-
 # --- artifacts
 
 
 async def test_what_a_run_changed_is_kept_also_of_one_that_overran_and_no_key_is(
-    settings: Settings, coordinator: Coordinator
+    settings: Settings, worker: Coordinator
 ) -> None:
     commit = "git init -q && git -c user.name=a -c user.email=a@a commit -q --allow-empty -m x"
     task = shell(
@@ -144,12 +135,11 @@ async def test_what_a_run_changed_is_kept_also_of_one_that_overran_and_no_key_is
         runtime={"prepare": [{"type": "exec", "command": f"echo found >found.txt; {commit}"}]},
         evaluator={"strategy": "test_on_output", "config": {"test_command": "cat made.txt"}},
     )
-    async with working(settings, ALL):
-        runtime = await coordinator.initialised(task)
-        await coordinator.granted(ticket(task, RUN, runtime=runtime, budget_s=1.0))
-        ran = await coordinator.fact(RunFinished, "patched.0")
-        await coordinator.granted(ticket(task, EVALUATE, runtime=runtime, status=ran.status, error=ran.error))
-        judged = await coordinator.fact(Evaluated, "patched.0")
+    runtime = await worker.initialised(task)
+    await worker.granted(ticket(task, RUN, runtime=runtime, budget_s=1.0))
+    ran = await worker.fact(RunFinished, "patched.0")
+    await worker.granted(ticket(task, EVALUATE, runtime=runtime, status=ran.status, error=ran.error))
+    judged = await worker.fact(Evaluated, "patched.0")
     assert ran.status is Status.TIMED_OUT
     kept = (ran.artifacts or {}) | (judged.artifacts or {})
     said = "key: [a session's key]\n"
@@ -161,59 +151,55 @@ async def test_what_a_run_changed_is_kept_also_of_one_that_overran_and_no_key_is
 # --- claims
 
 
-async def test_a_claim_is_asked_for_again_until_answered(settings: Settings, coordinator: Coordinator) -> None:
+async def test_a_claim_is_asked_for_again_until_answered(worker: Coordinator) -> None:
     task = shell("patient", "true")
-    async with working(settings, ALL):
-        runtime = await coordinator.initialised(task)
-        await coordinator.release(ticket(task, RUN, runtime=runtime))
-        first = await coordinator.fact(Claimed, "patient.0", 1)
-        again = await coordinator.fact(Claimed, "patient.0", 2)
-        assert again == first
-        assert not coordinator.of(RunFinished, "patient.0"), "nothing starts before the Grant"
-        await coordinator.grant(first)
-        assert (await coordinator.fact(RunFinished, "patient.0")).claim_id == first.claim_id
+    runtime = await worker.initialised(task)
+    await worker.release(ticket(task, RUN, runtime=runtime))
+    first = await worker.fact(Claimed, "patient.0", 1)
+    again = await worker.fact(Claimed, "patient.0", 2)
+    assert again == first
+    assert not worker.of(RunFinished, "patient.0"), "nothing starts before the Grant"
+    await worker.grant(first)
+    assert (await worker.fact(RunFinished, "patient.0")).claim_id == first.claim_id
 
 
-async def test_a_refused_claim_touches_nothing(settings: Settings, coordinator: Coordinator) -> None:
+async def test_a_refused_claim_touches_nothing(settings: Settings, worker: Coordinator) -> None:
     task = shell("refused", "touch ran.txt")
-    async with working(settings, ALL):
-        runtime = await coordinator.initialised(task)
-        await coordinator.release(ticket(task, RUN, runtime=runtime))
-        claimed = await coordinator.fact(Claimed, "refused.0", 1)
-        await eventually(lambda: claimed.claim_id in coordinator.held())
-        await coordinator.revoke(claimed.claim_id, "refused.0", "taken")
-        await eventually(lambda: claimed.claim_id not in coordinator.held())
-        (folder,) = folders(settings)
-        assert list((folder / "workspace").iterdir()) == []
-        assert [f for f in coordinator.facts if isinstance(f, Stopped | RunFinished)] == []
+    runtime = await worker.initialised(task)
+    await worker.release(ticket(task, RUN, runtime=runtime))
+    claimed = await worker.fact(Claimed, "refused.0", 1)
+    await eventually(lambda: claimed.claim_id in worker.held())
+    await worker.revoke(claimed.claim_id, "refused.0", "taken")
+    await eventually(lambda: claimed.claim_id not in worker.held())
+    (folder,) = folders(settings)
+    assert list((folder / "workspace").iterdir()) == []
+    assert [f for f in worker.facts if isinstance(f, Stopped | RunFinished)] == []
 
 
-async def test_revoking_a_run_kills_it_and_says_so(settings: Settings, coordinator: Coordinator) -> None:
+async def test_revoking_a_run_kills_it_and_says_so(settings: Settings, worker: Coordinator) -> None:
     mark = uuid.uuid4().hex
     task = shell("revoked", "setsid sleep 60 & sleep 60", agent={"env": {"MARK": mark}})
-    async with working(settings, ALL):
-        runtime = await coordinator.initialised(task)
-        claimed = await coordinator.granted(ticket(task, RUN, runtime=runtime))
-        await eventually(lambda: len(living(mark)) >= 2)
-        await coordinator.revoke(claimed.claim_id, "revoked.0")
-        stopped = await coordinator.fact(Stopped, "revoked.0")
-        assert living(mark) == set()
-        assert stopped.claim_id == claimed.claim_id
-        await eventually(lambda: claimed.claim_id not in coordinator.held())
-        assert len(folders(settings)) == 1, "the session's runtime isn't this claim's to remove"
+    runtime = await worker.initialised(task)
+    claimed = await worker.granted(ticket(task, RUN, runtime=runtime))
+    await eventually(lambda: len(living(mark)) >= 2)
+    await worker.revoke(claimed.claim_id, "revoked.0")
+    stopped = await worker.fact(Stopped, "revoked.0")
+    assert living(mark) == set()
+    assert stopped.claim_id == claimed.claim_id
+    await eventually(lambda: claimed.claim_id not in worker.held())
+    assert len(folders(settings)) == 1, "the session's runtime isn't this claim's to remove"
 
 
-async def test_revoking_an_init_removes_its_runtime(settings: Settings, coordinator: Coordinator) -> None:
+async def test_revoking_an_init_removes_its_runtime(settings: Settings, worker: Coordinator) -> None:
     mark = uuid.uuid4().hex
     prepare = [{"type": "exec", "command": "sleep 60", "env": {"MARK": mark}}]
     task = shell("unmade", "true", runtime={"prepare": prepare})
-    async with working(settings, ALL):
-        claimed = await coordinator.granted(ticket(task, INIT))
-        await eventually(lambda: living(mark))
-        await coordinator.revoke(claimed.claim_id, "unmade.0")
-        await coordinator.fact(Stopped, "unmade.0")
-        assert living(mark) == set()
-        assert folders(settings) == []
+    claimed = await worker.granted(ticket(task, INIT))
+    await eventually(lambda: living(mark))
+    await worker.revoke(claimed.claim_id, "unmade.0")
+    await worker.fact(Stopped, "unmade.0")
+    assert living(mark) == set()
+    assert folders(settings) == []
 
 
 async def test_a_full_worker_takes_no_ticket_and_takes_one_when_a_slot_is_free(
@@ -268,65 +254,55 @@ def prepared(action: dict[str, str]) -> dict[str, object]:
 
 
 @pytest.mark.parametrize(
-    ("changes", "stage", "kind", "code", "said"),
+    ("changes", "stage", "kind", "code", "message"),
     [
         (prepared({"type": "exec", "command": "echo no; exit 4"}), INIT, Kind.INFRA, "prepare_failed", "exit code 4"),
         (prepared({"type": "upload_file", "source": "/no", "target": "x"}), INIT, Kind.INPUT, "bad_input", "'/no'"),
         ({"agent": {"settings": {"speed": 3}}}, INIT, Kind.INPUT, "bad_input", "agent.settings.speed"),
+        (
+            {"agent": {"custom_shell": {"command": "true", "cwd": "no"}}},
+            RUN,
+            Kind.INPUT,
+            "bad_input",
+            "custom_shell.cwd",
+        ),
+        ({"runtime": {"env": {"PATH": "/no"}}}, RUN, Kind.INFRA, "not_started", "bash (PATH=/no): No such file"),
         ({"evaluator": {"strategy": "test_on_output"}}, EVALUATE, Kind.INPUT, "bad_input", "test_command"),
         ({"evaluator": {"strategy": "nowhere.to:Be"}}, EVALUATE, Kind.INPUT, "bad_input", "nowhere"),
     ],
 )
-async def test_what_a_task_gets_wrong_is_an_error_that_names_it(
+async def test_a_stage_that_cannot_do_its_work_reports_why_and_removes_the_runtime(
     settings: Settings,
-    coordinator: Coordinator,
+    worker: Coordinator,
     changes: dict[str, object],
     stage: Stage,
     kind: Kind,
     code: str,
-    said: str,
+    message: str,
 ) -> None:
     task = shell("wrong", "true", **changes)
-    async with working(settings, ALL):
-        fact: InitFinished | Evaluated
-        if stage is INIT:
-            await coordinator.granted(ticket(task, INIT))
-            fact = await coordinator.fact(InitFinished, "wrong.0")
-        else:
-            fact = await coordinator.evaluated(task)
-            assert fact.reward is None
-        await eventually(lambda: not folders(settings))
+    fact: InitFinished | RunFinished | Evaluated
+    if stage is INIT:
+        await worker.granted(ticket(task, INIT))
+        fact = await worker.fact(InitFinished, "wrong.0")
+    elif stage is RUN:
+        _, fact = await worker.run(task)
+        assert (fact.status, fact.exit_code) == (Status.FAILED, None)
+    else:
+        fact = await worker.evaluated(task)
+        assert fact.reward is None
+    await eventually(lambda: not folders(settings))
     assert fact.error is not None
     assert (fact.error.stage, fact.error.kind, fact.error.code) == (stage.value, kind, code)
-    assert said in fact.error.message
+    assert message in fact.error.message
     assert fact.error.retryable is (kind is Kind.INFRA)
 
 
-@pytest.mark.parametrize(
-    ("changes", "kind", "code", "said"),
-    [
-        ({"agent": {"custom_shell": {"command": "true", "cwd": "no"}}}, Kind.INPUT, "bad_input", "custom_shell.cwd"),
-        ({"runtime": {"env": {"PATH": "/nowhere"}}}, Kind.INFRA, "not_started", "bash (PATH=/nowhere): No such file"),
-    ],
-)
-async def test_a_harness_that_cannot_be_started_is_no_work_of_an_agent(
-    settings: Settings, coordinator: Coordinator, changes: dict[str, object], kind: Kind, code: str, said: str
-) -> None:
-    async with working(settings, ALL):
-        _, ran = await coordinator.run(shell("unstarted", "true", **changes))
-        await eventually(lambda: not folders(settings))
-    assert (ran.status, ran.exit_code) == (Status.FAILED, None)
-    assert ran.error is not None
-    assert (ran.error.kind, ran.error.code, ran.error.retryable) == (kind, code, kind is Kind.INFRA)
-    assert said in ran.error.message
-
-
-async def test_an_init_that_overruns_may_be_tried_again(settings: Settings, coordinator: Coordinator) -> None:
+async def test_an_init_that_overruns_may_be_tried_again(settings: Settings, worker: Coordinator) -> None:
     task = shell("late", "true", runtime={"prepare": [{"type": "exec", "command": "sleep 60"}]})
-    async with working(settings, ALL):
-        await coordinator.granted(ticket(task, INIT, budget_s=0.5))
-        fact = await coordinator.fact(InitFinished, "late.0")
-        await eventually(lambda: not folders(settings))
+    await worker.granted(ticket(task, INIT, budget_s=0.5))
+    fact = await worker.fact(InitFinished, "late.0")
+    await eventually(lambda: not folders(settings))
     assert fact.error is not None
     assert (fact.error.code, fact.error.retryable) == ("timeout", True)
 
@@ -348,49 +324,42 @@ class Hostile:
 
 
 @pytest.mark.parametrize(("how", "code"), [("raise", "evaluator_raised"), ("nan", "bad_reward"), ("hang", "timeout")])
-async def test_an_evaluator_that_cannot_judge_gives_no_reward(
-    settings: Settings, coordinator: Coordinator, how: str, code: str
-) -> None:
+async def test_an_evaluator_that_cannot_judge_gives_no_reward(worker: Coordinator, how: str, code: str) -> None:
     strategy = f"{__name__}:Hostile"
     task = shell("judged", "true", evaluator={"strategy": strategy, "config": {"how": how}})
-    async with working(settings, ALL):
-        runtime, _ = await coordinator.run(task)
-        await coordinator.granted(ticket(task, EVALUATE, runtime=runtime, status=Status.COMPLETED, budget_s=1.5))
-        fact = await coordinator.fact(Evaluated, "judged.0")
+    runtime, _ = await worker.run(task)
+    await worker.granted(ticket(task, EVALUATE, runtime=runtime, status=Status.COMPLETED, budget_s=1.5))
+    fact = await worker.fact(Evaluated, "judged.0")
     assert fact.reward is None
     assert fact.error is not None
     assert (fact.error.kind, fact.error.code, fact.error.retryable) == (Kind.EVALUATION, code, False)
 
 
-async def test_a_runtime_that_is_gone_fails_the_attempt_not_the_worker(
-    settings: Settings, coordinator: Coordinator
-) -> None:
+async def test_a_runtime_that_is_gone_fails_the_attempt_not_the_worker(worker: Coordinator) -> None:
     task = shell("gone", "true")
-    async with working(settings, ALL):
-        handle = {"backend": "process", "host": "elsewhere", "id": "i-0000"}
-        await coordinator.granted(ticket(task, RUN, runtime=handle))
-        ran = await coordinator.fact(RunFinished, "gone.0")
-        assert ran.error is not None
-        assert (ran.status, ran.error.code, ran.error.retryable) == (Status.FAILED, "runtime_gone", True)
-        assert (await coordinator.run(shell("next", "true")))[1].status is Status.COMPLETED
+    handle = {"backend": "process", "host": "elsewhere", "id": "i-0000"}
+    await worker.granted(ticket(task, RUN, runtime=handle))
+    ran = await worker.fact(RunFinished, "gone.0")
+    assert ran.error is not None
+    assert (ran.status, ran.error.code, ran.error.retryable) == (Status.FAILED, "runtime_gone", True)
+    assert (await worker.run(shell("next", "true")))[1].status is Status.COMPLETED
 
 
-async def test_what_is_no_ticket_is_buried_and_the_next_one_taken(settings: Settings, coordinator: Coordinator) -> None:
+async def test_what_is_no_ticket_is_buried_and_the_next_one_taken(settings: Settings, worker: Coordinator) -> None:
     name = stages.topic(INIT, "default").full_name(settings.namespace)
-    async with working(settings, ALL):
-        await coordinator.partition(INIT)
-        await coordinator.log.send_bytes(name, b"\xc1 no ticket", key=b"k")
-        await coordinator.log.send_bytes(name, b"\x81\xa4type\xa6newest", key=b"k")
-        await coordinator.initialised(shell("good", "true"))
-        reader = kafka.consumer(settings)
-        letter = kafka.TopicPartition(dead_letters.TOPIC.full_name(settings.namespace), 0)
-        await reader.start()
-        try:
-            reader.assign([letter])
-            async with asyncio.timeout(10):
-                found = (await reader.getmany(letter, timeout_ms=10_000))[letter]
-        finally:
-            await kafka.stop(reader, 2)
+    await worker.partition(INIT)
+    await worker.log.send_bytes(name, b"\xc1 no ticket", key=b"k")
+    await worker.log.send_bytes(name, b"\x81\xa4type\xa6newest", key=b"k")
+    await worker.initialised(shell("good", "true"))
+    reader = kafka.consumer(settings)
+    letter = kafka.TopicPartition(dead_letters.TOPIC.full_name(settings.namespace), 0)
+    await reader.start()
+    try:
+        reader.assign([letter])
+        async with asyncio.timeout(10):
+            found = (await reader.getmany(letter, timeout_ms=10_000))[letter]
+    finally:
+        await kafka.stop(reader, 2)
     (buried,) = found
     headers = {header: value.decode() for header, value in buried.headers}
     assert buried.value == b"\xc1 no ticket"
@@ -399,17 +368,16 @@ async def test_what_is_no_ticket_is_buried_and_the_next_one_taken(settings: Sett
 
 
 async def test_no_key_is_on_a_command_line_or_in_a_log_line(
-    settings: Settings, coordinator: Coordinator, capsys: pytest.CaptureFixture[str]
+    worker: Coordinator, capsys: pytest.CaptureFixture[str]
 ) -> None:
     mark = uuid.uuid4().hex
-    async with working(settings, ALL):
-        task = shell("secret", "sleep 60", agent={"env": {"MARK": mark}})
-        runtime = await coordinator.initialised(task)
-        await coordinator.granted(ticket(task, RUN, runtime=runtime))
-        await eventually(lambda: living(mark))
-        for pid in proctree.parents():
-            with suppress(OSError):  # it ended meanwhile
-                assert PREFIX.encode() not in Path("/proc", str(pid), "cmdline").read_bytes()
+    task = shell("secret", "sleep 60", agent={"env": {"MARK": mark}})
+    runtime = await worker.initialised(task)
+    await worker.granted(ticket(task, RUN, runtime=runtime))
+    await eventually(lambda: living(mark))
+    for pid in proctree.parents():
+        with suppress(OSError):  # it ended meanwhile
+            assert PREFIX.encode() not in Path("/proc", str(pid), "cmdline").read_bytes()
     said = capsys.readouterr()
     assert "worker started" in said.out + said.err
     assert PREFIX not in said.out + said.err
