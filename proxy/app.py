@@ -27,13 +27,14 @@ from proxy.control.opening import SessionOpener
 from proxy.dialects.base import Dialect
 from proxy.engines.pool import Engines
 from proxy.fleet import Fleet
-from proxy.metrics import Metrics
+from proxy.metrics import ProxyMetrics
 from proxy.peers.forwarding import Forwarder
 from proxy.peers.ownership import Ownership
 from proxy.peers.routing import Router
 from proxy.request_limits import PARSED_BYTES
 from proxy.routes import ModelApi
-from proxy.session.claims import ClaimCache
+from proxy.session.claim_cache import ClaimCache
+from proxy.session.endings import Ending
 from proxy.session.recovery import Recovery
 from proxy.unreadable import Runner
 from topics import control as control_topic
@@ -93,7 +94,7 @@ class Proxy:
         self._advertise = advertise
         self._engines = engines
         self._bindings = calls, controls
-        self._metrics = Metrics()
+        self._metrics = ProxyMetrics()
         self._fleet = Fleet(lambda: self._heart.changed())
         self._producer = LogProducer(settings)
         self._capture = Capture(self._producer, self._metrics)
@@ -101,11 +102,11 @@ class Proxy:
         self._ownership = Ownership(self._worker_id)
         self._forwarder = Forwarder(self._worker_id, self._ownership)
         self._claims = ClaimCache(Recovery(settings, self._metrics).read_back, self._ownership.since)
-        self._ownership.on_change(lambda: self._claims.released(self._ownership.is_mine))
+        self._ownership.on_change(lambda: self._claims.release(self._ownership.is_mine))
         routes = Router(self._ownership, self._claims, self._metrics)
         pipeline = Pipeline(engines, self._producer, self._capture, self._fleet, self._metrics)
         keyring = Keyring(settings.keys_path)
-        self._front = ModelApi(dialects, Authenticator(keyring), routes, self._forwarder, pipeline, self._metrics)
+        self._model_api = ModelApi(dialects, Authenticator(keyring), routes, self._forwarder, pipeline, self._metrics)
         self._openings = SessionOpener(self._producer)
         token = control.token_in(settings.control_token_file)
         api = ControlApi(
@@ -146,8 +147,8 @@ class Proxy:
         await self._first_heartbeat()
         for follower in self._followers:
             await follower.start()
-        self._claims.known_from(time.time())
-        await self._listen(self._front.application(), self._doors)
+        self._claims.follows_since(time.time())
+        await self._listen(self._model_api.application(), self._doors)
         self._address = self._advertise or url(self._doors[-1])
         await self._first_ownership()
         self._serving = True
@@ -162,12 +163,12 @@ class Proxy:
     async def stop(self, drain_s: float = DRAIN_S) -> None:
         """Ends within the drain and some seconds, with Kafka or without."""
         self._serving = False
-        self._front.draining = True
+        self._model_api.draining = True
         self._ownership.leave()
         self._heart.changed()
         await self._drained(drain_s)
-        for reply in self._front.replies:
-            reply.end("stopped")
+        for reply in self._model_api.replies:
+            reply.end(Ending.STOPPED)
         for runner in reversed(self._runners):
             await runner.cleanup()
         for door in self._doors:
@@ -191,7 +192,7 @@ class Proxy:
     def obstacle(self) -> str | None:
         """Why calls aren't served now; None when they are. A pause is no obstacle: calls are taken in, and wait."""
         if not self._serving:
-            return "stopping" if self._front.draining else "starting"
+            return "stopping" if self._model_api.draining else "starting"
         if not self._heart.connected:
             return "Kafka doesn't acknowledge heartbeats; calls wait"
         if not self._ownership.lives:
@@ -221,7 +222,7 @@ class Proxy:
         """Returns when no call is under way, whoever serves it."""
         try:
             async with asyncio.timeout(deadline_s):
-                while under_way := [reply.done for reply in self._front.replies if not reply.done.done()]:
+                while under_way := [reply.done for reply in self._model_api.replies if not reply.done.done()]:
                     await asyncio.wait(under_way)
         except TimeoutError:
             pass
@@ -249,7 +250,7 @@ class Proxy:
             "proxy",
             address=self._address,
             fleet_generation=self._fleet.generation,
-            leaving=self._front.draining,
+            leaving=self._model_api.draining,
             calls=self._fleet.calls,
         )
 

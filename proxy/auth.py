@@ -1,4 +1,4 @@
-"""From a request's API key to its claims: signature and expiry. Whether the key is closed is `proxy/session/claims.py`'s to know.
+"""From a request's API key to its claims: signature and expiry. `proxy/session/claim_cache.py` knows whether the key is closed.
 
 No message says anything of the key itself.
 """

@@ -1,9 +1,8 @@
-"""One call's way: wait for the fleet and for room, ask the engine, capture; what comes out may be answered.
+"""One call: wait for the fleet and for room, ask the engine, write the call to the log; only then may the answer leave.
 
-A pause of the fleet is no part of it: what a pause ends at the engine is asked anew after it, and the harness only waits.
-
-It runs as a task of its own, so that the harness's connection and the call's life are two things: a harness that hangs up, or a key that
-is closed, ends the call with a reason, and what must be said of it on the log is said.
+A pause of the fleet is no end of a call: what a pause ends at the engine is asked again after it, and the harness only waits. The call runs
+as a task of its own, apart from the harness's connection: if the harness hangs up, or the key is closed, the call ends with a reason and
+the log gets its record.
 """
 
 from __future__ import annotations
@@ -13,67 +12,58 @@ import time
 
 import structlog
 
-from proxy.capture import ACK_S, RETRY_AFTER_S, CallSpec, Capture
+from proxy.capture import ACK_S, CallSpec, Capture
 from proxy.chat import Answer
 from proxy.engines.pool import Engines
 from proxy.errors import EngineError, Refusal, RefusalError, refusal_of
 from proxy.fleet import HELD_S, Fleet, FleetPausedError
-from proxy.metrics import Metrics
+from proxy.metrics import ProxyMetrics
 from proxy.policy import VersionAttribution
-from proxy.session.endings import Ending, closed
+from proxy.session.endings import RETRY_AFTER_S, Ending
 from topics.log.producer import LogProducer, RecordTooLargeError, UnacknowledgedError
 from topics.types.completion import CallError, CallOutcome
-
-ENDINGS: dict[Ending, CallError] = {
-    "hung_up": CallError("hung_up", "the harness closed its connection"),
-    "closed": CallError("closed", "the key was closed"),
-    "stopped": CallError("stopped", "the proxy was stopped"),
-}
-"""What the log says of them."""
-DISOWNED: dict[Ending, str] = {"hung_up": "hung_up", "closed": "closed", "stopped": "unacknowledged"}
-"""The same for a call whose record was sent."""
 
 log = structlog.get_logger(__name__)
 
 
 class CallTask:
-    """A call in flight. `answer` is a task that yields what may be answered, or what the harness is told instead."""
+    """A call in flight. `answer` is a task that returns the answer, or the error for the harness."""
 
-    def __init__(self, pipeline: Pipeline, asked: CallSpec, size: int) -> None:
-        self.asked = asked
+    def __init__(self, pipeline: Pipeline, spec: CallSpec, size: int) -> None:
+        self.spec = spec
         self.ended: Ending | None = None
-        self._in_flight = asked.claim.in_flight
+        self._in_flight = spec.claim.in_flight
         self._in_flight.add(self)
-        self.answer = asyncio.get_running_loop().create_task(pipeline.run(self, size), name=asked.call_id)
+        self.answer = asyncio.get_running_loop().create_task(pipeline.run(self, size), name=spec.call_id)
         # Not in the coroutine: a task that is cancelled before its first step never enters it.
         self.answer.add_done_callback(lambda _: self._in_flight.discard(self))
 
     def end(self, reason: Ending) -> None:
-        """Ends it, wherever it stands; the first reason holds."""
+        """Ends the call at whatever step it is; the first reason counts."""
         if self.ended is None:
             self.ended = reason
             self.answer.cancel()
 
 
 class Pipeline:
-    """What every call passes through."""
+    """The steps of every call."""
 
     def __init__(
-        self, engines: Engines, producer: LogProducer, capture: Capture, fleet: Fleet, metrics: Metrics
+        self, engines: Engines, producer: LogProducer, capture: Capture, fleet: Fleet, metrics: ProxyMetrics
     ) -> None:
         self.engines = engines
         self._producer = producer
         self._capture = capture
         self._fleet = fleet
         self._metrics = metrics
-        self._policies = VersionAttribution(metrics)
+        self._versions = VersionAttribution(metrics)
 
     async def run(self, call: CallTask, size: int) -> Answer | RefusalError:
-        """An answer that is on the log, or why there is none; `size` is the request's, in bytes."""
+        """An answer that is on the log, or the error in its place; `size` is the request's, in bytes."""
         self._metrics.in_flight.inc()
         try:
-            answer = await self._asked(call, size)
-            await self._captured(call, answer)
+            answer = await self._ask_engine(call, size)
+            await self._write(call, answer)
             self._count(call, CallOutcome.ANSWERED)
             return answer
         except RefusalError as refused:
@@ -81,78 +71,76 @@ class Pipeline:
         except asyncio.CancelledError:
             if call.ended is None:
                 raise
-            return refusal_of_ending(call.ended)
+            return call.ended.refusal
         except Exception as error:
             self._unanswered(call, CallOutcome.FAILED, CallError("proxy_fault", type(error).__name__))
-            raise  # told and logged where requests are answered
+            raise  # logged and answered where requests are answered
         finally:
             self._metrics.in_flight.dec()
 
     def undelivered(self, call: CallTask) -> None:
-        """The call is on the log, and its harness went away before it had the answer."""
-        self._capture.disown(call.asked, DISOWNED["hung_up"])
+        """Disowns a call that is on the log, but whose harness went away before it had the answer."""
+        self._capture.disown(call.spec, Ending.HUNG_UP.disowned_reason)
 
-    async def _running(self, call: CallTask, until: float) -> bool:
-        """Wait for the fleet to run: whether that took a wait."""
+    async def _ask_engine(self, call: CallTask, size: int) -> Answer:
+        """The engine's answer with its policy versions; without an answer the call is recorded as failed or abandoned."""
+        spec = call.spec
+        try:
+            return await self._sample(call, size)
+        except EngineError as error:
+            log.warning("call failed", action="call_failed", call_id=spec.call_id, code=error.code, status=error.status)
+            self._unanswered(call, CallOutcome.FAILED, error.as_call_error())
+            raise refusal_of(error) from None
+        except asyncio.CancelledError:
+            self._unanswered(call, CallOutcome.ABANDONED, (call.ended or Ending.STOPPED).call_error)
+            raise
+
+    async def _sample(self, call: CallTask, size: int) -> Answer:
+        """The answer of the first try that no pause ended."""
+        request = call.spec.request
+        engine = self.engines.for_model(request.model)
+        held_until = asyncio.get_running_loop().time() + HELD_S
+        was_held = False
+        while True:
+            was_held |= await self._wait_for_fleet(call, held_until)
+            await self._wait_for_room(call, size)
+            under_way = self._fleet.call(engine.name)
+            began = time.perf_counter()
+            try:
+                answer = await engine.complete(
+                    request, call.spec.claim.key.session_id, under_way=under_way, patiently=was_held
+                )
+            except FleetPausedError:
+                was_held = True
+                continue
+            self._metrics.engine_s.observe(time.perf_counter() - began)
+            return self._versions.attribute(engine.name, answer, under_way.version)
+
+    async def _wait_for_fleet(self, call: CallTask, until: float) -> bool:
+        """Returns when the fleet runs: whether it was paused."""
         try:
             return await self._fleet.runs(until)
         except RefusalError as refused:
             self._unanswered(call, CallOutcome.FAILED, CallError("paused", refused.message))
             raise
 
-    async def _roomy(self, call: CallTask, size: int) -> None:
+    async def _wait_for_room(self, call: CallTask, size: int) -> None:
         if self._producer.has_room(size):
             return
         try:
             await self._producer.room(size, ACK_S)
         except UnacknowledgedError:
-            # Counted, and not recorded: there is no room for that.
+            # Counted, and not recorded: there is no room for a record.
             self._count(call, CallOutcome.FAILED)
             raise RefusalError(
                 Refusal.OVERLOADED, "too much waits to be recorded; try again", retry_after_s=RETRY_AFTER_S
             ) from None
 
-    async def _asked(self, call: CallTask, size: int) -> Answer:
-        """The engine's answer, with what can be told of the policy versions that sampled it."""
-        asked = call.asked
+    async def _write(self, call: CallTask, answer: Answer) -> None:
         try:
-            return await self._sampled(call, size)
-        except EngineError as fault:
-            log.warning(
-                "call failed", action="call_failed", call_id=asked.call_id, code=fault.code, status=fault.status
-            )
-            self._unanswered(call, CallOutcome.FAILED, fault.as_call_error())
-            raise refusal_of(fault) from None
+            await self._capture.answered(call.spec, answer)
         except asyncio.CancelledError:
-            self._unanswered(call, CallOutcome.ABANDONED, ENDINGS[call.ended or "stopped"])
-            raise
-
-    async def _sampled(self, call: CallTask, size: int) -> Answer:
-        """The same, of the first try that no pause ended."""
-        asked = call.asked
-        engine = self.engines.for_model(asked.request.model)
-        held_until = asyncio.get_running_loop().time() + HELD_S
-        was_held = False
-        while True:
-            was_held |= await self._running(call, held_until)
-            await self._roomy(call, size)
-            under_way = self._fleet.call(engine.name)
-            began = time.perf_counter()
-            try:
-                answer = await engine.complete(
-                    asked.request, asked.claim.key.session_id, under_way=under_way, patiently=was_held
-                )
-            except FleetPausedError:
-                was_held = True
-                continue
-            self._metrics.engine_s.observe(time.perf_counter() - began)
-            return self._policies.told(engine.name, answer, under_way.version)
-
-    async def _captured(self, call: CallTask, answer: Answer) -> None:
-        try:
-            await self._capture.answered(call.asked, answer)
-        except asyncio.CancelledError:
-            self._capture.disown(call.asked, DISOWNED[call.ended or "stopped"])
+            self._capture.disown(call.spec, (call.ended or Ending.STOPPED).disowned_reason)
             raise
         except RecordTooLargeError as error:
             self._unanswered(call, CallOutcome.FAILED, CallError("too_large", str(error)))
@@ -160,14 +148,7 @@ class Pipeline:
 
     def _unanswered(self, call: CallTask, outcome: CallOutcome, error: CallError) -> None:
         self._count(call, outcome)
-        self._capture.unanswered(call.asked, outcome, error)
+        self._capture.unanswered(call.spec, outcome, error)
 
     def _count(self, call: CallTask, outcome: CallOutcome) -> None:
-        self._metrics.calls.labels(call.asked.dialect, outcome.value).inc()
-
-
-def refusal_of_ending(ending: Ending) -> RefusalError:
-    """What the harness is told of a call that was ended, if it is still there."""
-    if ending == "closed":
-        return closed()
-    return RefusalError(Refusal.UNAVAILABLE, "the proxy is stopping; try again", retry_after_s=RETRY_AFTER_S)
+        self._metrics.calls.labels(call.spec.dialect, outcome.value).inc()

@@ -1,8 +1,8 @@
-"""Calls to the log: an answered call's record is acknowledged before its answer leaves, others are recorded beside the way.
+"""Writes calls to the log: an answered call's record is acknowledged before its answer leaves, other records are sent in the background.
 
-Invariant (guarantee 1): `answered` returns only after Kafka has acknowledged the Completion. A call that ends otherwise once its record was
-sent is disowned, since the record may still arrive; it is never sent again (protocol 19). What is sent beside the way is bounded and has
-a budget; what is lost of it is counted.
+Invariant (guarantee 1): `answered` returns only after Kafka has acknowledged the Completion. A call that ends otherwise after its record
+was sent is disowned, since the record may still arrive; it is never sent again (protocol 19). Background records are bounded in number and
+time; lost ones are counted.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ import structlog
 from proxy.call_kinds import MAIN, Kind
 from proxy.chat import Answer, ChatRequest
 from proxy.errors import Refusal, RefusalError
-from proxy.metrics import Metrics
-from proxy.session.claims import ClaimState
-from proxy.session.history import Transcript, TranscriptDelta
+from proxy.metrics import ProxyMetrics
+from proxy.session.claim_state import ClaimState
+from proxy.session.history import Transcript
+from proxy.session.logged_calls import LoggedCall
 from topics import completions
 from topics.completions import Disowned
 from topics.log.producer import LogProducer, RecordTooLargeError, UnacknowledgedError
@@ -31,9 +32,9 @@ from topics.types.session import task_id_of
 ACK_S = 120.0
 """For room and for the acknowledgement (protocol 19)."""
 DISOWN_S = 15 * 60.0
-"""For a Disowned: as long as workers bear with Kafka's absence before they stop a session (protocol 14)."""
+"""For a Disowned: as long as workers tolerate Kafka's absence before they stop a session (protocol 14)."""
 PENDING = 10_000
-"""Records that may be under way beside the calls; what exceeds it is counted and lost."""
+"""Background records at a time: further ones are counted and lost."""
 RETRY_AFTER_S = 5
 
 log = structlog.get_logger(__name__)
@@ -42,69 +43,69 @@ _encode = msgspec.json.Encoder().encode
 
 @dataclass(frozen=True, slots=True)
 class CallSpec:
-    """A call on its way."""
+    """One model call to make, and everything of it that the log records."""
 
     call_id: str
     claim: ClaimState
     dialect: str
     engine: str
     request: ChatRequest
-    """As the engine is asked: turns restored, sampling imposed."""
-    told: Transcript
-    """The same messages and tools, as the log spells them."""
+    """The request to the engine: turns restored, sampling imposed."""
+    transcript: Transcript
+    """The request's messages and tools as the log spells them."""
     received_at: float
     """Unix seconds."""
     choice: int = 0
-    """Which of the request's choices."""
+    """Index of the request's choice that this call answers."""
     lineage: dict[str, str] | None = None
     kind: Kind = MAIN
-    """What the call is for."""
 
 
 class Capture:
     """Writes the calls of all claims."""
 
-    def __init__(self, producer: LogProducer, metrics: Metrics) -> None:
+    def __init__(self, producer: LogProducer, metrics: ProxyMetrics) -> None:
         self._producer = producer
         self._metrics = metrics
-        self._beside: set[asyncio.Task[None]] = set()
+        self._background: set[asyncio.Task[None]] = set()
 
-    async def answered(self, asked: CallSpec, answer: Answer) -> None:
-        """Return when the call is on the log. Raises RefusalError if it may not be (the call is disowned), RecordTooLargeError if it isn't.
+    async def answered(self, spec: CallSpec, answer: Answer) -> None:
+        """Returns when the call is on the log. Raises RefusalError if it may not be, after disowning it; RecordTooLargeError: it isn't.
 
-        Cancelled, it leaves disowning to the caller, who knows why.
+        A cancelled caller must disown the call itself: it knows the reason.
         """
         began = time.perf_counter()
-        written = asked.claim.history.write(asked.told)
-        record = _answered(asked, written, answer)
+        record = answered_record(spec, answer)
         try:
-            await self._send(record, ACK_S)
+            await self._send(record)
         except UnacknowledgedError as error:
-            log.warning("call not acknowledged", action="call_unacknowledged", call_id=asked.call_id, reason=str(error))
-            self.disown(asked, "unacknowledged")
+            log.warning("call not acknowledged", action="call_unacknowledged", call_id=spec.call_id, reason=str(error))
+            self.disown(spec, "unacknowledged")
             raise RefusalError(
                 Refusal.UNAVAILABLE, "the call could not be recorded; try again", retry_after_s=RETRY_AFTER_S
             ) from None
         self._metrics.ack_s.observe(time.perf_counter() - began)
-        asked.claim.acknowledged(asked.call_id, asked.engine, asked.request, asked.told, answer)
+        logged = LoggedCall(record, spec.request.messages, spec.transcript, answer.message)
+        spec.claim.add(logged, answer.prompt_ids)
 
-    def unanswered(self, asked: CallSpec, outcome: CallOutcome, error: CallError) -> None:
-        """Records a failed or abandoned call, beside the way."""
-        self._later(self._record(_unanswered(asked, outcome, error)), "completion", asked.call_id)
+    def unanswered(self, spec: CallSpec, outcome: CallOutcome, error: CallError) -> None:
+        """Records a failed or abandoned call in the background."""
+        record = msgspec.structs.replace(_completion(spec, outcome, TokenDelta(b"")), error=error)
+        self._start(self._record(record), "completion", spec.call_id)
 
-    def disown(self, asked: CallSpec, reason: str) -> None:
-        """Says on the log that a call was never answered, beside the way; `reason` as in `Disowned`."""
+    def disown(self, spec: CallSpec, reason: str) -> None:
+        """Records in the background that a call was never answered; `reason` as in `Disowned`."""
         self._metrics.disowned.labels(reason).inc()
-        asked.claim.undelivered(asked.call_id)
-        key = asked.claim.key
-        self._later(
-            self._disown(Disowned(asked.call_id, key.session_id, key.claim_id, reason)), "disowned", asked.call_id
+        spec.claim.disown(spec.call_id)
+        key = spec.claim.key
+        self._start(
+            self._disown(Disowned(spec.call_id, key.session_id, key.claim_id, reason)), "disowned", spec.call_id
         )
 
     async def settle(self, deadline_s: float) -> None:
-        """Waits for what is under way beside the calls, then drops it."""
-        if self._beside:
-            _, late = await asyncio.wait(self._beside, timeout=deadline_s)
+        """Waits for background records, then drops them."""
+        if self._background:
+            _, late = await asyncio.wait(self._background, timeout=deadline_s)
             for task in late:
                 task.cancel()
             if late:
@@ -113,11 +114,10 @@ class Capture:
     async def _record(self, record: Completion) -> None:
         try:
             try:
-                await self._send(record, ACK_S)
+                await self._send(record)
             except RecordTooLargeError:
-                # That it failed, and why, matters more than what was asked.
-                bare = msgspec.structs.replace(record, messages=MessageDelta(b"[]"), tools=None)
-                await self._send(bare, ACK_S)
+                # That it failed, and why, matters more than its request.
+                await self._send(msgspec.structs.replace(record, messages=MessageDelta(b"[]"), tools=None))
         except (UnacknowledgedError, RecordTooLargeError) as error:
             self._lost("completion", record.call_id, str(error))
 
@@ -125,44 +125,43 @@ class Capture:
         ends = time.monotonic() + DISOWN_S
         while True:
             try:
-                await self._send(record, ACK_S)
-                return
+                return await self._send(record)
             except UnacknowledgedError as error:
                 if time.monotonic() > ends:
-                    self._lost("disowned", record.call_id, str(error))
-                    return
+                    return self._lost("disowned", record.call_id, str(error))
             # The send may have failed at once.
             await asyncio.sleep(1.0)
 
-    def _lost(self, what: str, call_id: str, reason: str) -> None:
-        self._metrics.unrecorded.labels(what).inc()
-        log.warning("record lost", action="record_lost", record=what, call_id=call_id, reason=reason)
+    def _lost(self, record: str, call_id: str, reason: str) -> None:
+        self._metrics.unrecorded.labels(record).inc()
+        log.warning("record lost", action="record_lost", record=record, call_id=call_id, reason=reason)
 
-    async def _send(self, record: Completion | Disowned, deadline_s: float) -> None:
+    async def _send(self, record: Completion | Disowned) -> None:
         session_id = record.session_id
         await self._producer.send(
-            completions.TOPIC, record, key=session_id, task_id=task_id_of(session_id), deadline_s=deadline_s
+            completions.TOPIC, record, key=session_id, task_id=task_id_of(session_id), deadline_s=ACK_S
         )
 
-    def _later(self, work: Coroutine[Any, Any, None], what: str, call_id: str) -> None:
-        if len(self._beside) >= PENDING:
+    def _start(self, work: Coroutine[Any, Any, None], record: str, call_id: str) -> None:
+        if len(self._background) >= PENDING:
             work.close()
-            self._lost(what, call_id, f"{PENDING} records are under way")
+            self._lost(record, call_id, f"{PENDING} records are under way")
             return
-        task = asyncio.get_running_loop().create_task(work, name=f"record {what}")
-        self._beside.add(task)
+        task = asyncio.get_running_loop().create_task(work, name=f"record {record}")
+        self._background.add(task)
 
         def ended(task: asyncio.Task[None]) -> None:
-            self._beside.discard(task)
+            self._background.discard(task)
             if task.cancelled():
-                self._lost(what, call_id, "the proxy was stopped before it was acknowledged")
+                self._lost(record, call_id, "the proxy was stopped before it was acknowledged")
 
         task.add_done_callback(ended)
 
 
-def _answered(asked: CallSpec, written: TranscriptDelta, answer: Answer) -> Completion:
+def answered_record(spec: CallSpec, answer: Answer) -> Completion:
+    """The record of an answered call."""
     return msgspec.structs.replace(
-        _completion(asked, written, CallOutcome.ANSWERED, asked.claim.history.prompt(answer)),
+        _completion(spec, CallOutcome.ANSWERED, spec.claim.history.prompt_delta(answer)),
         sampled=answer.sampled_ids,
         logprobs=answer.logprobs,
         logprobs_mode=answer.logprobs_mode,
@@ -177,34 +176,30 @@ def _answered(asked: CallSpec, written: TranscriptDelta, answer: Answer) -> Comp
     )
 
 
-def _unanswered(asked: CallSpec, outcome: CallOutcome, error: CallError) -> Completion:
-    written = asked.claim.history.write(asked.told)
-    return msgspec.structs.replace(_completion(asked, written, outcome, TokenDelta(b"")), error=error)
-
-
-def _completion(asked: CallSpec, written: TranscriptDelta, outcome: CallOutcome, prompt: TokenDelta) -> Completion:
-    key, request = asked.claim.key, asked.request
+def _completion(spec: CallSpec, outcome: CallOutcome, prompt: TokenDelta) -> Completion:
+    key, request = spec.claim.key, spec.request
+    delta = spec.claim.history.transcript_delta(spec.transcript)
     return Completion(
-        call_id=asked.call_id,
+        call_id=spec.call_id,
         session_id=key.session_id,
         attempt=key.attempt,
         claim_id=key.claim_id,
         outcome=outcome,
-        dialect=asked.dialect,
-        engine=asked.engine,
-        received_at=int(asked.received_at * 1000),
+        dialect=spec.dialect,
+        engine=spec.engine,
+        received_at=int(spec.received_at * 1000),
         completed_at=int(time.time() * 1000),
         prompt=prompt,
-        messages=written.messages,
-        tools=written.tools,
+        messages=delta.messages,
+        tools=delta.tools,
         model_requested=request.model,
         sampling=request.sampling,
         reasoning_effort=request.reasoning_effort,
         tool_choice=request.offered_tools,
-        kind=asked.kind.name,
-        kind_rule=asked.kind.rule,
-        lineage=asked.lineage,
+        kind=spec.kind.name,
+        kind_rule=spec.kind.rule,
+        lineage=spec.lineage,
         stream=request.stream,
-        choice=asked.choice,
+        choice=spec.choice,
         stored_from=request.stored_from,
     )

@@ -13,7 +13,7 @@ BUCKETS_S = (0.01, 0.05, 0.1, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600)
 ACK_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1, 5, 30, 120)
 
 
-class Metrics:
+class ProxyMetrics:
     """One proxy's figures."""
 
     def __init__(self) -> None:

@@ -9,7 +9,7 @@ import msgspec
 import structlog
 
 from proxy.chat import Answer, Doubt
-from proxy.metrics import Metrics
+from proxy.metrics import ProxyMetrics
 from topics.types.completion import are_whole
 from topics.types.tokens import count
 
@@ -19,14 +19,14 @@ log = structlog.get_logger(__name__)
 class VersionAttribution:
     """Of all engines."""
 
-    def __init__(self, metrics: Metrics) -> None:
+    def __init__(self, metrics: ProxyMetrics) -> None:
         self._metrics = metrics
         self._said: set[tuple[str, Doubt]] = set()
         """Of an engine, by name, each doubt is logged once, and counted always."""
         self._versioned: set[str] = set()
         """Engines that have named a version: one whose weights have another name has started anew, with other weights."""
 
-    def told(self, engine: str, answer: Answer, fleet: int | None) -> Answer:
+    def attribute(self, engine: str, answer: Answer, fleet: int | None) -> Answer:
         """The answer with what the log is to say of its versions; `fleet`: the version that the fleet's state proves.
 
         That stands only where the engine tells of no change within the answer: of such the fleet knows nothing. What an engine says late

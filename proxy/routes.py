@@ -1,7 +1,7 @@
-"""The port that harnesses speak to: routes from the dialects, and each request's way to a reply.
+"""The model API: the dialects' routes, and each request's way to a reply.
 
-detect (path, and where that doesn't tell, headers) → authenticate → normalise → find the session's owner → call engine → capture → answer.
-Whatever goes wrong is told in the dialect's own shape, and nothing of ours ever comes out as a bare 500.
+Detect the dialect (by path, then by headers) → authenticate → normalise → find the session's owner → call engine → capture → answer. Every
+error leaves in the dialect's own form; no fault of ours becomes a bare 500.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from proxy.call import Pipeline
 from proxy.dialects.base import Dialect, Serves, Wire
 from proxy.errors import EngineError, Refusal, RefusalError, refusal_of
 from proxy.intake import Intake
-from proxy.metrics import Metrics
+from proxy.metrics import ProxyMetrics
 from proxy.peers import forwarding
 from proxy.peers.forwarding import Forwarder
 from proxy.peers.ownership import Peer
 from proxy.peers.routing import MisdirectedError, RoutedReply, Router
 from proxy.request_limits import require_head, require_values
-from proxy.session.claims import ClaimState
-from proxy.session.reply import LocalReply
+from proxy.session.claim_state import ClaimState
+from proxy.session.reply import SharedCalls
 from proxy.session_key import PATH_PREFIX, key_of, path_of
-from proxy.streaming import JSON, refused_by, respond
+from proxy.streaming import JSON, refusal_from, respond
 from topics.environment.keys import redacted, redacted_bytes
 
 BODY_BYTES = 64 * 1024 * 1024
 BODY_S = 60.0
-"""From a request's headers to the end of its body."""
+"""From a request's headers to the end of its body: a slow sender would hold a place in `CALLS`."""
 CALLS = 4096
-"""Requests in flight; the next one is told to come again."""
+"""Requests in flight; further ones get 429."""
 RETRY_AFTER_S = 5
-FOR_GOOD = {"x-should-retry": "false"}
-"""OpenAI's and Anthropic's clients try again after a 409 unless they are told this."""
+NO_RETRY = {"x-should-retry": "false"}
+"""Keeps OpenAI's and Anthropic's clients from repeating a request after a 409."""
 Handle = Callable[[web.Request, Dialect], Awaitable[web.StreamResponse]]
 
 
@@ -47,21 +47,22 @@ class ModelApi:
         self,
         dialects: Sequence[Dialect],
         authenticator: Authenticator,
-        routes: Router,
+        router: Router,
         forwarder: Forwarder,
         pipeline: Pipeline,
-        metrics: Metrics,
+        metrics: ProxyMetrics,
     ) -> None:
         self._dialects = dialects
         self._authenticator = authenticator
-        self._routes = routes
+        self._router = router
         self._forwarder = forwarder
         self._pipeline = pipeline
         self._intake = Intake(pipeline, metrics)
         self._metrics = metrics
-        self._replies: set[LocalReply | RoutedReply] = set()
+        self._replies: dict[int, SharedCalls | RoutedReply] = {}
+        """Of the requests in flight, by the request's `id`."""
         self.draining = False
-        """Calls under way go on; new ones are other proxies', or told to come again."""
+        """Calls under way go on; new ones go to other proxies, or get 429."""
         self._handles: dict[Serves, Handle] = {
             Serves.CALL: self._call,
             Serves.COUNT: self._count,
@@ -71,12 +72,12 @@ class ModelApi:
         }
 
     @property
-    def replies(self) -> frozenset[LocalReply | RoutedReply]:
-        """In flight."""
-        return frozenset(self._replies)
+    def replies(self) -> frozenset[SharedCalls | RoutedReply]:
+        """The replies that requests in flight wait for."""
+        return frozenset(self._replies.values())
 
     def application(self) -> web.Application:
-        """The routes of all dialects, with and without a key before them."""
+        """The routes of all dialects, with and without a key in front of the path."""
         app = web.Application(client_max_size=BODY_BYTES)
         shared: dict[tuple[str, str], list[tuple[Dialect, Handle]]] = {}
         for dialect in self._dialects:
@@ -103,25 +104,25 @@ class ModelApi:
                 return forwarding.not_owner()
             except Exception as fault:
                 if isinstance(fault, ConnectionError) and _is_gone(request):
-                    # Nobody gets it; from what is raised aiohttp makes a cycle that holds the request.
+                    # Nobody reads the answer. Of an exception aiohttp would make a cycle that holds the request.
                     return web.Response()
-                return self._refusal(request, dialect, refused_by(fault, dialect))
+                return self._refusal(request, dialect, refusal_from(fault, dialect))
 
         return handler
 
     async def _call(self, request: web.Request, dialect: Dialect) -> web.StreamResponse:
         received_at = time.time()
         key = self._authenticator.claims_of(key_of(request))
-        ownership = self._routes.ownership
+        ownership = self._router.ownership
         is_alone = self.draining and ownership.owner_of(key.session_id) is None
         if is_alone or len(self._replies) >= CALLS:
             raise RefusalError(Refusal.OVERLOADED, "the proxy is busy; try again", retry_after_s=RETRY_AFTER_S)
         wire = await _wire_of(request, Serves.CALL)
-        asked_for = dialect.parse(wire)
+        chat = dialect.parse(wire)
 
-        def serve(claim: ClaimState) -> LocalReply:
-            return self._intake.reply_to(
-                dialect, claim, asked_for, request.headers, size=len(wire.body), received_at=received_at
+        def serve(claim: ClaimState) -> SharedCalls:
+            return self._intake.calls_for(
+                dialect, claim, chat, request.headers, size=len(wire.body), received_at=received_at
             )
 
         def send(peer: Peer) -> Awaitable[bytes]:
@@ -129,24 +130,24 @@ class ModelApi:
 
         if is_forwarded := forwarding.is_forwarded(request):
             await ownership.caught_up(forwarding.as_of(request))
-        # From here to the reply nothing is awaited, so that a key that closes finds its calls.
-        claim = self._routes.claims.at_hand(key) if ownership.is_mine(key.session_id) else None
-        reply: LocalReply | RoutedReply = (
-            RoutedReply(self._routes, key, asked_for, serve, None if is_forwarded else send)
-            if claim is None or claim.lacks(asked_for)
+        # Nothing is awaited from here until the reply exists, so that a key that closes finds its calls.
+        claim = self._router.claims.cached(key) if ownership.is_mine(key.session_id) else None
+        reply: SharedCalls | RoutedReply = (
+            RoutedReply(self._router, key, chat, serve, None if is_forwarded else send)
+            if claim is None or claim.must_read_on(chat)
             else serve(claim)
         )
-        self._replies.add(reply)
+        self._replies[id(request)] = reply
         try:
-            return await respond(request, dialect, reply, whole=is_forwarded)
+            return await respond(request, dialect, chat, reply, whole=is_forwarded)
         finally:
-            self._replies.discard(reply)
+            del self._replies[id(request)]
 
     async def _count(self, request: web.Request, dialect: Dialect) -> web.StreamResponse:
         self._authenticator.claims_of(key_of(request))
-        asked_for = dialect.parse(await _wire_of(request, Serves.COUNT))
+        chat = dialect.parse(await _wire_of(request, Serves.COUNT))
         try:
-            tokens = await self._pipeline.engines.for_model(asked_for.model).count_tokens(asked_for)
+            tokens = await self._pipeline.engines.for_model(chat.model).count_tokens(chat)
         except EngineError as fault:
             raise refusal_of(fault) from None
         return web.Response(body=dialect.count(tokens), headers=JSON)
@@ -167,17 +168,17 @@ class ModelApi:
 
     def _refusal(self, request: web.Request, dialect: Dialect, refused: RefusalError) -> web.Response:
         if forwarding.is_forwarded(request):
-            # What is refused because this proxy ends is the next owner's to answer.
+            # The next owner answers what this proxy refuses because it stops.
             return forwarding.not_owner() if self.draining else forwarding.refusal(refused)
         self._metrics.refusals.labels(refused.refusal.code).inc()
-        told = {} if refused.retry_after_s is None else {"Retry-After": str(refused.retry_after_s)}
+        headers = {} if refused.retry_after_s is None else {"Retry-After": str(refused.retry_after_s)}
         if refused.refusal is Refusal.CLOSED:
-            told |= FOR_GOOD
-        return web.Response(status=refused.refusal.status, body=dialect.error(refused), headers=JSON | told)
+            headers |= NO_RETRY
+        return web.Response(status=refused.refusal.status, body=dialect.error(refused), headers=JSON | headers)
 
 
 def _detected(candidates: Sequence[tuple[Dialect, Handle]], request: web.Request) -> tuple[Dialect, Handle]:
-    """The dialect whose signs the request bears, else the first."""
+    """The dialect whose signs (headers) the request has, otherwise the first."""
     if len(candidates) == 1:
         return candidates[0]
     return next((c for c in candidates if any(sign in request.headers for sign in c[0].signs)), candidates[0])
@@ -189,8 +190,8 @@ def _is_gone(request: web.Request) -> bool:
 
 
 async def _wire_of(request: web.Request, serves: Serves) -> Wire:
-    # An agent that lists its environment tells its model the key, and so the log, the lake and the trajectory: what the model
-    # reads has no key in it, whatever dialect it comes in.
+    # An agent that lists its environment would show its key to the model, and so to the log, the lake and the trajectory: keys are
+    # removed from what the model reads, in every dialect.
     body = redacted_bytes(await _body_of(request))
     require_values(body)
     named = {name: redacted(value) for name, value in request.match_info.items()}

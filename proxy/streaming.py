@@ -1,7 +1,7 @@
-"""When what leaves: a request's answer, or its error, as the provider would send it.
+"""When a request's answer or error leaves, in its provider's form.
 
 An answer leaves whole, and only once it may (`proxy/call.py`). A stream's headers leave with it, or after 3 s, and keep-alives follow until
-it is there. Until headers are out an error is an HTTP status, after that the dialect's in-stream error.
+the answer is there. Until headers are out an error is an HTTP status, after that the dialect's in-stream error.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from typing import Any, Protocol
 import structlog
 from aiohttp import web
 
+from proxy.chat import ChatRequest
 from proxy.dialects.base import Dialect
 from proxy.errors import Refusal, RefusalError
 
 QUIET_S = 3.0
 """Longest silence of a stream that waits, its headers included: harnesses give up after 5 s without headers at the earliest."""
-TAKEN_S = 60.0
-"""For a harness to take its answer: one that stalls would hold its memory for ever."""
+DELIVERY_S = 60.0
+"""For a harness to read its answer: a harness that stalls would hold its memory for ever."""
 EVENT_STREAM = {
     "Content-Type": "text/event-stream; charset=utf-8",
     "Cache-Control": "no-cache",
@@ -31,16 +32,11 @@ log = structlog.get_logger(__name__)
 
 
 class PendingReply(Protocol):
-    """What a request waits for: a reply of this proxy (`proxy/session/reply.py`), or the way to another's (`proxy/peers/routing.py`)."""
-
-    @property
-    def is_stream(self) -> bool:
-        """Whether the answer is to leave as a stream."""
-        ...
+    """What a request waits for: calls of this proxy (`proxy/session/reply.py`), or the way to another (`proxy/peers/routing.py`)."""
 
     @property
     def done(self) -> asyncio.Future[Any]:
-        """When there is an answer, or the reason why there is none."""
+        """Done when there is an answer, or an error in its place."""
         ...
 
     def join(self) -> None:
@@ -48,16 +44,16 @@ class PendingReply(Protocol):
         ...
 
     def leave(self, *, delivered: bool) -> None:
-        """A request ended: with the whole answer, or because its harness hung up."""
+        """A request ended: with the whole answer, or without it."""
         ...
 
-    def told(self, dialect: Dialect) -> bytes:
+    def render(self, dialect: Dialect, request: ChatRequest) -> bytes:
         """The answer as it leaves, once done. Raises RefusalError."""
         ...
 
 
 async def respond(
-    request: web.Request, dialect: Dialect, reply: PendingReply, *, whole: bool = False
+    http_request: web.Request, dialect: Dialect, request: ChatRequest, reply: PendingReply, *, whole: bool = False
 ) -> web.StreamResponse:
     """Answers one request, and leaves its reply when the harness hangs up. Raises while no header is out.
 
@@ -66,59 +62,59 @@ async def respond(
     reply.join()
     delivered = False
     try:
-        opened = await _wait(request, dialect, reply, QUIET_S if reply.is_stream and not whole else None)
+        opened = await _wait(http_request, dialect, reply, QUIET_S if request.stream and not whole else None)
         try:
-            body = reply.told(dialect)
+            body = reply.render(dialect, request)
         except Exception as fault:
             if opened is None:
                 raise
-            await opened.write(dialect.error_event(refused_by(fault, dialect)))
+            await opened.write(dialect.error_event(refusal_from(fault, dialect)))
             return opened
-        response = await _deliver(request, opened, body, EVENT_STREAM if reply.is_stream else JSON)
+        response = await _deliver(http_request, opened, body, EVENT_STREAM if request.stream else JSON)
         delivered = True
         return response
     finally:
         reply.leave(delivered=delivered)
 
 
-def refused_by(fault: Exception, dialect: Dialect) -> RefusalError:
-    """What a harness is told in an answer's place; of a fault of ours the log says more."""
+def refusal_from(fault: Exception, dialect: Dialect) -> RefusalError:
+    """The error for the harness; a fault of ours is logged with its traceback."""
     if isinstance(fault, RefusalError):
         return fault
     # Never log.exception: renderers show locals, and these hold keys and prompts.
-    told = "".join(traceback.format_exception(fault))
-    log.error("request failed", action="request_failed", dialect=dialect.name, trace=told)
+    trace = "".join(traceback.format_exception(fault))
+    log.error("request failed", action="request_failed", dialect=dialect.name, trace=trace)
     return RefusalError(Refusal.UNAVAILABLE, "the proxy failed; try again")
 
 
 async def _wait(
-    request: web.Request, dialect: Dialect, reply: PendingReply, quiet_s: float | None
+    http_request: web.Request, dialect: Dialect, reply: PendingReply, quiet_s: float | None
 ) -> web.StreamResponse | None:
     """Returns when the reply is done: a stream's response, if it had to be opened before."""
     opened: web.StreamResponse | None = None
     while not (await asyncio.wait([reply.done], timeout=quiet_s))[0]:
         if opened is None:
             opened = web.StreamResponse(headers=EVENT_STREAM)
-            await opened.prepare(request)
+            await opened.prepare(http_request)
         await opened.write(dialect.keep_alive)
     return opened
 
 
 async def _deliver(
-    request: web.Request, opened: web.StreamResponse | None, body: bytes, headers: dict[str, Any]
+    http_request: web.Request, opened: web.StreamResponse | None, body: bytes, headers: dict[str, str]
 ) -> web.StreamResponse:
-    """Returns when the harness has the answer, but for what the kernel still holds. Raises ConnectionError where it doesn't take it."""
+    """Returns when the harness has the answer, except for what the kernel still buffers. Raises ConnectionError if it doesn't read it."""
     try:
-        async with asyncio.timeout(TAKEN_S):
+        async with asyncio.timeout(DELIVERY_S):
             if opened is not None:
                 await opened.write_eof(body)
                 return opened
             # A stream that is there at once leaves as one body with its length: the same bytes, one write.
             response = web.Response(body=body, headers=headers)
-            await response.prepare(request)
+            await response.prepare(http_request)
             await response.write_eof()
             return response
     except TimeoutError:
-        if request.transport is not None:
-            request.transport.abort()
-        raise ConnectionResetError(f"the answer was not taken within {TAKEN_S:g} s") from None
+        if http_request.transport is not None:
+            http_request.transport.abort()
+        raise ConnectionResetError(f"the answer was not taken within {DELIVERY_S:g} s") from None

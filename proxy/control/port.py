@@ -16,7 +16,7 @@ import msgspec
 from aiohttp import web
 
 from proxy.control.api import BODY_BYTES, ControlApi, is_shown, json_errors
-from proxy.metrics import Metrics
+from proxy.metrics import ProxyMetrics
 from topics.types.errors import InputError
 
 Obstacle = Callable[[], str | None]
@@ -38,7 +38,7 @@ def token_in(file: Path | None) -> str | None:
 
 
 def application(
-    metrics: Metrics, obstacle: Obstacle, api: ControlApi, token: str | None, published: Callable[[], str]
+    metrics: ProxyMetrics, obstacle: Obstacle, api: ControlApi, token: str | None, published: Callable[[], str]
 ) -> web.Application:
     """The control port's routes. `published` makes the OpenAPI document, once."""
     published = cache(published)

@@ -2,7 +2,7 @@
 
 The live set is a fold over that log, in the broker's time: all proxies come to the same one, each as soon as it has read as far, and an
 outage of Kafka, in which nothing is read, changes nothing. Invariant: this process is an owner only where the log says that it lives, like
-any other. What owning a session means is `proxy/session/claims.py`'s, how requests find the owner `proxy/peers/routing.py`'s.
+any other. `proxy/session/claim_cache.py` acts on ownership, `proxy/peers/routing.py` finds the owner for a request.
 """
 
 from __future__ import annotations

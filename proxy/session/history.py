@@ -1,6 +1,6 @@
-"""What a claim's acknowledged calls were: the bases of its next ones (protocol 21).
+"""An index of a claim's acknowledged calls: the bases against which its next calls are written as deltas (protocol 21).
 
-Prompt, messages and tools each find what the log has already. Bounded; what was forgotten is written in full.
+Prompt, messages and tools each find what is on the log already. Bounded: after a call is forgotten, its content is written in full.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from topics.types.completion import MessageDelta, TokenDelta
 from topics.types.tokens import Ids, pack_ids, unpack_ids
 
 CALLS = 4096
-"""Calls whose tools are known."""
+"""Calls whose tools are known: as many as `proxy/session/turns.py` keeps turns."""
 _encode = msgspec.json.Encoder().encode
 
 
 @dataclass(frozen=True, slots=True)
 class Transcript:
-    """What a request tells the model, spelled and hashed once for all that need it."""
+    """The messages and tools of a request, spelled and hashed once for all that need them."""
 
     messages: Spelled
     tools: bytes
@@ -33,20 +33,20 @@ class Transcript:
 
 @dataclass(frozen=True, slots=True)
 class TranscriptDelta:
-    """A transcript as the log takes it."""
+    """A transcript as the log holds it."""
 
     messages: MessageDelta
     tools: bytes | None
-    """None: those of the messages' base; without a base, none."""
+    """None: the tools of the messages' base; without a base, no tools."""
 
 
 def transcript(messages: Spelled, tools: Sequence[Tool]) -> Transcript:
-    """Of messages that are spelled already."""
+    """The transcript of spelled messages and tools."""
     return transcript_of(messages, _encode(tools))
 
 
 def transcript_of(messages: Spelled, tools: bytes) -> Transcript:
-    """The same where the tools are, too."""
+    """As `transcript`, with tools already encoded."""
     return Transcript(messages, tools, blake2b(tools, digest_size=16).digest())
 
 
@@ -54,7 +54,7 @@ NO_TOOLS = transcript(Spelled(), []).tools_digest
 
 
 def frame_of(engine: str, tools_digest: bytes, offered_tools: str | None, reasoning_effort: str | None) -> bytes:
-    """What, but for its messages, a prompt is rendered of: whose template, with which tools, told which of them, thinking how much."""
+    """Digest of everything but messages that a prompt is rendered from: engine, tools, which of them are offered, reasoning effort."""
     return blake2b(_encode((engine, offered_tools, reasoning_effort)) + tools_digest, digest_size=16).digest()
 
 
@@ -66,31 +66,31 @@ class CallHistory:
         self._messages = MessageIndex()
         self._tools: dict[str, bytes] = {}
 
-    def write(self, told: Transcript) -> TranscriptDelta:
+    def transcript_delta(self, transcript: Transcript) -> TranscriptDelta:
         """A request's messages and tools, as deltas."""
-        messages = self._messages.encode(told.messages)
+        messages = self._messages.encode(transcript.messages)
         known = NO_TOOLS if messages.base is None else self._tools.get(messages.base)
-        return TranscriptDelta(messages, None if told.tools_digest == known else told.tools)
+        return TranscriptDelta(messages, None if transcript.tools_digest == known else transcript.tools)
 
-    def prompt(self, answer: Answer) -> TokenDelta:
+    def prompt_delta(self, answer: Answer) -> TokenDelta:
         """An answer's prompt, as a delta."""
         return self._prompts.encode(unpack_ids(answer.prompt_ids))
 
-    def whole(self, prompt: TokenDelta) -> bytes | None:
-        """A prompt of the log in full, int32 LE; None where its base is not known."""
+    def expanded(self, prompt: TokenDelta) -> bytes | None:
+        """A prompt of the log in full, int32 LE; None if its base isn't known."""
         if prompt.base is None:
             return prompt.rest
         shared = self._prompts.tokens(prompt.base, prompt.shared)
         return None if shared is None else pack_ids(shared) + prompt.rest
 
     def tokens(self, call_id: str) -> Ids | None:
-        """A call's prompt and sampled tokens; None where they were forgotten."""
+        """A call's prompt and sampled tokens; None if they were forgotten."""
         return self._prompts.tokens(call_id)
 
-    def add(self, call_id: str, told: Transcript, prompt: bytes, sampled: bytes, answer: Message) -> None:
-        """Notes a call that is on the log; `prompt`, whole, and `sampled` are int32 LE."""
+    def add(self, call_id: str, transcript: Transcript, prompt: bytes, sampled: bytes, answer: Message) -> None:
+        """Adds a call that is on the log; `prompt`, in full, and `sampled` are int32 LE."""
         self._prompts.add(call_id, unpack_ids(prompt), unpack_ids(sampled))
-        self._messages.add(call_id, told.messages, answer)
+        self._messages.add(call_id, transcript.messages, answer)
         if len(self._tools) >= CALLS:
             self._tools = {}
-        self._tools[call_id] = told.tools_digest
+        self._tools[call_id] = transcript.tools_digest

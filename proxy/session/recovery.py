@@ -2,7 +2,7 @@
 
 Read uncommitted, from the claim's `Open` to the high watermark: a `Build` of the claim, or a newer `Open` of its session, ends it. All that
 ask about a partition before its end is looked up share one pass over it, so that a lost proxy's sessions cost one reading a partition.
-What a claim makes of its calls is `proxy/session/claims.py`'s.
+`proxy/session/claim_state.py` adds the calls to the claim.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from proxy.errors import Refusal, RefusalError
-from proxy.metrics import Metrics
+from proxy.metrics import ProxyMetrics
 from topics import completions
 from topics.calls.claim_records import CallStanding, ClaimRecords
 from topics.completions import CallRecord
@@ -69,7 +69,7 @@ class _Reading:
 class Recovery:
     """Reads claims' logs."""
 
-    def __init__(self, settings: Settings, metrics: Metrics) -> None:
+    def __init__(self, settings: Settings, metrics: ProxyMetrics) -> None:
         self._settings = settings
         self._metrics = metrics
         self._readers = asyncio.Semaphore(AT_ONCE)

@@ -1,15 +1,13 @@
-"""A claim's requests by what they ask, so that one which repeats another gets its answer and not a second sample.
+"""A claim's requests by content, so that a repeated request gets the answer of the first and no second sample.
 
-Two repeat one another where dialect, canonical request, sampling and lineage are the same; whether they want a stream doesn't matter. One
-that comes while the first is under way joins it. One that comes later and says by its retry counter that its client has asked before gets
-the answer that was given: the response was lost on its way. Without a counter it is another request, since harnesses do ask again for
-another answer. An answer that nobody got is never repeated, nor one that was asked for anew since: so no clock is needed, and the newest
-answers are kept without one.
+Two requests repeat one another if dialect, canonical request, sampling and lineage are equal; streaming or not doesn't matter. A request
+that comes while an equal one is under way joins it. A later one whose client counts it as a retry gets the answer that was given: the
+response was lost on its way. Without a retry counter it is a new request, since harnesses do ask again for another answer. An answer that
+no harness received is never repeated, nor is one whose request was started anew since; so the newest answers are kept without a clock.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from hashlib import blake2b
@@ -18,71 +16,70 @@ from typing import Any, Generic, Protocol, TypeVar
 import msgspec
 
 from proxy.chat import ChatRequest
+from proxy.session.delivery import HAVE_ANSWER, State
 from proxy.session.history import Transcript
 
 ANSWERED = 16
-"""Answers kept: more than a harness has requests under way, without their tokens."""
+"""Answers kept, without their tokens: more than a harness has requests under way."""
 RETRY = "retry"
 """The lineage key that counts a client's tries."""
 _encode = msgspec.json.Encoder().encode
 
 
-class SharedCalls(Protocol):
-    """The calls that answer a request, as `proxy/session/reply.py` implements them."""
+class RepeatableCalls(Protocol):
+    """`SharedCalls` of `proxy/session/reply.py`, as far as this index needs it."""
 
-    done: asyncio.Future[Any]
-    on_left: Callable[[Any], None]
-
-    @property
-    def is_answered(self) -> bool: ...
+    on_release: Callable[[Any], None]
 
     @property
-    def is_delivered(self) -> bool: ...
+    def state(self) -> State: ...
 
 
-A = TypeVar("A", bound=SharedCalls)
+C = TypeVar("C", bound=RepeatableCalls)
 
 
-class RepeatIndex(Generic[A]):
-    """One claim's requests, by name."""
+class RepeatIndex(Generic[C]):
+    """One claim's requests, by the digest of their content."""
 
     def __init__(self) -> None:
-        self._under_way: dict[bytes, A] = {}
-        self._answered: OrderedDict[bytes, A] = OrderedDict()
+        self._under_way: dict[bytes, C] = {}
+        self._answered: OrderedDict[bytes, C] = OrderedDict()
 
-    def shared(self, name: bytes, *, is_retry: bool) -> A | None:
-        """What answers a request of this name already."""
-        under_way = self._under_way.get(name)
-        if under_way is not None and (not under_way.done.done() or (is_retry and under_way.is_answered)):
-            return under_way
-        return self._answered.get(name) if is_retry else None
+    def find(self, digest: bytes, *, is_retry: bool) -> C | None:
+        """The calls that already answer a request of this content."""
+        calls = self._under_way.get(digest)
+        if calls is not None and (calls.state is State.RUNNING or (is_retry and calls.state in HAVE_ANSWER)):
+            return calls
+        return self._answered.get(digest) if is_retry else None
 
-    def start(self, name: bytes, answering: A) -> None:
-        """A request of this name is asked anew."""
-        self._answered.pop(name, None)
-        self._under_way[name] = answering
-        answering.on_left = lambda left: self._left(name, left)
+    def add(self, digest: bytes, calls: C) -> None:
+        """Adds the calls of a request that was started anew."""
+        self._answered.pop(digest, None)
+        self._under_way[digest] = calls
+        calls.on_release = lambda released: self._released(digest, released)
 
-    def _left(self, name: bytes, answering: A) -> None:
-        if self._under_way.get(name) is not answering:
+    def _released(self, digest: bytes, calls: C) -> None:
+        if self._under_way.get(digest) is not calls:
             return
-        del self._under_way[name]
-        if answering.is_delivered:
-            self._answered[name] = answering
+        del self._under_way[digest]
+        if calls.state is State.KEPT:
+            self._answered[digest] = calls
             if len(self._answered) > ANSWERED:
                 self._answered.popitem(last=False)
 
 
-def name_of(dialect: str, request: ChatRequest, told: Transcript, lineage: Mapping[str, str] | None) -> bytes:
-    """What a request asks, as a digest; `told` stands for its messages and tools."""
+def content_digest(
+    dialect: str, request: ChatRequest, transcript: Transcript, lineage: Mapping[str, str] | None
+) -> bytes:
+    """Digest of a request's content; `transcript` stands for its messages and tools."""
     bare = msgspec.structs.replace(
         request, messages=[], tools=[], stream=False, stream_usage=False, continued=None, wire=None
     )
-    whose = {name: value for name, value in (lineage or {}).items() if name != RETRY}
-    asked = _encode((dialect, bare, whose))
-    return blake2b(told.messages.link + told.tools_digest + asked, digest_size=16).digest()
+    caller = {name: value for name, value in (lineage or {}).items() if name != RETRY}
+    content = _encode((dialect, bare, caller))
+    return blake2b(transcript.messages.link + transcript.tools_digest + content, digest_size=16).digest()
 
 
 def is_retry(lineage: Mapping[str, str] | None) -> bool:
-    """Whether the client counts this as another try of a request."""
+    """Whether the client counts this request as a retry."""
     return (lineage or {}).get(RETRY, "0").strip().lstrip("0") != ""

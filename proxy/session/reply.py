@@ -1,8 +1,7 @@
-"""What a request waits for: its call, or its n choices, whoever else asks the same meanwhile.
+"""The calls that answer a request (one for each of its n choices), shared by all requests that repeat it meanwhile.
 
-Requests that repeat one another share a `SharedCalls`. A harness that hangs up leaves it; only when the last has left are the calls ended.
-Once they are done there is an answer for each choice, or the one reason why there is none. Each request has its own `LocalReply`, since
-its answer takes the form that this request asked for.
+A harness that hangs up leaves them; only when the last has left are the calls ended. When they are done there is an answer for each
+choice, or the one error of them all. `proxy/session/delivery.py` holds the states; each request renders the answer in its own form.
 """
 
 from __future__ import annotations
@@ -13,27 +12,26 @@ from typing import Any
 
 import msgspec
 
-from proxy.call import CallTask, Pipeline, refusal_of_ending
+from proxy.call import CallTask, Pipeline
 from proxy.chat import Answer, ChatRequest
 from proxy.dialects.base import Dialect
 from proxy.errors import RefusalError
+from proxy.session.delivery import Effect, Event, State, advance
 from proxy.session.endings import Ending
 
 
 class SharedCalls:
-    """The calls that answer a request, and all that wait for them; at least one call, all of the same claim."""
+    """At least one call, all of the same claim, and the requests that wait for them."""
 
     def __init__(self, pipeline: Pipeline, calls: Sequence[CallTask]) -> None:
         self._pipeline = pipeline
         self._calls = calls
         self._waiting = 0
-        self._answers: list[Answer] | None = None
-        """What was delivered, without its tokens: all that a repetition needs."""
-        self.call_id = calls[0].asked.call_id
-        """The first call's: the answer's id."""
-        self.created = int(calls[0].asked.received_at)
-        """Unix seconds."""
-        self.on_left: Callable[[SharedCalls], None] = _nothing
+        self._state = State.RUNNING
+        self._answers: list[Answer] = []
+        """The delivered answers without their tokens: all that a repetition needs."""
+        self._call_id, self._created = calls[0].spec.call_id, int(calls[0].spec.received_at)
+        self.on_release: Callable[[SharedCalls], None] = _nothing
         """Called once, when the last request has left."""
         self.done: asyncio.Future[Any] = (
             calls[0].answer
@@ -42,47 +40,40 @@ class SharedCalls:
         )
 
     @property
-    def is_delivered(self) -> bool:
-        """Whether a harness had the whole answer."""
-        return self._answers is not None
-
-    @property
-    def is_answered(self) -> bool:
-        """Whether there is an answer to give, now."""
-        return self.is_delivered or (self.done.done() and all(isinstance(one, Answer) for one in self._results()))
+    def state(self) -> State:
+        """The state now: that calls have ended is noticed when somebody looks."""
+        if self._state is State.RUNNING and self.done.done():
+            is_answered = all(isinstance(result, Answer) for result in self._results())
+            self._state, _ = advance(self._state, Event.ANSWERED if is_answered else Event.FAILED)
+        return self._state
 
     def join(self) -> None:
         """One more request waits."""
         self._waiting += 1
+        self._advance(Event.JOINED)
 
     def leave(self, *, delivered: bool) -> None:
-        """A request ended: with the whole answer, or because its harness hung up."""
+        """A request ended: with the whole answer, or without it."""
         self._waiting -= 1
-        if delivered and not self.is_delivered:
-            self._answers = [_untokened(answer) for answer in self.answers()]
         if self._waiting:
-            return
-        if not self.is_delivered:
-            self.end("hung_up")
-            for call in self._calls:
-                if isinstance(_result(call), Answer):
-                    self._pipeline.undelivered(call)
-        # What repetitions need is in `_answers`: a finished call's task would keep its result, tokens and all.
-        self._calls = ()
-        self.done = asyncio.get_running_loop().create_future()
-        self.done.set_result(None)
-        on_left, self.on_left = self.on_left, _nothing
-        on_left(self)
+            self._advance(Event.DELIVERED if delivered else Event.LEFT)
+        else:
+            self._advance(Event.LAST_DELIVERED if delivered else Event.LAST_LEFT)
 
     def end(self, reason: Ending) -> None:
-        """Ends the calls that are under way, whoever waits."""
+        """Ends the calls that are under way, whoever waits for them."""
         for call in self._calls:
             if not call.answer.done():
                 call.end(reason)
 
+    def render(self, dialect: Dialect, request: ChatRequest) -> bytes:
+        """The answer in the form that `request` asks for, once done. Raises what `answers` raises."""
+        form = dialect.stream if request.stream else dialect.body
+        return form(self._call_id, self._created, request, self.answers())
+
     def answers(self) -> list[Answer]:
-        """Of each choice, once done. Raises RefusalError, for the first choice that has none; what went wrong in us as it is."""
-        if self._answers is not None:
+        """The answer of each choice, once done. Raises RefusalError, or the exception of a fault of ours, of the first without one."""
+        if self._answers:
             return self._answers
         results = self._results()
         for result in results:
@@ -90,45 +81,42 @@ class SharedCalls:
                 raise result.copy() if isinstance(result, RefusalError) else result
         return [result for result in results if isinstance(result, Answer)]
 
+    def _advance(self, event: Event) -> None:
+        self._state, effects = advance(self.state, event)
+        for effect in effects:
+            self._carry_out(effect)
+
+    def _carry_out(self, effect: Effect) -> None:
+        match effect:
+            case Effect.KEEP_ANSWERS:
+                self._keep_answers()
+            case Effect.END_CALLS:
+                self.end(Ending.HUNG_UP)
+            case Effect.DISOWN_ANSWERS:
+                self._disown_answers()
+            case Effect.RELEASE:
+                self._release()
+
+    def _keep_answers(self) -> None:
+        self._answers = [
+            msgspec.structs.replace(answer, prompt_ids=b"", sampled_ids=b"", logprobs=b"") for answer in self.answers()
+        ]
+
+    def _disown_answers(self) -> None:
+        for call in self._calls:
+            if isinstance(_result(call), Answer):
+                self._pipeline.undelivered(call)
+
+    def _release(self) -> None:
+        # `_answers` serves repetitions: the task of a finished call would keep its result, tokens and all.
+        self._calls = ()
+        self.done = asyncio.get_running_loop().create_future()
+        self.done.set_result(None)
+        on_release, self.on_release = self.on_release, _nothing
+        on_release(self)
+
     def _results(self) -> list[Answer | BaseException | None]:
         return [_result(call) for call in self._calls]
-
-
-class LocalReply:
-    """One request's wait for its answer."""
-
-    def __init__(self, answering: SharedCalls, request: ChatRequest) -> None:
-        """`request` as this harness made it."""
-        self._answering = answering
-        self._request = request
-
-    @property
-    def is_stream(self) -> bool:
-        """Whether the answer is to leave as a stream."""
-        return self._request.stream
-
-    @property
-    def done(self) -> asyncio.Future[Any]:
-        """When there is an answer, or the reason why there is none."""
-        return self._answering.done
-
-    def join(self) -> None:
-        """The wait begins."""
-        self._answering.join()
-
-    def leave(self, *, delivered: bool) -> None:
-        """It ends: with the whole answer, or because the harness hung up."""
-        self._answering.leave(delivered=delivered)
-
-    def end(self, reason: Ending) -> None:
-        """Ends the calls, whoever else waits for them."""
-        self._answering.end(reason)
-
-    def told(self, dialect: Dialect) -> bytes:
-        """The answer as it leaves, once done. Raises RefusalError; what went wrong in us as it is."""
-        form = dialect.stream if self._request.stream else dialect.body
-        answering = self._answering
-        return form(answering.call_id, answering.created, self._request, answering.answers())
 
 
 def _nothing(_: SharedCalls) -> None:
@@ -136,13 +124,9 @@ def _nothing(_: SharedCalls) -> None:
 
 
 def _result(call: CallTask) -> Answer | BaseException | None:
-    """What came of a call; None while it is under way."""
+    """The result of a call; None while it is under way."""
     if not call.answer.done():
         return None
     if call.answer.cancelled():
-        return refusal_of_ending(call.ended or "stopped")
+        return (call.ended or Ending.STOPPED).refusal
     return call.answer.exception() or call.answer.result()
-
-
-def _untokened(answer: Answer) -> Answer:
-    return msgspec.structs.replace(answer, prompt_ids=b"", sampled_ids=b"", logprobs=b"")

@@ -99,9 +99,9 @@ async def test_calls_that_are_not_answered_leave_none_either(
     uncollected: None,
     end: Callable[[Proxy, Bench, ScriptedEngine], Awaitable[None]],
 ) -> None:
-    monkeypatch.setattr("proxy.streaming.TAKEN_S", 0.3)
+    monkeypatch.setattr("proxy.streaming.DELIVERY_S", 0.3)
     await end(proxy, bench, scripted)
-    await eventually(lambda: not proxy._front.replies)
+    await eventually(lambda: not proxy._model_api.replies)
     await asyncio.sleep(0.1)  # aiohttp's own part of a request
     assert not in_cycles()
 

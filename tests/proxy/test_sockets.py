@@ -120,7 +120,7 @@ async def test_more_values_than_can_be_read_in_time_are_refused(
 async def test_an_answer_that_nobody_takes_is_given_up_and_disowned(
     proxy: Proxy, bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("proxy.streaming.TAKEN_S", 0.5)
+    monkeypatch.setattr("proxy.streaming.DELIVERY_S", 0.5)
     # Its answer repeats the metadata in three events, more than sockets hold.
     body = json.dumps({"input": "hi", "metadata": {"a": "x" * 5_000_000}, "stream": True}).encode()
     host, port = proxy.url.removeprefix("http://").split(":")
@@ -133,4 +133,4 @@ async def test_an_answer_that_nobody_takes_is_given_up_and_disowned(
         records = await bench.log(lambda found: any(isinstance(record, Disowned) for record in found))
     [call] = [record for record in records if isinstance(record, Completion)]
     assert [record.call_id for record in records if isinstance(record, Disowned)] == [call.call_id]
-    await eventually(lambda: not proxy._front.replies)
+    await eventually(lambda: not proxy._model_api.replies)

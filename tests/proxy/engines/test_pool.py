@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from proxy.engines.pool import Engines
-from proxy.metrics import Metrics
+from proxy.metrics import ProxyMetrics
 from topics.environment.settings import EngineSettings
 from topics.types.errors import InputError
 
@@ -39,7 +39,7 @@ def test_model_lists_show_what_may_be_asked_for_once() -> None:
 
 async def test_an_engines_calls_and_servers_are_counted_by_its_name() -> None:
     pool = engines(a=("m", ["*"]), b=("m", ["*"]))
-    metrics = Metrics()
+    metrics = ProxyMetrics()
     metrics.watch_engines(pool)
     async with pool.default.admission.turn():
         told = metrics.text().decode()

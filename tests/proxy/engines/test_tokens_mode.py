@@ -24,6 +24,7 @@ from polar.scripted.drift import Drift
 from polar.scripted.engine import Engine as ScriptedEngine
 from polar.scripted.scripts import Script, ScriptCall, ScriptTurn, Variant
 from polar.scripted.template import ChatTemplate
+from proxy.capture import CallSpec, answered_record
 from proxy.chat import (
     Answer,
     ChatRequest,
@@ -43,7 +44,8 @@ from proxy.chat import (
 from proxy.engines.continuing import Continuing
 from proxy.engines.vllm_tokens import VllmTokens
 from proxy.errors import EngineError
-from proxy.session.claims import ClaimState
+from proxy.session.claim_state import ClaimState
+from proxy.session.logged_calls import LoggedCall
 from topics.environment.keys import KeyClaims
 from topics.types.completion import Sampling
 from topics.types.tokens import unpack_ids
@@ -78,10 +80,12 @@ class Session:
 
     async def ask(self, messages: Sequence[Message], **fields: Any) -> Answer:
         request = ChatRequest([*messages], tools=self.tools, **fields)
-        asked, told = self.claim.restored(request, "default")
-        answer = await self.engine.complete(asked, "t.0")
+        restored, transcript = self.claim.restore(request, "default")
+        answer = await self.engine.complete(restored, "t.0")
         self.calls += 1
-        self.claim.acknowledged(f"call{self.calls}", "default", asked, told, answer)
+        spec = CallSpec(f"call{self.calls}", self.claim, "openai_chat", "default", restored, transcript, 0.0)
+        logged = LoggedCall(answered_record(spec, answer), restored.messages, transcript, answer.message)
+        self.claim.add(logged, answer.prompt_ids)
         return answer
 
 
@@ -347,7 +351,7 @@ async def test_an_answer_that_nobody_saw_is_not_gone_on_from() -> None:
     async with opened(drifting()) as session:
         said = [Message("user", "hi")]
         before = await session.ask(said)
-        session.claim.undelivered("call1")
+        session.claim.disown("call1")
         after = await session.ask([*said, before.message, Message("user", "Go on.")])
         assert not goes_on(before, after)
 

@@ -106,7 +106,7 @@ async def test_a_harness_that_hangs_up_ends_its_call_at_the_owner(
             await ask(http, asked, bench.key(session))
     [call] = await bench.calls(1, session)
     assert (call.outcome, call.error and call.error.code) == (CallOutcome.ABANDONED, "hung_up")
-    await eventually(lambda: not asked._front.replies and not owner._front.replies)
+    await eventually(lambda: not asked._model_api.replies and not owner._model_api.replies)
 
 
 class Silent(asyncio.Protocol):

@@ -26,7 +26,7 @@ BEAT_S = 0.2
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("topics.log.liveness.LEASE_MS", 2_500)
-    monkeypatch.setattr("proxy.peers.routing.HOLD_S", 6.0)
+    monkeypatch.setattr("proxy.peers.route.HOLD_S", 6.0)
 
 
 class Other:
@@ -86,7 +86,7 @@ async def cuts(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
 
 async def refuses(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     await reader.readuntil(b"\r\n\r\n")
-    writer.write(b"HTTP/1.1 421 MisdirectedError Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+    writer.write(b"HTTP/1.1 421 Misdirected Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
     await writer.drain()
 
 
@@ -129,7 +129,7 @@ async def test_an_owner_that_cuts_each_connection_is_asked_a_few_times(
 async def test_an_owner_that_denies_it_is_asked_again_until_the_hold_ends(
     proxy: Proxy, bench: Bench, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("proxy.peers.routing.HOLD_S", 1.0)
+    monkeypatch.setattr("proxy.peers.route.HOLD_S", 1.0)
     async with beside(bench, proxy, refuses) as other:
         async with ask(http, proxy, bench.key(the_others(proxy))) as response:
             assert response.status == 503
@@ -146,14 +146,14 @@ async def test_a_harness_that_hangs_up_while_it_is_held_costs_nothing(
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.5):
                 await ask(http, proxy, bench.key(the_others(proxy)))
-        await eventually(lambda: not proxy._front.replies)
+        await eventually(lambda: not proxy._model_api.replies)
     assert len(proxy._claims) == 0
 
 
 async def test_stopping_ends_what_is_held(proxy: Proxy, bench: Bench, http: aiohttp.ClientSession) -> None:
     async with beside(bench, proxy, hangs):
         asking = asyncio.ensure_future(ask(http, proxy, bench.key(the_others(proxy))))
-        await eventually(lambda: bool(proxy._front.replies))
+        await eventually(lambda: bool(proxy._model_api.replies))
         await proxy.stop(drain_s=0.2)
         async with await asking as response:
             assert response.status == 503

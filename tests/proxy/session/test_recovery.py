@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from proxy.errors import Refusal, RefusalError
-from proxy.metrics import Metrics
+from proxy.metrics import ProxyMetrics
 from proxy.session.recovery import Recovery
 from tests.proxy.conftest import Bench
 from topics import completions
@@ -64,13 +64,13 @@ async def test_a_claims_own_calls_are_read_and_no_others(bench: Bench, log: Log)
     await log.write(call("a", session_id="t.1", claim_id="c1"), session_id="t.1")
     await log.write(Open(SESSION, 1, "c0"), call("b", "c0"), Open(SESSION, 1, "c1"), call("c"), call("d"))
     end = await log.write(Disowned("d", SESSION, "c1", "hung_up"), Disowned("b", SESSION, "c0", "closed"))
-    read = await Recovery(bench.settings, Metrics()).read_back(key(), 0)
+    read = await Recovery(bench.settings, ProxyMetrics()).read_back(key(), 0)
     assert [one.call_id for one in read.calls] == ["c", "d"]
     assert (read.disowned, read.next_offset, read.is_over) == (frozenset({"d"}), end + 1, False)
 
 
 async def test_reading_on_begins_where_it_ended(bench: Bench, log: Log) -> None:
-    recovery = Recovery(bench.settings, Metrics())
+    recovery = Recovery(bench.settings, ProxyMetrics())
     await log.write(call("a"))
     first = await recovery.read_back(key(), 0)
     await log.write(call("b"))
@@ -95,12 +95,12 @@ async def test_a_claim_is_over_with_its_build_or_a_newer_open(
     bench: Bench, log: Log, record: Build | Open, is_over: bool
 ) -> None:
     await log.write(record, session_id=record.session_id)
-    assert (await Recovery(bench.settings, Metrics()).read_back(key(), 0)).is_over == is_over
+    assert (await Recovery(bench.settings, ProxyMetrics()).read_back(key(), 0)).is_over == is_over
 
 
 async def test_an_earlier_attempts_build_ends_no_later_one(bench: Bench, log: Log) -> None:
     await log.write(build())
-    assert not (await Recovery(bench.settings, Metrics()).read_back(key(attempt=2), 0)).is_over
+    assert not (await Recovery(bench.settings, ProxyMetrics()).read_back(key(attempt=2), 0)).is_over
 
 
 async def test_all_that_ask_together_share_a_pass(bench: Bench, log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,7 +116,7 @@ async def test_all_that_ask_together_share_a_pass(bench: Bench, log: Log, monkey
     sessions = [f"t.{number}" for number in range(20)]
     for session in sessions:
         await log.write(call(f"call-{session}", session_id=session), session_id=session)
-    recovery = Recovery(bench.settings, Metrics())
+    recovery = Recovery(bench.settings, ProxyMetrics())
     read = await asyncio.gather(*(recovery.read_back(key(session_id=session), 0) for session in sessions))
     assert [one.call_id for log in read for one in log.calls] == [f"call-{session}" for session in sessions]
     assert made == 1
@@ -124,7 +124,7 @@ async def test_all_that_ask_together_share_a_pass(bench: Bench, log: Log, monkey
 
 async def test_who_goes_away_leaves_the_others_their_pass(bench: Bench, log: Log) -> None:
     await log.write(call("a"))
-    recovery = Recovery(bench.settings, Metrics())
+    recovery = Recovery(bench.settings, ProxyMetrics())
     gone = asyncio.ensure_future(recovery.read_back(key(), 0))
     stays = asyncio.ensure_future(recovery.read_back(key(), 0))
     await asyncio.sleep(0)
@@ -139,5 +139,5 @@ async def test_a_log_that_cannot_be_read_is_a_refusal_that_is_tried_again(
     monkeypatch.setattr("proxy.session.recovery.DEADLINE_S", 0.5)
     away = bench.settings.model_copy(update={"kafka": "127.0.0.1:9"})
     with pytest.raises(RefusalError) as refused:
-        await Recovery(away, Metrics()).read_back(key(), 0)
+        await Recovery(away, ProxyMetrics()).read_back(key(), 0)
     assert (refused.value.refusal, refused.value.retry_after_s) == (Refusal.UNAVAILABLE, 5)

@@ -17,7 +17,7 @@ from polar.scripted.faults import Hang, Slow, Status
 from proxy.app import Proxy
 from proxy.chat import ChatRequest, Function, Message, Tool
 from proxy.session.history import transcript
-from proxy.session.repeats import is_retry, name_of
+from proxy.session.repeats import content_digest, is_retry
 from tests.proxy.conftest import Bench, eventually
 from topics.calls.delta import Spelled
 from topics.completions import Disowned
@@ -200,7 +200,7 @@ def test_a_name_stands_for_all_that_an_answer_depends_on() -> None:
     asked = ChatRequest([Message("user", "hi")], "m", sampling=Sampling(temperature=1))
 
     def named(request: ChatRequest, lineage: dict[str, str] | None = None, dialect: str = "openai_chat") -> bytes:
-        return name_of(dialect, request, transcript(Spelled(request.messages), request.tools), lineage)
+        return content_digest(dialect, request, transcript(Spelled(request.messages), request.tools), lineage)
 
     def other(**fields: Any) -> ChatRequest:
         return msgspec.structs.replace(asked, **fields)

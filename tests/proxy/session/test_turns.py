@@ -370,9 +370,9 @@ def test_what_others_said_is_left_alone() -> None:
 
 def test_strangers_are_turns_that_the_model_has_not_said() -> None:
     remembered = known(said("Done.", '{"a": 1}'))
-    assert remembered.strangers([USER, said("Done.", '{"a":1}')]) == frozenset()
-    [one] = remembered.strangers([said("Other.")])
-    assert remembered.strangers([USER, said("Other."), said("Other.")]) == {one}
+    assert remembered.unknown_turns([USER, said("Done.", '{"a":1}')]) == frozenset()
+    [one] = remembered.unknown_turns([said("Other.")])
+    assert remembered.unknown_turns([USER, said("Other."), said("Other.")]) == {one}
 
 
 @pytest.mark.parametrize(("limit", "value"), [("TURNS", 3), ("BYTES", 200)])

@@ -73,8 +73,8 @@ class Recording:
         logprobs = pack_logprobs(logprobs_for(call_id, sampled_ids))
         usage = Usage(len(prompt_ids), len(sampled_ids))
         given = Answer(answer, "stop", usage, pack_ids(prompt_ids), pack_ids(sampled_ids), logprobs, "model")
-        written = self._history.write(told)
-        delta = self._history.prompt(given)
+        written = self._history.transcript_delta(told)
+        delta = self._history.prompt_delta(given)
         self._history.add(call_id, told, given.prompt_ids, given.sampled_ids, answer)
         at = 1_000 * (len(self.calls) + 1)
         fields = {"received_at": at, "completed_at": at + 250, "model_served": "model", **fields}
@@ -93,7 +93,7 @@ class Recording:
 
     def failed(self, call_id: str, messages: list[Message], error: CallError) -> Completion:
         """A call without an answer."""
-        written = self._history.write(transcript(Spelled(messages), []))
+        written = self._history.transcript_delta(transcript(Spelled(messages), []))
         record = completion(
             call_id,
             TokenDelta(b""),

@@ -10,9 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from proxy.capture import CallSpec, answered_record
 from proxy.chat import Answer, ChatRequest, Function, FunctionCall, Message, Tool, ToolCall, Usage
-from proxy.session.claims import ClaimState
-from proxy.session.history import transcript
+from proxy.session.claim_state import ClaimState
+from proxy.session.history import Transcript, transcript
+from proxy.session.logged_calls import LoggedCall
 from proxy.session.recovery import ClaimLog
 from topics.calls.delta import Spelled
 from topics.environment.keys import KeyClaims
@@ -71,36 +73,22 @@ def lived(turns: Sequence[Turn]) -> tuple[ClaimState, list[Completion], frozense
     claim, log, disowned, said = ClaimState(KEY), list[Completion](), set[str](), list[list[Message]]()
     for at, turn in enumerate(turns):
         request, answer, call_id = asked(turn, said), answered(turn, at), f"c{at}"
-        told = transcript(Spelled(request.messages), request.tools)
-        written = claim.history.write(told)
-        is_answered = turn.outcome != "failed"
-        log.append(
-            Completion(
-                call_id,
-                "t.0",
-                1,
-                "c",
-                CallOutcome.ANSWERED if is_answered else CallOutcome.FAILED,
-                "openai_chat",
-                "default",
-                0,
-                0,
-                claim.history.prompt(answer) if is_answered else TokenDelta(b""),
-                written.messages,
-                sampled=answer.sampled_ids if is_answered else b"",
-                answer=msgspec.json.encode(answer.message) if is_answered else b"",
-                tools=written.tools,
-                stored_from=request.stored_from,
-            )
-        )
-        if not is_answered:
+        spec = CallSpec(call_id, claim, "openai_chat", "default", request, _transcript(request), 0.0)
+        record = answered_record(spec, answer)
+        if turn.outcome == "failed":
+            log.append(msgspec.structs.replace(record, outcome=CallOutcome.FAILED))
             continue
-        claim.acknowledged(call_id, "default", request, told, answer)
+        log.append(record)
+        claim.add(LoggedCall(record, request.messages, spec.transcript, answer.message), answer.prompt_ids)
         if turn.outcome == "disowned":
-            claim.undelivered(call_id)
+            claim.disown(call_id)
             disowned.add(call_id)
         said.append([*request.messages, answer.message])
     return claim, log, frozenset(disowned), said
+
+
+def _transcript(request: ChatRequest) -> Transcript:
+    return transcript(Spelled(request.messages), request.tools)
 
 
 def respelled(messages: Sequence[Message]) -> list[Message]:
@@ -119,19 +107,19 @@ def test_a_recalled_claim_knows_what_the_one_before_knew(turns: list[Turn], seen
     """Of which it may have seen the first calls itself."""
     then, log, disowned, said = lived(turns)
     now, *_ = lived(turns[:seen])
-    now.recall(ClaimLog(log, disowned, 0, is_over=False))
-    now.recall(ClaimLog(log, disowned, 0, is_over=False))
-    assert now.spent == then.spent
+    now.take_over(ClaimLog(log, disowned, 0, is_over=False))
+    now.take_over(ClaimLog(log, disowned, 0, is_over=False))
+    assert now.usage == then.usage
     for conversation in said:
         asking = [*respelled(conversation), Message("user", "and?")]
         restored, spelled = then.turns.restore(asking)
         assert now.turns.restore(asking)[0] == restored
         for tools in ([], [Tool(Function("f0"))]):
             told = transcript(spelled, tools)
-            assert now.history.write(told) == then.history.write(told)
+            assert now.history.transcript_delta(told) == then.history.transcript_delta(told)
     for at, turn in enumerate(turns):
         answer = answered(turn, at)
-        assert now.history.prompt(answer) == then.history.prompt(answer)
+        assert now.history.prompt_delta(answer) == then.history.prompt_delta(answer)
     for call in log:
         if call.stored_from is None or call.outcome is CallOutcome.FAILED or call.call_id in disowned:
             continue
@@ -144,8 +132,8 @@ def test_after_a_takeover_prompts_go_on_from_what_was_told_whole(unsaid_calls: i
     _, [call], _, [said] = lived([Turn(0, 0, "x", 0, "one", False, "answered")])
     claim = ClaimState(KEY)
     read = [msgspec.structs.replace(call, finish_reason="stop", unsaid_calls=unsaid_calls)]
-    claim.recall(ClaimLog(read, frozenset(), 0, is_over=False))
-    request, _ = claim.restored(ChatRequest([*said, Message("user", "on")]), "default")
+    claim.take_over(ClaimLog(read, frozenset(), 0, is_over=False))
+    request, _ = claim.restore(ChatRequest([*said, Message("user", "on")]), "default")
     assert (request.continued is None) == bool(unsaid_calls)
 
 
@@ -170,7 +158,7 @@ def test_what_a_log_lacks_costs_the_calls_that_need_it_and_no_others() -> None:
     )
     broken = msgspec.structs.replace(whole, call_id="c3", answer=b'{"role":"nobody"}')
     claim = ClaimState(KEY)
-    claim.recall(ClaimLog([log[1], broken, whole], frozenset(), 0, is_over=False))
-    assert claim.spent.calls == 1
-    assert claim.turns.strangers(said[1]) != frozenset()
-    assert claim.turns.strangers([Message("assistant", "three")]) == frozenset()
+    claim.take_over(ClaimLog([log[1], broken, whole], frozenset(), 0, is_over=False))
+    assert claim.usage.calls == 1
+    assert claim.turns.unknown_turns(said[1]) != frozenset()
+    assert claim.turns.unknown_turns([Message("assistant", "three")]) == frozenset()

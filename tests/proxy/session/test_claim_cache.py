@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from proxy.errors import Refusal, RefusalError
-from proxy.session import claims as session
-from proxy.session.claims import ClaimCache, OwnerChangedError
+from proxy.session import claim_cache as session
+from proxy.session.claim_cache import ClaimCache, OwnerChangedError
 from proxy.session.endings import Ending
 from proxy.session.recovery import ClaimLog
 from topics.environment.keys import KeyClaims
@@ -41,15 +41,15 @@ class Ended:
         self.reasons.append(reason)
 
 
-def claims(log: Log, known_from: float = 50.0, owned_since: float = 0.0) -> ClaimCache:
+def claims(log: Log, follows_since: float = 50.0, owned_since: float = 0.0) -> ClaimCache:
     made = ClaimCache(log.read_back, lambda _: owned_since)
-    made.known_from(known_from)
+    made.follows_since(follows_since)
     return made
 
 
 async def refuses(claims: ClaimCache, key: KeyClaims) -> bool:
     try:
-        await claims.of(key)
+        await claims.get(key)
     except RefusalError as refused:
         return refused.refusal is Refusal.CLOSED
     return False
@@ -58,14 +58,14 @@ async def refuses(claims: ClaimCache, key: KeyClaims) -> bool:
 async def test_a_key_minted_since_the_start_is_honoured_without_a_look_at_the_log() -> None:
     log = Log()
     known = claims(log)
-    assert await known.of(key("a")) is await known.of(key("a"))
+    assert await known.get(key("a")) is await known.get(key("a"))
     assert log.asked == []
 
 
 async def test_an_older_key_is_looked_up_once_for_all_that_ask_together() -> None:
     log = Log("b")
     known = claims(log)
-    first, second = await asyncio.gather(known.of(key("a", 10)), known.of(key("a", 10)))
+    first, second = await asyncio.gather(known.get(key("a", 10)), known.get(key("a", 10)))
     assert first is second
     assert await refuses(known, key("b", 10))
     assert await refuses(known, key("b", 10))
@@ -74,16 +74,16 @@ async def test_an_older_key_is_looked_up_once_for_all_that_ask_together() -> Non
 
 async def test_before_the_start_every_key_is_old() -> None:
     log = Log()
-    await ClaimCache(log.read_back, lambda _: 0.0).of(key("a"))
+    await ClaimCache(log.read_back, lambda _: 0.0).get(key("a"))
     assert log.asked == ["a"]
 
 
 async def test_closing_ends_the_calls_in_flight_and_refuses_the_next() -> None:
     known = claims(Log())
     call = Ended()
-    (await known.of(key("a"))).in_flight.add(call)
+    (await known.get(key("a"))).in_flight.add(call)
     known.close("a")
-    assert call.reasons == ["closed"]
+    assert call.reasons == [Ending.KEY_CLOSED]
     assert await refuses(known, key("a"))
     assert not await refuses(known, key("b"))
 
@@ -100,12 +100,12 @@ async def test_idle_claims_are_forgotten_and_read_back_and_busy_ones_are_not(mon
     monkeypatch.setattr(session, "CLAIMS", 2)
     log = Log()
     known = claims(log)
-    busy, idle = await known.of(key("busy")), await known.of(key("idle"))
+    busy, idle = await known.get(key("busy")), await known.get(key("idle"))
     busy.in_flight.add(Ended())
-    await known.of(key("third"))
+    await known.get(key("third"))
     assert len(known) == 2
-    assert await known.of(key("busy")) is busy
-    assert await known.of(key("idle")) is not idle
+    assert await known.get(key("busy")) is busy
+    assert await known.get(key("idle")) is not idle
     assert log.asked == ["idle"]
 
 
@@ -123,37 +123,37 @@ async def test_a_key_older_than_the_newest_forgotten_close_is_looked_up(monkeypa
 async def test_a_key_that_another_proxy_may_have_served_is_read_back_once() -> None:
     log = Log()
     known = claims(log, owned_since=150.0)
-    assert await known.of(key("a", 100)) is await known.of(key("a", 100))
-    await known.of(key("b", 200))
+    assert await known.get(key("a", 100)) is await known.get(key("a", 100))
+    await known.get(key("b", 200))
     assert log.asked == ["a"]
 
 
 async def test_a_session_that_went_and_came_back_is_read_back_and_its_calls_in_flight_are_kept() -> None:
     log = Log()
     known = claims(log)
-    busy, idle = await known.of(key("busy")), await known.of(key("idle"))
+    busy, idle = await known.get(key("busy")), await known.get(key("idle"))
     call = Ended()
     busy.in_flight.add(call)
-    known.released(lambda _: False)
-    assert known.at_hand(key("busy")) is None
-    assert await known.of(key("busy")) is busy
-    assert await known.of(key("busy")) is busy
+    known.release(lambda _: False)
+    assert known.cached(key("busy")) is None
+    assert await known.get(key("busy")) is busy
+    assert await known.get(key("busy")) is busy
     assert log.asked == ["busy"]
     assert len(known) == 1
-    assert idle is not await known.of(key("idle"))
+    assert idle is not await known.get(key("idle"))
     known.close("busy")
-    assert call.reasons == ["closed"]
+    assert call.reasons == [Ending.KEY_CLOSED]
 
 
 async def test_a_session_of_another_owner_is_not_served() -> None:
     with pytest.raises(OwnerChangedError):
-        await claims(Log(), owned_since=float("inf")).of(key("a"))
+        await claims(Log(), owned_since=float("inf")).get(key("a"))
 
 
 async def test_a_session_that_moves_while_it_is_read_back_is_not_served() -> None:
     log = Log()
     known = ClaimCache(log.read_back, lambda _: float("inf") if log.asked else 150.0)
-    known.known_from(50.0)
+    known.follows_since(50.0)
     with pytest.raises(OwnerChangedError):
-        await known.of(key("a", 100))
+        await known.get(key("a", 100))
     assert len(known) == 0

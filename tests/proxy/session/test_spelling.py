@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from proxy.chat import Function, FunctionCall, Message, Tool, ToolCall
-from proxy.session.defaults import is_completed
+from proxy.session.spelling import is_completed
 from proxy.session.turns import SampledTurns
 from topics.calls.delta import Spelled
 
@@ -64,7 +64,7 @@ def test_a_turn_that_a_harness_completed_is_put_back_by_its_calls_id() -> None:
     tools = [Tool(Function("edit", parameters=msgspec.Raw(SCHEMA)))]
     assert remembered.restore([user, told])[0] == [user, told]
     assert remembered.restore([user, told], tools)[0] == [user, said]
-    assert remembered.strangers([user, told], tools) == frozenset()
+    assert remembered.unknown_turns([user, told], tools) == frozenset()
     assert remembered.restore([user, told])[0] == [user, said], "what was found out stands, as where no tools are told"
     for edited in (
         msgspec.structs.replace(told, content="Else."),
