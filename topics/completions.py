@@ -1,7 +1,8 @@
-"""`polar.completions`: a session's calls, and what opens and ends its building.
+"""`polar.completions`: a session's calls, and the records that begin and end their collection for a trajectory.
 
 Written by the proxy (Completion, Disowned), the coordinator (Open, Build, CloseGroup; transactional) and the builder (Emitted;
-transactional). Read by the builder, analytics and a proxy that recovers. Key: session id, task id for groups. A session's log is in order.
+transactional). Read by the builder, analytics and recovering proxies. Key: session id, or task id for groups. A session's records are in
+order.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from topics.types.session import Accounting, Status
 
 
 class Disowned(msgspec.Struct, frozen=True, tag="disowned", omit_defaults=True):
-    """The proxy gave up on a call whose record may still arrive: it was never answered (protocol 19)."""
+    """The proxy gave up a call, which was never answered; its Completion may still arrive (protocol 19)."""
 
     call_id: str
     session_id: str
@@ -26,7 +27,7 @@ class Disowned(msgspec.Struct, frozen=True, tag="disowned", omit_defaults=True):
 
 
 class Open(msgspec.Struct, frozen=True, tag="open", omit_defaults=True):
-    """From here on this attempt's calls count; a newer one replaces it (protocol 23)."""
+    """From here on this attempt's calls count, until a newer Open replaces this one (protocol 23)."""
 
     session_id: str
     attempt: int
@@ -34,7 +35,7 @@ class Open(msgspec.Struct, frozen=True, tag="open", omit_defaults=True):
 
 
 class Build(msgspec.Struct, frozen=True, tag="build", omit_defaults=True):
-    """All is known of a session: build its trajectory from this attempt's calls."""
+    """The session is over: build its trajectory from this attempt's calls."""
 
     session_id: str
     task_id: str
@@ -42,7 +43,7 @@ class Build(msgspec.Struct, frozen=True, tag="build", omit_defaults=True):
     num_samples: int
     attempt: int
     claim_id: str
-    """The run claim whose calls count; empty where no run was granted."""
+    """The run claim whose calls count; empty if no run was granted."""
     status: Status
     builder: str
     builder_config: bytes
@@ -59,7 +60,7 @@ class Build(msgspec.Struct, frozen=True, tag="build", omit_defaults=True):
 
 
 class CloseGroup(msgspec.Struct, frozen=True, tag="close_group", omit_defaults=True):
-    """All trajectories of a task are out: emit its GroupFinished. Key: task id."""
+    """All trajectories of a task are written: write its GroupFinished. Key: task id."""
 
     task_id: str
     num_samples: int
@@ -71,11 +72,11 @@ class CloseGroup(msgspec.Struct, frozen=True, tag="close_group", omit_defaults=T
 
 
 class Emitted(msgspec.Struct, frozen=True, tag="emitted", omit_defaults=True):
-    """A session's trajectory, or a group's end, is out: in the same transaction (protocol 25)."""
+    """A session's trajectory, or a GroupFinished, is written, in the transaction of this record (protocol 25)."""
 
     task_id: str
     session_id: str | None = None
-    """None: the group."""
+    """None for the group."""
 
 
 CallRecord = Completion | Disowned | Open | Build | CloseGroup | Emitted

@@ -1,6 +1,6 @@
-"""`polar.dead-letters`: records that could not be processed, their bytes as they were, headers that say why and whence.
+"""`polar.dead-letters`: records that could not be processed: their unchanged bytes, with reason and origin as headers.
 
-Written by any process, read by people. Key: the record's own. One partition.
+Any process writes it, people read it. Key: the record's own. One partition.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ Header = tuple[str, bytes]
 
 
 def headers(*, reason: str, field: str | None, process: str, topic: str, partition: int, offset: int) -> list[Header]:
-    """The headers of a dead letter: `reason` for people, `field` where one is to blame, and whence the record came."""
-    said = {
+    """The headers of a dead letter: a `reason` for people, the invalid `field` if there is one, and the record's origin."""
+    fields = {
         "reason": reason,
         "field": field or "",
         "process": process,
@@ -32,4 +32,4 @@ def headers(*, reason: str, field: str | None, process: str, topic: str, partiti
         "source-partition": str(partition),
         "source-offset": str(offset),
     }
-    return [(name, value.encode()) for name, value in said.items()]
+    return [(name, value.encode()) for name, value in fields.items()]

@@ -1,12 +1,13 @@
-"""`polar.events`: facts. What happened, in the past tense; the coordinator that owns the partition decides what follows.
+"""`polar.events`: facts, named in the past tense. The coordinator that owns the partition decides what follows from them.
 
 Written by fanout, stage workers, the control API and the builder; read by the coordinator, analytics and the live page. Key: session id,
-task id where there is no session. A session's facts are in order. Each carries `fact_id`, the same when it is sent again (protocol 19).
+or task id for a fact without a session. A session's facts are in order. A fact that is sent again keeps its `fact_id` (protocol 19).
 """
 
 from __future__ import annotations
 
 import re
+from typing import get_args
 
 import msgspec
 
@@ -31,7 +32,7 @@ class TaskSubmitted(msgspec.Struct, frozen=True, tag="task_submitted", omit_defa
 
 
 class Claimed(msgspec.Struct, frozen=True, tag="claimed", omit_defaults=True):
-    """A worker took a ticket and asks for it. Sent again, unchanged, every 3 s until answered (protocol 8)."""
+    """A worker took a ticket and claims it. Sent again, unchanged, every 3 s until answered (protocol 8)."""
 
     fact_id: str
     session_id: str
@@ -42,7 +43,7 @@ class Claimed(msgspec.Struct, frozen=True, tag="claimed", omit_defaults=True):
 
 
 class InitFinished(msgspec.Struct, frozen=True, tag="init_finished", omit_defaults=True):
-    """A runtime is made, or could not be."""
+    """A runtime was made, or failed with an error."""
 
     fact_id: str
     session_id: str
@@ -55,7 +56,7 @@ class InitFinished(msgspec.Struct, frozen=True, tag="init_finished", omit_defaul
 
 
 class RunFinished(msgspec.Struct, frozen=True, tag="run_finished", omit_defaults=True):
-    """The harness has ended and no process of it lives."""
+    """The harness ended, and none of its processes lives."""
 
     fact_id: str
     session_id: str
@@ -70,7 +71,7 @@ class RunFinished(msgspec.Struct, frozen=True, tag="run_finished", omit_defaults
 
 
 class Evaluated(msgspec.Struct, frozen=True, tag="evaluated", omit_defaults=True):
-    """An evaluator gave a verdict, or could not."""
+    """An evaluation ended, with a reward or an error."""
 
     fact_id: str
     session_id: str
@@ -85,7 +86,7 @@ class Evaluated(msgspec.Struct, frozen=True, tag="evaluated", omit_defaults=True
 
 
 class Stopped(msgspec.Struct, frozen=True, tag="stopped", omit_defaults=True):
-    """After a Revoke: nothing of this claim lives any more."""
+    """After a Revoke: no process of this claim lives any more."""
 
     fact_id: str
     session_id: str
@@ -94,7 +95,7 @@ class Stopped(msgspec.Struct, frozen=True, tag="stopped", omit_defaults=True):
 
 
 class HandedBack(msgspec.Struct, frozen=True, tag="handed_back", omit_defaults=True):
-    """A worker that shuts down gives a claim back; nothing of it lives any more. Costs no attempt."""
+    """A worker that shuts down returns a claim, none of whose processes lives any more. Costs no attempt."""
 
     fact_id: str
     session_id: str
@@ -103,7 +104,7 @@ class HandedBack(msgspec.Struct, frozen=True, tag="handed_back", omit_defaults=T
 
 
 class CancelRequested(msgspec.Struct, frozen=True, tag="cancel_requested", omit_defaults=True):
-    """Someone wants a task, or one session of it, to end. Valid before the task is known."""
+    """A user cancelled a task or one of its sessions. Valid even before the task is known."""
 
     fact_id: str
     task_id: str
@@ -112,26 +113,26 @@ class CancelRequested(msgspec.Struct, frozen=True, tag="cancel_requested", omit_
 
 
 class SessionOpenRequested(msgspec.Struct, frozen=True, tag="session_open_requested", omit_defaults=True):
-    """Someone brings an agent of their own and asks for a session. Sent again, unchanged, every 3 s until answered (protocol 28).
+    """A user requests a session for their own agent. Sent again, unchanged, every 3 s until answered (protocol 28).
 
-    Answered on `polar.control` under its claim id: with a Grant, or a Revoke that says why not. Key: task id.
+    The answer on `polar.control` has its claim id: a Grant, or a Revoke with the reason. Key: task id.
     """
 
     fact_id: str
     task_id: str
-    """A new one opens a task; one that was opened gives its next sample."""
+    """A new id opens a task; the id of an opened task requests its next sample."""
     claim_id: str
-    """The asker's choice; names the claim whose calls the trajectory holds."""
+    """Chosen by the sender; names the claim whose calls the trajectory holds."""
     ttl_ms: int
     """Log time from the Grant to the session's end."""
     num_samples: int | None = None
-    """Of a task that is opened by this; None: 1. None, or the same, for one that is open already."""
+    """Samples of a task that this fact opens; None means 1. For a task that is already open: None or an equal number."""
     mode: str = "train"
-    """`train` or `eval`, one for all samples of a task."""
+    """`train` or `eval`; equal for all samples of a task."""
 
 
 class SessionOpenWithdrawn(msgspec.Struct, frozen=True, tag="session_open_withdrawn", omit_defaults=True):
-    """Whoever asked for a session waits no more, and no key was made: its sample is free again. Key: task id."""
+    """The request for a session was withdrawn before a key was made: its sample is free again. Key: task id."""
 
     fact_id: str
     task_id: str
@@ -139,7 +140,7 @@ class SessionOpenWithdrawn(msgspec.Struct, frozen=True, tag="session_open_withdr
 
 
 class SessionCloseRequested(msgspec.Struct, frozen=True, tag="session_close_requested", omit_defaults=True):
-    """The agent of an opened session is done. Answered by the fact's id: with a Grant for the first, which counts, else a Revoke."""
+    """A user closes an opened session. The first close counts and gets a Grant with the fact's id; others get a Revoke."""
 
     fact_id: str
     session_id: str
@@ -148,7 +149,7 @@ class SessionCloseRequested(msgspec.Struct, frozen=True, tag="session_close_requ
 
 
 class TrajectoryEmitted(msgspec.Struct, frozen=True, tag="trajectory_emitted", omit_defaults=True):
-    """The builder put a session's trajectory on its topic, in the same transaction as this."""
+    """The builder wrote a session's trajectory, in the transaction of this fact."""
 
     fact_id: str
     session_id: str
@@ -157,13 +158,13 @@ class TrajectoryEmitted(msgspec.Struct, frozen=True, tag="trajectory_emitted", o
     trainable_tokens: int = 0
     calls: int = 0
     status: Status | None = None
-    """As the trajectory says: a build that failed makes a session FAILED. None: from an older builder, as it was asked for."""
+    """The trajectory's status: FAILED if the build failed. None: written by an older builder, with the requested status."""
     error: SessionError | None = None
     reward: float | None = None
 
 
 class GroupEmitted(msgspec.Struct, frozen=True, tag="group_emitted", omit_defaults=True):
-    """The builder put `GroupFinished` on its topic, in the same transaction as this. Key: task id."""
+    """The builder wrote `GroupFinished`, in the transaction of this fact. Key: task id."""
 
     fact_id: str
     task_id: str
@@ -184,21 +185,7 @@ Fact = (
     | TrajectoryEmitted
     | GroupEmitted
 )
-RECORDS = (
-    TaskSubmitted,
-    Claimed,
-    InitFinished,
-    RunFinished,
-    Evaluated,
-    Stopped,
-    HandedBack,
-    CancelRequested,
-    SessionOpenRequested,
-    SessionOpenWithdrawn,
-    SessionCloseRequested,
-    TrajectoryEmitted,
-    GroupEmitted,
-)
+RECORDS: tuple[type[Fact], ...] = get_args(Fact)
 CODEC: Codec[Fact] = Codec(*RECORDS)
 TOPIC = Topic(
     name="events",
@@ -217,7 +204,7 @@ _TASK_ID, _NAME = re.compile(ids.TASK_ID), re.compile(ids.NAME)
 
 
 def flaw(fact: Fact) -> str | None:
-    """Why a task that a fact begins can't be kept: it came past fanout and the control API, and would name topics; None for all others."""
+    """The reason to reject a task whose fact bypassed fanout and the control API, since its names become topics; None for valid facts."""
     if not isinstance(fact, TaskSubmitted | SessionOpenRequested):
         return None
     names = [("task_id", fact.task_id, _TASK_ID)]

@@ -20,25 +20,25 @@ class FleetState(msgspec.Struct, frozen=True, tag="fleet_state", omit_defaults=T
     paused: bool = False
     """New model calls wait, and run clocks stand still."""
     in_flight: str = "finish"
-    """What becomes of calls under way at a pause: `finish`, or `abort`: they are ended at the engine and asked anew after it."""
+    """Fate of calls in flight at a pause: `finish`, or `abort`: they end at the engine and are repeated after the pause."""
     draining: bool = False
-    """No session is given a slot any more; those in hand go on."""
+    """No session gets a slot; running stages continue."""
     by: str = ""
-    """Who said so: an id of each hand on the fleet, its host's name in it."""
+    """Id of the controller that wrote the state; contains its host's name."""
 
     def counts_after(self, known: FleetState) -> bool:
-        """Whether it is the fleet's state from now on, read after `known`. Of two of one generation the first counts: who wrote the
-        second writes again, so that all readers, whenever they began, come to the same (docs/decisions.md 61)."""
+        """Whether this state, read after `known`, replaces it. Of two states of one generation the first counts, so that all readers agree,
+        and the writer of the second writes again (docs/decisions.md 61)."""
         return self.generation > known.generation
 
 
 class PolicyVersion(msgspec.Struct, frozen=True, tag="policy_version", omit_defaults=True):
-    """Key `policy`, or `policy:<engine>`: the integer that the trainer gives the weights now served."""
+    """Key `policy`, or `policy:<engine>`: the trainer's version number of the weights that are now served."""
 
     version: int | None
-    """None: nobody can say, since an update broke off."""
+    """None: unknown, since an update was interrupted."""
     engine: str | None = None
-    """By its name in the proxies' settings; None: all engines, whatever was said of one before."""
+    """Name in the proxies' settings; None: all engines, replacing earlier versions of single engines."""
 
 
 FleetRecord = FleetState | PolicyVersion

@@ -1,7 +1,7 @@
 """`polar.sessions`: the coordinator's table. Compacted; keys `task:<id>`, `session:<id>` and, in each partition, `offset`.
 
-Written by the coordinator that owns the partition, alone, in the transaction that decides. Read by the next owner, by workers (reaping),
-by status and the live page. A tombstone forgets a row.
+Only the coordinator that owns the partition writes it, in the transaction of its decisions. Read by the next owner, by workers (reaping),
+by status and the live page. A tombstone deletes a row.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from topics.types.session import SessionState, TaskState
 
 
 class Position(msgspec.Struct, frozen=True, tag="position", omit_defaults=True):
-    """Where the next owner goes on; key `offset`."""
+    """Where the partition's next owner continues; key `offset`."""
 
     next_offset: int
-    """Of `polar.events`, this partition."""
+    """In this partition of `polar.events`."""
     clock_ms: int
-    """Log time of this partition: it stands still while Kafka is away (protocol 12)."""
+    """Log time of this partition, which stands still while Kafka is away (protocol 12)."""
     paused_ms: int = 0
-    """So much of it the fleet was paused."""
+    """Part of it during which the fleet was paused."""
 
 
 Row = TaskState | SessionState | Position

@@ -1,7 +1,7 @@
-"""`polar.stage.<stage>.<pool>`: tickets, a queue a stage and pool.
+"""`polar.stage.<stage>.<pool>`: tickets, one queue for each stage and pool.
 
-Written by the coordinator after its commit, again while unclaimed; read by that stage's workers in one consumer group a pool. Key: session
-id. The partition steers a ticket to a worker with a free slot; it says nothing else. Order is not kept.
+The coordinator writes tickets after its commit, and again while unclaimed; the stage's workers read them, one consumer group per pool.
+Key: session id. A ticket's partition only steers it to a worker with a free slot. Order is not kept.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from topics.types.session import Stage, Status
 
 
 class Ticket(msgspec.Struct, frozen=True, tag="ticket", omit_defaults=True):
-    """Work for one stage of one attempt; the first claim of it counts, however often it is released."""
+    """Work for one stage of one attempt; its first claim counts, however often the ticket is released."""
 
     session_id: str
     sample_index: int
@@ -25,11 +25,11 @@ class Ticket(msgspec.Struct, frozen=True, tag="ticket", omit_defaults=True):
     body: bytes | None = None
     """The TaskRequest as canonical JSON."""
     body_ref: str | None = None
-    """Its blob reference, where it is large."""
+    """Blob reference of a large TaskRequest."""
     runtime: dict[str, str] | None = None
-    """What init made; None for init."""
+    """Handle of the runtime that init made; None for init."""
     run_claim_id: str | None = None
-    """Evaluate: the claim whose run is judged."""
+    """Evaluate: the claim whose run is evaluated."""
     status: Status | None = None
     """Evaluate: how the run ended."""
     exit_code: int | None = None
@@ -38,7 +38,7 @@ class Ticket(msgspec.Struct, frozen=True, tag="ticket", omit_defaults=True):
 
 CODEC: Codec[Ticket] = Codec(Ticket)
 PREFIX = "stage."
-"""Of every queue's name."""
+"""Prefix of queue names."""
 
 
 def topic(stage: Stage, pool: str) -> Topic:

@@ -1,6 +1,6 @@
 """`polar.tasks`: TaskRequests as JSON, written by users with any client and any partitioner, read by fanout.
 
-Key: task id, though nothing relies on it. Order between tasks is not kept.
+Key: task id, but nothing relies on it. The order of tasks is not kept.
 """
 
 from __future__ import annotations
@@ -18,4 +18,4 @@ TOPIC = Topic(
     embedded_partitions=4,
 )
 INLINE_LIMIT = 64 * 1024
-"""Bytes of canonical body; what is larger goes to the blob store (protocol 29)."""
+"""Bytes of a canonical body; larger bodies go to the blob store (protocol 29)."""

@@ -1,6 +1,6 @@
-"""`polar.trajectories[.<name>]`: what trainers read, read_committed. A session's Trajectory once; after a task's last, its GroupFinished.
+"""`polar.trajectories[.<name>]`: one Trajectory per session, and GroupFinished after a task's last; trainers read it (read_committed).
 
-Written by the builder that owns the partition, alone, transactionally. Key: session id, task id for a group. A group lies in one partition.
+Only the builder that owns the partition writes it, in transactions. Key: session id, or task id for a group. A group lies in one partition.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def topic(output: str | None = None) -> Topic:
 
 
 def output_named(name: str | None, namespace: str) -> str | None:
-    """The output that someone means by its name, by its topic's, or by the topic's full name; None: the default."""
+    """The output named by its own name, its topic's name or the topic's full name; None: the default output."""
     return (name or "").removeprefix(f"{namespace}.").removeprefix("trajectories").removeprefix(".") or None
 
 

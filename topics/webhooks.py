@@ -1,7 +1,7 @@
-"""`polar.webhooks`: what tasks' `callback_url`s are owed. The newest record of a task says how it stands: owed, or settled.
+"""`polar.webhooks`: deliveries to tasks' `callback_url`s. A task's newest record tells whether its delivery is owed or settled.
 
 Written by the builder (a task's first Owed, in the transaction of its GroupFinished) and by webhooks (after each try); read by webhooks,
-from the oldest debt on. Key: task id. Where no task has a `callback_url`, the topic is empty.
+from the oldest owed delivery on. Key: task id. Tasks without a `callback_url` have no records.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from topics.types.session import Status
 
 
 class Owed(msgspec.Struct, frozen=True, tag="owed", omit_defaults=True):
-    """A task's group is finished, and its `callback_url` doesn't know yet."""
+    """A task's group is finished, and its `callback_url` has not confirmed the delivery."""
 
     task_id: str
     url: str
@@ -26,21 +26,22 @@ class Owed(msgspec.Struct, frozen=True, tag="owed", omit_defaults=True):
     output: str | None = None
     """Suffix of the trajectories topic; None: the default one."""
     tries: int = 0
-    """All in vain."""
+    """Failed tries."""
     failed_ms: int = 0
-    """When the first of them failed; 0: none did."""
+    """When the first try failed; 0: none did."""
     due_ms: int = 0
-    """When the next one is due; 0: at once."""
+    """When the next try is due; 0: at once."""
     why: str = ""
-    """Why the last one failed, for people."""
+    """Reason of the last failure, for people."""
 
 
 class Settled(msgspec.Struct, frozen=True, tag="settled", omit_defaults=True):
-    """Nothing is owed any more."""
+    """The delivery ended."""
 
     task_id: str
     outcome: str
-    """`delivered`, or a dead letter says why not: `gone` (410), `refused` (not in POLAR_WEBHOOK_HOSTS), `given_up` (after a day)."""
+    """`delivered`, or the reason, which a dead letter explains: `gone` (410), `refused` (not in POLAR_WEBHOOK_HOSTS), `given_up` (after a
+    day)."""
     tries: int
 
 
@@ -53,7 +54,7 @@ TOPIC = Topic(
     key="task id",
     writers="builder; webhooks",
     readers="webhooks",
-    # What is owed is written anew with each try, an hour apart at most.
+    # Each try writes the owed delivery again, at least once an hour.
     retention_ms=7 * DAY_MS,
     partitions=12,
     embedded_partitions=4,

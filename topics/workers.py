@@ -1,6 +1,6 @@
-"""`polar.workers`: heartbeats of every process, and the coordinators' probes, in the broker's time (LogAppendTime, protocol 12).
+"""`polar.workers`: heartbeats of all processes and probes of coordinators, with the broker's timestamps (LogAppendTime, protocol 12).
 
-Read by coordinators (leases, credit), proxies (a session's owner) and the live page, from 10 s ago. One partition. Key: worker id.
+Coordinators (leases, slots), proxies (session owners) and the live page read it from 10 s ago. One partition. Key: worker id.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ class StageSlots(msgspec.Struct, frozen=True, omit_defaults=True):
     slots: int
     free: int
     partitions: list[int]
-    """Of the stage's queue, as the group assigned them."""
+    """Partitions of the stage's queue that the group assigned to this worker."""
     claims: list[str] = []
-    """Claim ids in hand, asked for or granted."""
+    """Ids of its claims, requested or granted."""
 
 
 class Backlog(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Sessions of one coordinator's partitions that want a slot or have one: how coordinators share a pool's credit (protocol 7)."""
+    """Sessions in one coordinator's partitions that need or have a slot; coordinators share a pool's slots by it (protocol 7)."""
 
     stage: Stage
     pool: str
     priority: int
     sessions: int
-    """That want a slot."""
+    """Sessions that need a slot."""
     held: int = 0
-    """That have one, or a ticket for one."""
+    """Sessions that have a slot, or a ticket for one."""
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat", omit_defaults=True):
-    """A process lives; at least every 2 s, and at once when its slots or claims change (protocol 13)."""
+    """Sent by a live process every 2 s, and at once when its slots or claims change (protocol 13)."""
 
     worker_id: str
     role: str
@@ -47,20 +47,20 @@ class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat", omit_defaults=True
     pid: int
     stages: list[StageSlots] = []
     address: str | None = None
-    """Where other proxies reach this one; None until it takes sessions."""
+    """URL at which other proxies reach this one; None until it accepts sessions."""
     fleet_generation: int = 0
     leaving: bool = False
-    """The process shuts down: nothing more is to be sent its way."""
+    """The process shuts down and must get no more work."""
     backlogs: list[Backlog] = []
-    """A coordinator's, of its partitions."""
+    """Coordinators: the backlogs of their partitions."""
     staged: dict[str, int] = {}
-    """A coordinator's, by pool: sessions between an INIT ticket and a run claim, which `ready_limit` bounds."""
+    """Coordinators, by pool: sessions between an INIT ticket and a run claim, which `ready_limit` bounds."""
     calls: int = 0
-    """A proxy's: model calls under way at its engines."""
+    """Proxies: model calls in flight at their engines."""
 
 
 class Probe(msgspec.Struct, frozen=True, tag="probe", omit_defaults=True):
-    """A coordinator's tick, every second: where these are further than 3 s apart, leases start anew."""
+    """Sent by coordinators every second; a gap of more than 3 s between probes renews all leases."""
 
     worker_id: str
 

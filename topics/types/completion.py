@@ -1,8 +1,8 @@
-"""One captured model call, as the log keeps it.
+"""A captured model call as it is stored on the log.
 
-Prompt and messages are deltas against an acknowledged call of the same claim (protocol 21): `base` names it, `shared` says how much
-of base's prompt + sampled tokens (or messages + answer) is common, `rest` is what follows. Without a base `shared` is 0 and `rest`
-is all of it. `topics/calls/delta.py` makes and resolves them.
+Prompt and messages are deltas against an acknowledged call of the claim (protocol 21): `base` names that call, `shared` counts how much of
+its prompt + sampled tokens (or messages + answer) is common, and `rest` follows. Without a base `shared` is 0 and `rest` is everything.
+`topics/calls/delta.py` makes the deltas, `topics/calls/resolver.py` expands them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec
 
 
 class CallOutcome(StrEnum):
-    """How a call ended, as seen by the proxy."""
+    """How the proxy saw a call end."""
 
     ANSWERED = "answered"
     """The engine answered; the harness got it once this record was acknowledged."""
@@ -26,7 +26,7 @@ class CallOutcome(StrEnum):
 
 
 class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a call was sampled with; None: the engine's default."""
+    """Sampling settings of a call; None: the engine's default."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -38,13 +38,13 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     seed: int | None = None
     max_tokens: int | None = None
     truncated: bool = False
-    """Sampled from a truncated distribution (top_p, top_k, min_p), so that logprobs need the same transform."""
+    """Sampled from a truncated distribution (top_p, top_k, min_p); a trainer's logprobs need that transform also."""
     grammar: bool = False
     """Constrained by structured output or a forced tool."""
 
 
 class TokenDelta(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A prompt: the first `shared` tokens of base's prompt + sampled tokens, then `rest`."""
+    """A prompt: the first `shared` tokens of the base's prompt + sampled tokens, then `rest`."""
 
     rest: bytes
     """int32 LE."""
@@ -56,7 +56,7 @@ class TokenDelta(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class MessageDelta(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The canonical messages: the first `shared` of base's messages + answer, then `rest`."""
+    """The canonical messages: the first `shared` of the base's messages + answer, then `rest`."""
 
     rest: bytes
     """JSON array of canonical chat messages."""
@@ -65,7 +65,7 @@ class MessageDelta(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class PolicySpan(msgspec.Struct, frozen=True, array_like=True):
-    """The sampled tokens `[start, end)` of a call are of one policy version; a list of three on the wire."""
+    """Sampled tokens `[start, end)` of one policy version; an array of three on the wire."""
 
     version: int
     start: int
@@ -73,7 +73,7 @@ class PolicySpan(msgspec.Struct, frozen=True, array_like=True):
 
 
 def are_whole(spans: Sequence[PolicySpan], tokens: int) -> bool:
-    """Whether each of so many tokens lies in one of the spans, which ascend."""
+    """Whether the ascending spans cover `tokens` tokens without gaps."""
     ends = [0, *(span.end for span in spans)]
     return (
         ends[-1] == tokens
@@ -88,11 +88,11 @@ class CallError(msgspec.Struct, frozen=True, omit_defaults=True):
     code: str
     message: str
     status: int | None = None
-    """The engine's HTTP status, where there was one."""
+    """The engine's HTTP status; None without a response."""
 
 
 class Completion(msgspec.Struct, frozen=True, tag="completion", omit_defaults=True):
-    """One model call. Key: session id. Written by the proxy alone, acknowledged before the answer leaves."""
+    """One model call. Key: session id. Written by the proxy, and acknowledged before the answer is sent to the harness."""
 
     call_id: str
     session_id: str
@@ -115,19 +115,19 @@ class Completion(msgspec.Struct, frozen=True, tag="completion", omit_defaults=Tr
     answer: bytes = b""
     """JSON: the canonical assistant message; empty unless answered."""
     tools: bytes | None = None
-    """JSON array of tool definitions where they differ from base's; None: the same as base's, or none without a base."""
+    """JSON array of tool definitions if they differ from the base's; None: equal to the base's, or none without a base."""
     finish_reason: str | None = None
     stop_sequence: str | None = None
-    """The stop string that ended it, where one did: its last token is then none that ends turns."""
+    """The stop string that ended the answer, whose last token then doesn't end a turn."""
     model_requested: str | None = None
     model_served: str | None = None
     policy_version: int | None = None
-    """Of the weights that sampled it, its first token where `policy_spans` tell more; None: not known."""
+    """Version of the weights that sampled it, or its first token if `policy_spans` is set; None: unknown."""
     sampling: Sampling = Sampling()
     reasoning_effort: str | None = None
-    """As asked for: with messages and tools what the prompt was rendered of."""
+    """As requested; the prompt is rendered from it, the messages and the tools."""
     tool_choice: str | None = None
-    """Where it may shape the prompt, too: `none`, or `function:` and the only one that may be called. None: the model chose."""
+    """A choice that may change the prompt: `none`, or `function:` and the only function that may be called. None: the model chose."""
     kind: str = "main"
     """`main`, or the side call that a rule recognised (`title`, `summary`, …)."""
     kind_rule: str | None = None
@@ -136,14 +136,14 @@ class Completion(msgspec.Struct, frozen=True, tag="completion", omit_defaults=Tr
     stream: bool = False
     error: CallError | None = None
     choice: int = 0
-    """Which of the answers that one request asked for (OpenAI's `n`); they are siblings, and none supersedes another."""
+    """Index among the answers to one request (OpenAI's `n`); they are siblings, and none supersedes another."""
     stored_from: int | None = None
-    """Another call may continue this one (OpenAI's `store`): the first message that it inherits, which are not this one's own
-    instructions. None: this one isn't stored."""
+    """Another call may continue this one (OpenAI's `store`): index of the first message that it inherits, after this call's own
+    instructions. None: not stored."""
     policy_spans: list[PolicySpan] = []
-    """Where weights changed within one answer and the engine tells: ascending, without gaps, over all of `sampled`. Empty:
-    `policy_version` is every token's."""
+    """Set if the engine reports that weights changed within the answer: ascending, without gaps, over all of `sampled`. Empty:
+    `policy_version` holds for every token."""
     realigned: int = 0
-    """Tokens of the prompt that stand as they were sampled where the engine's own rendering spelled them otherwise: tokens mode."""
+    """Tokens mode: prompt tokens kept as they were sampled, where the engine's own rendering would spell them differently."""
     unsaid_calls: int = 0
-    """Calls of tools that were sampled and that the harness wasn't told of, since it takes one at a time: tokens mode."""
+    """Tokens mode: sampled tool calls that weren't sent to the harness, which takes one at a time."""

@@ -1,9 +1,9 @@
-"""What can go wrong, as data and as exceptions.
+"""Errors, as data and as exceptions.
 
-`SessionError` is the value that facts and trajectories carry: never bare text. The exceptions say what the caller can do:
+`SessionError` is the value in facts and trajectories. The exceptions differ by what the caller can do:
 
-- `InputError`: what a person or a foreign producer wrote cannot be used; tell them the field, the value and the way out.
-- `NotReady`: something needed isn't there (Kafka, a program, a model); exit code 3 on the command line.
+- `InputError`: input of a person or a foreign producer is invalid; report field, value and remedy (exit code 2).
+- `NotReady`: something needed is missing (Kafka, a program, a model); exit code 3 on the command line.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import msgspec
 
 
 class Kind(StrEnum):
-    """Whose fault an error is; `infra` is retried, the others are not."""
+    """The cause of an error; only `infra` errors are retried."""
 
     INFRA = "infra"
     AGENT = "agent"
@@ -24,7 +24,7 @@ class Kind(StrEnum):
 
 
 class SessionError(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Why a session, or a stage of it, did not go well."""
+    """Error of a session or one of its stages."""
 
     stage: str
     """`init`, `run`, `evaluate`, `build`, or `queue` for a session that waited for a worker."""
@@ -32,13 +32,13 @@ class SessionError(msgspec.Struct, frozen=True, omit_defaults=True):
     code: str
     """Stable, for programs: `exit_code`, `timeout`, `lost`, `no_worker`, …"""
     message: str
-    """For people: field, expected, found, what to do."""
+    """For people: field, expected value, found value, remedy."""
     retryable: bool = False
-    """True where another attempt may go better."""
+    """Whether another attempt may succeed."""
 
 
 class InputError(ValueError):
-    """Input that cannot be used. `field` is a dotted path, `value` a short repr of what came, `reason` says the way out."""
+    """Invalid input. `field` is a dotted path, `value` a short repr of the input, `reason` names the remedy."""
 
     def __init__(self, field: str, value: object, reason: str) -> None:
         shown = repr(value)
@@ -49,4 +49,4 @@ class InputError(ValueError):
 
 
 class NotReady(RuntimeError):  # noqa: N818 - a state of the world, not a fault of the caller
-    """Something that the command needs isn't there; the message says what and how to get it."""
+    """Something needed is missing; the message names it and how to get it."""

@@ -1,6 +1,6 @@
-"""A session's and a task's state, as the coordinator's table keeps them (`polar.sessions`).
+"""States of sessions and tasks, the rows of the coordinator's table (`polar.sessions`).
 
-Frozen: a transition makes a new value. Times are `clock` milliseconds: log time of the partition, which stands still while
+Rows are frozen: a transition makes a new value. Times are `clock` milliseconds: log time of the partition, which stands still while
 Kafka is away (protocol 12), never a host's clock.
 """
 
@@ -14,7 +14,7 @@ from topics.types.errors import SessionError
 
 
 class Stage(StrEnum):
-    """The three stages that workers do."""
+    """A stage of workers' work."""
 
     INIT = "init"
     RUN = "run"
@@ -22,28 +22,28 @@ class Stage(StrEnum):
 
 
 class Phase(StrEnum):
-    """Where a session stands. Three wait for a slot, three are in a worker's hand."""
+    """A session's phase. In three of them a session waits for a slot, in three a worker has a granted claim on it."""
 
     UNOPENED = "unopened"
-    """A sample of an opened task that nobody has asked for yet (protocol 28)."""
+    """A sample of an opened task that nobody has requested yet (protocol 28)."""
     QUEUED = "queued"
     """Waits for an init slot."""
     INIT = "init"
     """An init claim is granted."""
     READY = "ready"
-    """Its runtime is made; waits for a run slot."""
+    """Has its runtime; waits for a run slot."""
     RUNNING = "running"
-    """A run claim is granted; or the session is opened, and someone's own agent works."""
+    """A run claim is granted; or the session is opened, and a user's own agent works."""
     RAN = "ran"
-    """Its harness has ended; waits for an evaluate slot."""
+    """Its harness ended; waits for an evaluate slot."""
     EVALUATING = "evaluating"
     """An evaluate claim is granted."""
     CLOSING = "closing"
-    """Its key is closed, its harness perhaps alive: `Build` follows when it is dead, or after 2 s (protocol 17)."""
+    """Its key is closed, but its harness may be alive: `Build` follows once it is dead, or after 2 s (protocol 17)."""
     BUILDING = "building"
     """`Build` is on the log; waits for the builder."""
     ENDED = "ended"
-    """Its trajectory is out."""
+    """Its trajectory is written."""
 
 
 WAITING_PHASES = {Stage.INIT: Phase.QUEUED, Stage.RUN: Phase.READY, Stage.EVALUATE: Phase.RAN}
@@ -64,7 +64,7 @@ class Status(StrEnum):
 
 
 class Accounting(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """Where a session's time went, for its last attempt, in milliseconds of log time (`*_queued_ms`) or of the worker."""
+    """Times of a session's last attempt, in milliseconds of log time (`*_queued_ms`) or of the worker's clock."""
 
     init_queued_ms: int = 0
     init_ms: int = 0
@@ -76,9 +76,9 @@ class Accounting(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class SessionState(msgspec.Struct, frozen=True, gc=False, tag="session", omit_defaults=True):
-    """One row of the table; key `session:<id>`. Written by the coordinator that owns its partition alone.
+    """A session's row; key `session:<id>`. Only the coordinator that owns its partition writes it.
 
-    Without the collector, as are tasks' rows: they hold no cycles, and a coordinator keeps a hundred thousand of them.
+    Rows skip garbage collection (`gc=False`): they hold no cycles, and a coordinator keeps a hundred thousand of them.
     """
 
     session_id: str
@@ -89,78 +89,78 @@ class SessionState(msgspec.Struct, frozen=True, gc=False, tag="session", omit_de
     """Clock, ms: when this phase began."""
     attempt: int = 1
     spent: int = 0
-    """Attempts that a granted claim has cost; the session fails when this reaches `max_attempts`."""
+    """Attempts that granted claims used up; the session fails when this reaches `max_attempts`."""
     ticket_released_at: int | None = msgspec.field(default=None, name="lent_at")
-    """Waiting phases: clock of the newest ticket's release; None: it wants a slot."""
+    """Waiting phases: clock of the newest ticket's release; None: the session needs a slot."""
     releases: int = 0
-    """Tickets released for this stage of this attempt; a claim counts only where one was."""
+    """Tickets released for this stage of this attempt; without one no claim counts."""
     claim_id: str | None = None
-    """Phases in hand, and CLOSING: the granted claim."""
+    """The granted claim, in phases with one and in CLOSING."""
     worker_id: str | None = None
     runtime: dict[str, str] | None = None
-    """What the init worker made, for the other stages to attach to; None again where its worker removes it."""
+    """Handle of the runtime from init, to which the other stages attach; None again once its worker removes it."""
     init_claim_id: str | None = None
-    """The claim that made `runtime`, which bears it as a label."""
+    """The claim that made `runtime` and labels it."""
     run_claim_id: str | None = None
-    """The claim whose calls the trajectory holds; None until a run was granted in this attempt."""
+    """The claim whose calls the trajectory holds; None until a run is granted in this attempt."""
     past_claims: list[str] = []
-    """Run claims of earlier attempts: their keys stay closed, and a new owner says so again."""
+    """Run claims of earlier attempts: their keys stay closed, and a new owner repeats that."""
     revoked_claims: list[str] = []
-    """Init and evaluate claims that were taken back: until the session has ended, a new owner says so again."""
+    """Revoked init and evaluate claims, which a new owner revokes again until the session has ended."""
     log_offset: int | None = None
     """Offset of this attempt's `Open` in `polar.completions`."""
     status: Status | None = None
-    """Set when the run has ended, however it ended."""
+    """Set once the run has ended."""
     exit_code: int | None = None
     error: SessionError | None = None
     reward: float | None = None
     call_rewards: dict[str, float] | None = None
-    """Reward by call id, where the evaluator gives such."""
+    """Rewards by call id, if the evaluator returns them."""
     artifacts: dict[str, str] | None = None
     """Name to blob reference or path: agent log, evaluation output."""
     evaluations_lost: int = 0
     accounting: Accounting = Accounting()
     ttl_ms: int | None = None
-    """Of an opened session, clock: from its Grant to its end. None: never opened, or run by workers."""
+    """Opened sessions: clock time from the Grant to the end. None: not opened, or run by workers."""
     calls: int = 0
-    """Captured for its trajectory, once that is out."""
+    """Calls in its trajectory, once that is written."""
     trainable_tokens: int = 0
     paused_ms: int = 0
-    """The partition's pauses so far, in all, when its run began: they don't count against the run's deadline (protocol 18)."""
+    """Total of the partition's pauses when the run began; later pauses don't count against the run's deadline (protocol 18)."""
 
 
 class TaskState(msgspec.Struct, frozen=True, gc=False, tag="task", omit_defaults=True):
-    """One task of the table; key `task:<id>`. A task that was cancelled before it was known has no body yet."""
+    """A task's row; key `task:<id>`. A task that was cancelled before it was known has no body yet."""
 
     task_id: str
     num_samples: int = 0
     body_hash: str | None = None
-    """sha256 of the canonical body, empty for an opened task, which has none; None until the task is known."""
+    """sha256 of the canonical body; empty for an opened task, which has no body; None until the task is known."""
     body: bytes | None = None
-    """The TaskRequest as canonical JSON, where it is small."""
+    """A small TaskRequest, as canonical JSON."""
     body_ref: str | None = None
-    """Its blob reference, where it is not."""
+    """Blob reference of a large TaskRequest."""
     plan: Plan | None = None
     ended: int = 0
-    """Sessions whose trajectory is out."""
+    """Sessions whose trajectory is written."""
     usable: int = 0
-    """Of these, those that a trainer can use: a reward, and tokens to train."""
+    """Ended sessions that a trainer can use: with a reward and trainable tokens."""
     cancelled: bool = False
     cancelled_sessions: list[str] = []
     """Cancelled before the task was known."""
     closed_at: int | None = None
-    """Clock, ms: when `GroupFinished` was out."""
+    """Clock, ms: when `GroupFinished` was written."""
     cancelled_at: int | None = None
-    """Clock, ms: when the first cancel came of a task that wasn't known; where it never is, this is forgotten."""
+    """Clock, ms: first cancel of an unknown task; the row is deleted if the task never comes."""
     opened_at: int | None = None
     """Clock, ms: when the first of its sessions was opened (protocol 28); None for a submitted task."""
 
 
 class Plan(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """What the coordinator needs of a TaskRequest, so that deciding never parses or fetches a body."""
+    """The fields of a TaskRequest that the coordinator needs, so that decisions never parse or fetch a body."""
 
     pool: str
-    """Empty for an opened task, which no worker has a part in."""
+    """Empty for an opened task, which needs no workers."""
     priority: int
     max_attempts: int
     init_budget_s: float
@@ -171,16 +171,16 @@ class Plan(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     builder_config: bytes
     """JSON object."""
     output: str | None
-    """Name of the trajectories topic's suffix; None: the default topic."""
+    """Suffix of the trajectories topic; None: the default topic."""
     mode: str
     metadata: bytes
     """JSON object, carried to the trajectory."""
     user: str = ""
-    """`metadata.user`: slots of a pool are shared out evenly among users."""
+    """`metadata.user`: a pool's slots are shared evenly among users."""
     usable: int | None = None
-    """`early_stop.usable`: with so many usable trajectories of its group the other sessions are cancelled; None: never."""
+    """`early_stop.usable`: after this many usable trajectories the group's other sessions are cancelled; None: never."""
     callback_url: str | None = None
-    """Where GroupFinished is told."""
+    """URL that receives GroupFinished."""
 
 
 def session_id_of(task_id: str, sample_index: int) -> str:

@@ -1,6 +1,6 @@
 """Token ids and logprobs as bytes: int32 and float32, little-endian, never lists of numbers.
 
-Four bytes a value; the length in values is `len(data) // 4`. Readers get numpy views without a copy.
+A value takes four bytes. Readers get numpy views without a copy.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 IDS = np.dtype("<i4")
 LOGPROBS = np.dtype("<f4")
 WIDTH = 4
-"""Bytes a value, of ids and of logprobs."""
+"""Bytes of an id or a logprob."""
 
 Ids = NDArray[np.int32]
 Logprobs = NDArray[np.float32]
@@ -40,7 +40,7 @@ def unpack_logprobs(data: bytes) -> Logprobs:
 
 
 def count(data: bytes) -> int:
-    """How many values packed bytes hold."""
+    """The number of values in packed bytes."""
     return len(data) // WIDTH
 
 

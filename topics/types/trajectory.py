@@ -1,7 +1,7 @@
-"""What a session yields: its token tree, each token once, and traces as root-to-leaf paths through it.
+"""A session's trajectory: its token tree, which holds each token once, and traces, which are root-to-leaf paths through it.
 
-`nodes[i].parent < i`; a path's tokens are the concatenation of its nodes'. `Trace.trains` names the nodes of its path whose sampled
-tokens are trainable *in this trace*: every sampled token is trainable in exactly one trace, or masked with a reason.
+`nodes[i].parent < i`, and a path's tokens are the concatenation of its nodes' tokens. `Trace.trains` names the nodes of its path whose
+sampled tokens are trainable *in this trace*: every sampled token is trainable in exactly one trace, or masked with a reason.
 """
 
 from __future__ import annotations
@@ -33,23 +33,22 @@ class Call(msgspec.Struct, frozen=True, omit_defaults=True):
     prompt_tokens: int = 0
     sampled_tokens: int = 0
     parent: str | None = None
-    """The call whose prompt + sampled tokens this one's prompt extends furthest."""
+    """The call whose prompt + sampled tokens are the longest prefix of this call's prompt."""
     branch: str | None = None
-    """`root`, or why it is no plain continuation of its parent: a reason code; None where it is one, or has no answer."""
+    """`root`, or the reason code why the call doesn't simply continue its parent; None if it does, or has no answer."""
     finish_reason: str | None = None
     policy_version: int | None = None
-    """Of the weights that sampled it, its first token where `policy_spans` tell more; None: not known."""
+    """Version of the weights that sampled it, or its first token if `policy_spans` is set; None: unknown."""
     sampling: Sampling = Sampling()
     model_served: str | None = None
     reward: float | None = None
     policy_spans: list[PolicySpan] = []
-    """Where weights changed within its answer: over all of its sampled tokens, as in its Completion; empty: `policy_version` is
-    every token's."""
+    """Set if weights changed within the answer, as in its Completion; empty: `policy_version` holds for every token."""
     realigned: int = 0
-    """Tokens of its prompt that stand as they were sampled where the engine's own rendering spelled them otherwise."""
+    """Prompt tokens kept as they were sampled, where the engine's own rendering would spell them differently."""
 
     def versions(self, start: int, end: int) -> list[tuple[int | None, int, int]]:
-        """Of its sampled tokens `[start, end)`: runs of one policy version, each with its own start and end, ascending."""
+        """Runs (version, start, end) of equal policy version within the sampled tokens `[start, end)`, ascending."""
         if not self.policy_spans:
             return [(self.policy_version, start, end)]
         parts = [(span.version, max(span.start, start), min(span.end, end)) for span in self.policy_spans]
@@ -63,11 +62,11 @@ class Node(msgspec.Struct, frozen=True, omit_defaults=True):
     tokens: bytes
     """int32 LE, not empty."""
     logprobs: bytes | None = None
-    """float32 LE, as many as tokens, where these were sampled; None where the model only read them."""
+    """float32 LE, one for each sampled token; None for tokens that the model only read."""
     call: int | None = None
-    """Index into `calls` of the call that sampled them; None where the model only read them."""
+    """Index into `calls` of the call that sampled the tokens; None for tokens that the model only read."""
     masked: str | None = None
-    """Why sampled tokens are trained in no trace: a reason code."""
+    """Reason code if the sampled tokens are trainable in no trace."""
 
 
 class Trace(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -84,13 +83,13 @@ class Trace(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Stats(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Counts over a trajectory; what is not trained is counted by its reason."""
+    """Counts over a trajectory, with tokens that aren't trainable by reason."""
 
     calls: int = 0
     answered: int = 0
     traces: int = 0
     tokens: int = 0
-    """In the tree, each once."""
+    """Tokens in the tree."""
     sampled_tokens: int = 0
     trainable_tokens: int = 0
     masked_tokens: dict[str, int] = {}
@@ -98,11 +97,11 @@ class Stats(msgspec.Struct, frozen=True, omit_defaults=True):
     drift: dict[str, int] = {}
     late_calls: int = 0
     filtered: dict[str, int] = {}
-    """What the task's filters left out, by reason: calls, and for `filtered_short` traces. Their tokens are in `masked_tokens`."""
+    """Calls that the task's filters left out, by reason, and traces for `filtered_short`. `masked_tokens` counts their tokens."""
 
 
 class Trajectory(msgspec.Struct, frozen=True, tag="trajectory", omit_defaults=True):
-    """One session's outcome. Key: session id. Written by the builder that owns its partition, exactly once."""
+    """A session's outcome. Key: session id. Written exactly once, by the builder that owns its partition."""
 
     session_id: str
     task_id: str
@@ -121,13 +120,13 @@ class Trajectory(msgspec.Struct, frozen=True, tag="trajectory", omit_defaults=Tr
     accounting: Accounting = Accounting()
     artifacts: dict[str, str] | None = None
     metadata: bytes = b"{}"
-    """JSON object: the task's."""
+    """The task's metadata, a JSON object."""
     mode: str = "train"
     rebuilt_with: bytes | None = None
-    """JSON object, the settings of its builder: `polar rebuild` made it. None: the builder did, once for each session."""
+    """JSON object of builder settings if `polar rebuild` made it; None: the builder made it, once per session."""
 
     def expanded(self) -> list[ExpandedTrace]:
-        """Its traces written out, in order; made anew at each call."""
+        """Its expanded traces, in order; expanded again at each call."""
         return [expand(self, trace) for trace in self.traces]
 
     def task_metadata(self) -> dict[str, Any]:
@@ -143,34 +142,34 @@ class GroupFinished(msgspec.Struct, frozen=True, tag="group_finished", omit_defa
     num_samples: int
     session_ids: list[str]
     rewards: list[float | None]
-    """By sample index; None where no evaluator gave one."""
+    """By sample index; None without a reward."""
     statuses: list[Status]
     rebuilt: bool = False
-    """`polar rebuild` wrote it."""
+    """True if `polar rebuild` wrote it."""
 
 
 class Span(msgspec.Struct, frozen=True):
-    """Tokens `[start, end)` of an expanded trace that one call sampled, by weights of one version."""
+    """Tokens `[start, end)` of an expanded trace that one call sampled with one policy version."""
 
     call: Call
     start: int
     end: int
     policy_version: int | None = None
-    """None: not known."""
+    """None: unknown."""
 
 
 class ExpandedTrace(msgspec.Struct, frozen=True):
-    """A trace as a trainer wants it; the three arrays are equally long."""
+    """A trace as arrays of equal length."""
 
     trace: Trace
     token_ids: Ids
     """int32 [n]"""
     loss_mask: NDArray[np.uint8]
-    """uint8 [n], 1 where trained"""
+    """uint8 [n], 1 for trainable tokens"""
     logprobs: Logprobs
     """float32 [n], 0.0 where the mask is 0"""
     spans: list[Span]
-    """Trained spans, ascending."""
+    """Trainable spans, ascending."""
 
 
 def path(trajectory: Trajectory, leaf: int) -> list[int]:
@@ -183,7 +182,7 @@ def path(trajectory: Trajectory, leaf: int) -> list[int]:
 
 
 def expand(trajectory: Trajectory, trace: Trace) -> ExpandedTrace:
-    """Write a trace out: ids, loss mask and logprobs along its path."""
+    """Token ids, loss mask and logprobs along a trace's path."""
     indexes = path(trajectory, trace.leaf)
     nodes = [trajectory.nodes[i] for i in indexes]
     total = sum(count(node.tokens) for node in nodes)
@@ -196,7 +195,7 @@ def expand(trajectory: Trajectory, trace: Trace) -> ExpandedTrace:
     sampler: int | None = None
     for index, node in zip(indexes, nodes, strict=True):
         if node.call != sampler:
-            # The nodes of one call follow one another: here its answer begins.
+            # The nodes of one call are adjacent: its answer begins here.
             first, sampler = at, node.call
         end = at + count(node.tokens)
         ids[at:end] = unpack_ids(node.tokens)
