@@ -1,4 +1,4 @@
-"""The pure coordinator under random interleavings of all that can happen, opened sessions included."""
+"""The pure coordinator under random interleavings of all inputs, opened sessions included."""
 
 from __future__ import annotations
 
@@ -20,20 +20,8 @@ from consumers.coordinator.commands import (
 )
 from consumers.coordinator.deadlines import UNOPENED_MS
 from tests.consumers.coordinator.bench import PLAN, Bench, submitted
+from topics import events
 from topics.control import Discard, Grant, Revoke
-from topics.events import (
-    CancelRequested,
-    Claimed,
-    Evaluated,
-    HandedBack,
-    InitFinished,
-    RunFinished,
-    SessionCloseRequested,
-    SessionOpenRequested,
-    SessionOpenWithdrawn,
-    Stopped,
-    TrajectoryEmitted,
-)
 from topics.types.errors import Kind, SessionError
 from topics.types.session import Phase, SessionState, Stage, Status
 
@@ -44,40 +32,40 @@ TTLS_MS = (1_000, 60_000, 3_600_000)
 
 
 class World(Bench):
-    """Random workers, some of them zombies, some reporting twice, and people who open, close, withdraw and leave alone sessions of
-    their own; everything that any of them ever said may come again."""
+    """Random workers, some of them zombies, some reporting twice, and users who open, close, withdraw and abandon sessions. Every input may
+    come again."""
 
     def __init__(self, seed: int, samples: int) -> None:
         super().__init__()
         self.random = random.Random(seed)
         self.tickets: list[tuple[str, Stage, int]] = []
-        self.said: list[Input] = []
+        self.sent: list[Input] = []
         self.rewards: dict[str, float] = {}
         self.claims = 0
-        self.asked: dict[str, int] = {}
+        self.attempts: dict[str, int] = {}
         """By claim id: the attempt that it was for."""
         self.are_workers_mute = bool(seed % 2)
         """Whether they die without a word when revoked."""
         self.emitted: set[str] = set()
         self.granted: set[str] = set()
-        self.opens: dict[str, SessionOpenRequested] = {}
+        self.opens: dict[str, events.SessionOpenRequested] = {}
         """By claim id."""
         self.closes: set[str] = set()
         """Facts that ask for a session's end, by id."""
         self.made: dict[str, bool] = {}
         """By init claim: whether the runtime that it made is gone."""
         plan = replace(PLAN, usable=None if seed % 3 else 1)
-        self.say(replace(submitted(samples), plan=plan))
+        self.send(replace(submitted(samples), plan=plan))
 
-    def say(self, fact: Input) -> None:
-        self.said.append(fact)
+    def send(self, fact: Input) -> None:
+        self.sent.append(fact)
         self._collect(self.give(fact))
 
     def _collect(self, decision: Decision) -> None:
         for command in decision.commands:
             if isinstance(command, Grant) and command.claim_id not in self.closes:
                 self.granted.add(command.claim_id)
-                assert self.asked[command.claim_id] == self.session(command.session_id).attempt, (
+                assert self.attempts[command.claim_id] == self.session(command.session_id).attempt, (
                     "a claim of this attempt"
                 )
             if isinstance(command, Discard):
@@ -92,50 +80,52 @@ class World(Bench):
     def step(self, what: str) -> None:
         pick = self.random
         live = [s for s in self.table.sessions() if s.phase is not Phase.ENDED]
-        if what == "lend":
+        if what == "assign":
             for stage in Stage:
                 self._collect(self.assign(stage))
         elif what == "claim" and self.tickets:
             session_id, stage, attempt = pick.choice(self.tickets[-4:] if pick.random() < 0.7 else self.tickets)
             self.claims += 1
-            self.asked[f"c{self.claims}"] = attempt
-            self.say(Claimed("f", session_id, attempt, stage, f"c{self.claims}", f"w{pick.randrange(3)}"))
+            self.attempts[f"c{self.claims}"] = attempt
+            self.send(events.Claimed("f", session_id, attempt, stage, f"c{self.claims}", f"w{pick.randrange(3)}"))
         elif what == "report" and live:
             self.report(pick.choice(live))
-        elif what == "again" and self.said:
-            fact = pick.choice(self.said)
+        elif what == "again" and self.sent:
+            fact = pick.choice(self.sent)
             is_stale = False
-            if isinstance(fact, InitFinished | RunFinished | Evaluated | Stopped | HandedBack):
+            if isinstance(
+                fact, events.InitFinished | events.RunFinished | events.Evaluated | events.Stopped | events.HandedBack
+            ):
                 is_stale = self.session(fact.session_id).claim_id != fact.claim_id
-            if isinstance(fact, SessionOpenRequested):
+            if isinstance(fact, events.SessionOpenRequested):
                 is_stale = fact.claim_id in self.granted
-            if isinstance(fact, SessionCloseRequested):
+            if isinstance(fact, events.SessionCloseRequested):
                 self.expect(fact)
             decision = self.give(fact)
             assert not (is_stale and decision.sessions), "a claim that is over, or was answered, changes nothing"
             self._collect(decision)
         elif what == "lose":
-            held = [s for s in live if s.claim_id]
-            if held:
-                lost = pick.choice(held)
+            claimed = [s for s in live if s.claim_id]
+            if claimed:
+                lost = pick.choice(claimed)
                 self._collect(self.give(ClaimLost(lost.session_id, pick.choice([lost.claim_id or "", "c0"]))))
         elif what == "back":
-            held = [s for s in live if s.claim_id]
-            if held:
-                back = pick.choice(held)
-                self.say(HandedBack("f", back.session_id, back.attempt, back.claim_id or ""))
+            claimed = [s for s in live if s.claim_id]
+            if claimed:
+                back = pick.choice(claimed)
+                self.send(events.HandedBack("f", back.session_id, back.attempt, back.claim_id or ""))
         elif what == "cancel":
             task_id = pick.choice(["t", *OPENED])
             cancelled = None if pick.random() < 0.1 else f"{task_id}.{pick.randrange(3)}"
-            self.say(CancelRequested("f", task_id, cancelled))
+            self.send(events.CancelRequested("f", task_id, cancelled))
         elif what == "open":
             self.open()
         elif what == "close":
             self.close()
         elif what == "withdraw" and self.opens:
             wish = pick.choice(list(self.opens.values()))
-            self.say(SessionOpenWithdrawn("f", wish.task_id, wish.claim_id))
-        elif what == "dark":
+            self.send(events.SessionOpenWithdrawn("f", wish.task_id, wish.claim_id))
+        elif what == "offline":
             for session in live:
                 self._collect(self.give(PoolOffline(session.session_id)))
         elif what == "turn":
@@ -153,25 +143,25 @@ class World(Bench):
         task_id = pick.choice([*OPENED, *OPENED, "t"])
         self.claims += 1
         claim_id = f"o{self.claims}"
-        self.asked[claim_id] = 1
-        wish = SessionOpenRequested("f", task_id, claim_id, pick.choice(TTLS_MS), OPENED.get(task_id))
+        self.attempts[claim_id] = 1
+        wish = events.SessionOpenRequested("f", task_id, claim_id, pick.choice(TTLS_MS), OPENED.get(task_id))
         self.opens[claim_id] = wish
-        self.say(wish)
+        self.send(wish)
         (answer,) = (command for command in self.commands[-1:] if isinstance(command, Grant | Revoke))
-        assert answer.claim_id == claim_id, "who asks is answered"
+        assert answer.claim_id == claim_id, "every open is answered"
         assert isinstance(answer, Revoke) or task_id in OPENED
 
     def close(self) -> None:
         session_id = self.random.choice(["p.0", "p.1", "p.2", "o.0", "t.0", "q.0"])
-        fact = SessionCloseRequested(f"close{len(self.closes)}", session_id, self.random.random())
+        fact = events.SessionCloseRequested(f"close{len(self.closes)}", session_id, self.random.random())
         self.closes.add(fact.fact_id)
         is_open = self.expect(fact)
-        self.say(fact)
+        self.send(fact)
         answer = self.commands[-1]
-        assert isinstance(answer, Grant if is_open else Revoke), "who closes is answered"
+        assert isinstance(answer, Grant if is_open else Revoke), "every close is answered"
         assert answer.claim_id == fact.fact_id
 
-    def expect(self, fact: SessionCloseRequested) -> bool:
+    def expect(self, fact: events.SessionCloseRequested) -> bool:
         """Whether a close will count; its reward is then the session's."""
         session = self.table.session(fact.session_id)
         if session is None or session.task_id not in OPENED or session.phase is not Phase.RUNNING:
@@ -198,25 +188,27 @@ class World(Bench):
             case Phase.INIT:
                 if failed is None:
                     self.made[claim] = False
-                self.say(InitFinished(*ids, runtime=None if failed else {"dir": claim}, error=failed))
+                self.send(events.InitFinished(*ids, runtime=None if failed else {"dir": claim}, error=failed))
             case Phase.RUNNING:
-                self.say(RunFinished(*ids, status=Status.FAILED if failed else Status.COMPLETED, error=failed))
+                self.send(events.RunFinished(*ids, status=Status.FAILED if failed else Status.COMPLETED, error=failed))
             case Phase.EVALUATING:
                 if failed is None:
                     self.rewards[session.session_id] = reward = pick.random()
                     self.made[session.init_claim_id or ""] = True
-                    self.say(Evaluated(*ids, reward=reward))
+                    self.send(events.Evaluated(*ids, reward=reward))
                 else:
-                    self.say(Evaluated(*ids, error=failed))
+                    self.send(events.Evaluated(*ids, error=failed))
             case Phase.CLOSING if not self.are_workers_mute:
-                self.say(Stopped(*ids))
+                self.send(events.Stopped(*ids))
 
     def emit(self) -> None:
         for build in list(self.builds.values()):
             if build.session_id not in self.emitted:
                 self.emitted.add(build.session_id)
-                self.say(
-                    TrajectoryEmitted("f", build.session_id, build.attempt, trainable_tokens=self.random.randrange(2))
+                self.send(
+                    events.TrajectoryEmitted(
+                        "f", build.session_id, build.attempt, trainable_tokens=self.random.randrange(2)
+                    )
                 )
 
     def check(self) -> None:
@@ -238,7 +230,7 @@ class World(Bench):
 
 
 STEPS = [
-    *["lend"] * 4,
+    *["assign"] * 4,
     *["claim"] * 8,
     *["report"] * 8,
     *["again"] * 2,
@@ -247,7 +239,7 @@ STEPS = [
     "lose",
     "back",
     "cancel",
-    "dark",
+    "offline",
     "turn",
     *["open"] * 3,
     *["close"] * 2,
@@ -269,7 +261,7 @@ def test_random_interleavings_end_every_session_once_and_never_get_stuck(
     for _ in range(60):
         if all(s.phase is Phase.ENDED for s in world.table.sessions()):
             break
-        for step in ("lend", *["claim"] * 8, *["report"] * 8, "clock", "build"):
+        for step in ("assign", *["claim"] * 8, *["report"] * 8, "clock", "build"):
             world.step(step)
             world.check()
     phases = {s.session_id: s.phase for s in world.table.sessions()}

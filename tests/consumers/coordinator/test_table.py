@@ -1,8 +1,8 @@
-"""Each state that a session can be in × each thing that can happen: what comes of it, read off the coordinator's own tables.
+"""Each state of a session × each input: the outcome, compared with the coordinator's own tables.
 
-A state is a phase, and what else matters in it: whether a ticket is out, whether an attempt or a try is left. `o.` are sessions that
-were opened for someone's own agent. An outcome is the next phase (`stays`), then what is written and sent. A phase, an input or a
-transition that no case is about fails the last tests.
+A state is a phase plus what matters in it: whether a ticket is released, whether this is the last attempt. `o.` marks opened sessions. An
+outcome is the next phase (or `stays`), then the records written and commands sent. The last tests fail for a phase, an input or a
+transition without a case.
 """
 
 from __future__ import annotations
@@ -29,36 +29,23 @@ from consumers.coordinator.commands import (
 from consumers.coordinator.deadlines import EXPIRY_MS, deadline_of
 from consumers.coordinator.decide import OPENED, TRANSITIONS
 from tests.consumers.coordinator.bench import PLAN, Bench, submitted
+from topics import events
 from topics.control import Revoke
-from topics.events import (
-    CancelRequested,
-    Claimed,
-    Evaluated,
-    GroupEmitted,
-    HandedBack,
-    InitFinished,
-    RunFinished,
-    SessionCloseRequested,
-    SessionOpenRequested,
-    SessionOpenWithdrawn,
-    Stopped,
-    TrajectoryEmitted,
-)
 from topics.types.errors import Kind, SessionError
 from topics.types.session import Phase, Stage, Status
 
 TASK = replace(submitted(2), plan=replace(PLAN, usable=1))
-"""Session `t.0` is what the cases are about; `t.1` is being built all the time."""
+"""The cases are about session `t.0`; `t.1` is being built all the time."""
 INFRA = SessionError("x", Kind.INFRA, "broken", "broken", retryable=True)
 NEVER = 2**60
 
 
-# --- states --------------------------------------------------------------------------------------------------------------------
+# --- states
 
 
 def queued(attempt: int = 1) -> Bench:
     bench = Bench()
-    bench.give(TASK, CancelRequested("f", "t", "t.1"))
+    bench.give(TASK, events.CancelRequested("f", "t", "t.1"))
     for lost in range(1, attempt):
         bench.assign(Stage.INIT)
         bench.claim(Stage.INIT, f"lost{lost}", attempt=lost)
@@ -71,33 +58,33 @@ def ticketed(bench: Bench, stage: Stage) -> Bench:
     return bench
 
 
-def granted_claims(bench: Bench, stage: Stage) -> Bench:
+def claimed(bench: Bench, stage: Stage) -> Bench:
     bench.assign(stage)
     bench.claim(stage, stage.value, attempt=bench.session().attempt)
     return bench
 
 
 def ready(attempt: int = 1) -> Bench:
-    bench = granted_claims(queued(attempt), Stage.INIT)
-    bench.give(InitFinished("f", "t.0", attempt, "init", runtime={"dir": "x"}))
+    bench = claimed(queued(attempt), Stage.INIT)
+    bench.give(events.InitFinished("f", "t.0", attempt, "init", runtime={"dir": "x"}))
     return bench
 
 
 def running(attempt: int = 1) -> Bench:
-    return granted_claims(ready(attempt), Stage.RUN)
+    return claimed(ready(attempt), Stage.RUN)
 
 
 def ran() -> Bench:
     bench = running()
-    bench.give(RunFinished("f", "t.0", 1, "run", Status.COMPLETED, 0))
+    bench.give(events.RunFinished("f", "t.0", 1, "run", Status.COMPLETED, 0))
     return bench
 
 
 def evaluating(tries: int = 1) -> Bench:
-    bench = granted_claims(ran(), Stage.EVALUATE)
+    bench = claimed(ran(), Stage.EVALUATE)
     for _ in range(1, tries):
         bench.give(ClaimLost("t.0", "evaluate"))
-        granted_claims(bench, Stage.EVALUATE)
+        claimed(bench, Stage.EVALUATE)
     return bench
 
 
@@ -108,25 +95,25 @@ def after(bench: Bench, *inputs: Input) -> Bench:
 
 def opened() -> Bench:
     bench = Bench()
-    bench.give(SessionOpenRequested("f", "t", "run", 60_000, 2), CancelRequested("f", "t", "t.1"))
+    bench.give(events.SessionOpenRequested("f", "t", "run", 60_000, 2), events.CancelRequested("f", "t", "t.1"))
     return bench
 
 
 def unopened() -> Bench:
     bench = opened()
-    bench.give(SessionOpenWithdrawn("f", "t", "run"))
+    bench.give(events.SessionOpenWithdrawn("f", "t", "run"))
     return bench
 
 
-CANCEL = CancelRequested("f", "t", "t.0")
-JUDGED = Evaluated("f", "t.0", 1, "evaluate", reward=1.0)
-BUILT = TrajectoryEmitted("f", "t.0", 1, trainable_tokens=5)
+CANCEL = events.CancelRequested("f", "t", "t.0")
+EVALUATED = events.Evaluated("f", "t.0", 1, "evaluate", reward=1.0)
+BUILT = events.TrajectoryEmitted("f", "t.0", 1, trainable_tokens=5)
 
 STATES: dict[str, Callable[[], Bench]] = {
     "queued": queued,
     "queued,ticket": lambda: ticketed(queued(), Stage.INIT),
-    "init": lambda: granted_claims(queued(), Stage.INIT),
-    "init,last": lambda: granted_claims(queued(3), Stage.INIT),
+    "init": lambda: claimed(queued(), Stage.INIT),
+    "init,last": lambda: claimed(queued(3), Stage.INIT),
     "ready": ready,
     "ready,ticket": lambda: ticketed(ready(), Stage.RUN),
     "running": running,
@@ -136,8 +123,8 @@ STATES: dict[str, Callable[[], Bench]] = {
     "evaluating": evaluating,
     "evaluating,last": lambda: evaluating(3),
     "closing": lambda: after(running(), CANCEL),
-    "building": lambda: after(evaluating(), JUDGED),
-    "ended": lambda: after(evaluating(), JUDGED, BUILT),
+    "building": lambda: after(evaluating(), EVALUATED),
+    "ended": lambda: after(evaluating(), EVALUATED, BUILT),
     "o.unopened": unopened,
     "o.running": opened,
     "o.closing": lambda: after(opened(), CANCEL),
@@ -146,18 +133,18 @@ STATES: dict[str, Callable[[], Bench]] = {
 }
 
 
-# --- events --------------------------------------------------------------------------------------------------------------------
+# --- events
 
 
-def of(make: Callable[..., Input], *rest: Any, claim: str | None = None, **more: Any) -> Callable[[Bench], Input]:
-    """A worker's fact of the claim in hand, or of another."""
+def of(make: Callable[..., Input], *values: Any, claim: str | None = None, **more: Any) -> Callable[[Bench], Input]:
+    """A worker's fact about the granted claim, or about another."""
     return lambda bench: make(
-        "f", "t.0", bench.session().attempt, claim or bench.session().claim_id or "-", *rest, **more
+        "f", "t.0", bench.session().attempt, claim or bench.session().claim_id or "-", *values, **more
     )
 
 
 def claim(stage: Stage, claim_id: str) -> Callable[[Bench], Input]:
-    return lambda bench: Claimed("f", "t.0", bench.session().attempt, stage, claim_id, "w")
+    return lambda bench: events.Claimed("f", "t.0", bench.session().attempt, stage, claim_id, "w")
 
 
 def at_deadline(bench: Bench) -> Input:
@@ -171,64 +158,64 @@ def at_deadline_paused(bench: Bench) -> Input:
     return at_deadline(bench)
 
 
-def again(bench: Bench) -> Input:
+def resumed(bench: Bench) -> Input:
     bench.give(FleetPaused())
     return FleetResumed()
 
 
-def forgetting(bench: Bench) -> Input:
-    """After the end of the group, where it has one."""
-    bench.give(TrajectoryEmitted("f", "t.1", 1), GroupEmitted("f", "t"))
+def expiring(bench: Bench) -> Input:
+    """After the end of the group, if it has one."""
+    bench.give(events.TrajectoryEmitted("f", "t.1", 1), events.GroupEmitted("f", "t"))
     bench.now += EXPIRY_MS
     return TaskExpired("t")
 
 
-def just(given: Input) -> Callable[[Bench], Input]:
-    return lambda bench: given
+def just(event: Input) -> Callable[[Bench], Input]:
+    return lambda bench: event
 
 
 EVENTS: dict[str, Callable[[Bench], Input]] = {
     "cancel": just(CANCEL),
-    "cancel of the task": just(CancelRequested("f", "t")),
-    "early stop": just(TrajectoryEmitted("f", "t.1", 1, 1, 9, 1, Status.COMPLETED, None, 1.0)),
+    "cancel of the task": just(events.CancelRequested("f", "t")),
+    "early stop": just(events.TrajectoryEmitted("f", "t.1", 1, 1, 9, 1, Status.COMPLETED, None, 1.0)),
     "deadline": at_deadline,
     "deadline in a pause": at_deadline_paused,
     "too early a deadline": just(DeadlinePassed("t.0")),
     "pause": just(FleetPaused()),
-    "resume": again,
+    "resume": resumed,
     "worker lost": lambda bench: ClaimLost("t.0", bench.session().claim_id or "-"),
-    "pool dark": just(PoolOffline("t.0")),
-    "worker drains": of(HandedBack),
+    "pool offline": just(PoolOffline("t.0")),
+    "worker drains": of(events.HandedBack),
     "slot": lambda bench: SlotAssigned(slot_of(bench), "default", "w", 0),
     "init claimed": claim(Stage.INIT, "new"),
     "run claimed": claim(Stage.RUN, "new"),
     "evaluate claimed": claim(Stage.EVALUATE, "new"),
-    "asked again": lambda bench: claim(slot_of(bench), bench.session().claim_id or "-")(bench),
-    "init finished": of(InitFinished, runtime={"dir": "x"}),
-    "init failed": of(InitFinished, error=INFRA),
-    "run finished": of(RunFinished, Status.COMPLETED),
-    "run failed": of(RunFinished, Status.FAILED, error=INFRA),
-    "evaluated": of(Evaluated, reward=1.0),
-    "evaluation failed": of(Evaluated, error=INFRA),
-    "stopped": of(Stopped),
-    "init finished, twice": of(InitFinished, claim="init", runtime={"dir": "x"}),
-    "run finished, twice": of(RunFinished, Status.COMPLETED, claim="run"),
-    "evaluated, twice": of(Evaluated, claim="evaluate", reward=1.0),
-    "stopped, twice": of(Stopped, claim="run"),
-    "zombie's init": of(InitFinished, claim="zombie", runtime={"dir": "z"}),
-    "zombie's run": of(RunFinished, Status.COMPLETED, claim="zombie"),
-    "zombie's evaluation": of(Evaluated, claim="zombie", reward=1.0),
-    "zombie stopped": of(Stopped, claim="zombie"),
-    "zombie drains": of(HandedBack, claim="zombie"),
+    "claimed again": lambda bench: claim(slot_of(bench), bench.session().claim_id or "-")(bench),
+    "init finished": of(events.InitFinished, runtime={"dir": "x"}),
+    "init failed": of(events.InitFinished, error=INFRA),
+    "run finished": of(events.RunFinished, Status.COMPLETED),
+    "run failed": of(events.RunFinished, Status.FAILED, error=INFRA),
+    "evaluated": of(events.Evaluated, reward=1.0),
+    "evaluation failed": of(events.Evaluated, error=INFRA),
+    "stopped": of(events.Stopped),
+    "init finished, twice": of(events.InitFinished, claim="init", runtime={"dir": "x"}),
+    "run finished, twice": of(events.RunFinished, Status.COMPLETED, claim="run"),
+    "evaluated, twice": of(events.Evaluated, claim="evaluate", reward=1.0),
+    "stopped, twice": of(events.Stopped, claim="run"),
+    "zombie's init": of(events.InitFinished, claim="zombie", runtime={"dir": "z"}),
+    "zombie's run": of(events.RunFinished, Status.COMPLETED, claim="zombie"),
+    "zombie's evaluation": of(events.Evaluated, claim="zombie", reward=1.0),
+    "zombie stopped": of(events.Stopped, claim="zombie"),
+    "zombie drains": of(events.HandedBack, claim="zombie"),
     "zombie lost": just(ClaimLost("t.0", "zombie")),
     "trajectory": just(BUILT),
     "submitted again": just(TASK),
-    "open": just(SessionOpenRequested("f", "t", "new", 60_000, 2)),
-    "open, asked again": just(SessionOpenRequested("f", "t", "run", 60_000, 2)),
-    "open withdrawn": just(SessionOpenWithdrawn("f", "t", "run")),
-    "close": just(SessionCloseRequested("f", "t.0", 1.0)),
-    "group out": just(GroupEmitted("f", "t")),
-    "days later": forgetting,
+    "open": just(events.SessionOpenRequested("f", "t", "new", 60_000, 2)),
+    "open again": just(events.SessionOpenRequested("f", "t", "run", 60_000, 2)),
+    "open withdrawn": just(events.SessionOpenWithdrawn("f", "t", "run")),
+    "close": just(events.SessionCloseRequested("f", "t.0", 1.0)),
+    "group out": just(events.GroupEmitted("f", "t")),
+    "days later": expiring,
 }
 
 
@@ -243,7 +230,7 @@ def slot_of(bench: Bench) -> Stage:
     return stages.get(bench.session().phase, Stage.INIT)
 
 
-# --- outcomes ------------------------------------------------------------------------------------------------------------------
+# --- outcomes
 
 EXPECTED = """
 cancel
@@ -255,13 +242,7 @@ cancel
     building, CANCELLED: Build Revoke(evaluate, cancelled) Discard       <- evaluating evaluating,last
     stays                                                                <- others
 cancel of the task
-    building, CANCELLED: Open Build                                      <- queued queued,ticket o.unopened
-    building, CANCELLED: Open Build Revoke(init, cancelled)              <- init init,last
-    building, CANCELLED: Open Build Discard                              <- ready ready,ticket
-    closing, CANCELLED: Revoke(run, cancelled) CloseKey                  <- running running,last o.running
-    building, CANCELLED: Build Discard                                   <- ran ran,ticket
-    building, CANCELLED: Build Revoke(evaluate, cancelled) Discard       <- evaluating evaluating,last
-    stays                                                                <- others
+    as cancel
 early stop
     building, CANCELLED early_stop: Open Build                           <- queued queued,ticket
     building, CANCELLED early_stop: Open Build Revoke(init, cancelled)   <- init init,last
@@ -286,20 +267,10 @@ deadline
     building, CANCELLED unopened: Open Build                             <- o.unopened
     closing, TIMED_OUT timeout: Revoke(run, deadline) CloseKey           <- o.running
     building: Build                                                      <- o.closing
-    wants a slot again                                                   <- others
+    waits for a slot again                                                   <- others
 deadline in a pause
-    building, FAILED no_worker: Open Build                               <- queued
-    wants a slot again                                                   <- queued,ticket ready,ticket ran,ticket
-    queued, attempt 2: Revoke(init, deadline)                            <- init
-    building, FAILED deadline: Open Build Revoke(init, deadline)         <- init,last
-    building, FAILED no_worker: Open Build Discard                       <- ready
-    building: Build Discard                                              <- ran closing
-    ran: Revoke(evaluate, deadline)                                      <- evaluating
-    building, FAILED deadline: Build Revoke(evaluate, deadline) Discard  <- evaluating,last
-    stays: Build                                                         <- building o.building
-    building, CANCELLED unopened: Open Build                             <- o.unopened
-    building: Build                                                      <- o.closing
-    early_deadline                                                       <- others
+    early_deadline                                                       <- running running,last o.running
+    as deadline
 too early a deadline
     early_deadline                                                       <- all
 pause
@@ -314,7 +285,7 @@ worker lost
     ran: Revoke(evaluate, lost)                                          <- evaluating
     building, FAILED lost: Build Revoke(evaluate, lost) Discard          <- evaluating,last
     not allowed                                                          <- others
-pool dark
+pool offline
     queued: Discard                                                      <- ready
     queued, attempt 2: Discard                                           <- ready,ticket
     not allowed                                                          <- others
@@ -339,7 +310,7 @@ evaluate claimed
     evaluating: Grant                                                    <- ran,ticket
     stays: Revoke(new, ended)                                            <- building ended o.building o.ended
     stays: Revoke(new, taken)                                            <- others
-asked again
+claimed again
     stays: Revoke(-, taken)                                              <- queued ready ran o.unopened
     init: Grant                                                          <- queued,ticket
     running: Open Grant                                                  <- ready,ticket
@@ -381,14 +352,11 @@ init finished, twice
     not allowed                                                          <- o.unopened o.running o.closing o.building o.ended
     stale_claim                                                          <- others
 run finished, twice
-    ran, COMPLETED: CloseKey                                             <- running running,last
-    not allowed                                                          <- others
+    as run finished
 evaluated, twice
-    building: Build                                                      <- evaluating evaluating,last
-    not allowed                                                          <- others
+    as evaluated
 stopped, twice
-    building: Build Discard                                              <- closing
-    not allowed                                                          <- others
+    as stopped
 zombie's init
     stays: Discard                                                       <- queued queued,ticket init init,last ready ready,ticket running
                                                                             running,last ran ran,ticket evaluating evaluating,last closing
@@ -419,7 +387,7 @@ open
     running: Open Grant                                                  <- o.unopened
     stays: Revoke(new, taken)                                            <- o.running o.closing o.building o.ended
     stays: Revoke(new, submitted)                                        <- others
-open, asked again
+open again
     stays: Revoke(run, ended)                                            <- o.unopened o.closing o.building o.ended
     stays: Grant                                                         <- o.running
     stays: Revoke(run, submitted)                                        <- others
@@ -437,11 +405,11 @@ days later
     forgotten                                                            <- ended o.ended
     not_forgettable                                                      <- others
 """
-"""Event, then outcome <- states; `others` are all that its event doesn't name."""
+"""Event, then outcome <- states. `others`: all states that the event doesn't name; `as`: those of another event."""
 
 
 def outcome(state: str, event: str) -> str:
-    """What comes of an event, in words."""
+    """The outcome of an event, in words."""
     bench = STATES[state]()
     before = bench.session()
     decision = bench.give(EVENTS[event](bench))
@@ -453,7 +421,7 @@ def outcome(state: str, event: str) -> str:
         return "not allowed" if is_in_no_table else decision.skipped or "stays"
     next_try = f", attempt {now.attempt}" if now.attempt != before.attempt else ""
     if before.ticket_released_at is not None and now == replace(before, ticket_released_at=None):
-        return "wants a slot again"
+        return "waits for a slot again"
     phase = "stays" if now.phase is before.phase and not next_try else now.phase.value + next_try
     code = f" {now.error.code}" if now.error is not None and now.error != before.error else ""
     status = f", {now.status.value}{code}" if now.status is not before.status and now.status is not None else ""
@@ -471,29 +439,32 @@ def sent(command: Command) -> str:
 
 
 def expected() -> dict[str, dict[str, str]]:
-    """By event and state, as the text above says."""
+    """The text above by event and state."""
     found: dict[str, dict[str, str]] = {}
-    event = said = ""
+    event = result = ""
     for line in EXPECTED.strip().splitlines():
         if not line.startswith(" "):
             event = line
             found[event] = {}
             continue
-        says, arrow, names = line.partition(" <- ")
-        said, names = (says.strip(), names) if arrow else (said, line)
+        if line.startswith("    as "):
+            found[event] = found[line.strip().removeprefix("as ")] | found[event]
+            continue
+        text, arrow, names = line.partition(" <- ")
+        result, names = (text.strip(), names) if arrow else (result, line)
         for name in names.split():
             for state in STATES if name in ("all", "others") else [name]:
                 assert state in STATES, state
-                found[event].setdefault(state, said)
+                found[event].setdefault(state, result)
     return found
 
 
 @pytest.mark.parametrize("event", EVENTS)
-def test_what_comes_of_an_event_in_each_state(event: str) -> None:
+def test_the_outcome_of_each_event_in_each_state(event: str) -> None:
     assert {state: outcome(state, event) for state in STATES} == expected()[event]
 
 
-# --- nothing is left out -------------------------------------------------------------------------------------------------------
+# --- nothing is left out
 
 
 def test_every_phase_has_a_state_of_submitted_or_opened_sessions() -> None:
@@ -504,8 +475,8 @@ def test_every_phase_has_a_state_of_submitted_or_opened_sessions() -> None:
 
 
 def test_every_input_has_an_event_and_every_event_a_row() -> None:
-    given = {type(event(make())) for event in EVENTS.values() for make in STATES.values()}
-    assert given == set(inputs(Input))
+    kinds = {type(event(make())) for event in EVENTS.values() for make in STATES.values()}
+    assert kinds == set(inputs(Input))
     assert list(expected()) == list(EVENTS)
 
 
@@ -515,15 +486,15 @@ def inputs(union: Any) -> list[type]:
 
 @pytest.mark.parametrize("state", STATES)
 def test_the_tables_allow_what_is_done_and_nothing_else(state: str) -> None:
-    """For the inputs that go by them and name a session; others are honoured in every phase, or find the session themselves."""
+    """For inputs that the tables list and that name a session; other inputs are honoured in every phase, or find their session."""
     transitions = OPENED if state.startswith("o.") else TRANSITIONS
     allowed: dict[type, bool] = {}
     for name, event in EVENTS.items():
         bench = STATES[state]()
-        given = event(bench)
-        is_of_tables = any(kind is type(given) for _, kind in {*TRANSITIONS, *OPENED})
-        if is_of_tables and getattr(given, "session_id", None) == "t.0":
+        sent_event = event(bench)
+        is_listed = any(kind is type(sent_event) for _, kind in {*TRANSITIONS, *OPENED})
+        if is_listed and getattr(sent_event, "session_id", None) == "t.0":
             due = outcome(state, name) not in ("not allowed", "early_deadline")
-            allowed[type(given)] = allowed.get(type(given), False) or due
+            allowed[type(sent_event)] = allowed.get(type(sent_event), False) or due
     phase = STATES[state]().session().phase
     assert allowed == {kind: (phase, kind) in transitions for kind in allowed}
