@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import structlog
 
 from consumers.building.counters import BuilderCounters
-from consumers.building.open_sessions import OpenSession, Sessions
+from consumers.building.open_sessions import OpenSession, OpenSessions
 from consumers.building.outcome import encoded, outcome
 from consumers.building.running import Builds
 from consumers.metrics import Metrics
@@ -43,7 +43,7 @@ FETCH_RECORDS = 500
 """Records of one fetch, and how far the committed offset may lag behind."""
 TRANSACTION_BYTES = 8 * MIB
 """Protocol 3; the trajectory that exceeds the limit is the transaction's last."""
-HELD_BYTES = 64 * MIB
+MEMORY_LIMIT = 64 * MIB
 """Bodies of calls that a partition keeps in memory. Calls beyond that are read again at their `Build` (protocol 26)."""
 
 log = structlog.get_logger()
@@ -89,7 +89,7 @@ class PartitionBuilder:
         self._topic = completions.TOPIC.full_name(settings.namespace)
         self._source = kafka.TopicPartition(self._topic, partition)
         self._counters = counters
-        self._sessions = Sessions(HELD_BYTES, counters.ignored)
+        self._sessions = OpenSessions(MEMORY_LIMIT, counters.ignored)
         self._builds = Builds(self._build)
         self._committed = 0
         self._known = {trajectories.TOPIC.name, trajectories.EVAL.name}
@@ -217,28 +217,30 @@ class PartitionBuilder:
             trajectory.error,
             trajectory.reward,
         )
-        writes = [
-            self._write(topic.full_name(self._settings.namespace), session_id, value),
-            self._write(self._topic, session_id, encode(Emitted(build.task_id, session_id))),
-            self._write(events.TOPIC.full_name(self._settings.namespace), session_id, encode(fact)),
-        ]
+        emitted = Emitted(build.task_id, session_id)
+        writes = [self._write(topic, session_id, value), *self._marks(session_id, emitted, fact)]
         return writes, fact
 
     def _group_writes(self, group: CloseGroup) -> list[Write]:
         ids = [f"{group.task_id}.{index}" for index in range(group.num_samples)]
         finished = GroupFinished(group.task_id, group.num_samples, ids, group.rewards, group.statuses)
         fact = GroupEmitted(uuid.uuid4().hex, group.task_id)
-        namespace = self._settings.namespace
         writes = [
-            self._write(trajectories.topic(group.output).full_name(namespace), group.task_id, encode(finished)),
-            self._write(self._topic, group.task_id, encode(Emitted(group.task_id))),
-            self._write(events.TOPIC.full_name(namespace), group.task_id, encode(fact)),
+            self._write(trajectories.topic(group.output), group.task_id, encode(finished)),
+            *self._marks(group.task_id, Emitted(group.task_id), fact),
         ]
         if group.callback_url is not None:
             ended_ms = int(time.time() * 1000)
             owed = Owed(group.task_id, group.callback_url, ended_ms, group.rewards, group.statuses, group.output)
-            writes.append(self._write(webhooks.TOPIC.full_name(namespace), group.task_id, encode(owed)))
+            writes.append(self._write(webhooks.TOPIC, group.task_id, encode(owed)))
         return writes
 
-    def _write(self, topic: str, key: str, value: bytes) -> Write:
-        return Write(topic, self._partition, key.encode(), value)
+    def _marks(self, key: str, emitted: Emitted, fact: TrajectoryEmitted | GroupEmitted) -> list[Write]:
+        """The records that mark an output as written: for the next owner, and for the coordinator."""
+        return [
+            self._write(completions.TOPIC, key, encode(emitted)),
+            self._write(events.TOPIC, key, encode(fact)),
+        ]
+
+    def _write(self, topic: Topic, key: str, value: bytes) -> Write:
+        return Write(topic.full_name(self._settings.namespace), self._partition, key.encode(), value)

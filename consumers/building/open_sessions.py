@@ -1,7 +1,7 @@
-"""Which sessions of a partition are open, and what was asked for: a fold over `polar.completions`, in log order (protocol 23).
+"""The open sessions of a partition, their calls and Builds: a fold over `polar.completions` in log order (protocol 23).
 
-Taken up again from the oldest open session's offset it comes to the same, so that a crash costs reading and nothing else. It holds
-calls within a budget of bytes, beyond it their offsets alone. Building and emitting are the builder's.
+Invariant: a fold that starts at the oldest open session's offset reaches the same state, so a crash costs reading and nothing else.
+Calls are kept in memory up to a limit in bytes; beyond it, only their session's offset is. `builder.py` builds and emits.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class OpenSession:
     """Of the `Open`."""
     records: ClaimRecords
     calls: list[Completion] = field(default_factory=list)
-    held: int = 0
+    size: int = 0
     """Bytes of `calls`."""
     is_spilled: bool = False
     """Its calls are not in memory."""
@@ -33,28 +33,29 @@ class OpenSession:
 
     @property
     def build(self) -> Build | None:
-        """What was asked for; None until then."""
+        """The claim's `Build`; None until it comes."""
         return self.records.build
 
 
-class Sessions:
-    """Which sessions are open, and what was asked for: a fold over one partition of `polar.completions`, in log order."""
+class OpenSessions:
+    """The fold over one partition."""
 
-    def __init__(self, held_bytes: int, ignored: Counter[str] | None = None) -> None:
-        """`ignored` counts records passed over, by reason."""
+    def __init__(self, memory_limit: int, ignored: Counter[str] | None = None) -> None:
+        """`memory_limit`: bytes of calls to keep in memory. `ignored` counts records passed over, by reason."""
         self._open: dict[str, OpenSession] = {}
         self._groups: dict[str, tuple[int, CloseGroup]] = {}
-        self._held = 0
-        self._held_limit = held_bytes
-        self._out: set[str] = set()
+        self._size = 0
+        self._memory_limit = memory_limit
+        self._emitted: set[str] = set()
+        """Session ids; only known if the log has a gap."""
         self.position = 0
         """Offset of the next record."""
         self.has_gap = False
-        """The log lost records that were not read: a Build whose Open is unknown can't be told from an old one but by `Emitted`."""
+        """The log lost records before they were read: only `Emitted` shows whether a Build without an Open is old or due."""
         self.ignored = Counter() if ignored is None else ignored
 
     def take(self, record: CallRecord, offset: int, size: int) -> None:
-        """Fold one record of `size` bytes in."""
+        """Apply one record of `size` bytes."""
         self.position = offset + 1
         match record:
             case Open():
@@ -66,7 +67,7 @@ class Sessions:
                 self._open[record.session_id].records.take(record)
             case Build():
                 session = self._open.get(record.session_id)
-                if session is None and self.has_gap and record.session_id not in self._out:
+                if session is None and self.has_gap and record.session_id not in self._emitted:
                     opened = Open(record.session_id, record.attempt, record.claim_id)
                     session = OpenSession(opened, offset, ClaimRecords.of(opened), is_gap=True)
                     self._open[record.session_id] = session
@@ -87,30 +88,30 @@ class Sessions:
 
     @property
     def unfinished(self) -> int:
-        """Sessions whose trajectory isn't asked for yet."""
+        """Number of sessions without a `Build`."""
         return sum(session.build is None for session in self._open.values())
 
     def due(self) -> list[OpenSession]:
-        """Sessions whose trajectory is asked for."""
+        """Sessions with a `Build`."""
         return [session for session in self._open.values() if session.build is not None]
 
     def due_groups(self) -> list[CloseGroup]:
         return [group for _, group in self._groups.values()]
 
     def oldest(self) -> int:
-        """Offset from which a next owner must read to know all that is open now."""
+        """Offset from which the next owner must read to know all open sessions and groups."""
         offsets = [session.offset for session in self._open.values()]
         offsets += [offset for offset, _ in self._groups.values()]
         return min(offsets, default=self.position)
 
     def emitted(self, session_id: str | None, task_id: str) -> None:
-        """The transaction with its `Emitted` is committed."""
+        """The transaction with the `Emitted` of a session (None: of the task's group) is committed."""
         if session_id is None:
             self._groups.pop(task_id, None)
         else:
             self._drop(session_id)
             if self.has_gap:
-                self._out.add(session_id)
+                self._emitted.add(session_id)
 
     def _call(self, call: Completion, size: int) -> None:
         session = self._open.get(call.session_id)
@@ -119,20 +120,20 @@ class Sessions:
             self.ignored["call_outside"] += 1
         elif standing is CallStanding.LATE:
             session.late += 1
-        elif standing is CallStanding.COUNTS and (session.is_spilled or self._held + size > self._held_limit):
+        elif standing is CallStanding.COUNTS and (session.is_spilled or self._size + size > self._memory_limit):
             self._spill(session)
         elif standing is CallStanding.COUNTS:
             session.calls.append(call)
-            session.held += size
-            self._held += size
+            session.size += size
+            self._size += size
 
     def _spill(self, session: OpenSession) -> None:
-        self._held -= session.held
-        session.held = 0
+        self._size -= session.size
+        session.size = 0
         session.calls.clear()
         session.is_spilled = True
 
     def _drop(self, session_id: str) -> None:
         session = self._open.pop(session_id, None)
         if session is not None:
-            self._held -= session.held
+            self._size -= session.size

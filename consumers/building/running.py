@@ -90,5 +90,5 @@ def _built(source: BuiltFrom) -> Trajectory:
         raise TypeError(f"{source.build.builder}.build returned {type(trajectory).__name__}, not a Trajectory")
     # Encoded and decoded here, because a trajectory that can't be written or read is this builder's fault and fails this session alone.
     decoded = trajectories.CODEC.decode(encode(trajectory))
-    assert isinstance(decoded, Trajectory), "its tag says so"
+    assert isinstance(decoded, Trajectory), "the tag of a Trajectory"
     return decoded

@@ -60,7 +60,7 @@ class TestOnOutput:
         if result.exit_code in _CANNOT_RUN and not found:
             raise EvaluationError(
                 "test_command",
-                f"evaluator.config.test_command {self._command!r} can't be run (exit code {result.exit_code}); {result.said}",
+                f"evaluator.config.test_command {self._command!r} can't be run (exit code {result.exit_code}); {result.output_end}",
                 artifacts,
             )
         is_good = result.exit_code == 0 if self._expected is None else found == self._expected

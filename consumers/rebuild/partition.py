@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from consumers.building.open_sessions import OpenSession, Sessions
+from consumers.building.open_sessions import OpenSession, OpenSessions
 from consumers.building.outcome import encoded, outcome
 from consumers.rebuild.request import FINAL, Progress, RebuildReport, RebuildRequest
 from topics import completions, trajectories
@@ -24,7 +24,7 @@ from topics.types.trajectory import GroupFinished, Trajectory
 TRANSACTION_BYTES = 8 * MIB
 """Protocol 3; the trajectory that exceeds it is still included."""
 TRANSACTION_SESSIONS = 100
-HELD_BYTES = 256 * MIB
+MEMORY_LIMIT = 256 * MIB
 """Call bodies kept in memory; further sessions are read again when they are built, as the builder does."""
 
 
@@ -99,7 +99,7 @@ class PartitionRebuild:
         self._fenced = fenced
         self._report = report
         self._progress = progress
-        self._sessions = Sessions(HELD_BYTES)
+        self._sessions = OpenSessions(MEMORY_LIMIT)
         self._sessions.has_gap = first > 0
         self._first = first
         self._output = output

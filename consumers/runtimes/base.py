@@ -99,7 +99,7 @@ class ExecResult:
     """The log's last 4 KiB (TAIL_BYTES), undecodable bytes replaced."""
 
     @property
-    def said(self) -> str:
+    def output_end(self) -> str:
         """The end of its output, as the end of a sentence for people.
 
         A cut output begins with a whole word: a secret without its beginning would not be recognised and redacted.

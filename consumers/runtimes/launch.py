@@ -65,7 +65,7 @@ async def launch(
                 await asyncio.wait({report}, timeout=_REPORT_S)
         finally:
             with suppress(OSError):
-                line.shutdown(socket.SHUT_WR)  # tells a supervisor that hasn't reported to kill now
+                line.shutdown(socket.SHUT_WR)  # a supervisor that hasn't reported kills now
             await _to_the_end(_bury(report, sweep))
     if report.cancelled():
         # Not even its socket closed: it was never forked, because the server hangs.

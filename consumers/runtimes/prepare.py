@@ -33,7 +33,7 @@ async def _execute(runtime: Runtime, action: PrepareAction, where: str, log: str
     if result.exit_code != 0:
         raise SandboxError(
             "prepare_failed",
-            f"{where}: {action.command!r} ended with exit code {result.exit_code}; {result.said}",
+            f"{where}: {action.command!r} ended with exit code {result.exit_code}; {result.output_end}",
         )
 
 

@@ -110,7 +110,7 @@ async def _git(runtime: Runtime, script: str, env: dict[str, str], cwd: str | No
         return None
     if ended.exit_code not in (0, NOTHING):
         why = f"took longer than {STEP_S:g} s" if ended.timed_out else f"exit code {ended.exit_code}"
-        _warn(runtime, f"{why}; {ended.said}")
+        _warn(runtime, f"{why}; {ended.output_end}")
     return ended.tail if ended.exit_code == 0 else None
 
 

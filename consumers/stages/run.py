@@ -68,7 +68,7 @@ class Run:
         before = await patch.snapshot(self._runtime)
         result = await self._launch(self._runtime, task, access, launch, budget)
         kept = await self._keep(self._runtime, result, launch, before)
-        return self._fact(result.exit_code, kept, redacted(result.said)[-OUTPUT_LIMIT:])
+        return self._fact(result.exit_code, kept, redacted(result.output_end)[-OUTPUT_LIMIT:])
 
     async def tidy(self, fact: StageFact | None) -> None:
         """Remove the runtime after a run that won't be evaluated. A run without a result was revoked: its session may need the runtime."""

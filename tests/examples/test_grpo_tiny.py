@@ -92,7 +92,7 @@ async def test_a_session_earns_what_it_did(kind: str, reward: float, tmp_path: P
         env = {"OPENAI_BASE_URL": url, "OPENAI_API_KEY": "key"}
         command = request.agent.custom_shell.command
         done = await runtime.exec(Exec(command, env=env, stdin="../home/request", timeout_s=60))
-    assert done.exit_code == (agent.MALFORMED if kind == "malformed" else 0), done.said
+    assert done.exit_code == (agent.MALFORMED if kind == "malformed" else 0), done.output_end
     case = Case(runtime, "s", Status.COMPLETED, done.exit_code, None, {})
     assert (await Repaired(request.evaluator.config).evaluate(case)).reward == reward
     await runtime.remove()

@@ -130,11 +130,11 @@ def said(trajectory: Trajectory) -> tuple[Status, str | None, int]:
 GAP = (Status.FAILED, "log_gap", 0)
 
 
-@pytest.mark.parametrize("held_bytes", [builder.HELD_BYTES, 0], ids=["in memory", "spilled"])
+@pytest.mark.parametrize("memory_limit", [builder.MEMORY_LIMIT, 0], ids=["in memory", "spilled"])
 async def test_a_session_that_retention_overtakes_is_whole_or_says_what_it_lacks(
-    settings: Settings, log: LogProducer, monkeypatch: pytest.MonkeyPatch, held_bytes: int
+    settings: Settings, log: LogProducer, monkeypatch: pytest.MonkeyPatch, memory_limit: int
 ) -> None:
-    monkeypatch.setattr(builder, "HELD_BYTES", held_bytes)
+    monkeypatch.setattr(builder, "MEMORY_LIMIT", memory_limit)
     async with building(settings):
         await write(log, OPEN, call(0))
         await _read_by_the_builder(settings, log)
@@ -142,7 +142,7 @@ async def test_a_session_that_retention_overtakes_is_whole_or_says_what_it_lacks
         await expire(settings, last)
         await write(log, BUILD)
         trajectory = await emitted(settings)
-    assert said(trajectory) == (GAP if held_bytes == 0 else (Status.COMPLETED, None, 16))
+    assert said(trajectory) == (GAP if memory_limit == 0 else (Status.COMPLETED, None, 16))
 
 
 async def _read_by_the_builder(settings: Settings, log: LogProducer, sample: int = 1) -> None:

@@ -88,11 +88,11 @@ def call(tokens: int = 4) -> Completion:
     )
 
 
-@pytest.mark.parametrize("held_bytes", [builder.HELD_BYTES, 0], ids=["in memory", "read again"])
+@pytest.mark.parametrize("memory_limit", [builder.MEMORY_LIMIT, 0], ids=["in memory", "read again"])
 async def test_bytes_that_are_no_record_are_told_once_and_cost_nothing(
-    settings: Settings, log: LogProducer, monkeypatch: pytest.MonkeyPatch, held_bytes: int
+    settings: Settings, log: LogProducer, monkeypatch: pytest.MonkeyPatch, memory_limit: int
 ) -> None:
-    monkeypatch.setattr(builder, "HELD_BYTES", held_bytes)
+    monkeypatch.setattr(builder, "MEMORY_LIMIT", memory_limit)
     await write(log, Open("t.0", 1, "a"), call())
     await garbage(settings)
     async with building(settings):

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from consumers.builders.base import BuiltFrom
-from consumers.building.open_sessions import OpenSession, Sessions
+from consumers.building.open_sessions import OpenSession, OpenSessions
 from consumers.building.outcome import failed, outcome
 from consumers.building.running import AT_ONCE, Builds, off_loop
 from topics.completions import Build, CallRecord, CloseGroup, Disowned, Emitted, Open
@@ -34,8 +34,8 @@ def build(session_id: str, claim_id: str, builder: str = "per_request") -> Build
     return Build(session_id, "t", 0, 1, 1, claim_id, Status.COMPLETED, builder, b"{}", "shell")
 
 
-def folded(log: list[CallRecord], start: int = 0, end: int | None = None, held_bytes: int = 10**9) -> Sessions:
-    sessions = Sessions(held_bytes)
+def folded(log: list[CallRecord], start: int = 0, end: int | None = None, memory_limit: int = 10**9) -> OpenSessions:
+    sessions = OpenSessions(memory_limit)
     sessions.position = start
     for offset, record in enumerate(log[:end]):
         if offset >= start:
@@ -43,7 +43,7 @@ def folded(log: list[CallRecord], start: int = 0, end: int | None = None, held_b
     return sessions
 
 
-def seen(sessions: Sessions) -> list[tuple[str, str, list[str], set[str], int]]:
+def seen(sessions: OpenSessions) -> list[tuple[str, str, list[str], set[str], int]]:
     return [
         (s.opened.session_id, s.opened.claim_id, [c.call_id for c in s.calls], set(s.records.disowned), s.late)
         for s in sessions.due()
@@ -76,7 +76,7 @@ def test_what_is_emitted_is_not_due_again_and_neither_is_a_repeated_build() -> N
 
 
 def test_a_build_whose_open_left_the_log_is_a_gap_and_said_once() -> None:
-    sessions = Sessions(10**9)
+    sessions = OpenSessions(10**9)
     sessions.has_gap = True
     sessions.take(build("t.0", "a"), 5, 10)
     assert [s.is_gap for s in sessions.due()] == [True]
@@ -87,7 +87,7 @@ def test_a_build_whose_open_left_the_log_is_a_gap_and_said_once() -> None:
 
 def test_beyond_the_memory_budget_only_offsets_are_kept() -> None:
     log: list[CallRecord] = [Open("t.0", 1, "a"), call("t.0", "a", "1"), call("t.0", "a", "2"), build("t.0", "a")]
-    (session,) = folded(log, held_bytes=150).due()
+    (session,) = folded(log, memory_limit=150).due()
     assert (session.is_spilled, session.calls, session.offset) == (True, [], 0)
 
 
