@@ -12,7 +12,7 @@ from polar.cli import (
     doctor,
     fleet,
     keys,
-    logs,
+    process,
     proxy,
     rebuild,
     session,
@@ -52,7 +52,7 @@ def before(
     ] = False,
 ) -> None:
     # No docstring: typer would show it in place of the help above.
-    logs.for_command()
+    process.log_warnings()
 
 
 app.command("up")(up.up)

@@ -1,55 +1,43 @@
-"""What comes slowly, such as lines of a pipe, without holding up the loop: a thread waits for it, and nobody waits for the thread."""
+"""Reads slow input, such as lines of a pipe, in a thread, so that the event loop goes on. Nobody waits for the thread to end."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 from collections.abc import AsyncGenerator, Iterable
-from typing import Generic, TypeVar
+from contextlib import suppress
+from typing import TypeVar
 
 AHEAD = 64
-"""Items read before they are asked for."""
+"""Items read in advance."""
 
 T = TypeVar("T")
 
 
-class _Over(Generic[T]):
-    """Stands behind the last item."""
-
-    def __init__(self, error: Exception | None) -> None:
-        self.error = error
-
-
-async def trickled(items: Iterable[T]) -> AsyncGenerator[T, None]:
-    """The same items, and the same exception at their end."""
+async def read_in_background(items: Iterable[T]) -> AsyncGenerator[T, None]:
+    """Yield the items, and raise the exception that ends them."""
     loop = asyncio.get_running_loop()
-    queue: asyncio.Queue[T | _Over[T]] = asyncio.Queue()
+    queue: asyncio.Queue[tuple[T] | Exception | None] = asyncio.Queue()
     room = threading.Semaphore(AHEAD)
 
-    def hand_on() -> None:
-        over: _Over[T] = _Over(None)
-        try:
-            for item in items:
-                room.acquire()
-                loop.call_soon_threadsafe(queue.put_nowait, item)
-        except Exception as error:
-            over = _Over(error)
-        loop.call_soon_threadsafe(queue.put_nowait, over)
+    def put(entry: tuple[T] | Exception | None) -> None:
+        loop.call_soon_threadsafe(queue.put_nowait, entry)
 
-    def run() -> None:
-        try:
-            hand_on()
-        except RuntimeError:
-            # The loop has ended: nobody reads on.
-            return
+    def read() -> None:
+        with suppress(RuntimeError):  # the loop has ended: nobody reads on
+            try:
+                for item in items:
+                    room.acquire()
+                    put((item,))
+            except Exception as error:
+                put(error)
+            else:
+                put(None)
 
-    # Not the loop's executor: at Ctrl-C the loop would wait until the pipe's next line comes.
-    threading.Thread(target=run, name="trickle", daemon=True).start()
-    while True:
-        item = await queue.get()
-        if isinstance(item, _Over):
-            if item.error is not None:
-                raise item.error
-            return
+    # Not the loop's executor: at Ctrl-C the loop would wait for the pipe's next line.
+    threading.Thread(target=read, name="background reader", daemon=True).start()
+    while (entry := await queue.get()) is not None:
+        if isinstance(entry, Exception):
+            raise entry
         room.release()
-        yield item
+        yield entry[0]

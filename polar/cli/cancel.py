@@ -1,6 +1,6 @@
-"""`polar cancel`: writes the fact itself; the coordinator honours it in every state, also before it knows the task.
+"""`polar cancel` writes the fact itself. The coordinator honours it in every state, even before it knows the task.
 
-The table is looked at only to say what the fact will do; what has ended needs none.
+The command reads the coordinator's table only to print what the fact will do, and writes no fact for what has ended.
 """
 
 from __future__ import annotations
@@ -22,14 +22,13 @@ if TYPE_CHECKING:
 
 
 def cancel(
-    target: Annotated[str, typer.Argument(metavar=session_ids.FIELD, help="A session is <task>.<sample>.")],
-    data: Data = None,
+    name: Annotated[str, typer.Argument(metavar=session_ids.FIELD, help=session_ids.HELP)], data: Data = None
 ) -> None:
-    """End a task, or one session of it.
+    """Cancel a task, or one session of it.
 
-    What was captured until then comes out as CANCELLED trajectories.
+    Everything captured so far becomes CANCELLED trajectories.
     """
-    asyncio.run(_cancel(settings.load(data), session_ids.read(target)))
+    asyncio.run(_cancel(settings.load(data), session_ids.parse(name)))
 
 
 async def _cancel(found: Settings, target: session_ids.Target) -> None:
@@ -44,13 +43,12 @@ async def _cancel(found: Settings, target: session_ids.Target) -> None:
             note(f"{target.name} has ended already")
             return
     await client.cancel(target.name)
-    typer.echo(f"asked for the end of {target.name}")
+    typer.echo(f"requested the end of {target.name}")
     if task is None or task.body_hash is None:
-        note(f"{target.name} is not known yet: one that is submitted later under this id is ended at once")
+        note(f"{target.name} is not known yet; if it is submitted later under this id, it is cancelled at once")
 
 
 def _has_ended(table: SessionTable, target: session_ids.Target) -> bool:
-    """Whether all that is meant has its trajectory."""
     if target.sample is None:
         return table.is_finished(target.task_id)
     row = table.sessions.get(target.task_id, {}).get(target.sample)

@@ -1,6 +1,6 @@
-"""TaskRequests from files: YAML (many documents), JSON (one, or a list) and JSON Lines, each with the place where it stands.
+"""Reads TaskRequests from files: YAML (several documents), JSON (one, or a list) and JSON Lines, each with its place in the file.
 
-What a file holds twice, or JSON could not carry (dates, NaN, keys that are no strings), is refused rather than bent.
+Repeated fields, and values that JSON can't carry (dates, NaN, keys that are no strings), are refused, not converted.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LINES_SUFFIXES = {".jsonl", ".ndjson"}
 
 @dataclass(frozen=True)
 class Document:
-    """A decoded body and its place, for messages: `tasks.yaml, document 2 (line 14)`."""
+    """A decoded body, and its place for messages: `tasks.yaml, document 2 (line 14)`."""
 
     place: str
     body: object
@@ -42,9 +42,9 @@ def read(file: str) -> list[Document]:
 
 
 def stream(file: str) -> Iterator[Document]:
-    """The same one by one, as they come: JSON Lines are read line by line, so that a pipe may go on for days; all else whole.
+    """The documents one by one: JSON Lines are read line by line, so a pipe may stay open for days; other formats as a whole.
 
-    Raises InputError when it comes to what is bad.
+    Raises InputError at the first bad document.
     """
     if file != STDIN and Path(file).suffix.lower() not in LINES_SUFFIXES:
         yield from read(file)
@@ -94,7 +94,7 @@ def _decoded(file: str, data: bytes) -> list[Document]:
 
 
 def _documents(name: str, bodies: Iterator[tuple[str, object]]) -> list[Document]:
-    """By place. Raises InputError unless all are bodies that JSON can carry."""
+    """The documents, with places. Raises InputError for a body that JSON can't carry."""
     try:
         found = [Document(place, body) for place, body in bodies]
         for document in found:
@@ -105,9 +105,9 @@ def _documents(name: str, bodies: Iterator[tuple[str, object]]) -> list[Document
 
 
 def anchored(request: TaskRequest, file: str) -> TaskRequest:
-    """The task with the relative `source` paths of its `runtime.prepare` made absolute.
+    """The task with absolute `source` paths in its `runtime.prepare`.
 
-    They are taken from the file's folder; those of standard input from the current one.
+    Relative paths start at the file's folder; those of standard input at the current folder.
     """
     folder = Path() if file == STDIN else Path(file).parent
     actions = [
@@ -123,7 +123,7 @@ Reader = Callable[[str, str], Iterator[tuple[str, object]]]
 
 
 def _reader(file: str, text: str) -> Reader:
-    """By suffix; else by look: a JSON value a line is JSON Lines, what starts like JSON is JSON, all else is YAML."""
+    """The reader for the file's suffix. Without a known one: JSON Lines if each line is an object, JSON if it starts so, else YAML."""
     suffix = Path(file).suffix.lower()
     if suffix == ".json":
         return _from_json
@@ -140,7 +140,7 @@ def _from_json(name: str, text: str) -> Iterator[tuple[str, object]]:
 
 
 def _from_lines(name: str, text: str, first_line: int = 1) -> Iterator[tuple[str, object]]:
-    # Not splitlines(): U+2028 and its like may stand in a JSON string.
+    # Not splitlines(): a JSON string may contain U+2028 and similar separators.
     for number, line in enumerate(text.split("\n"), first_line):
         if line.strip():
             yield f"{name}, line {number}", _json(name, line, number)
@@ -177,7 +177,7 @@ def _flattened(place: str, body: object) -> Iterator[tuple[str, object]]:
 
 def _json(name: str, text: str, first_line: int) -> object:
     try:
-        return json.loads(text, object_pairs_hook=_once_each, parse_constant=_no_constant)
+        return json.loads(text, object_pairs_hook=_without_repeats, parse_constant=_no_constant)
     except json.JSONDecodeError as error:
         line = first_line + error.lineno - 1
         shown = text.split("\n")[error.lineno - 1][max(0, error.colno - 20) :][:60]
@@ -186,52 +186,50 @@ def _json(name: str, text: str, first_line: int) -> object:
         raise InputError(f"{name}, line {first_line}", text[:40], f"not JSON: {error}") from None
 
 
-def _once_each(pairs: list[tuple[str, object]]) -> dict[str, object]:
+def _without_repeats(pairs: list[tuple[str, object]]) -> dict[str, object]:
     found = dict(pairs)
     if len(found) != len(pairs):
         keys = [key for key, _ in pairs]
-        raise ValueError(f"the field {max(keys, key=keys.count)!r} stands there twice")
+        raise ValueError(f"the field {max(keys, key=keys.count)!r} appears twice")
     return found
 
 
 def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number of JSON")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader that refuses a field given twice, where YAML's own would take the last."""
+    """SafeLoader that refuses a repeated field, of which YAML's own takes the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode) and key.value != "<<"]
         for key in keys:
             if keys.count(key) > 1:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the field {key!r} stands there twice", node.start_mark
-                )
+                raise yaml.constructor.ConstructorError(None, None, f"the field {key!r} appears twice", node.start_mark)
         return super().construct_mapping(node, deep)
 
 
 def _check(document: Document) -> None:
-    """Raises InputError unless the body is a mapping that JSON can carry."""
+    """Raise InputError unless the body is a mapping that JSON can carry."""
     if not isinstance(document.body, dict):
         raise InputError(document.place, document.body, "expected a TaskRequest, a mapping of fields")
-    _check_plain(document.place, "", document.body)
+    _check_value(document.place, "", document.body)
 
 
-def _check_plain(place: str, path: str, value: object) -> None:
+def _check_value(place: str, path: str, value: object) -> None:
     match value:
         case dict():
             for key, item in value.items():
                 if not isinstance(key, str):
                     raise InputError(f"{place}: {path or 'task'}", key, "a field's name is a string; put it in quotes")
-                _check_plain(place, f"{path}.{key}" if path else key, item)
+                _check_value(place, f"{path}.{key}" if path else key, item)
         case list():
             for index, item in enumerate(value):
-                _check_plain(place, f"{path}.{index}", item)
+                _check_value(place, f"{path}.{index}", item)
         case float() if not math.isfinite(value):
             raise InputError(f"{place}: {path}", value, "must be a finite number")
         case str() if not _is_text(value):
-            raise InputError(f"{place}: {path}", value, "half of a surrogate pair is no text")
+            raise InputError(f"{place}: {path}", value, "half of a surrogate pair is not text")
         case None | bool() | int() | float() | str():
             pass
         case _:

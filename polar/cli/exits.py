@@ -1,6 +1,6 @@
-"""How a command ends: 0 well, 1 the work failed, 2 bad input or usage, 3 something needed isn't there.
+"""Exit codes of commands: 0 for success, 1 for failed work, 2 for bad input or usage, 3 if something needed is missing.
 
-What can be expected to go wrong ends in a sentence on stderr, never in a traceback; a traceback is a fault of ours.
+An expected error ends with one sentence on stderr. A traceback is always a bug of Polar.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ EXTRA_OF = {
     "jgo": "embedded",
     "faststream": "webhooks",
 }
-"""The extra of pyproject.toml that brings a package; what is listed in several is named for the first that needs it."""
+"""The extra of pyproject.toml that installs a package. If several do: the first extra that needs it."""
 
 
 class Exit(IntEnum):
-    """The exit codes that scripts may rely on."""
+    """Exit codes that scripts may rely on."""
 
     FAILED = 1
     BAD_INPUT = 2
@@ -41,7 +41,7 @@ class Exit(IntEnum):
 
 
 class Commands(TyperGroup):
-    """Turns expected exceptions of any subcommand into a sentence and an exit code."""
+    """Turns an expected exception of any subcommand into a sentence and an exit code."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -55,15 +55,18 @@ class Commands(TyperGroup):
             if package not in EXTRA_OF:
                 raise
             extra = EXTRA_OF[package]
-            said = f"this needs the package {package}: pip install 'polar-rollouts[{extra}]'"
-            raise ended(said, Exit.NOT_READY) from None
+            raise ended(
+                f"package {package} is missing: pip install 'polar-rollouts[{extra}]'", Exit.NOT_READY
+            ) from None
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
-            raise ended(f"{error}: what was written is not whole; make room, and ask again", Exit.FAILED) from None
+            raise ended(
+                f"{error}: the output is incomplete; free some space and run the command again", Exit.FAILED
+            ) from None
 
 
 def ended(message: str, code: Exit) -> typer.Exit:
-    """Say why on stderr; the caller raises what comes back."""
+    """Print the reason on stderr. The caller raises the returned exception."""
     note(message)
     return typer.Exit(code)

@@ -1,4 +1,4 @@
-"""Options that several subcommands take."""
+"""Options that several subcommands share."""
 
 from __future__ import annotations
 
@@ -10,21 +10,22 @@ import typer
 
 Data = Annotated[
     Path | None,
-    typer.Option("--data", help="Folder of a `polar up`: stands for all settings. Else POLAR_DATA, else .polar here."),
+    typer.Option(
+        "--data", help="Data folder of a `polar up`, in place of all settings. Default: POLAR_DATA, or .polar."
+    ),
 ]
 EngineUrl = Annotated[
     str | None, typer.Option("--engine", metavar="URL", help="Inference server, with or without /v1.")
 ]
 Model = Annotated[
-    str | None, typer.Option("--model", metavar="NAME", help="Model at the engine; its only one where none is said.")
+    str | None, typer.Option("--model", metavar="NAME", help="Model at the engine. Default: its only model.")
 ]
-
 EngineMode = Annotated[
     str,
     typer.Option(
         "--mode",
         metavar="MODE",
-        help="How the engine is asked: chat; tokens, going on from the tokens that were sampled; or an engine plug-in.",
+        help="chat: send messages. tokens: send token ids and continue from the sampled ones. Or the name of an engine plug-in.",
     ),
 ]
 
@@ -36,4 +37,4 @@ class Format(StrEnum):
     JSON = "json"
 
 
-Output = Annotated[Format, typer.Option("--format", help="For people, or for programs.")]
+Output = Annotated[Format, typer.Option("--format", help="table: for people. json: for programs.")]

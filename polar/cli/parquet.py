@@ -1,7 +1,6 @@
-"""Parquet on standard output: trajectories as a file, row by row as they come.
+"""Trajectories as a Parquet file on standard output, row by row.
 
-A row holds what a line of `trajectories --format jsonl` holds, under the same names, with types; all defaults are written out. Its
-columns may only grow.
+A row has the fields of a line of `trajectories --format jsonl`, with types and with all defaults written out. Columns may only be added.
 """
 
 from __future__ import annotations
@@ -19,14 +18,15 @@ from topics.types.trajectory import ExpandedTrace, Trajectory, expand
 TEXT, INT, REAL = pa.string(), pa.int64(), pa.float64()
 COUNTS = pa.map_(TEXT, INT)
 GROUP_TOKENS = 4_000_000
-"""Of a row group: some 40 MB in memory."""
+"""Most tokens of a row group: about 40 MB in memory."""
 GROUP_ROWS = 1000
+"""Most rows of a row group."""
 
 
 def stdout() -> BinaryIO:
-    """Where the file goes. Raises InputError where that is a terminal."""
+    """Standard output for binary data. Raises InputError if it is a terminal."""
     if sys.stdout.isatty():
-        raise InputError("--format", "parquet", "a terminal can't show that; write it to a file: … > answer.parquet")
+        raise InputError("--format", "parquet", "a terminal can't show Parquet; write it to a file: … > answer.parquet")
     return sys.stdout.buffer
 
 
@@ -70,11 +70,11 @@ SCHEMA = pa.schema(
         "metadata": TEXT,
     }
 )
-"""`metadata` is JSON."""
+"""`metadata` holds JSON text."""
 
 
 class TrajectoryFile:
-    """Takes trajectories; can be read once its context has ended."""
+    """A Parquet file of trajectories, complete at the end of its context."""
 
     def __init__(self, out: BinaryIO) -> None:
         self._writer = pq.ParquetWriter(out, SCHEMA, compression="zstd")
@@ -82,7 +82,7 @@ class TrajectoryFile:
         self._tokens = 0
 
     def add(self, trajectory: Trajectory) -> None:
-        """Raises OSError where it can't be written."""
+        """Add a row. Raises OSError if it can't be written."""
         row = _row(trajectory)
         self._rows.append(row)
         self._tokens += sum(len(trace["token_ids"]) for trace in row["traces"])

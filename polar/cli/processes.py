@@ -1,8 +1,8 @@
-"""`polar proxy --processes N`: proxies that share one port, each kept alive.
+"""`polar proxy --processes N`: proxies that share one port. A process that dies is restarted.
 
-Invariant: every port is held here, bound and not listened on, from before the first process starts to after the last has ended. So what
-dies comes back on the ports that it had, which tells the others at once that its sessions need an owner, and nobody else gets them
-meanwhile; a connection to a port whose process is gone is refused.
+Invariant: this process holds every port, bound and not listening, from before the first start to after the last end. A restarted proxy
+therefore gets its old ports, which tells the other proxies at once that its sessions need an owner, and no other program can take them
+meanwhile. A connection to a port without a live process is refused.
 """
 
 from __future__ import annotations
@@ -21,47 +21,48 @@ from proxy.addresses import Binding
 from topics.waiting.first_done import first_done
 
 START_S = 120.0
+"""Deadline for one proxy to serve."""
 STOP_S = 25.0
-"""For a process to drain and end; it takes some 20 s at most."""
+"""Deadline for a process to drain and end, which takes at most 20 s."""
 
 
-class Processes:
-    """Proxies of one command line, each of which gets `arguments` and its own ports."""
+class ProxyProcesses:
+    """Proxies with the same `arguments`, each with its own ports."""
 
     def __init__(
         self, arguments: Sequence[str], count: int, calls: Binding, controls: Binding, advertise: str | None
     ) -> None:
-        """Takes the ports. `advertise` has none: each process adds its own. Raises OSError for a port that is taken."""
+        """Bind the ports. `advertise` has no port: each process adds its own. Raises OSError for a port in use."""
         self._arguments = arguments
         self._advertise = advertise
-        self._held: list[socket.socket] = []
+        self._sockets: list[socket.socket] = []
         try:
-            self._calls = self._hold(calls)
-            self._peers = [self._hold(Binding(calls.host, 0)) for _ in range(count)]
+            self._calls = self._bind(calls)
+            self._peers = [self._bind(Binding(calls.host, 0)) for _ in range(count)]
             first = controls.port
             ports = range(first, first + count) if first else [0] * count
-            self._controls = [self._hold(Binding(controls.host, port)) for port in ports]
+            self._controls = [self._bind(Binding(controls.host, port)) for port in ports]
         except BaseException:
             self.close()
             raise
 
     @property
     def url(self) -> str:
-        """Base of the model API."""
+        """Base URL of the model API."""
         return addresses.url(self._calls)
 
     @property
     def control_urls(self) -> list[str]:
-        """One a process."""
-        return [addresses.url(door) for door in self._controls]
+        """One URL per process."""
+        return [addresses.url(port_socket) for port_socket in self._controls]
 
     def close(self) -> None:
-        """Gives the ports back."""
-        for door in self._held:
-            door.close()
+        """Release the ports."""
+        for port_socket in self._sockets:
+            port_socket.close()
 
     async def keep(self, stop: asyncio.Event, *, ready: Callable[[], None], announce: Callable[[str], None]) -> None:
-        """Runs them until `stop`; `ready` is called once all serve. Raises NotReady for one that can't start or dies too often."""
+        """Run the proxies until `stop`; call `ready` once all serve. Raises NotReady if one can't start or dies too often."""
         with TemporaryDirectory(prefix="polar-proxy-") as folder:
             files = [Path(folder) / f"{number}.json" for number in range(len(self._peers))]
             children = [self._child(number, file, announce) for number, file in enumerate(files)]
@@ -76,20 +77,20 @@ class Processes:
                 await asyncio.gather(*(child.stop(STOP_S) for child in children))
                 await asyncio.gather(*keepers, serving, return_exceptions=True)
 
-    def _hold(self, binding: Binding) -> socket.socket:
+    def _bind(self, binding: Binding) -> socket.socket:
         if binding.port:
-            addresses.bound(binding).close()  # a shared port would be given to us beside whoever listens there
-        door = addresses.bound(Binding(binding.host, binding.port, shared=True))
-        self._held.append(door)
-        return door
+            addresses.bound(binding).close()  # as a shared port it could be bound beside another listener
+        port_socket = addresses.bound(Binding(binding.host, binding.port, shared=True))
+        self._sockets.append(port_socket)
+        return port_socket
 
     def _child(self, number: int, ready_file: Path, announce: Callable[[str], None]) -> ChildProcess:
         ports = {"--port": self._calls, "--peer-port": self._peers[number], "--control-port": self._controls[number]}
-        own = [word for flag, door in ports.items() for word in (flag, str(door.getsockname()[1]))]
+        options = [word for flag, port_socket in ports.items() for word in (flag, str(port_socket.getsockname()[1]))]
         if self._advertise is not None:
-            own += ["--advertise", f"{self._advertise}:{self._peers[number].getsockname()[1]}"]
-        # Of an option that is given twice the last counts.
-        arguments = ["polar.cli", *self._arguments, "--processes", "1", *own, "--ready-file", str(ready_file)]
+            options += ["--advertise", f"{self._advertise}:{self._peers[number].getsockname()[1]}"]
+        # The last of repeated options counts.
+        arguments = ["polar.cli", *self._arguments, "--processes", "1", *options, "--ready-file", str(ready_file)]
         return ChildProcess(f"proxy process {number}", arguments, environment=os.environ, announce=announce)
 
 

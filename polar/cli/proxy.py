@@ -1,4 +1,4 @@
-"""`polar proxy`: a model proxy, of one process or several, in front of its engines."""
+"""`polar proxy` runs a model proxy, of one process or several, in front of its engines."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import typer
 
-from polar.cli import logs, running
+from polar.cli import process
 from polar.cli.options import Data, EngineMode, Model
 from polar.cli.output import note
 from topics.environment import settings
@@ -30,55 +30,57 @@ def proxy(
         typer.Option(
             "--engine",
             metavar="URL",
-            help="Inference server, with or without /v1; several of the same model may be named. Else polar.toml's [engines].",
+            help="Inference server, with or without /v1. Repeatable for servers of one model. Default: [engines] of polar.toml.",
         ),
     ] = None,
     model: Model = None,
     mode: EngineMode = "chat",
-    host: Annotated[str, typer.Option(help="Address that harnesses reach.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free one.")] = PORT,
-    control_host: Annotated[str, typer.Option(help="Address of health and metrics.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="Address for harnesses.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = PORT,
+    control_host: Annotated[str, typer.Option(help="Address for health checks and metrics.")] = "127.0.0.1",
     control_port: Annotated[
         int,
-        typer.Option(min=0, max=65535, help="0: any free one. Of several processes the first's, the next ones follow."),
+        typer.Option(
+            min=0, max=65535, help="Port of the first process, the others have the next ones; 0 takes free ones."
+        ),
     ] = CONTROL_PORT,
-    processes: Annotated[int, typer.Option(min=1, max=256, help="How many share the port, one a core.")] = 1,
+    processes: Annotated[
+        int, typer.Option(min=1, max=256, help="Number of processes that share the port, at most one per core.")
+    ] = 1,
     advertise: Annotated[
         str | None,
-        typer.Option(
-            metavar="URL", help="Where proxies of other hosts reach this one. Else the address that it listens on."
-        ),
+        typer.Option(metavar="URL", help="Base URL for proxies of other hosts. Default: the address of this proxy."),
     ] = None,
     peer_port: Annotated[
         int | None,
-        typer.Option(hidden=True, help="This is one of several processes: its own port, beside the shared one."),
+        typer.Option(hidden=True, help="One of several processes: its own port beside the shared one."),
     ] = None,
     ready_file: Annotated[
-        Path | None, typer.Option(metavar="F", help="Written, as JSON, with the URLs in use once calls are served.")
+        Path | None, typer.Option(metavar="F", help="Write the URLs in use, as JSON, once calls are served.")
     ] = None,
     data: Data = None,
 ) -> None:
     """Serve models to harnesses, each call captured.
 
-    Runs until SIGINT or SIGTERM. A call is on the log before it is answered. Any number of them, on any hosts, serve one fleet: each
-    session has one owner among them, and whoever is asked by its harness asks that one.
+    Runs until SIGINT or SIGTERM. A call is on the log before it is answered. Any number of proxies, on any hosts, serve one fleet: one
+    proxy owns each session, and the others forward its calls.
     """
     import uvloop
 
-    from polar.cli.processes import Processes
+    from polar.cli.processes import ProxyProcesses
     from proxy.addresses import Binding, require_address
     from proxy.run import serve
 
-    logs.for_service()
+    process.log_events()
     advertised = _advertised(advertise, processes)
     require_address(host, advertised)
-    found = _settings(data, engine_urls or [], model, mode, announce=_announce if peer_port is None else _say_nothing)
+    found = _settings(data, engine_urls or [], model, mode, announce=note if peer_port is None else _ignore)
     calls, controls = (
         Binding(*at, shared=peer_port is not None) for at in ((host, port), (control_host, control_port))
     )
 
     def ready(url: str, *control_urls: str) -> None:
-        behind = ", ".join(f"{' '.join(told.urls)} ({told.model})" for told in found.engines.values())
+        behind = ", ".join(f"{' '.join(engine.urls)} ({engine.model})" for engine in found.engines.values())
         if peer_port is None:
             note(f"the proxy serves {url}, in front of {behind}")
         if ready_file is not None:
@@ -86,11 +88,11 @@ def proxy(
 
     try:
         if processes > 1:
-            several = Processes(sys.argv[1:], processes, calls, controls, advertised)
+            several = ProxyProcesses(sys.argv[1:], processes, calls, controls, advertised)
             try:
-                running.serve(
+                process.serve(
                     lambda stop: several.keep(
-                        stop, ready=lambda: ready(several.url, *several.control_urls), announce=_announce
+                        stop, ready=lambda: ready(several.url, *several.control_urls), announce=note
                     )
                 )
             finally:
@@ -103,7 +105,7 @@ def proxy(
 
 
 def _advertised(url: str | None, processes: int) -> str | None:
-    """Without a slash at its end. Raises InputError."""
+    """The URL without a final slash. Raises InputError."""
     if url is None:
         return None
     try:
@@ -115,39 +117,35 @@ def _advertised(url: str | None, processes: int) -> str | None:
     if not is_base:
         raise InputError("--advertise", url, "must be a URL without a path, like http://10.0.0.7:8400")
     if processes > 1 and port is not None:
-        raise InputError("--advertise", url, "several processes have a port each: leave the port out")
+        raise InputError("--advertise", url, "each of several processes has its own port: leave the port out")
     return url.rstrip("/")
 
 
-def _announce(line: str) -> None:
-    note(f"{line}")
-
-
-def _say_nothing(line: str) -> None:
-    """Of several processes one tells."""
+def _ignore(line: str) -> None:
+    """Only one of several processes announces this."""
 
 
 def _settings(
     data: Path | None, engine_urls: list[str], model: str | None, mode: str, *, announce: Callable[[str], None]
 ) -> settings.Settings:
-    """With the engines that flags name, else those of polar.toml, each with its model, asked what they can do."""
+    """The settings with the engines of the options, or of polar.toml, each with its model and logprobs mode."""
     from proxy.engines import probe
 
     if model is not None and not engine_urls:
-        raise InputError("--model", model, "goes with --engine")
+        raise InputError("--model", model, "needs --engine")
     if mode != "chat" and not engine_urls:
-        raise InputError("--mode", mode, "goes with --engine; in polar.toml it is the engine's `mode`")
+        raise InputError("--mode", mode, "needs --engine; in polar.toml set the engine's `mode`")
     found = settings.load(data)
     if engine_urls:
-        told = settings.EngineSettings(urls=tuple(engine_urls), model=probe.model_of(engine_urls, model), mode=mode)
-        named: Mapping[str, settings.EngineSettings] = {FLAGGED: told}
+        engine = settings.EngineSettings(urls=tuple(engine_urls), model=probe.model_of(engine_urls, model), mode=mode)
+        named: Mapping[str, settings.EngineSettings] = {FLAGGED: engine}
     else:
         named = probe.with_models(found.engines)
     return found.model_copy(update={"engines": probe.with_logprobs_modes(named, announce)})
 
 
 def _write(ready_file: Path, urls: dict[str, Any]) -> None:
-    """Whole or not at all: someone waits for it."""
+    """Write the file atomically: another process waits for it."""
     temporary = ready_file.with_name(f"{ready_file.name}.{os.getpid()}")
     temporary.write_text(json.dumps(urls))
     temporary.replace(ready_file)

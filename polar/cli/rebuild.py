@@ -1,4 +1,4 @@
-"""`polar rebuild`: trajectories made again from the log by any builder, into a topic of their own."""
+"""`polar rebuild` builds trajectories again from the log, with any builder, into a topic of their own."""
 
 from __future__ import annotations
 
@@ -21,41 +21,33 @@ if TYPE_CHECKING:
     from consumers.rebuild.request import RebuildReport, RebuildRequest
 
 NAMED = 10
-"""Sessions and tasks that people are told by name."""
+"""Most sessions and tasks printed by name."""
 COLUMNS = [
-    "rebuilt",
-    ">sessions",
-    ">out before",
-    ">groups",
-    ">traces",
-    ">sampled",
-    ">trainable",
-    ">failed",
-    ">unfinished",
-]
+    "rebuilt", ">sessions", ">out before", ">groups", ">traces", ">sampled", ">trainable", ">failed", ">unfinished",
+]  # fmt: skip
 
 
 def rebuild(
     into: Annotated[
         str,
         typer.Option(
-            "--into", metavar="NAME", help="Write polar.trajectories.NAME; the builder's own topics are refused."
+            "--into", metavar="NAME", help="Write to polar.trajectories.NAME, which must not be a topic of the builder."
         ),
     ],
     builder: Annotated[
         str | None,
         typer.Option(
-            "--builder", metavar="B", help="By name, or module:Class; else each task's own, with its own settings."
+            "--builder", metavar="B", help="Name, or module:Class. Default: each task's builder and settings."
         ),
     ] = None,
     config: Annotated[
-        str | None, typer.Option("--config", metavar="JSON", help="The builder's settings; else its defaults.")
+        str | None, typer.Option("--config", metavar="JSON", help="Settings of the builder.")
     ] = None,
-    task: Annotated[list[str] | None, typer.Option(metavar="TASK", help="Of this task alone; may be repeated.")] = None,
+    task: Annotated[list[str] | None, typer.Option(metavar="TASK", help="Only this task. Repeatable.")] = None,
     output: Output = Format.TABLE,
     data: Data = None,
 ) -> None:
-    """Build trajectories again from the log, each once; the same command goes on where a run was cut short."""
+    """Build trajectories again from the log, each once. After an interruption, the same command continues."""
     from consumers.rebuild.request import RebuildRequest
     from topics import trajectories
 
@@ -64,29 +56,23 @@ def rebuild(
     request = RebuildRequest(name, builder, _checked(builder, config), frozenset(task or ()))
     report = asyncio.run(_rebuild(found, request))
     topic = trajectories.topic(name).full_name(found.namespace)
-    _say(report)
+    _print_problems(report)
     if output is Format.JSON:
         print_json(_document(topic, request, report))
     else:
-        row = (
-            topic,
-            report.sessions,
-            report.were_out,
-            report.groups,
-            report.traces,
-            report.sampled_tokens,
-            report.trainable_tokens,
-        )
-        show(COLUMNS, [(*row, len(report.failed), report.unfinished)])
+        built = (
+            report.sessions, report.were_out, report.groups, report.traces, report.sampled_tokens, report.trainable_tokens,
+        )  # fmt: skip
+        show(COLUMNS, [(topic, *built, len(report.failed), report.unfinished)])
     if report.failed or report.incomplete or report.tasks_missing:
         raise typer.Exit(Exit.FAILED)
 
 
 def _checked(builder: str | None, config: str | None) -> bytes:
-    """The settings in one spelling. Raises InputError for a builder that isn't here, or settings that it would refuse."""
+    """The settings as canonical JSON. Raises InputError for an unknown builder, or for settings that it refuses."""
     if builder is None:
         if config is not None:
-            raise InputError("--config", config, "goes with --builder; without it each task's own settings are taken")
+            raise InputError("--config", config, "needs --builder; without it each task's own settings apply")
         return b"{}"
     loaded = registry.load(registry.Kind.BUILDER, builder)
     try:
@@ -100,7 +86,7 @@ def _checked(builder: str | None, config: str | None) -> bytes:
     except InputError:
         raise
     except Exception as error:
-        raise InputError("--config", config or "{}", f"{builder} takes no such settings: {error}") from error
+        raise InputError("--config", config or "{}", f"{builder} refuses these settings: {error}") from error
     return json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
 
 
@@ -110,25 +96,25 @@ async def _rebuild(found: Settings, request: RebuildRequest) -> RebuildReport:
     from topics import completions
 
     await require_topic(found, completions.TOPIC)
-    far = (0, 0)
+    offsets = (0, 0)
     result: list[RebuildReport] = []
 
-    def told(passed: int, total: int) -> None:
-        nonlocal far
-        far = passed, total
+    def progressed(passed: int, total: int) -> None:
+        nonlocal offsets
+        offsets = passed, total
 
     async def work() -> None:
-        result.append(await rebuild(found, request, told))
+        result.append(await rebuild(found, request, progressed))
 
-    await progress.reading(work(), lambda: far, "the log")
+    await progress.reading(work(), lambda: offsets, "the log")
     return result[0]
 
 
-def _say(report: RebuildReport) -> None:
-    """What isn't as it was when the sessions ran, on stderr."""
+def _print_problems(report: RebuildReport) -> None:
+    """Print on stderr what differs from the original run."""
     named = [f"{session_id} FAILED: {why}" for session_id, why in report.failed.items()]
     named += [
-        f"{task_id}: the log knows nothing any more of {missing} of its sessions; trainers skip its group"
+        f"{task_id}: the log no longer has {missing} of its sessions; trainers skip its group"
         for task_id, missing in report.incomplete.items()
     ]
     for line in named[:NAMED]:
@@ -140,12 +126,12 @@ def _say(report: RebuildReport) -> None:
             f"{report.to_build} sessions and the ends of their groups aren't written: fix their builder and run the same command again"
         )
     if report.tasks_missing:
-        note(f"nothing on the log of {', '.join(report.tasks_missing)}; `polar status` knows the tasks")
+        note(f"the log has nothing of {', '.join(report.tasks_missing)}; `polar status` knows the tasks")
     if report.unreadable:
         note(f"{report.unreadable} records can't be read; `polar.dead-letters` has those of no sense at all")
 
 
 def _document(topic: str, request: RebuildRequest, report: RebuildReport) -> dict[str, Any]:
-    told: dict[str, Any] = msgspec.to_builtins(report)
-    told["tasks"] = len(report.tasks)
-    return {"topic": topic, "builder": request.builder, "config": json.loads(request.config)} | told
+    summary: dict[str, Any] = msgspec.to_builtins(report)
+    summary["tasks"] = len(report.tasks)
+    return {"topic": topic, "builder": request.builder, "config": json.loads(request.config)} | summary

@@ -1,7 +1,7 @@
-"""What `polar watch` draws: one page that is never wider or higher than the terminal, and the same in one line where there is none.
+"""What `polar watch` draws: one page that never exceeds the terminal, or the same as one line without a terminal.
 
-The page gives way from below: first the older groups, then the older errors, then stages; the head stays. Nothing is read here, and
-what agents and models wrote goes through `visible` into `Text`.
+If the page is too high it drops older groups first, then older errors, then stages; the head stays. This module reads nothing, and text of
+agents and models passes `one_line` into `Text`.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
     from analytics.live.standings import Group
 
 ROOMY = 76
-"""Characters a line from which on a stage's rates are shown, too."""
+"""Columns of a terminal that also has room for the rates of stages."""
 GAUGE = 8
-"""Characters of the bar of busy slots."""
+"""Width of the bar of busy slots."""
 SECTION = 2
-"""Lines that a table takes besides its rows: an empty one and its header."""
+"""Lines of a table besides its rows: an empty line and the header."""
 FEW_ERRORS = 3
-"""Shown before any group is; the others where room is left."""
+"""Errors that come before groups; the others fill the remaining room."""
 
 
 @dataclass(frozen=True)
 class Page:
-    """A snapshot as a renderable, drawn anew for the size that the terminal has at that moment."""
+    """A snapshot as a renderable, laid out for the current size of the terminal."""
 
     snapshot: Snapshot
     title: str
@@ -46,7 +46,7 @@ class Page:
 
     def _lines(self, width: int, height: int) -> Iterable[Text | Table]:
         found = self.snapshot
-        head = [self._first(width), *_notices(found), *(_line(label, words) for label, words in _standing(found))]
+        head = [self._first(width), *_notices(found), *(_line(label, words) for label, words in _head(found))]
         left = height - len(head)
         stages, left = _share(len(found.stages), left)
         few, left = _share(min(FEW_ERRORS, len(found.errors)), left)
@@ -72,35 +72,35 @@ def summary(snapshot: Snapshot) -> str:
     notices = [notice.plain for notice in _notices(snapshot)]
     loads = [f"{_place(load)} {load.busy}/{load.slots}" for load in snapshot.stages if load.workers]
     slots = [f"slots {', '.join(loads)}"] if loads else []
-    return "; ".join([*notices, *(f"{label} {words}" for label, words in _standing(snapshot)), *slots])
+    return "; ".join([*notices, *(f"{label} {words}" for label, words in _head(snapshot)), *slots])
 
 
 def in_words(trouble: Trouble) -> str:
-    """An error in one line: whose, and what."""
+    """An error in one line, with its session."""
     return f"{one_line(trouble.session_id)} {_what(trouble)}"
 
 
 def clock(at_ms: int) -> str:
-    """Local time of day, of Unix ms."""
+    """Local time of day. `at_ms`: Unix ms."""
     return datetime.fromtimestamp(at_ms / 1000, tz=UTC).astimezone().strftime("%H:%M:%S")
 
 
 def _notices(snapshot: Snapshot) -> list[Text]:
-    """What makes the rest of it look different than it is."""
+    """Conditions under which the rest of the page is outdated or incomplete."""
     notices = []
     if snapshot.away_s is not None:
-        notices.append(f"Kafka hasn't answered since {clock(snapshot.at)}: this is as of then")
+        notices.append(f"Kafka hasn't answered since {clock(snapshot.at)}: the page shows that time")
     if snapshot.reading is not None:
-        notices.append(f"reading what lies on Kafka: {100 * snapshot.reading:.0f} %")
+        notices.append(f"reading the topics: {100 * snapshot.reading:.0f} %")
     elif not snapshot.processes:
-        notices.append("no process lives: `polar up`, `polar worker` and `polar proxy` start them")
-    if (standing := fleet_in_words(snapshot)) is not None:
-        notices.append(standing)
+        notices.append("no live process: `polar up`, `polar worker` and `polar proxy` start them")
+    if (pause := fleet_in_words(snapshot)) is not None:
+        notices.append(pause)
     return [_one_line(Text(notice, style="bold yellow")) for notice in notices]
 
 
-def _standing(snapshot: Snapshot) -> list[tuple[str, str]]:
-    """The head's lines, each with its label."""
+def _head(snapshot: Snapshot) -> list[tuple[str, str]]:
+    """The lines of the head, each with its label."""
     calls = snapshot.calls
     counts = [(phase, snapshot.phases.get(phase.value, 0)) for phase in Phase]
     unended = [f"{count} {phase.value}" for phase, count in counts if count and phase is not Phase.ENDED]
@@ -115,7 +115,7 @@ def _standing(snapshot: Snapshot) -> list[tuple[str, str]]:
     )
     return [
         ("alive", (counted(snapshot.processes) or "nothing") + version),
-        ("tasks", f"{snapshot.tasks}; {', '.join(unended) or 'none waits or runs'}; {ended} ended{statuses}"),
+        ("tasks", f"{snapshot.tasks}; {', '.join(unended) or 'none waiting or running'}; {ended} ended{statuses}"),
         ("minute", rates),
     ]
 
@@ -159,7 +159,7 @@ def _error_table(errors: Sequence[Trouble], now_ms: int, width: int) -> Table:
 
 
 def _table(columns: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> Table:
-    """A line a row; what is too wide costs the last column."""
+    """One line per row. A row that is too wide is cut in its last column."""
     table = Table(box=None, pad_edge=False, show_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for column in columns:
         justify: Literal["left", "right"] = "right" if column.startswith(">") else "left"
@@ -170,7 +170,7 @@ def _table(columns: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> Tabl
 
 
 def _share(wanted: int, left: int) -> tuple[int, int]:
-    """How many rows of a table there is room for, and the lines left then."""
+    """The number of table rows with room, and the remaining lines."""
     rows = min(wanted, max(0, left - SECTION))
     return (rows, left - SECTION - rows) if rows else (0, left)
 
@@ -199,7 +199,7 @@ def _gauge(busy: int, slots: int) -> str:
 
 
 def _cut(name: str, limit: int) -> str:
-    """An id's beginning and end: its end tells siblings apart."""
+    """An id's beginning and end: siblings differ at the end."""
     name, limit = one_line(name), max(8, limit)
     if len(name) <= limit:
         return name

@@ -1,4 +1,4 @@
-"""`polar session`: URLs and a key for an agent of one's own, and the end of it (protocol 28)."""
+"""`polar session` opens a session for an agent of your own, with URLs and a key, and closes it (protocol 28)."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 TTL = re.compile(r"([0-9]+(?:\.[0-9]+)?)(s|m|h)")
 UNITS_S = {"s": 1, "m": 60, "h": 3600}
 LEAST_S = 1.0
+"""Shortest lifetime of a session."""
 
 app = typer.Typer(no_args_is_help=True, help="Bring your own agent: open a session for it, and close it.")
 
@@ -43,22 +44,22 @@ class Mode(StrEnum):
 def open_(
     task: Annotated[
         str | None,
-        typer.Option("--task", metavar="T", help="Whose next sample this is; a task of its own where none is said."),
+        typer.Option("--task", metavar="T", help="Open the next sample of this task.  [default: a new task]"),
     ] = None,
     samples: Annotated[
         int | None,
-        typer.Option(
-            metavar="N", min=1, max=SAMPLES_LIMIT, help="Of a new task: its group has so many sessions. [default: 1]"
-        ),
+        typer.Option(metavar="N", min=1, max=SAMPLES_LIMIT, help="Number of samples of a new task.  [default: 1]"),
     ] = None,
-    ttl: Annotated[
-        str, typer.Option(metavar="TTL", help="90s, 30m or 1h, at most 24h: then it ends by itself.")
-    ] = "1h",
-    mode: Annotated[Mode, typer.Option(help="train: the key imposes the training defaults on sampling.")] = Mode.TRAIN,
-    output: Annotated[Format, typer.Option("--format", help="For a shell's eval, or for programs.")] = Format.ENV,
+    ttl: Annotated[str, typer.Option(metavar="TTL", help="Lifetime: 90s, 30m or 1h, at most 24h.")] = "1h",
+    mode: Annotated[
+        Mode, typer.Option(help="train: the key enforces the training defaults for sampling.")
+    ] = Mode.TRAIN,
+    output: Annotated[
+        Format, typer.Option("--format", help="env: for `eval` in a shell. json: for programs.")
+    ] = Format.ENV,
     data: Data = None,
 ) -> None:
-    """Open a session: base URLs and a key for each provider's client.
+    """Open a session, and print base URLs and a key for each provider's client.
 
     In a shell: eval "$(polar session open)". Every call made with the key is captured; `polar session close` ends the session.
     """
@@ -68,16 +69,11 @@ def open_(
     session = Session.open(settings=settings.load(data), task_id=task, samples=samples, ttl_s=ttl_s, mode=mode.value)
     expires_at = session.expires_at.strftime("%Y-%m-%dT%H:%M:%SZ")
     if output is Format.JSON:
-        told = {
-            "session_id": session.session_id,
-            "key": session.key,
-            "expires_at": expires_at,
-            "env": session.env,
-        }
-        print_json(told)
+        opened = {"session_id": session.session_id, "key": session.key, "expires_at": expires_at, "env": session.env}
+        print_json(opened)
     else:
-        ours = {"POLAR_SESSION_ID": session.session_id, "POLAR_TASK_ID": task_id_of(session.session_id)}
-        for name, value in {**ours, **session.env}.items():
+        names = {"POLAR_SESSION_ID": session.session_id, "POLAR_TASK_ID": task_id_of(session.session_id)}
+        for name, value in {**names, **session.env}.items():
             typer.echo(f"export {name}={shlex.quote(value)}")
     note(f"{session.session_id} is open until {expires_at}; `polar session close {session.session_id}` ends it")
 
@@ -86,48 +82,51 @@ def open_(
 def close(
     session: Annotated[
         str | None,
-        typer.Argument(
-            metavar="SESSION", envvar="POLAR_SESSION_ID", help="<task>.<sample>; else what the environment names."
-        ),
+        typer.Argument(metavar="SESSION", envvar="POLAR_SESSION_ID", help="<task>.<sample>."),
     ] = None,
-    reward: Annotated[float | None, typer.Option(metavar="R", help="Where none is said, it has none.")] = None,
+    reward: Annotated[float | None, typer.Option(metavar="R", help="Reward of the session.  [default: none]")] = None,
     data: Data = None,
 ) -> None:
-    """End an opened session, and wait for its trajectory."""
+    """Close an open session, and wait for its trajectory."""
     from polar.sessions import SessionRefusedError, close_session
 
     if session is None:
-        raise ended("which session? Name it, or set POLAR_SESSION_ID as `polar session open` prints it", Exit.BAD_INPUT)
+        raise ended(
+            "no session given: name one, or set POLAR_SESSION_ID as `polar session open` prints it", Exit.BAD_INPUT
+        )
     found = settings.load(data)
-    target = session_ids.read(session)
+    target = session_ids.parse(session)
     if target.sample is None:
         raise InputError("SESSION", session, "expected <task id>.<sample index>")
-    is_over = False
+    has_ended = False
     try:
         close_session(found, session, reward)
     except SessionRefusedError as refused:
         if refused.code != "ended":
             raise
-        is_over = True
-    asyncio.run(_say(found, session, reward, is_over=is_over))
+        has_ended = True
+    asyncio.run(_print_result(found, session, reward, has_ended=has_ended))
 
 
-async def _say(found: Settings, session_id: str, reward: float | None, *, is_over: bool) -> None:
-    """What came of it, as the table says. Raises Exit where the close, or its reward, came too late."""
+async def _print_result(found: Settings, session_id: str, reward: float | None, *, has_ended: bool) -> None:
+    """Print the outcome from the coordinator's table. Raises Exit if the close or its reward came too late."""
     from polar.sessions import until_ended
 
     try:
         row = await until_ended(found, session_id)
     except NotReady as error:
-        typer.echo(f"{session_id} {'had ended already' if is_over else 'is closed'}")
-        note(f"its trajectory isn't waited for: {error}")
+        typer.echo(f"{session_id} {'had ended already' if has_ended else 'is closed'}")
+        note(f"not waiting for its trajectory: {error}")
         return
     if row is None:
-        raise ended(f"{session_id} is closed, and its trajectory not out yet; `polar status {session_id}`", Exit.FAILED)
+        raise ended(
+            f"{session_id} is closed, but its trajectory isn't written yet: see `polar status {session_id}`",
+            Exit.FAILED,
+        )
     typer.echo(f"{_result(row)} (polar show {session_id})")
-    if is_over and reward is not None and (row.status, row.reward) != (Status.COMPLETED, reward):
+    if has_ended and reward is not None and (row.status, row.reward) != (Status.COMPLETED, reward):
         raise ended(f"{session_id} had ended already: the reward {reward:g} came too late", Exit.FAILED)
-    if is_over:
+    if has_ended:
         note(f"{session_id} had ended already")
 
 
@@ -146,5 +145,5 @@ def seconds(ttl: str) -> float:
         raise InputError("--ttl", ttl, "expected a number and s, m or h: 90s, 30m, 1h")
     value = float(found[1]) * UNITS_S[found[2]]
     if not LEAST_S <= value <= RUN_LIMIT_S:
-        raise InputError("--ttl", ttl, "a session lives from 1s to 24h")
+        raise InputError("--ttl", ttl, "must be from 1s to 24h")
     return value

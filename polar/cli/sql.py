@@ -1,6 +1,6 @@
-"""`polar sql`: one query over the lake, as it stands; its answer for people or for programs, all on stdout.
+"""`polar sql` runs one query over the lake and prints the answer on stdout, for people or for programs.
 
-An answer is written as it comes, so that it may be longer than memory; only a table, which people read, ends early and says so.
+The answer is written as it comes, so it may be larger than memory. Only a table, for people, ends early, and a note says so.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class Layout(StrEnum):
-    """How an answer is written."""
+    """Output formats of an answer."""
 
     TABLE = "table"
     CSV = "csv"
@@ -42,45 +42,46 @@ class Layout(StrEnum):
 
 
 TABLE_ROWS = 500
+"""Most rows of a table."""
 CELL = 200
-"""Characters of a table's cell; a transcript would push all else off the screen."""
+"""Most characters of a table cell: a transcript would push the other cells off the screen."""
 ITEMS = 8
-"""Of a list in a table's cell."""
+"""Most items of a list in a table cell."""
 _encoder = msgspec.json.Encoder(decimal_format="number")
-"""Instants as ISO 8601, bytes as base64, durations as ISO 8601; what is no number (NaN, infinite) as null."""
-FAR = 100_000
+"""Timestamps and durations as ISO 8601, bytes as base64, NaN and infinity as null."""
+UNBOUNDED = 100_000
 """Columns of a screen that any table fits on."""
 STOP_S = 5.0
-"""For a query to end that was interrupted."""
+"""Time for an interrupted query to end."""
 STOPPED = 128 + signal.SIGINT
 NUMBERS = ("BIGINT", "INTEGER", "SMALLINT", "TINYINT", "HUGEINT", "DOUBLE", "FLOAT", "DECIMAL")
 
 
 def sql(
     query: Annotated[
-        str | None, typer.Argument(metavar="SQL", help="DuckDB's SQL, reading only; - reads standard input.")
+        str | None, typer.Argument(metavar="SQL", help="Read-only DuckDB SQL; - reads standard input.")
     ] = None,
-    layout: Annotated[Layout, typer.Option("--format", help="For people, or for programs.")] = Layout.TABLE,
+    layout: Annotated[Layout, typer.Option("--format", help="table: for people. Others: for programs.")] = Layout.TABLE,
     data: Data = None,
 ) -> None:
-    """Ask the lake: calls, sessions, stage_times, traces, trajectories, groups, tasks; the tables are in the schema lake."""
+    """Query the lake: the views calls, sessions, stage_times, traces, trajectories, groups and tasks, and the tables in schema lake."""
     from analytics.asking import query as lake
 
     if query is None:
         from analytics.asking.views import VIEWS
 
         raise ended(
-            f"what is the question? `polar sql 'FROM sessions'` asks a view; there are: {', '.join(VIEWS)}",
+            f"no query given; `polar sql 'FROM sessions'` reads a view; there are: {', '.join(VIEWS)}",
             Exit.BAD_INPUT,
         )
     with _sigterm_as_ctrl_c(), lake.connect(settings.load(data)) as reader:
-        asked = sys.stdin.read() if query == "-" else query
-        _interruptible(reader, lambda: WRITERS[layout](reader, asked))
+        text = sys.stdin.read() if query == "-" else query
+        _interruptible(reader, lambda: WRITERS[layout](reader, text))
 
 
 @contextmanager
 def _sigterm_as_ctrl_c() -> Iterator[None]:
-    """Both end the query, and take its temporary files and its hold on the lake with them."""
+    """SIGTERM ends the query as Ctrl-C does, and releases its temporary files and its pin of the lake."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
@@ -89,7 +90,7 @@ def _sigterm_as_ctrl_c() -> Iterator[None]:
 
 
 def _interruptible(reader: Reader, work: Callable[[], None]) -> None:
-    """Do `work` in another thread: DuckDB doesn't look for signals while it computes, and is told to stop from here."""
+    """Run `work` in another thread: DuckDB ignores signals while it computes, so this thread interrupts it."""
     done: Future[None] = Future()
 
     def run() -> None:
@@ -105,30 +106,30 @@ def _interruptible(reader: Reader, work: Callable[[], None]) -> None:
     except KeyboardInterrupt:
         reader.interrupt()
         if wait([done], STOP_S).not_done:
-            # A single call of a function isn't interrupted; Python's own end would wait for it, or complain of what it holds.
+            # DuckDB can't interrupt a single function call, and Python's normal exit would wait for it.
             atexit.register(os._exit, STOPPED)
         raise
 
 
-def _table(reader: Reader, asked: str) -> None:
-    """Rows under their columns; where these are too many for the screen, each row as a table of its own."""
-    answer = reader.ask(asked)
+def _table(reader: Reader, query: str) -> None:
+    """Rows under their columns. If these are too wide for the screen, one table per row."""
+    answer = reader.ask(query)
     rows = answer.rows()
     shown = [[_cell(value) for value in row] for row in itertools.islice(rows, TABLE_ROWS)]
     names = [f">{name}" if kind.startswith(NUMBERS) and "[" not in kind else name for name, kind in answer.columns]
     out, whole = console(), table(names, shown)
-    wide = out.options.update(max_width=FAR)
+    wide = out.options.update(max_width=UNBOUNDED)
     if Measurement.get(out, wide, whole).maximum <= out.width or len(names) == 1:
         out.print(whole)
     else:
         for number, row in enumerate(shown, start=1):
             out.print(table([f"row {number}", ""], zip((name for name, _ in answer.columns), row, strict=True)), "")
     if next(rows, None) is not None:
-        note(f"these are the first {TABLE_ROWS} rows; --format csv, json or parquet gives all")
+        note(f"only the first {TABLE_ROWS} rows; --format csv, json or parquet prints all")
 
 
 def _cell(value: object) -> str | None:
-    """What a table shows of a value; None stays, for the table to draw."""
+    """A value as text for a table. None stays None."""
     match value:
         case None:
             return None
@@ -143,16 +144,16 @@ def _cell(value: object) -> str | None:
             return text if len(text) <= CELL else f"{text[:CELL]}… {len(text) - CELL} more"
 
 
-def _csv(reader: Reader, asked: str) -> None:
-    answer = reader.ask(asked)
+def _csv(reader: Reader, query: str) -> None:
+    answer = reader.ask(query)
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow(name for name, _ in answer.columns)
     writer.writerows([None if value is None else _text(value) for value in row] for row in answer.rows())
 
 
-def _json(reader: Reader, asked: str) -> None:
-    """An array of objects. Of columns with one name the last counts."""
-    answer = reader.ask(asked)
+def _json(reader: Reader, query: str) -> None:
+    """An array of objects. Of columns with the same name the last counts."""
+    answer = reader.ask(query)
     names = [name for name, _ in answer.columns]
     separator = "[\n  "
     for row in answer.rows():
@@ -161,13 +162,13 @@ def _json(reader: Reader, asked: str) -> None:
     typer.echo("[]" if separator.startswith("[") else "\n]")
 
 
-def _parquet(reader: Reader, asked: str) -> None:
+def _parquet(reader: Reader, query: str) -> None:
     import pyarrow.parquet as pq
 
     from polar.cli.parquet import stdout
 
     out = stdout()
-    schema, batches = reader.batches(asked)
+    schema, batches = reader.batches(query)
     with pq.ParquetWriter(out, schema, compression="zstd") as writer:
         for batch in batches:
             writer.write_batch(batch)
@@ -182,5 +183,5 @@ WRITERS: dict[Layout, Callable[[Reader, str], None]] = {
 
 
 def _text(value: object) -> str:
-    """A value in CSV and in tables: as in JSON, and text without its quotes."""
+    """A value in CSV and tables: as in JSON, but without quotes around text."""
     return value if isinstance(value, str) else _encoder.encode(value).decode().strip('"')

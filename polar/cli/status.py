@@ -1,4 +1,4 @@
-"""`polar status`: the coordinator's table, as it stands: all tasks, the sessions of one, or one session."""
+"""`polar status` shows the coordinator's table: all tasks, the sessions of one task, or one session."""
 
 from __future__ import annotations
 
@@ -22,25 +22,23 @@ if TYPE_CHECKING:
     from polar.client import SessionTable
 
 ROOMY = 110
-"""Characters a line from which on a session's durations are shown, too: the error is worth more."""
+"""Columns of a terminal that also has room for durations; the error is more important."""
 
 
 def status(
-    target: Annotated[
-        str | None, typer.Argument(metavar=f"[{session_ids.FIELD}]", help="A session is <task>.<sample>.")
-    ] = None,
+    name: Annotated[str | None, typer.Argument(metavar=f"[{session_ids.FIELD}]", help=session_ids.HELP)] = None,
     output: Output = Format.TABLE,
     data: Data = None,
 ) -> None:
-    """Show who lives and where tasks stand, or one task's sessions, or one session."""
+    """Show live processes and all tasks, or the sessions of one task, or one session."""
     found = settings.load(data)
-    if target is None:
+    if name is None:
         rows, head = asyncio.run(_overview(found, with_head=output is Format.TABLE))
     else:
-        rows, head = asyncio.run(_sessions(found, session_ids.read(target))), ""
+        rows, head = asyncio.run(_sessions(found, session_ids.parse(name))), ""
     if output is Format.JSON:
         print_json(rows)
-    elif target is None:
+    elif name is None:
         typer.echo(head)
         show(["task", ">samples", ">ended", "ended as", "others are", ">mean reward"], map(_task_cells, rows))
     else:
@@ -50,7 +48,7 @@ def status(
 
 
 async def _overview(found: settings.Settings, *, with_head: bool) -> tuple[list[dict[str, Any]], str]:
-    """All tasks, and a line on the system as a whole."""
+    """All tasks, and a line about the whole system."""
     from analytics.live.following import Live
     from polar.client import SessionTable
 
@@ -68,14 +66,14 @@ async def _sessions(found: settings.Settings, target: session_ids.Target) -> lis
 
     async with SessionTable(found, {target.task_id}) as table:
         if target.task_id not in table.tasks:
-            raise InputError(session_ids.FIELD, target.name, "no coordinator knows such a task")
+            raise InputError(session_ids.FIELD, target.name, "no coordinator knows this task")
         target.check(table.tasks[target.task_id])
         rows = sorted(table.sessions.get(target.task_id, {}).items())
         return [_of_session(row) for index, row in rows if target.sample in (None, index)]
 
 
 def of_task(task_id: str, samples: int, table: SessionTable) -> dict[str, Any]:
-    """A task as programs get it."""
+    """A task as a JSON document."""
     rows = table.sessions.get(task_id, {}).values()
     rewards = [row.reward for row in rows if row.reward is not None]
     return {
@@ -90,9 +88,7 @@ def of_task(task_id: str, samples: int, table: SessionTable) -> dict[str, Any]:
 
 def _of_session(row: SessionState) -> dict[str, Any]:
     return {
-        "session_id": row.session_id,
-        "task_id": row.task_id,
-        "sample_index": row.sample_index,
+        **{name: getattr(row, name) for name in ("session_id", "task_id", "sample_index")},
         "phase": row.phase.value,
         "attempt": row.attempt,
         "status": row.status.value if row.status else None,
@@ -104,20 +100,19 @@ def _of_session(row: SessionState) -> dict[str, Any]:
 
 
 def _head(live: Snapshot, *, ready: int) -> str:
-    """Who lives, with what in hand; sessions that wait for a run slot; whether the fleet is paused."""
+    """One line: live processes, busy slots, sessions that wait for a run slot, and a pause or drain."""
     workers = [
         f"{load.stage.value}{'' if load.pool == 'default' else f' of {load.pool}'} {load.busy}/{load.slots}"
         for load in live.stages
         if load.workers
     ]
     busy = f"; slots busy: {', '.join(workers)}" if workers else ""
-    notice = fleet_in_words(live)
-    standing = f"; {notice}" if notice else ""
-    return f"alive: {counted(live.processes) or 'no process'}{busy}; {ready} sessions READY{standing}\n"
+    pause = f"; {notice}" if (notice := fleet_in_words(live)) else ""
+    return f"alive: {counted(live.processes) or 'no process'}{busy}; {ready} sessions READY{pause}\n"
 
 
 def fleet_in_words(live: Snapshot) -> str | None:
-    """That the fleet is paused or draining, since when, and how that ends; None where it runs as ever."""
+    """A sentence on a paused or draining fleet. None if the fleet runs."""
     states = []
     if live.paused:
         at = datetime.fromtimestamp((live.paused_since or 0) / 1000, tz=UTC).astimezone()
@@ -126,7 +121,7 @@ def fleet_in_words(live: Snapshot) -> str | None:
         states.append("draining")
     if not states:
         return None
-    return f"the fleet is {' and '.join(states)} (generation {live.fleet_generation}): `polar fleet resume` ends that"
+    return f"the fleet is {' and '.join(states)} (generation {live.fleet_generation}): `polar fleet resume` ends this"
 
 
 def _task_cells(row: dict[str, Any]) -> list[object]:

@@ -1,4 +1,4 @@
-"""`polar submit`: all TaskRequests of an invocation, or none of them."""
+"""`polar submit` submits all TaskRequests of an invocation, or none of them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from polar.cli import background_reader, documents, progress
+from polar.cli import documents, progress
+from polar.cli.background_reader import read_in_background
 from polar.cli.exits import Exit
 from polar.cli.options import Data, Format, Output
 from polar.cli.output import note, one_line, print_json
@@ -28,20 +29,23 @@ def submit(
     files: Annotated[
         list[str], typer.Argument(metavar="FILE", help="YAML, JSON or JSON Lines; - reads standard input.")
     ],
-    wait: Annotated[bool, typer.Option("--wait", help="Until every session has its trajectory.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until every session has its trajectory.")] = False,
     max_in_flight: Annotated[
         int | None,
         typer.Option(
             "--max-in-flight",
             min=1,
             metavar="N",
-            help="Submit as sessions finish: at most N are unfinished. JSON Lines are read line by line.",
+            help="Submit as sessions finish, with at most N unfinished. Reads JSON Lines line by line.",
         ),
     ] = None,
     output: Output = Format.TABLE,
     data: Data = None,
 ) -> None:
-    """Submit tasks, and print their ids. With --wait, name those sessions that failed, and exit 1 where one did as `infra` or `input`."""
+    """Submit tasks and print their ids.
+
+    --wait also names failed sessions, and exits with 1 if the error of one is `infra` or `input`.
+    """
     if max_in_flight is not None:
         raise typer.Exit(asyncio.run(_feed(settings.load(data), files, max_in_flight, wait, output)))
     requests = _requests(files)
@@ -49,7 +53,7 @@ def submit(
 
 
 def _requests(files: Sequence[str]) -> list[TaskRequest]:
-    """The tasks of all files, one for each id. Where any is bad all that is wrong is said, and the command ends."""
+    """The tasks of all files, one per id. If any is bad, print every problem and end the command."""
     found: dict[str, TaskRequest] = {}
     problems: list[str] = []
     for file in files:
@@ -62,7 +66,7 @@ def _requests(files: Sequence[str]) -> list[TaskRequest]:
             try:
                 request = _parsed(document, file)
                 if found.setdefault(request.task_id, request) != request:
-                    raise InputError("task_id", request.task_id, "another body of this submission has it, too")
+                    raise InputError("task_id", request.task_id, "another body of this submission has the same id")
             except InputError as error:
                 problems.append(f"{document.place}: {error}")
     if problems:
@@ -74,22 +78,21 @@ def _requests(files: Sequence[str]) -> list[TaskRequest]:
 
 
 def _parsed(document: documents.Document, file: str) -> TaskRequest:
-    """Its task. Raises InputError."""
+    """The task of a document. Raises InputError."""
     request = documents.anchored(parse(document.body), file)
     _warn_of_missing(document.place, request)
     return request
 
 
 def _warn_of_missing(place: str, request: TaskRequest) -> None:
-    """What isn't on this machine may be on the workers': said, not refused."""
+    """Warn of files that aren't on this machine; they may be on the workers'."""
     for index, action in enumerate(request.runtime.prepare):
         if action.source is not None and not Path(action.source).exists():
-            said = f"{place}: runtime.prepare.{index}.source: there is no {action.source} on this machine; the workers need it there"
-            note(said)
+            note(f"{place}: runtime.prepare.{index}.source: no {action.source} on this machine; the workers need it")
 
 
 async def _submit(found: Settings, requests: list[TaskRequest], wait: bool, output: Format) -> int:
-    """The exit code."""
+    """Submit all tasks; the exit code."""
     from polar.client import ANSWER_S, Client
 
     client = Client(found)
@@ -100,40 +103,40 @@ async def _submit(found: Settings, requests: list[TaskRequest], wait: bool, outp
             typer.echo("\n".join(ids))
         if unanswered:
             note(
-                f"no coordinator has shown {', '.join(unanswered)} within {ANSWER_S:.0f} s: they lie on Kafka, and start "
-                "when `polar worker fanout coordinator` runs (what it refuses is in polar.dead-letters)"
+                f"no coordinator has shown {', '.join(unanswered)} within {ANSWER_S:.0f} s: they are on Kafka, and start "
+                "when `polar worker fanout coordinator` runs (refused ones are in polar.dead-letters)"
             )
         return await _ended(client, table, {request.task_id: request.num_samples for request in requests}, wait, output)
 
 
 async def _feed(found: Settings, files: Sequence[str], max_in_flight: int, wait: bool, output: Format) -> int:
-    """The exit code. What was sent before something bad stays sent, and is counted."""
+    """Submit tasks as sessions finish; the exit code. Tasks sent before an error stay sent."""
     from polar.client import Client
 
     client = Client(found)
     samples: dict[str, int] = {}
-    said = progress.now_and_then()
+    announce = progress.Throttled()
 
     def on_sent(request: TaskRequest, unfinished: int) -> None:
         samples[request.task_id] = request.num_samples
         if output is Format.TABLE:
             typer.echo(request.task_id)
-        said(f"{len(samples)} tasks submitted, {unfinished} of at most {max_in_flight} sessions unfinished")
+        announce(f"{len(samples)} tasks submitted, {unfinished} of at most {max_in_flight} sessions unfinished")
 
-    requests = background_reader.trickled(_one_by_one(files))
+    requests = read_in_background(_one_by_one(files))
     async with client.table() as table:
         feeding = client.feed(requests, table, max_in_flight=max_in_flight, on_sent=on_sent)
         try:
             await client.unless_gone(feeding)
         except InputError as error:
             note(str(error))
-            note(f"{len(samples)} tasks were submitted before; submit the rest again, none is doubled")
+            note(f"{len(samples)} tasks were submitted before; submit the rest again, none runs twice")
             return Exit.BAD_INPUT
         return await _ended(client, table, samples, wait, output)
 
 
 def _one_by_one(files: Sequence[str]) -> Iterator[TaskRequest]:
-    """Raises InputError, with the place, when it comes to a bad one."""
+    """The tasks of all files. Raises InputError, with the place, at the first bad one."""
     for file in files:
         for document in documents.stream(file):
             try:
@@ -144,21 +147,21 @@ def _one_by_one(files: Sequence[str]) -> Iterator[TaskRequest]:
 
 
 async def _ended(client: Client, table: SessionTable, samples: Mapping[str, int], wait: bool, output: Format) -> int:
-    """What is said when all is submitted; the exit code. `samples`: by task id."""
+    """Wait for the tasks, print them, and return the exit code. `samples`: their number by task id."""
     if wait:
         try:
             await client.unless_gone(progress.until_finished(table, samples))
         except asyncio.CancelledError:  # Ctrl-C
-            note("the work goes on: `polar status` shows it, `polar cancel` ends it")
+            note("the tasks continue: `polar status` shows them, `polar cancel` ends them")
             raise
     if output is Format.JSON:
         tasks = [of_task(task_id, count, table) for task_id, count in samples.items()]
         print_json(tasks)
-    return _judged(table, list(samples)) if wait else 0
+    return _failures(table, list(samples)) if wait else 0
 
 
-def _judged(table: SessionTable, ids: Sequence[str]) -> int:
-    """Name each session that failed, and why, on stderr; 1 where one did for what isn't the agent's doing."""
+def _failures(table: SessionTable, ids: Sequence[str]) -> int:
+    """Print each failed session and its error on stderr; exit code 1 if an error isn't the agent's."""
     failed = [row for task_id in ids for row in table.ended(task_id) if row.status is Status.FAILED]
     errors = [(row.session_id, row.error) for row in failed if row.error is not None]
     for session_id, error in errors:

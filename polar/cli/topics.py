@@ -1,4 +1,4 @@
-"""`polar topics`: the topics of the contract, on the broker."""
+"""`polar topics` creates, lists and describes the topics of the contract."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ app = typer.Typer(no_args_is_help=True, help="Create, list and describe the topi
 
 
 class Document(StrEnum):
-    """Forms of the contract."""
+    """Output formats of the contract."""
 
     ASYNCAPI = "asyncapi"
     JSON = "json"
@@ -31,24 +31,23 @@ class Document(StrEnum):
 @app.command("apply")
 def apply(
     pools: Annotated[
-        list[str] | None, typer.Option("--pool", help="Pools whose stage queues are made, too; may be repeated.")
+        list[str] | None, typer.Option("--pool", help="Also create the stage queues of this pool. Repeatable.")
     ] = None,
     data: Data = None,
 ) -> None:
-    """Create what is missing, and bring settings in line with the contract; twice changes nothing."""
+    """Create missing topics and update topic settings to the contract. A second run changes nothing."""
     from topics.contract import catalogue
     from topics.log import admin
 
     queues = [topic for pool in pools or [catalogue.DEFAULT_POOL] for topic in catalogue.of_pool(pool)]
     found = settings.load(data)
-    # A single broker, as the one of `polar up`, has few partitions.
-    single = found.replication == 1
+    single = found.replication == 1  # a single broker, as in `polar up`, has few partitions
     applied = asyncio.run(admin.apply(found, [*catalogue.FIXED, *queues], embedded=single))
     show(["topic", "outcome"], [[one.topic, one.outcome] for one in applied])
 
 
 class Rights(StrEnum):
-    """Forms of the list of rights."""
+    """Output formats of the list of rights."""
 
     TABLE = "table"
     JSON = "json"
@@ -58,25 +57,27 @@ class Rights(StrEnum):
 @app.command("acl")
 def list_rights(
     roles: Annotated[
-        list[str] | None, typer.Option("--role", help="One role alone; may be repeated.", show_default=False)
+        list[str] | None, typer.Option("--role", help="Only this role. Repeatable.", show_default=False)
     ] = None,
     principals: Annotated[
         list[str] | None,
         typer.Option(
-            "--principal-of", metavar="ROLE=User:NAME", help="Whom Kafka knows it as; else User:ROLE. May be repeated."
+            "--principal-of",
+            metavar="ROLE=User:NAME",
+            help="Kafka principal of a role, by default User:ROLE. Repeatable.",
         ),
     ] = None,
     form: Annotated[
-        Rights, typer.Option("--format", help="commands: lines for a shell, of Kafka's own kafka-acls.sh.")
+        Rights, typer.Option("--format", help="commands: shell lines for Kafka's kafka-acls.sh.")
     ] = Rights.TABLE,
     data: Data = None,
 ) -> None:
-    """List the rights on Kafka that each role needs; needs no Kafka."""
+    """List the Kafka rights that each role needs. Needs no Kafka."""
     from topics.contract import acl
 
     found = settings.load(data)
     wanted = [_known(role, "--role") for role in roles or acl.ROLES]
-    named = dict(_principal(given) for given in principals or ())
+    named = dict(_principal(value) for value in principals or ())
     rights = [(role, right) for role in wanted for right in acl.rights(role, found.namespace)]
     match form:
         case Rights.TABLE:
@@ -85,11 +86,11 @@ def list_rights(
                 [[role, r.kind, r.name + "*" * r.prefixed, " ".join(r.operations)] for role, r in rights],
             )
         case Rights.JSON:
-            told = [
+            documents = [
                 {"role": role, "principal": named.get(role, f"User:{role}"), **msgspec.to_builtins(right)}
                 for role, right in rights
             ]
-            print_json(told)
+            print_json(documents)
         case Rights.COMMANDS:
             lines = acl.commands(wanted, found.namespace, named, found.kafka or "BROKER:9092")
             typer.echo("\n".join(lines))
@@ -97,7 +98,7 @@ def list_rights(
 
 @app.command("list")
 def list_topics(output: Output = Format.TABLE, data: Data = None) -> None:
-    """List the namespace's topics as the broker has them."""
+    """List the namespace's topics on the broker."""
     from topics.log import admin
 
     listed = asyncio.run(admin.listing(settings.load(data)))
@@ -113,11 +114,12 @@ def list_topics(output: Output = Format.TABLE, data: Data = None) -> None:
 @app.command("docs")
 def docs(
     form: Annotated[
-        Document, typer.Option("--format", help="asyncapi: AsyncAPI 3.0 as YAML; json: the same; markdown: for people.")
+        Document,
+        typer.Option("--format", help="asyncapi: AsyncAPI 3.0 as YAML. json: the same as JSON. markdown: for people."),
     ] = Document.ASYNCAPI,
     data: Data = None,
 ) -> None:
-    """Describe every topic and record; needs no Kafka."""
+    """Describe every topic and record. Needs no Kafka."""
     import yaml
 
     from topics.contract import asyncapi, markdown
@@ -142,11 +144,11 @@ def _known(role: str, field: str) -> str:
     return role
 
 
-def _principal(given: str) -> tuple[str, str]:
+def _principal(value: str) -> tuple[str, str]:
     """Role and principal. Raises InputError."""
-    role, _, principal = given.partition("=")
+    role, _, principal = value.partition("=")
     if PRINCIPAL.fullmatch(principal) is None:
-        raise InputError("--principal-of", given, "expected ROLE=User:NAME, without quotes in the name")
+        raise InputError("--principal-of", value, "expected ROLE=User:NAME, without quotes in the name")
     return _known(role, "--principal-of"), principal
 
 
@@ -160,6 +162,6 @@ def _cells(name: str, partitions: int, records: int, config: dict[str, str]) -> 
 
 
 def _span(ms: int) -> str:
-    """`7 d`, or `1 h` for what is kept less than a day."""
+    """`7 d`, or `1 h` for less than a day."""
     hours = ms / 3_600_000
     return f"{hours / 24:g} d" if hours >= 24 else f"{hours:g} h"

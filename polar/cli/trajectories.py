@@ -1,6 +1,6 @@
-"""`polar trajectories`: reads a trajectories topic, committed records only, to its present end or for ever.
+"""`polar trajectories` reads committed records of a trajectories topic, up to its end or until Ctrl-C.
 
-The JSON of a line is design: programs rely on its fields, which may only grow.
+Programs rely on the JSON of a line: fields may only be added.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from polar.cli import progress, running
+from polar.cli import process, progress
 from polar.cli.options import Data
 from polar.cli.output import note, show
 from topics.environment import settings
@@ -27,7 +27,7 @@ from topics.waiting.first_done import first_done
 
 
 class Layout(StrEnum):
-    """How trajectories are written."""
+    """Output formats of trajectories."""
 
     TABLE = "table"
     JSONL = "jsonl"
@@ -35,40 +35,41 @@ class Layout(StrEnum):
 
 
 READ_S = 3600.0
-"""To read what lies on the topic at the start; that Kafka answers is known by then."""
+"""Deadline for reading the existing records; Kafka is known to answer by then."""
 COLUMNS = ["session", "status", ">reward", ">turns", ">sampled", ">trainable", ">traces", "error"]
 
 
 def trajectories(
-    follow: Annotated[bool, typer.Option("--follow", help="Go on with what comes, until Ctrl-C.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="Continue with new trajectories until Ctrl-C.")] = False,
     topic: Annotated[
-        str | None, typer.Option(metavar="T", help="`eval`, or a task's output_topic; else the trained ones.")
+        str | None,
+        typer.Option(metavar="T", help="`eval`, or a task's output_topic. Default: the trajectories for training."),
     ] = None,
-    task: Annotated[list[str] | None, typer.Option(metavar="TASK", help="Of this task alone; may be repeated.")] = None,
+    task: Annotated[list[str] | None, typer.Option(metavar="TASK", help="Only this task. Repeatable.")] = None,
     layout: Annotated[
-        Layout, typer.Option("--format", help="jsonl, parquet: traces written out, a line or row each.")
+        Layout, typer.Option("--format", help="jsonl, parquet: one line or row per trajectory, with its tokens.")
     ] = Layout.TABLE,
     data: Data = None,
 ) -> None:
-    """Show what came out: one trajectory for each sample."""
+    """Print trajectories, one for each sample."""
     found = settings.load(data)
     missing = dict.fromkeys(task or ())
-    with _taking(layout, follow) as take:
+    with _writer(layout, follow) as write:
 
-        def take_asked(trajectory: Trajectory) -> None:
+        def write_selected(trajectory: Trajectory) -> None:
             if not task or trajectory.task_id in task:
                 missing.pop(trajectory.task_id, None)
-                take(trajectory)
+                write(trajectory)
 
         prints = follow or layout is not Layout.TABLE
-        running.serve(lambda stop: _read(found, topic, take_asked, stop if follow else None, prints=prints))
+        process.serve(lambda stop: _read(found, topic, write_selected, stop if follow else None, prints=prints))
     if missing and not follow:
-        note(f"nothing has come out of {', '.join(missing)}; `polar status` knows the tasks")
+        note(f"no trajectory yet of {', '.join(missing)}; `polar status` knows the tasks")
 
 
 @contextmanager
-def _taking(layout: Layout, follow: bool) -> Iterator[Callable[[Trajectory], None]]:
-    """What becomes of each trajectory; a table that isn't followed, and a Parquet file, are whole at the end."""
+def _writer(layout: Layout, follow: bool) -> Iterator[Callable[[Trajectory], None]]:
+    """Writes trajectories. A table without --follow and a Parquet file are complete at the end of the context."""
     if layout is Layout.JSONL:
         yield lambda trajectory: typer.echo(msgspec.json.encode(line(trajectory)))
     elif layout is Layout.PARQUET:
@@ -77,7 +78,7 @@ def _taking(layout: Layout, follow: bool) -> Iterator[Callable[[Trajectory], Non
         with parquet.TrajectoryFile(parquet.stdout()) as file:
             yield file.add
     elif follow:
-        yield lambda trajectory: typer.echo(_words(trajectory))
+        yield lambda trajectory: typer.echo(_one_line(trajectory))
     else:
         kept: list[Trajectory] = []
         yield kept.append
@@ -88,12 +89,12 @@ def _taking(layout: Layout, follow: bool) -> Iterator[Callable[[Trajectory], Non
 async def _read(
     found: Settings,
     topic: str | None,
-    take: Callable[[Trajectory], None],
+    write: Callable[[Trajectory], None],
     stop: asyncio.Event | None,
     *,
     prints: bool,
 ) -> None:
-    """Give `take` every trajectory up to the topic's present end, then those that come until `stop`. `prints`: at once, to stdout."""
+    """Write every trajectory up to the topic's current end, then new ones until `stop`. `prints`: `write` prints to stdout at once."""
     from polar.client import require_topic
     from topics import trajectories
     from topics.log.follow import Follower, Since
@@ -105,7 +106,7 @@ async def _read(
 
     def on_record(record: object, _: object) -> None:
         if isinstance(record, Trajectory):
-            take(record)
+            write(record)
 
     follower = Follower(found, trajectories.topic(name), on_record, since=Since.BEGINNING, committed=True)
     start = follower.start(READ_S)
@@ -119,7 +120,7 @@ async def _read(
 
 
 async def _require_output(found: Settings, name: str) -> None:
-    """Raises NotReady where no output topic has this name; the first task that writes there makes it."""
+    """Raise NotReady if no output topic has this name. The first task with this output creates it."""
     from topics import trajectories
     from topics.log import admin
 
@@ -127,17 +128,16 @@ async def _require_output(found: Settings, name: str) -> None:
     there = [one.name.removeprefix(prefix) for one in await admin.listing(found) if one.name.startswith(prefix)]
     if name not in there:
         known = ", ".join(there) or "none"
-        raise NotReady(f"no output topic {prefix}{name}; there are: {known} (the trained ones: without --topic)")
+        raise NotReady(f"no output topic {prefix}{name}; there are: {known} (those for training: without --topic)")
 
 
 def line(trajectory: Trajectory) -> dict[str, Any]:
-    """A trajectory as programs get it; per trace `token_ids`, `loss_mask` and `logprobs` are equally long."""
+    """A trajectory as a JSON document. `token_ids`, `loss_mask` and `logprobs` of a trace have equal lengths."""
     return {
-        "session_id": trajectory.session_id,
-        "task_id": trajectory.task_id,
-        "sample_index": trajectory.sample_index,
-        "num_samples": trajectory.num_samples,
-        "attempt": trajectory.attempt,
+        **{
+            name: getattr(trajectory, name)
+            for name in ("session_id", "task_id", "sample_index", "num_samples", "attempt")
+        },
         "status": trajectory.status.value,
         "reward": trajectory.reward,
         "error": msgspec.to_builtins(trajectory.error),
@@ -187,8 +187,8 @@ def _row(trajectory: Trajectory) -> list[object]:
     ]
 
 
-def _words(trajectory: Trajectory) -> str:
-    """One trajectory as a line, for following."""
+def _one_line(trajectory: Trajectory) -> str:
+    """One trajectory as a line, for --follow."""
     session_id, *values = _row(trajectory)
     named = zip(COLUMNS[1:], values, strict=True)
     return f"{session_id}  " + ", ".join(

@@ -1,4 +1,4 @@
-"""`polar up`: the whole system on this machine, until it is told to stop."""
+"""`polar up` runs the whole system on this machine until it is stopped."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from polar.cli import progress, running
+from polar.cli import process, progress
 from polar.cli.options import Data, EngineMode, EngineUrl, Model
 from polar.cli.output import note
 from topics.environment import settings
@@ -28,17 +28,19 @@ def up(
     model: Model = None,
     mode: EngineMode = "chat",
     ready_file: Annotated[
-        Path | None, typer.Option(metavar="F", help="Written when everything answers: what DIR/polar.env holds.")
+        Path | None, typer.Option(metavar="F", help="Write the content of DIR/polar.env to F once everything answers.")
     ] = None,
     scripts: Annotated[
         list[Path] | None,
-        typer.Option(metavar="PATH", exists=True, help="For the scripted engine: a file or folder; may be repeated."),
+        typer.Option(
+            metavar="PATH", exists=True, help="File or folder of scripts for the scripted engine. Repeatable."
+        ),
     ] = None,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="The proxy's; 0: any free one.")] = 0,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the proxy; 0 takes a free one.")] = 0,
 ) -> None:
     """Run the whole system on this machine until Ctrl-C.
 
-    Kafka, a proxy, all workers and, without --engine, the scripted engine. With POLAR_KAFKA set that Kafka is used.
+    Starts Kafka, a proxy, all workers and, without --engine, the scripted engine. Uses the Kafka in POLAR_KAFKA if it is set.
     """
     from polar.embedded import disk, lock
     from polar.embedded.system import Options
@@ -47,66 +49,68 @@ def up(
 
     plug_in_of(mode, "--mode")
     if engine_url is None and model is not None:
-        raise InputError("--model", model, "goes with --engine")
+        raise InputError("--model", model, "needs --engine")
     if engine_url is not None and scripts:
-        raise InputError("--scripts", str(scripts[0]), "the scripted engine's, and --engine names another")
+        raise InputError(
+            "--scripts", str(scripts[0]), "only the scripted engine has scripts, and --engine names another engine"
+        )
     upstream = None
     if engine_url is not None:
         upstream = probe.find_model(engine_url, model)
         asyncio.run(_examine(upstream, mode))
-    given = settings.load(data)
-    if given.engines and upstream is None:
+    configured = settings.load(data)
+    if configured.engines and upstream is None:
         raise InputError(
             "engines",
-            ", ".join(given.engines),
-            "polar up asks one engine: say --engine URL, or run `polar proxy`, which reads [engines]",
+            ", ".join(configured.engines),
+            "polar up uses one engine: pass --engine URL, or run `polar proxy`, which reads [engines]",
         )
-    folder = given.data
+    folder = configured.data
     disk.require(folder)
-    held = lock.claim(folder, announce=_announce)
+    lock_file = lock.claim(folder, announce=note)
     try:
-        # What a killed `up` has left is true no more, and must not pass for settings.
+        # The file of a killed `up` is out of date and must not be read as settings.
         (folder / ENV_FILE).unlink(missing_ok=True)
         found = settings.load(data)
         options = Options(engine=upstream, mode=mode, scripts=scripts or [], port=port)
-        running.serve(lambda stop: _run(found, options, held, ready_file, stop))
+        process.serve(lambda stop: _run(found, options, lock_file, ready_file, stop))
     finally:
-        os.close(held)
+        os.close(lock_file)
 
 
 async def _examine(upstream: ServedModel, mode: str) -> None:
-    """Raises NotReady where it can't serve training."""
+    """Raise NotReady if the engine can't serve training."""
     from proxy.engines import probe
 
-    # First the routes that a mode needs, with the flag that opens them.
-    found = await probe.check_features(upstream, mode, _announce)
+    # The routes that the mode needs come first: their error names the flag that enables them.
+    found = await probe.check_features(upstream, mode, note)
     await probe.try_call(upstream, mode)
     if found is not None:
-        _announce(f"the engine: {found.summary}")
+        note(f"the engine: {found.summary}")
 
 
-async def _run(found: Settings, options: Options, held: int, ready_file: Path | None, stop: asyncio.Event) -> None:
+async def _run(found: Settings, options: Options, lock_file: int, ready_file: Path | None, stop: asyncio.Event) -> None:
     from polar.embedded.system import System
 
-    system = System(found, options, lock=held, announce=_announce, meter=progress.download_bar())
+    system = System(found, options, lock=lock_file, announce=note, meter=progress.download_bar())
     starting = system.start()
     try:
         if starting not in await first_done(starting, stop):
             return
         if ready_file is not None:
             write_env_file(ready_file, system.addresses)
-        _say_where(system, found.data)
+        _print_addresses(system, found.data)
         await first_done(system.keep(), stop)
     finally:
-        _announce("stopping")
+        note("stopping")
         if ready_file is not None:
             ready_file.unlink(missing_ok=True)
         await system.stop()
 
 
-def _say_where(system: System, data: Path) -> None:
+def _print_addresses(system: System, data: Path) -> None:
     assert system.engine is not None, "it is known once the system has started"
-    scripted = "scripted: it plays scripts and filler, no model runs. " if system.is_scripted else ""
+    scripted = "scripted: it plays scripts and filler text, no model runs. " if system.is_scripted else ""
     lines = {
         "Kafka": system.addresses["POLAR_KAFKA"],
         "proxy": system.addresses["POLAR_PROXY_URL"],
@@ -116,8 +120,4 @@ def _say_where(system: System, data: Path) -> None:
         "settings": str(data / ENV_FILE),
     }
     typer.echo("\n".join(f"{name:9}{value}" for name, value in lines.items()))
-    typer.echo(f"polar is up: `polar submit FILE --data {data}` from elsewhere, Ctrl-C here stops everything")
-
-
-def _announce(line: str) -> None:
-    note(f"{line}")
+    typer.echo(f"polar is up: `polar submit FILE --data {data}` from another shell; Ctrl-C here stops everything")

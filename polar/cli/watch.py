@@ -1,7 +1,7 @@
-"""`polar watch`: what goes on, until Ctrl-C: a page on a terminal, else a line when something has changed, or JSON for programs.
+"""`polar watch` shows the system's activity until Ctrl-C: a page on a terminal, otherwise a line per change, or JSON for programs.
 
-Shows only what `analytics/live/fold.py` folds. The terminal comes back as it was, however the command is told to end; Kafka going away is
-shown and waited out.
+It shows only what `analytics/live/fold.py` folds. However the command ends, the terminal is restored. While Kafka is away, the page says so
+and waits.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 from rich.live import Live as Display
 
-from polar.cli import running
+from polar.cli import process
 from polar.cli.options import Data, Format, Output
 from polar.cli.screen import Page, clock, in_words, summary
 from topics.environment import settings
@@ -25,16 +25,17 @@ if TYPE_CHECKING:
     from analytics.live.following import Live
 
 REFRESH_S = 0.5
+"""Time between two pages or JSON lines."""
 LINE_S = 2.0
-"""Between two lines, at least."""
+"""Least time between two lines."""
 ERRORS_A_LINE = 5
-"""New errors told beside a line, at most; `polar sql` knows all."""
+"""Most new errors printed with a line; `polar sql` has all."""
 
 
 def watch(output: Output = Format.TABLE, data: Data = None) -> None:
-    """Show stages, rates, rewards and errors as they change, until Ctrl-C; with --format json a line twice a second."""
+    """Show stages, rates, rewards and errors until Ctrl-C. --format json prints a line twice a second."""
     found = settings.load(data)
-    running.serve(lambda stop: _watch(found, output, stop))
+    process.serve(lambda stop: _watch(found, output, stop))
 
 
 async def _watch(found: settings.Settings, output: Format, stop: asyncio.Event) -> None:
@@ -51,17 +52,17 @@ async def _watch(found: settings.Settings, output: Format, stop: asyncio.Event) 
 
 
 async def _draw(live: Live, console: Console, title: str, stop: asyncio.Event) -> None:
-    # Drawn by us alone, not by rich's thread: a page is whole or not there.
+    # We refresh, not rich's thread: no page is drawn in part.
     with Display(console=console, screen=True, auto_refresh=False) as display:
         while not stop.is_set():
             display.update(Page(live.snapshot(), title), refresh=True)
-            await _rest(REFRESH_S, stop)
+            await _pause(REFRESH_S, stop)
 
 
 async def _print_json(live: Live, stop: asyncio.Event) -> None:
     while not stop.is_set():
         typer.echo(msgspec.json.encode(live.snapshot()))
-        await _rest(REFRESH_S, stop)
+        await _pause(REFRESH_S, stop)
 
 
 async def _print_lines(live: Live, stop: asyncio.Event) -> None:
@@ -76,10 +77,10 @@ async def _print_lines(live: Live, stop: asyncio.Event) -> None:
         for error in [one for one in snapshot.errors if one not in known][:ERRORS_A_LINE][::-1]:
             typer.echo(f"{clock(error.at)}  {in_words(error)}")
         known = set(snapshot.errors)
-        await _rest(LINE_S, stop)
+        await _pause(LINE_S, stop)
 
 
-async def _rest(pause_s: float, stop: asyncio.Event) -> None:
+async def _pause(pause_s: float, stop: asyncio.Event) -> None:
     with suppress(TimeoutError):
         async with asyncio.timeout(pause_s):
             await stop.wait()

@@ -1,4 +1,4 @@
-"""`polar worker STAGE…`: consumers, one or several in a process. `polar up` starts its own with this very command."""
+"""`polar worker STAGE…` runs one or several consumers in a process. `polar up` starts its consumers with the same command."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import structlog
 import typer
 
-from polar.cli import logs, running
+from polar.cli import process
 from polar.cli.options import Data
 from topics.environment import settings
 from topics.environment.settings import Settings
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
 
 POOL = re.compile(POOL_NAME)
 STAGES = "stages"
-"""What init, run and evaluate are in a process: one worker."""
+"""Name of the one worker that runs init, run and evaluate in a process."""
 LEAVE_S = 8.0
-"""For a consumer to leave, Kafka or not; a client's own end takes 2 s more."""
+"""Time that a consumer has to stop, with or without Kafka; stopping a Kafka client takes another 2 s."""
 
 log = structlog.get_logger()
 
 
 class Role(StrEnum):
-    """What a worker process can do."""
+    """Consumers that a worker process can run."""
 
     FANOUT = "fanout"
     COORDINATOR = "coordinator"
@@ -48,12 +48,12 @@ class Role(StrEnum):
 
 
 def worker(
-    roles: Annotated[list[Role], typer.Argument(metavar="STAGE", help="One or more; they share the process.")],
-    pool: Annotated[str, typer.Option(help="Of the stage workers.")] = "default",
+    roles: Annotated[list[Role], typer.Argument(metavar="STAGE", help="One or more, in one process.")],
+    pool: Annotated[str, typer.Option(help="Pool of the stage workers.")] = "default",
     concurrency: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Sessions at once, of each stage; else init 4, run 8, evaluate 4.", show_default=False
+            min=1, help="Sessions per stage at a time.  [default: init 4, run 8, evaluate 4]", show_default=False
         ),
     ] = None,
     grace: Annotated[
@@ -61,8 +61,8 @@ def worker(
         typer.Option(
             min=0,
             metavar="SECONDS",
-            help="Of the stage workers: on SIGTERM what they have in hand may take so long, then it is handed back. "
-            "A second signal hands it back at once.",
+            help="Stage workers: time that sessions have to finish after SIGTERM before they are handed back. A second signal "
+            "hands them back at once.",
         ),
     ] = 0.0,
     metrics_port: Annotated[
@@ -70,21 +70,21 @@ def worker(
         typer.Option(
             min=0,
             max=65535,
-            help="Serve /metrics, /healthz and /readyz there; 0: any free one, which the log tells.",
+            help="Serve /metrics, /healthz and /readyz on this port; 0 takes a free one and logs it.",
             show_default=False,
         ),
     ] = None,
-    metrics_host: Annotated[str, typer.Option(help="Address of the metrics, which ask for no token.")] = "127.0.0.1",
+    metrics_host: Annotated[str, typer.Option(help="Address of the metrics, which need no token.")] = "127.0.0.1",
     data: Data = None,
 ) -> None:
     """Run consumers until SIGINT or SIGTERM; start more to scale."""
-    logs.for_service()
+    process.log_events()
     if POOL.fullmatch(pool) is None:
-        raise InputError("--pool", pool, "a pool's name is lower-case letters, digits and dashes, at most 63")
+        raise InputError("--pool", pool, "a pool's name has at most 63 lower-case letters, digits and dashes")
     found = settings.load(data)
 
     hurry = asyncio.Event()
-    asked = _Stages([stage for stage in Stage if stage.value in roles], pool, concurrency, grace)
+    stages = _Stages([stage for stage in Stage if stage.value in roles], pool, concurrency, grace)
 
     async def main(stop: asyncio.Event) -> None:
         from consumers.metrics import Metrics
@@ -96,14 +96,14 @@ def worker(
                 from consumers.metrics_http import serve_metrics
 
                 await doors.enter_async_context(serve_metrics(metrics, metrics_host, metrics_port))
-            await _together(_start(found, set(roles), asked, stop, hurry, metrics), stop, hurry)
+            await _together(_start(found, set(roles), stages, stop, hurry, metrics), stop, hurry)
 
-    running.serve(main, hurry if grace else None)
+    process.serve(main, hurry if grace else None)
 
 
 @dataclass(frozen=True)
 class _Stages:
-    """What the flags ask of the stage workers."""
+    """Options of the stage workers."""
 
     stages: list[Stage]
     pool: str
@@ -112,9 +112,9 @@ class _Stages:
 
 
 def _start(
-    found: Settings, roles: set[Role], asked: _Stages, stop: asyncio.Event, hurry: asyncio.Event, metrics: Metrics
+    found: Settings, roles: set[Role], stages: _Stages, stop: asyncio.Event, hurry: asyncio.Event, metrics: Metrics
 ) -> dict[str, Awaitable[None]]:
-    """The consumers, by name. What each needs is imported only where it runs."""
+    """The consumers, by name. Each consumer's module is imported only where it runs."""
     started: dict[str, Awaitable[None]] = {}
     if Role.FANOUT in roles:
         from consumers.fanout import run_fanout
@@ -136,16 +136,16 @@ def _start(
         from consumers.webhooks.worker import run_webhooks
 
         started["webhooks"] = run_webhooks(found, stop, metrics)
-    if asked.stages:
+    if stages.stages:
         from consumers.stages.worker import run_worker
 
         started[STAGES] = run_worker(
             found,
-            asked.stages,
-            pool=asked.pool,
-            concurrency=asked.concurrency,
+            stages.stages,
+            pool=stages.pool,
+            concurrency=stages.concurrency,
             stop=stop,
-            grace_s=asked.grace_s,
+            grace_s=stages.grace_s,
             hurry=hurry,
             metrics=metrics,
         )
@@ -153,23 +153,25 @@ def _start(
 
 
 async def _together(consumers: dict[str, Awaitable[None]], stop: asyncio.Event, hurry: asyncio.Event) -> None:
-    """Run all; when one ends, the others are stopped too, and its error is the process's."""
+    """Run all consumers. When one ends, stop the others; its error ends the process."""
     running: dict[asyncio.Future[None], str] = {asyncio.ensure_future(one): name for name, one in consumers.items()}
     try:
         await first_done(*running, stop)
     finally:
         if not stop.is_set():
-            hurry.set()  # the sooner is the whole started again
+            hurry.set()  # one consumer has failed: the whole process must restart soon
         stop.set()
-        await _left(running)
+        await _stopped(running)
     for task in running:
         if not task.cancelled():
             task.result()
 
 
-async def _left(running: dict[asyncio.Future[None], str]) -> None:
-    """Wait until all have left; stage workers bound that themselves. The others may hang on a Kafka that answers nothing: cut off, they
-    lose no more than a crash would."""
+async def _stopped(running: dict[asyncio.Future[None], str]) -> None:
+    """Wait until all consumers have stopped. Stage workers limit that time themselves; the others may hang on a silent Kafka.
+
+    A consumer that is cancelled after LEAVE_S loses no more than in a crash.
+    """
     bounded = [task for task, name in running.items() if name != STAGES]
     if bounded:
         _, hanging = await asyncio.wait(bounded, timeout=LEAVE_S)

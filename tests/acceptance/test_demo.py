@@ -201,7 +201,7 @@ def test_a_demo_that_is_stopped_half_way_leaves_no_process(folder: Path, stopped
     (interrupted, said), (killed, _) = stopped
     assert (interrupted, "Traceback" in said) == (128 + signal.SIGINT, False)
     # Or a later `polar up`, which has no scripts, would go on with its tasks.
-    assert len(re.findall(r"^(?:asked for the end of \S+|polar: \S+ has ended already)$", said, re.MULTILINE)) == 3
+    assert len(re.findall(r"^(?:requested the end of \S+|polar: \S+ has ended already)$", said, re.MULTILINE)) == 3
     assert killed == -signal.SIGKILL
 
 

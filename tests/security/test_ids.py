@@ -105,7 +105,7 @@ def test_a_name_that_leads_out_is_refused_by_people_and_by_the_coordinator(name:
         with pytest.raises(ValueError, match=field):
             TaskRequest.model_validate(body)
     with pytest.raises(InputError):
-        session_ids.read(name)
+        session_ids.parse(name)
 
     def submitted(
         task_id: str = "t", pool: str = "default", output: str | None = None, samples: int = 1

@@ -81,7 +81,7 @@ async def _read_rows(found: Settings, name: str) -> tuple[Rows, SessionState]:
     """The task's rows and the session's own. Raises InputError where `name` is no session's."""
     from polar.cli.show.reading import read_rows
 
-    target = session_ids.read(name)
+    target = session_ids.parse(name)
     rows = await read_rows(found, target.task_id)
     if rows.task is None:
         raise InputError(FIELD, name, f"no coordinator knows a task {target.task_id}; {await _tasks(found, target)}")

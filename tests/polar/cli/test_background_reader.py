@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from polar.cli.background_reader import AHEAD, trickled
+from polar.cli.background_reader import AHEAD, read_in_background
 
 
 async def test_items_come_in_order_and_the_end_as_it_was() -> None:
@@ -16,7 +16,7 @@ async def test_items_come_in_order_and_the_end_as_it_was() -> None:
         yield from range(3 * AHEAD)
         raise ValueError("bad line")
 
-    reading = trickled(items())
+    reading = read_in_background(items())
     assert [await anext(reading) for _ in range(3 * AHEAD)] == list(range(3 * AHEAD))
     with pytest.raises(ValueError, match="bad line"):
         await anext(reading)
@@ -34,7 +34,7 @@ async def test_only_so_much_is_read_ahead() -> None:
                 many.set()
             yield taken
 
-    reading = trickled(items())
+    reading = read_in_background(items())
     assert await anext(reading) == 1
     assert await asyncio.to_thread(many.wait, 10)
     assert taken <= AHEAD + 2
@@ -51,7 +51,7 @@ def test_a_pipe_that_says_nothing_holds_up_no_end() -> None:
     async def read() -> None:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.05):
-                await anext(trickled(items()))
+                await anext(read_in_background(items()))
 
     asyncio.run(read())
     silent.set()

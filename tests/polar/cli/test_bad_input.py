@@ -103,14 +103,14 @@ def test_one_id_with_two_bodies_is_refused() -> None:
     stdin = json.dumps(GOOD) + "\n" + json.dumps(GOOD | {"instruction": "another"})
     code, _, stderr = polar("submit", "-", stdin=stdin)
     assert code == 2
-    assert "standard input, line 2: task_id: another body of this submission has it, too (got 'good')" in stderr
+    assert "standard input, line 2: task_id: another body of this submission has the same id (got 'good')" in stderr
 
 
 def test_a_source_that_is_not_here_is_said_and_may_be_elsewhere(tmp_path: Path) -> None:
     upload = {"type": "upload_file", "source": "agent.py", "target": "agent.py"}
     (tmp_path / "a.json").write_text(json.dumps(GOOD | {"runtime": {"prepare": [upload]}}))
     code, _, stderr = polar("submit", "a.json")
-    assert f"a.json: runtime.prepare.0.source: there is no {tmp_path / 'agent.py'} on this machine" in stderr
+    assert f"a.json: runtime.prepare.0.source: no {tmp_path / 'agent.py'} on this machine" in stderr
     assert code == 3, "it went on, as far as to Kafka"
 
 
@@ -152,7 +152,7 @@ def test_bad_usage_ends_with_2(arguments: list[str]) -> None:
 def test_a_pool_s_name_is_checked_before_anything_is_asked_for() -> None:
     code, _, stderr = polar("worker", "run", "--pool", "GPU 1")
     assert code == 2
-    assert "--pool: a pool's name is lower-case letters, digits and dashes, at most 63 (got 'GPU 1')" in stderr
+    assert "--pool: a pool's name has at most 63 lower-case letters, digits and dashes (got 'GPU 1')" in stderr
 
 
 @pytest.mark.parametrize("command", [["-h"], ["submit", "-h"], ["topics", "-h"]])
@@ -187,8 +187,8 @@ def test_up_needs_an_engine_that_answers() -> None:
             ["--engine", "localhost:8000"],
             "--engine: expected http://host:port, with or without /v1 (got 'localhost:8000')",
         ),
-        (["--model", "m"], "--model: goes with --engine (got 'm')"),
-        (["--engine", "http://127.0.0.1:9", "--scripts", "."], "--scripts: the scripted engine's"),
+        (["--model", "m"], "--model: needs --engine (got 'm')"),
+        (["--engine", "http://127.0.0.1:9", "--scripts", "."], "--scripts: only the scripted engine has scripts"),
         (["--mode", "telepathy"], "--mode: must be chat, tokens, or an engine plug-in"),
     ],
 )
@@ -202,4 +202,4 @@ def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "uvloop", None)
     code, _, stderr = polar("proxy", "--engine", "http://127.0.0.1:9")
     assert code == 3
-    assert "this needs the package uvloop: pip install 'polar-rollouts[proxy]'" in stderr
+    assert "package uvloop is missing: pip install 'polar-rollouts[proxy]'" in stderr

@@ -186,7 +186,7 @@ def test_wait_ends_with_1_where_a_session_failed_for_what_is_not_the_agents_doin
 @pytest.mark.parametrize("target", ["t", "t.3"])
 def test_cancel_writes_the_fact_where_the_task_lies(settings: Settings, target: str) -> None:
     write_rows(settings, task_row(BODY | {"num_samples": 4}), session_row(3, Phase.RUNNING))
-    assert polar("cancel", target) == (0, f"asked for the end of {target}\n", "")
+    assert polar("cancel", target) == (0, f"requested the end of {target}\n", "")
     (record,) = read(settings, events.TOPIC)
     fact = events.CODEC.decode(record.value or b"")
     assert isinstance(fact, CancelRequested)
@@ -202,8 +202,8 @@ def test_the_end_of_what_is_not_known_yet_is_asked_for_and_said_to_come_later(
 ) -> None:
     write_rows(settings, *rows)
     code, stdout, stderr = polar("cancel", target)
-    assert (code, stdout) == (0, f"asked for the end of {target}\n")
-    assert f"{target} is not known yet: one that is submitted later under this id is ended at once" in stderr
+    assert (code, stdout) == (0, f"requested the end of {target}\n")
+    assert f"{target} is not known yet; if it is submitted later under this id, it is cancelled at once" in stderr
     assert len(read(settings, events.TOPIC)) == 1
 
 
@@ -248,7 +248,7 @@ def test_status_shows_tasks_and_sessions_and_knows_tombstones(settings: Settings
     for target in ("nosuch", "nosuch.0"):
         code, _, stderr = polar("status", target)
         assert code == 2
-        assert f"no coordinator knows such a task (got '{target}')" in stderr
+        assert f"no coordinator knows this task (got '{target}')" in stderr
 
 
 def test_status_tells_who_lives_what_is_ready_and_that_the_fleet_is_paused(settings: Settings) -> None:
@@ -264,7 +264,7 @@ def test_status_tells_who_lives_what_is_ready_and_that_the_fleet_is_paused(setti
         "alive: 1 proxy, 1 worker; slots busy: init 0/4, run of gpu 3/8; 2 sessions READY; the fleet is paused since "
     )
     assert stdout.splitlines()[0].startswith(alive)
-    assert stdout.splitlines()[0].endswith(" (generation 1): `polar fleet resume` ends that")
+    assert stdout.splitlines()[0].endswith(" (generation 1): `polar fleet resume` ends this")
     assert [row["task_id"] for row in json.loads(polar("status", "--format", "json")[1])] == ["t"]
 
 

@@ -28,8 +28,8 @@ def proxy(*arguments: str) -> tuple[int, str]:
     ("arguments", "said"),
     [
         ([], "engines: name one: --engine URL, or [engines.<name>] with its urls in the current folder's polar.toml"),
-        (["--model", "m"], "--model: goes with --engine (got 'm')"),
-        (["--mode", "tokens"], "--mode: goes with --engine; in polar.toml it is the engine's `mode` (got 'tokens')"),
+        (["--model", "m"], "--model: needs --engine (got 'm')"),
+        (["--mode", "tokens"], "--mode: needs --engine; in polar.toml set the engine's `mode` (got 'tokens')"),
         (["--engine", "host:1"], "--engine: expected http://host:port, with or without /v1 (got 'host:1')"),
     ],
 )

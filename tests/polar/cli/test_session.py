@@ -24,9 +24,7 @@ def test_a_ttl_is_a_number_and_its_unit(ttl: str, expected: float) -> None:
     "ttl", ["", "90", "h", "1 h", "-1h", "1d", "1h30m", "25h", "0s", "0.5s", "9" * 400 + "h", "１h", "nan"]
 )
 def test_what_is_no_ttl_is_refused_with_the_way_out(ttl: str) -> None:
-    with pytest.raises(
-        InputError, match=r"--ttl: (expected a number and s, m or h: 90s, 30m, 1h|a session lives from)"
-    ):
+    with pytest.raises(InputError, match=r"--ttl: (expected a number and s, m or h: 90s, 30m, 1h|must be from)"):
         seconds(ttl)
 
 
@@ -41,7 +39,7 @@ def test_what_is_no_ttl_is_refused_with_the_way_out(ttl: str) -> None:
         (["close", "t.x"], 2, "expected a task id, or <task id>.<sample index>"),
         (["close", "t.0", "--reward", "x"], 2, "--reward"),
         (["close", "t.0", "--reward", "inf"], 2, "reward: a reward is a finite number"),
-        (["close"], 2, "which session? Name it, or set POLAR_SESSION_ID"),
+        (["close"], 2, "no session given: name one, or set POLAR_SESSION_ID"),
     ],
 )
 def test_bad_input_is_a_sentence_on_stderr(
@@ -63,7 +61,7 @@ def test_without_kafka_a_close_is_said_and_not_waited_for(tmp_path: Path, monkey
         result = CliRunner().invoke(app, ["session", "close", "--reward", "-1", "--data", str(tmp_path)])
         assert Api.asked == [("/v1/sessions/t.0/close", "Bearer secret", {"reward": -1})]
     assert (result.exit_code, result.stdout) == (0, "t.0 is closed\n")
-    assert "its trajectory isn't waited for: no Kafka" in result.stderr
+    assert "not waiting for its trajectory: no Kafka" in result.stderr
 
 
 def test_an_open_session_is_variables_for_a_shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

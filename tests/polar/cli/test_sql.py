@@ -122,7 +122,7 @@ def test_a_long_table_ends_early_and_says_so() -> None:
     result = CliRunner().invoke(app, ["sql", "SELECT range FROM range(100000)"])
     assert result.exit_code == 0
     assert len(result.stdout.splitlines()) == 502
-    assert result.stderr == "polar: these are the first 500 rows; --format csv, json or parquet gives all\n"
+    assert result.stderr == "polar: only the first 500 rows; --format csv, json or parquet prints all\n"
 
 
 def test_csv_has_every_value_whole() -> None:
@@ -184,7 +184,7 @@ def test_the_question_may_come_from_standard_input() -> None:
         (["SELECT * FROM read_csv('/etc/passwd')"], "Only the lake can be read; its views are: tasks, calls"),
         (["SELECT error('boo')"], "boo"),
         (["SELECT error('boo')", "--format", "parquet"], "boo"),
-        ([], "what is the question? `polar sql 'FROM sessions'` asks a view; there are: tasks, calls, sessions"),
+        ([], "no query given; `polar sql 'FROM sessions'` reads a view; there are: tasks, calls, sessions"),
         (["SELECT 1", "--format", "xml"], "'xml' is not one of"),
     ],
 )
@@ -213,7 +213,7 @@ def test_parquet_is_not_for_a_terminal() -> None:
         os.close(terminal)
         os.close(ours)
     assert done.returncode == 2
-    assert b"--format: a terminal can't show that; write it to a file" in done.stderr
+    assert b"--format: a terminal can't show Parquet; write it to a file" in done.stderr
 
 
 def test_who_reads_no_further_than_a_line_breaks_nothing() -> None:
@@ -235,7 +235,7 @@ def test_a_full_disk_is_said(layout: str) -> None:
             [*COMMAND, "FROM range(100000)", "--format", layout], stdout=full, stderr=subprocess.PIPE, check=False
         )
     assert done.returncode == 1
-    assert done.stderr.decode().startswith("polar: [Errno 28] No space left on device: what was written is not whole")
+    assert done.stderr.decode().startswith("polar: [Errno 28] No space left on device: the output is incomplete")
     assert b"Traceback" not in done.stderr
 
 

@@ -15,7 +15,7 @@ import pytest
 
 PROGRAM = """
 import asyncio
-from polar.cli import running
+from polar.cli import process
 
 hurry = asyncio.Event() if {hurries} else None
 
@@ -28,7 +28,7 @@ async def main(stop):
         print("hurry", flush=True)
     await asyncio.sleep(60)
 
-running.serve(main, hurry)
+process.serve(main, hurry)
 """
 
 

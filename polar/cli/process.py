@@ -1,0 +1,89 @@
+"""How a command runs as a process: its event loop with signals, and its log on stderr. Results have stdout for themselves."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+import time
+from collections.abc import Awaitable, Callable
+
+import structlog
+
+REPEAT_S = 10.0
+"""A message is logged at most once in this time: aiokafka reports a missing broker hundreds of times a second."""
+
+
+def serve(main: Callable[[asyncio.Event], Awaitable[None]], hurry: asyncio.Event | None = None) -> None:
+    """Run `main` to its end. SIGINT, SIGTERM or SIGHUP sets the event that `main` gets; a second one ends the process at once.
+
+    With `hurry`, a second signal sets `hurry`, and a third one of the same kind ends the process.
+    """
+    asyncio.run(_serve(main, hurry))
+
+
+async def _serve(main: Callable[[asyncio.Event], Awaitable[None]], hurry: asyncio.Event | None) -> None:
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+
+    def on_signal(number: signal.Signals) -> None:
+        if hurry is None or stop.is_set():
+            loop.remove_signal_handler(number)
+        if hurry is not None and stop.is_set():
+            hurry.set()
+        stop.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, on_signal, number)
+    await main(stop)
+
+
+def log_warnings() -> None:
+    """For commands: log our warnings only. The command itself reports a missing broker better than aiokafka."""
+    _configure(logging.WARNING)
+    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
+
+
+def log_events() -> None:
+    """For services: log events with their times."""
+    _configure(logging.INFO)
+    logging.getLogger("aiokafka").setLevel(logging.WARNING)
+
+
+class _RateLimit(logging.Filter):
+    """Passes a message, identified by its template, once every REPEAT_S."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._last: dict[tuple[str, str], float] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        message = (record.name, str(record.msg))
+        if time.monotonic() - self._last.get(message, -REPEAT_S) < REPEAT_S:
+            return False
+        self._last[message] = time.monotonic()
+        return True
+
+
+def _configure(level: int) -> None:
+    handler = logging.StreamHandler()
+    handler.addFilter(_RateLimit())
+    logging.basicConfig(
+        handlers=[handler], level=logging.WARNING, format="%(asctime)s [%(levelname)s] %(name)s: %(message)s"
+    )
+    # Not the default exception formatter: it prints local variables, keys among them.
+    renderer = structlog.dev.ConsoleRenderer(
+        colors=False, sort_keys=False, exception_formatter=structlog.dev.plain_traceback
+    )
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            renderer,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),
+        cache_logger_on_first_use=False,
+    )
