@@ -40,9 +40,7 @@ def rebuild(
             "--builder", metavar="B", help="Name, or module:Class. Default: each task's builder and settings."
         ),
     ] = None,
-    config: Annotated[
-        str | None, typer.Option("--config", metavar="JSON", help="Settings of the builder.")
-    ] = None,
+    config: Annotated[str | None, typer.Option("--config", metavar="JSON", help="Settings of the builder.")] = None,
     task: Annotated[list[str] | None, typer.Option(metavar="TASK", help="Only this task. Repeatable.")] = None,
     output: Output = Format.TABLE,
     data: Data = None,
