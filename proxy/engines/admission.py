@@ -1,4 +1,4 @@
-"""Who may ask an engine now: so many calls at once, so many that wait their turn, in order, and none for long."""
+"""Admission of calls to an engine: a limit on concurrent calls, and a bounded queue of waiting ones, in order."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from contextlib import asynccontextmanager
 from proxy.errors import EngineError
 
 QUEUED = 1024
-"""Calls that wait at most; harnesses hold still for the answer, so they are the sessions that one proxy can serve."""
+"""Limit of waiting calls. Each blocks its harness, so this is also the number of sessions that one proxy can serve."""
 WAIT_S = 60.0
-"""For one call's turn, its stream's keep-alives flowing."""
+"""Limit of one call's wait, while its stream sends keep-alives."""
 PATIENT_S = 600.0
-"""For one that a pause of the fleet has held, with all the others that come at its end."""
+"""The same limit for a call that a pause of the fleet delayed: at the pause's end all such calls arrive at once."""
 RETRY_AFTER_S = 5
+"""A short call lasts about that long; then a turn may be free."""
 
 
 class Admission:
-    """Turns at one engine."""
+    """Admission to one engine."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -28,7 +29,7 @@ class Admission:
 
     @asynccontextmanager
     async def turn(self, *, patiently: bool = False) -> AsyncIterator[None]:
-        """Waits for a turn and holds it. Raises EngineError `busy` where it takes too long, or, but for a patient one, too many wait."""
+        """Wait for a turn and hold it. Raises EngineError `busy` after too long a wait; also if too many wait, unless `patiently`."""
         await self._admitted(patiently=patiently)
         self.under_way += 1
         try:

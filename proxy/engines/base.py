@@ -1,4 +1,4 @@
-"""What an engine is: canonical chat in, an answer with its very tokens out."""
+"""The interface of an engine: a canonical request in, an answer with its exact tokens out."""
 
 from __future__ import annotations
 
@@ -8,34 +8,34 @@ from proxy.chat import Answer, ChatRequest
 
 
 class Engine(Protocol):
-    """One inference server, asked in one way. A plug-in is made with its URL, its model and `logprobs_mode`."""
+    """A client of one inference server. A plug-in is called with the server's URL, its model and `logprobs_mode`."""
 
     owns_prompts: ClassVar[bool]
-    """Whether `complete` goes on from the tokens of `ChatRequest.continued`; False: the server renders each prompt anew."""
+    """True if `complete` continues the tokens of `ChatRequest.continued`; False if the server renders each prompt anew."""
 
     async def start(self) -> None:
-        """Opens what calls need; doesn't ask whether the server is there."""
+        """Open what calls need; the server need not be up."""
         ...
 
     async def stop(self) -> None:
-        """Closes connections; calls in flight fail."""
+        """Close connections; calls in flight fail."""
         ...
 
     async def complete(self, request: ChatRequest, session_id: str) -> Answer:
-        """One try at one call; cancelling it cancels it at the server.
+        """Make one attempt at one call; cancelling it cancels the call at the server.
 
-        Raises EngineError for everything that is no whole answer: nothing is mended, nothing is made up.
+        Raises EngineError for anything but a whole answer: nothing is repaired or made up.
         """
         ...
 
     async def count_tokens(self, request: ChatRequest) -> int:
-        """Tokens of the prompt that the server makes of a request; nothing is sampled. Raises EngineError."""
+        """The length of the prompt that the server renders for a request; nothing is sampled. Raises EngineError."""
         ...
 
     async def detokenize(self, token_ids: list[int]) -> str:
-        """The text of tokens, special ones by their names, as the server's own tokenizer tells it. Raises EngineError."""
+        """The text of tokens by the server's tokenizer, special tokens by their names. Raises EngineError."""
         ...
 
     async def is_healthy(self) -> bool:
-        """Whether the server would take a call now; known within seconds."""
+        """True if the server would take a call now; returns within seconds."""
         ...

@@ -1,15 +1,16 @@
-"""Prompts that go on from the tokens that were sampled, whatever a chat template makes of the answer that they were parsed to.
+"""Prompts that continue the tokens that were sampled, however a chat template renders the answer that was parsed from them.
 
-An engine that owns its prompts is told which answer of the session a request continues, with that call's tokens
-(`ChatRequest.continued`): the prompt is those, and then what the template writes after this answer. Where the engine's own rendering begins
-with those tokens it stands as it is. Else what follows is found without a tokenizer, by rendering the conversation twice, the second time
-with other words in the answer's place (its twin): what both end with is what the template writes after it, in this very conversation.
+An engine that owns its prompts gets the answer of the session that a request continues, with the tokens of that answer's call
+(`ChatRequest.continued`). The prompt is these tokens, followed by the template's text after the answer. If the engine's own rendering
+begins with these tokens, it is the prompt. Otherwise the following text is found without a tokenizer: the conversation is rendered twice,
+the second time with other words in the answer's place (its twin). The common end of both renderings is the template's text after the
+answer.
 
-Invariant: nothing is guessed. A turn that the model ended goes on after the token that ended it, if the template ends such turns with it,
-which a small conversation of our own shows once, and writes in this conversation what it writes there from the answer to that token. Some
-end turns with the next role's token (GLM's `<|user|>`): where another message comes in between, its first one is not this answer's end. A
-turn that a limit or a stop string cut off goes on with the template's own end of turn. Where the twin tells nothing, or the server refuses
-our conversations, the rendering stands, and the prompt is another branch.
+Invariant: nothing is guessed. A turn that the model ended continues after its end token if the template ends such turns with that token,
+which a small conversation of our own shows once, and if in this conversation the template writes the same text before that token. Some
+templates end turns with the next role's token (GLM's `<|user|>`): if another message comes in between, the first such token is not this
+answer's end. A turn that a limit or a stop string cut off continues with the template's own end of turn. If the twin shows nothing, or the
+server refuses our conversations, the rendering is the prompt, and begins another branch.
 """
 
 from __future__ import annotations
@@ -26,39 +27,39 @@ from proxy.errors import EngineError
 from topics.types.tokens import Ids, common_prefix, common_suffix
 
 Render = Callable[[ChatRequest], Awaitable[Ids]]
-"""The prompt that an engine's template makes of a request, with what begins an answer at its end. Raises EngineError."""
+"""Renders a request by the engine's template, including the tokens that begin an answer. Raises EngineError."""
 UNRENDERED = ("refused", "context_length")
-"""Codes of EngineError: the template, or the server, takes no such conversation."""
+"""Codes of EngineError: the template or the server accepts no such conversation."""
 WORDS = ("The twin says 1.", "The twin says 2!")
-"""What twins say. They end unlike one another, so that one of them ends unlike any text."""
+"""Words of twins. They end differently, so that one of them ends differently from any text."""
 CALL_ID = "call00001"
-"""Some templates want ids of nine letters and digits."""
+"""An id of nine letters and digits, which some templates require."""
 CLOSING = '"}'
-"""The end of a twin's arguments, which the answer's own may share."""
+"""The end of a twin's arguments, which the answer's arguments may share."""
 OBJECT_TOKENS = 128
-"""The most that a twin's arguments can be, in whatever form the template writes them."""
+"""Limit of the length of a twin's arguments, in any form that a template writes."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prompt:
-    """What an engine is asked to go on from."""
+    """The tokens that an engine continues."""
 
     ids: Ids
     realigned: int
-    """Tokens that stand as they were sampled where the rendering differs: from the first that differs to the last."""
+    """Number of sampled tokens in place of the rendering's, from the first difference to the last."""
 
 
 class Continuing:
-    """One engine's prompts."""
+    """Prompts of one engine."""
 
     def __init__(self, render: Render) -> None:
         self._render = render
         self._ends: dict[bool, Ids] = {}
-        """What comes between an answer and the next message's words, by whether the answer calls tools."""
+        """Tokens between an answer and the next message's words, for answers with tool calls (True) and without."""
         self._finding = asyncio.Lock()
 
     async def prompt(self, request: ChatRequest, rendered: Ids) -> Prompt:
-        """The prompt of a request that is `rendered`. Raises EngineError."""
+        """The prompt of a request whose rendering is `rendered`. Raises EngineError."""
         continued = request.continued
         if continued is None or common_prefix(continued.tokens, rendered) == len(continued.tokens):
             return Prompt(rendered, 0)
@@ -70,7 +71,7 @@ class Continuing:
         return Prompt(ids, len(ids) - same - common_suffix(ids[same:], rendered[same:]))
 
     async def _follows(self, request: ChatRequest, continued: RepeatedAnswer, rendered: Ids) -> Ids | None:
-        """What the template writes after the answer; None where it can't be told."""
+        """The template's tokens after the answer; None if they can't be determined."""
         turn = request.messages[continued.position]
         twin, size = _twin(turn)
         messages = [*request.messages]
@@ -83,9 +84,9 @@ class Continuing:
             return None
         shared = common_suffix(rendered, other)
         if shared == len(rendered) or len(other) - shared - common_prefix(rendered, other) > size:
-            return None  # the template leaves the answer out, or writes of it elsewhere, too
+            return None  # the template drops the answer, or repeats it elsewhere
         follows = rendered[len(rendered) - shared :]
-        # After a call's arguments comes the end of the call, too, which may have been sampled.
+        # After a call's arguments the template ends the call, and that end may have been sampled.
         whole = None if turn.tool_calls else follows
         if not continued.is_ended:
             return whole
@@ -103,17 +104,17 @@ class Continuing:
         return None
 
     async def _end_of(self, call_id: str | None) -> Ids | None:
-        """What the template writes from an answer's end to the next message's words, where the answer calls a tool by this id, or none.
+        """The template's tokens from the end of an answer, with a call of this id or without calls, to the next message's words.
 
-        None where the server takes no such conversation: asked again next time, as another server may be behind its address then.
+        None if the server accepts no such conversation. That is not remembered: another server may be behind its address later.
         """
-        calls = call_id is not None
+        has_calls = call_id is not None
         if call_id not in (None, CALL_ID):
             return await self._found(call_id)
         async with self._finding:
-            found = self._ends.get(calls)
+            found = self._ends.get(has_calls)
             if found is None and (found := await self._found(call_id)) is not None:
-                self._ends[calls] = found
+                self._ends[has_calls] = found
             return found
 
     async def _found(self, call_id: str | None) -> Ids | None:
@@ -127,29 +128,29 @@ class Continuing:
 
 
 def _after(end: np.int32, follows: Ids, ends: Ids, closing: int) -> Ids | None:
-    """What follows the end of the answer; None where the first `end` is not proven to be this answer's.
+    """The tokens after the answer's end token; None if the first `end` is not proven to be this answer's.
 
-    What leads up to it must be what leads up to it in `ends`. Either may begin later, as tokenizers join an answer's last characters to
-    what comes next; `follows` earlier by at most the `closing` characters that the answer's arguments share with those of its twin.
+    The tokens before it must equal those before it in `ends`. Either sequence may begin later, as tokenizers join an answer's last
+    characters to the next ones. `follows` may begin earlier by at most the `closing` characters that both arguments share.
     """
     at = np.flatnonzero(follows == end)
     if not len(at):
         return None
-    lead, own = follows[: at[0] + 1], ends[: np.flatnonzero(ends == end)[0] + 1]
-    is_its = common_suffix(lead, own) == min(len(lead), len(own)) and len(lead) - len(own) <= closing
-    return follows[at[0] + 1 :] if is_its else None
+    lead, known = follows[: at[0] + 1], ends[: np.flatnonzero(ends == end)[0] + 1]
+    is_proven = common_suffix(lead, known) == min(len(lead), len(known)) and len(lead) - len(known) <= closing
+    return follows[at[0] + 1 :] if is_proven else None
 
 
 def _twin(turn: Message) -> tuple[Message, int]:
-    """The turn with other words, which end otherwise, and the most tokens that they can be."""
+    """The turn with other words, which end differently, and the limit of their tokens."""
     replace = msgspec.structs.replace
     if not turn.tool_calls:
-        said = _text(turn).rstrip()
-        words = next(words for words in WORDS if words[-1] != said[-1:])
+        text = _text(turn).rstrip()
+        words = next(words for words in WORDS if words[-1] != text[-1:])
         return replace(turn, content=words), len(words)
     *calls, last = turn.tool_calls
-    said = last.function.arguments.rstrip(CLOSING + " \t\r\n")
-    words = next(words for words in WORDS if words[-1] != said[-1:])
+    text = last.function.arguments.rstrip(CLOSING + " \t\r\n")
+    words = next(words for words in WORDS if words[-1] != text[-1:])
     call = replace(last, function=replace(last.function, arguments=_arguments(words)))
     return replace(turn, tool_calls=[*calls, call]), OBJECT_TOKENS
 
@@ -165,13 +166,15 @@ def _text(turn: Message) -> str:
 
 
 def _conversations(call_id: str | None) -> list[ChatRequest]:
-    """Three small ones: one, the same with other words of the assistant's, and with another message after them."""
-    return [_conversation(call_id, *told) for told in ((WORDS[0], "3"), (WORDS[1], "3"), (WORDS[0], "5"))]
+    """Three small conversations: the first, one with another answer, and one with another next message."""
+    return [_conversation(call_id, *texts) for texts in ((WORDS[0], "3"), (WORDS[1], "3"), (WORDS[0], "5"))]
 
 
-def _conversation(call_id: str | None, words: str, then: str) -> ChatRequest:
-    asked = Message("user", "Which one?")
+def _conversation(call_id: str | None, words: str, next_message: str) -> ChatRequest:
+    question = Message("user", "Which one?")
     if call_id is None:
-        return ChatRequest([asked, Message("assistant", words), Message("user", then)])
+        return ChatRequest([question, Message("assistant", words), Message("user", next_message)])
     call = ToolCall(call_id, FunctionCall("tell", _arguments(words)))
-    return ChatRequest([asked, Message("assistant", tool_calls=[call]), Message("tool", then, tool_call_id=call.id)])
+    return ChatRequest(
+        [question, Message("assistant", tool_calls=[call]), Message("tool", next_message, tool_call_id=call.id)]
+    )

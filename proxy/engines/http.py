@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import re
+from typing import TypeVar
 
 import msgspec
 
 from proxy.engines.connection import ConnectionDroppedError, ConnectionPool, UnreachableError
-from proxy.engines.overflow import is_overflow, overflow_numbers
 from proxy.engines.response import MAX_BODY_BYTES, AnswerTooLargeError, BrokenAnswerError, NoAnswerError
 from proxy.errors import OVERLOAD, EngineError
 
@@ -22,6 +22,21 @@ MESSAGE_CHARS = 500
 """A server's error may repeat the whole prompt; its beginning names the reason."""
 SECONDS = re.compile(r"[0-9]{1,6}")
 """A Retry-After in seconds; no inference server sends its other form, a date."""
+# A prompt that doesn't fit, in the words of vLLM and SGLang. They change with releases, and no code beside them identifies the error.
+OVERFLOW = re.compile(
+    r"maximum context length|context length is only|context_length_exceeded|longer than the maximum model length"
+    r"|cannot be greater than max_model_len|longer than the model's context length",
+    re.IGNORECASE,
+)
+LIMIT = re.compile(
+    r"(?:context length is(?: only)? |maximum model length of |context length \()(\d{1,9})", re.IGNORECASE
+)
+PROMPT = (
+    re.compile(r"(?<!\d)(?<!upper bound for )(\d{1,9}) input tokens"),
+    re.compile(r"(?<!\d)(\d{1,9})(?: tokens)? in the messages"),
+    re.compile(r"prompt \(length (\d{1,9})\)"),
+    re.compile(r"input \((\d{1,9}) tokens\)"),
+)
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What msgspec raises for bytes that are not JSON, not UTF-8, or nested too deeply."""
 
@@ -36,6 +51,7 @@ class _ErrorBody(msgspec.Struct):
 
 
 _errors = msgspec.json.Decoder(_ErrorBody)
+T = TypeVar("T")
 
 
 class EngineHttp:
@@ -101,3 +117,29 @@ def _message(body: bytes) -> str:
     except UNREADABLE:
         return "(no readable message)"
     return (answer.error.message if answer.error else answer.message)[:MESSAGE_CHARS]
+
+
+def is_overflow(message: str) -> bool:
+    """True for the error that a prompt, or a prompt and the requested answer, doesn't fit."""
+    return OVERFLOW.search(message) is not None
+
+
+def overflow_numbers(message: str) -> tuple[int, int] | None:
+    """The prompt's tokens and the limit, by which harnesses shorten their history.
+
+    None unless the message has both and the prompt alone doesn't fit. A vLLM that stops counting at the limit reports the least that the
+    prompt can have ("at least 4097").
+    """
+    limit = LIMIT.search(message)
+    prompt = next((found for pattern in PROMPT if (found := pattern.search(message))), None)
+    if limit is None or prompt is None or int(prompt[1]) <= int(limit[1]):
+        return None
+    return int(prompt[1]), int(limit[1])
+
+
+def decoded(decoder: msgspec.json.Decoder[T], body: bytes, content: str) -> T:
+    """A body as the decoder's type. Raises EngineError `malformed`, naming the expected content."""
+    try:
+        return decoder.decode(body)
+    except UNREADABLE as error:
+        raise EngineError("malformed", f"the answer is no {content}: {error}") from None

@@ -1,7 +1,7 @@
-"""Token ids out of an engine's JSON without a Python number for each: a long prompt has tens of thousands, most of the answer's bytes.
+"""Fast decoding of token ids in an engine's JSON: a long prompt has tens of thousands, most of the answer's bytes.
 
-`lift` takes a long array out of the text and reads it in one go, where it is written as vLLM does, digits and commas alone; all else is
-left to the JSON decoder, and so is saying what is wrong with it.
+`lift` cuts a long array out of the text and decodes it with numpy, if it is written as vLLM writes it, in digits and commas alone. Any
+other array is left to the JSON decoder, and so are errors.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from topics.types.tokens import IDS
 
 LARGEST = int(np.iinfo(IDS).max)
 SHORT = 4096
-"""Bytes of an array that the decoder reads as fast."""
+"""Arrays of fewer bytes are decoded by the JSON decoder just as fast."""
 
 
 def lift(body: bytes, field: str) -> tuple[bytes, bytes | None]:
-    """A JSON object with the array of `field` empty, and its ids, int32 LE; the object as it is and None where they can't be read so."""
-    # Within a string its quotes would be escaped: so this can only be a key.
+    """A JSON object with the array of `field` emptied, and the array's ids, int32 LE; the unchanged object and None if it can't be cut."""
+    # This can only be a key: within a string the quotes would be escaped.
     key = f'"{field}":['.encode()
     start = body.find(key) + len(key)
     end = body.find(b"]", start)
@@ -28,7 +28,7 @@ def lift(body: bytes, field: str) -> tuple[bytes, bytes | None]:
 
 
 def _read(text: bytes) -> bytes | None:
-    """None for everything but numbers up to 2³¹ - 1, a comma between any two."""
+    """The ids; None unless the text is numbers up to 2³¹ - 1 with a comma between any two."""
     characters = np.frombuffer(text, dtype=np.uint8)
     commas = characters == ord(",")
     if not text or not ((characters - ord("0") < 10) | commas).all():

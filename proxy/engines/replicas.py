@@ -1,8 +1,8 @@
-"""One named engine: servers of the same model, asked as if they were one.
+"""One named engine: several servers of the same model behind one interface.
 
-Invariant: while its server is up, a session's calls go to that one, which has their prefix in its cache; all proxies choose the same. At
-most `concurrency` calls are under way here. A try that failed is made again within the budget, at another server where one is up; where
-none is, they are asked all the same.
+Invariant: while its server is up, a session's calls go to that server, which has their prefix in its cache; all proxies choose the same
+server. At most `concurrency` calls are under way here. A failed attempt is repeated within the retry budget, at another server if one is
+up. If none is up, the servers are tried all the same.
 """
 
 from __future__ import annotations
@@ -25,42 +25,42 @@ from proxy.fleet import EngineCall
 from proxy.rendezvous import ranked
 
 ANY = "*"
-"""Among an engine's `models`: whatever is asked for."""
+"""The entry in an engine's `models` that stands for any requested name."""
 
 T = TypeVar("T")
 
 
 class Replicas:
-    """An engine by its name, over one server or several."""
+    """A named engine with one or more servers."""
 
     def __init__(
         self, name: str, servers: Mapping[str, Engine], *, model: str, models: Sequence[str] = (ANY,), concurrency: int
     ) -> None:
-        """`servers` by URL, at least one; `model` is what they are asked for, `models` what harnesses may ask for."""
+        """`servers` by URL, at least one; `model` is the model that they serve, `models` the names that harnesses may request."""
         self.name = name
         self.models = [each for each in models if each != ANY] or [model]
-        """For model lists."""
+        """Names for model lists."""
         self.takes_any = ANY in models
         self.admission = Admission(concurrency)
         self._servers = {url: Server(url, engine) for url, engine in servers.items()}
 
     @property
     def owns_prompts(self) -> bool:
-        """Whether calls go on from tokens; servers of one engine are asked in one way."""
+        """True if calls continue from tokens; all servers of an engine have the same plug-in."""
         return all(server.engine.owns_prompts for server in self._servers.values())
 
     @property
     def healthy(self) -> int:
-        """Servers that are up."""
+        """The number of servers that are up."""
         return sum(server.is_up for server in self._servers.values())
 
     async def start(self) -> None:
-        """Opens connections; doesn't ask whether a server is there."""
+        """Open connections; no server need be up."""
         for server in self._servers.values():
             await server.start()
 
     async def stop(self) -> None:
-        """Closes them; calls in flight fail."""
+        """Close connections; calls in flight fail."""
         await asyncio.gather(*(server.stop() for server in self._servers.values()))
 
     async def complete(
@@ -71,10 +71,10 @@ class Replicas:
         under_way: EngineCall | None = None,
         patiently: bool = False,
     ) -> Answer:
-        """A call's answer, within the budget for retries. Raises EngineError.
+        """A call's answer, within the retry budget. Raises EngineError.
 
-        `under_way` is entered while the call has its turn, and says what each request's cache is salted with; `patiently` as
-        `Admission.turn` takes it.
+        `under_way` is entered while the call has its turn, and provides the cache salt of each request; `patiently` is passed to
+        `Admission.turn`.
         """
 
         def ask(engine: Engine) -> Awaitable[Answer]:
@@ -82,30 +82,30 @@ class Replicas:
             return engine.complete(msgspec.structs.replace(request, salt=salt), session_id)
 
         async with self.admission.turn(patiently=patiently), under_way or nullcontext():
-            return await self._asked(session_id, ask)
+            return await self._with_retries(session_id, ask)
 
     async def count_tokens(self, request: ChatRequest) -> int:
-        """By any server that is up. Raises EngineError."""
-        return await self._asked(secrets.token_hex(4), lambda engine: engine.count_tokens(request))
+        """As `Engine` defines, by any server that is up. Raises EngineError."""
+        return await self._with_retries(secrets.token_hex(4), lambda engine: engine.count_tokens(request))
 
     async def detokenize(self, token_ids: list[int]) -> str:
-        """By any server that is up. Raises EngineError."""
-        return await self._asked(secrets.token_hex(4), lambda engine: engine.detokenize(token_ids))
+        """As `Engine` defines, by any server that is up. Raises EngineError."""
+        return await self._with_retries(secrets.token_hex(4), lambda engine: engine.detokenize(token_ids))
 
-    async def _asked(self, key: str, ask: Callable[[Engine], Awaitable[T]]) -> T:
+    async def _with_retries(self, key: str, ask: Callable[[Engine], Awaitable[T]]) -> T:
         servers = [self._servers[url] for url in ranked(key, self._servers)]
         tried: set[Server] = set()
 
         async def attempt() -> T:
-            server = min(servers, key=lambda each: (not each.is_up, each in tried))  # of equals the first, as ranked
+            server = min(servers, key=lambda each: (not each.is_up, each in tried))  # the first in rank among equals
             tried.add(server)
             try:
-                told = await ask(server.engine)
+                result = await ask(server.engine)
             except EngineError as fault:
                 if fault.code == "unreachable":
-                    server.lost()
+                    server.mark_down()
                 raise
-            server.heard()
-            return told
+            server.mark_up()
+            return result
 
         return await with_retries(attempt, has_other=lambda: any(each.is_up and each not in tried for each in servers))

@@ -1,4 +1,4 @@
-"""The budget for asking an engine again: overload, server errors and broken connections, within seconds that no harness notices."""
+"""Retries of calls to engines after overload, server errors and broken connections, within seconds that no harness notices."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import TypeVar
 from proxy.errors import EngineError
 
 PAUSES_S = (0.25, 1.0)
-"""Before the second and the third try, where the engine names no time of its own."""
+"""Pauses before the second and the third attempt, unless the engine names a time of its own."""
 BUDGET_S = 30.0
-"""From the first try on: a later one doesn't begin."""
+"""Time from the first attempt after which none begins."""
 
 T = TypeVar("T")
 
 
 async def with_retries(attempt: Callable[[], Awaitable[T]], *, has_other: Callable[[], bool] = lambda: False) -> T:
-    """The first answer of up to three tries. Raises the last one's EngineError.
+    """The first answer of up to three attempts. Raises the last attempt's EngineError.
 
-    `has_other`: whether the next try meets another server. It need not wait as long as the last one asked, and a server that isn't there
-    costs no try.
+    `has_other`: True if the next attempt meets another server. That attempt ignores the time that the last server named, and an
+    unreachable server doesn't count as an attempt.
     """
     clock = asyncio.get_running_loop().time
     ends = clock() + BUDGET_S

@@ -1,13 +1,13 @@
-"""SGLang asked by tokens, through its chat completions: `input_ids` stand for the prompt, and it parses what it samples itself.
+"""SGLang in mode tokens, through its chat completions: `input_ids` replace the prompt, and the server parses its own samples.
 
-It has no route that renders alone: a prompt is read off an answer of one token (`return_prompt_token_ids`), which is thrown away and leaves
-the prompt in the cache. A call that continues no answer costs one request, one that does two, three where the template drifts. Sampled ids
-and their logprobs are in `meta_info` (`return_meta_info`), and so are the weights: by token, or those that it has once the answer is whole.
-Fields as of SGLang 0.5.13.
+SGLang has no route that only renders. A prompt is read from a discarded answer of one token (`return_prompt_token_ids`), which leaves the
+prompt in the cache. A call that continues no answer costs one request, one that continues an answer two, and three if the template drifts.
+Sampled ids and logprobs are in `meta_info` (`return_meta_info`). So are the weights' versions: by token, or the version at the end of the
+answer. Fields are those of SGLang 0.5.13.
 
-A prompt with images is the server's own, and another branch: what stands for them among its ids is its word.
+A prompt with images is the server's own and begins another branch, since only the server knows which ids stand for images.
 
-Not yet run against a live server: written and tested by the shapes that SGLang's sources and their users tell.
+Not yet run against a live server: written and tested by the formats in SGLang's sources and its users' reports.
 Codes of EngineError: those of `http` and `vllm_chat`.
 """
 
@@ -19,7 +19,7 @@ import msgspec
 
 from proxy.chat import Answer, ChatRequest, Usage
 from proxy.engines.continuing import Continuing, Prompt
-from proxy.engines.http import UNREADABLE
+from proxy.engines.http import decoded
 from proxy.engines.versions import NamedSpan, Versions, versions
 from proxy.engines.vllm_chat import FINISHED, VllmChat, WireMessage, fields_of, fitting, ids_of, logprobs_of, message_of
 from proxy.errors import EngineError
@@ -27,7 +27,7 @@ from topics.types.tokens import Ids, unpack_ids
 
 CHAT = "/v1/chat/completions"
 OF_VLLM = ("return_token_ids", "top_logprobs", "session_id", "cache_salt")
-"""Fields that SGLang lacks, or has under another name."""
+"""Fields that SGLang lacks or names differently."""
 
 
 class _Meta(msgspec.Struct):
@@ -60,7 +60,7 @@ class SglangTokens(VllmChat):
     owns_prompts = True
 
     def __init__(self, base_url: str, model: str, **options: Any) -> None:
-        """As `VllmChat`."""
+        """Takes the arguments of `VllmChat`."""
         super().__init__(base_url, model, **options)
         self._continuing = Continuing(self._render)
 
@@ -69,19 +69,19 @@ class SglangTokens(VllmChat):
         prompt = None
         if request.continued is not None and not request.has_images:
             prompt = await self._continuing.prompt(request, await self._render(request))
-        body = await fitting(request, lambda asked: self._http.post(CHAT, to_wire(asked, self._model, prompt)))
+        body = await fitting(request, lambda limited: self._http.post(CHAT, to_wire(limited, self._model, prompt)))
         return from_wire(body, self._model, self._logprobs_mode, prompt)
 
     async def _render(self, request: ChatRequest) -> Ids:
         bare = msgspec.structs.replace(request.sampling, max_tokens=1, temperature=0.0)
-        # What an answer is held to doesn't show in its prompt, and compiling a grammar takes time.
-        asked = msgspec.structs.replace(request, sampling=bare, stop=[], response_format=msgspec.Raw())
-        body = _read(await self._http.post(CHAT, to_wire(asked, self._model, None)))
+        # A grammar and stop strings don't affect the prompt, and compiling a grammar takes time.
+        probe = msgspec.structs.replace(request, sampling=bare, stop=[], response_format=msgspec.Raw())
+        body = _read(await self._http.post(CHAT, to_wire(probe, self._model, None)))
         return unpack_ids(_prompt_ids(body))
 
 
 def to_wire(request: ChatRequest, model: str, prompt: Prompt | None) -> bytes:
-    """The request as SGLang takes it; `prompt` stands for its messages, which say what may be called and where to stop all the same."""
+    """The request in SGLang's format; `prompt` replaces the rendering of its messages, the other fields still apply."""
     fields = {name: value for name, value in fields_of(request, model, "").items() if name not in OF_VLLM}
     fields |= {"return_meta_info": True, "return_prompt_token_ids": True}
     if prompt is not None:
@@ -92,16 +92,16 @@ def to_wire(request: ChatRequest, model: str, prompt: Prompt | None) -> bytes:
 
 
 def from_wire(body: bytes, model: str, logprobs_mode: str, prompt: Prompt | None) -> Answer:
-    """The answer, checked. Raises EngineError with the reason."""
-    told = _read(body)
-    choice = told.choices[0]
+    """The verified answer. Raises EngineError with the reason."""
+    answer = _read(body)
+    choice = answer.choices[0]
     if choice.finish_reason not in FINISHED:
         raise EngineError("unfinished", f"finish_reason is {choice.finish_reason!r}", retryable=True)
     meta = choice.meta_info or _Meta()
     if not meta.output_token_logprobs:
         raise EngineError("no_token_ids", "the answer has no meta_info.output_token_logprobs")
     sampled = ids_of([token_id for _, token_id, _ in meta.output_token_logprobs], "output_token_logprobs")
-    prompt_ids = _prompt_ids(told) if prompt is None else prompt.ids.tobytes()
+    prompt_ids = _prompt_ids(answer) if prompt is None else prompt.ids.tobytes()
     count = len(meta.output_token_logprobs)
     return Answer(
         message=message_of(choice.message),
@@ -110,9 +110,9 @@ def from_wire(body: bytes, model: str, logprobs_mode: str, prompt: Prompt | None
         prompt_ids=prompt_ids,
         sampled_ids=sampled,
         logprobs=logprobs_of([logprob for logprob, _, _ in meta.output_token_logprobs]),
-        model=told.model or model,
+        model=answer.model or model,
         logprobs_mode=logprobs_mode,
-        # A number is a token that ends turns, of the model's own.
+        # A number is one of the model's own end tokens.
         stop_sequence=choice.matched_stop if isinstance(choice.matched_stop, str) else None,
         realigned=0 if prompt is None else prompt.realigned,
         **_versions(meta, count)._asdict(),
@@ -120,25 +120,22 @@ def from_wire(body: bytes, model: str, logprobs_mode: str, prompt: Prompt | None
 
 
 def _versions(meta: _Meta, sampled: int) -> Versions:
-    """By token where they are told; else one name for all, which the server writes when it hands the answer on."""
+    """Versions by token if reported; otherwise the one name for all tokens, which the server writes at the end of the answer."""
     if meta.weight_versions or meta.weight_version is None:
         return versions(meta.weight_versions, sampled)
-    told = versions([NamedSpan(meta.weight_version, 0, sampled)], sampled)
-    return told if told.policy_version is None else told._replace(policy_doubt="late")
+    at_end = versions([NamedSpan(meta.weight_version, 0, sampled)], sampled)
+    return at_end if at_end.policy_version is None else at_end._replace(policy_doubt="late")
 
 
-def _prompt_ids(told: _Body) -> bytes:
-    ids = told.choices[0].prompt_token_ids
+def _prompt_ids(answer: _Body) -> bytes:
+    ids = answer.choices[0].prompt_token_ids
     if not ids:
         raise EngineError("no_token_ids", "the answer has no prompt_token_ids")
     return ids_of(ids, "prompt_token_ids")
 
 
 def _read(body: bytes) -> _Body:
-    try:
-        told = _bodies.decode(body)
-    except UNREADABLE as error:
-        raise EngineError("malformed", f"the answer is not a chat completion: {error}") from None
-    if len(told.choices) != 1:
-        raise EngineError("malformed", f"expected one choice, got {len(told.choices)}")
-    return told
+    answer = decoded(_bodies, body, "chat completion")
+    if len(answer.choices) != 1:
+        raise EngineError("malformed", f"expected one choice, got {len(answer.choices)}")
+    return answer

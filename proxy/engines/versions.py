@@ -1,8 +1,8 @@
-"""What an engine says of the weights behind an answer, in policy versions.
+"""Policy versions of an answer's tokens, from the weights that an engine reports.
 
-vLLM's `/inference/v1/generate` and SGLang's `meta_info` tell spans of output tokens with the name of the weights that sampled them
-(`weight_versions: [{version, start, end}]`), text that whoever updates the weights has given them. A policy version is an integer: so
-only names that are one in decimal digits are versions. Nothing is guessed: what doesn't cover every token once tells nothing.
+vLLM's `/inference/v1/generate` and SGLang's `meta_info` report spans of output tokens with the name of the weights that sampled them
+(`weight_versions: [{version, start, end}]`). The updater of the weights chooses the name. A policy version is an integer, so only names in
+decimal digits are versions. Nothing is guessed: spans that don't cover every token exactly once are discarded.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from proxy.chat import Doubt
 from topics.types.completion import PolicySpan, are_whole
 
 LARGEST = 2**63 - 1
-"""As the log has it."""
+"""The largest version that the log can hold."""
 
 
 class NamedSpan(msgspec.Struct, frozen=True):
-    """Tokens `[start, end)` of an answer, as engines write it."""
+    """Tokens `[start, end)` of an answer, in the engines' format."""
 
     version: str | int | None
     start: int
@@ -29,16 +29,16 @@ class NamedSpan(msgspec.Struct, frozen=True):
 
 
 class Versions(NamedTuple):
-    """For an `Answer`, by its fields."""
+    """The fields of an `Answer` that describe its versions."""
 
     policy_version: int | None = None
     policy_spans: tuple[PolicySpan, ...] = ()
     policy_doubt: Doubt | None = None
 
 
-def versions(told: Sequence[NamedSpan] | None, sampled: int) -> Versions:
-    """Of so many sampled tokens; nothing where the engine told nothing. Spans only where there are several versions."""
-    named = [span for span in told or () if span.start < span.end]
+def versions(reported: Sequence[NamedSpan] | None, sampled: int) -> Versions:
+    """The versions of `sampled` tokens; empty if the engine reported none. Spans are set only if there are several versions."""
+    named = [span for span in reported or () if span.start < span.end]
     if not named:
         return Versions()
     spans: list[PolicySpan] = []
@@ -57,7 +57,7 @@ def versions(told: Sequence[NamedSpan] | None, sampled: int) -> Versions:
 
 
 def version_of(name: str | int | None) -> int | None:
-    """The version that a name of weights is; None for any other name."""
+    """The version that a name of weights stands for; None for any other name."""
     if isinstance(name, str):
         if not (name.isascii() and name.isdecimal() and len(name) <= len(str(LARGEST))):
             return None

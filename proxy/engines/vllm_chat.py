@@ -1,8 +1,8 @@
-"""vLLM's chat completions with token ids: the engine renders the prompt, samples, and tells both as ids.
+"""vLLM's chat completions with token ids: the engine renders the prompt, samples, and returns the ids of both.
 
-Asked without streaming whatever the harness wants, with `return_token_ids`, `logprobs` and `top_logprobs: 0` (null would empty the token
-data). Checked before anything is believed: prompt ids and sampled ids are there, as many logprobs as sampled ids, each finite, none
-above 0, none a default. Codes of EngineError beside those of `http`: `malformed`, `no_token_ids`, `length_mismatch`, `bad_token_ids`,
+Requests never stream, whatever the harness requests. They set `return_token_ids`, `logprobs` and `top_logprobs: 0` (null would empty the
+token data). An answer is verified before use: it has prompt ids, sampled ids, and one logprob for each sampled id; each logprob is finite,
+not above 0, and no default. Codes of EngineError beside those of `http`: `malformed`, `no_token_ids`, `length_mismatch`, `bad_token_ids`,
 `bad_logprobs`, `unfinished`.
 """
 
@@ -18,22 +18,22 @@ import msgspec
 import numpy as np
 
 from proxy.chat import Answer, ChatRequest, FinishReason, FunctionCall, Message, ToolCall, Usage
-from proxy.engines.http import UNREADABLE, EngineHttp
+from proxy.engines.http import UNREADABLE, EngineHttp, decoded
 from proxy.engines.ids import lift
 from proxy.errors import EngineError
 from topics.types.tokens import IDS, LOGPROBS, count
 
 DEADLINE_S = 600.0
-"""For one answer: what OpenAI's own clients wait."""
+"""Time for one answer: the default timeout of OpenAI's own clients."""
 HEALTH_S = 3.0
-"""For `/health`: it is answered at once, by the process that also parses and renders."""
+"""Time for `/health`, which is answered at once unless the process is busy with parsing or rendering."""
 NO_LOGPROB = -9999.0
-"""vLLM's default, and what it writes for -inf: a token that was sampled has neither."""
+"""vLLM's default, also written for -inf: no sampled token has either."""
 ABOVE_ZERO = 1e-4
-"""Rounding that a logprob may have above 0."""
+"""Rounding error allowed above 0."""
 FINISHED: frozenset[str] = frozenset(get_args(FinishReason))
 EFFORTS = frozenset({"none", "low", "medium", "high"})
-"""Values of reasoning_effort that vLLM takes; with any other it refuses the call."""
+"""Values of reasoning_effort that vLLM accepts; it refuses a call with any other."""
 
 
 class _WireFunction(msgspec.Struct):
@@ -47,7 +47,7 @@ class _WireCall(msgspec.Struct):
 
 
 class WireMessage(msgspec.Struct):
-    """An assistant's message, as chat completions have it."""
+    """An assistant's message in a chat completion."""
 
     content: str | None = None
     reasoning: str | None = None
@@ -117,14 +117,14 @@ class VllmChat:
         self._http = EngineHttp(base_url, deadline_s=deadline_s)
 
     async def start(self) -> None:
-        """Nothing: connections are made as calls need them."""
+        """Nothing to do: calls open connections as they need them."""
 
     async def stop(self) -> None:
-        """Closes connections."""
+        """Close connections."""
         self._http.stop()
 
     async def complete(self, request: ChatRequest, session_id: str) -> Answer:
-        """One answer within the deadline, however many requests it takes. Raises EngineError."""
+        """One answer within the deadline, however many requests it needs. Raises EngineError."""
         try:
             async with asyncio.timeout(self._deadline_s):
                 return await self._answer(request, session_id)
@@ -133,25 +133,19 @@ class VllmChat:
 
     async def _answer(self, request: ChatRequest, session_id: str) -> Answer:
         """One chat completion. Raises EngineError."""
-        body = await fitting(request, lambda asked: self._post(asked, session_id))
+        body = await fitting(request, lambda limited: self._post(limited, session_id))
         return from_wire(body, self._model, self._logprobs_mode)
 
     async def count_tokens(self, request: ChatRequest) -> int:
         """By `/tokenize`, which renders the chat template. Raises EngineError."""
-        asked = {"model": self._model, "messages": request.messages, "tools": request.tools or None}
-        body = await self._http.post("/tokenize", _encode(asked))
-        try:
-            return _counts.decode(body).count
-        except UNREADABLE as error:
-            raise EngineError("malformed", f"the answer is no count of tokens: {error}") from None
+        fields = {"model": self._model, "messages": request.messages, "tools": request.tools or None}
+        body = await self._http.post("/tokenize", _encode(fields))
+        return decoded(_counts, body, "count of tokens").count
 
     async def detokenize(self, token_ids: list[int]) -> str:
         """The text of tokens. Raises EngineError."""
         body = await self._http.post("/detokenize", _encode({"model": self._model, "tokens": token_ids}))
-        try:
-            return _texts.decode(body).prompt
-        except UNREADABLE as error:
-            raise EngineError("malformed", f"the answer is no text of tokens: {error}") from None
+        return decoded(_texts, body, "text of tokens").prompt
 
     async def is_healthy(self) -> bool:
         """By `/health`."""
@@ -162,25 +156,25 @@ class VllmChat:
 
 
 async def fitting(request: ChatRequest, ask: Callable[[ChatRequest], Awaitable[bytes]]) -> bytes:
-    """What a server answers to a request, without its limit where with it the answer doesn't fit. Raises EngineError."""
+    """The server's answer to a request; the request's token limit is dropped if with it the answer doesn't fit. Raises EngineError."""
     try:
         return await ask(request)
     except EngineError as fault:
         if fault.code != "context_length" or request.sampling.max_tokens is None:
             raise
-    # Harnesses ask for 32,000 tokens of any model. Without a limit the server samples what the context has left, which is less, or says
-    # that it is the prompt that doesn't fit: with a limit vLLM's newer words leave open which it is.
+    # Harnesses request 32,000 tokens of any model. Without a limit the server samples what the context has left, which is less, or reports
+    # that the prompt itself doesn't fit: with a limit, newer vLLM's message doesn't distinguish the two.
     unlimited = msgspec.structs.replace(request.sampling, max_tokens=None)
     return await ask(msgspec.structs.replace(request, sampling=unlimited))
 
 
 def to_wire(request: ChatRequest, model: str, session_id: str) -> bytes:
-    """The request as vLLM takes it."""
+    """The request in vLLM's format."""
     return _encode(fields_of(request, model, session_id))
 
 
 def fields_of(request: ChatRequest, model: str, session_id: str) -> dict[str, Any]:
-    """The request's fields as vLLM takes them."""
+    """The request's fields in vLLM's format."""
     sampling = request.sampling
     wire: dict[str, Any] = {
         "model": model,
@@ -210,17 +204,17 @@ def fields_of(request: ChatRequest, model: str, session_id: str) -> dict[str, An
 
 
 def from_wire(body: bytes, model: str, logprobs_mode: str) -> Answer:
-    """The answer, checked. Raises EngineError with the reason."""
+    """The verified answer. Raises EngineError with the reason."""
     body, prompt_ids = lift(body, "prompt_token_ids")
-    told = _decode(body)
-    if len(told.choices) != 1:
-        raise EngineError("malformed", f"expected one choice, got {len(told.choices)}")
-    choice = told.choices[0]
+    answer = _decode(body)
+    if len(answer.choices) != 1:
+        raise EngineError("malformed", f"expected one choice, got {len(answer.choices)}")
+    choice = answer.choices[0]
     if choice.finish_reason not in FINISHED:
-        # `abort` comes of a weight update: half an answer.
+        # A weight update ends answers with `abort`: half an answer.
         raise EngineError("unfinished", f"finish_reason is {choice.finish_reason!r}", retryable=True)
-    if prompt_ids is None and told.prompt_token_ids:
-        prompt_ids = ids_of(told.prompt_token_ids, "prompt_token_ids")
+    if prompt_ids is None and answer.prompt_token_ids:
+        prompt_ids = ids_of(answer.prompt_token_ids, "prompt_token_ids")
     if prompt_ids is None or not choice.token_ids:
         missing = "prompt_token_ids" if prompt_ids is None else "token_ids"
         raise EngineError("no_token_ids", f"the answer has no {missing}")
@@ -231,20 +225,21 @@ def from_wire(body: bytes, model: str, logprobs_mode: str) -> Answer:
     return Answer(
         message=message_of(choice.message),
         finish_reason=choice.finish_reason,  # type: ignore[arg-type] # it is one of FINISHED
-        usage=_usage(told.usage or _Usage(), count(prompt_ids), len(choice.token_ids)),
+        usage=_usage(answer.usage or _Usage(), count(prompt_ids), len(choice.token_ids)),
         prompt_ids=prompt_ids,
         sampled_ids=ids_of(choice.token_ids, "token_ids"),
         logprobs=logprobs_of([entry.logprob for entry in entries]),
-        model=told.model or model,
+        model=answer.model or model,
         logprobs_mode=logprobs_mode,
-        # A number is a token that ends turns, of the model's own.
+        # A number is one of the model's own end tokens.
         stop_sequence=choice.stop_reason if isinstance(choice.stop_reason, str) else None,
     )
 
 
-def _usage(told: _Usage, prompt: int, sampled: int) -> Usage:
-    """Counted from the ids; of what those don't show, what the engine says."""
-    of_prompt, of_sampled = told.prompt_tokens_details or _Details(), told.completion_tokens_details or _Details()
+def _usage(reported: _Usage, prompt: int, sampled: int) -> Usage:
+    """Token counts by the ids; cached and reasoning tokens as the engine reports them."""
+    of_prompt = reported.prompt_tokens_details or _Details()
+    of_sampled = reported.completion_tokens_details or _Details()
     return Usage(prompt, sampled, of_prompt.cached_tokens, of_sampled.reasoning_tokens)
 
 
@@ -254,17 +249,17 @@ def _decode(body: bytes) -> _Body:
     except UNREADABLE as error:
         if b"NaN" in body or b"Infinity" in body:
             return _decode_with_nan(body)
-        raise EngineError("malformed", f"the answer is not a chat completion: {error}") from None
+        raise EngineError("malformed", f"the answer is no chat completion: {error}") from None
 
 
 def _decode_with_nan(body: bytes) -> _Body:
-    """Python's JSON takes NaN, which JSON has not: so that the reason on the log is the logprob, not the syntax."""
+    """The body by Python's decoder, which accepts NaN: the log's reason is then the bad logprob, not bad syntax."""
     try:
-        told = msgspec.convert(json.loads(body), _Body)
-        _encode(told)  # half a surrogate pair Python's JSON takes, too, and no log could keep it
+        answer = msgspec.convert(json.loads(body), _Body)
+        _encode(answer)  # Python's decoder also accepts half a surrogate pair, which no log can hold
     except (ValueError, RecursionError) as error:
-        raise EngineError("malformed", f"the answer is not a chat completion: {error}") from None
-    return told
+        raise EngineError("malformed", f"the answer is no chat completion: {error}") from None
+    return answer
 
 
 def ids_of(ids: list[int], field: str) -> bytes:
@@ -279,9 +274,9 @@ def ids_of(ids: list[int], field: str) -> bytes:
 
 
 def logprobs_of(values: list[float | None]) -> bytes:
-    """Logprobs of sampled tokens, float32 LE. Raises EngineError `bad_logprobs` for what none can be."""
+    """Logprobs of sampled tokens, float32 LE. Raises EngineError `bad_logprobs` for an impossible value."""
     with np.errstate(over="ignore"):
-        packed = np.array(values, dtype=LOGPROBS)  # None becomes NaN, what is too low -inf
+        packed = np.array(values, dtype=LOGPROBS)  # None becomes NaN; a value that is too low becomes -inf
     good = (packed <= ABOVE_ZERO) & (packed > NO_LOGPROB)
     if not good.all():
         at = int((~good).argmax())
@@ -290,7 +285,7 @@ def logprobs_of(values: list[float | None]) -> bytes:
 
 
 def message_of(wire: WireMessage) -> Message:
-    """The same in canonical form; calls without an id get one."""
+    """The message in canonical form; calls without an id get one."""
     calls = [
         ToolCall(call.id or f"call_{uuid.uuid4().hex[:24]}", FunctionCall(call.function.name, call.function.arguments))
         for call in wire.tool_calls or ()

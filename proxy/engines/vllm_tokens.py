@@ -1,11 +1,12 @@
-"""vLLM asked by tokens: it renders, we put in place what it has sampled before, it samples on from there and parses what it said.
+"""vLLM in mode tokens: the server renders a prompt, the proxy restores earlier sampled tokens in it, the server samples and parses.
 
-Three of its routes, which it serves with `--enable-scale-out`: `/v1/chat/completions/render` (messages to token ids, sampling parameters
-and the grammar), `/inference/v1/generate` (token ids to token ids), `/v1/chat/completions/derender` (token ids to a message, with the
-server's own parsers). No text is tokenized here. The message is what `vllm_chat` gives: the token that ends a turn, and a stop string, are
-in the tokens and not in the text. A prompt with images stands as it was rendered: where they lie in it is the server's word.
+Three routes are used, which vLLM serves with `--enable-scale-out`: `/v1/chat/completions/render` (messages to token ids, sampling
+parameters and the grammar), `/inference/v1/generate` (token ids to token ids), `/v1/chat/completions/derender` (token ids to a message,
+with the server's own parsers). No text is tokenized here. The message is the one of `vllm_chat`: the end token of a turn and a stop
+string are among the tokens and not in the text. A prompt with images stays as it was rendered, since only the server knows the images'
+places.
 
-Codes of EngineError: those of `http` and `vllm_chat`, and `unparsed`: the server samples, and fails to parse what it sampled.
+Codes of EngineError: those of `http` and `vllm_chat`, and `unparsed` if the server can't parse the tokens that it sampled.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ from __future__ import annotations
 import re
 import secrets
 import string
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
 from proxy.chat import Answer, ChatRequest, FinishReason, Message, ToolCall, Usage
 from proxy.engines.continuing import Continuing, Prompt
-from proxy.engines.http import UNREADABLE
+from proxy.engines.http import decoded
 from proxy.engines.ids import lift
 from proxy.engines.retry import with_retries
 from proxy.engines.versions import NamedSpan, versions
@@ -31,12 +32,12 @@ RENDER = "/v1/chat/completions/render"
 GENERATE = "/inference/v1/generate"
 DERENDER = "/v1/chat/completions/derender"
 OF_ONE_ROUTE = ("return_token_ids", "max_completion_tokens", "top_logprobs", "logprobs", "session_id")
-"""Of a chat completion's fields those that neither shape the prompt nor the parsing; a limit makes a long prompt a refused one."""
+"""Fields of a chat completion that affect neither prompt nor parsing; with a limit, a long prompt would be refused."""
 ENDED = ("stop", "length")
 
 
 class _Rendered(msgspec.Struct):
-    """A request of `GENERATE` as the server made it: of these fields those stay as they are that aren't ours to change."""
+    """A request for `GENERATE` that the server made; raw fields are passed on unchanged."""
 
     token_ids: list[int] | None = None
     sampling_params: dict[str, Any] | None = None
@@ -79,20 +80,19 @@ class _Generated(msgspec.Struct):
     usage: _Usage | None = None
 
 
-class _Said(msgspec.Struct):
+class _DerenderedChoice(msgspec.Struct):
     message: WireMessage
 
 
 class _Derendered(msgspec.Struct):
-    choices: list[_Said]
+    choices: list[_DerenderedChoice]
 
 
 DRAWN = re.compile("[0-9a-f]{16,32}")
-"""Ids that say nothing of what was sampled: derender's `random_uuid` of vLLM 0.32, which leaves out what its parsers found."""
+"""Ids that derender draws at random (`random_uuid` of vLLM 0.32), although its parsers may have found one."""
 ID_CHARACTERS, ID_LENGTH = string.ascii_letters + string.digits, 9
-"""What Mistral's templates refuse all other ids for."""
+"""The only form of ids that Mistral's templates accept."""
 
-T = TypeVar("T")
 _rendered = msgspec.json.Decoder(_Rendered)
 _generated = msgspec.json.Decoder(_Generated)
 _derendered = msgspec.json.Decoder(_Derendered)
@@ -115,10 +115,10 @@ class VllmTokens(VllmChat):
         rendered, ids = await self._render(fields)
         is_text = bytes(rendered.features) == b"null" and not request.has_images
         prompt = await self._continuing.prompt(request, ids) if is_text else Prompt(ids, 0)
-        # The renders take their time, and weights may have changed meanwhile.
+        # The salt is read after the renders: weights may have changed meanwhile.
         salt = {} if request.cache_salt is None else {"cache_salt": request.cache_salt}
-        asked = generation_of(rendered, prompt.ids, request.sampling.max_tokens) | salt
-        generated = _read(_generated, await self._http.post(GENERATE, _encode(asked), session_id), "generation")
+        body = generation_of(rendered, prompt.ids, request.sampling.max_tokens) | salt
+        generated = decoded(_generated, await self._http.post(GENERATE, _encode(body), session_id), "generation")
         choice = _checked(generated)
         sampled, logprobs = ids_of(choice.token_ids or [], "token_ids"), _logprobs(choice)
         message, unsaid_calls = await self._message(request, fields, prompt.ids, choice)
@@ -144,7 +144,7 @@ class VllmTokens(VllmChat):
 
     async def _render(self, fields: dict[str, Any]) -> tuple[_Rendered, Ids]:
         body, ids = lift(await self._http.post(RENDER, _encode(fields)), "token_ids")
-        rendered = _read(_rendered, body, "rendering")
+        rendered = decoded(_rendered, body, "rendering")
         if ids is None and not rendered.token_ids:
             raise EngineError("no_token_ids", "the rendering has no token_ids")
         return rendered, unpack_ids(ids or ids_of(rendered.token_ids or [], "token_ids"))
@@ -155,24 +155,24 @@ class VllmTokens(VllmChat):
     async def _message(
         self, request: ChatRequest, fields: dict[str, Any], prompt: Ids, choice: _Choice
     ) -> tuple[Message, int]:
-        """What the sampled tokens say, by the server's own parsers, and how many calls of tools are left out of it."""
-        told = choice.token_ids or []
+        """The message of the sampled tokens by the server's parsers, and the number of tool calls that are left out of it."""
+        ids = choice.token_ids or []
         if choice.finish_reason == "stop" and not isinstance(choice.stop_reason, str):
-            told = told[:-1]  # the end of the turn: it would be in the text
-        if not told:
+            ids = ids[:-1]  # the end token, which would be in the text
+        if not ids:
             return Message("assistant", content=""), 0
-        only = {"index": 0, "token_ids": told, "finish_reason": choice.finish_reason}
+        only = {"index": 0, "token_ids": ids, "finish_reason": choice.finish_reason}
         response = {"request_id": "derender", "choices": [only], "prompt_token_ids": prompt.tolist()}
-        asked = {"model": self._model, "generate_response": response, "chat_request": fields}
+        request_body = {"model": self._model, "generate_response": response, "chat_request": fields}
         try:
-            # Asked again by itself: another answer instead would make what is on the log a choice of those that parse.
-            body = await with_retries(lambda: self._http.post(DERENDER, _encode(asked)))
+            # Only this request is retried: sampling again would keep only answers that parse, a biased choice.
+            body = await with_retries(lambda: self._http.post(DERENDER, _encode(request_body)))
         except EngineError as fault:
             raise EngineError("unparsed", f"{fault.code}: {fault.message}", status=fault.status) from None
-        said = _read(_derendered, body, "derendering")
-        if len(said.choices) != 1:
-            raise EngineError("malformed", f"expected one derendered choice, got {len(said.choices)}")
-        whole = message_of(said.choices[0].message)
+        derendered = decoded(_derendered, body, "derendering")
+        if len(derendered.choices) != 1:
+            raise EngineError("malformed", f"expected one derendered choice, got {len(derendered.choices)}")
+        whole = message_of(derendered.choices[0].message)
         calls = [_named(call) for call in whole.tool_calls]
         kept = calls[:1] if request.parallel_tool_calls is False else calls
         message = msgspec.structs.replace(whole, tool_calls=kept)
@@ -181,30 +181,30 @@ class VllmTokens(VllmChat):
 
 
 def _named(call: ToolCall) -> ToolCall:
-    """With an id that every template takes, where the server only drew one."""
+    """The call, with an id that every template accepts if the server drew the id at random."""
     if DRAWN.fullmatch(call.id) is None:
         return call
     return msgspec.structs.replace(call, id="".join(secrets.choice(ID_CHARACTERS) for _ in range(ID_LENGTH)))
 
 
 def generation_of(rendered: _Rendered, ids: Ids, max_tokens: int | None) -> dict[str, Any]:
-    """The request for an answer to these ids, with all else as the server rendered it."""
+    """The request to continue these ids, otherwise as the server rendered it."""
     params = dict(rendered.sampling_params or {})
     most = params.pop("max_tokens", None)
     if max_tokens is not None:
-        # What the server leaves at most is of the rendering; where our prompt leaves less, it ends the answer there.
+        # The server's maximum is of its own rendering; if our longer prompt leaves less room, the server ends the answer there.
         params["max_tokens"] = max_tokens if most is None else min(max_tokens, most)
-    asked = msgspec.structs.asdict(rendered) | {"token_ids": ids.tolist()}
-    return asked | {"sampling_params": params | {"logprobs": 0, "n": 1}, "stream": False}
+    body = msgspec.structs.asdict(rendered) | {"token_ids": ids.tolist()}
+    return body | {"sampling_params": params | {"logprobs": 0, "n": 1}, "stream": False}
 
 
 def _checked(generated: _Generated) -> _Choice:
-    """The only choice, whole. Raises EngineError."""
+    """The only choice, verified to be whole. Raises EngineError."""
     if len(generated.choices) != 1:
         raise EngineError("malformed", f"expected one choice, got {len(generated.choices)}")
     choice = generated.choices[0]
     if choice.finish_reason not in ENDED:
-        # `abort` comes of a weight update: half an answer.
+        # A weight update ends answers with `abort`: half an answer.
         raise EngineError("unfinished", f"finish_reason is {choice.finish_reason!r}", retryable=True)
     if not choice.token_ids:
         raise EngineError("no_token_ids", "the answer has no token_ids")
@@ -212,7 +212,7 @@ def _checked(generated: _Generated) -> _Choice:
 
 
 def _logprobs(choice: _Choice) -> bytes:
-    """Those of the sampled tokens. Raises EngineError."""
+    """Logprobs of the sampled tokens. Raises EngineError."""
     entries = choice.logprobs.content if choice.logprobs is not None else None
     ids = choice.token_ids or []
     if entries is None or len(entries) != len(ids):
@@ -224,14 +224,14 @@ def _logprobs(choice: _Choice) -> bytes:
 
 
 def _stop_string(choice: _Choice) -> str | None:
-    """A number is a token that ends turns, of the model's own."""
+    """The stop string that ended the answer; a number is one of the model's own end tokens."""
     return choice.stop_reason if isinstance(choice.stop_reason, str) else None
 
 
 def _before(message: Message, stop: str) -> Message:
-    """The message up to the stop string, which is at the end of what was said, wherever the parser has put that.
+    """The message up to the stop string, which ends the content or the reasoning.
 
-    In a call's arguments it stays: the parser has closed them after it, and cut they would be no JSON.
+    A stop string in a call's arguments stays: the parser has closed the JSON after it, and a cut would break it.
     """
     content = message.content if isinstance(message.content, str) else None
     if content is not None and stop in content:
@@ -242,15 +242,8 @@ def _before(message: Message, stop: str) -> Message:
 
 
 def _finish_reason(request: ChatRequest, message: Message, choice: _Choice) -> FinishReason:
-    """As chat completions name it: calls that the model made are `tool_calls`, one that it was made to make is `stop`."""
+    """The reason by the rules of chat completions: `tool_calls` for calls that the model chose, `stop` for a forced call."""
     if choice.finish_reason == "length":
         return "length"
     chose = request.tool_choice in (None, "auto", "required")
     return "tool_calls" if message.tool_calls and chose else "stop"
-
-
-def _read(decoder: msgspec.json.Decoder[T], body: bytes, what: str) -> T:
-    try:
-        return decoder.decode(body)
-    except UNREADABLE as error:
-        raise EngineError("malformed", f"the answer is no {what}: {error}") from None

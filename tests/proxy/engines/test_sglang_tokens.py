@@ -13,7 +13,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from proxy.chat import Answer, ChatRequest, ImagePart, ImageUrl, Message, Part, RepeatedAnswer, TextPart
-from proxy.engines.overflow import is_overflow, overflow_numbers
+from proxy.engines.http import is_overflow, overflow_numbers
 from proxy.engines.sglang_tokens import SglangTokens
 from proxy.errors import EngineError
 from topics.types.completion import PolicySpan, Sampling
