@@ -1,7 +1,7 @@
-"""The ports that a proxy listens on: where harnesses come in, and at which address the other proxies find it.
+"""The ports that a proxy listens on, and the address at which other proxies reach it.
 
-A door has its port before anybody listens behind it, so that it can be named first. Several processes of one host share a door: the kernel
-deals connections out among those that listen. Each then has a door of its own beside it.
+A socket is bound before anything listens on it, so that its port is known first. Several processes of one host can share a port: the kernel
+distributes connections among them. Each process then has a second port of its own for the other proxies.
 """
 
 from __future__ import annotations
@@ -15,35 +15,35 @@ from topics.types.errors import InputError
 
 @dataclass(frozen=True)
 class Binding:
-    """Where a port listens; port 0 takes a free one."""
+    """An address to listen on; port 0 takes a free port."""
 
     host: str
     port: int
     shared: bool = False
-    """Other processes listen there, too."""
+    """Other processes may listen on the same port."""
 
 
 def bound(binding: Binding) -> socket.socket:
-    """A socket that has its port and doesn't listen yet. Raises OSError for a port that is taken."""
+    """A bound socket that doesn't listen yet. Raises OSError if the port is in use."""
     family, kind, _, _, address = socket.getaddrinfo(binding.host, binding.port, type=socket.SOCK_STREAM)[0]
-    door = socket.socket(family, kind)
+    listener = socket.socket(family, kind)
     try:
-        door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT if binding.shared else socket.SO_REUSEADDR, 1)
-        door.bind(address)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT if binding.shared else socket.SO_REUSEADDR, 1)
+        listener.bind(address)
     except OSError:
-        door.close()
+        listener.close()
         raise
-    return door
+    return listener
 
 
-def url(door: socket.socket) -> str:
-    """Its base URL."""
-    host, port = door.getsockname()[:2]
+def url(listener: socket.socket) -> str:
+    """The base URL of a bound socket."""
+    host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def require_address(host: str, advertise: str | None) -> None:
-    """Raises InputError where other proxies couldn't be told how to reach a door bound to `host`."""
+    """Raises InputError if `host` is a wildcard address and no advertised URL tells other proxies how to reach it."""
     try:
         is_any = ip_address(host).is_unspecified
     except ValueError:
@@ -52,5 +52,5 @@ def require_address(host: str, advertise: str | None) -> None:
         raise InputError(
             "--host",
             host,
-            "is every address of this host, and the other proxies need one: say --advertise http://HOST:PORT",
+            "is every address of this host, and the other proxies need one: add --advertise http://HOST:PORT",
         )

@@ -1,8 +1,8 @@
-"""One proxy process, put together: what it opens, in which order, and how it ends.
+"""One proxy process: its parts, the order in which they start, and how it stops.
 
 Invariant (protocol 18): the port listens only after this process's heartbeat was acknowledged and `polar.fleet`, `polar.control` and
 `polar.workers` were read to their ends; only then is it among the owners of sessions. Stopping lets calls under way finish within a
-deadline, gives its sessions to the other proxies, and never waits for Kafka.
+deadline, leaves its sessions to the other proxies, and never waits for Kafka.
 """
 
 from __future__ import annotations
@@ -54,24 +54,25 @@ from topics.workers import Heartbeat
 CONTROL_SINCE_S = 600.0
 """How far back `polar.control` is read at start (protocol 18)."""
 WORKERS_SINCE_S = 10.0
-"""And `polar.workers` (protocol 30)."""
+"""How far back `polar.workers` is read at start (protocol 30)."""
 HEARTBEAT_S = 60.0
 """For the first heartbeat's acknowledgement: Kafka may still be starting."""
 DRAIN_S = 10.0
-"""For calls under way, when the proxy is told to stop."""
+"""For calls under way when the proxy stops."""
 SETTLE_S = 2.0
-"""For records beside the calls, after that."""
+"""For background records, after the calls."""
 STOP_S = 3.0
+"""For followers, the producer and open connections to stop: short, since Kafka may be gone."""
 KEEPALIVE_S = 75.0
-"""For a connection on which no request comes whole up to its body: longer than load balancers keep theirs."""
+"""For a connection without a whole request head: longer than load balancers keep idle connections."""
 LINGER_S = 1.0
-"""For the rest of a body that is refused already: it is read, and unpacked, only so that its sender sees the answer."""
+"""For reading the rest of a refused body, so that its sender reads the answer."""
 
 log = structlog.get_logger(__name__)
 
 
 class Proxy:
-    """A proxy in this event loop. `start`, then `failed` or your own reason, then `stop`."""
+    """A proxy in this event loop: `start`, wait for `left` or a reason of your own, `stop`."""
 
     def __init__(
         self,
@@ -84,9 +85,9 @@ class Proxy:
         peers: Binding | None = None,
         advertise: str | None = None,
     ) -> None:
-        """`peers`: a door for other proxies, where that of `calls` is shared. `advertise`: the URL at which they reach it.
+        """`peers`: a port for other proxies, if that of `calls` is shared. `advertise`: the URL at which they reach it.
 
-        Raises FileNotFoundError for a keys file or token file that isn't there, InputError for an empty token file or no such URL.
+        Raises FileNotFoundError for a missing keys file or token file, InputError for an empty token file or a missing URL.
         """
         require_address((peers or calls).host, advertise)
         self._settings = settings
@@ -121,7 +122,7 @@ class Proxy:
         self._heart = HeartbeatSender(settings, self._beat)
         self._followers = self._following(settings)
         self._runners: list[web.AppRunner] = []
-        self._doors: list[socket.socket] = []
+        self._listeners: list[socket.socket] = []
         self._metrics.watch_engines(engines)
         self._metrics.watch("polar_proxy_claims", "Claims remembered", lambda: len(self._claims))
         self._metrics.watch("polar_proxy_paused", "Whether the fleet is paused", lambda: self._fleet.paused)
@@ -132,14 +133,14 @@ class Proxy:
         """Base of the model API, without `/v1`; known once started."""
         self.control_url = ""
         self._address: str | None = None
-        """Where other proxies reach this one; None until it serves them."""
+        """The URL at which other proxies reach this one; None until it serves."""
 
     async def start(self) -> None:
-        """Returns when calls are served. Raises NotReady, OSError for a port that is taken."""
+        """Returns when calls are served. Raises NotReady, OSError if a port is in use."""
         calls, controls = self._bindings
         self.control_url = url(await self._listen(self._controls, [bound(controls)]))
-        self._doors = [bound(binding) for binding in (calls, self._peers) if binding is not None]
-        self.url = url(self._doors[0])
+        self._listeners = [bound(binding) for binding in (calls, self._peers) if binding is not None]
+        self.url = url(self._listeners[0])
         await self._engines.start()
         await self._forwarder.start()
         await self._producer.start()
@@ -148,8 +149,8 @@ class Proxy:
         for follower in self._followers:
             await follower.start()
         self._claims.follows_since(time.time())
-        await self._listen(self._model_api.application(), self._doors)
-        self._address = self._advertise or url(self._doors[-1])
+        await self._listen(self._model_api.application(), self._listeners)
+        self._address = self._advertise or url(self._listeners[-1])
         await self._first_ownership()
         self._serving = True
         log.info(
@@ -157,11 +158,11 @@ class Proxy:
         )
 
     async def left(self) -> None:
-        """Returns when the proxy was told to leave by a `Drain`; raises what ended a follower."""
+        """Returns when a `Drain` names this proxy; raises the exception that ended a follower."""
         await first_done(self._leaving, *(follower.failed for follower in self._followers))
 
     async def stop(self, drain_s: float = DRAIN_S) -> None:
-        """Ends within the drain and some seconds, with Kafka or without."""
+        """Stops within `drain_s` and some seconds, with Kafka or without."""
         self._serving = False
         self._model_api.draining = True
         self._ownership.leave()
@@ -171,26 +172,26 @@ class Proxy:
             reply.end(Ending.STOPPED)
         for runner in reversed(self._runners):
             await runner.cleanup()
-        for door in self._doors:
-            door.close()  # where start() ended before it listened
+        for listener in self._listeners:
+            listener.close()  # where start() ended before it listened
         await asyncio.gather(self._capture.settle(SETTLE_S), self._openings.settle(SETTLE_S))
         await asyncio.gather(*(follower.stop() for follower in self._followers), self._producer.stop(STOP_S))
         await asyncio.gather(self._forwarder.stop(), self._engines.stop())
-        self._heart.stop()  # last: it holds the loop up until its last beat is out
+        self._heart.stop()  # last: it blocks the loop until its last heartbeat is out
         log.info("proxy stopped", action="proxy_stopped", worker_id=self._worker_id)
 
     def _following(self, settings: Settings) -> tuple[Follower, ...]:
-        """What is read of the log, besides claims."""
+        """Followers of the topics that are read all the time."""
         ago = Since.ago(CONTROL_SINCE_S)
         return (
             Follower(settings, fleet_topic.TOPIC, self._on_fleet, since=Since.BEGINNING, letters=self._producer),
             Follower(settings, control_topic.TOPIC, self._on_control, since=ago, letters=self._producer),
-            # Its dead letters are the coordinators' to write: they read the same.
+            # Coordinators read this topic too, and write its dead letters.
             Follower(settings, workers_topic.TOPIC, self._ownership.on_sign, since=Since.ago(WORKERS_SINCE_S)),
         )
 
     def obstacle(self) -> str | None:
-        """Why calls aren't served now; None when they are. A pause is no obstacle: calls are taken in, and wait."""
+        """Why calls aren't served now; None if they are. A pause is no obstacle: calls are accepted, and wait."""
         if not self._serving:
             return "stopping" if self._model_api.draining else "starting"
         if not self._heart.connected:
@@ -208,7 +209,7 @@ class Proxy:
             ) from None
 
     async def _first_ownership(self) -> None:
-        """Returns when the log tells of this proxy, as it tells all others."""
+        """Returns when this proxy has read its own heartbeat from the log, as the others do."""
         try:
             async with asyncio.timeout(HEARTBEAT_S):
                 while not self._ownership.lives:
@@ -219,7 +220,7 @@ class Proxy:
             raise NotReady(f"this proxy's heartbeat could not be read back within {HEARTBEAT_S:.0f} s") from None
 
     async def _drained(self, deadline_s: float) -> None:
-        """Returns when no call is under way, whoever serves it."""
+        """Returns when no call is under way, here or forwarded."""
         try:
             async with asyncio.timeout(deadline_s):
                 while under_way := [reply.done for reply in self._model_api.replies if not reply.done.done()]:
@@ -227,7 +228,7 @@ class Proxy:
         except TimeoutError:
             pass
 
-    async def _listen(self, app: web.Application, doors: Sequence[socket.socket]) -> socket.socket:
+    async def _listen(self, app: web.Application, listeners: Sequence[socket.socket]) -> socket.socket:
         runner = Runner(
             app,
             access_log=None,
@@ -240,9 +241,9 @@ class Proxy:
         )
         self._runners.append(runner)
         await runner.setup()
-        for door in doors:
-            await web.SockSite(runner, door, backlog=1024).start()
-        return doors[0]
+        for listener in listeners:
+            await web.SockSite(runner, listener, backlog=1024).start()
+        return listeners[0]
 
     def _beat(self) -> Heartbeat:
         return HeartbeatSender.heartbeat(

@@ -1,8 +1,8 @@
-"""What a call is for: the harness's main work, a sub-agent's, a compaction, or a side call (a title, a router, …) that is not trained.
+"""The kind of a call: the harness's main work, a sub-agent's, a compaction, or a side call (a title, a router, …) that isn't trained.
 
-One table of rules, each named on the log beside the kind that it gave, so that its evidence can be questioned. The first that fits
-counts; a call that none fits is main work. Evidence is a header, or the harness's own words in a system prompt without tools: what a user
-writes to an agent never makes its calls side calls.
+One table of rules; the first that matches decides, and a call that none matches is main work. The log names the rule beside the kind, so
+that people can check it. Evidence is a header, or the harness's own words in a system prompt without tools: what a user writes to an agent
+never makes its calls side calls.
 """
 
 from __future__ import annotations
@@ -15,37 +15,35 @@ from proxy.chat import ChatRequest, Message, TextPart
 
 
 class Kind(NamedTuple):
-    """A call's kind, and the rule that said so; None for main work."""
+    """A call's kind and the name of the rule that decided it; None for main work."""
 
     name: str
     rule: str | None = None
 
 
 class Rule(NamedTuple):
-    """Kind and name of a rule, and when it holds."""
+    """A rule: its kind and name, and its condition."""
 
     kind: Kind
     holds: Callable[[ChatRequest, Mapping[str, str]], bool]
 
 
 MAIN = Kind("main")
-LOOKED_AT = 800
-"""Characters of a text that rules look at: harnesses begin with what they want (opencode's compaction says it after 500), and an agent's
-task comes later."""
+TEXT_LIMIT = 800
+"""Characters of a text that rules search: harnesses state their request first (opencode's compaction after 500), the task follows."""
 
 
 def kind_of(request: ChatRequest, lineage: Mapping[str, str] | None) -> Kind:
-    """By the first rule that holds."""
-    told = lineage or {}
-    return next((rule.kind for rule in RULES if rule.holds(request, told)), MAIN)
+    """The kind of the first rule that holds."""
+    return next((rule.kind for rule in RULES if rule.holds(request, lineage or {})), MAIN)
 
 
 def _lineage(name: str, value: str | None = None) -> Callable[[ChatRequest, Mapping[str, str]], bool]:
-    return lambda _, told: name in told and value in (None, told[name])
+    return lambda _, lineage: name in lineage and value in (None, lineage[name])
 
 
-def _is_told(words: str) -> Callable[[ChatRequest, Mapping[str, str]], bool]:
-    """No tools, and the harness's words in the system prompt."""
+def _has_system_words(words: str) -> Callable[[ChatRequest, Mapping[str, str]], bool]:
+    """Holds for a request without tools whose system prompt contains these words."""
     pattern = re.compile(words, re.IGNORECASE)
     return lambda request, _: not request.tools and bool(pattern.search(_system(request)))
 
@@ -61,13 +59,13 @@ def _has_hosted_tools_alone(request: ChatRequest, _: Mapping[str, str]) -> bool:
 
 
 def _ends_in_compaction(request: ChatRequest, _: Mapping[str, str]) -> bool:
-    """Claude Code asks with its tools declared, at the end of the conversation."""
+    """Claude Code asks for a compaction at the end of the conversation, with its tools declared."""
     text = _text(request.messages[-1], None) if request.messages else ""
     return all(words in text for words in CLAUDE_COMPACTION)
 
 
 def _is_next_speaker_check(request: ChatRequest, _: Mapping[str, str]) -> bool:
-    """Gemini CLI's, whose words stand in a user message: its schema has to be there, too."""
+    """Gemini CLI asks in a user message, so the rule looks for its response schema."""
     return not request.tools and b"next_speaker" in bytes(request.response_format)
 
 
@@ -78,23 +76,23 @@ RULES = [
     Rule(Kind("compaction", "claude_code_compact_prompt"), _ends_in_compaction),
     Rule(
         Kind("compaction", "no_tools_summarise_prompt"),
-        _is_told(
+        _has_system_words(
             r"CONTEXT CHECKPOINT COMPACTION|<state_snapshot>|tasked with summarizing conversations|only output the structured summary"
         ),
     ),
     Rule(
         Kind("title", "no_tools_title_prompt"),
-        _is_told(r"title generator|generate a (concise|brief|short) title|sentence-case title"),
+        _has_system_words(r"title generator|generate a (concise|brief|short) title|sentence-case title"),
     ),
     Rule(
         Kind("summary", "no_tools_summary_prompt"),
-        _is_told(r"^summarize what was done in this conversation"),
+        _has_system_words(r"^summarize what was done in this conversation"),
     ),
-    Rule(Kind("router", "no_tools_routing_prompt"), _is_told(r"task routing AI|classify its complexity")),
+    Rule(Kind("router", "no_tools_routing_prompt"), _has_system_words(r"task routing AI|classify its complexity")),
     Rule(Kind("next_speaker", "schema_for_next_speaker"), _is_next_speaker_check),
     Rule(
         Kind("commit_message", "no_tools_commit_prompt"),
-        _is_told(r"engineer that generates [\w, -]*git commit messages"),
+        _has_system_words(r"engineer that generates [\w, -]*git commit messages"),
     ),
     Rule(Kind("web_search", "hosted_tools_alone"), _has_hosted_tools_alone),
     Rule(Kind("quota", "one_token_of_quota"), _is_quota_probe),
@@ -109,7 +107,7 @@ def _system(request: ChatRequest) -> str:
     return "" if first is None else _text(first)
 
 
-def _text(message: Message, limit: int | None = LOOKED_AT) -> str:
+def _text(message: Message, limit: int | None = TEXT_LIMIT) -> str:
     """The first `limit` characters of each part of a message's text."""
     if isinstance(message.content, list):
         return "\n".join(part.text[:limit] for part in message.content if isinstance(part, TextPart))

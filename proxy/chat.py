@@ -18,10 +18,10 @@ from topics.types.tokens import Ids
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 FinishReason = Literal["stop", "length", "tool_calls", "content_filter"]
 Doubt = Literal["not_ours", "mixed", "gaps", "late"]
-"""The engine has another name for its weights than a version; several, and not all of them versions; doesn't say one for each token; or
-says which it had when the answer was whole, and they may have sampled its end alone."""
+"""Why the versions that an engine reports aren't recorded. `not_ours`: it names its weights by something else than a version. `mixed`: it
+reports several names, not all of them versions. `gaps`: tokens lack a version. `late`: it reports only the version at the answer's end."""
 NOT_GIVEN = msgspec.Raw()
-"""msgspec takes no `Raw | None`: no bytes stand for None."""
+"""Stands for None: msgspec supports no `Raw | None`."""
 
 
 class TextPart(msgspec.Struct, frozen=True, tag_field="type", tag="text"):
@@ -47,7 +47,7 @@ Part = TextPart | ImagePart
 
 
 class FunctionCall(msgspec.Struct, frozen=True):
-    """Which function, with what."""
+    """A function's name and arguments."""
 
     name: str
     arguments: str = ""
@@ -107,71 +107,71 @@ ToolChoice = Literal["none", "auto", "required"] | ForcedTool
 
 
 class RepeatedAnswer(msgspec.Struct, frozen=True, eq=False):
-    """The newest answer of a session that a request repeats, after the very messages that it answered."""
+    """The newest sampled answer that a request repeats after the very messages that it answered."""
 
     position: int
-    """Of its message in the request."""
+    """Index of its message in the request."""
     tokens: Ids
-    """Its call's prompt and what was sampled."""
+    """Its call's prompt and sampled tokens."""
     is_ended: bool
-    """The last of them is one that ends turns: neither a limit nor a stop string ended it."""
+    """The last token ends turns: neither a limit nor a stop string ended the answer."""
 
 
 class ChatRequest(msgspec.Struct, frozen=True):
-    """What a harness asks for, in any dialect."""
+    """A harness's request, in any dialect."""
 
     messages: list[Message]
     model: str | None = None
     tools: list[Tool] = []
     hosted_tools: list[str] = []
-    """Types of the tools that the harness expects its provider to run, such as a web search: nobody runs them here."""
+    """Types of tools that the harness expects its provider to run, such as a web search; they aren't run here."""
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     sampling: Sampling = Sampling()
     stop: list[str] = []
     response_format: msgspec.Raw = NOT_GIVEN
-    """OpenAI's structured-output object, where the answer is held to a grammar."""
+    """OpenAI's structured-output object, if the answer must follow a grammar."""
     reasoning_effort: str | None = None
-    """`none`, `low`, `medium` or `high`; what providers name beyond these is the nearest."""
+    """`none`, `low`, `medium` or `high`; a provider's other names become the nearest of these."""
     choices: int = 1
-    """Answers wanted to the same prompt; each is a call of its own on the log."""
+    """Number of answers to the same prompt; each is a call of its own on the log."""
     continues: str | None = None
     """The call whose messages and answer come before `messages` (OpenAI's previous_response_id)."""
     store: bool = False
     """Another request may continue this one."""
     instructions: bool = False
-    """`messages[0]` is this request's own instructions, which one that continues it doesn't inherit."""
+    """`messages[0]` holds this request's own instructions, which a request that continues it doesn't inherit."""
     stream: bool = False
     stream_usage: bool = False
-    """The stream tells usage at its end; dialects that always do so set it."""
+    """The stream ends with the usage."""
     continued: RepeatedAnswer | None = None
-    """For engines that own their prompts: the answer whose tokens stand in this one's. Set where the call is made."""
+    """For engines that own their prompts: the answer whose tokens the prompt repeats. Set by the claim."""
     salt: Callable[[], str | None] | None = None
-    """Tells `cache_salt`. Set where the call reaches the engine."""
+    """Returns `cache_salt`. Set when the call reaches the engine."""
     wire: object = None
-    """The dialect's own: what its answer repeats of the request. Nobody else looks at it."""
+    """The dialect's own data: what its answer repeats of the request."""
 
     @property
     def stored_from(self) -> int | None:
-        """The first message that a request which continues this one inherits; None: none may."""
+        """Index of the first message that a continuing request inherits; None if none may continue this one."""
         return int(self.instructions) if self.store else None
 
     @property
     def cache_salt(self) -> str | None:
-        """What its engine keeps the prefixes that it caches for it apart by, if it is asked now: those of other weights."""
+        """Keeps the engine's prefix cache of different weights apart; computed when the engine is called."""
         return None if self.salt is None else self.salt()
 
     @property
     def has_images(self) -> bool:
-        """Whether the model is shown any."""
+        """Whether a message holds an image."""
         parts = (part for message in self.messages if isinstance(message.content, list) for part in message.content)
         return any(isinstance(part, ImagePart) for part in parts)
 
     @property
     def offered_tools(self) -> str | None:
-        """Which of its tools the model may be told of only: `none`, or `function:` and a name. None: all.
+        """The tools that the prompt may be limited to: `none`, or `function:` and a name. None: all.
 
-        SGLang leaves the others out of the prompt, vLLM does so for `none` where it is started with --exclude-tools-when-tool-choice-none.
+        SGLang leaves other tools out of the prompt; vLLM does for `none` if started with --exclude-tools-when-tool-choice-none.
         """
         if not self.tools:
             return None
@@ -181,7 +181,7 @@ class ChatRequest(msgspec.Struct, frozen=True):
 
     @property
     def is_grammar_bound(self) -> bool:
-        """Whether the engine masks tokens: structured output, or a tool call that must come."""
+        """Whether the engine masks tokens: for structured output, or for a required tool call."""
         return (
             bool(bytes(self.response_format))
             or self.tool_choice == "required"
@@ -195,13 +195,13 @@ class Usage(msgspec.Struct, frozen=True):
     prompt: int
     sampled: int
     cached: int | None = None
-    """Prompt tokens that the engine had in its cache; None where it doesn't tell."""
+    """Prompt tokens from the engine's cache; None if it doesn't report them."""
     reasoning: int | None = None
-    """Sampled tokens that were reasoning; None where it doesn't tell."""
+    """Sampled reasoning tokens; None if the engine doesn't report them."""
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What an engine answered: the message for the harness, the tokens for the log."""
+    """An engine's answer: the message for the harness, the tokens for the log."""
 
     message: Message
     finish_reason: FinishReason
@@ -213,18 +213,18 @@ class Answer(msgspec.Struct, frozen=True):
     logprobs: bytes
     """float32 LE, as many as `sampled_ids`."""
     model: str
-    """As the engine names it."""
+    """The engine's name of the model."""
     logprobs_mode: str = "processed"
     policy_version: int | None = None
-    """Of the first token; None from an engine that doesn't tell."""
+    """The first token's; None if the engine doesn't report it."""
     stop_sequence: str | None = None
-    """The stop string that ended it, where one did."""
+    """The stop string that ended the answer, if one did."""
     policy_spans: tuple[PolicySpan, ...] = ()
-    """Where the engine tells that weights changed within the answer: ascending, without gaps, over all sampled tokens. Empty:
+    """If the engine reports that weights changed within the answer: ascending, without gaps, over all sampled tokens. Empty:
     `policy_version` is every token's."""
     unsaid_calls: int = 0
-    """Calls of tools that were sampled and aren't in the message, since the request takes one at a time: no prompt goes on from it."""
+    """Sampled tool calls that the message lacks, since the request allows one at a time: no prompt continues this answer's tokens."""
     policy_doubt: Doubt | None = None
-    """Why the engine's word on versions isn't passed on."""
+    """Why the versions that the engine reports aren't recorded."""
     realigned: int = 0
-    """Tokens of the prompt that stand as they were sampled where the engine's own rendering spelled them otherwise: tokens mode."""
+    """Tokens mode: prompt tokens kept as sampled where the engine's own rendering has others."""

@@ -1,9 +1,9 @@
-"""What goes wrong with a call, by who must know.
+"""The errors of a call.
 
-- `RefusalError`: the harness must be told; its dialect puts it in the provider's shape. Raised anywhere in the pipeline.
-- `EngineError`: the engine gave no usable answer; the pipeline records it and tells the harness by `refusal_of`.
+- `RefusalError`: for the harness; its dialect renders it in the provider's form. Raised anywhere in the pipeline.
+- `EngineError`: the engine gave no usable answer; the pipeline records it, and `refusal_of` makes the harness's error of it.
 
-Messages are for people and never hold a key or a prompt's text.
+Messages are for people and never contain a key or a prompt's text.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ class Refusal(Enum):
     CONTEXT_LENGTH = (400, "context_length")
     UNAUTHENTICATED = (401, "unauthenticated")
     SPENT = (403, "spent")
-    """The session has had all the calls or tokens that its key allows."""
+    """The session has used all the calls or tokens that its key allows."""
     NOT_FOUND = (404, "not_found")
     SLOW = (408, "slow")
     CLOSED = (409, "closed")
     TOO_LARGE = (413, "too_large")
     UPGRADE = (426, "upgrade")
-    """A WebSocket was asked for; plain HTTP is served."""
+    """A WebSocket was requested; only plain HTTP is served."""
     OVERLOADED = (429, "overloaded")
     BAD_ENGINE = (502, "bad_engine")
     UNAVAILABLE = (503, "unavailable")
@@ -38,16 +38,16 @@ class Refusal(Enum):
 
     @property
     def code(self) -> str:
-        """Name in metrics and log lines."""
+        """The name in metrics and log lines."""
         return self.value[1]
 
 
 MESSAGE_LIMIT = 1000
-"""Characters of a message: it names the value that is wrong, and that may be a whole file."""
+"""Characters of a message: the wrong value that it names may be a whole file."""
 
 
 class RefusalError(Exception):
-    """A call ends without an answer."""
+    """A call ends without an answer, and its harness gets this error."""
 
     def __init__(
         self,
@@ -62,14 +62,14 @@ class RefusalError(Exception):
         self.refusal = refusal
         self.message = message if len(message) <= MESSAGE_LIMIT else message[:MESSAGE_LIMIT] + "…"
         self.field = field
-        """The request's field that is to blame, as a path."""
+        """Path of the request's field at fault."""
         self.retry_after_s = retry_after_s
-        """When to try again; sent as `Retry-After`."""
+        """Sent as `Retry-After`."""
         self.context = context
-        """Of CONTEXT_LENGTH, where the engine tells them: the prompt's tokens, and the most that fit."""
+        """With CONTEXT_LENGTH, if the engine reports them: the prompt's tokens, and the most that fit."""
 
     def copy(self) -> RefusalError:
-        """The same, to keep, or to raise where it was kept: an exception holds all that was at work where it came by, in a cycle."""
+        """A copy without traceback, to keep or to raise again: a raised exception refers to every frame that it passed, in a cycle."""
         return RefusalError(
             self.refusal, self.message, field=self.field, retry_after_s=self.retry_after_s, context=self.context
         )
@@ -92,27 +92,27 @@ class EngineError(Exception):
         self.code = code
         self.message = message
         self.status = status
-        """The engine's HTTP status, where there was one."""
+        """The engine's HTTP status, if there was one."""
         self.retryable = retryable
-        """Asking the same again at once may go well: overload, a server error, a connection."""
+        """An immediate retry may succeed: overload, a server error, a lost connection."""
         self.retry_after_s = retry_after_s
         self.context = context
-        """Of `context_length`, where the engine tells them: the prompt's tokens, and the most that fit."""
+        """With `context_length`, if the engine reports them: the prompt's tokens, and the most that fit."""
 
     def as_call_error(self) -> CallError:
-        """As the log keeps it."""
+        """The error as the log records it."""
         return CallError(self.code, self.message, self.status)
 
 
 ENGINE_RETRY_AFTER_S = 2
-"""Told to harnesses where the engine doesn't say: Codex dies of a 429 without Retry-After."""
+"""Sent to harnesses if the engine sends none: Codex exits on a 429 without Retry-After."""
 LONGEST_RETRY_AFTER_S = 30
-"""Most harnesses obey whatever they are told, at their run's cost; an engine that asks for an hour may be back in a minute."""
+"""Most harnesses wait as long as they are told, at their run's cost; an engine that asks for an hour may be back in a minute."""
 OVERLOAD = frozenset({429, 503})
 
 
 def refusal_of(fault: EngineError) -> RefusalError:
-    """What a harness is told of an engine's fault: a status that it tries again, except where its own request is at fault."""
+    """The harness's error for an engine's: a status that harnesses retry, unless their request is at fault."""
     if fault.code == "context_length":
         return RefusalError(Refusal.CONTEXT_LENGTH, fault.message, field="messages", context=fault.context)
     if fault.code == "refused":

@@ -1,9 +1,9 @@
-"""What the trainer says of the fleet: paused or running, and which weights are served.
+"""The fleet's state as this proxy follows it: paused or running, and the weights that each engine serves.
 
-Invariant: in a pause no call begins at an engine. Those under way go on, or are ended there and asked anew after it, as the pause says;
-`calls` counts them, so that a pause knows when the fleet is still. A call's policy version is told only where the weights can't have
-changed under it: nothing was published for its engine meanwhile, and no pause ended. An engine's cache is salted with what was published
-when the call reaches it, so that no call goes on from what other weights computed.
+Invariant: no call starts at an engine in a pause. Calls under way go on, or are ended and asked again after the pause, as the pause
+demands; `calls` counts them, so that a pause knows when the fleet is idle. A call has a policy version only if the weights can't have
+changed during it: nothing was published for its engine, and no pause ended. An engine's cache is salted with the publication that is
+current when the call reaches it, so that no call reuses what other weights computed.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from proxy.errors import Refusal, RefusalError
 from topics.fleet import FleetRecord, FleetState, FleetView
 
 HELD_S = 1_800.0
-"""How long after it came a call may still be held. Streams bear that, by their keep-alives; what other requests do, docs/fleet.md tells."""
+"""How long a call may be held in all. Streams survive that by keep-alives; docs/fleet.md describes other requests."""
 RETRY_AFTER_S = 10
 
 
 class FleetPausedError(Exception):
-    """A pause keeps the call from its engine, or has ended it there: it is to be asked when the fleet runs again."""
+    """A pause keeps a call from its engine, or has ended it there: try again when the fleet runs."""
 
 
 class Weights(NamedTuple):
-    """What a call is sampled with, for comparing."""
+    """Identifies the weights of an engine."""
 
     version: int | None
     publication: int
-    """The offset of the record that told the version, the same for all proxies."""
+    """Offset of the version's record: equal in all proxies. -1: nothing was published."""
     resumes: int
-    """Pauses that have ended: each may have changed the weights."""
+    """Number of pauses that have ended: each may have changed the weights."""
 
     @property
     def salt(self) -> str | None:
@@ -41,7 +41,7 @@ class Weights(NamedTuple):
 
 
 class Fleet:
-    """The state that `polar.fleet` tells."""
+    """The state on `polar.fleet`, and the calls under way at engines."""
 
     def __init__(self, on_change: Callable[[], None]) -> None:
         """`on_change` is called when the heartbeat has news: another generation, or the last call under way in a pause has ended."""
@@ -54,7 +54,7 @@ class Fleet:
 
     @property
     def generation(self) -> int:
-        """Of the last state seen; heartbeats echo it."""
+        """Generation of the last state read; heartbeats repeat it."""
         return self._view.generation
 
     @property
@@ -64,16 +64,16 @@ class Fleet:
 
     @property
     def calls(self) -> int:
-        """Under way at engines."""
+        """Number of calls under way at engines."""
         return len(self._under_way)
 
     def weights(self, engine: str) -> Weights:
-        """What a call that begins now at an engine is sampled with."""
+        """The weights of a call that starts at an engine now."""
         version, publication = self._view.policies.get(engine) or self._view.policies.get(None) or (None, -1)
         return Weights(version, publication, self._resumes)
 
     def apply(self, record: FleetRecord, offset: int) -> None:
-        """Takes in a record of `polar.fleet`; its `offset` there."""
+        """Applies a record of `polar.fleet`."""
         before = self._view.state
         self._view.take(record, offset=offset)
         if self._view.state is not before:
@@ -81,7 +81,7 @@ class Fleet:
         self._on_change()
 
     async def runs(self, until: float) -> bool:
-        """Returns when the fleet runs: whether it didn't. Raises RefusalError once the loop's clock says `until`."""
+        """Returns when the fleet runs: whether it was paused. Raises RefusalError at `until`, by the loop's clock."""
         if self._running.is_set():
             return False
         try:
@@ -98,19 +98,19 @@ class Fleet:
         return EngineCall(self, engine)
 
     def began(self, call: EngineCall) -> None:
-        """A call is at its engine from now on. Raises FleetPausedError while the fleet is paused."""
+        """Adds a call at its engine. Raises FleetPausedError in a pause."""
         if self.paused:
             raise FleetPausedError
         self._under_way.add(call)
 
     def ended(self, call: EngineCall) -> None:
-        """It is no more."""
+        """Removes a call that has left its engine."""
         self._under_way.discard(call)
         if self.paused and not self._under_way:
             self._on_change()
 
     def _become(self, before: FleetState, state: FleetState) -> None:
-        # Of generations that weren't seen one may have ended a pause.
+        # A generation that wasn't read may have ended a pause.
         if (before.paused and not state.paused) or state.generation > before.generation + 1:
             self._resumes += 1
         if not state.paused:
@@ -131,15 +131,15 @@ class EngineCall:
         self._scope = asyncio.timeout(None)
         self._halted = False
         self.version: int | None = None
-        """Afterwards: the policy version that sampled it, None where that can't be told."""
+        """After exit: the policy version that sampled the call, None if unknown."""
 
     @property
     def salt(self) -> str | None:
-        """For its engine's cache, if it is asked now."""
+        """Salt of the engine's cache for a call that starts now."""
         return self._fleet.weights(self._engine).salt
 
     def halt(self) -> None:
-        """End it soon."""
+        """Ends the call soon."""
         if not self._halted:
             self._halted = True
             self._scope.reschedule(asyncio.get_running_loop().time())

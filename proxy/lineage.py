@@ -1,7 +1,7 @@
-"""What a harness's own headers tell of whose call it is: session, thread, agent, parent, compaction, retry.
+"""The lineage of a call by the harness's own headers: session, thread, agent, parent, compaction, retry.
 
-Names on the left are ours, and stand on the log; one table says which header of which harness each is read from (seen by running them:
-docs/harnesses.md). Codex also says some of it as JSON in one header. What no header says is never guessed here.
+One table maps our names, which the log uses, to the headers of each harness (found by running them: docs/harnesses.md). Codex also sends
+some of it as JSON in one header. Lineage that no header states is never guessed.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ HEADERS: dict[str, tuple[str, ...]] = {
     "window": ("x-codex-window-id",),
     "retry": ("x-stainless-retry-count",),
 }
-"""In the order in which they are looked for: Claude Code, Codex, opencode, pi; `retry` is that of the providers' own clients."""
+"""In order of precedence: Claude Code, Codex, opencode, pi; the providers' own clients send the header of `retry`."""
 TURN_METADATA = "x-codex-turn-metadata"
 VALUE_LIMIT = 200
 """Characters of a value that the log keeps."""
 
 
 class _TurnMetadata(msgspec.Struct):
-    """Codex's, as far as it tells more than its other headers."""
+    """The fields of Codex's JSON header that its other headers lack."""
 
     request_kind: str | None = None
     parent_thread_id: str | None = None
@@ -40,7 +40,7 @@ _turns = msgspec.json.Decoder(_TurnMetadata)
 
 
 def lineage_of(headers: Mapping[str, str]) -> dict[str, str] | None:
-    """Lineage by our names; None where the headers tell nothing."""
+    """Lineage by our names; None if no header states any."""
     found: dict[str, str | None] = {}
     for name, places in HEADERS.items():
         found[name] = next((headers[place] for place in places if place in headers), None)
@@ -48,12 +48,11 @@ def lineage_of(headers: Mapping[str, str]) -> dict[str, str] | None:
         turn = _turn(headers[TURN_METADATA])
         found["request"] = turn.request_kind
         found["parent_thread"] = found["parent_thread"] or turn.parent_thread_id
-    told = {name: _text(value) for name, value in found.items() if value}
-    return told or None
+    return {name: _text(value) for name, value in found.items() if value} or None
 
 
 def _text(value: str) -> str:
-    """As the log takes it: of bytes that are no UTF-8 aiohttp makes halves of surrogates; and some client sends its key as its session."""
+    """A value for the log: without keys, which some client sends as its session, and without the lone surrogates that aiohttp makes."""
     return redacted(value)[:VALUE_LIMIT].encode(errors="replace").decode()
 
 

@@ -1,4 +1,4 @@
-"""What the proxy counts, in a registry of its own. Labels are few and closed: no session, key or model name is ever one."""
+"""The proxy's metrics, in a registry of its own. Label values are few: no session, key or model name is ever one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ACK_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1, 5, 30, 120)
 
 
 class ProxyMetrics:
-    """One proxy's figures."""
+    """The metrics of one proxy."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -47,11 +47,11 @@ class ProxyMetrics:
         )
 
     def watch(self, name: str, what: str, value: Callable[[], float]) -> None:
-        """A gauge that is read when asked for."""
+        """Adds a gauge whose value is read at each scrape."""
         Gauge(name, what, registry=self.registry).set_function(value)
 
     def watch_engines(self, engines: Engines) -> None:
-        """Gauges of each engine, by the names that the fleet's owner gave them."""
+        """Adds the gauges of each engine, labelled with its name in the settings."""
         to, label = self.registry, ["engine"]
         calls = Gauge("polar_proxy_engine_calls", "Calls that an engine is asked", label, registry=to)
         waiting = Gauge("polar_proxy_engine_waiting", "Calls that wait their turn at an engine", label, registry=to)

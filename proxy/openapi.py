@@ -1,7 +1,7 @@
-"""What the proxy serves, as OpenAPI 3.1: made from the dialects' own routes, request types and errors, so that it can't say otherwise.
+"""The model API as an OpenAPI 3.1 document, made from the dialects' routes, request types and errors, so that it can't deviate from them.
 
-`python -m proxy.openapi` prints it; docs/openapi.json is that, and the control port tells it at /openapi.json. Answers are the providers'
-own, whose documents describe them; here stand their media types, and the form of errors.
+`python -m proxy.openapi` prints it, docs/openapi.json holds it, the control port serves it at /openapi.json. The providers' documents
+describe answers; this one gives their media types, and the form of errors.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from proxy.session_key import KEY_HEADER
 Json = dict[str, Any]
 
 MATCHED = re.compile(r"\{(\w+)(?::([^{}]+))?\}")
-"""aiohttp's `{name}` and `{name:regex}`; OpenAPI knows the first alone."""
+"""aiohttp's `{name}` and `{name:regex}`; OpenAPI has only the first."""
 WORDS = re.compile(r"\w+(\|\w+)*")
-"""A regex that is a choice of words: each is a path of its own."""
+"""A regex that is a choice of words: each word makes a path of its own."""
 SECURITY: dict[str, dict[str, str]] = {
     "bearer": {"type": "http", "scheme": "bearer"},
     "anthropic": {"type": "apiKey", "in": "header", "name": "x-api-key"},
@@ -32,7 +32,7 @@ SECURITY: dict[str, dict[str, str]] = {
     "google_query": {"type": "apiKey", "in": "query", "name": "key"},
     "polar": {"type": "apiKey", "in": "header", "name": KEY_HEADER},
 }
-"""A session's key is taken in each of these places on every path."""
+"""A session's key is accepted in each of these places on every path."""
 PREFIXED = {
     "url": "/s/{key}",
     "description": "The session's key before any path, for clients that can't send it otherwise.",
@@ -88,7 +88,7 @@ def document(served: Sequence[Dialect]) -> Json:
 
 
 def _schemas(dialect: Dialect) -> Json:
-    """Of its request and its error, by the names that `_ref` has for them."""
+    """Schemas of a dialect's request and error, by their names in `_ref`."""
     _, found = msgspec.json.schema_components([dialect.request_type], ref_template=_ref(dialect, "{name}"))
     refusals = [
         RefusalError(Refusal.INVALID, "messages: expected at least one", field="messages"),
@@ -105,7 +105,7 @@ def _ref(dialect: Dialect, name: str) -> str:
 
 
 def _shape(examples: Sequence[Any]) -> Json:
-    """A schema of what these are examples of: objects with all that one of them has, and must have what they all have."""
+    """A schema that fits all examples: an object's properties are those of any example, required are those of all."""
     match examples[0]:
         case dict():
             names = list(dict.fromkeys(name for example in examples for name in example))
@@ -121,7 +121,7 @@ def _shape(examples: Sequence[Any]) -> Json:
 
 
 def _paths(pattern: str) -> list[str]:
-    """A route's paths, in aiohttp's form: where one of its names stands for some words, one for each."""
+    """A route's paths, in aiohttp's form: a name that is a choice of words makes one path for each word."""
     for matched in MATCHED.finditer(pattern):
         if WORDS.fullmatch(matched[2] or ""):
             heads = [pattern[: matched.start()] + word for word in matched[2].split("|")]
@@ -130,7 +130,7 @@ def _paths(pattern: str) -> list[str]:
 
 
 def _operation(path: str, serving: Sequence[tuple[Dialect, Route]]) -> Json:
-    """One method of a path, as all that serve it have it."""
+    """One method of a path, for all dialects that serve it."""
     serves = serving[0][1].serves
     of = [dialect for dialect, _ in serving]
     names = MATCHED.findall(path)
@@ -158,7 +158,7 @@ def _in_path(name: str, pattern: str) -> Json:
 
 
 def _sign(dialect: Dialect, name: str) -> Json:
-    """A header by which one of several dialects is told."""
+    """A header that selects one of several dialects."""
     described = f"Asks for an answer in the form of {dialect.name}."
     return {"name": name, "in": "header", "description": described, "schema": {"type": "string"}}
 

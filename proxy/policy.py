@@ -1,6 +1,6 @@
-"""Which policy versions sampled an answer: its engine's word, else the fleet's, else nobody's.
+"""The policy versions that sampled an answer: as its engine reports them, otherwise as the fleet's state proves them, otherwise unknown.
 
-What is passed on covers each token once, whichever plug-in told it; what isn't believed is counted under its reason.
+Invariant: the versions passed on cover each token exactly once, whatever a plug-in reports. Rejected reports are counted by reason.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ log = structlog.get_logger(__name__)
 
 
 class VersionAttribution:
-    """Of all engines."""
+    """Attributes versions to the answers of all engines."""
 
     def __init__(self, metrics: ProxyMetrics) -> None:
         self._metrics = metrics
-        self._said: set[tuple[str, Doubt]] = set()
-        """Of an engine, by name, each doubt is logged once, and counted always."""
+        self._logged: set[tuple[str, Doubt]] = set()
+        """By engine name: each doubt is logged once, and counted always."""
         self._versioned: set[str] = set()
-        """Engines that have named a version: one whose weights have another name has started anew, with other weights."""
+        """Engines that have reported a version: one that then reports another name for its weights has restarted."""
 
     def attribute(self, engine: str, answer: Answer, fleet: int | None) -> Answer:
-        """The answer with what the log is to say of its versions; `fleet`: the version that the fleet's state proves.
+        """The answer with the versions that the log records; `fleet`: the version that the fleet's state proves.
 
-        That stands only where the engine tells of no change within the answer: of such the fleet knows nothing. What an engine says late
-        counts only where the fleet proves the same.
+        The fleet's version counts only if the engine reports no change within the answer, of which the fleet knows nothing. A version that
+        an engine reports late counts only if the fleet proves the same version.
         """
         version, spans, doubt = answer.policy_version, answer.policy_spans, answer.policy_doubt
         if doubt == "late":
@@ -49,6 +49,6 @@ class VersionAttribution:
 
     def _doubted(self, engine: str, doubt: Doubt) -> None:
         self._metrics.doubted.labels(doubt).inc()
-        if (engine, doubt) not in self._said:
-            self._said.add((engine, doubt))
+        if (engine, doubt) not in self._logged:
+            self._logged.add((engine, doubt))
             log.warning("an engine's weights have no versions", action="policy_doubted", engine=engine, reason=doubt)

@@ -1,7 +1,7 @@
-"""Rendezvous hashing: which of several names a key belongs to, agreed on without a word by all who know the same names.
+"""Rendezvous hashing: all processes that know the same names assign a key to the same name, without communicating.
 
-Invariant: the order of two names for a key depends on that key and those two names alone. So a name that comes or goes moves only the keys
-that it wins, in all processes alike, of any version of Python, and what a key falls back to is the next in its order.
+Invariant: the order of two names for a key depends only on the key and these names. So a name that comes or goes moves only its own keys,
+in every process and Python version, and a key falls back to the next name in its order.
 """
 
 from __future__ import annotations

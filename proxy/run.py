@@ -29,20 +29,19 @@ async def serve(
     advertise: str | None = None,
     ready: Callable[[str, str], None],
 ) -> None:
-    """Serves `settings.engines` until told to stop, then drains. `ready` is called once calls are served, with the URLs of both ports.
+    """Serves `settings.engines` until SIGTERM, SIGINT or a `Drain`, then drains.
 
-    `peers`, `advertise`: as `Proxy` takes them.
-
-    Raises NotReady, InputError, OSError for a port that is taken, FileNotFoundError for a keys file that isn't there.
+    `ready` is called with the URLs of both ports once calls are served; `peers` and `advertise` as for `Proxy`. Raises NotReady,
+    InputError, OSError if a port is in use, FileNotFoundError for a missing keys file.
     """
     engines = Engines.of(settings.engines)
     proxy = Proxy(settings, engines, dialects(), calls, controls, peers=peers, advertise=advertise)
-    told = asyncio.Event()
+    stop_requested = asyncio.Event()
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(signum, told.set)
+        loop.add_signal_handler(signum, stop_requested.set)
     try:
-        await first_done(_run(proxy, ready), told)
+        await first_done(_run(proxy, ready), stop_requested)
     finally:
         await proxy.stop()
 

@@ -1,7 +1,7 @@
-"""Where a request holds its session's key: a URL prefix, a header of our own, or the place of any provider's client.
+"""Finds a session's key in a request: in a URL prefix, in our own header, or where any provider's client sends it.
 
-Harnesses mix them (a client of one provider through another's gateway), so every place is looked at on every path, and the first key
-that looks like ours counts. The rest of the proxy sees a path without the prefix; no log line, metric or error holds a key.
+Harnesses mix these (a client of one provider through another's gateway), so every place is searched on every path, and the first key with
+our prefix counts. The rest of the proxy sees a path without the key; no log line, metric or error contains a key.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from topics.environment.keys import PREFIX
 
 KEY_HEADER = "X-Polar-Key"
 IN_PATH = "polar_key"
-"""The name under which the prefix's key is matched."""
+"""Name of the key in the route's pattern."""
 PATH_PREFIX = f"/s/{{{IN_PATH}}}"
-"""Before any path: `/s/<key>/v1/messages`."""
+"""Allowed in front of any path: `/s/<key>/v1/messages`."""
 MISPLACED = re.compile(re.escape(PREFIX) + "[^/]*")
-"""A key elsewhere in a path, as where a base URL was put together wrongly."""
+"""A key elsewhere in a path: a base URL was put together wrongly."""
 
 
 def key_of(request: web.Request) -> str | None:
-    """The key of a request; one that isn't ours where there is no other, None where there is none."""
+    """The key of a request; if none has our prefix the first of any kind, None if there is none."""
     found = [key for key in _candidates(request) if key]
     return next((key for key in found if key.startswith(PREFIX)), found[0] if found else None)
 
 
 def path_of(request: web.Request) -> str:
-    """The request's path without a key in it, wherever that stands."""
+    """The request's path without any key."""
     key = request.match_info.get(IN_PATH)
     path = request.path if key is None else request.path.removeprefix(f"/s/{key}")
     return MISPLACED.sub("…", path)

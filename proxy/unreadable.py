@@ -1,6 +1,7 @@
-"""Requests that aiohttp can't read: its log and its answer say that it couldn't, and why in general.
+"""Keeps the bytes of malformed requests out of aiohttp's log lines and answers.
 
-Its own words quote the bytes that it stumbled over, a path's or a header's among them, and these hold the key.
+For a request that it can't parse aiohttp quotes bytes of the path or of a header, and these may hold the key. Its log line and answer name
+only the kind of error.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from aiohttp import web
 
 
 class _WithoutBytes(logging.Filter):
-    """Leaves of an exception its name."""
+    """Replaces an exception by its name."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         error = record.exc_info[0] if record.exc_info else None
@@ -28,12 +29,12 @@ LOGGER.addFilter(_WithoutBytes())
 
 
 class Runner(web.AppRunner):
-    """Runs an application on connections that tell nobody's bytes."""
+    """Runs an application on connections that quote no bytes of a request."""
 
     __slots__ = ()
 
     def __init__(self, app: web.Application, **kwargs: Any) -> None:
-        """`kwargs` as AppRunner takes them."""
+        """`kwargs` as for AppRunner."""
         super().__init__(app, logger=LOGGER, **kwargs)
 
     async def _make_server(self) -> web.Server:

@@ -1,4 +1,4 @@
-"""The control API: sessions for agents of one's own, and the text of tokens. On the control port, behind its token.
+"""The control API: sessions for agents that people run themselves, and the text of tokens. Served on the control port, with its token.
 
 POST /v1/sessions {task_id?, ttl_s?, num_samples?, mode?, limits?}: 201 {session_id, key, expires_at, env}.
 POST /v1/sessions/<session_id>/close {reward?}: 202 {session_id}.
@@ -32,16 +32,17 @@ from topics.types.session import task_id_of
 from topics.types.task import RUN_LIMIT_S, SAMPLES_LIMIT, TRAINING_DEFAULTS, LimitsSpec, TaskId
 
 BODY_BYTES = 8 * 1024 * 1024
-"""Of any request on the control port: a million token ids."""
-ASKED_BYTES = 64 * 1024
-"""Of one about a session."""
+"""Of any request on the control port: room for a million token ids."""
+SESSION_BYTES = 64 * 1024
+"""Of a request that opens or closes a session."""
 BODY_S = 60.0
+"""For a body to arrive, as on the model API."""
 DETOKENIZING = 8
-"""Texts that one request asks for at a time."""
+"""Concurrent calls to the engine for one detokenize request."""
 TEXTS = 65_536
-"""Of one request."""
+"""Token sequences in one detokenize request."""
 TTL_S = 3600.0
-"""Where none is said."""
+"""Default lifetime of a session's key."""
 SESSION_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}\.(0|[1-9][0-9]{0,3})")
 WORDS = {
     "submitted": "{task} was submitted as a task, whose samples workers run; open a session under another task id",
@@ -53,16 +54,16 @@ WORDS = {
     "unknown": "there is no session {named}",
     "unopened": "{named} was never opened; `polar cancel {named}` ends it",
 }
-"""What reasons of a Revoke mean for whoever asked."""
+"""Messages for the caller, by the reason of a Revoke."""
 CLOSING_WORDS = WORDS | {"submitted": "{named} is run by workers; `polar cancel {named}` ends it"}
 FIELDS = {"samples": "num_samples", "mode": "mode"}
-"""Of an open, what a reason is about; `task_id` for all others."""
+"""The field of an open at fault, by reason; `task_id` for all others."""
 
 log = structlog.get_logger(__name__)
 
 
 class ControlError(Exception):
-    """A request ends without what it asked for."""
+    """A request fails with this status and JSON error."""
 
     def __init__(self, status: int, code: str, message: str, *, field: str | None = None) -> None:
         super().__init__(message)
@@ -73,7 +74,7 @@ class ControlError(Exception):
 
 
 class Body(BaseModel):
-    """A request's; strict, since a misspelt field would silently be its default."""
+    """A request's body; strict, since a misspelt field would silently be its default."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
@@ -91,7 +92,7 @@ class CloseBody(Body):
 
 
 class DetokenizeBody(Body):
-    # A body of millions of wrong things must end at the first: to tell them all took 16 s and 3 GB.
+    # Validation must end at the first error: to report millions of them took 16 s and 3 GB.
     model_config = ConfigDict(extra="ignore")
 
     token_ids: Annotated[
@@ -104,7 +105,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class ControlApi:
-    """What the routes share. `proxy_url` and `is_serving` are asked at each request: the proxy starts after its control port."""
+    """The routes' handlers. `proxy_url` and `is_serving` are called at each request: the proxy starts after its control port."""
 
     def __init__(
         self,
@@ -124,20 +125,20 @@ class ControlApi:
         self._is_serving = is_serving
 
     def routes(self) -> list[web.RouteDef]:
-        """For the control port's application, together with `json_errors`."""
+        """The routes, for an application with the middleware `json_errors`."""
         return [
-            web.post("/v1/sessions", self._guarded(self._open)),
-            web.post("/v1/sessions/{session_id}/close", self._guarded(self._close)),
-            web.post("/v1/detokenize", self._guarded(self._detokenize)),
+            web.post("/v1/sessions", self._authorized(self._open)),
+            web.post("/v1/sessions/{session_id}/close", self._authorized(self._close)),
+            web.post("/v1/detokenize", self._authorized(self._detokenize)),
         ]
 
-    def _guarded(self, handle: Handler) -> Handler:
+    def _authorized(self, handle: Handler) -> Handler:
         async def handler(request: web.Request) -> web.StreamResponse:
             if self._token is None:
                 raise ControlError(
                     503, "no_token", "this proxy has no control token; start it with POLAR_CONTROL_TOKEN_FILE"
                 )
-            if not is_shown(request, self._token):
+            if not has_token(request, self._token):
                 raise ControlError(401, "unauthenticated", "expected Authorization: Bearer and the control token")
             if not self._is_serving():
                 raise ControlError(503, "not_ready", "the proxy is starting or stopping; try again")
@@ -146,10 +147,9 @@ class ControlApi:
         return handler
 
     async def _open(self, request: web.Request) -> web.Response:
-        body = _parsed(OpenBody, await _read(request, ASKED_BYTES) or b"{}")
-        wish = OpenRequest(body.task_id, body.ttl_s, body.num_samples, body.mode)
+        body = _parsed(OpenBody, await _read(request, SESSION_BYTES) or b"{}")
         try:
-            grant = await self._openings.open(wish)
+            grant = await self._openings.open(OpenRequest(body.task_id, body.ttl_s, body.num_samples, body.mode))
         except SessionDeclinedError as declined:
             field = FIELDS.get(declined.reason, "task_id")
             words = _words(WORDS, declined, task=body.task_id or "the task", named="the session")
@@ -159,20 +159,20 @@ class ControlApi:
         log.info("session opened", action="session_opened", session=grant.session_id, ttl_s=body.ttl_s)
         now = time.time()
         key = self._keyring.mint(_claims(grant, body, int(now)))
-        told = {
+        opened = {
             "session_id": grant.session_id,
             "key": key,
             "expires_at": datetime.fromtimestamp(int(now + body.ttl_s), UTC).isoformat().replace("+00:00", "Z"),
             "env": environment(self._proxy_url(), key),
         }
-        return _json(201, told)
+        return _json(201, opened)
 
     async def _close(self, request: web.Request) -> web.Response:
         session_id = request.match_info["session_id"]
         if not SESSION_ID.fullmatch(session_id):
             shown = repr(session_id[:200])
             raise ControlError(400, "bad_input", f"expected <task id>.<sample index> (got {shown})", field="session_id")
-        body = _parsed(CloseBody, await _read(request, ASKED_BYTES) or b"{}")
+        body = _parsed(CloseBody, await _read(request, SESSION_BYTES) or b"{}")
         try:
             await self._openings.close(session_id, body.reward)
         except SessionDeclinedError as declined:
@@ -194,33 +194,33 @@ class ControlApi:
             async with at_once:
                 return await self._engines.default.detokenize(token_ids)
 
-        asking = [asyncio.ensure_future(text(token_ids)) for token_ids in body.token_ids]
+        tasks = [asyncio.ensure_future(text(token_ids)) for token_ids in body.token_ids]
         try:
-            return _json(200, {"texts": await asyncio.gather(*asking)})
+            return _json(200, {"texts": await asyncio.gather(*tasks)})
         except EngineError as fault:
             if fault.code == "refused":
                 raise ControlError(400, "bad_input", fault.message, field="token_ids") from None
-            raise ControlError(502, "bad_engine", f"the engine told no text ({fault.code}); try again") from None
+            raise ControlError(502, "bad_engine", f"the engine returned no text ({fault.code}); try again") from None
         finally:
-            for each in asking:
-                each.cancel()
+            for task in tasks:
+                task.cancel()
 
 
-def is_shown(request: web.Request, token: str) -> bool:
-    """Whether a request shows the control token."""
-    given = request.headers.get("Authorization", "").removeprefix("Bearer ")
-    return hmac.compare_digest(given.encode(errors="replace"), token.encode())
+def has_token(request: web.Request, token: str) -> bool:
+    """Whether a request has the control token."""
+    candidate = request.headers.get("Authorization", "").removeprefix("Bearer ")
+    return hmac.compare_digest(candidate.encode(errors="replace"), token.encode())
 
 
 @web.middleware
 async def json_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Whatever goes wrong is told as JSON, and never takes the process down."""
+    """Answers every error as JSON."""
     try:
         return await handler(request)
     except ControlError as refused:
-        told = refused
+        answer = refused
     except web.HTTPException as error:
-        told = ControlError(
+        answer = ControlError(
             error.status, error.reason.lower().replace(" ", "_"), f"{error.reason}: {request.path[:200]}"
         )
     except ConnectionError:
@@ -228,9 +228,9 @@ async def json_errors(request: web.Request, handler: Handler) -> web.StreamRespo
     except Exception:
         # Never log.exception: renderers show locals, and these hold keys.
         log.error("control request failed", action="control_failed", trace=redacted(traceback.format_exc()))
-        told = ControlError(503, "failed", "the proxy failed; its log says why")
-    error_body = {"code": told.code, "field": told.field, "message": redacted(told.message)}
-    return _json(told.status, {"error": {name: value for name, value in error_body.items() if value is not None}})
+        answer = ControlError(503, "failed", "the proxy failed; its log says why")
+    error_body = {"code": answer.code, "field": answer.field, "message": redacted(answer.message)}
+    return _json(answer.status, {"error": {name: value for name, value in error_body.items() if value is not None}})
 
 
 def _claims(grant: Grant, body: OpenBody, now: int) -> KeyClaims:
@@ -250,8 +250,9 @@ def _claims(grant: Grant, body: OpenBody, now: int) -> KeyClaims:
 
 
 def _words(words: dict[str, str], declined: SessionDeclinedError, *, task: str, named: str) -> str:
-    said = words.get(declined.reason, "it came to nothing ({reason})")
-    return said.format(task=task, named=named, reason=declined.reason)
+    return words.get(declined.reason, "the request failed ({reason})").format(
+        task=task, named=named, reason=declined.reason
+    )
 
 
 async def _read(request: web.Request, limit: int) -> bytes:
@@ -267,7 +268,7 @@ async def _read(request: web.Request, limit: int) -> bytes:
 
 
 def _parsed(kind: type[B], body: bytes) -> B:
-    """Raises ControlError (400) for the first thing that is wrong."""
+    """A validated body. Raises ControlError (400) for the first error."""
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:

@@ -1,8 +1,8 @@
-"""Asks for opened sessions and for their ends, on behalf of people with agents of their own (protocol 28).
+"""Opens and closes sessions for people who run agents of their own (protocol 28).
 
-A fact asks, and the coordinator answers on `polar.control`: an open is asked again, unchanged, every 3 s until it is answered, so that
-neither a restart of the coordinator nor a lost answer costs a sample. Invariant: an open that ends here without a Grant in its caller's
-hands is withdrawn. Keys and HTTP are `api`'s.
+A request is a fact on `polar.events`; the coordinator answers on `polar.control`. An open is sent again, unchanged, every 3 s until it is
+answered, so that neither a restart of the coordinator nor a lost answer costs a sample. Invariant: an open whose caller gets no Grant is
+withdrawn. `proxy/control/api.py` does keys and HTTP.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ from topics.events import CancelRequested, Fact, SessionCloseRequested, SessionO
 from topics.log.producer import LogProducer, UnacknowledgedError
 
 ANSWER_S = 30.0
-"""For an open's answer; for Kafka's acknowledgement of a close."""
+"""For the answer to an open; for Kafka's acknowledgement of a close."""
 ASK_AGAIN_S = 3.0
 CLOSED_S = 10.0
-"""For what the coordinator says of a close. It lies on the log by then and will be honoured, whoever waits."""
+"""For the coordinator's answer to a close, which is on the log by then and will be carried out in any case."""
 WITHDRAW_S = 60.0
-ASKING = 1024
-"""Questions open at a time."""
+"""For Kafka's acknowledgement of a withdrawal, in the background; without it the session ends at its TTL."""
+MAX_WAITING = 1024
+"""Opens and closes that wait for an answer at a time."""
 
 Answer = Grant | Revoke
 
@@ -37,17 +38,17 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True)
 class OpenRequest:
-    """A session that someone wants."""
+    """A session to open."""
 
     task_id: str | None
-    """None: a task of its own."""
+    """None: a new task for this session alone."""
     ttl_s: float
     num_samples: int | None
     mode: str
 
 
 class SessionDeclinedError(Exception):
-    """The coordinator said no; `reason` as in `Revoke`, `task_id` that of the wish or of the session."""
+    """The coordinator refused; `reason` as in `Revoke`."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -55,11 +56,11 @@ class SessionDeclinedError(Exception):
 
 
 class NoAnswerError(Exception):
-    """Nobody answered in time; the message says who."""
+    """No answer came in time; the message names whose."""
 
 
 class SessionOpener:
-    """Questions under way to the coordinator."""
+    """The requests to the coordinator that are under way."""
 
     def __init__(self, producer: LogProducer) -> None:
         self._producer = producer
@@ -67,7 +68,7 @@ class SessionOpener:
         self._withdrawing: set[asyncio.Task[None]] = set()
 
     def on_control(self, record: Control) -> None:
-        """Takes in a record of `polar.control`; most answer nobody here."""
+        """Applies a record of `polar.control`; most answer no request of this proxy."""
         match record:
             case Grant() | Revoke():
                 waiting = self._waiting.get(record.claim_id)
@@ -76,51 +77,51 @@ class SessionOpener:
             case _:
                 pass
 
-    async def open(self, wish: OpenRequest) -> Grant:
-        """A session's Grant. Raises SessionDeclinedError, NoAnswerError."""
+    async def open(self, request: OpenRequest) -> Grant:
+        """The Grant of a new session. Raises SessionDeclinedError, NoAnswerError."""
         claim_id = f"o-{secrets.token_hex(8)}"
         fact = SessionOpenRequested(
             f"{claim_id}.open",
-            wish.task_id or f"agent-{secrets.token_hex(6)}",
+            request.task_id or f"agent-{secrets.token_hex(6)}",
             claim_id,
-            round(wish.ttl_s * 1000),
-            wish.num_samples,
-            wish.mode,
+            round(request.ttl_s * 1000),
+            request.num_samples,
+            request.mode,
         )
         try:
-            with self._asking(claim_id) as answer:
-                told = await self._ask(fact, answer)
+            with self._expect(claim_id) as expected:
+                answer = await self._ask(fact, expected)
         except (NoAnswerError, asyncio.CancelledError):
-            self._withdraw(fact, is_own_task=wish.task_id is None)
+            self._withdraw(fact, is_own_task=request.task_id is None)
             raise
-        if isinstance(told, Grant):
-            return told
-        raise SessionDeclinedError(told.reason)
+        if isinstance(answer, Grant):
+            return answer
+        raise SessionDeclinedError(answer.reason)
 
     async def close(self, session_id: str, reward: float | None) -> None:
         """Returns when the close is on the log and isn't refused. Raises SessionDeclinedError, NoAnswerError."""
         fact = SessionCloseRequested(f"c-{secrets.token_hex(8)}", session_id, reward)
-        with self._asking(fact.fact_id) as answer:
+        with self._expect(fact.fact_id) as expected:
             try:
                 await self._send(fact, ANSWER_S)
             except UnacknowledgedError:
                 raise NoAnswerError(f"Kafka didn't take the close within {ANSWER_S:.0f} s; try again") from None
-            await asyncio.wait({answer}, timeout=CLOSED_S)
-        told = answer.result() if answer.done() else None
-        if isinstance(told, Revoke):
-            raise SessionDeclinedError(told.reason)
+            await asyncio.wait({expected}, timeout=CLOSED_S)
+        answer = expected.result() if expected.done() else None
+        if isinstance(answer, Revoke):
+            raise SessionDeclinedError(answer.reason)
 
     async def settle(self, deadline_s: float) -> None:
-        """Waits for withdrawals under way, then drops them: those sessions end at their TTL."""
+        """Waits for withdrawals under way, then drops the rest: those sessions end at their TTL."""
         if self._withdrawing:
             _, late = await asyncio.wait(self._withdrawing, timeout=deadline_s)
             for task in late:
                 task.cancel()
 
     @contextmanager
-    def _asking(self, claim_id: str) -> Iterator[asyncio.Future[Answer]]:
-        """The answer to come: the first record of this claim id."""
-        if len(self._waiting) >= ASKING:
+    def _expect(self, claim_id: str) -> Iterator[asyncio.Future[Answer]]:
+        """A future of the first record of this claim id."""
+        if len(self._waiting) >= MAX_WAITING:
             raise NoAnswerError("too many sessions are being opened at this moment; try again")
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._waiting[claim_id] = answer
@@ -131,31 +132,31 @@ class SessionOpener:
 
     async def _ask(self, fact: SessionOpenRequested, answer: asyncio.Future[Answer]) -> Answer:
         ends = time.monotonic() + ANSWER_S
-        who = "Kafka takes no records"
-        while (left := ends - time.monotonic()) > 0:
+        cause = "Kafka takes no records"
+        while (remaining := ends - time.monotonic()) > 0:
             try:
-                await self._send(fact, left)
-                who = "no coordinator answers"
+                await self._send(fact, remaining)
+                cause = "no coordinator answers"
             except UnacknowledgedError as error:
                 log.warning("open not acknowledged", action="open_unacknowledged", task=fact.task_id, why=str(error))
             await asyncio.wait({answer}, timeout=min(ASK_AGAIN_S, max(0.0, ends - time.monotonic())))
             if answer.done():
                 return answer.result()
-        raise NoAnswerError(f"{who}; gave up after {ANSWER_S:.0f} s (is `polar worker coordinator` running?)")
+        raise NoAnswerError(f"{cause}; gave up after {ANSWER_S:.0f} s (is `polar worker coordinator` running?)")
 
     def _withdraw(self, fact: SessionOpenRequested, *, is_own_task: bool) -> None:
-        """A task that was made for this open alone is cancelled; of another the sample is free again."""
+        """Cancels a task that was made for this open alone; frees the sample of any other task."""
         claim_id, task_id = fact.claim_id, fact.task_id
         withdrawal: Fact = (
             CancelRequested(f"{claim_id}.cancel", task_id)
             if is_own_task
             else SessionOpenWithdrawn(f"{claim_id}.withdrawn", task_id, claim_id)
         )
-        task = asyncio.get_running_loop().create_task(self._send_beside(withdrawal), name=f"withdraw {claim_id}")
+        task = asyncio.get_running_loop().create_task(self._send_withdrawal(withdrawal), name=f"withdraw {claim_id}")
         self._withdrawing.add(task)
         task.add_done_callback(self._withdrawing.discard)
 
-    async def _send_beside(self, fact: Fact) -> None:
+    async def _send_withdrawal(self, fact: Fact) -> None:
         try:
             await self._send(fact, WITHDRAW_S)
         except UnacknowledgedError as error:

@@ -1,9 +1,9 @@
-"""The control port: is it alive, does it serve, what has it counted; and the control API. Loopback unless told otherwise.
+"""The control port: health, readiness, metrics and the control API. It listens on loopback by default.
 
-Figures are behind a token where one is set, the API always.
+The API always requires the control token, metrics require it if one is set.
 
-GET /healthz: the loop runs. GET /readyz: calls are served, and if not, why. GET /metrics: Prometheus' text. GET /openapi.json: what the
-model API serves. POST /v1/…: `api`.
+GET /healthz: the event loop runs. GET /readyz: whether calls are served, and if not, why. GET /metrics: Prometheus' text format.
+GET /openapi.json: the model API. POST /v1/…: `proxy/control/api.py`.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from pathlib import Path
 import msgspec
 from aiohttp import web
 
-from proxy.control.api import BODY_BYTES, ControlApi, is_shown, json_errors
+from proxy.control.api import BODY_BYTES, ControlApi, has_token, json_errors
 from proxy.metrics import ProxyMetrics
 from topics.types.errors import InputError
 
 Obstacle = Callable[[], str | None]
-"""Why calls aren't served; None when they are."""
+"""Why calls aren't served; None if they are."""
 
 
 def token_in(file: Path | None) -> str | None:
-    """The control token; None where none is set. Raises FileNotFoundError; InputError for a file that holds none."""
+    """The control token; None if none is set. Raises FileNotFoundError, or InputError for a file without a token."""
     if file is None:
         return None
     try:
@@ -32,7 +32,7 @@ def token_in(file: Path | None) -> str | None:
     except UnicodeDecodeError:
         token = ""
     if not token:
-        # Every request without a token would show this one.
+        # Every request without a token would match an empty one.
         raise InputError("POLAR_CONTROL_TOKEN_FILE", str(file), "must hold a token, as text")
     return token
 
@@ -40,7 +40,7 @@ def token_in(file: Path | None) -> str | None:
 def application(
     metrics: ProxyMetrics, obstacle: Obstacle, api: ControlApi, token: str | None, published: Callable[[], str]
 ) -> web.Application:
-    """The control port's routes. `published` makes the OpenAPI document, once."""
+    """The control port's routes. `published` returns the OpenAPI document, and is called once."""
     published = cache(published)
 
     async def healthz(_: web.Request) -> web.Response:
@@ -52,7 +52,7 @@ def application(
         return web.Response(status=200 if why is None else 503, body=body, content_type="application/json")
 
     async def figures(request: web.Request) -> web.Response:
-        if token is not None and not is_shown(request, token):
+        if token is not None and not has_token(request, token):
             return web.Response(status=401, text="expected Authorization: Bearer and the control token\n")
         return web.Response(body=metrics.text(), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
 

@@ -1,1 +1,1 @@
-"""Many proxies: which one owns a session, and how a request finds it."""
+"""Several proxies: which of them owns a session, and how a request reaches it."""

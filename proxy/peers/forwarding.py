@@ -1,8 +1,8 @@
-"""From one proxy to another: a request as it came, and its whole answer or the refusal that its harness is to be told.
+"""Forwards a request, unchanged, to another proxy, and returns its whole answer or its error.
 
-What is forwarded carries a header and is never forwarded again: who isn't the session's owner says so (421). The owner opens no stream
-early; keep-alives towards the harness are the forwarder's. A harness that hangs up breaks the forwarder's connection off, and so ends the
-call at the owner. Which proxy to ask, and when again, is `proxy/peers/routing.py`'s.
+A forwarded request has a header and is never forwarded again: a proxy that doesn't own the session answers 421. The owner opens no stream
+early; the forwarder sends keep-alives to the harness. If the harness hangs up, the forwarder closes its connection, which ends the call at
+the owner. `proxy/peers/routing.py` decides which proxy to ask, and when to retry.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ from proxy.request_limits import CALL_S
 from topics.waiting.first_done import first_done
 
 FORWARDED = "X-Polar-Forwarded"
-"""On a request: the worker id of the proxy that forwards it, and the record of `polar.workers` by which it chose."""
+"""On a request: the forwarding proxy's worker id, and the offset in `polar.workers` of the record that made its live set."""
 REFUSED = "X-Polar-Refused"
-"""On an answer: its body is a `RefusalBody`; on a 421: its sender isn't the session's owner."""
+"""On an answer whose body is a `RefusalBody`, and on a 421."""
 NOT_OWNER = 421
 OFFSET = re.compile(r"[0-9]{1,18}")
 CONNECT_S = 2.0
+"""For a connection within a cluster: a proxy that takes longer is asked again."""
 KEEPALIVE_S = 30.0
-"""Less than a proxy keeps an idle connection for."""
+"""Less than the 75 s for which a proxy keeps an idle connection."""
 NOT_CARRIED = frozenset(
     {
         "connection",
@@ -49,12 +50,12 @@ NOT_CARRIED = frozenset(
         FORWARDED.lower(),
     }
 )
-"""Of one connection alone, or of a body as it was encoded on it."""
+"""Headers that belong to one connection, or to a body's encoding on it."""
 Headers = Mapping[str, str]
 
 
 class PeerError(Exception):
-    """A proxy gave no answer; `reason` is `refused` (it isn't the owner), `unreachable`, `cut`, or `lost` (its lease ended)."""
+    """Another proxy gave no answer; `reason` is `refused` (it isn't the owner), `unreachable`, `cut`, or `lost` (its lease ended)."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -62,7 +63,7 @@ class PeerError(Exception):
 
 
 class RefusalBody(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A `RefusalError` between proxies."""
+    """A `RefusalError` as proxies send it to one another."""
 
     refusal: str
     message: str
@@ -71,29 +72,29 @@ class RefusalBody(msgspec.Struct, frozen=True, omit_defaults=True):
     context: tuple[int, int] | None = None
 
 
-_told = msgspec.json.Decoder(RefusalBody)
+_refusal_bodies = msgspec.json.Decoder(RefusalBody)
 _refusals = {refusal.code: refusal for refusal in Refusal}
 
 
 def is_forwarded(request: web.Request) -> bool:
-    """Whether another proxy sends it."""
+    """Whether another proxy sent this request."""
     return FORWARDED in request.headers
 
 
 def as_of(request: web.Request) -> int:
-    """The offset by which its sender chose this proxy; -1 where there is none."""
+    """Offset of the sender's live set; -1 if there is none."""
     offset = request.headers[FORWARDED].rpartition(" ")[2]
     return int(offset) if OFFSET.fullmatch(offset) else -1
 
 
 def refusal(refused: RefusalError) -> web.Response:
-    """How a forwarder is told what it tells its harness."""
-    told = RefusalBody(refused.refusal.code, refused.message, refused.field, refused.retry_after_s, refused.context)
-    return web.Response(status=refused.refusal.status, body=msgspec.json.encode(told), headers={REFUSED: "told"})
+    """The answer to a forwarder whose harness gets this error."""
+    body = RefusalBody(refused.refusal.code, refused.message, refused.field, refused.retry_after_s, refused.context)
+    return web.Response(status=refused.refusal.status, body=msgspec.json.encode(body), headers={REFUSED: "told"})
 
 
 def not_owner() -> web.Response:
-    """How a forwarder is told to look again."""
+    """The answer to a forwarder that must look for the owner again."""
     return web.Response(status=NOT_OWNER, headers={REFUSED: "not_owner"})
 
 
@@ -120,7 +121,7 @@ class Forwarder:
             await self._http.close()
 
     async def send(self, peer: Peer, request: web.Request, body: bytes) -> bytes:
-        """The owner's answer, as its harness is to have it. Raises PeerError; RefusalError where that is the answer."""
+        """The owner's answer, rendered for the harness. Raises PeerError, or the owner's RefusalError."""
         asking = asyncio.ensure_future(self._send(peer, request, body))
         try:
             while not asking.done():
@@ -134,7 +135,7 @@ class Forwarder:
 
     async def _send(self, peer: Peer, request: web.Request, body: bytes) -> bytes:
         assert self._http is not None, "started"
-        # As it came, key and all: the owner authenticates it anew.
+        # Unchanged, with its key: the owner authenticates it again.
         url = URL(peer.address + request.rel_url.raw_path_qs, encoded=True)
         headers = CIMultiDict(
             (name, value) for name, value in request.headers.items() if name.lower() not in NOT_CARRIED
@@ -144,22 +145,24 @@ class Forwarder:
             async with self._http.request(
                 request.method, url, data=body, headers=headers, allow_redirects=False
             ) as response:
-                told = await response.read()
+                answer = await response.read()
         except aiohttp.ClientConnectorError:
             raise PeerError("unreachable") from None
         except (aiohttp.ClientError, TimeoutError):
             raise PeerError("cut") from None
         if response.status == 200:
-            return told
+            return answer
         if response.status == NOT_OWNER:
             raise PeerError("refused")
-        raise _refused(told)
+        raise _refusal_in(answer)
 
 
-def _refused(body: bytes) -> RefusalError:
+def _refusal_in(body: bytes) -> RefusalError:
     try:
-        told = _told.decode(body)
-        kind = _refusals[told.refusal]
+        refused = _refusal_bodies.decode(body)
+        kind = _refusals[refused.refusal]
     except (msgspec.DecodeError, KeyError):
         return RefusalError(Refusal.UNAVAILABLE, "another proxy failed; try again", retry_after_s=1)
-    return RefusalError(kind, told.message, field=told.field, retry_after_s=told.retry_after_s, context=told.context)
+    return RefusalError(
+        kind, refused.message, field=refused.field, retry_after_s=refused.retry_after_s, context=refused.context
+    )

@@ -1,8 +1,8 @@
-"""Which proxy owns a session: the live proxies as `polar.workers` tells them, and the rendezvous among them (protocol 20).
+"""The owner of each session: the live proxies by `polar.workers`, and rendezvous hashing among them (protocol 20).
 
-The live set is a fold over that log, in the broker's time: all proxies come to the same one, each as soon as it has read as far, and an
-outage of Kafka, in which nothing is read, changes nothing. Invariant: this process is an owner only where the log says that it lives, like
-any other. `proxy/session/claim_cache.py` acts on ownership, `proxy/peers/routing.py` finds the owner for a request.
+The live set is a fold over that topic, in the broker's time: all proxies that have read as far have the same set, and an outage of Kafka,
+in which nothing is read, changes nothing. Invariant: this process is an owner only if the topic says that it lives, like any other proxy.
+`proxy/session/claim_cache.py` acts on ownership, `proxy/peers/routing.py` finds the owner for a request.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from topics.log.liveness import Leases
 from topics.workers import Heartbeat, Sign
 
 LAG_S = 5.0
-"""Within which every proxy has read of a change; until then another may still act on the set before it."""
+"""Time within which every proxy has read a change; until then another may still act on the previous set."""
 BEHIND_S = 2.0
-"""For this proxy to read of a change that another one acts on already."""
+"""Time for this proxy to read a change that another proxy already acts on."""
 EPOCHS = 64
-"""Live sets remembered; a session that was ours in all of them is ours since the oldest."""
+"""Live sets kept; a session that was ours in all of them is ours since the oldest."""
 
 log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True)
 class Peer:
-    """A proxy that lives."""
+    """A live proxy."""
 
     worker_id: str
     address: str
-    """Its base URL, as it advertises it."""
+    """The base URL that it advertises."""
 
 
 class LiveSet:
-    """The proxies that live and take sessions: fed with what `polar.workers` holds, in log order."""
+    """The live proxies that own sessions: a fold over `polar.workers`, in log order."""
 
     def __init__(self) -> None:
         self._leases = Leases()
@@ -49,8 +49,8 @@ class LiveSet:
         self._leaving: set[str] = set()
         self._superseded: set[str] = set()
 
-    def hear(self, sign: Sign, append_ms: int) -> None:
-        """Takes in one record; `append_ms` is the broker's time."""
+    def apply(self, sign: Sign, append_ms: int) -> None:
+        """Applies one record; `append_ms` is the broker's time."""
         for worker_id in self._leases.tick(append_ms):
             self._forget(worker_id)
         if isinstance(sign, Heartbeat) and sign.role == "proxy" and sign.address is not None:
@@ -58,12 +58,12 @@ class LiveSet:
 
     @property
     def leased(self) -> frozenset[str]:
-        """Worker ids with a lease, of those that leave, too."""
+        """Worker ids with a lease, including proxies that are leaving."""
         return self._leases.worker_ids()
 
     @property
     def owners(self) -> dict[str, Peer]:
-        """Those that sessions are shared out among, by worker id."""
+        """The proxies that sessions are distributed among, by worker id."""
         return {
             worker_id: Peer(worker_id, address)
             for worker_id, address in self._addresses.items()
@@ -81,8 +81,8 @@ class LiveSet:
             self._leaving.add(worker_id)
 
     def _supersede(self, by: str, address: str) -> None:
-        """Who newly has an address is the only one there: what was started again on its port needn't wait for its own lease to end."""
-        for worker_id in [each for each, held in self._addresses.items() if held == address]:
+        """Removes other proxies at a new proxy's address: one restarted on its port needn't wait for its predecessor's lease to end."""
+        for worker_id in [other for other, known in self._addresses.items() if known == address]:
             log.info("proxy superseded", action="proxy_superseded", worker_id=worker_id, by=by, address=address)
             self._leases.end(worker_id)
             self._forget(worker_id)
@@ -95,7 +95,7 @@ class LiveSet:
 
 @dataclass(frozen=True)
 class _Epoch:
-    """One live set, and from when on it held: Unix seconds, the broker's, and the offset of the record that made it."""
+    """A live set, since when it holds (Unix seconds of the broker), and the offset of the record that made it."""
 
     since: float
     offset: int
@@ -103,7 +103,7 @@ class _Epoch:
 
 
 class Ownership:
-    """This proxy's view of who owns what."""
+    """This proxy's view of the owners."""
 
     def __init__(self, worker_id: str) -> None:
         self._worker_id = worker_id
@@ -111,16 +111,16 @@ class Ownership:
         self._leaves = False
         self._epochs = deque([_Epoch(0.0, -1, MappingProxyType({}))], maxlen=EPOCHS)
         self._read = -1
-        """Offset of the last record."""
+        """Offset of the last record read."""
         self._advance = asyncio.Event()
-        """Set with the next one."""
+        """Set when the next record is read."""
         self._leased: frozenset[str] = frozenset()
         self._change = asyncio.Event()
         self._listeners: list[Callable[[], None]] = []
 
     @property
     def lives(self) -> bool:
-        """Whether the others count this proxy in."""
+        """Whether this proxy is in the live set."""
         return self._worker_id in self.peers
 
     @property
@@ -129,29 +129,29 @@ class Ownership:
         return self._epochs[-1].owners
 
     def on_change(self, listener: Callable[[], None]) -> None:
-        """`listener` is called at each change of the live set."""
+        """Registers a function to call at each change of the live set."""
         self._listeners.append(listener)
 
     def on_sign(self, sign: Sign, record: kafka.Record) -> None:
-        """Takes in a record of `polar.workers`."""
-        self._live.hear(sign, record.timestamp)
+        """Applies a record of `polar.workers`."""
+        self._live.apply(sign, record.timestamp)
         self._read = record.offset
         self._advance.set()
         self._advance = asyncio.Event()
         self._look(record.timestamp / 1000)
 
     def leave(self) -> None:
-        """This proxy takes no more sessions, from this moment on."""
+        """This proxy owns no sessions from this moment on."""
         self._leaves = True
         self._look(self._epochs[-1].since)
 
     @property
     def as_of(self) -> int:
-        """The record that made the live set what it is here."""
+        """Offset of the record that made this live set."""
         return self._epochs[-1].offset
 
     async def caught_up(self, as_of: int) -> None:
-        """Returns when this proxy knows what another one did that acts on `as_of`; after 2 s whatever it knows."""
+        """Returns when this proxy has read up to offset `as_of`, or after 2 s."""
         if self._read >= as_of:
             return
         try:
@@ -162,7 +162,7 @@ class Ownership:
             pass
 
     def owner_of(self, session_id: str) -> Peer | None:
-        """None where no proxy lives that takes sessions."""
+        """The owner of a session; None if there is no live proxy."""
         owners = self.peers
         return owners[ranked(session_id, owners)[0]] if owners else None
 
@@ -171,7 +171,7 @@ class Ownership:
         return self._is_ours(session_id, self.peers)
 
     def since(self, session_id: str) -> float:
-        """Since when this proxy has surely been the only owner, in Unix seconds; infinity where it isn't."""
+        """Since when this proxy has certainly been the only owner, in Unix seconds; infinity if it isn't the owner."""
         if not self.is_mine(session_id):
             return float("inf")
         for before, after in reversed(list(pairwise(self._epochs))):
@@ -180,11 +180,11 @@ class Ownership:
         return self._epochs[0].since + LAG_S
 
     def is_lost(self, peer: Peer) -> bool:
-        """Whether nothing more may be hoped of a proxy that was sent a request."""
+        """Whether a proxy's lease has ended, so that a request sent to it may never be answered."""
         return peer.worker_id not in self._leased
 
     def next_change(self) -> asyncio.Event:
-        """Set at the next change of who owns, or of who is lost."""
+        """An event that is set at the next change of the live set or of leases."""
         return self._change
 
     def _is_ours(self, session_id: str, owners: Mapping[str, Peer]) -> bool:

@@ -1,1 +1,1 @@
-"""What the owner of a session holds of it: its claim, calls and turns; and how that is read back from the log."""
+"""The owner's state of a session: claim, calls and turns, and how they are read back from the log."""

@@ -1,7 +1,7 @@
-"""What a session may use: the calls and tokens that its key allows it, and how many calls at a time.
+"""The limits of a session's key: calls, sampled tokens, and calls at a time.
 
-Counted are the answers that are on the log, of all who owned the session, whether their harness still got them or not. Tokens are those
-sampled; how many a call will sample nobody knows before, so the last one may go beyond.
+Answers on the log count, whichever proxy wrote them and whether or not the harness received them. How many tokens a call will sample is
+unknown when it starts, so the last call may exceed the limit.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ RETRY_AFTER_S = 1
 
 @dataclass(slots=True)
 class ClaimUsage:
-    """By one claim."""
+    """What one claim has used."""
 
     calls: int = 0
     tokens: int = 0
 
     def add(self, sampled: int) -> None:
-        """An answer of so many sampled tokens is on the log."""
+        """Adds an answer with this number of sampled tokens."""
         self.calls += 1
         self.tokens += sampled
 
 
-def admit(limits: Limits, spent: ClaimUsage, under_way: int, more: int) -> None:
-    """Raises RefusalError unless `more` calls may begin beside those under way: SPENT for good, OVERLOADED while others run."""
-    if limits.tokens is not None and spent.tokens >= limits.tokens:
+def admit(limits: Limits, usage: ClaimUsage, under_way: int, more: int) -> None:
+    """Raises RefusalError if `more` calls may not start: SPENT if they never may, OVERLOADED while others are under way."""
+    if limits.tokens is not None and usage.tokens >= limits.tokens:
         raise RefusalError(Refusal.SPENT, f"this session has sampled its {limits.tokens} tokens")
-    if limits.calls is not None and spent.calls + more > limits.calls:
-        raise RefusalError(Refusal.SPENT, f"this session has had {spent.calls} of its {limits.calls} calls")
-    # Calls under way may fail, and leave what they would have spent.
-    left = None if limits.calls is None else limits.calls - spent.calls
-    most = limits.concurrent_calls if left is None else min(limits.concurrent_calls, left)
+    if limits.calls is not None and usage.calls + more > limits.calls:
+        raise RefusalError(Refusal.SPENT, f"this session has had {usage.calls} of its {limits.calls} calls")
+    # Calls under way may fail, and then don't count.
+    remaining = None if limits.calls is None else limits.calls - usage.calls
+    most = limits.concurrent_calls if remaining is None else min(limits.concurrent_calls, remaining)
     if under_way and under_way + more > most:
         raise RefusalError(
             Refusal.OVERLOADED,

@@ -1,7 +1,7 @@
 """Reading claims' logs back: their calls, and whether they are over, for claims that another proxy may have served (protocol 18, 20).
 
-Read uncommitted, from the claim's `Open` to the high watermark: a `Build` of the claim, or a newer `Open` of its session, ends it. All that
-ask about a partition before its end is looked up share one pass over it, so that a lost proxy's sessions cost one reading a partition.
+Read uncommitted, from the claim's `Open` to the high watermark: a `Build` of the claim, or a newer `Open` of its session, ends it. Requests
+for a partition that arrive before its end is looked up share one pass, so a lost proxy's sessions cost one pass a partition.
 `proxy/session/claim_state.py` adds the calls to the claim.
 """
 
@@ -25,27 +25,27 @@ from topics.types.completion import Completion
 DEADLINE_S = 60.0
 STOP_S = 2.0
 AT_ONCE = 4
-"""Passes at a time; others wait, and gather who asks meanwhile."""
+"""Passes at a time; a waiting pass collects further requests."""
 BATCH = 500
-"""Records between two breaths of the loop."""
+"""Records between two chances for other tasks to run."""
 RETRY_AFTER_S = 5
 
 
 @dataclass(frozen=True)
 class ClaimLog:
-    """What the log has of a claim from one offset to another."""
+    """A claim's records between two offsets."""
 
     calls: Sequence[Completion]
     """In log order, whatever their outcome; of one id the first counts."""
     disowned: frozenset[str]
-    """Calls of the claim that were given up, among these or before."""
+    """Ids of the claim's disowned calls."""
     next_offset: int
-    """Where reading goes on."""
+    """Offset at which reading continues."""
     is_over: bool
-    """No call of this claim counts any more; the rest may not have been read."""
+    """No further call of this claim counts; the rest of the log may not have been read."""
 
     def then(self, more: ClaimLog) -> ClaimLog:
-        """This and what was read after it."""
+        """This log with `more`, which was read after it."""
         return ClaimLog(
             [*self.calls, *more.calls], self.disowned | more.disowned, more.next_offset, self.is_over or more.is_over
         )
@@ -53,7 +53,7 @@ class ClaimLog:
 
 @dataclass
 class _Reading:
-    """What one asker is to be told."""
+    """The result of one request."""
 
     key: KeyClaims
     start: int
@@ -61,7 +61,7 @@ class _Reading:
     calls: list[Completion] = field(default_factory=list)
 
     def take(self, record: CallRecord) -> None:
-        """One record of the session, at `start` or later."""
+        """Adds a record of the session, at `start` or later."""
         if self.records.take(record) is CallStanding.COUNTS and isinstance(record, Completion):
             self.calls.append(record)
 
@@ -74,16 +74,16 @@ class Recovery:
         self._metrics = metrics
         self._readers = asyncio.Semaphore(AT_ONCE)
         self._gathering: dict[int, tuple[list[_Reading], asyncio.Task[int]]] = {}
-        """By partition: the next pass, which takes in who asks until it looks for the end."""
+        """By partition: the next pass, which accepts requests until it looks up the partition's end."""
 
     async def read_back(self, key: KeyClaims, start: int) -> ClaimLog:
-        """The claim's log from an offset to the high watermark as of now or later. Raises RefusalError where it can't be read."""
+        """The claim's log from an offset to the high watermark as of now or later. Raises RefusalError if it can't be read."""
         self._metrics.read_back.inc()
         reading = _Reading(key, start, ClaimRecords(key.claim_id, key.attempt))
         readings, reads = self._pass_over(key.log_partition)
         readings.append(reading)
         try:
-            # Shared: whoever goes away leaves the others their pass.
+            # Shielded: others may share the pass with a request that is cancelled.
             end = await asyncio.shield(reads)
         except (kafka.KafkaError, TimeoutError):
             raise RefusalError(
@@ -98,12 +98,12 @@ class Recovery:
             reads = asyncio.get_running_loop().create_task(self._read(partition, readings), name="read back")
             reads.add_done_callback(
                 lambda done: None if done.cancelled() else done.exception()
-            )  # told to who still asks
+            )  # raised in the requests that still wait
             found = self._gathering[partition] = readings, reads
         return found
 
     async def _read(self, partition: int, readings: list[_Reading]) -> int:
-        """Fills the readings; the offset up to which they were read."""
+        """Fills the readings; returns the offset up to which they were read."""
         consumer = None
         try:
             async with asyncio.timeout(DEADLINE_S), self._readers:
@@ -124,21 +124,21 @@ class Recovery:
         by_session: defaultdict[bytes, list[_Reading]] = defaultdict(list)
         for reading in readings:
             by_session[reading.key.session_id.encode()].append(reading)
-        # Where retention has passed a claim's `Open`, `getmany` goes on from the earliest that is there.
+        # If retention has removed a claim's `Open`, `getmany` starts at the earliest record.
         consumer.seek(source, min(reading.start for reading in readings))
         while await consumer.position(source) < end and not all(reading.records.is_over for reading in readings):
             for records in (await consumer.getmany(timeout_ms=1000, max_records=BATCH)).values():
                 for record in records:
-                    _tell(by_session.get(record.key or b"", ()), record)
+                    _dispatch(by_session.get(record.key or b"", ()), record)
         return end
 
 
-def _tell(readings: Iterable[_Reading], record: kafka.Record) -> None:
-    asking = [reading for reading in readings if record.offset >= reading.start]
-    if not asking or record.value is None:
+def _dispatch(readings: Iterable[_Reading], record: kafka.Record) -> None:
+    waiting = [reading for reading in readings if record.offset >= reading.start]
+    if not waiting or record.value is None:
         return
     decoded = completions.CODEC.known(record.value)
     if decoded is None:
         return
-    for reading in asking:
+    for reading in waiting:
         reading.take(decoded)

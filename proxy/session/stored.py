@@ -1,7 +1,7 @@
-"""Calls that another request may continue by their id alone (OpenAI's `store` and `previous_response_id`).
+"""Calls that another request may continue by their id (OpenAI's `store` and `previous_response_id`).
 
-Each message is kept once, after the one before it, whoever shares it: memory is linear in what is new in each call. Bounded: where it grows
-too large all but the newest call is forgotten, and who continues another is told so.
+Conversations share the messages that they have in common, so memory is linear in what is new in each call. Bounded: beyond the limit all
+but the newest call are forgotten, and a request that continues a forgotten call is refused.
 """
 
 from __future__ import annotations
@@ -15,30 +15,30 @@ from proxy.errors import Refusal, RefusalError
 from topics.calls.delta import Spelled, spell
 
 BYTES = 16 * 1024 * 1024
-"""Of a claim's stored messages, as JSON."""
+"""JSON bytes of a claim's stored messages."""
 FIELD = "previous_response_id"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Node:
-    """A message and all before it."""
+    """A message, linked to the one before it."""
 
     before: _Node | None
     message: Message
 
 
 class StoredCalls:
-    """One claim's."""
+    """One claim's stored calls."""
 
     def __init__(self) -> None:
         self._nodes: dict[bytes, _Node] = {}
-        """By the chain's link after their message."""
+        """By the link of their message."""
         self._bytes = 0
         self._calls: dict[str, tuple[_Node, int]] = {}
-        """Where a call ends, and the first message that is inherited of it."""
+        """A call's last message, and the index of the first message that is inherited, by call id."""
 
     def add(self, call_id: str, messages: list[Message], spelled: Spelled, answer: Message, first: int) -> None:
-        """Notes an answered call, whose messages are inherited from `first` on."""
+        """Adds an answered call, whose messages are inherited from index `first` on."""
         whole = spelled.upto(len(messages))
         whole.append(spell(answer))
         if not self._keep(call_id, [*messages, answer], whole, first):
@@ -46,7 +46,7 @@ class StoredCalls:
             self._keep(call_id, [*messages, answer], whole, first)
 
     def continued(self, request: ChatRequest) -> ChatRequest:
-        """The request with all that it continues before its own messages, but after its instructions. Raises RefusalError."""
+        """The request with the messages that it continues, after its instructions and before its own messages. Raises RefusalError."""
         if request.continues is None:
             return request
         found = self._calls.get(request.continues)
@@ -55,11 +55,11 @@ class StoredCalls:
             raise RefusalError(Refusal.INVALID, words, field=FIELD)
         node, first = found
         own = int(request.instructions)
-        messages = [*request.messages[:own], *_whole(node)[first:], *request.messages[own:]]
+        messages = [*request.messages[:own], *_chain(node)[first:], *request.messages[own:]]
         return msgspec.structs.replace(request, messages=messages)
 
     def _keep(self, call_id: str, messages: list[Message], spelled: Spelled, first: int) -> bool:
-        """Whether there was room."""
+        """Adds a call; returns False, and changes nothing, if there is no room."""
         links = spelled.links
         known = next((at for at in range(len(links), 0, -1) if links[at - 1] in self._nodes), 0)
         more = sum(map(len, spelled.messages[known:]))
@@ -74,7 +74,7 @@ class StoredCalls:
         return True
 
 
-def _whole(node: _Node) -> list[Message]:
+def _chain(node: _Node) -> list[Message]:
     found = []
     at: _Node | None = node
     while at is not None:

@@ -74,8 +74,8 @@ def test_a_proxy_is_live_while_it_beats_and_for_six_seconds_after() -> None:
 
 def test_workers_and_proxies_that_do_not_serve_yet_own_nothing() -> None:
     live = LiveSet()
-    live.hear(beat("w", role="worker"), 0)
-    live.hear(Heartbeat("p", "proxy", "host", 1), 0)
+    live.apply(beat("w", role="worker"), 0)
+    live.apply(Heartbeat("p", "proxy", "host", 1), 0)
     assert live.owners == {}
 
 
