@@ -1,8 +1,8 @@
-"""Which rights on Kafka each role needs: one table, from which people's list, JSON and `kafka-acls` commands are rendered.
+"""The Kafka rights of each role: one table, from which the list for people, JSON and `kafka-acls` commands are rendered.
 
-Invariant: a role that has these, and no others, does all its work; `tests/security` runs every one of them so. Describe is implied by
-Read, Write and Alter (Kafka's own rule), and IdempotentWrite by any Write since Kafka 3.0, so neither is listed beside them. Groups and
-transactional ids bear the namespace, so two experiments on one cluster have rights of their own.
+Invariant: these rights suffice for all of a role's work; `tests/security` runs every role with no others. Read, Write and Alter imply
+Describe (Kafka's own rule), and any Write implies IdempotentWrite since Kafka 3.0, so neither is listed beside them. Groups and
+transactional ids have the namespace as a prefix, so experiments on one cluster have separate rights.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ Operation = Literal["Read", "Write", "Create", "Describe", "DescribeConfigs", "A
 
 
 MAKING: tuple[Operation, ...] = ("Create", "DescribeConfigs", "AlterConfigs")
-"""What `topics.log.admin.apply` does, beside looking."""
+"""Operations of `topics.log.admin.apply`, beside Describe."""
 
 
 @dataclass(frozen=True)
 class Right:
-    """One role's operations on one resource, or on all whose names begin so."""
+    """A role's operations on a resource, or on all resources with the prefix `name`."""
 
     kind: Kind
     name: str
-    """Full, with the namespace."""
+    """Full name, with the namespace."""
     operations: tuple[Operation, ...]
     prefixed: bool = False
 
@@ -54,18 +54,18 @@ class _Role:
     reads: tuple[Topic, ...] = ()
     writes: tuple[Topic, ...] = ()
     makes: tuple[Topic, ...] = ()
-    """Of these, where they aren't there."""
+    """Topics that it creates if they are missing."""
     groups: tuple[str, ...] = ()
     transactional: str | None = None
-    """What its transactional ids begin with."""
+    """Prefix of its transactional ids."""
     stages: tuple[Stage, ...] = ()
-    """Whose tickets it reads, in whatever pool; it makes their queues."""
+    """Stages whose tickets it reads, in any pool; it creates their queues."""
     outputs: tuple[Operation, ...] = ()
-    """On `trajectories` and every named output."""
+    """Operations on `trajectories` and every named output."""
     named: tuple[Operation, ...] = ()
-    """On every named output, `eval` among them, and not on `trajectories`."""
+    """Operations on every named output, including `eval`, but not on `trajectories`."""
     tickets: bool = False
-    """Writes every stage's."""
+    """Whether it writes the tickets of every stage."""
 
 
 _STAGE = (
@@ -152,11 +152,11 @@ _ROLES: dict[str, _Role] = {
     "admin": _Role("polar topics apply, list"),
 }
 ROLES: Mapping[str, str] = {name: role.what for name, role in _ROLES.items()}
-"""What each role runs, by its name."""
+"""The commands of each role, by its name."""
 
 
 def rights(role: str, namespace: str) -> list[Right]:
-    """All that a role needs, and nothing more."""
+    """All rights that a role needs."""
     if role == "admin":
         return [Right("topic", f"{namespace}.", ("Describe", *MAKING), prefixed=True)]
     return list(_rights(_ROLES[role], namespace))
@@ -165,7 +165,7 @@ def rights(role: str, namespace: str) -> list[Right]:
 def _rights(role: _Role, namespace: str) -> Iterator[Right]:
     for _, topic in sorted({topic.name: topic for topic in (*role.reads, *role.writes)}.items()):
         both: tuple[tuple[Operation, tuple[Topic, ...]], ...] = (("Read", role.reads), ("Write", role.writes))
-        operations = tuple(operation for operation, those in both if topic in those)
+        operations = tuple(operation for operation, topics in both if topic in topics)
         yield Right("topic", topic.full_name(namespace), operations + MAKING * (topic in role.makes))
     if role.outputs:
         yield Right("topic", trajectories.TOPIC.full_name(namespace), role.outputs, prefixed=True)
@@ -185,7 +185,7 @@ def _rights(role: _Role, namespace: str) -> Iterator[Right]:
 
 
 def command(right: Right, principal: str, bootstrap: str) -> str:
-    """A line for a shell; `kafka-acls.sh` is Kafka's own tool, `admin.properties` the login of one who may alter the cluster."""
+    """A shell command for Kafka's `kafka-acls.sh`; `admin.properties` has the login of a user that may alter the cluster."""
     where = f"--{right.kind} {right.name}"
     pattern = " --resource-pattern-type prefixed" if right.prefixed else ""
     what = " ".join(f"--operation {operation}" for operation in right.operations)
@@ -194,7 +194,7 @@ def command(right: Right, principal: str, bootstrap: str) -> str:
 
 
 def commands(roles: Iterable[str], namespace: str, principals: Mapping[str, str], bootstrap: str) -> list[str]:
-    """Of these roles; a role that `principals` doesn't name is the user of its own name."""
+    """Commands for these roles; a role without an entry in `principals` is the user of its own name."""
     return [
         command(right, principals.get(role, f"User:{role}"), bootstrap)
         for role in roles

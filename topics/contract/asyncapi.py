@@ -1,7 +1,7 @@
 """The contract as an AsyncAPI 3.0 document (https://www.asyncapi.com/docs/reference/specification/v3.0.0): every topic a channel.
 
-Schemas are JSON Schema of what msgpack carries; bytes, which JSON lacks, stand as strings with a content encoding. For clients in other
-languages, and for tools that draw such documents.
+Schemas are JSON Schema of the msgpack records; bytes, which JSON lacks, are strings with a content encoding. For clients in other
+languages, and for tools that render such documents.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ MSGPACK = "application/msgpack"
 
 
 def document(namespace: str) -> dict[str, Any]:
-    """The whole document, for topics of this namespace; plain values, ready for JSON or YAML."""
-    told = docstrings.topics()
-    records = list({record: None for topic in told.values() for record in topic.records})
+    """The document for the topics of a namespace, as plain values for JSON or YAML."""
+    topics = docstrings.topics()
+    records = list({record: None for topic in topics.values() for record in topic.records})
     _, schemas = msgspec.json.schema_components(records, ref_template=REF)
     for record in [*records, *docstrings.nested(records)]:
         properties = schemas[record.__name__].get("properties", {})
@@ -38,10 +38,10 @@ def document(namespace: str) -> dict[str, Any]:
             "license": {"name": "Apache-2.0"},
         },
         "defaultContentType": MSGPACK,
-        "channels": {name: _channel(f"{namespace}.{name}", topic) for name, topic in told.items()},
+        "channels": {name: _channel(f"{namespace}.{name}", topic) for name, topic in topics.items()},
         "operations": {
             f"{action}_{name}": {"action": action, "channel": {"$ref": f"#/channels/{_pointer(name)}"}, "summary": who}
-            for name, topic in told.items()
+            for name, topic in topics.items()
             for action, who in (("send", topic.writers), ("receive", topic.readers))
         },
         "components": {
@@ -85,12 +85,12 @@ def _configuration(topic: Topic) -> dict[str, Any]:
 
 
 def _noted(schema: dict[str, Any], note: str) -> dict[str, Any]:
-    # JSON Schema 7, AsyncAPI's: beside a `$ref` nothing else is read.
+    # AsyncAPI uses JSON Schema 7, where keys beside a `$ref` are ignored.
     return {"allOf": [schema], "description": note} if "$ref" in schema else schema | {"description": note}
 
 
 def _task_schemas() -> dict[str, Any]:
-    """TaskRequest's own, and those that it refers to."""
+    """Schemas of TaskRequest and its parts."""
     schema = TaskRequest.model_json_schema(ref_template=REF.replace("{name}", "{model}"))
     return {**schema.pop("$defs", {}), "TaskRequest": schema}
 

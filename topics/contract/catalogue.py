@@ -1,4 +1,4 @@
-"""All topics of the design, for creation, listing and docs."""
+"""All topics, for creation, listing and docs."""
 
 from __future__ import annotations
 

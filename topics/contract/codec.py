@@ -1,7 +1,7 @@
-"""msgpack records with a `type` tag: to bytes and back, old readers and new writers side by side.
+"""Encoding of msgpack records with a `type` tag, for old readers beside new writers.
 
-Schemas evolve by addition with defaults: unknown fields are skipped by msgspec, unknown types come back as `UnknownRecord` to be
-counted and skipped, and bytes that are no record at all raise `DecodeError`, to be dead-lettered.
+Schemas evolve by addition with defaults: msgspec skips unknown fields, an unknown type decodes to `UnknownRecord`, which readers count and
+skip, and bytes that are no record raise `DecodeError`, for the dead letters.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 class DecodeError(ValueError):
-    """The bytes are no record of this topic; the message says why."""
+    """The bytes are no record of this topic; the message has the reason."""
 
 
 class UnknownRecord(msgspec.Struct, frozen=True):
-    """A record of a type that this version doesn't know: a newer writer's."""
+    """A record of a type that this version doesn't know, from a newer writer."""
 
     type: str
 
@@ -38,7 +38,7 @@ def encode(record: msgspec.Struct) -> bytes:
 
 
 class Codec(Generic[T]):
-    """Decodes one topic's records; made once per topic."""
+    """Decodes a topic's records; made once per topic."""
 
     def __init__(self, *records: type[T]) -> None:
         self._decoder: msgspec.msgpack.Decoder[T] = msgspec.msgpack.Decoder(Union[records])  # noqa: UP007 - a union of a tuple
@@ -49,7 +49,7 @@ class Codec(Generic[T]):
         try:
             return self._decoder.decode(data)
         except msgspec.DecodeError as error:
-            # Only the failing path pays for a second look at the tag.
+            # Only failures pay for decoding the tag separately.
             try:
                 tag = _tag_decoder.decode(data).type
             except msgspec.DecodeError:
@@ -59,7 +59,7 @@ class Codec(Generic[T]):
             return UnknownRecord(tag)
 
     def known(self, data: bytes | None) -> T | None:
-        """None for a tombstone, for bytes that are no record, and for a type that this version doesn't know."""
+        """The record; None for a tombstone, bytes that are no record, and an unknown type."""
         try:
             record = self.decode(data or b"")
         except DecodeError:

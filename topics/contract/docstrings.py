@@ -19,17 +19,17 @@ from topics.types.session import Stage
 
 STAGE_QUEUE = "stage.<stage>.<pool>"
 NAMED_OUTPUT = "trajectories.<name>"
-"""What stands for the topics of which there are many."""
+"""Names that stand for a family of topics."""
 
 
 def topics() -> dict[str, Topic]:
-    """Every topic by the name under which it is told, in the order in which a task meets them."""
-    told = {topic.name: topic for topic in catalogue.FIXED if topic != trajectories.EVAL}
-    return told | {STAGE_QUEUE: stages.topic(Stage.RUN, catalogue.DEFAULT_POOL), NAMED_OUTPUT: trajectories.EVAL}
+    """Every topic by its name in the docs, in the order in which a task passes them."""
+    fixed = {topic.name: topic for topic in catalogue.FIXED if topic != trajectories.EVAL}
+    return fixed | {STAGE_QUEUE: stages.topic(Stage.RUN, catalogue.DEFAULT_POOL), NAMED_OUTPUT: trajectories.EVAL}
 
 
 def of_topic(topic: Topic) -> str:
-    """The docstring of the module that declares it, which has the topic's own name."""
+    """The docstring of the topic's module, which has the topic's name."""
     name = topic.name.partition(".")[0].replace("-", "_")
     module = stages if name == "stage" else sys.modules[f"topics.{name}"]
     return inspect.cleandoc(module.__doc__ or "")
@@ -41,7 +41,7 @@ def of_record(record: type[msgspec.Struct]) -> str:
 
 
 def of_fields(record: type[msgspec.Struct]) -> dict[str, str]:
-    """The docstring under each field that has one, in one line, by the field's name on the wire."""
+    """The fields' docstrings, each as one line, by the field's name on the wire."""
     wire_names = {field.name: field.encode_name for field in msgspec.structs.fields(record)}
     (declared,) = ast.parse(inspect.getsource(record)).body
     assert isinstance(declared, ast.ClassDef), "a record is a class"
@@ -54,7 +54,7 @@ def of_fields(record: type[msgspec.Struct]) -> dict[str, str]:
 
 
 def nested(records: typing.Iterable[type[msgspec.Struct]]) -> list[type[msgspec.Struct]]:
-    """The structs that these hold in their fields, at any depth, each once, in the order of their first use."""
+    """The structs in the records' fields, at any depth, in the order of their first use."""
     found: dict[type[msgspec.Struct], None] = {}
     waiting = [part for record in records for part in _parts(record)]
     while waiting:
@@ -66,7 +66,7 @@ def nested(records: typing.Iterable[type[msgspec.Struct]]) -> list[type[msgspec.
 
 
 def type_words(hint: Any) -> str:
-    """A type as people read it: `text`, `int`, `list of int`, `bytes or null`, a struct's name."""
+    """A type in words: `text`, `int`, `list of int`, `bytes or null`, or a struct's name."""
     if hint in PLAIN:
         return PLAIN[hint]
     arguments = typing.get_args(hint)

@@ -1,4 +1,4 @@
-"""The contract as a page for people, docs/events.md: what each topic is for, who writes it, and every field of every record."""
+"""The contract as docs/events.md: each topic's purpose, writers and readers, and every field of every record."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from topics.contract.topic import DAY_MS, HOUR_MS, MIB, Topic
 HEAD = """\
 # Events
 
-Every topic of the contract, made by `polar topics docs --format markdown` from the modules under `topics/`; the same as AsyncAPI, for
-tools: `polar topics docs`. All but `{namespace}.tasks` carry msgpack maps with a `type` field that tells the record; token ids are int32
-and logprobs float32, little-endian, as byte strings. Records evolve by addition with defaults: skip fields and types that you don't know.
-Times are Unix ms unless said otherwise.
+Every topic of the contract, made by `polar topics docs --format markdown` from the modules under `topics/`; `polar topics docs` prints it
+as AsyncAPI for tools. All topics but `{namespace}.tasks` carry msgpack maps whose `type` field names the record; token ids are int32 and
+logprobs float32, little-endian, as byte strings. Records evolve by addition with defaults: skip unknown fields and types. Times are Unix
+ms unless a field says otherwise.
 """
 
 
 def page(namespace: str) -> str:
-    """The whole page, for topics of this namespace."""
+    """The page for the topics of a namespace."""
     lines = [HEAD.format(namespace=namespace)]
-    told = docstrings.topics()
-    for name, topic in told.items():
+    topics = docstrings.topics()
+    for name, topic in topics.items():
         lines += [f"## {namespace}.{name}", "", docstrings.of_topic(topic), "", *_facts(topic), ""]
         if name != docstrings.NAMED_OUTPUT:
             for record in topic.records:
                 lines += _record(record, f"### {record.__struct_config__.tag}")
-    lines += ["## What records hold", ""]
-    for part in docstrings.nested(record for topic in told.values() for record in topic.records):
+    lines += ["## Parts of records", ""]
+    for part in docstrings.nested(record for topic in topics.values() for record in topic.records):
         lines += _record(part, f"### {part.__name__}")
     return "\n".join(lines).rstrip() + "\n"
 
@@ -46,13 +46,13 @@ def _facts(topic: Topic) -> Iterator[str]:
 
 
 def _record(record: type[msgspec.Struct], heading: str) -> Iterable[str]:
-    said = docstrings.of_fields(record)
+    notes = docstrings.of_fields(record)
     hints = typing.get_type_hints(record)
     yield from (heading, "", docstrings.of_record(record), "", "| field | type | |", "|---|---|---|")
     for field in msgspec.structs.fields(record):
         words = docstrings.type_words(hints[field.name])
         optional = "" if field.required else ", may be missing"
-        yield f"| `{field.encode_name}` | {words}{optional} | {said.get(field.encode_name, '').replace('|', '&#124;')} |"
+        yield f"| `{field.encode_name}` | {words}{optional} | {notes.get(field.encode_name, '').replace('|', '&#124;')} |"
     yield ""
 
 

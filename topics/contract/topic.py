@@ -1,4 +1,4 @@
-"""What a topic's contract is made of; each topic module declares one `Topic`, and every other form is rendered from it."""
+"""A topic's contract: each topic module declares one `Topic`, from which all other forms are rendered."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ MIB = 1024 * 1024
 
 @dataclass(frozen=True)
 class Topic:
-    """One topic's contract. Sizes in bytes, durations in ms."""
+    """A topic's contract. Sizes in bytes, durations in ms."""
 
     name: str
-    """Without the namespace."""
+    """Name without the namespace."""
     records: tuple[type[msgspec.Struct], ...]
-    """The record types that it carries, msgpack with a `type` tag; empty: JSON written by people (`polar.tasks`)."""
+    """Record types, msgpack with a `type` tag; empty: JSON written by people (`polar.tasks`)."""
     key: str
-    """What the key is, for people."""
+    """Description of the key."""
     writers: str
     readers: str
     retention_ms: int | None
     """None: compacted."""
     partitions: int
     embedded_partitions: int
-    """On a broker that has this machine to itself."""
+    """Partitions on the embedded broker."""
     max_bytes: int = 8 * MIB
     copartitioned: bool = False
-    """Partition is `murmur2(task_id) mod n`, the same n for all such topics, fixed at creation."""
+    """The partition is `murmur2(task_id) mod n`; n is equal for all such topics and fixed at creation."""
     log_append_time: bool = False
-    """Timestamps are the broker's (protocol 12)."""
+    """Timestamps come from the broker (protocol 12)."""
     config: dict[str, str] = field(default_factory=dict)
-    """Broker settings beyond those that the fields above give."""
+    """Further broker settings."""
 
     def full_name(self, namespace: str) -> str:
         """The name on the broker."""
@@ -54,7 +54,7 @@ class Topic:
         else:
             config["cleanup.policy"] = "delete"
             config["retention.ms"] = str(self.retention_ms)
-            # A segment is deleted whole, and only once it is closed: a long one would outlive the retention (protocol 30).
+            # Only whole, closed segments are deleted: a long segment would outlive the retention (protocol 30).
             config["segment.ms"] = str(self.retention_ms // 4)
         return config | self.config
 

@@ -1,4 +1,4 @@
-"""The blob store: what is too big for an event. A folder, content-addressed; events carry `{ref, size}`.
+"""The blob store, a content-addressed folder for values that are too big for an event, which then carries `{ref, size}`.
 
 A reference is `blob:sha256/<hex>`; every reader resolves it against its own `POLAR_BLOBS`. Writing the same bytes twice writes once.
 """
@@ -17,14 +17,14 @@ REF = re.compile(r"^blob:sha256/([0-9a-f]{64})$")
 
 
 class BlobRef(msgspec.Struct, frozen=True):
-    """Where a value lies, and its size in bytes."""
+    """Reference to a value, and its size in bytes."""
 
     ref: str
     size: int
 
 
 class BlobStore:
-    """A folder of blobs, two hex digits a subfolder."""
+    """A folder of blobs, in subfolders named by the first two hex digits."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -48,10 +48,7 @@ class BlobStore:
         return BlobRef(f"blob:sha256/{digest}", len(data))
 
     def get(self, ref: str) -> bytes:
-        """The bytes behind a reference.
-
-        Raises FileNotFoundError where this store lacks them, ValueError for a bad reference or damaged bytes.
-        """
+        """The bytes behind a reference. Raises FileNotFoundError, or ValueError for an invalid reference or damaged bytes."""
         found = REF.match(ref)
         if found is None:
             raise ValueError(f"not a blob reference: {ref!r} (expected blob:sha256/<64 hex digits>)")

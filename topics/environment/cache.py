@@ -1,7 +1,7 @@
-"""The user's cache: downloads that outlive a data folder, shared by all of them (Kafka's jars, harness CLIs).
+"""The user's cache of downloads, which all data folders share (Kafka's jars, harness CLIs).
 
-Invariant: an entry under its own name is whole or it is replaced. It is built in a folder beside it, by one process at
-a time, and renamed into place. What an entry holds and what makes it whole is its caller's to say.
+Invariant: an entry is complete, or it is replaced. One process at a time builds it in a folder beside it and renames that into place.
+Callers decide what an entry holds and when it is complete.
 """
 
 import os
@@ -13,15 +13,15 @@ import filelock
 import platformdirs
 
 WAIT_S = 900.0
-"""How long one process waits for another's build: an npm install over a slow line takes minutes."""
+"""Limit for waiting on another process's build; an npm install over a slow connection takes minutes."""
 
 
 class CacheError(RuntimeError):
-    """The cache could not give an entry; the message names the folder and the way out."""
+    """An entry can't be provided; the message names the folder and the remedy."""
 
 
 def root() -> Path:
-    """The cache's folder: `POLAR_CACHE`, else the platform's own place for caches."""
+    """The cache's folder: `POLAR_CACHE`, or by default the platform's cache folder."""
     chosen = os.environ.get("POLAR_CACHE")
     return Path(chosen).expanduser().absolute() if chosen else platformdirs.user_cache_path("polar")
 
@@ -33,11 +33,10 @@ def installed(
     whole: Callable[[Path], bool],
     announce: Callable[[str], None],
 ) -> Path:
-    """Return the folder of entry `name`, built now if it isn't there or isn't whole.
+    """The folder of entry `name`, which is built if it is missing or incomplete.
 
-    `build` fills an empty folder that is moved afterwards, so it must not write that folder's path into a file.
-    `whole` judges a folder and runs at every call. `announce` is told, a line each, what takes the user's time.
-    Raises CacheError, and whatever `build` raises.
+    `build` fills an empty folder that is moved afterwards, so it must not write that folder's path into a file. `whole` checks a folder,
+    at every call. `announce` gets a line about each slow step. Raises CacheError, and the errors of `build`.
     """
     entry = root() / name
     if _is_whole(entry, whole):
@@ -62,7 +61,7 @@ def _is_whole(entry: Path, whole: Callable[[Path], bool]) -> bool:
 
 
 def _locked(entry: Path, announce: Callable[[str], None]) -> filelock.BaseFileLock:
-    """Hold the entry's lock, which dies with its process."""
+    """The entry's acquired lock, which ends with this process."""
     lock = filelock.FileLock(entry.with_name(f".{entry.name}.lock"))
     try:
         lock.acquire(timeout=0)
@@ -80,7 +79,7 @@ def _locked(entry: Path, announce: Callable[[str], None]) -> filelock.BaseFileLo
 def _rebuild(
     entry: Path, build: Callable[[Path], None], whole: Callable[[Path], bool], announce: Callable[[str], None]
 ) -> None:
-    """Build beside the entry and rename; the caller holds the lock, so leftovers belong to builders that died."""
+    """Build beside the entry and rename. The caller has the lock, so leftovers come from builders that died."""
     partial = entry.with_name(f".{entry.name}.partial")
     if partial.exists():
         shutil.rmtree(partial)

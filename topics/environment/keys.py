@@ -1,11 +1,11 @@
-"""Session keys: signed tokens that say which session, attempt and claim a call belongs to, and how it may sample.
+"""Session keys: signed tokens with a call's session, attempt, claim and sampling settings.
 
-Minted at the grant (by the run worker; for an opened session by the proxy that was asked), checked by every proxy without a look-up.
-Signed with the fleet's secret (HS256, the `kid` header names it). The expiry is a backstop, a day past the run's budget; `CloseKey` ends
-a key (protocol 17).
+The run worker mints a key at the grant, or for an opened session the proxy that got the request; every proxy verifies it without a lookup.
+The fleet's secret signs it (HS256; the `kid` header names the secret). `CloseKey` ends a key (protocol 17); the expiry, a day past the
+run's budget, is a backstop.
 
-The secrets lie in a keys file, JSON `{key_id: secret}`, of which the last signs and all check. It may change while processes run
-(`Keyring`), so that secrets rotate without a gap: one is added that checks, on every host; then it signs; then the old one goes.
+Secrets are in a keys file, JSON `{key_id: secret}`: the last one signs, all verify. The file may change while processes run (`Keyring`),
+so secrets rotate without a gap: add a secret on every host, let it sign, remove the old one.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ from topics.types.errors import InputError
 
 ALGORITHM = "HS256"
 PREFIX = "sk-polar-"
-"""So that a key is recognised for what it is, in logs' redaction and by people."""
+"""Makes keys recognisable for redaction and for people."""
 KEY_SHOWN = "[a session's key]"
-"""What stands for a key in whatever is kept."""
+"""Replacement for keys in stored text."""
 CLOCK_GRACE_S = 300
+"""Tolerated difference between hosts' clocks."""
 BACKSTOP_S = 24 * 3600
 LOOK_S = 1.0
-"""How often a keys file is looked at: so long may a retired secret still be good."""
+"""Between two looks at a keys file; a retired secret stays valid for so long."""
 
 _KEY = re.compile(rf"{re.escape(PREFIX)}[A-Za-z0-9_.-]+")
 _KEY_BYTES = re.compile(_KEY.pattern.encode())
@@ -40,11 +41,11 @@ _KEY_BYTES = re.compile(_KEY.pattern.encode())
 log = structlog.get_logger()
 
 CONCURRENT_CALLS = 64
-"""At a time, where a task says nothing."""
+"""Calls at a time, unless a task sets another limit."""
 
 
 class Limits(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a session may use."""
+    """Limits of a session's model use."""
 
     calls: int | None = None
     """Answered calls; None: any number."""
@@ -54,7 +55,7 @@ class Limits(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class KeyClaims(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a key says."""
+    """Contents of a key."""
 
     session_id: str
     attempt: int
@@ -68,11 +69,11 @@ class KeyClaims(msgspec.Struct, frozen=True, omit_defaults=True):
     limits: Limits = Limits()
     log_partition: int = 0
     log_offset: int = 0
-    """Where this attempt's `Open` lies in `polar.completions`."""
+    """Position of this attempt's `Open` in `polar.completions`."""
 
 
 class KeyRefusedError(ValueError):
-    """A key that can't be honoured; `reason` is `unknown`, `forged` or `expired`."""
+    """An invalid key; `reason` is `unknown`, `forged` or `expired`."""
 
     def __init__(self, reason: str) -> None:
         self.reason = reason
@@ -80,7 +81,7 @@ class KeyRefusedError(ValueError):
 
 
 class Signer:
-    """Mints and checks keys with the secrets of a keys file: JSON `{key_id: secret}`, the last one signs."""
+    """Mints and verifies keys with the secrets of a keys file."""
 
     def __init__(self, secrets_by_id: dict[str, str]) -> None:
         if not secrets_by_id:
@@ -94,7 +95,7 @@ class Signer:
         return cls(read_keys_file(path))
 
     def mint(self, claims: KeyClaims) -> str:
-        """The API key that a harness is given."""
+        """The API key for a harness."""
         payload: dict[str, Any] = msgspec.to_builtins(claims)
         token = jwt.encode(
             payload, self._secrets[self._signing_id], algorithm=ALGORITHM, headers={"kid": self._signing_id}
@@ -118,7 +119,7 @@ class Signer:
 
 
 class Keyring:
-    """The secrets of a keys file as it is now. One that can't be read any more changes nothing, and is complained of."""
+    """The current secrets of a keys file. If the file becomes unreadable, the last secrets stay and a warning is logged."""
 
     def __init__(self, path: Path) -> None:
         """Raises FileNotFoundError or ValueError, both with the path."""
@@ -127,10 +128,10 @@ class Keyring:
         self._signer = Signer.from_file(path)
         self._looked_at = time.monotonic()
         self.generation = 0
-        """Raised when the secrets change: what was concluded from them before is void."""
+        """Grows when the secrets change; results from earlier secrets are void."""
 
     def mint(self, claims: KeyClaims) -> str:
-        """A key of the secret that signs now."""
+        """A key, signed with the current secret."""
         self.refresh()
         return self._signer.mint(claims)
 
@@ -140,13 +141,13 @@ class Keyring:
         try:
             return self._signer.check(key, now_s)
         except KeyRefusedError as error:
-            # Signed a moment ago, perhaps, by a secret that is newer than our last look.
+            # The key may be signed with a secret that is newer than our last look.
             if error.reason == "expired" or not self.refresh(at_once=True):
                 raise
             return self._signer.check(key, now_s)
 
     def refresh(self, *, at_once: bool = False) -> bool:
-        """Read the file again if it has changed; True where the secrets did."""
+        """Read the file again if it changed; True if the secrets changed."""
         now = time.monotonic()
         if not at_once and now - self._looked_at < LOOK_S:
             return False
@@ -165,26 +166,26 @@ class Keyring:
 
 
 def _version(path: Path) -> tuple[int, int, int]:
-    """What changes with a file's content, also where it is replaced or a link to it is."""
+    """Values that change with a file's content, or when the file or a link to it is replaced."""
     found = path.stat()
     return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 def redacted(text: str) -> str:
-    """`text` without keys: those of other sessions and the rest of one that was cut off, too."""
+    """`text` without keys, including other sessions' keys and truncated ones."""
     return _KEY.sub(KEY_SHOWN, text)
 
 
 def redacted_bytes(data: bytes) -> bytes:
-    """The same of bytes; also of JSON, which stays what it is."""
-    # Asked first, since bodies of many megabytes pass here: it is 10 times as fast.
+    """`data` without keys; JSON stays valid."""
+    # The search first is 10 times as fast, which counts for bodies of many megabytes.
     return _KEY_BYTES.sub(KEY_SHOWN.encode(), data) if PREFIX.encode() in data else data
 
 
 def environment(proxy_url: str, key: str) -> dict[str, str]:
-    """How an agent finds the proxy and shows its key: for each provider's client, the URL in the form that this client wants.
+    """Variables with the proxy's URL and the key, in the form that each provider's client expects.
 
-    `proxy_url` is without a trailing slash or `/v1`.
+    `proxy_url` has no trailing slash or `/v1`.
     """
     return {
         "OPENAI_BASE_URL": f"{proxy_url}/v1",
@@ -197,7 +198,7 @@ def environment(proxy_url: str, key: str) -> dict[str, str]:
 
 
 def ensure_keys_file(path: Path) -> None:
-    """Make a keys file with one fresh secret, mode 0600, unless there is one."""
+    """Make a keys file with one new secret, unless the file exists."""
     private_files.create(path, json.dumps(dict([_new_secret()])))
 
 
@@ -213,14 +214,14 @@ def read_keys_file(path: Path) -> dict[str, str]:
 
 
 def add_key(path: Path) -> str:
-    """Add a secret that checks and doesn't sign yet; its id. Raises as `read_keys_file` does, and OSError."""
+    """Add a secret that verifies but doesn't sign yet; return its id. Raises as `read_keys_file` does, and OSError."""
     key_id, secret = _new_secret()
     _write(path, {key_id: secret} | read_keys_file(path))
     return key_id
 
 
 def use_key(path: Path, key_id: str) -> None:
-    """Sign with this secret from now on. Raises InputError where it isn't there; else as `add_key`."""
+    """Let this secret sign from now on. Raises InputError for an unknown id, and as `add_key` does."""
     found = read_keys_file(path)
     _require(found, key_id)
     secret = found.pop(key_id)
@@ -228,7 +229,7 @@ def use_key(path: Path, key_id: str) -> None:
 
 
 def retire_key(path: Path, key_id: str) -> None:
-    """Forget a secret: keys that it signed are refused. Raises InputError for the one that signs; else as `use_key`."""
+    """Remove a secret, which invalidates keys that it signed. Raises InputError for the signing secret, and as `use_key` does."""
     found = read_keys_file(path)
     _require(found, key_id)
     if key_id == list(found)[-1]:

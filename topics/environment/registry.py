@@ -1,7 +1,7 @@
 """Plug-ins by name: runtimes, harnesses, evaluators, builders, dialects, engines.
 
-A name is an entry point of the group `polar.<kind>`, ours or another package's, or `module:Class`. Looking up names imports nothing,
-so that `submit` can check a task on a machine that could not run it.
+A name is an entry point of the group `polar.<kind>`, of Polar or another package, or `module:Class`. Name lookups import nothing, so
+`submit` can check a task on a machine that can't run it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ IMPORT_PATH = re.compile(r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
 
 
 class Kind(StrEnum):
-    """What can be plugged in; the entry-point group is `polar.<value>`."""
+    """Kind of plug-in; the entry-point group is `polar.<value>`."""
 
     RUNTIME = "runtime"
     HARNESS = "harness"
@@ -35,24 +35,21 @@ def _installed(kind: Kind) -> dict[str, EntryPoint]:
 
 
 def names(kind: Kind) -> list[str]:
-    """The names installed here, sorted."""
+    """Names of the installed plug-ins, sorted."""
     return sorted(_installed(kind))
 
 
 def is_known(kind: Kind, name: str) -> bool:
-    """Whether `name` is installed here or is an import path, which is only resolved where it is used.
+    """Whether `name` is installed here, or is an import path, which is only resolved where it is used.
 
-    Where nothing of the kind is installed (a trainer's environment that has Polar by its path) any name may be: fanout will tell.
+    Any name is accepted if nothing of the kind is installed (a trainer's environment with Polar on its path); fanout checks it.
     """
     installed = _installed(kind)
     return not installed or name in installed or IMPORT_PATH.match(name) is not None
 
 
 def load(kind: Kind, name: str) -> Any:
-    """The class behind a name; the caller knows its kind's Protocol.
-
-    Raises InputError where the name is unknown or can't be imported, with the names that exist.
-    """
+    """The class behind a name; the caller knows its Protocol. Raises InputError, with the known names, if it can't be loaded."""
     point = _installed(kind).get(name)
     if point is None and not IMPORT_PATH.match(name):
         raise InputError(

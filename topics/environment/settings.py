@@ -1,6 +1,6 @@
-"""Where things are: flags, then `POLAR_*` variables, then `polar.toml` in the current folder.
+"""Settings from flags, then `POLAR_*` variables, then `polar.toml` in the current folder.
 
-`--data DIR` of a running `polar up` stands for all of them: DIR/polar.env holds what that system listens on.
+`--data DIR` of a running `polar up` replaces them: DIR/polar.env holds that system's addresses.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from topics.types.errors import InputError, NotReady
 
 ENV_FILE = "polar.env"
 SECRET = frozenset({"kafka_sasl_password"})
-"""Settings whose value no message repeats."""
+"""Settings whose value must not appear in messages."""
 
 
 def _base(url: str) -> str:
@@ -31,39 +31,39 @@ def _base(url: str) -> str:
 
 
 ServerUrl = Annotated[str, StringConstraints(pattern=r"^https?://[^/]"), AfterValidator(_base)]
-"""Of an inference server; said with or without `/v1`, kept without."""
+"""URL of an inference server, with or without `/v1`; stored without."""
 ENGINE_NAME = r"^[a-z0-9][a-z0-9_-]{0,62}$"
 EngineName = Annotated[str, StringConstraints(pattern=ENGINE_NAME)]
 
 
 class EngineSettings(BaseModel):
-    """One engine that the proxy asks: `[engines.<name>]` in polar.toml."""
+    """An engine of the proxy: `[engines.<name>]` in polar.toml."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     urls: Annotated[tuple[ServerUrl, ...], Field(min_length=1)]
-    """Its servers, all of the same model and weights."""
+    """Its servers, all with the same model and weights."""
     model: str | None = None
-    """What the servers are asked for; None: the only one that they serve."""
+    """Model name in requests to the servers; None: the only model that they serve."""
     models: tuple[str, ...] = ("*",)
-    """What harnesses may ask for; `*`: anything."""
+    """Model names that harnesses may request; `*`: any."""
     mode: str = "chat"
-    """`chat`; `tokens`, which goes on from the tokens that were sampled; or the name of an engine plug-in."""
+    """`chat`; `tokens`, which continues from the sampled tokens; or the name of an engine plug-in."""
     concurrency: int = Field(default=256, ge=1)
-    """Calls under way at most, of one proxy process; more wait their turn."""
+    """Most calls in flight from one proxy process; further calls wait."""
     logprobs_mode: Literal["raw", "processed"] | None = None
-    """As the servers were started (`--logprobs-mode`); None: as they are found at the proxy's start, else raw, vLLM's default."""
+    """The servers' `--logprobs-mode`; None: detected at the proxy's start, otherwise raw, vLLM's default."""
 
 
 class Settings(BaseSettings):
-    """One process's view of the system. Field `x` is `POLAR_X` in the environment and `x` in polar.toml."""
+    """Settings of a process. Field `x` is `POLAR_X` in the environment and `x` in polar.toml."""
 
     model_config = SettingsConfigDict(env_prefix="POLAR_", toml_file="polar.toml", extra="ignore", frozen=True)
 
     data: Path = Path(".polar")
-    """This host's own folder: runtimes, and all of an embedded system."""
+    """Folder on this host for runtimes, and for a whole embedded system."""
     namespace: Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]{0,30}$")] = "polar"
-    """Prefixes topics, groups, transactional ids, container labels: two experiments share a cluster."""
+    """Prefix of topics, groups, transactional ids and container labels, so that experiments can share a cluster."""
     kafka: str | None = None
     """Bootstrap servers, host:port[,host:port]."""
     kafka_security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
@@ -71,13 +71,13 @@ class Settings(BaseSettings):
     kafka_sasl_username: str | None = None
     kafka_sasl_password: str | None = Field(default=None, repr=False)
     kafka_sasl_password_file: Path | None = None
-    """Holds the password, so that it stands in no environment."""
+    """File with the password, which keeps it out of the environment."""
     kafka_ca_file: Path | None = None
-    """PEM of whom to trust for the brokers' certificates; the system's authorities where none is said."""
+    """PEM of the authorities for the brokers' certificates. Default: the system's."""
     kafka_cert_file: Path | None = None
-    """PEM of the certificate that this client shows, with its chain."""
+    """PEM of this client's certificate and chain."""
     kafka_key_file: Path | None = None
-    """PEM of its key; None: in the same file."""
+    """PEM of the certificate's key. Default: in the certificate's file."""
     replication: int = Field(default=3, ge=1)
     min_insync: int = Field(default=2, ge=1)
     proxy_url: str | None = None
@@ -85,17 +85,17 @@ class Settings(BaseSettings):
     control_url: str | None = None
     control_token_file: Path | None = None
     blobs: Path | None = None
-    """The blob store's folder; DATA/blobs where none is said."""
+    """Folder of the blob store. Default: DATA/blobs."""
     lake: Path | None = None
-    """The lake's folder, one subfolder a namespace; DATA/lake where none is said."""
+    """Folder of the lake, with a subfolder for each namespace. Default: DATA/lake."""
     keys_file: Path | None = None
-    """The fleet's signing secrets; DATA/keys.json where none is said."""
+    """The fleet's signing secrets. Default: DATA/keys.json."""
     webhook_secret_file: Path | None = None
-    """What webhooks are signed with, a `whsec_` secret a line; DATA/webhook.secret where none is said."""
+    """Secrets that sign webhooks, one `whsec_` secret a line. Default: DATA/webhook.secret."""
     webhook_hosts: str = "*"
-    """Where tasks may be told: host names or patterns of them, with commas; `*`: anywhere."""
+    """Hosts that webhooks may call: names or patterns, separated by commas; `*`: any."""
     engines: dict[EngineName, EngineSettings] = {}
-    """By name; the first is for what no other is named for."""
+    """By name; the first serves models that no other engine lists."""
 
     @classmethod
     def settings_customise_sources(
@@ -110,7 +110,7 @@ class Settings(BaseSettings):
 
     @property
     def bootstrap(self) -> str:
-        """Raises NotReady where no Kafka is known."""
+        """Bootstrap servers. Raises NotReady if none are set."""
         if self.kafka is None:
             raise NotReady(
                 f"no Kafka: {self.data / ENV_FILE} doesn't exist and POLAR_KAFKA isn't set; "
@@ -120,7 +120,7 @@ class Settings(BaseSettings):
 
     @property
     def sasl_password(self) -> str:
-        """Raises NotReady where none is set, or its file holds none."""
+        """The SASL password. Raises NotReady if it is missing."""
         file = self.kafka_sasl_password_file
         if file is None:
             if self.kafka_sasl_password is None:
@@ -154,22 +154,22 @@ class Settings(BaseSettings):
 
 
 def load(data: Path | None = None, **flags: Any) -> Settings:
-    """Settings from flags (None: not given), the environment and polar.toml, completed by DIR/polar.env of a running `polar up`.
+    """Settings from flags (None: not set), the environment and polar.toml, completed by DIR/polar.env of a running `polar up`.
 
-    An explicit `data` wins over the environment: it names one system whole. Raises InputError for a bad value.
+    An explicit `data` takes precedence over the environment, since it names a whole system. Raises InputError.
     """
-    given = {name: value for name, value in flags.items() if value is not None}
+    explicit = {name: value for name, value in flags.items() if value is not None}
     if data is not None:
-        given["data"] = data
+        explicit["data"] = data
     try:
-        settings = Settings(**given)
+        settings = Settings(**explicit)
         recorded = read_env_file(settings.data / ENV_FILE)
         if data is None:
             recorded = {
                 k: v for k, v in recorded.items() if k.lower() not in {f"polar_{n}" for n in settings.model_fields_set}
             }
         found = {name.removeprefix("POLAR_").lower(): value for name, value in recorded.items()}
-        return Settings(**{**found, **given, "data": settings.data})
+        return Settings(**{**found, **explicit, "data": settings.data})
     except tomllib.TOMLDecodeError as error:
         raise InputError("polar.toml", str(Path("polar.toml").absolute()), f"is no TOML: {error}") from None
     except SettingsError as error:
@@ -187,7 +187,7 @@ def load(data: Path | None = None, **flags: Any) -> Settings:
 
 
 def read_env_file(path: Path) -> dict[str, str]:
-    """`NAME=value` lines; empty where there is no file."""
+    """Values of `NAME=value` lines; empty without a file."""
     if not path.exists():
         return {}
     lines = (line.strip() for line in path.read_text().splitlines())

@@ -1,7 +1,7 @@
-"""Signing of webhooks: the Standard Webhooks specification's signature, and the file of secrets.
+"""Signatures of webhooks by the Standard Webhooks specification, and the file of secrets.
 
-The signature covers id, time and body: none of them can be changed, and an old message can't be sent again later. Every secret of the
-sender signs, so a receiver needs only one of them and secrets are replaced without a gap. Receivers use `polar/webhooks.py`.
+The signature covers id, time and body, which prevents changes and later replays. All of the sender's secrets sign, so a receiver needs only
+one of them, and secrets rotate without a gap. Receivers use `polar/webhooks.py`.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ LEAST_BYTES = 24
 
 
 def sign(webhook_id: str, sent_s: int, body: bytes, signing: Iterable[str]) -> dict[str, str]:
-    """The three headers of a message sent at Unix time `sent_s`; `signing`: `whsec_…`, each of which signs."""
+    """The three headers of a message sent at Unix time `sent_s`, signed with each of the `whsec_…` secrets in `signing`."""
     signatures = " ".join(f"{VERSION},{signature(webhook_id, str(sent_s), body, secret)}" for secret in signing)
     return {ID: webhook_id, TIMESTAMP: str(sent_s), SIGNATURE: signatures}
 
 
 def read_secrets(path: Path) -> list[str]:
-    """The `whsec_…` lines of a file, in order; empty lines and those that begin with `#` are passed over. Raises NotReady."""
+    """The `whsec_…` lines of a file, in order, without empty lines and `#` comments. Raises NotReady."""
     try:
         lines = [line.strip() for line in path.read_text().splitlines()]
     except (OSError, UnicodeDecodeError) as error:
@@ -54,23 +54,23 @@ def read_secrets(path: Path) -> list[str]:
 
 
 def ensure_secret_file(path: Path) -> None:
-    """Make a file with one fresh secret, mode 0600, unless there is one."""
+    """Make a file with one new secret, unless the file exists."""
     private_files.create(path, new_secret() + "\n")
 
 
 def new_secret() -> str:
-    """A fresh `whsec_…`."""
+    """A new `whsec_…` secret."""
     return PREFIX + base64.b64encode(secrets.token_bytes(SECRET_BYTES)).decode()
 
 
 def signature(webhook_id: str, sent: str, body: bytes, secret: str) -> str:
-    """The base64 signature of one secret. Raises ValueError for a secret that isn't one."""
+    """The base64 signature with one secret. Raises ValueError for an invalid secret."""
     signed = b".".join((webhook_id.encode(), sent.encode(), body))
     return base64.b64encode(hmac.digest(_key(secret), signed, hashlib.sha256)).decode()
 
 
 def _key(secret: str) -> bytes:
-    """Raises ValueError, which doesn't repeat the secret."""
+    """The secret's bytes. Raises ValueError, whose message doesn't contain the secret."""
     try:
         key = base64.b64decode(secret.removeprefix(PREFIX), validate=True)
     except (binascii.Error, ValueError):

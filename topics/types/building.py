@@ -1,7 +1,7 @@
-"""What a task may ask of the builders that come with Polar: `builder.config`, as people write it.
+"""Settings of Polar's own builders: a task's `builder.config`.
 
-Stands on the floor, so that `submit` refuses what no builder would take without importing any. Other people's builders have settings of
-their own, which their constructor checks where they run.
+They are on the ground floor, so that `submit` rejects invalid settings without importing a builder. Plug-in builders check their settings
+in their constructor, where they run.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ Kind = Literal[
     "web_search",
     "quota",
 ]
-"""All kinds of call: what the proxy's rules (`proxy/call_kinds.py`) give."""
+"""All kinds of call, as the proxy's rules (`proxy/call_kinds.py`) assign them."""
 TRAINED: tuple[Kind, ...] = ("main", "subagent", "compaction")
-"""Kinds of call that are trained: main work, a sub-agent's, and the summaries that work goes on from. The others are side calls."""
+"""Kinds of call that are trained: main work, sub-agents, and the summaries that work continues from. The others are side calls."""
 
 
 class _Part(BaseModel):
@@ -37,44 +37,44 @@ class _Part(BaseModel):
 
 
 class Filters(_Part):
-    """What is left out of training, beside what can't be proven; each is counted under its reason."""
+    """Filters that exclude calls and traces from training; exclusions are counted by reason."""
 
     kinds: tuple[Kind, ...] = Field(default=TRAINED, min_length=1)
-    """Kinds of call that are trained; a side call's kind may be among them."""
+    """Kinds of call that are trained; side calls' kinds are allowed."""
     engines: tuple[str, ...] | None = Field(default=None, min_length=1)
-    """Engines whose tokens are trained, by their names in the proxies' settings; what others sampled is context. None: all."""
+    """Engines whose tokens are trained, by name in the proxies' settings; other engines' tokens are context. None: all."""
     statuses: tuple[Status, ...] | None = Field(default=None, min_length=1)
-    """Sessions that end otherwise have nothing to train; None: however they end."""
+    """Statuses of sessions that are trained; None: all."""
     drop_truncated: StrictBool = False
-    """Leave out answers that a length limit cut."""
+    """Exclude answers that a length limit cut."""
     max_tokens: StrictInt | None = Field(default=None, gt=0)
-    """Calls whose prompt and sampled tokens are more are left out; a trace ends with the last that fits."""
+    """Calls with more prompt and sampled tokens are excluded; a trace ends with the last call that fits."""
     min_trainable_tokens: StrictInt = Field(default=1, gt=0)
-    """Traces that would train fewer are left out."""
+    """Traces with fewer trainable tokens are excluded."""
 
 
 class Options(_Part):
-    """Of `per_request`."""
+    """Settings of `per_request`."""
 
     rewards: Literal["all", "main_chain", "leaf"] = "all"
-    """Which traces take the session's reward: all; those that train a call of the main agent's chain; the one that trains its last."""
+    """Traces that get the session's reward: all; those that train a call of the main agent's chain; the one that trains its last call."""
     filters: Filters = Filters()
 
 
 class MergingOptions(Options):
-    """Of `prefix_merging`."""
+    """Settings of `prefix_merging`."""
 
     end_of_turn_token_id: StrictInt | None = None
-    """Taken because other systems' tasks carry it, and not needed: the ids tell where turns meet."""
+    """Accepted for other systems' tasks, and ignored: the token ids show where turns meet."""
 
 
 OPTIONS: Mapping[str, type[Options]] = {"per_request": Options, "prefix_merging": MergingOptions}
-"""By name of the builder."""
+"""Settings class by builder name."""
 FIELD = "builder.config"
 
 
 def options(builder: str, config: Mapping[str, Any]) -> Options:
-    """The settings of one of `OPTIONS`' builders. Raises InputError for the first that is unknown or of a wrong kind."""
+    """The settings of a builder in `OPTIONS`. Raises InputError for the first unknown or invalid one."""
     known = OPTIONS[builder]
     try:
         return known.model_validate(dict(config))

@@ -1,9 +1,8 @@
-"""`TaskRequest`: what users write, as YAML, JSON or a record on `polar.tasks`.
+"""`TaskRequest`, the task that users write as YAML, JSON or a record on `polar.tasks`.
 
-Accepts the bodies of NVIDIA's Polar (arXiv 2605.24220) with our defaults where they are silent: its `timeout_seconds` is the run's
-budget. What would need a part that isn't built yet is refused by name here, where it enters, rather than ignored.
-Names of harnesses, evaluators and builders are checked by `check_names`, since what is installed is not a property of the body; the
-settings of the builders that come with Polar by `building.options`.
+Accepts the bodies of NVIDIA's Polar (arXiv 2605.24220), whose `timeout_seconds` is the run's budget, and fills in our defaults. A field
+whose feature isn't built is rejected by name. `check_names` checks names of harnesses, evaluators and builders against the installed
+plug-ins, and `building.options` the settings of Polar's own builders.
 """
 
 from __future__ import annotations
@@ -32,10 +31,10 @@ from topics.types.errors import InputError
 INSTRUCTION_LIMIT = 1024 * 1024
 """Bytes of UTF-8."""
 CARRIED = ("metadata", "builder")
-"""Fields that ride in the table, in `Build` and in each of up to 1024 trajectories."""
+"""Fields that are copied into the table, `Build` and each of up to 1024 trajectories, hence the limit on their size."""
 CARRIED_LIMIT = 64 * 1024
 ARGUMENT_LIMIT = 128_000
-"""Bytes of one argument or variable, its name left room for: Linux starts no program with more than 131,072."""
+"""Bytes of one argument or variable, with room for its name: Linux allows 131,072."""
 RUN_LIMIT_S = 24 * 3600
 SAMPLES_LIMIT = ids.SAMPLES_LIMIT
 USER_LIMIT = 128
@@ -51,7 +50,7 @@ TopicName = Annotated[str, StringConstraints(pattern=f"^{ids.NAME}$")]
 
 def _fits(value: str) -> str:
     if "\0" in value:
-        raise ValueError("holds a zero byte, which no program can be given")
+        raise ValueError("holds a zero byte, which no program argument can hold")
     size = len(value.encode(errors="replace"))
     if size > ARGUMENT_LIMIT:
         raise ValueError(f"{size} bytes; at most {ARGUMENT_LIMIT}: put what is longer into a file (runtime.prepare)")
@@ -63,16 +62,16 @@ Environment = dict[Annotated[str, StringConstraints(pattern=r"^[^=\x00]{1,255}$"
 
 
 class Part(BaseModel):
-    """Strict and frozen: a misspelt field is an error that names it.
+    """Base of all parts: frozen, and an unknown field is an error that names it.
 
-    Defaults are validated, so that one written out and one left out are the same bytes (600 and 600.0).
+    Defaults are validated, so a default that is written out and one that is omitted give equal bytes (600 and 600.0).
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, ser_json_inf_nan="constants")
 
 
 class ExecInput(Part):
-    """A command, run by `bash -c` with pipefail."""
+    """A command for `bash -c` with pipefail."""
 
     command: Argument = Field(min_length=1)
     cwd: str | None = None
@@ -80,7 +79,7 @@ class ExecInput(Part):
 
 
 class PrepareAction(Part):
-    """One step of making a runtime: `upload_file`/`upload_dir` need source and target, `exec` a command."""
+    """One step in preparing a runtime: `upload_file` and `upload_dir` need source and target, `exec` a command."""
 
     type: Literal["upload_file", "upload_dir", "exec"]
     source: str | None = None
@@ -99,7 +98,7 @@ class PrepareAction(Part):
 
 
 class RuntimeSpec(Part):
-    """Where a session runs."""
+    """The sandbox of a session."""
 
     backend: str = "process"
     pool: PoolName = "default"
@@ -120,10 +119,10 @@ class RuntimeSpec(Part):
 
     @model_validator(mode="after")
     def _only_what_a_process_keeps(self) -> Self:
-        """A plain process can't be confined: promising it silently would be worse than refusing."""
+        """Reject limits that a plain process can't enforce."""
         if self.backend != "process":
             return self
-        asked = {
+        limits = {
             "image": self.image,
             "network": None if self.network == "host" else self.network,
             "allow_internet": None if self.allow_internet else False,
@@ -134,7 +133,7 @@ class RuntimeSpec(Part):
             "eval_prepare": self.eval_prepare,
             "kwargs": self.kwargs or None,
         }
-        for name, value in asked.items():
+        for name, value in limits.items():
             if value is not None:
                 raise ValueError(f"{name}={value!r} can't be kept by runtime.backend 'process'; leave {name} out")
         return self
@@ -143,7 +142,7 @@ class RuntimeSpec(Part):
 MODEL_VARIABLES = frozenset(
     f"{provider}_{what}" for provider in ("OPENAI", "ANTHROPIC") for what in ("BASE_URL", "API_KEY")
 ) | {"GOOGLE_GEMINI_BASE_URL", "GEMINI_API_KEY"}
-"""How a harness finds the proxy and its session's key."""
+"""Variables that tell a harness the proxy's URL and its session's key."""
 
 
 class AgentSpec(Part):
@@ -204,7 +203,7 @@ class Timeouts(Part):
 
 
 class SamplingSpec(Part):
-    """Overrides what the harness asks for. None leaves it to the harness, or in `mode: train` to the training defaults."""
+    """Overrides the harness's settings. None leaves a setting to the harness, or in `mode: train` to the training defaults."""
 
     temperature: float | None = Field(default=None, ge=0, le=10)
     top_p: float | None = Field(default=None, gt=0, le=1)
@@ -219,25 +218,25 @@ class SamplingSpec(Part):
 TRAINING_DEFAULTS = SamplingSpec(
     temperature=1, top_p=1, top_k=-1, min_p=0, presence_penalty=0, frequency_penalty=0, repetition_penalty=1
 )
-"""The engine's own distribution, so that its logprobs are the behaviour policy's (guarantee 2)."""
+"""The engine's unmodified distribution, so that its logprobs are the behaviour policy's (guarantee 2)."""
 
 
 class LimitsSpec(Part):
-    """What each session may use of the model; beyond it the proxy refuses its calls, and the harness decides what it makes of that."""
+    """Limits of each session's model use; the proxy rejects calls beyond them, and the harness decides how to react."""
 
     calls: int | None = Field(default=None, gt=0, lt=2**31)
-    """Answered calls, of sub-agents and side calls too; None: any number."""
+    """Answered calls, including sub-agents' and side calls; None: any number."""
     tokens: int | None = Field(default=None, gt=0, lt=2**53)
-    """Sampled tokens, counted once a call has ended: the last call may go beyond. None: any number."""
+    """Sampled tokens, counted when a call ends, so the last call may exceed the limit. None: any number."""
     concurrent_calls: int | None = Field(default=None, gt=0, le=4096)
-    """At a time; more are told to come again. None: 64."""
+    """Calls at a time; more are asked to retry. None: 64."""
 
 
 class EarlyStop(Part):
-    """When a group has what its trainer needs."""
+    """Ends a group early."""
 
     usable: int = Field(ge=1, le=SAMPLES_LIMIT)
-    """Trajectories with a reward and tokens to train; then the group's other sessions are cancelled."""
+    """After this many trajectories with a reward and trainable tokens, the group's other sessions are cancelled."""
 
 
 def _callback(value: str) -> str:
@@ -257,7 +256,7 @@ CallbackUrl = Annotated[str, StringConstraints(max_length=2048), AfterValidator(
 
 
 class TaskRequest(Part):
-    """One task: an instruction, where and by whom it is worked on, and how often."""
+    """A task: an instruction, its runtime and agent, and the number of samples."""
 
     task_id: TaskId
     instruction: str
@@ -276,7 +275,7 @@ class TaskRequest(Part):
     priority: int = Field(default=0, ge=0, le=100)
     output_topic: TopicName | None = None
     callback_url: CallbackUrl | None = None
-    """Told of the group's end (docs/webhooks.md)."""
+    """URL that receives the finished group (docs/webhooks.md)."""
     early_stop: EarlyStop | None = None
     metadata: dict[str, Any] = {}
 
@@ -293,7 +292,7 @@ class TaskRequest(Part):
     @field_validator("evaluator", "runtime", mode="before")
     @classmethod
     def _silent(cls, value: Any) -> Any:
-        """NVIDIA's bodies say `null` for "none given"."""
+        """NVIDIA's bodies have `null` for an omitted part."""
         return {} if value is None else value
 
     @field_validator("metadata")
@@ -325,7 +324,7 @@ class TaskRequest(Part):
 
     @property
     def user(self) -> str:
-        """Whose task it is, for fair shares; empty where none is said."""
+        """The user whose fair share of slots the task uses; empty if unknown."""
         return str(self.metadata.get("user", ""))
 
     @property
@@ -338,31 +337,27 @@ class TaskRequest(Part):
         return self.output_topic or ("eval" if self.mode == "eval" else None)
 
     def effective_sampling(self) -> SamplingSpec:
-        """What the session's key imposes on every call."""
+        """Sampling settings that the session's key imposes on every call."""
         if self.mode == "eval":
             return self.sampling
         return TRAINING_DEFAULTS.model_copy(update=self.sampling.model_dump(exclude_none=True))
 
     def canonical(self) -> bytes:
-        """The body in one spelling, so that equal bodies have equal bytes: defaults and budgets written out, keys sorted.
-
-        `parse` takes it, and gives a task with the same canonical body.
-        """
+        """The canonical body: defaults and budgets written out, keys sorted, so that equal tasks have equal bytes. `parse` accepts it."""
         body = self.model_dump(mode="json")
         body["timeouts"]["run"], body["timeout_seconds"] = self.run_budget_s, None
         return json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
 
 
 def body_hash(canonical: bytes) -> str:
-    """What tells a duplicate from a clash of task ids."""
+    """Hash that distinguishes a repeated task from another task with the same id."""
     return hashlib.sha256(canonical).hexdigest()
 
 
 def parse(body: object) -> TaskRequest:
-    """A TaskRequest from decoded JSON or YAML; names are checked too.
+    """A TaskRequest from decoded JSON or YAML, with its names checked.
 
-    Raises InputError for one thing wrong: field, value, reason. A misspelt field comes first, since what it should have been
-    is then missing, too.
+    Raises InputError for the first error. An unknown field comes first: it may be a misspelt one, which then is missing.
     """
     try:
         task = TaskRequest.model_validate(body)
@@ -382,11 +377,11 @@ def parse(body: object) -> TaskRequest:
 
 
 def _check_json(task: TaskRequest) -> None:
-    """Refuse what the free-form fields let through and no JSON can hold: half a surrogate pair, objects, infinity, endless nesting."""
+    """Reject values of free-form fields that JSON can't hold: half a surrogate pair, objects, infinity, endless nesting."""
     for field in TaskRequest.model_fields:
         try:
-            told = task.model_dump(mode="json", include={field})
-            size = len(json.dumps(told, ensure_ascii=False, allow_nan=False).encode())
+            value = task.model_dump(mode="json", include={field})
+            size = len(json.dumps(value, ensure_ascii=False, allow_nan=False).encode())
         except ValueError as error:
             raise InputError(field, getattr(task, field), f"can't be kept as JSON: {error}") from None
         if field in CARRIED and size > CARRIED_LIMIT:
@@ -397,7 +392,7 @@ def _check_json(task: TaskRequest) -> None:
 
 
 def check_names(task: TaskRequest) -> None:
-    """Refuse names that nothing here answers to. `module:Class` is left to the workers, who have it or fail as `input`."""
+    """Reject names of plug-ins that aren't installed. `module:Class` is left to the workers, which fail with `input` if it is missing."""
     for kind, field, name in (
         (registry.Kind.RUNTIME, "runtime.backend", task.runtime.import_path or task.runtime.backend),
         (registry.Kind.HARNESS, "agent.harness", task.agent.name),
