@@ -16,9 +16,10 @@ from pydantic import BaseModel
 
 from polar.scripted.engine import Engine as ScriptedEngine
 from polar.scripted.faults import Slow, Status
-from polar.scripted.scripts import Script, ScriptCall, ScriptTurn, Variant
+from polar.scripted.scripts import ScriptCall, ScriptTurn
 from proxy.app import Proxy
 from proxy.chat import Message
+from tests.proxy.conformance.conftest import check_growth, script
 from tests.proxy.conftest import Bench
 from topics.types.completion import CallOutcome, Completion
 from topics.types.tokens import unpack_ids
@@ -27,29 +28,19 @@ PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgG
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": PIXEL}}
 BROKEN = '{"command" : "ls", oops'
 SCRIPTS = [
-    Script(
+    script(
         "work",
-        "work",
-        (
-            Variant(
-                (
-                    ScriptTurn(
-                        text="I look.",
-                        reasoning=" Hm, hm. ",
-                        calls=(
-                            ScriptCall("bash", '{"command" : "ls",\t"n":1.0, "é":"\\u00e9"}'),
-                            ScriptCall("read", "{}"),
-                        ),
-                    ),
-                    ScriptTurn(calls=(ScriptCall("read", '{"path":"a"}'),)),
-                    ScriptTurn(text="Done.", reasoning="All there."),
-                )
-            ),
+        ScriptTurn(
+            text="I look.",
+            reasoning=" Hm, hm. ",
+            calls=(ScriptCall("bash", '{"command" : "ls",\t"n":1.0, "é":"\\u00e9"}'), ScriptCall("read", "{}")),
         ),
+        ScriptTurn(calls=(ScriptCall("read", '{"path":"a"}'),)),
+        ScriptTurn(text="Done.", reasoning="All there."),
     ),
-    Script("broken", "broken", (Variant((ScriptTurn(calls=(ScriptCall("bash", BROKEN),)), ScriptTurn(text="Oh."))),)),
-    Script("read", "read", (Variant((ScriptTurn(calls=(ScriptCall("read", "{}"),)), ScriptTurn(text="Read."))),)),
-    Script("weather", "weather", (Variant((ScriptTurn(text='{"city":"Bern","degrees":21}'),)),)),
+    script("broken", ScriptTurn(calls=(ScriptCall("bash", BROKEN),)), ScriptTurn(text="Oh.")),
+    script("read", ScriptTurn(calls=(ScriptCall("read", "{}"),)), ScriptTurn(text="Read.")),
+    script("weather", ScriptTurn(text='{"city":"Bern","degrees":21}')),
 ]
 TOOLS: list[Any] = [
     {
@@ -150,9 +141,8 @@ async def test_tools_in_several_turns_are_one_growing_prompt(
     calls, books = await bench.calls(3), scripted.record.calls("t.0")
     logged = [check(*views, shown=display == "summarized") for views in zip(seen, calls, books, strict=True)]
     assert [len(message.tool_calls) for message in logged] == [2, 1, 0]
+    check_growth(scripted)
     for at in (1, 2):
-        whole = books[at - 1].prompt_token_ids + books[at - 1].token_ids
-        assert books[at].prompt_token_ids[: len(whole)] == whole, "the prompt grew by what was sampled"
         assert calls[at].prompt.base == calls[at - 1].call_id
     assert [call.stream for call in calls] == [stream] * 3
 
@@ -188,9 +178,7 @@ async def test_arguments_that_are_no_json_reach_the_client_and_come_back(
     history += [{"role": "assistant", "content": message.content}, {"role": "user", "content": results(message)}]
     assert (await said(claude, True, history, tools=TOOLS)).content[0].type == "text"
     await bench.calls(3)
-    books = scripted.record.calls("t.0")
-    whole = books[1].prompt_token_ids + books[1].token_ids
-    assert books[2].prompt_token_ids[: len(whole)] == whole
+    check_growth(scripted, first=1)
 
 
 async def test_images_reach_the_engine_where_they_stood(claude: AsyncAnthropic, bench: Bench) -> None:
@@ -224,9 +212,7 @@ async def test_the_tool_runner_gives_up_its_thread_and_sends_the_conversation_wh
     last = await runner.until_done()
     assert [block.text for block in last.content] == ["Read."]
     await bench.calls(2)
-    first, second = scripted.record.calls("t.0")
-    whole = first.prompt_token_ids + first.token_ids
-    assert second.prompt_token_ids[: len(whole)] == whole
+    check_growth(scripted)
 
 
 class Weather(BaseModel):

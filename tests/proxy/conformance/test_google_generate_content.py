@@ -28,18 +28,15 @@ from pydantic import BaseModel
 from polar.scripted.app import running
 from polar.scripted.engine import Engine as ScriptedEngine
 from polar.scripted.faults import Slow, Status
-from polar.scripted.scripts import Script, ScriptCall, ScriptTurn, Variant
+from polar.scripted.scripts import ScriptCall, ScriptTurn
 from proxy.app import Proxy
 from proxy.chat import Message
+from tests.proxy.conformance.conftest import check_growth, script
 from tests.proxy.conftest import Bench, proxied
 from topics.types.completion import CallOutcome, Completion
 
 # How the client makes its own sessions of aiohttp.
 pytestmark = pytest.mark.filterwarnings("ignore:Inheritance class AiohttpClientSession:DeprecationWarning")
-
-
-def script(name: str, *turns: ScriptTurn) -> Script:
-    return Script(name, name, (Variant(turns),))
 
 
 LOOK = ScriptCall("run", {"command": "ls"})
@@ -67,13 +64,6 @@ TOOLS = Tool(
 @pytest.fixture
 def scripted() -> ScriptedEngine:
     return ScriptedEngine(SCRIPTS)
-
-
-@pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Streams open at once, and the engine is asked again sooner."""
-    monkeypatch.setattr("proxy.streaming.QUIET_S", 0.02)
-    monkeypatch.setattr("proxy.engines.retry.PAUSES_S", (0.05, 0.05))
 
 
 def client_of(url: str, key: str, *, vertex: bool = False, retries: int = 1) -> genai.Client:
@@ -169,10 +159,9 @@ async def test_a_chat_with_parallel_calls_only_grows(
 
     calls_of_log, books = await bench.calls(3), scripted.record.calls("t.0")
     assert "Done." in books[2].text
-    for before, call, sampled in zip(books, calls_of_log[1:], books[1:], strict=False):
-        prefix = before.prompt_token_ids + before.token_ids
-        assert sampled.prompt_token_ids[: len(prefix)] == prefix
-        assert call.prompt.shared == len(prefix)
+    check_growth(scripted)
+    for before, call in zip(books, calls_of_log[1:], strict=False):
+        assert call.prompt.shared == len(before.prompt_token_ids) + len(before.token_ids)
 
 
 async def test_calls_without_ids_and_thoughts_are_the_turn_that_was_sampled(
@@ -191,9 +180,7 @@ async def test_calls_without_ids_and_thoughts_are_the_turn_that_was_sampled(
         Content(role="user", parts=answers),
     ]
     await asked(studio, False, contents, config)
-    first, second = scripted.record.calls("t.0")
-    prefix = first.prompt_token_ids + first.token_ids
-    assert second.prompt_token_ids[: len(prefix)] == prefix
+    check_growth(scripted)
 
 
 async def test_arguments_that_are_no_object_are_malformed_as_at_google(studio: genai.Client, bench: Bench) -> None:

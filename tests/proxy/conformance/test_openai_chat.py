@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -15,18 +14,15 @@ from pydantic import BaseModel
 
 from polar.scripted.engine import Engine as ScriptedEngine
 from polar.scripted.faults import Slow, Status
-from polar.scripted.scripts import Script, ScriptCall, ScriptTurn, Variant
+from polar.scripted.scripts import ScriptCall, ScriptTurn
 from proxy.app import Proxy
 from proxy.chat import Message
+from tests.proxy.conformance.conftest import check_growth, script
 from tests.proxy.conftest import Bench
 from topics.types.completion import CallOutcome, Completion
 
 Seen = tuple[str, str, list[tuple[str, str, str]]]
 """Text, reasoning, and of each call id, name and arguments."""
-
-
-def script(name: str, *turns: ScriptTurn) -> Script:
-    return Script(name, name, (Variant(turns),))
 
 
 LOOK = ScriptCall("run", '{"command" : "ls"}')
@@ -51,13 +47,6 @@ HI: list[ChatCompletionMessageParam] = [{"role": "user", "content": "hi"}]
 @pytest.fixture
 def scripted() -> ScriptedEngine:
     return ScriptedEngine(SCRIPTS)
-
-
-@pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Streams open at once, and the engine is asked again sooner."""
-    monkeypatch.setattr("proxy.streaming.QUIET_S", 0.02)
-    monkeypatch.setattr("proxy.engines.retry.PAUSES_S", (0.05, 0.05))
 
 
 async def asked(client: AsyncOpenAI, stream: bool, messages: Any, **fields: Any) -> list[ChatCompletionMessage]:
@@ -101,11 +90,8 @@ async def test_turns_with_parallel_calls_only_grow(
             {"role": "tool", "tool_call_id": call_id, "content": [{"type": "text", "text": f"{name} ran"}]}
             for call_id, name, _ in seen(message)[2]
         ]
-    books = scripted.record.calls("t.0")
-    assert "Done." in books[2].text
-    for before, sampled in pairwise(books):
-        prefix = before.prompt_token_ids + before.token_ids
-        assert sampled.prompt_token_ids[: len(prefix)] == prefix
+    assert "Done." in scripted.record.calls("t.0")[2].text
+    check_growth(scripted)
 
 
 async def test_a_turn_that_codex_parts_in_two_is_the_one_that_was_sampled(
@@ -117,9 +103,7 @@ async def test_a_turn_that_codex_parts_in_two_is_the_one_that_was_sampled(
     text = {"role": "assistant", "content": told["content"]}
     results = [{"role": "tool", "tool_call_id": call_id, "content": "ran"} for call_id, *_ in seen(message)[2]]
     await asked(client, False, [{"role": "user", "content": "work"}, calls, text, *results], tools=TOOLS)
-    first, second = scripted.record.calls("t.0")
-    prefix = first.prompt_token_ids + first.token_ids
-    assert second.prompt_token_ids[: len(prefix)] == prefix
+    check_growth(scripted)
 
 
 async def test_a_custom_tools_call_is_one_both_ways(
@@ -133,9 +117,7 @@ async def test_a_custom_tools_call_is_one_both_ways(
     messages += [message.to_dict(), {"role": "tool", "tool_call_id": call.id, "content": "ok"}]
     [message] = await asked(client, False, messages, tools=[PATCH])
     assert message.content == "Mended."
-    first, second = scripted.record.calls("t.0")
-    prefix = first.prompt_token_ids + first.token_ids
-    assert second.prompt_token_ids[: len(prefix)] == prefix
+    check_growth(scripted)
     assert logged((await bench.calls(1))[0])[2] == [(call.id, "patch", '{"input":"*** Begin\\né"}')]
 
 

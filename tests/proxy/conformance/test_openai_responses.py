@@ -14,9 +14,10 @@ from pydantic import BaseModel
 
 from polar.scripted.engine import Engine as ScriptedEngine
 from polar.scripted.faults import Slow, Status
-from polar.scripted.scripts import Script, ScriptCall, ScriptTurn, Variant
+from polar.scripted.scripts import ScriptCall, ScriptTurn
 from proxy.app import Proxy
 from proxy.chat import Message
+from tests.proxy.conformance.conftest import check_growth, script
 from tests.proxy.conftest import Bench, eventually
 from topics.types.completion import CallOutcome, Completion
 from topics.types.tokens import unpack_ids
@@ -24,28 +25,21 @@ from topics.types.tokens import unpack_ids
 PATCH = "*** Begin Patch\n*** Add File: é.txt\n+hi\n*** End Patch\n"
 PIXEL = "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 SCRIPTS = [
-    Script(
+    script(
         "work",
-        "work",
-        (
-            Variant(
-                (
-                    ScriptTurn(
-                        text="I look.",
-                        reasoning="Hm, hm.",
-                        calls=(
-                            ScriptCall("bash", '{"command" : "ls"}'),
-                            ScriptCall("clock__sleep", '{"ms":1, broken'),
-                            ScriptCall("patch", json.dumps({"input": PATCH})),
-                        ),
-                    ),
-                    ScriptTurn(reasoning="Again.", calls=(ScriptCall("patch", "no JSON"),)),
-                    ScriptTurn(text="Done."),
-                )
+        ScriptTurn(
+            text="I look.",
+            reasoning="Hm, hm.",
+            calls=(
+                ScriptCall("bash", '{"command" : "ls"}'),
+                ScriptCall("clock__sleep", '{"ms":1, broken'),
+                ScriptCall("patch", json.dumps({"input": PATCH})),
             ),
         ),
+        ScriptTurn(reasoning="Again.", calls=(ScriptCall("patch", "no JSON"),)),
+        ScriptTurn(text="Done."),
     ),
-    Script("weather", "weather", (Variant((ScriptTurn(text='{"city":"Bern","degrees":21}'),)),)),
+    script("weather", ScriptTurn(text='{"city":"Bern","degrees":21}')),
 ]
 TOOLS: list[Any] = [
     {
@@ -132,10 +126,8 @@ async def test_tools_in_several_turns_are_one_growing_prompt(
     calls, books = await bench.calls(3), scripted.record.calls("t.0")
     messages = [check(*views) for views in zip(seen, calls, books, strict=True)]
     assert [len(message.tool_calls) for message in messages] == [3, 1, 0]
-    for before, after, earlier in zip(books, books[1:], calls, strict=False):
-        whole = before.prompt_token_ids + before.token_ids
-        assert after.prompt_token_ids[: len(whole)] == whole, "the prompt grew by what was sampled"
-        assert calls[calls.index(earlier) + 1].prompt.base == earlier.call_id
+    check_growth(scripted)
+    assert [call.prompt.base for call in calls[1:]] == [call.call_id for call in calls[:2]]
     assert [call.stream for call in calls] == [stream] * 3
 
 

@@ -91,7 +91,7 @@ FULL: dict[str, CannedAnswer] = {
 
 @contextmanager
 def answering(told: Mapping[str, CannedAnswer]) -> Iterator[str]:
-    """The base URL of a server that answers so; a path that isn't there gets a 404."""
+    """The base URL of a server with these answers, text as it is; any other path gets a 404."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -103,7 +103,7 @@ def answering(told: Mapping[str, CannedAnswer]) -> Iterator[str]:
         def _answer(self, asked: dict[str, Any]) -> None:
             answer = told.get(self.path, NOT_FOUND)
             status, body = answer(asked) if callable(answer) else answer
-            written = json.dumps(body).encode()
+            written = (body if isinstance(body, str) else json.dumps(body)).encode()
             self.send_response(status)
             self.send_header("Content-Length", str(len(written)))
             self.end_headers()

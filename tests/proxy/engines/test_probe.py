@@ -5,10 +5,7 @@ The servers here are real HTTP, answers canned; the probe's is the scripted engi
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from contextlib import AbstractContextManager
 
 import pytest
 
@@ -21,26 +18,8 @@ from topics.environment.settings import EngineSettings
 from topics.types.errors import InputError, NotReady
 
 
-@contextmanager
-def serving(body: str, status: int = 200) -> Iterator[str]:
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            found = self.path == "/v1/models"
-            self.send_response(status if found else 404)
-            self.end_headers()
-            self.wfile.write(body.encode() if found else b"")
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
-            thread.join()
+def serving(body: str, status: int = 200) -> AbstractContextManager[str]:
+    return answering({"/v1/models": (status, body)})
 
 
 @pytest.mark.parametrize("suffix", ["", "/", "/v1", "/v1/"])

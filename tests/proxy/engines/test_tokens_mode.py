@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -89,22 +90,16 @@ class Session:
         return answer
 
 
-def opened(scripted: ScriptedEngine) -> Any:
-    """A running server and a session with it, as a context."""
-
-    class Opened:
-        async def __aenter__(self) -> Session:
-            self.server = running(scripted)
-            url = await self.server.__aenter__()
-            self.engine = VllmTokens(url, MODEL)
-            await self.engine.start()
-            return Session(self.engine)
-
-        async def __aexit__(self, *error: object) -> None:
-            await self.engine.stop()
-            await self.server.__aexit__(None, None, None)
-
-    return Opened()
+@asynccontextmanager
+async def opened(scripted: ScriptedEngine) -> AsyncIterator[Session]:
+    """A session with a running server."""
+    async with running(scripted) as url:
+        engine = VllmTokens(url, MODEL)
+        await engine.start()
+        try:
+            yield Session(engine)
+        finally:
+            await engine.stop()
 
 
 def drifting(**options: Any) -> ScriptedEngine:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
@@ -36,6 +38,16 @@ GOOD: dict[str, Any] = {
     ],
     "usage": {"prompt_tokens": 3, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 2}},
 }
+
+
+@asynccontextmanager
+async def engine_at(url: str) -> AsyncIterator[VllmChat]:
+    engine = VllmChat(url, "polar-scripted")
+    await engine.start()
+    try:
+        yield engine
+    finally:
+        await engine.stop()
 
 
 def told(**changes: Any) -> Answer:
@@ -190,45 +202,30 @@ async def test_what_is_no_text_of_tokens_is_malformed(body: bytes) -> None:
 
     app = web.Application()
     app.router.add_post("/detokenize", answer)
-    async with TestServer(app) as server:
-        engine = VllmChat(str(server.make_url("/v1")), "m")
-        await engine.start()
-        try:
-            with pytest.raises(EngineError, match="the answer is no text of tokens"):
-                await engine.detokenize([1, 2])
-        finally:
-            await engine.stop()
+    async with TestServer(app) as server, engine_at(str(server.make_url("/v1"))) as engine:
+        with pytest.raises(EngineError, match="the answer is no text of tokens"):
+            await engine.detokenize([1, 2])
 
 
 async def test_what_harnesses_ask_for_beyond_the_context_is_cut_to_what_is_left() -> None:
-    async with running(ScriptedEngine(max_model_len=200)) as url:
-        engine = VllmChat(url, "polar-scripted")
-        await engine.start()
-        try:
-            greedy = ChatRequest([Message("user", "hi")], sampling=Sampling(max_tokens=32_000))
-            assert (await engine.complete(greedy, "t.0")).finish_reason == "stop"
-            for sampling in (Sampling(), Sampling(max_tokens=32_000)):
-                with pytest.raises(EngineError) as fault:
-                    await engine.complete(ChatRequest([Message("user", "word " * 300)], sampling=sampling), "t.0")
-                assert fault.value.code == "context_length"
-                assert fault.value.context is not None
-                assert fault.value.context[0] > 300
-                assert fault.value.context[1] == 200
-        finally:
-            await engine.stop()
+    async with running(ScriptedEngine(max_model_len=200)) as url, engine_at(url) as engine:
+        greedy = ChatRequest([Message("user", "hi")], sampling=Sampling(max_tokens=32_000))
+        assert (await engine.complete(greedy, "t.0")).finish_reason == "stop"
+        for sampling in (Sampling(), Sampling(max_tokens=32_000)):
+            with pytest.raises(EngineError) as fault:
+                await engine.complete(ChatRequest([Message("user", "word " * 300)], sampling=sampling), "t.0")
+            assert fault.value.code == "context_length"
+            assert fault.value.context is not None
+            assert fault.value.context[0] > 300
+            assert fault.value.context[1] == 200
 
 
 async def test_a_whole_answer_of_reasoning_images_and_a_stop_string_comes_through() -> None:
     said = Script("s", "image", (Variant((ScriptTurn("one two three", "Hm."),)),))
-    async with running(ScriptedEngine([said])) as url:
-        engine = VllmChat(url, "polar-scripted")
-        await engine.start()
-        try:
-            seen = Message("user", [TextPart("see"), ImagePart(ImageUrl("data:image/png;base64,AAAA"))])
-            for cached in (0, 16):
-                answer = await engine.complete(ChatRequest([seen], stop=["three"]), "t.0")
-                assert (answer.message.content, answer.message.reasoning) == ("one two ", "Hm.")
-                assert (answer.finish_reason, answer.stop_sequence) == ("stop", "three")
-                assert (answer.usage.reasoning, answer.usage.cached) == (3, cached)
-        finally:
-            await engine.stop()
+    async with running(ScriptedEngine([said])) as url, engine_at(url) as engine:
+        seen = Message("user", [TextPart("see"), ImagePart(ImageUrl("data:image/png;base64,AAAA"))])
+        for cached in (0, 16):
+            answer = await engine.complete(ChatRequest([seen], stop=["three"]), "t.0")
+            assert (answer.message.content, answer.message.reasoning) == ("one two ", "Hm.")
+            assert (answer.finish_reason, answer.stop_sequence) == ("stop", "three")
+            assert (answer.usage.reasoning, answer.usage.cached) == (3, cached)
