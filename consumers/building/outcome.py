@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-import msgspec
 import structlog
+from msgspec.structs import replace
 
 from consumers.builders.base import BuiltFrom
 from consumers.building.open_sessions import OpenSession
 from consumers.building.running import off_loop
+from consumers.token_tree.assembly import empty
 from topics import completions
 from topics.calls.claim_records import CallStanding, ClaimRecords
 from topics.completions import Build
@@ -65,7 +66,7 @@ async def outcome(session: OpenSession, settings: Settings, partition: int) -> T
 
 def _named(trajectory: Trajectory, build: Build) -> Trajectory:
     """The trajectory under the Build's names: a builder can't decide whose trajectory it is, nor who built it."""
-    return msgspec.structs.replace(
+    return replace(
         trajectory,
         session_id=build.session_id,
         task_id=build.task_id,
@@ -108,26 +109,12 @@ def encoded(trajectory: Trajectory, build: Build, topic: Topic) -> tuple[Traject
     if len(value) + RECORD_OVERHEAD > topic.max_bytes:
         message = f"{len(value)} bytes; a record holds {topic.max_bytes}"
         lost = failed(build, "too_large", message, trajectory.stats.calls)
-        trajectory = msgspec.structs.replace(lost, rebuilt_with=trajectory.rebuilt_with)
+        trajectory = replace(lost, rebuilt_with=trajectory.rebuilt_with)
         value = encode(trajectory)
     return trajectory, value
 
 
 def failed(build: Build, code: str, message: str, calls: int, kind: Kind = Kind.INFRA) -> Trajectory:
     """The trajectory of a session that couldn't be built: FAILED `<kind>/<code>`, no traces, no reward."""
-    return Trajectory(
-        build.session_id,
-        build.task_id,
-        build.sample_index,
-        build.num_samples,
-        build.attempt,
-        Status.FAILED,
-        build.builder,
-        build.harness,
-        error=SessionError("build", kind, code, message),
-        stats=Stats(calls=calls),
-        accounting=build.accounting,
-        artifacts=build.artifacts,
-        metadata=build.metadata,
-        mode=build.mode,
-    )
+    error = SessionError("build", kind, code, message)
+    return replace(empty(build), status=Status.FAILED, reward=None, error=error, stats=Stats(calls=calls))

@@ -173,7 +173,8 @@ class ProcessBackend:
 
     async def create(self, labels: Labels, spec: RuntimeSpec) -> ProcessRuntime:
         """Raises SandboxError `runtime_exists` if the claim has made a runtime before, and InputError for a `workdir` outside."""
-        folder = self._folder(labels.claim_id)
+        _check_claim_id(labels.claim_id)
+        folder = self._root / labels.claim_id
         runtime = ProcessRuntime(folder, labels.claim_id, spec, self._forks)
         self._root.mkdir(parents=True, exist_ok=True)
         try:
@@ -219,10 +220,6 @@ class ProcessBackend:
         claim_id = handle.get("id", "")
         if _CLAIM_ID.fullmatch(claim_id) is None:
             raise SandboxError("runtime_gone", f"no runtime has the id {claim_id!r:.200}")
-        return self._root / claim_id
-
-    def _folder(self, claim_id: str) -> Path:
-        _check_claim_id(claim_id)
         return self._root / claim_id
 
 

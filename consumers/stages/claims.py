@@ -78,12 +78,14 @@ class Action(StrEnum):
     """Free the slot."""
 
 
+UNGRANTED = frozenset({State.REQUESTED, State.AHEAD, State.WAITING})
+"""States in which the request is repeated."""
 Step = tuple[State, Action | None]
 
 _STOP = (State.STOPPING, Action.STOP)
 _RETURN = (State.RETURNING, Action.STOP)
 # A claim without a Grant is handed back too: a Grant that is on its way would cost the session an attempt.
-_UNGRANTED: dict[Event, Step] = {
+_BEFORE_GRANT: dict[Event, Step] = {
     Event.REVOKED: _STOP,
     Event.LEAVING: _RETURN,
     Event.NO_KAFKA: _STOP,
@@ -91,11 +93,7 @@ _UNGRANTED: dict[Event, Step] = {
 }
 _RELEASE = (State.ENDED, Action.RELEASE)
 TRANSITIONS: dict[tuple[State, Event], Step] = {
-    **{
-        (state, event): step
-        for state in (State.REQUESTED, State.AHEAD, State.WAITING)
-        for event, step in _UNGRANTED.items()
-    },
+    **{(state, event): step for state in UNGRANTED for event, step in _BEFORE_GRANT.items()},
     (State.REQUESTED, Event.GRANTED): (State.WORKING, Action.WORK),
     (State.AHEAD, Event.GRANTED): (State.WORKING, None),
     (State.AHEAD, Event.DONE): (State.WAITING, None),
@@ -118,8 +116,6 @@ TRANSITIONS: dict[tuple[State, Event], Step] = {
     (State.CUT_OFF, Event.DONE): _RELEASE,
 }
 """Every other event leaves the state as it is: answers come twice, and a claim that is ending ends in the way it began to."""
-UNGRANTED = frozenset({State.REQUESTED, State.AHEAD, State.WAITING})
-"""States in which the request is repeated."""
 
 
 def step(state: State, event: Event) -> Step:

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-import msgspec
+from msgspec.structs import replace
 
 from consumers.builders.base import BuiltFrom
 from consumers.token_tree.credit import credited
 from consumers.token_tree.masks import FILTERS, Masked
 from consumers.token_tree.tree import TokenTree
+from topics.completions import Build
 from topics.types.building import Options
 from topics.types.completion import CallOutcome, Completion
 from topics.types.tokens import count
@@ -53,6 +54,20 @@ def trajectory(
     rewards = build.call_rewards or {}
     kept, short = _by_length(tree, traces, options.filters.min_trainable_tokens)
     nodes = _masked(tree.nodes, kept, short)
+    return replace(
+        empty(build),
+        nodes=nodes,
+        calls=[
+            call_of(call, tree.parents[index], tree.branches[index], rewards.get(call.call_id))
+            for index, call in enumerate(tree.calls)
+        ],
+        traces=_credit(tree, kept, options),
+        stats=_stats(session, tree, nodes, traces=len(kept), short=len(short)),
+    )
+
+
+def empty(build: Build) -> Trajectory:
+    """A trajectory of all that comes from the Build, without calls and traces."""
     return Trajectory(
         session_id=build.session_id,
         task_id=build.task_id,
@@ -64,10 +79,6 @@ def trajectory(
         harness=build.harness,
         reward=build.reward,
         error=build.error,
-        nodes=nodes,
-        calls=[_call(tree, index, rewards.get(call.call_id)) for index, call in enumerate(tree.calls)],
-        traces=_credit(tree, kept, options),
-        stats=_stats(session, tree, nodes, traces=len(kept), short=len(short)),
         accounting=build.accounting,
         artifacts=build.artifacts,
         metadata=build.metadata,
@@ -95,7 +106,7 @@ def _masked(nodes: list[Node], kept: Iterable[Trace], short: Iterable[Trace]) ->
     return [
         node
         if node.call is None or node.masked is not None or index in trained
-        else msgspec.structs.replace(node, masked=reasons.get(index, Masked.NO_TRACE))
+        else replace(node, masked=reasons.get(index, Masked.NO_TRACE))
         for index, node in enumerate(nodes)
     ]
 
@@ -107,15 +118,13 @@ def _credit(tree: TokenTree, traces: list[Trace], options: Options) -> list[Trac
     if calls is None:
         return traces
     return [
-        made
-        if any(tree.nodes[index].call in calls for index in made.trains)
-        else msgspec.structs.replace(made, reward=None)
+        made if any(tree.nodes[index].call in calls for index in made.trains) else replace(made, reward=None)
         for made in traces
     ]
 
 
-def _call(tree: TokenTree, index: int, reward: float | None) -> Call:
-    call = tree.calls[index]
+def call_of(call: Completion, parent: str | None, branch: str | None, reward: float | None = None) -> Call:
+    """A call as a trajectory lists it. `parent`: a call id."""
     return Call(
         call_id=call.call_id,
         kind=call.kind,
@@ -125,8 +134,8 @@ def _call(tree: TokenTree, index: int, reward: float | None) -> Call:
         completed_at=call.completed_at,
         prompt_tokens=call.prompt.shared + count(call.prompt.rest),
         sampled_tokens=_sampled(call),
-        parent=tree.parents[index],
-        branch=tree.branches[index],
+        parent=parent,
+        branch=branch,
         finish_reason=call.finish_reason,
         policy_version=call.policy_version,
         policy_spans=call.policy_spans,

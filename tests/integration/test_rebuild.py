@@ -302,7 +302,7 @@ async def test_the_command_says_what_it_did(
 
     _, _, unwell = await asyncio.to_thread(polar, "--into", "unwell", "--builder", f"{__name__}:Unwell")
     assert "t.1 FAILED: builder: RuntimeError: no such luck" in unwell
-    assert "1 sessions aren't written" in unwell
+    assert "1 sessions and the ends of their groups aren't written" in unwell
 
     arguments = ("--into", "cli", "--builder", "per_request", "--config", '{"rewards": "leaf"}')
     code, out, _ = await asyncio.to_thread(polar, *arguments, "--task", "t", "--task", "x", "--format", "json")

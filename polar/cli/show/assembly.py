@@ -9,15 +9,15 @@ from typing import Any
 
 import msgspec
 
+from consumers.token_tree.assembly import call_of
 from consumers.token_tree.branches import Branch, PlacedCall
 from consumers.token_tree.placement import place_calls
 from polar.cli.show.story import CallStory, Message, Story
 from topics.calls.claim_records import CallStanding, ClaimRecords
 from topics.calls.resolver import Conversations, DeltaError, Resolver
 from topics.completions import CallRecord, Emitted, Open
-from topics.types.completion import CallOutcome, Completion
+from topics.types.completion import Completion
 from topics.types.session import Phase, SessionState, TaskState
-from topics.types.tokens import count
 from topics.types.trajectory import ROOT, Call, Trajectory
 
 _sorted = msgspec.json.Encoder(order="deterministic")
@@ -128,26 +128,10 @@ class MessageTree:
 
 
 def _call(record: Completion, place: PlacedCall | Branch) -> Call:
-    """What a trajectory would say of a call."""
-    parent = place.parent if isinstance(place, PlacedCall) else None
-    return Call(
-        call_id=record.call_id,
-        kind=record.kind,
-        outcome=record.outcome,
-        dialect=record.dialect,
-        received_at=record.received_at,
-        completed_at=record.completed_at,
-        prompt_tokens=record.prompt.shared + count(record.prompt.rest),
-        sampled_tokens=count(record.sampled) if record.outcome is CallOutcome.ANSWERED else 0,
-        parent=parent.call.call_id if parent is not None else None,
-        branch=place.branch if isinstance(place, PlacedCall) else place,
-        finish_reason=record.finish_reason,
-        policy_version=record.policy_version,
-        policy_spans=record.policy_spans,
-        realigned=record.realigned,
-        sampling=record.sampling,
-        model_served=record.model_served,
-    )
+    """The call as a trajectory would list it."""
+    if isinstance(place, Branch):
+        return call_of(record, None, place)
+    return call_of(record, place.parent.call.call_id if place.parent is not None else None, place.branch)
 
 
 def _gap(resolver: Resolver, record: Completion) -> str | None:

@@ -170,7 +170,7 @@ def test_a_dead_end_that_goes_on_from_the_chain_trains_none_of_its_tokens() -> N
 
 @pytest.mark.parametrize("builder", BOTH)
 @pytest.mark.parametrize(
-    ("config", "said"),
+    ("config", "message"),
     [
         (
             {"rewards": "best"},
@@ -184,6 +184,6 @@ def test_a_dead_end_that_goes_on_from_the_chain_trains_none_of_its_tokens() -> N
         ({"filters": {"min_trainable_tokens": "5"}}, r"min_trainable_tokens: Input should be a valid integer"),
     ],
 )
-def test_settings_of_a_wrong_kind_are_refused(builder: type[Builder], config: dict[str, Any], said: str) -> None:
-    with pytest.raises(InputError, match=said):
+def test_settings_of_a_wrong_kind_are_refused(builder: type[Builder], config: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
         builder(**config)

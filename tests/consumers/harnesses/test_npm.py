@@ -110,18 +110,18 @@ async def test_a_registry_that_cannot_be_reached_is_said_with_ways_out(
     monkeypatch.setenv("npm_config_registry", "http://me:secret@127.0.0.1:9/")
     with pytest.raises(NotReady) as raised:
         await Pi(AgentSpec(harness="pi")).install()
-    said = str(raised.value)
+    output = str(raised.value)
     assert (
         f"could not install {CLI.package} {CLI.version} from the npm registry that is configured: it can't be reached (ECONNREF"
-        in said
+        in output
     )
     for way_out in ("HTTPS_PROXY", "npm_config_registry=URL", str(empty_cache / CLI.entry)):
-        assert way_out in said
+        assert way_out in output
     assert not CLI.folder.exists()
     assert not CLI.is_whole(CLI.folder)
     progress = capsys.readouterr().out
     assert re.search(rf"pi: \d+ MB downloaded, 0 of {CLI.megabytes} MB unpacked", progress)
-    assert "secret" not in said + progress
+    assert "secret" not in output + progress
 
 
 async def test_a_registry_that_lacks_the_package_is_said_in_its_own_words(
@@ -175,7 +175,7 @@ def test_without_node_or_with_one_that_does_not_run_it_is_said_what_to_install(
 
 
 @pytest.mark.parametrize(
-    ("said", "expected"),
+    ("output", "expected"),
     [
         (
             "npm error code ENOSPC\nnpm error nospc no space left on device",
@@ -192,17 +192,17 @@ def test_without_node_or_with_one_that_does_not_run_it_is_said_what_to_install(
         ("", "npm reported: nothing"),
     ],
 )
-def test_what_npm_says_becomes_a_sentence(said: str, expected: str) -> None:
-    assert expected in CLI._why(said)
+def test_what_npm_says_becomes_a_sentence(output: str, expected: str) -> None:
+    assert expected in CLI._why(output)
 
 
 async def ended(*arguments: str) -> tuple[int, str]:
     installer = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "consumers.harnesses.install", *arguments), stderr=asyncio.subprocess.PIPE
     )
-    _, said = await installer.communicate()
+    _, output = await installer.communicate()
     assert installer.returncode is not None
-    return installer.returncode, said.decode()
+    return installer.returncode, output.decode()
 
 
 async def test_the_command_installs_by_the_harnesss_name() -> None:
@@ -213,8 +213,8 @@ async def test_the_command_installs_by_the_harnesss_name() -> None:
         ("nope", "there are: "),
         ("", "no such harness"),
     ):
-        code, said = await ended(name)
-        assert (code, why in said) == (2, True), said
+        code, output = await ended(name)
+        assert (code, why in output) == (2, True), output
 
 
 def test_the_cache_holds_nothing_of_npm_but_the_installation() -> None:

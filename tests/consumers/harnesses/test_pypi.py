@@ -62,16 +62,16 @@ async def test_an_index_that_cannot_be_reached_is_said_with_ways_out(
     monkeypatch.setenv("PIP_FIND_LINKS", str(empty_cache))
     with pytest.raises(NotReady) as raised:
         await MiniSweAgent(AgentSpec(harness="mini_swe_agent")).install()
-    said = str(raised.value)
-    assert f"pip could not install {CLI.package} {CLI.version} from the package index that is configured" in said
+    output = str(raised.value)
+    assert f"pip could not install {CLI.package} {CLI.version} from the package index that is configured" in output
     for way_out in ("HTTPS_PROXY", "PIP_INDEX_URL=URL", str(empty_cache / CLI.entry)):
-        assert way_out in said
-    assert "secret" not in said
+        assert way_out in output
+    assert "secret" not in output
     assert not CLI.folder.exists()
 
 
 @pytest.mark.parametrize(
-    ("said", "expected"),
+    ("output", "expected"),
     [
         ("ERROR: Could not install: [Errno 28] No space left on device", "is full. Free 1470 MB, or set POLAR_CACHE"),
         ("WARNING: Retrying after ReadTimeoutError\nERROR: No matching", "can't be reached (ReadTimeout)"),
@@ -80,8 +80,8 @@ async def test_an_index_that_cannot_be_reached_is_said_with_ways_out(
         ("", "pip reported: nothing"),
     ],
 )
-def test_what_pip_says_becomes_a_sentence(said: str, expected: str) -> None:
-    assert expected in CLI._why(said)
+def test_what_pip_says_becomes_a_sentence(output: str, expected: str) -> None:
+    assert expected in CLI._why(output)
 
 
 def test_a_python_without_ensurepip_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,7 +42,7 @@ MAIN_CHAIN: list[Builder] = [PrefixMerging(rewards="main_chain"), PerRequest(rew
 
 
 @dataclass(frozen=True)
-class Said:
+class FullCall:
     """A call in full: what the engine read and sampled."""
 
     call_id: str
@@ -77,20 +77,20 @@ tokens = st.lists(st.integers(0, 2), max_size=4).map(tuple)
 
 
 @st.composite
-def conversations(draw: st.DrawFn) -> list[Said]:
+def conversations(draw: st.DrawFn) -> list[FullCall]:
     """Calls in log order: each goes on from an earlier one's end, leaves it somewhere, strips its answer, ends its turn otherwise, asks
     the same again, or starts anew, as a thread of its own, too."""
-    said: list[Said] = []
+    history: list[FullCall] = []
     for index in range(draw(st.integers(0, 9))):
         prompt: Tokens = draw(tokens) or (0,)
         outcome = draw(st.sampled_from([*[CallOutcome.ANSWERED] * 8, CallOutcome.FAILED, CallOutcome.ABANDONED]))
-        if said and draw(st.integers(0, 5)) > 0:
-            onto = draw(st.sampled_from(said))
+        if history and draw(st.integers(0, 5)) > 0:
+            onto = draw(st.sampled_from(history))
             prompt = draw(st.sampled_from([goes_on, goes_on, asks_again, leaves, strips, ends_otherwise]))(
                 draw, onto
             ) or (0,)
-        said.append(
-            Said(
+        history.append(
+            FullCall(
                 f"c{index}",
                 prompt,
                 draw(tokens) if outcome is CallOutcome.ANSWERED else (),
@@ -105,35 +105,35 @@ def conversations(draw: st.DrawFn) -> list[Said]:
                 outcome=outcome,
             )
         )
-    return said
+    return history
 
 
-def goes_on(draw: st.DrawFn, onto: Said) -> Tokens:
+def goes_on(draw: st.DrawFn, onto: FullCall) -> Tokens:
     return onto.full + draw(tokens)
 
 
-def asks_again(draw: st.DrawFn, onto: Said) -> Tokens:
+def asks_again(draw: st.DrawFn, onto: FullCall) -> Tokens:
     return onto.prompt
 
 
-def leaves(draw: st.DrawFn, onto: Said) -> Tokens:
+def leaves(draw: st.DrawFn, onto: FullCall) -> Tokens:
     return onto.full[: draw(st.integers(0, len(onto.full)))] + draw(tokens)
 
 
-def strips(draw: st.DrawFn, onto: Said) -> Tokens:
+def strips(draw: st.DrawFn, onto: FullCall) -> Tokens:
     return onto.prompt + onto.sampled[draw(st.integers(0, len(onto.sampled))) :] + draw(tokens)
 
 
-def ends_otherwise(draw: st.DrawFn, onto: Said) -> Tokens:
+def ends_otherwise(draw: st.DrawFn, onto: FullCall) -> Tokens:
     return onto.full[:-1] + draw(tokens)
 
 
-def records(said: list[Said], bases: list[int | None]) -> list[Completion]:
+def records(history: list[FullCall], bases: list[int | None]) -> list[Completion]:
     """As a proxy might have written them: `bases[i]` chooses the base of call i among those before it."""
     written = []
-    for index, call in enumerate(said):
+    for index, call in enumerate(history):
         choice = bases[index]
-        base = said[choice % index] if choice is not None and index else None
+        base = history[choice % index] if choice is not None and index else None
         written.append(
             completion(
                 call.call_id,
@@ -152,9 +152,9 @@ def records(said: list[Said], bases: list[int | None]) -> list[Completion]:
     return written
 
 
-def built(builder: Builder, said: list[Said], bases: list[int | None] | None = None) -> Trajectory:
-    disowned = frozenset(call.call_id for call in said if call.disowned)
-    return builder.build(BuiltFrom(build_record(), records(said, bases or [0] * len(said)), disowned))
+def built(builder: Builder, history: list[FullCall], bases: list[int | None] | None = None) -> Trajectory:
+    disowned = frozenset(call.call_id for call in history if call.disowned)
+    return builder.build(BuiltFrom(build_record(), records(history, bases or [0] * len(history)), disowned))
 
 
 choices = st.lists(st.none() | st.integers(0, 9), min_size=9, max_size=9)
@@ -163,14 +163,14 @@ choices = st.lists(st.none() | st.integers(0, 9), min_size=9, max_size=9)
 @settings(max_examples=150, deadline=None)
 @given(conversations(), choices)
 def test_each_sampled_token_is_trained_exactly_once_or_masked_with_a_reason(
-    said: list[Said], bases: list[int | None]
+    history: list[FullCall], bases: list[int | None]
 ) -> None:
     for builder in BUILDERS:
-        trajectory = built(builder, said, bases)
+        trajectory = built(builder, history, bases)
         trained = Counter(node for trace in trajectory.traces for node in trace.trains)
         for index, node in enumerate(trajectory.nodes):
             assert trained[index] == (node.call is not None and node.masked is None)
-        for index, call in enumerate(said):
+        for index, call in enumerate(history):
             own = [node for node in trajectory.nodes if node.call == index]
             assert sum((tuple(tokens_of(node.tokens)) for node in own), ()) == call.sampled
             if not call.broken:
@@ -179,7 +179,7 @@ def test_each_sampled_token_is_trained_exactly_once_or_masked_with_a_reason(
                 )
             assert all(node.masked in set(Masked) for node in own if node.masked is not None)
         stats = trajectory.stats
-        assert stats.sampled_tokens == sum(len(call.sampled) for call in said)
+        assert stats.sampled_tokens == sum(len(call.sampled) for call in history)
         assert stats.sampled_tokens == stats.trainable_tokens + sum(stats.masked_tokens.values())
         assert stats.trainable_tokens == sum(
             int(expand(trajectory, trace).loss_mask.sum()) for trace in trajectory.traces
@@ -188,22 +188,22 @@ def test_each_sampled_token_is_trained_exactly_once_or_masked_with_a_reason(
 
 @settings(max_examples=150, deadline=None)
 @given(conversations(), choices)
-def test_each_trace_is_what_its_last_call_read_and_sampled(said: list[Said], bases: list[int | None]) -> None:
+def test_each_trace_is_what_its_last_call_read_and_sampled(history: list[FullCall], bases: list[int | None]) -> None:
     for builder in BUILDERS:
-        trajectory = built(builder, said, bases)
+        trajectory = built(builder, history, bases)
         assert all(ROOT <= node.parent < index and node.tokens for index, node in enumerate(trajectory.nodes))
         for trace in trajectory.traces:
             leaf = trajectory.nodes[trace.leaf].call
             assert leaf is not None
             expanded = expand(trajectory, trace)
-            assert tuple(expanded.token_ids.tolist()) == said[leaf].full
+            assert tuple(expanded.token_ids.tolist()) == history[leaf].full
             assert trace.trains
             assert set(trace.trains) <= set(path(trajectory, trace.leaf))
             assert trace.trains == sorted(trace.trains)
             for span in expanded.spans:
-                call = said[int(span.call.call_id[1:])]
+                call = history[int(span.call.call_id[1:])]
                 at = span.start - len(call.prompt)
-                assert call.prompt == said[leaf].full[: len(call.prompt)], (
+                assert call.prompt == history[leaf].full[: len(call.prompt)], (
                     "trained under the prefix that it was sampled under"
                 )
                 wanted = logprobs_for(call.call_id, list(call.sampled))[at : at + span.end - span.start]
@@ -212,26 +212,26 @@ def test_each_trace_is_what_its_last_call_read_and_sampled(said: list[Said], bas
 
 @settings(max_examples=150, deadline=None)
 @given(conversations(), choices)
-def test_how_deltas_were_written_changes_nothing(said: list[Said], bases: list[int | None]) -> None:
+def test_how_deltas_were_written_changes_nothing(history: list[FullCall], bases: list[int | None]) -> None:
     for builder in BUILDERS:
-        assert built(builder, said, bases) == built(builder, said, [None] * 9)
+        assert built(builder, history, bases) == built(builder, history, [None] * 9)
 
 
 @settings(max_examples=150, deadline=None)
 @given(conversations())
-def test_a_parent_is_the_longest_call_before_that_the_prompt_extends(said: list[Said]) -> None:
-    trajectory = built(PrefixMerging(), said)
-    for index in range(len(said)):
-        assert trajectory.calls[index].parent == reference_parent(said, index)
-        if said[index].outcome is CallOutcome.ANSWERED and trajectory.calls[index].branch is None:
+def test_a_parent_is_the_longest_call_before_that_the_prompt_extends(history: list[FullCall]) -> None:
+    trajectory = built(PrefixMerging(), history)
+    for index in range(len(history)):
+        assert trajectory.calls[index].parent == reference_parent(history, index)
+        if history[index].outcome is CallOutcome.ANSWERED and trajectory.calls[index].branch is None:
             assert trajectory.calls[index].parent is not None
 
 
-def reference_parent(said: list[Said], index: int) -> str | None:
-    call = said[index]
+def reference_parent(history: list[FullCall], index: int) -> str | None:
+    call = history[index]
     fits = [
         (len(other.full), other.lineage == call.lineage, i, other.call_id)
-        for i, other in enumerate(said[:index])
+        for i, other in enumerate(history[:index])
         if other.sampled and not other.disowned and call.prompt[: len(other.full)] == other.full
     ]
     return max(fits)[3] if fits else None
@@ -239,19 +239,19 @@ def reference_parent(said: list[Said], index: int) -> str | None:
 
 @settings(max_examples=150, deadline=None)
 @given(conversations(), choices)
-def test_the_tree_holds_each_token_once(said: list[Said], bases: list[int | None]) -> None:
-    tree = grow(records(said, bases), frozenset(call.call_id for call in said if call.disowned))
-    assert sum(count(node.tokens) for node in tree.nodes) == reference_size(said)
+def test_the_tree_holds_each_token_once(history: list[FullCall], bases: list[int | None]) -> None:
+    tree = grow(records(history, bases), frozenset(call.call_id for call in history if call.disowned))
+    assert sum(count(node.tokens) for node in tree.nodes) == reference_size(history)
 
 
-def reference_size(said: list[Said]) -> int:
+def reference_size(history: list[FullCall]) -> int:
     """Tokens of a trie of (token, who sampled it), each prompt following its parent's end and then the longest path there is."""
     paths: list[tuple[tuple[int, str | None], ...]] = []
     ends: dict[str, tuple[tuple[int, str | None], ...]] = {}
-    for index, call in sorted(enumerate(said), key=lambda item: (len(item[1].prompt), item[0])):
+    for index, call in sorted(enumerate(history), key=lambda item: (len(item[1].prompt), item[0])):
         if not call.sampled:
             continue
-        parent = reference_parent(said, index)
+        parent = reference_parent(history, index)
         best = ends[parent] if parent is not None else ()
         for known in paths:
             common = shared(tuple(token for token, _ in known), call.prompt)
@@ -266,39 +266,39 @@ def reference_size(said: list[Said]) -> int:
 @settings(max_examples=150, deadline=None)
 @given(conversations(), st.randoms(use_true_random=False))
 def test_the_order_in_which_unrelated_calls_arrive_changes_nothing_but_indexes(
-    said: list[Said], random: Random
+    history: list[FullCall], random: Random
 ) -> None:
     """Unrelated: neither goes on from the other's prompt, nor holds what it sampled."""
     for builder in BUILDERS:
-        assert meaning(built(builder, shuffled(said, related, random))) == meaning(built(builder, said))
+        assert meaning(built(builder, shuffled(history, related, random))) == meaning(built(builder, history))
 
 
 @settings(max_examples=150, deadline=None)
 @given(conversations(), st.randoms(use_true_random=False))
 def test_whom_the_main_chain_credits_does_not_depend_on_the_order_in_which_other_threads_calls_arrive(
-    said: list[Said], random: Random
+    history: list[FullCall], random: Random
 ) -> None:
     """A thread's own calls, and those that left one another's answers, keep their order: the harness made it."""
 
-    def in_order(a: Said, b: Said) -> bool:
+    def in_order(a: FullCall, b: FullCall) -> bool:
         return a.thread == b.thread or shared(a.full, b.full) > 0
 
     for builder in MAIN_CHAIN:
-        assert meaning(built(builder, shuffled(said, in_order, random))) == meaning(built(builder, said))
+        assert meaning(built(builder, shuffled(history, in_order, random))) == meaning(built(builder, history))
 
 
 @settings(max_examples=150, deadline=None)
 @given(conversations(), choices)
 def test_a_reward_target_credits_the_last_main_call_and_none_that_is_no_trace_of_its_chain(
-    said: list[Said], bases: list[int | None]
+    history: list[FullCall], bases: list[int | None]
 ) -> None:
     for make in (PrefixMerging, PerRequest):
-        everyone, chain, leaf = (built(make(rewards=name), said, bases) for name in ("all", "main_chain", "leaf"))
+        everyone, chain, leaf = (built(make(rewards=name), history, bases) for name in ("all", "main_chain", "leaf"))
         trained = [traced(one) for one in (everyone, chain, leaf)]
         assert trained[0] == trained[1] == trained[2], "what is trained is the same"
         assert credited(leaf) <= credited(chain) <= credited(everyone) == trained[0]
         last = max(
-            (call for call in said if call.call_id in trained[0]),
+            (call for call in history if call.call_id in trained[0]),
             key=lambda call: (call.kind == "main", call.asked, call.call_id),
             default=None,
         )
@@ -307,10 +307,10 @@ def test_a_reward_target_credits_the_last_main_call_and_none_that_is_no_trace_of
 
 @settings(max_examples=150, deadline=None)
 @given(conversations(), st.sampled_from(["main_chain", "leaf"]), st.integers(1, 3))
-def test_where_anything_is_trained_something_takes_the_reward(said: list[Said], target: str, least: int) -> None:
+def test_where_anything_is_trained_something_takes_the_reward(history: list[FullCall], target: str, least: int) -> None:
     """Also where what would have taken it is too short: else the session counts as usable and nobody can train on it."""
     for make in (PrefixMerging, PerRequest):
-        trajectory = built(make(rewards=target, filters={"min_trainable_tokens": least}), said)
+        trajectory = built(make(rewards=target, filters={"min_trainable_tokens": least}), history)
         assert bool(credited(trajectory)) == bool(traced(trajectory))
 
 
@@ -325,10 +325,10 @@ def credited(trajectory: Trajectory) -> set[str]:
     return {span.call.call_id for trace in rewarded for span in expand(trajectory, trace).spans}
 
 
-def shuffled(said: list[Said], keep: Callable[[Said, Said], bool], random: Random) -> list[Said]:
+def shuffled(history: list[FullCall], keep: Callable[[FullCall, FullCall], bool], random: Random) -> list[FullCall]:
     """In another order, but that calls of which `keep` is true stay as they were to one another."""
-    keys = {call.call_id: random.random() for call in said}
-    left, order = list(said), []
+    keys = {call.call_id: random.random() for call in history}
+    left, order = list(history), []
     while left:
         free = [c for i, c in enumerate(left) if not any(keep(c, before) for before in left[:i])]
         order.append(min(free, key=lambda call: keys[call.call_id]))
@@ -336,11 +336,11 @@ def shuffled(said: list[Said], keep: Callable[[Said, Said], bool], random: Rando
     return order
 
 
-def related(a: Said, b: Said) -> bool:
+def related(a: FullCall, b: FullCall) -> bool:
     return shared(a.full, b.full) >= min(len(a.prompt), len(b.prompt)) or is_quoted(a, b) or is_quoted(b, a)
 
 
-def is_quoted(call: Said, by: Said) -> bool:
+def is_quoted(call: FullCall, by: FullCall) -> bool:
     """Whether a prompt that left it before it was sampled could be told by its answer's end."""
     end, size = call.sampled[-END_TOKENS:], len(by.prompt)
     return len(end) == END_TOKENS and any(by.prompt[at : at + END_TOKENS] == end for at in range(size))
