@@ -54,8 +54,8 @@ class StoredCalls:
             words = f"Previous response with id '{request.continues[:200]}' not found."
             raise RefusalError(Refusal.INVALID, words, field=FIELD)
         node, first = found
-        own = int(request.instructions)
-        messages = [*request.messages[:own], *_chain(node)[first:], *request.messages[own:]]
+        first_own = int(request.instructions)
+        messages = [*request.messages[:first_own], *_chain(node)[first:], *request.messages[first_own:]]
         return msgspec.structs.replace(request, messages=messages)
 
     def _keep(self, call_id: str, messages: list[Message], spelled: Spelled, first: int) -> bool:

@@ -9,7 +9,7 @@ import logging
 import re
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 import aiohttp
@@ -60,6 +60,14 @@ SCRIPT = Script(
 @pytest.fixture
 def scripted() -> ScriptedEngine:
     return ScriptedEngine([SCRIPT])
+
+
+def post(
+    http: aiohttp.ClientSession, proxy: Proxy, bench: Bench, **body: Any
+) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
+    """One request with session t.0's key, without a client library; `body` is `json` or `data`."""
+    headers = {"Authorization": f"Bearer {bench.key()}"}
+    return http.post(proxy.url + "/v1/chat/completions", headers=headers, **body)
 
 
 @pytest.fixture
@@ -301,10 +309,9 @@ async def test_a_stream_that_waits_gets_headers_keep_alives_and_then_its_answer_
     scripted.faults.add(Hang())
 
     async def events(seed: int) -> list[bytes]:
-        headers = {"Authorization": f"Bearer {bench.key()}"}
         body = {"model": "m", "messages": HI, "stream": True, "seed": seed}
         began = time.monotonic()
-        async with http.post(proxy.url + "/v1/chat/completions", headers=headers, json=body) as response:
+        async with post(http, proxy, bench, json=body) as response:
             assert time.monotonic() - began < 2.0
             assert response.content_type == "text/event-stream"
             return (await response.read()).split(b"\n\n")
@@ -367,8 +374,7 @@ async def test_a_body_that_is_too_large_is_413(proxy: Proxy, bench: Bench, http:
         for _ in range(65):
             yield b" " * 2**20
 
-    headers = {"Authorization": f"Bearer {bench.key()}"}
-    async with http.post(proxy.url + "/v1/chat/completions", headers=headers, data=body()) as response:
+    async with post(http, proxy, bench, data=body()) as response:
         assert response.status == 413
         assert (await response.json())["error"]["code"] == "request_too_large"
 
@@ -425,8 +431,7 @@ async def test_what_an_engine_says_of_its_weights_goes_before_what_the_fleet_say
         Message("assistant", "hi"), "stop", Usage(1, 2), b"\1\0\0\0", b"\2\0\0\0" * 2, b"\0" * 8, "m", **told
     )
     async with plugged(bench, PlugIn(answer)) as proxy:
-        headers = {"Authorization": f"Bearer {bench.key()}"}
-        async with http.post(proxy.url + "/v1/chat/completions", headers=headers, json={"messages": HI}) as response:
+        async with post(http, proxy, bench, json={"messages": HI}) as response:
             assert response.status == 200
         async with http.get(proxy.control_url + "/metrics") as response:
             counted = re.findall(r'^polar_proxy_policy_doubts_total{reason="(\w+)"} 1.0$', await response.text(), re.M)
@@ -446,16 +451,17 @@ async def test_what_an_engine_says_of_its_weights_goes_before_what_the_fleet_say
             "too_large",
         ),
         (KeyError("x"), 1, 503, "proxy_fault"),
+        # A connection that the engine lost isn't the harness's: it gets an answer.
+        (ConnectionResetError("x"), 1, 503, "proxy_fault"),
     ],
-    ids=["too large for the log", "a plug-in's fault"],
+    ids=["too large for the log", "a plug-in's fault", "a connection of the plug-in's"],
 )
 async def test_a_call_that_the_proxy_fails_is_a_failed_call_too(
     bench: Bench, http: aiohttp.ClientSession, outcome: Answer | Exception, content: int, status: int, code: str
 ) -> None:
     async with plugged(bench, PlugIn(outcome)) as proxy:
-        headers = {"Authorization": f"Bearer {bench.key()}"}
         body = io.BytesIO(msgspec.json.encode({"messages": [{"role": "user", "content": "x" * content * 2**20}]}))
-        async with http.post(proxy.url + "/v1/chat/completions", headers=headers, data=body) as response:
+        async with post(http, proxy, bench, data=body) as response:
             assert (response.status, list(await response.json())) == (status, ["error"])
         [call] = await bench.calls(1)
         assert (call.outcome, call.error and call.error.code) == (CallOutcome.FAILED, code)
@@ -467,21 +473,11 @@ async def test_a_fault_of_ours_in_a_stream_that_is_open_is_its_last_event(
 ) -> None:
     monkeypatch.setattr("proxy.streaming.QUIET_S", 0.1)
     async with plugged(bench, PlugIn(KeyError("x"), delay_s=0.3)) as proxy:
-        headers = {"Authorization": f"Bearer {bench.key()}"}
         body = {"messages": HI, "stream": True}
-        async with http.post(proxy.url + "/v1/chat/completions", headers=headers, json=body) as response:
+        async with post(http, proxy, bench, json=body) as response:
             *waits, last, end = (await response.read()).split(b"\n\n")
     assert (set(waits), end) == ({b": keep-alive"}, b"")
     assert "the proxy failed" in json.loads(last.removeprefix(b"data: "))["error"]["message"]
-
-
-async def test_a_connection_that_an_engine_lost_is_not_taken_for_the_harnesss(
-    bench: Bench, http: aiohttp.ClientSession
-) -> None:
-    async with plugged(bench, PlugIn(ConnectionResetError("x"))) as proxy:
-        headers = {"Authorization": f"Bearer {bench.key()}"}
-        async with http.post(proxy.url + "/v1/chat/completions", headers=headers, json={"messages": HI}) as response:
-            assert response.status == 503
 
 
 @pytest.mark.parametrize(

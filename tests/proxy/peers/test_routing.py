@@ -115,28 +115,22 @@ async def test_a_lost_owners_session_is_served_by_the_next_within_the_same_reque
         assert bool(figure(proxy, "polar_proxy_forwarded_total", outcome="lost")) == listens
 
 
-async def test_an_owner_that_cuts_each_connection_is_asked_a_few_times(
-    proxy: Proxy, bench: Bench, http: aiohttp.ClientSession
+@pytest.mark.parametrize(("behaves", "outcome"), [(cuts, "cut"), (refuses, "refused")])
+async def test_an_owner_that_never_answers_is_asked_again_and_then_given_up(
+    proxy: Proxy,
+    bench: Bench,
+    http: aiohttp.ClientSession,
+    monkeypatch: pytest.MonkeyPatch,
+    behaves: Behaves,
+    outcome: str,
 ) -> None:
-    async with (
-        beside(bench, proxy, cuts) as other,
-        ask(http, proxy, bench.key(the_others(proxy))) as response,
-    ):
-        assert (response.status, response.headers["Retry-After"]) == (503, "2")
-        assert other.connections == figure(proxy, "polar_proxy_forwarded_total", outcome="cut") == 4
-
-
-async def test_an_owner_that_denies_it_is_asked_again_until_the_hold_ends(
-    proxy: Proxy, bench: Bench, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    """After four cuts, or when the hold ends; `test_route.py` shows both in full."""
     monkeypatch.setattr("proxy.peers.route.HOLD_S", 1.0)
-    async with beside(bench, proxy, refuses) as other:
-        async with ask(http, proxy, bench.key(the_others(proxy))) as response:
-            assert response.status == 503
-        assert other.connections > 2
-        assert figure(proxy, "polar_proxy_forwarded_total", outcome="refused") == other.connections
-        async with ask(http, proxy, bench.key(the_others(proxy)), stream=True) as response:
-            assert response.status == 503
+    async with beside(bench, proxy, behaves) as other:
+        async with ask(http, proxy, bench.key(the_others(proxy)), stream=outcome == "refused") as response:
+            assert (response.status, response.headers["Retry-After"]) == (503, "2")
+        assert other.connections == figure(proxy, "polar_proxy_forwarded_total", outcome=outcome)
+        assert other.connections == 4 if outcome == "cut" else other.connections > 2
 
 
 async def test_a_harness_that_hangs_up_while_it_is_held_costs_nothing(

@@ -141,18 +141,11 @@ def test_what_a_log_lacks_costs_the_calls_that_need_it_and_no_others() -> None:
     turns = [Turn(0, 0, "x", 0, "one", False, "answered"), Turn(0, 0, "y", 0, "two", False, "answered")]
     _, log, _, said = lived(turns)
     assert log[1].messages.base == "c0"
-    whole = Completion(
-        "c2",
-        "t.0",
-        1,
-        "c",
-        CallOutcome.ANSWERED,
-        "openai_chat",
-        "default",
-        0,
-        0,
-        TokenDelta(pack_ids([1, 2])),
-        MessageDelta(b'[{"role":"user","content":"z"}]'),
+    whole = msgspec.structs.replace(
+        log[0],
+        call_id="c2",
+        prompt=TokenDelta(pack_ids([1, 2])),
+        messages=MessageDelta(b'[{"role":"user","content":"z"}]'),
         sampled=pack_ids([3]),
         answer=b'{"role":"assistant","content":"three"}',
     )
