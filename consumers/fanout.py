@@ -1,8 +1,8 @@
-"""Fanout: reads what users write to `polar.tasks` and turns each valid TaskRequest into a `TaskSubmitted` fact.
+"""Fanout reads `polar.tasks`, which users write, and turns each valid TaskRequest into a `TaskSubmitted` fact.
 
-Group `<namespace>.fanout`. In: `polar.tasks`, JSON from any producer. Out: `polar.events`; dead letters. Offsets are committed when all of
-a batch is acknowledged; a crash before that submits it again, under the same fact ids and bodies, which changes nothing. No record can
-stop it: what isn't a TaskRequest goes to the dead letters with the field and the reason.
+Group `<namespace>.fanout`. In: `polar.tasks`, JSON from any producer. Out: `polar.events`; dead letters. Offsets are committed when a
+whole batch is acknowledged. A crash before that submits the batch again, with the same fact ids and bodies, which changes nothing. No
+record stops the process: a record that isn't a TaskRequest goes to the dead letters with the field and the reason.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from topics.waiting.first_done import first_done
 GROUP = "fanout"
 POLL_MS = 500
 BATCH = 100
-"""Records whose facts are on the way together."""
+"""Records whose facts are sent at the same time."""
 SEND_S = 30.0
 RETRY_S = 1.0
 COMMIT_S = 5.0
@@ -42,7 +42,7 @@ log = structlog.get_logger()
 
 
 async def run_fanout(settings: Settings, stop: asyncio.Event, metrics: Metrics | None = None) -> None:
-    """Submit what comes until `stop`. Raises NotReady without Kafka."""
+    """Submit tasks until `stop`. Raises NotReady without Kafka."""
     worker_id = new_worker_id(GROUP)
     heart = HeartbeatSender(settings, lambda: HeartbeatSender.heartbeat(worker_id, GROUP, leaving=stop.is_set()))
     producer = LogProducer(settings)
@@ -50,7 +50,7 @@ async def run_fanout(settings: Settings, stop: asyncio.Event, metrics: Metrics |
         await producer.start()
         heart.start()
         fanout = Fanout(settings, producer)
-        fanout.tell(metrics or Metrics(), heart)
+        fanout.register(metrics or Metrics(), heart)
         topic = tasks.TOPIC.full_name(settings.namespace)
         await membership.consume(settings, GROUP, [topic], partial(_submit_batches, fanout, stop), stop)
     finally:
@@ -70,22 +70,22 @@ async def _submit_batches(fanout: Fanout, stop: asyncio.Event, consumer: kafka.C
 
 
 class Fanout:
-    """Submits one record after another; `known` output topics are made once."""
+    """Submits records, and creates each named output topic once."""
 
     def __init__(self, settings: Settings, producer: LogProducer) -> None:
         self._settings = settings
         self._log = producer
         self._blobs = BlobStore(settings.blobs_folder)
-        self._known: set[str] = set()
-        self._came: Counter[str] = Counter()
-        """Records, by what became of them."""
+        self._outputs: set[str] = set()
+        self._results: Counter[str] = Counter()
+        """Records by result."""
 
-    def tell(self, metrics: Metrics, heart: HeartbeatSender) -> None:
+    def register(self, metrics: Metrics, heart: HeartbeatSender) -> None:
         metrics.heart(GROUP, heart)
-        metrics.counter("polar_tasks", "Task requests read, by what became of them", ("became",), lambda: self._came)
+        metrics.counter("polar_tasks", "Task requests read, by result", ("became",), lambda: self._results)
 
     async def submit_all(self, records: Sequence[kafka.Record]) -> None:
-        """Submit records side by side."""
+        """Submit records concurrently."""
         await asyncio.gather(*map(self.submit, records))
 
     async def submit(self, record: kafka.Record) -> None:
@@ -103,17 +103,17 @@ class Fanout:
             await self._ensure_output(task.output)
             fact = await self._fact(record, task)
             await self._log.send(events.TOPIC, fact, key=fact.task_id, task_id=fact.task_id, deadline_s=SEND_S)
-            self._came["submitted"] += 1
+            self._results["submitted"] += 1
         except InputError as error:
-            await self._bury(record, f"{error.reason} (got {error.value})", error.field)
+            await self._dead_letter(record, f"{error.reason} (got {error.value})", error.field)
         except RecordTooLargeError as error:
-            await self._bury(record, str(error), "metadata")
+            await self._dead_letter(record, str(error), "metadata")
 
     async def _fact(self, record: kafka.Record, task: TaskRequest) -> TaskSubmitted:
         body = task.canonical()
         inline = len(body) <= tasks.INLINE_LIMIT
         return TaskSubmitted(
-            # By the record's place: a batch that is read again gives the same facts.
+            # From the record's offset: a batch that is read again gives the same facts.
             f"task.{record.partition}.{record.offset}",
             task.task_id,
             task.num_samples,
@@ -124,20 +124,20 @@ class Fanout:
         )
 
     async def _ensure_output(self, output: str | None) -> None:
-        """Make a named trajectories topic (protocol 31). Raises InputError where the broker refuses, NotReady where none answers."""
-        if output is None or output in self._known:
+        """Create a named trajectories topic (protocol 31). Raises InputError if the broker refuses it, NotReady without a broker."""
+        if output is None or output in self._outputs:
             return
         await admin.apply(self._settings, [trajectories.topic(output)], embedded=self._settings.replication == 1)
-        self._known.add(output)
+        self._outputs.add(output)
 
-    async def _bury(self, record: kafka.Record, reason: str, field: str) -> None:
+    async def _dead_letter(self, record: kafka.Record, reason: str, field: str) -> None:
         log.warning("bad task", action="fanout.dead_letter", at=_at(record), field=field)
         await dead_letter(self._log, self._settings, record, reason=reason, field=field, process=GROUP)
-        self._came["dead_letter"] += 1
+        self._results["dead_letter"] += 1
 
 
 def read(value: bytes | None) -> TaskRequest:
-    """The TaskRequest in a record's value. Raises InputError for whatever else may stand there."""
+    """The TaskRequest in a record's value. Raises InputError for any other value."""
     try:
         task = parse(json.loads((value or b"").decode("utf-8-sig"), parse_constant=_refuse_constant))
         task.canonical()

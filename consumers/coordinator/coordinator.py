@@ -8,12 +8,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
+from collections.abc import Callable, Mapping
 
 import structlog
 
-from consumers.coordinator import metrics as coordinator_metrics
 from consumers.coordinator.leases import Leases
 from consumers.coordinator.partition import PartitionCoordinator
+from consumers.coordinator.scheduling.assignment import StagePool
 from consumers.coordinator.scheduling.free_slots import FreeSlots
 from consumers.coordinator.scheduling.scheduler import Scheduler
 from consumers.coordinator.scheduling.shares import ROLE
@@ -26,7 +27,7 @@ from topics.log.follow import Follower, Since
 from topics.log.heartbeat import HeartbeatSender, new_worker_id
 from topics.log.owner import FencedProducer, PartitionOwner
 from topics.log.producer import LogProducer, UnacknowledgedError
-from topics.types.session import Stage
+from topics.types.session import Phase, Stage
 from topics.waiting.first_done import first_done
 from topics.workers import Backlog, Heartbeat, Probe
 
@@ -93,28 +94,53 @@ class Coordinator:
             await self._producer.stop()
 
     def register(self, metrics: Metrics) -> None:
-        metrics.heart(ROLE, self._heart)
-        coordinator_metrics.register(metrics, self.statistics)
+        """Register this process's metrics.
 
-    def statistics(self) -> coordinator_metrics.Statistics:
-        """Current statistics of this process."""
-        partitions = [partition for partition in self._partitions.values() if partition.demand.is_open]
-        backlogs = self._scheduler.backlogs()
-        free: Counter[tuple[str, Stage]] = Counter()
-        for worker in self._free_slots.free(self._leases.clock):
-            free[worker.pool, worker.stage] += worker.slots
-        return coordinator_metrics.Statistics(
-            partitions=len(partitions),
-            backlog={(each.pool, each.stage, each.priority): each.sessions for each in backlogs},
-            active={(each.pool, each.stage, each.priority): each.held for each in backlogs},
-            staged=self._scheduler.staged(),
-            slots={(pool, stage): slots for (stage, pool), slots in self._free_slots.slots().items()},
-            free=free,
-            sessions=sum((partition.table.phases for partition in partitions), Counter()),
-            facts=self._past_facts + sum(partition.facts for partition in self._partitions.values()),
-            skipped=sum((partition.skipped for partition in self._partitions.values()), self._past_skipped),
-            workers_lost=self._workers_lost,
+        Sum per-partition values across coordinators. Slots are those of the whole fleet, and every coordinator reports all: take the
+        maximum.
+        """
+        by_priority, by_stage = ("pool", "stage", "priority"), ("pool", "stage")
+        partitions = self._partitions
+        metrics.heart(ROLE, self._heart)
+        metrics.gauge(
+            "polar_backlog", "Sessions that wait for a slot", by_priority, lambda: self._demand(lambda b: b.sessions)
         )
+        metrics.gauge(
+            "polar_held", "Sessions with a ticket or a claim", by_priority, lambda: self._demand(lambda b: b.held)
+        )
+        metrics.gauge(
+            "polar_staged", "Sessions between INIT ticket and run claim", ("pool",), lambda: self._scheduler.staged()
+        )
+        metrics.gauge("polar_slots", "Slots of all live workers", by_stage, lambda: _by_pool(self._free_slots.slots()))
+        metrics.gauge("polar_slots_free", "Free slots of all live workers", by_stage, self._free)
+        metrics.gauge("polar_sessions", "Sessions in the table", ("phase",), self._phases)
+        metrics.gauge("polar_partitions_owned", "Partitions owned", ("role",), lambda: {ROLE: len(self._recovered())})
+        metrics.counter(
+            "polar_facts", "Facts read", (), lambda: self._past_facts + sum(each.facts for each in partitions.values())
+        )
+        metrics.counter("polar_workers_lost", "Workers whose lease ended", (), lambda: self._workers_lost)
+        metrics.skipped(ROLE, lambda: sum((each.skipped for each in partitions.values()), self._past_skipped))
+
+    def _demand(self, count_of: Callable[[Backlog], int]) -> dict[tuple[str, str, str], float]:
+        """With a zero for each stage of an idle pool: an autoscaler's sum of two metrics has no value if one of them is missing."""
+        backlogs = self._scheduler.backlogs()
+        pools = {pool for _, pool in self._free_slots.slots()} | {each.pool for each in backlogs}
+        idle = {(pool, stage.value, "0"): 0.0 for pool in pools for stage in Stage}
+        return idle | {(each.pool, each.stage.value, str(each.priority)): count_of(each) for each in backlogs}
+
+    def _free(self) -> dict[tuple[str, str], float]:
+        """Free slots that have no ticket of this process on its way."""
+        free = Counter(dict.fromkeys(self._free_slots.slots(), 0))
+        for worker in self._free_slots.free(self._leases.clock):
+            free[worker.stage, worker.pool] += worker.slots
+        return _by_pool(free)
+
+    def _phases(self) -> dict[str, float]:
+        phases: Counter[Phase] = sum((partition.table.phases for partition in self._recovered()), Counter())
+        return {phase.value: phases[phase] for phase in Phase}
+
+    def _recovered(self) -> list[PartitionCoordinator]:
+        return [partition for partition in self._partitions.values() if partition.demand.is_open]
 
     async def _run_partition(self, number: int, fenced: FencedProducer) -> None:
         partition = PartitionCoordinator(
@@ -196,3 +222,7 @@ class Coordinator:
 
     def _assign_slots(self) -> None:
         self._scheduler.assign(self._leases.clock)
+
+
+def _by_pool(counts: Mapping[StagePool, int]) -> dict[tuple[str, str], float]:
+    return {(pool, stage.value): count for (stage, pool), count in counts.items()}

@@ -17,30 +17,9 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from consumers.coordinator import groups, opened
-from consumers.coordinator.commands import (
-    ClaimLost,
-    DeadlinePassed,
-    Decision,
-    FleetPaused,
-    FleetResumed,
-    Input,
-    PoolOffline,
-    SlotAssigned,
-    TaskExpired,
-)
+from consumers.coordinator import commands, endings, groups, opened
+from consumers.coordinator.commands import Decision, Input
 from consumers.coordinator.deadlines import is_ticket_stale
-from consumers.coordinator.endings import (
-    attempt_failed,
-    build,
-    discard_runtime,
-    evaluation_failed,
-    evaluation_lost,
-    next_attempt,
-    start_waiting,
-    stop_claim,
-    with_claim_revoked,
-)
 from consumers.coordinator.grants import answer_claim, release_ticket
 from consumers.coordinator.state import Table
 from topics import events
@@ -57,7 +36,7 @@ def decide(table: Table, event: Input, now: int) -> Decision:
     handle = HANDLERS.get(type(event))
     if handle is not None:
         return handle(table, event, now)
-    if isinstance(event, SlotAssigned):
+    if isinstance(event, commands.SlotAssigned):
         session = table.next_waiting(event.stage, event.pool, event.priority, event.user)
         if session is None:
             return Decision(skipped="nobody_waits")
@@ -67,7 +46,7 @@ def decide(table: Table, event: Input, now: int) -> Decision:
         return answer_claim(table, session, event, now)
     if session is None:
         return Decision(skipped="unknown_session")
-    if isinstance(event, DeadlinePassed) and not table.is_due(session, now):
+    if isinstance(event, commands.DeadlinePassed) and not table.is_due(session, now):
         return Decision(skipped="early_deadline")
     transitions = TRANSITIONS if table.task_of(session).opened_at is None else OPENED
     transition = transitions.get((session.phase, type(event)))
@@ -76,8 +55,8 @@ def decide(table: Table, event: Input, now: int) -> Decision:
     return transition(table, session, event, now)
 
 
-def _fleet_changed(table: Table, event: FleetPaused | FleetResumed, now: int) -> Decision:
-    paused = isinstance(event, FleetPaused)
+def _fleet_changed(table: Table, event: commands.FleetPaused | commands.FleetResumed, now: int) -> Decision:
+    paused = isinstance(event, commands.FleetPaused)
     if paused == (table.pauses.began is not None):
         return Decision(skipped="already_paused" if paused else "not_paused")
     return Decision(pauses=table.pauses.changed(paused, now))
@@ -91,9 +70,9 @@ def _init_finished(table: Table, session: SessionState, fact: events.InitFinishe
         return _init_superseded(table, session, fact, now)
     timed = replace(session, accounting=replace(session.accounting, init_ms=fact.duration_ms))
     if fact.error is not None:
-        return attempt_failed(table, timed, fact.error, now)
+        return endings.attempt_failed(table, timed, fact.error, now)
     return Decision(
-        sessions=(start_waiting(timed, Phase.READY, now, runtime=fact.runtime, init_claim_id=fact.claim_id),)
+        sessions=(endings.start_waiting(timed, Phase.READY, now, runtime=fact.runtime, init_claim_id=fact.claim_id),)
     )
 
 
@@ -111,9 +90,9 @@ def _run_finished(table: Table, session: SessionState, fact: events.RunFinished,
     close = (CloseKey(session.session_id, fact.claim_id),)
     timed = replace(session, accounting=replace(session.accounting, run_ms=fact.duration_ms), artifacts=fact.artifacts)
     if fact.error is not None and fact.error.kind in (Kind.INFRA, Kind.INPUT):
-        decision = attempt_failed(table, timed, fact.error, now)
+        decision = endings.attempt_failed(table, timed, fact.error, now)
         return Decision(sessions=decision.sessions, records=decision.records, commands=close + decision.commands)
-    ran = start_waiting(timed, Phase.RAN, now, status=fact.status, exit_code=fact.exit_code, error=fact.error)
+    ran = endings.start_waiting(timed, Phase.RAN, now, status=fact.status, exit_code=fact.exit_code, error=fact.error)
     return Decision(sessions=(ran,), commands=close)
 
 
@@ -121,7 +100,7 @@ def _evaluated(table: Table, session: SessionState, fact: events.Evaluated, now:
     if fact.claim_id != session.claim_id:
         return Decision(skipped="stale_claim")
     if fact.error is not None and fact.error.retryable:
-        return evaluation_lost(table, session, fact.error, now)
+        return endings.evaluation_lost(table, session, fact.error, now)
     evaluated = replace(
         session,
         # A worker that evaluates also removes the runtime; one that fails leaves it to be discarded.
@@ -131,7 +110,7 @@ def _evaluated(table: Table, session: SessionState, fact: events.Evaluated, now:
         accounting=replace(session.accounting, evaluate_ms=fact.duration_ms),
         artifacts={**(session.artifacts or {}), **(fact.artifacts or {})} or None,
     )
-    return build(table.task_of(session), evaluation_failed(evaluated, fact.error), now)
+    return endings.build(table.task_of(session), endings.evaluation_failed(evaluated, fact.error), now)
 
 
 def _handed_back(table: Table, session: SessionState, fact: events.HandedBack, now: int) -> Decision:
@@ -140,24 +119,24 @@ def _handed_back(table: Table, session: SessionState, fact: events.HandedBack, n
         return Decision(skipped="stale_claim")
     match session.phase:
         case Phase.INIT:
-            return Decision(sessions=(start_waiting(session, Phase.QUEUED, now),))
+            return Decision(sessions=(endings.start_waiting(session, Phase.QUEUED, now),))
         case Phase.EVALUATING:
-            return Decision(sessions=(start_waiting(session, Phase.RAN, now),))
+            return Decision(sessions=(endings.start_waiting(session, Phase.RAN, now),))
         case _:
-            ends = (CloseKey(session.session_id, fact.claim_id), *discard_runtime(session))
-            return Decision(sessions=(next_attempt(session, now),), commands=ends)
+            ends = (CloseKey(session.session_id, fact.claim_id), *endings.discard_runtime(session))
+            return Decision(sessions=(endings.next_attempt(session, now),), commands=ends)
 
 
 def _stopped(table: Table, session: SessionState, fact: events.Stopped, now: int) -> Decision:
     if fact.claim_id != session.claim_id:
         return Decision(skipped="stale_claim")
-    return build(table.task_of(session), session, now)
+    return endings.build(table.task_of(session), session, now)
 
 
 # --- failures
 
 
-def _claim_lost(table: Table, session: SessionState, event: ClaimLost, now: int) -> Decision:
+def _claim_lost(table: Table, session: SessionState, event: commands.ClaimLost, now: int) -> Decision:
     if event.claim_id != session.claim_id:
         return Decision(skipped="stale_claim")
     return _claim_failed(table, session, "lost", "its worker is gone", now)
@@ -169,25 +148,26 @@ def _claim_failed(table: Table, session: SessionState, code: str, reason: str, n
     error = SessionError(
         stage.value, Kind.INFRA, code, f"{stage.value} claim {session.claim_id}: {reason}", retryable=True
     )
-    end = evaluation_lost if session.phase is Phase.EVALUATING else attempt_failed
-    ended = end(table, with_claim_revoked(session), error, now)
+    end = endings.evaluation_lost if session.phase is Phase.EVALUATING else endings.attempt_failed
+    ended = end(table, endings.with_claim_revoked(session), error, now)
     return Decision(
-        sessions=ended.sessions, records=ended.records, commands=(*stop_claim(session, code), *ended.commands)
+        sessions=ended.sessions, records=ended.records, commands=(*endings.stop_claim(session, code), *ended.commands)
     )
 
 
-def _pool_offline(table: Table, session: SessionState, event: PoolOffline, now: int) -> Decision:
+def _pool_offline(table: Table, session: SessionState, event: commands.PoolOffline, now: int) -> Decision:
     """The runtime's host may be gone for good: make a new runtime elsewhere, at no cost.
 
     A released run ticket names the old runtime and may be claimed when the pool returns. It must not count then, so its attempt ends.
     """
-    queued = start_waiting(session, Phase.QUEUED, now, runtime=None, init_claim_id=None)
+    queued = endings.start_waiting(session, Phase.QUEUED, now, runtime=None, init_claim_id=None)
     return Decision(
-        sessions=(next_attempt(session, now) if session.releases else queued,), commands=discard_runtime(session)
+        sessions=(endings.next_attempt(session, now) if session.releases else queued,),
+        commands=endings.discard_runtime(session),
     )
 
 
-def _waiting_expired(table: Table, session: SessionState, event: DeadlinePassed, now: int) -> Decision:
+def _waiting_expired(table: Table, session: SessionState, event: commands.DeadlinePassed, now: int) -> Decision:
     if is_ticket_stale(session, now):
         return Decision(sessions=(replace(session, ticket_released_at=None),))
     stage = WAITING_STAGES[session.phase]
@@ -195,21 +175,21 @@ def _waiting_expired(table: Table, session: SessionState, event: DeadlinePassed,
         "queue", Kind.INFRA, "no_worker", f"no {stage.value} worker claimed this session in time", retryable=False
     )
     status = session.status or Status.FAILED
-    return build(table.task_of(session), replace(session, status=status, error=session.error or error), now)
+    return endings.build(table.task_of(session), replace(session, status=status, error=session.error or error), now)
 
 
-def _budget_exceeded(table: Table, session: SessionState, event: DeadlinePassed, now: int) -> Decision:
+def _budget_exceeded(table: Table, session: SessionState, event: commands.DeadlinePassed, now: int) -> Decision:
     return _claim_failed(table, session, "deadline", "it exceeded its budget, and its worker didn't end it", now)
 
 
-def _closing_over(table: Table, session: SessionState, event: DeadlinePassed, now: int) -> Decision:
-    return build(table.task_of(session), session, now)
+def _closing_over(table: Table, session: SessionState, event: commands.DeadlinePassed, now: int) -> Decision:
+    return endings.build(table.task_of(session), session, now)
 
 
-def _build_again(table: Table, session: SessionState, event: DeadlinePassed, now: int) -> Decision:
-    """Without an `Open`, because the trajectory may be written and its fact still unread: an `Open` would make the builder build
+def _build_again(table: Table, session: SessionState, event: commands.DeadlinePassed, now: int) -> Decision:
+    """Without an `Open`, because the trajectory may be written and its fact still unread: an `Open` would make the builder endings.build
     another."""
-    again = build(table.task_of(session), session, now)
+    again = endings.build(table.task_of(session), session, now)
     return Decision(sessions=again.sessions, records=tuple(r for r in again.records if isinstance(r, Build)))
 
 
@@ -217,46 +197,46 @@ HANDLERS: dict[type[Any], Callable[[Table, Any, int], Decision]] = {
     events.TaskSubmitted: groups.submitted,
     events.CancelRequested: groups.cancel_requested,
     events.GroupEmitted: groups.group_emitted,
-    TaskExpired: groups.expired,
+    commands.TaskExpired: groups.expired,
     events.SessionOpenRequested: opened.open_requested,
     events.SessionOpenWithdrawn: opened.withdrawn,
     events.SessionCloseRequested: opened.close_requested,
-    FleetPaused: _fleet_changed,
-    FleetResumed: _fleet_changed,
+    commands.FleetPaused: _fleet_changed,
+    commands.FleetResumed: _fleet_changed,
 }
 """Inputs that aren't about one existing session."""
 TRANSITIONS: dict[tuple[Phase, type[Any]], Transition] = {
     **{(phase, events.InitFinished): _init_superseded for phase in Phase},
-    (Phase.QUEUED, SlotAssigned): release_ticket,
-    (Phase.QUEUED, DeadlinePassed): _waiting_expired,
+    (Phase.QUEUED, commands.SlotAssigned): release_ticket,
+    (Phase.QUEUED, commands.DeadlinePassed): _waiting_expired,
     (Phase.INIT, events.InitFinished): _init_finished,
     (Phase.INIT, events.HandedBack): _handed_back,
-    (Phase.INIT, ClaimLost): _claim_lost,
-    (Phase.INIT, DeadlinePassed): _budget_exceeded,
-    (Phase.READY, SlotAssigned): release_ticket,
-    (Phase.READY, PoolOffline): _pool_offline,
-    (Phase.READY, DeadlinePassed): _waiting_expired,
+    (Phase.INIT, commands.ClaimLost): _claim_lost,
+    (Phase.INIT, commands.DeadlinePassed): _budget_exceeded,
+    (Phase.READY, commands.SlotAssigned): release_ticket,
+    (Phase.READY, commands.PoolOffline): _pool_offline,
+    (Phase.READY, commands.DeadlinePassed): _waiting_expired,
     (Phase.RUNNING, events.RunFinished): _run_finished,
     (Phase.RUNNING, events.HandedBack): _handed_back,
-    (Phase.RUNNING, ClaimLost): _claim_lost,
-    (Phase.RUNNING, DeadlinePassed): _budget_exceeded,
-    (Phase.RAN, SlotAssigned): release_ticket,
-    (Phase.RAN, DeadlinePassed): _waiting_expired,
+    (Phase.RUNNING, commands.ClaimLost): _claim_lost,
+    (Phase.RUNNING, commands.DeadlinePassed): _budget_exceeded,
+    (Phase.RAN, commands.SlotAssigned): release_ticket,
+    (Phase.RAN, commands.DeadlinePassed): _waiting_expired,
     (Phase.EVALUATING, events.Evaluated): _evaluated,
     (Phase.EVALUATING, events.HandedBack): _handed_back,
-    (Phase.EVALUATING, ClaimLost): _claim_lost,
-    (Phase.EVALUATING, DeadlinePassed): _budget_exceeded,
+    (Phase.EVALUATING, commands.ClaimLost): _claim_lost,
+    (Phase.EVALUATING, commands.DeadlinePassed): _budget_exceeded,
     (Phase.CLOSING, events.Stopped): _stopped,
-    (Phase.CLOSING, DeadlinePassed): _closing_over,
+    (Phase.CLOSING, commands.DeadlinePassed): _closing_over,
     (Phase.BUILDING, events.TrajectoryEmitted): groups.emitted,
-    (Phase.BUILDING, DeadlinePassed): _build_again,
+    (Phase.BUILDING, commands.DeadlinePassed): _build_again,
 }
 """Claims and cancels are honoured in every phase: see `answer_claim` and `groups`."""
 OPENED: dict[tuple[Phase, type[Any]], Transition] = {
-    (Phase.UNOPENED, DeadlinePassed): opened.never_opened,
-    (Phase.RUNNING, DeadlinePassed): opened.expired,
-    (Phase.CLOSING, DeadlinePassed): _closing_over,
+    (Phase.UNOPENED, commands.DeadlinePassed): opened.never_opened,
+    (Phase.RUNNING, commands.DeadlinePassed): opened.expired,
+    (Phase.CLOSING, commands.DeadlinePassed): _closing_over,
     (Phase.BUILDING, events.TrajectoryEmitted): groups.emitted,
-    (Phase.BUILDING, DeadlinePassed): _build_again,
+    (Phase.BUILDING, commands.DeadlinePassed): _build_again,
 }
 """Transitions of opened sessions; requests about them are answered in every phase, by `opened`."""

@@ -16,18 +16,10 @@ from collections.abc import Callable, Sequence
 import structlog
 from msgspec.structs import replace
 
+from consumers.coordinator import commands
 from consumers.coordinator.batch import Batch, Transaction
 from consumers.coordinator.command_sender import CommandSender
-from consumers.coordinator.commands import (
-    ClaimLost,
-    DeadlinePassed,
-    FleetPaused,
-    FleetResumed,
-    Input,
-    PoolOffline,
-    ReleaseTicket,
-    TaskExpired,
-)
+from consumers.coordinator.commands import Input
 from consumers.coordinator.deadlines import Pauses
 from consumers.coordinator.decide import decide
 from consumers.coordinator.endings import repeated_commands
@@ -194,7 +186,7 @@ class PartitionCoordinator:
 
     async def _step(self, records: Sequence[kafka.Record]) -> None:
         if self._fleet.paused != (self.table.pauses.began is not None):
-            await self._decide(FleetPaused() if self._fleet.paused else FleetResumed())
+            await self._decide(commands.FleetPaused() if self._fleet.paused else commands.FleetResumed())
         for record in records:
             self.facts += 1
             fact = await self._decoded(record)
@@ -232,23 +224,23 @@ class PartitionCoordinator:
         elif isinstance(event, CLAIM_ENDS):
             self._free_slots.on_claim_ended(event.session_id, event.claim_id, self._leases.clock)
         for command in decision.commands:
-            if isinstance(command, ReleaseTicket):
+            if isinstance(command, commands.ReleaseTicket):
                 self._free_slots.on_ticket(command, self._leases.clock)
 
     def _due_inputs(self) -> list[Input]:
         """Inputs that time alone brings. Leases are checked only when the log is read to its end: the missing fact may be on it."""
         now = self._now()
-        due: list[Input] = [DeadlinePassed(session_id) for session_id in self.table.pop_due(now)]
-        due += [TaskExpired(task_id) for task_id in self.table.pop_expired(now)]
+        due: list[Input] = [commands.DeadlinePassed(session_id) for session_id in self.table.pop_due(now)]
+        due += [commands.TaskExpired(task_id) for task_id in self.table.pop_expired(now)]
         if not self._caught_up or self._leases.clock == self._leases_checked_at:
             return due
         self._leases_checked_at = self._leases.clock
         for worker_id, claims in self.table.granted_claims.items():
             lost = self._leases.lost_claims(worker_id, claims.keys())
-            due += [ClaimLost(claims[claim_id], claim_id) for claim_id in lost]
+            due += [commands.ClaimLost(claims[claim_id], claim_id) for claim_id in lost]
         for pool in self.table.queue.staged_pools():
             if self._leases.is_offline(pool):
-                due += [PoolOffline(session.session_id) for session in self.table.ready(pool)]
+                due += [commands.PoolOffline(session.session_id) for session in self.table.ready(pool)]
         return due
 
     async def _decoded(self, record: kafka.Record) -> events.Fact | None:

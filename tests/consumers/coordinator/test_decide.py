@@ -4,13 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from consumers.coordinator.commands import (
-    ClaimLost,
-    DeadlinePassed,
-    PoolOffline,
-    RejectTask,
-    TaskExpired,
-)
+from consumers.coordinator import commands
 from consumers.coordinator.deadlines import BUILDING_MS, CLOSING_MS, EXPIRY_MS, QUEUE_MS, TICKET_MS
 from tests.consumers.coordinator.bench import PLAN, Bench, submitted, wants
 from topics import events
@@ -31,9 +25,9 @@ def test_the_plain_way_ends_with_one_build_and_a_group() -> None:
     assert bench.session().phase is Phase.ENDED
     bench.give(events.GroupEmitted("f", "t"))
     assert bench.table.pop_expired(EXPIRY_MS) == ["t"]
-    assert bench.give(TaskExpired("t")).skipped == "not_forgettable"
+    assert bench.give(commands.TaskExpired("t")).skipped == "not_forgettable"
     bench.now = EXPIRY_MS
-    bench.give(TaskExpired("t"))
+    bench.give(commands.TaskExpired("t"))
     assert bench.table.task("t") is None
     assert bench.table.session("t.0") is None
 
@@ -65,7 +59,7 @@ def test_a_session_accounts_for_its_waiting_and_working_times_and_knows_its_clai
     assert bench.table.granted_claims == {"w": {"r1": "t.0"}}
     assert bench.session().accounting == Accounting(init_queued_ms=1_000, init_ms=1_500, run_queued_ms=4_000)
     bench.now = 10_000
-    bench.give(ClaimLost("t.0", "r1"))
+    bench.give(commands.ClaimLost("t.0", "r1"))
     assert bench.session().accounting == Accounting(attempts_lost=1), "each attempt stands alone"
 
 
@@ -83,9 +77,9 @@ def test_a_build_holds_the_results_of_run_and_evaluation_and_is_repeated_after_a
     assert (build.reward, build.call_rewards, build.metadata) == (0.5, {"c": 1.0}, b'{"a": 1}')
     assert build.artifacts == {"patch": "p", "both": "evaluation"}
     bench.now += BUILDING_MS - 1
-    assert bench.give(DeadlinePassed("t.0")).skipped == "early_deadline"
+    assert bench.give(commands.DeadlinePassed("t.0")).skipped == "early_deadline"
     bench.now += 1
-    assert bench.give(DeadlinePassed("t.0")).records == (build,)
+    assert bench.give(commands.DeadlinePassed("t.0")).records == (build,)
 
 
 def test_a_run_refused_for_its_input_is_built_at_once_and_a_failed_evaluation_gives_no_reward() -> None:
@@ -109,9 +103,9 @@ def test_a_closed_run_has_two_seconds_from_then_on() -> None:
     bench.now = 10_000
     bench.give(events.CancelRequested("f", "t"))
     bench.now += CLOSING_MS - 1
-    assert bench.give(DeadlinePassed("t.0")).skipped == "early_deadline"
+    assert bench.give(commands.DeadlinePassed("t.0")).skipped == "early_deadline"
     bench.now += 1
-    bench.give(DeadlinePassed("t.0"))
+    bench.give(commands.DeadlinePassed("t.0"))
     assert (bench.builds["t.0"].status, bench.builds["t.0"].accounting.run_ms) == (Status.CANCELLED, 10_000)
 
 
@@ -122,7 +116,7 @@ def test_an_unclaimed_ticket_is_released_again_at_no_cost_and_the_old_one_still_
     bench.assign(Stage.INIT)
     assert wants(bench.table) == {}
     bench.now = 10_000
-    bench.give(*(DeadlinePassed(s) for s in bench.table.pop_due(bench.now)))
+    bench.give(*(commands.DeadlinePassed(s) for s in bench.table.pop_due(bench.now)))
     assert wants(bench.table) == {(Stage.INIT, "default"): 1}
     assert bench.claim(Stage.INIT, "a").commands == (Grant("t.0", 1, "a"),)
     assert bench.session().spent == 0
@@ -133,13 +127,13 @@ def test_attempts_spent_fail_the_session_with_what_was_captured_after_its_key_is
     bench.give(submitted())
     for attempt in (1, 2, 3):
         bench.run(attempt=attempt)
-        bench.give(ClaimLost("t.0", f"r{attempt}"))
+        bench.give(commands.ClaimLost("t.0", f"r{attempt}"))
         assert bench.session().accounting.attempts_lost == min(attempt, 2)
     assert bench.session().phase is Phase.CLOSING
     assert (bench.session().attempt, bench.session().past_claims) == (3, ["r1", "r2"]), "their keys stay closed"
     assert "t.0" not in bench.builds
     bench.now += 2_000
-    bench.give(*(DeadlinePassed(s) for s in bench.table.pop_due(bench.now)))
+    bench.give(*(commands.DeadlinePassed(s) for s in bench.table.pop_due(bench.now)))
     build = bench.builds["t.0"]
     assert (build.claim_id, build.status, build.reward) == ("r3", Status.FAILED, None)
     assert build.error is not None
@@ -173,7 +167,7 @@ def test_a_used_task_id_with_another_body_is_rejected_and_with_the_same_changes_
     bench.give(events.SessionOpenRequested("f", "opened", "a", 60_000))
     for fact in (submitted(body="b"), submitted(task_id="opened")):
         rejected = bench.give(fact)
-        assert [type(command) for command in rejected.commands] == [RejectTask]
+        assert [type(command) for command in rejected.commands] == [commands.RejectTask]
         assert (rejected.tasks, rejected.sessions) == ((), ())
 
 
@@ -181,11 +175,11 @@ def test_a_ticket_from_before_its_pool_was_offline_names_a_lost_runtime_and_coun
     bench = Bench()
     bench.give(submitted())
     bench.init()
-    bench.give(PoolOffline("t.0"))
+    bench.give(commands.PoolOffline("t.0"))
     assert (bench.session().attempt, bench.session().runtime) == (1, None)
     bench.init()
     bench.assign(Stage.RUN)
-    bench.give(PoolOffline("t.0"))
+    bench.give(commands.PoolOffline("t.0"))
     assert (bench.session().phase, bench.session().spent) == (Phase.QUEUED, 0)
     bench.init(attempt=2)
     bench.assign(Stage.RUN)
@@ -199,11 +193,11 @@ def test_tickets_that_nobody_takes_for_days_cost_no_memory() -> None:
     for _ in range(3000):
         bench.assign(Stage.INIT)
         bench.now += TICKET_MS
-        bench.give(*(DeadlinePassed(s) for s in bench.table.pop_due(bench.now)))
+        bench.give(*(commands.DeadlinePassed(s) for s in bench.table.pop_due(bench.now)))
     assert bench.session().ticket_released_at is None
     assert bench.table.pending_instants < 1100
     bench.now = QUEUE_MS
-    bench.give(*(DeadlinePassed(s) for s in bench.table.pop_due(bench.now)))
+    bench.give(*(commands.DeadlinePassed(s) for s in bench.table.pop_due(bench.now)))
     assert bench.session().phase is Phase.BUILDING
 
 
@@ -212,7 +206,7 @@ def test_a_runtime_that_comes_too_late_is_discarded_unless_the_session_uses_it()
     bench.give(submitted())
     bench.assign(Stage.INIT)
     bench.claim(Stage.INIT, "slow")
-    bench.give(ClaimLost("t.0", "slow"))
+    bench.give(commands.ClaimLost("t.0", "slow"))
     assert bench.session().revoked_claims == ["slow"]
     late = bench.give(events.InitFinished("f", "t.0", 1, "slow", runtime={"dir": "slow"}))
     assert late.commands == (Discard("t.0", "slow", {"dir": "slow"}),)

@@ -8,16 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from consumers.coordinator.commands import (
-    ClaimLost,
-    DeadlinePassed,
-    Decision,
-    FleetPaused,
-    FleetResumed,
-    Input,
-    PoolOffline,
-    ReleaseTicket,
-)
+from consumers.coordinator import commands
+from consumers.coordinator.commands import Decision, Input
 from consumers.coordinator.deadlines import UNOPENED_MS
 from tests.consumers.coordinator.bench import PLAN, Bench, submitted
 from topics import events
@@ -72,7 +64,7 @@ class World(Bench):
                 row = self.session(command.session_id)
                 assert row.init_claim_id != command.claim_id or row.phase not in NEEDED, "nobody works in it"
                 self.made[command.claim_id] = True
-            if isinstance(command, ReleaseTicket):
+            if isinstance(command, commands.ReleaseTicket):
                 session = self.session(command.session_id)
                 assert session.task_id not in OPENED, "no worker has a part in opened sessions"
                 self.tickets.append((session.session_id, command.stage, session.attempt))
@@ -108,7 +100,7 @@ class World(Bench):
             claimed = [s for s in live if s.claim_id]
             if claimed:
                 lost = pick.choice(claimed)
-                self._collect(self.give(ClaimLost(lost.session_id, pick.choice([lost.claim_id or "", "c0"]))))
+                self._collect(self.give(commands.ClaimLost(lost.session_id, pick.choice([lost.claim_id or "", "c0"]))))
         elif what == "back":
             claimed = [s for s in live if s.claim_id]
             if claimed:
@@ -127,7 +119,7 @@ class World(Bench):
             self.send(events.SessionOpenWithdrawn("f", wish.task_id, wish.claim_id))
         elif what == "offline":
             for session in live:
-                self._collect(self.give(PoolOffline(session.session_id)))
+                self._collect(self.give(commands.PoolOffline(session.session_id)))
         elif what == "turn":
             self.turn(paused=self.table.pauses.began is None)
         elif what == "clock":
@@ -136,7 +128,7 @@ class World(Bench):
             self.emit()
 
     def turn(self, *, paused: bool) -> None:
-        self.give(FleetPaused() if paused else FleetResumed())
+        self.give(commands.FleetPaused() if paused else commands.FleetResumed())
 
     def open(self) -> None:
         pick = self.random
@@ -174,7 +166,7 @@ class World(Bench):
     def advance(self, ms: int) -> None:
         self.now += ms
         for session_id in self.table.pop_due(self.now):
-            self._collect(self.give(DeadlinePassed(session_id)))
+            self._collect(self.give(commands.DeadlinePassed(session_id)))
 
     def report(self, session: SessionState) -> None:
         claim = session.claim_id

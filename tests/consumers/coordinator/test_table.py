@@ -14,18 +14,8 @@ from typing import Any, get_args
 import pytest
 from msgspec.structs import replace
 
-from consumers.coordinator.commands import (
-    ClaimLost,
-    Command,
-    DeadlinePassed,
-    Decision,
-    FleetPaused,
-    FleetResumed,
-    Input,
-    PoolOffline,
-    SlotAssigned,
-    TaskExpired,
-)
+from consumers.coordinator import commands
+from consumers.coordinator.commands import Decision, Input
 from consumers.coordinator.deadlines import EXPIRY_MS, deadline_of
 from consumers.coordinator.decide import OPENED, TRANSITIONS
 from tests.consumers.coordinator.bench import PLAN, Bench, submitted
@@ -49,7 +39,7 @@ def queued(attempt: int = 1) -> Bench:
     for lost in range(1, attempt):
         bench.assign(Stage.INIT)
         bench.claim(Stage.INIT, f"lost{lost}", attempt=lost)
-        bench.give(ClaimLost("t.0", f"lost{lost}"))
+        bench.give(commands.ClaimLost("t.0", f"lost{lost}"))
     return bench
 
 
@@ -83,7 +73,7 @@ def ran() -> Bench:
 def evaluating(tries: int = 1) -> Bench:
     bench = claimed(ran(), Stage.EVALUATE)
     for _ in range(1, tries):
-        bench.give(ClaimLost("t.0", "evaluate"))
+        bench.give(commands.ClaimLost("t.0", "evaluate"))
         claimed(bench, Stage.EVALUATE)
     return bench
 
@@ -150,24 +140,24 @@ def claim(stage: Stage, claim_id: str) -> Callable[[Bench], Input]:
 def at_deadline(bench: Bench) -> Input:
     deadline = deadline_of(bench.session(), bench.table.task_of(bench.session()))
     bench.now = NEVER if deadline is None else deadline
-    return DeadlinePassed("t.0")
+    return commands.DeadlinePassed("t.0")
 
 
 def at_deadline_paused(bench: Bench) -> Input:
-    bench.give(FleetPaused())
+    bench.give(commands.FleetPaused())
     return at_deadline(bench)
 
 
 def resumed(bench: Bench) -> Input:
-    bench.give(FleetPaused())
-    return FleetResumed()
+    bench.give(commands.FleetPaused())
+    return commands.FleetResumed()
 
 
 def expiring(bench: Bench) -> Input:
     """After the end of the group, if it has one."""
     bench.give(events.TrajectoryEmitted("f", "t.1", 1), events.GroupEmitted("f", "t"))
     bench.now += EXPIRY_MS
-    return TaskExpired("t")
+    return commands.TaskExpired("t")
 
 
 def just(event: Input) -> Callable[[Bench], Input]:
@@ -180,13 +170,13 @@ EVENTS: dict[str, Callable[[Bench], Input]] = {
     "early stop": just(events.TrajectoryEmitted("f", "t.1", 1, 1, 9, 1, Status.COMPLETED, None, 1.0)),
     "deadline": at_deadline,
     "deadline in a pause": at_deadline_paused,
-    "too early a deadline": just(DeadlinePassed("t.0")),
-    "pause": just(FleetPaused()),
+    "too early a deadline": just(commands.DeadlinePassed("t.0")),
+    "pause": just(commands.FleetPaused()),
     "resume": resumed,
-    "worker lost": lambda bench: ClaimLost("t.0", bench.session().claim_id or "-"),
-    "pool offline": just(PoolOffline("t.0")),
+    "worker lost": lambda bench: commands.ClaimLost("t.0", bench.session().claim_id or "-"),
+    "pool offline": just(commands.PoolOffline("t.0")),
     "worker drains": of(events.HandedBack),
-    "slot": lambda bench: SlotAssigned(slot_of(bench), "default", "w", 0),
+    "slot": lambda bench: commands.SlotAssigned(slot_of(bench), "default", "w", 0),
     "init claimed": claim(Stage.INIT, "new"),
     "run claimed": claim(Stage.RUN, "new"),
     "evaluate claimed": claim(Stage.EVALUATE, "new"),
@@ -207,7 +197,7 @@ EVENTS: dict[str, Callable[[Bench], Input]] = {
     "zombie's evaluation": of(events.Evaluated, claim="zombie", reward=1.0),
     "zombie stopped": of(events.Stopped, claim="zombie"),
     "zombie drains": of(events.HandedBack, claim="zombie"),
-    "zombie lost": just(ClaimLost("t.0", "zombie")),
+    "zombie lost": just(commands.ClaimLost("t.0", "zombie")),
     "trajectory": just(BUILT),
     "submitted again": just(TASK),
     "open": just(events.SessionOpenRequested("f", "t", "new", 60_000, 2)),
@@ -433,7 +423,7 @@ def written(record: object) -> str:
     return type(record).__name__
 
 
-def sent(command: Command) -> str:
+def sent(command: commands.Command) -> str:
     kind = type(command).__name__
     return f"{kind}({command.claim_id}, {command.reason})" if isinstance(command, Revoke) else kind
 
