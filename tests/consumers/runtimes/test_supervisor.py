@@ -16,7 +16,6 @@ from consumers.runtimes.base import Exec, Labels, SandboxError
 from consumers.runtimes.process import ProcessBackend, ProcessRuntime
 from consumers.runtimes.supervisor import BoundedLog
 from tests.consumers.runtimes.conftest import Eventually, Living, command_lines, processes
-from topics.types.errors import InputError
 from topics.types.task import RuntimeSpec
 
 PYTHON_DAEMON = """
@@ -90,11 +89,6 @@ async def test_a_program_that_cannot_be_started_is_a_fault_not_an_exit_code(
     with pytest.raises(SandboxError, match=said) as raised:
         await runtime.exec(what)
     assert raised.value.code == "not_started"
-
-
-async def test_a_working_directory_that_is_not_there_is_the_callers_mistake(runtime: ProcessRuntime) -> None:
-    with pytest.raises(InputError, match=r"cwd: is no folder in the sandbox.*\(got 'nowhere'\)"):
-        await runtime.exec(Exec("true", cwd="nowhere"))
 
 
 async def test_an_instruction_comes_through_stdin_and_none_is_an_empty_one(runtime: ProcessRuntime) -> None:

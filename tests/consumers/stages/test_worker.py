@@ -14,11 +14,12 @@ import pytest
 from consumers.runtimes import proctree
 from consumers.stages.worker import run_worker
 from tests.consumers.stages.coordinating import ALL, PROXY, Coordinator, eventually, living, shell, ticket, working
-from topics import dead_letters, stages
+from topics import dead_letters, fleet, stages
 from topics.environment.blobs import BlobStore
 from topics.environment.keys import BACKSTOP_S, PREFIX, Limits, Signer
 from topics.environment.settings import Settings
 from topics.events import Claimed, Evaluated, HandedBack, InitFinished, RunFinished, Stopped
+from topics.fleet import FleetState
 from topics.log import kafka
 from topics.types.errors import Kind, NotReady
 from topics.types.session import Stage, Status
@@ -244,6 +245,30 @@ async def test_a_worker_that_stops_hands_back_what_it_holds(settings: Settings, 
     assert last.leaving
     await eventually(lambda: coordinator.held() == set())
     assert [folder.name for folder in folders(settings)] == [runtime["id"]]
+
+
+# --- a paused fleet
+
+
+async def test_time_in_a_pause_is_not_charged_to_a_run_and_a_worker_that_starts_in_one_knows(
+    settings: Settings, coordinator: Coordinator
+) -> None:
+    async def write(state: FleetState) -> None:
+        await coordinator.log.send(fleet.TOPIC, state, key=fleet.key_of(state))
+
+    async def run(task_id: str) -> Status:
+        task = shell(task_id, "sleep 2.5")
+        runtime = await coordinator.initialised(task)
+        await coordinator.granted(ticket(task, RUN, runtime=runtime, budget_s=1.0))
+        return (await coordinator.fact(RunFinished, f"{task_id}.0")).status
+
+    await write(FleetState(1, paused=True))
+    async with working(settings, ALL):
+        assert await run("paused") is Status.COMPLETED
+        assert coordinator.beats[-1].fleet_generation == 1
+        await write(FleetState(2))
+        await eventually(lambda: coordinator.beats[-1].fleet_generation == 2 or None)
+        assert await run("running") is Status.TIMED_OUT
 
 
 # --- what goes wrong
