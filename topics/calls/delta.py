@@ -1,8 +1,8 @@
 """Prompts and messages as deltas against acknowledged calls of the same claim (protocol 21); `topics/calls/resolver.py` expands them.
 
-A call's base is the one whose prompt + sampled tokens (messages + answer) share the longest prefix with the new prompt. Invariant: what
-is shared is equal token by token, message by message. Memory is linear in what is new in each call, and bounded for each index; of a
-prompt only what is new is hashed, the rest compared once. Which calls are acknowledged, and of one claim, is the caller's to know.
+A call's base is the call whose prompt + sampled tokens (messages + answer) share the longest prefix with the new prompt. Invariant: the
+shared part is equal token by token, message by message. Memory is linear in the new part of each call, and bounded for each index. Only
+the new part of a prompt is hashed; the rest is compared once. Callers add only acknowledged calls, of one claim.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ BLOCK = 256
 """Tokens a link of the hash chain covers."""
 LINK_BYTES = 16
 MAX_TOKENS = 4 * 1024 * 1024
-"""Unique tokens that an index keeps, 16 MiB; beyond it forgets all but the newest call."""
+"""Unique tokens in an index, 16 MiB; beyond that it keeps only the newest call."""
 MAX_MESSAGES = 64 * 1024
 
 
 def links(prompt: Ids, known: int = 0, last: bytes = b"") -> list[bytes]:
-    """Links of the chain over a prompt's whole blocks, after the first `known` blocks, whose last link is `last`."""
+    """Hash links of a prompt's whole blocks, after the first `known` blocks, whose last link is `last`."""
     made = []
     for start in range(known * BLOCK, len(prompt) - BLOCK + 1, BLOCK):
         last = hashlib.blake2b(last + prompt[start : start + BLOCK].tobytes(), digest_size=LINK_BYTES).digest()
@@ -36,24 +36,24 @@ def links(prompt: Ids, known: int = 0, last: bytes = b"") -> list[bytes]:
 
 
 class _Strand:
-    """A run of tokens that grows at its end; a conversation that only grows is one strand, an edit forks off another.
+    """A run of tokens that grows at its end; a conversation that only grows is one strand, and an edit forks another.
 
-    Positions are absolute: tokens from the prompt's beginning. A strand holds `[start, end)`, its parents what lies before.
+    Positions count tokens from the prompt's beginning. A strand holds `[start, end)`, its parents the tokens before.
     """
 
     def __init__(self, parent: _Strand | None, start: int) -> None:
-        # No cycle, so that a claim's tokens go with it and needn't wait for the collector. The root holds all.
+        # A weak reference avoids a cycle, so a claim's tokens are freed with it, without the garbage collector.
         self._parent = None if parent is None else weakref.ref(parent)
         self.start = start
         self.end = start
         self.forks: dict[tuple[int, int], _Strand] = {}
-        """By where they leave this strand, and their first token."""
+        """By the position where they leave this strand, and their first token."""
         self.ends: list[int] = []
-        """Where calls end within this strand, ascending; the last is `end`."""
+        """Positions where calls end within this strand, ascending; the last is `end`."""
         self.calls: list[str] = []
-        """Their ids."""
+        """Ids of the calls in `ends`."""
         self._links: list[bytes] = []
-        """Of the blocks that end within this strand."""
+        """Hash links of the blocks that end within this strand."""
         self._buffer = np.empty(BLOCK, dtype=IDS)
 
     @property
@@ -74,14 +74,14 @@ class _Strand:
         self.end += len(tokens)
 
     def link(self, blocks: int) -> bytes:
-        """The chain's link after that many blocks, which end at or before `end`."""
+        """The hash link after `blocks` blocks, which end at or before `end`."""
         strand = self
         while strand.parent is not None and blocks * BLOCK <= strand.start:
             strand = strand.parent
         return strand._links[blocks - strand.start // BLOCK - 1] if blocks else b""
 
     def chain(self, made: list[bytes]) -> None:
-        """Append links, those of the next blocks."""
+        """Append the links of the next blocks."""
         self._links.extend(made)
 
     def note(self, call_id: str, end: int) -> None:
@@ -91,7 +91,7 @@ class _Strand:
 
 
 class PromptIndex:
-    """A claim's acknowledged calls, each token that they share kept once."""
+    """A claim's acknowledged calls; shared tokens are kept once."""
 
     def __init__(self, max_tokens: int = MAX_TOKENS) -> None:
         self._max_tokens = max_tokens
@@ -101,7 +101,7 @@ class PromptIndex:
         """Where each call ends."""
 
     def encode(self, prompt: Ids) -> TokenDelta:
-        """A prompt as a delta against what was added; in full where nothing is shared."""
+        """A prompt as a delta against the added calls; in full if nothing is shared."""
         strand, shared = self._find(prompt)
         known = shared // BLOCK
         last = strand.link(known)
@@ -114,7 +114,7 @@ class PromptIndex:
         )
 
     def add(self, call_id: str, prompt: Ids, sampled: Ids) -> None:
-        """Note an acknowledged call; of one id the first counts, and one without tokens is no base."""
+        """Add an acknowledged call, unless it has no tokens or a known id."""
         tokens = np.concatenate((prompt, sampled))
         if call_id in self._ends or not len(tokens):
             return
@@ -136,7 +136,7 @@ class PromptIndex:
         self._ends[call_id] = strand, len(tokens)
 
     def tokens(self, call_id: str, length: int | None = None) -> Ids | None:
-        """The first `length` tokens of a call's prompt and sampled tokens, else all; None where it is not known, or shorter."""
+        """The first `length` tokens (None: all) of a call's prompt and sampled tokens; None for an unknown or shorter call."""
         strand, end = self._ends.get(call_id, (None, 0))
         length = end if length is None else length
         if strand is None or length > end:
@@ -149,7 +149,7 @@ class PromptIndex:
         return np.concatenate(parts[::-1])
 
     def _find(self, tokens: Ids) -> tuple[_Strand, int]:
-        """The strand where the longest known prefix ends, and its length."""
+        """The strand where the longest known prefix ends, and the prefix's length."""
         strand, shared = self._root, 0
         while True:
             shared += common_prefix(strand.tokens, tokens[shared:])
@@ -160,12 +160,11 @@ class PromptIndex:
 
 
 class Spelled:
-    """Messages in one spelling, so that equal values have equal bytes, and the chain's link after each of them."""
+    """Messages in canonical spelling, which gives equal values equal bytes, and the hash link after each message."""
 
     __slots__ = ("links", "messages")
 
     def __init__(self, messages: Iterable[object] = ()) -> None:
-        """Of anything that msgspec writes as JSON."""
         self.messages: list[bytes] = []
         self.links: list[bytes] = []
         for message in messages:
@@ -173,7 +172,7 @@ class Spelled:
 
     @property
     def link(self) -> bytes:
-        """After the last message."""
+        """The link after the last message."""
         return self.links[-1] if self.links else b""
 
     def upto(self, count: int) -> Spelled:
@@ -183,34 +182,34 @@ class Spelled:
         return cut
 
     def append(self, spelled: bytes) -> None:
-        """One more message, as `spell` writes it."""
+        """Append a message in the spelling of `spell`."""
         self.links.append(link_after(self.link, spelled))
         self.messages.append(spelled)
 
 
 def spell(message: object) -> bytes:
-    """A message in one spelling."""
+    """A message as canonical JSON."""
     return msgspec.json.encode(message, order="sorted")
 
 
 class MessageIndex:
-    """A claim's acknowledged calls by their messages; keeps 16 bytes a message, not the messages."""
+    """A claim's acknowledged calls by their messages; keeps a 16-byte link per message instead of the message."""
 
     def __init__(self, max_messages: int = MAX_MESSAGES) -> None:
         self._max_messages = max_messages
         self._calls: dict[bytes, str] = {}
-        """A call that begins with the messages which the link stands for."""
+        """By link, a call that begins with the messages up to that link."""
 
     def encode(self, spelled: Spelled) -> MessageDelta:
-        """Messages as a delta against what was added."""
+        """Messages as a delta against the added calls."""
         links = spelled.links
-        # Who knows a link knows those before it, and of a conversation that grows nearly all are known.
+        # A known link implies those before it, and nearly all links of a growing conversation are known.
         shared = next((at for at in range(len(links), 0, -1) if links[at - 1] in self._calls), 0)
         base = self._calls[links[shared - 1]] if shared else None
         return MessageDelta(rest=b"[" + b",".join(spelled.messages[shared:]) + b"]", shared=shared, base=base)
 
     def add(self, call_id: str, spelled: Spelled, answer: object | None) -> None:
-        """Note an acknowledged call; `answer` None where it has none."""
+        """Add an acknowledged call; `answer` is None if it has none."""
         links = spelled.links
         if answer is not None:
             links = [*links, link_after(spelled.link, spell(answer))]
@@ -218,10 +217,10 @@ class MessageIndex:
             self._calls = {}
         for link in reversed(links):
             if link in self._calls:
-                break  # and so are those before it
+                break  # earlier links are known also
             self._calls[link] = call_id
 
 
 def link_after(last: bytes, message: bytes) -> bytes:
-    """The chain's link after one more message, as `spell` writes it."""
+    """The hash link after one more message in the spelling of `spell`."""
     return hashlib.blake2b(last + message, digest_size=LINK_BYTES).digest()

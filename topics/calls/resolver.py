@@ -1,7 +1,7 @@
-"""Expands a claim's calls from the log: whole prompts and messages out of the deltas that `topics/calls/delta.py` made.
+"""Expands a claim's calls from the log: whole prompts and messages from the deltas of `topics/calls/delta.py`.
 
-Invariant: what comes out is the very prompt that was written, proven by the hash chain's last link, and messages of equal value; what
-can't be expanded raises and names the call. Memory is linear in what the calls add. What to do about a gap is the caller's.
+Invariant: an expanded prompt is the one that was written, as its hash link proves, and messages have equal values. A call that can't be
+expanded raises an error that names it; callers handle the gap.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class DeltaError(ValueError):
 
 
 class BaseMissingError(DeltaError):
-    """A delta whose base isn't among the calls so far."""
+    """A delta whose base isn't among the earlier calls."""
 
     def __init__(self, call_id: str, base: str) -> None:
         self.call_id = call_id
@@ -67,7 +67,7 @@ class _Known(msgspec.Struct, frozen=True):
 
 
 class Resolver:
-    """Expands the calls of one claim, given in log order; memory is linear in what they add."""
+    """Expands the calls of one claim, added in log order; memory is linear in the tokens that they add."""
 
     def __init__(self) -> None:
         self._calls: dict[str, _Known] = {}
@@ -75,7 +75,7 @@ class Resolver:
         self._answered: set[str] = set()
 
     def add(self, call: Completion) -> None:
-        """Take in a call; of one id the first counts.
+        """Add a call, unless its id is known.
 
         Raises BaseMissingError where a base wasn't added, DeltaError where the deltas or the chain don't fit; the call stays unknown then.
         """
