@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.topics.specimens import RECORDS, TOPICS, any_of, full, tag
-from topics import completions, control, events
+from topics import control, events
 from topics.contract.codec import Codec, DecodeError, UnknownRecord, encode
 from topics.contract.topic import Topic
 
@@ -81,25 +81,23 @@ def test_a_newer_writers_field_is_skipped() -> None:
     assert control.CODEC.decode(msgspec.msgpack.encode(newer)) == control.Drain("w1")
 
 
-def test_a_newer_writers_type_is_named_and_no_error() -> None:
+@pytest.mark.parametrize("topic", [topic for topic in TOPICS if topic.records], ids=lambda topic: topic.name)
+def test_a_newer_writers_type_is_named_and_no_error(topic: Topic) -> None:
     newer = {"type": "hibernate", "worker_id": "w1"}
-    assert control.CODEC.decode(msgspec.msgpack.encode(newer)) == UnknownRecord("hibernate")
+    assert Codec(*topic.records).decode(msgspec.msgpack.encode(newer)) == UnknownRecord("hibernate")
 
 
-def test_a_topic_of_one_type_knows_unknown_ones_too() -> None:
-    (ticket,) = next(topic for topic in TOPICS if topic.name.startswith("stage.")).records
-    assert Codec(ticket).decode(msgspec.msgpack.encode({"type": "voucher"})) == UnknownRecord("voucher")
-
-
-def test_a_wrong_field_is_named() -> None:
-    wrong = msgspec.msgpack.encode({"type": "claimed", "fact_id": 7})
-    with pytest.raises(DecodeError, match=r"claimed: .*fact_id"):
-        events.CODEC.decode(wrong)
-
-
-def test_a_missing_field_is_named() -> None:
-    with pytest.raises(DecodeError, match=r"open: .*session_id"):
-        completions.CODEC.decode(msgspec.msgpack.encode({"type": "open"}))
+@pytest.mark.parametrize(
+    ("record", "named"),
+    [
+        ({"type": "claimed", "fact_id": 7}, r"claimed: .*fact_id"),
+        ({"type": "task_submitted"}, r"task_submitted: .*fact_id"),
+    ],
+    ids=["wrong", "missing"],
+)
+def test_an_invalid_field_is_named(record: dict[str, object], named: str) -> None:
+    with pytest.raises(DecodeError, match=named):
+        events.CODEC.decode(msgspec.msgpack.encode(record))
 
 
 @pytest.mark.parametrize("data", [b"", b"{}", b"not msgpack", msgspec.msgpack.encode([1]), msgspec.msgpack.encode({})])

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.topics.specimens import TOPICS, full, tag
-from topics import completions, events, fleet, sessions, stages, trajectories, workers
+from topics import completions, events, fleet, sessions, trajectories, workers
 from topics.contract import catalogue
 from topics.contract.topic import MIB, Topic
 from topics.log.partition import partition_of_session, partition_of_task
@@ -101,7 +101,3 @@ def test_rows_of_the_table_are_keyed_by_kind() -> None:
     assert sessions.key_of(TaskState("t")) == "task:t"
     assert sessions.key_of(SessionState("t.3", "t", 3, Phase.QUEUED, 0)) == "session:t.3"
     assert sessions.key_of(Position(7, 9)) == "offset"
-
-
-def test_a_ticket_is_the_only_record_of_a_stage_queue() -> None:
-    assert stages.topic(Stage.RUN, "default").records == (stages.Ticket,)

@@ -199,28 +199,18 @@ def test_the_canonical_body_is_a_fixed_point(
 
 
 @pytest.mark.parametrize(
-    "more",
+    ("one", "other"),
     [
-        {},
-        {"timeout_seconds": 5},
-        {"timeouts": {"run": 7}},
-        {"evaluator": None, "runtime": None},
-        {"sampling": {"temperature": 1}, "metadata": {"ä": [1, 2.5, None]}},
+        ({"timeout_seconds": 60}, {"timeouts": {"run": 60.0}}),
+        ({}, {"num_samples": 1, "timeouts": {"init": 600}}),
+        ({}, {"evaluator": None, "runtime": None}),
+        ({"sampling": {"temperature": 1}}, {"sampling": {"temperature": 1.0}}),
     ],
 )
-def test_a_canonical_body_parses_to_a_task_with_the_same_canonical_body(more: dict[str, Any]) -> None:
-    task = parse(BODY | more)
-    again = parse(json.loads(task.canonical()))
-    assert again.canonical() == task.canonical()
-    assert again.run_budget_s == task.run_budget_s
-
-
-def test_both_spellings_of_the_run_budget_are_one_body() -> None:
-    assert parse(BODY | {"timeout_seconds": 60}).canonical() == parse(BODY | {"timeouts": {"run": 60.0}}).canonical()
-
-
-def test_a_default_written_out_is_the_same_body() -> None:
-    assert parse(BODY | {"num_samples": 1, "timeouts": {"init": 600}}).canonical() == parse(BODY).canonical()
+def test_bodies_with_equal_meaning_have_one_canonical_body(one: dict[str, Any], other: dict[str, Any]) -> None:
+    canonical = parse(BODY | one).canonical()
+    assert parse(BODY | other).canonical() == canonical
+    assert parse(json.loads(canonical)).canonical() == canonical
 
 
 def test_a_task_is_frozen() -> None:
