@@ -94,15 +94,6 @@ def test_a_session_times_out_at_its_ttl_and_a_later_close_is_refused() -> None:
     assert "TTL of 60 s" in build.error.message
 
 
-def test_the_first_close_counts() -> None:
-    bench = Bench()
-    bench.give(opening(), closing(reward=0.25))
-    assert bench.give(closing(reward=1.0)).commands == (Revoke("t.0", "c", "ended"),)
-    after(bench, CLOSING_MS)
-    assert bench.give(closing(reward=1.0)).sessions == ()
-    assert bench.builds["t.0"].reward == 0.25
-
-
 def test_a_close_of_an_unknown_or_unopened_session_is_refused() -> None:
     bench = Bench()
     assert bench.give(closing("nosuch.0")).commands == (Revoke("nosuch.0", "c", "unknown"),)
