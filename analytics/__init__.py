@@ -1,1 +1,1 @@
-"""What happened and what goes on: `writing` fills the `lake`, `asking` is SQL over it, `live` watches. It writes nothing to Kafka."""
+"""Analytics: `writing` fills the `lake` from Kafka, `queries` is SQL over it, `live` follows the topics. Nothing is written to Kafka."""

@@ -23,8 +23,8 @@ import duckdb
 import numpy as np
 import psutil
 
-from analytics.asking import query
 from analytics.lake.manifest import Lake, Manifest
+from analytics.queries import query
 from benchmarks import report
 from benchmarks.log_bytes import segments
 from benchmarks.report import Figure, say

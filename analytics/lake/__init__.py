@@ -1,1 +1,1 @@
-"""The lake itself: its tables, what records become in them, its files, and the manifests that say which of them count."""
+"""The lake: its tables, the conversion of records to rows, its Parquet files, and its manifests."""

@@ -1,9 +1,9 @@
-"""Keeps a lake small: few files of a table, and none that nobody can need.
+"""Keeps the lake small: merges small files, and removes files that no reader can need.
 
-Merging goes by size: where a tier (each eight times the one below) has eight files, it and the tiers below become one, so that a row is
-written again once a tier, and not at all beyond 128 MiB. Removing goes by version: manifests from the oldest on, up to the first that a
-living reader has pinned, or that was the newest within the grace period, and with them the files that only they name. Invariant: rows are
-neither lost nor doubled, and no file goes that a pinned, a recent or a coming manifest names. One process at a time. Blocking.
+Merging goes by size. If a tier (sizes up to eight times those of the tier below) has eight files, they and all smaller files become one. So
+a row is rewritten once per tier, and never beyond 128 MiB. Removing goes by version: manifests, the oldest first, up to the first one that
+a live reader has pinned or that was the newest within the grace period, and the files that only removed manifests contain. Invariant: no
+row is lost or doubled, and no file of a pinned, recent or future manifest is removed. One process at a time. Blocking.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 import structlog
 
 from analytics.lake import files, locks
-from analytics.lake.manifest import Conflict, File, Lake, Writing, sync
+from analytics.lake.manifest import ConflictError, File, Lake, Writing, sync
 from analytics.lake.schema import TABLES
 from topics.contract.topic import MIB
 
@@ -31,16 +31,17 @@ FAN_IN = 8
 TIER_BITS = 3
 """A tier's files are up to eight times as large as those of the one below."""
 GROUP_BYTES = 32 * MIB
-"""In memory, of a merged file's row group."""
+"""Size in memory of a merged file's row group."""
 GRACE_S = 600.0
-"""For readers of the DuckDB file, which pin nothing: a query may go on that long."""
+"""For readers of the DuckDB file, which don't pin manifests: their queries may take this long."""
 DRAFT_S = 3600.0
+"""An older draft was left by a killed process: writing one takes milliseconds."""
 
 log = structlog.get_logger()
 
 
 def tidy(lake: Lake, writing: Writing, halt: threading.Event, grace_s: float = GRACE_S) -> None:
-    """Remove what nobody needs, then merge what is small, unless another process is at it. Ends soon after `halt`. Raises OSError."""
+    """Remove unneeded files, then merge small ones, unless another process does it. Ends soon after `halt`. Raises OSError."""
     with locks.alone(lake.folder / "compaction.lock") as is_alone:
         if not is_alone:
             return
@@ -48,14 +49,14 @@ def tidy(lake: Lake, writing: Writing, halt: threading.Event, grace_s: float = G
         for table in TABLES:
             while not halt.is_set() and (chosen := choose(lake.newest().files.get(table, []))):
                 is_merged = merge(lake, writing, table, chosen, halt)
-                # Arrow keeps what it freed, a hundred megabytes after a merge, in a process that is small otherwise.
+                # After a merge Arrow keeps a hundred megabytes of freed memory, much for this process.
                 pa.default_memory_pool().release_unused()
                 if not is_merged:
                     break
 
 
 def choose(there: Sequence[File]) -> list[File]:
-    """Which files of a table to merge into one, smallest first; none where they are few enough."""
+    """The files of a table to merge into one, smallest first; none if they are few."""
     small = sorted((file for file in there if file.bytes < TARGET_BYTES), key=lambda file: file.bytes)
     upto = 0
     for _, tier in itertools.groupby(small, lambda file: file.bytes.bit_length() // TIER_BITS):
@@ -71,7 +72,7 @@ def choose(there: Sequence[File]) -> list[File]:
 
 
 def merge(lake: Lake, writing: Writing, table: str, chosen: Sequence[File], halt: threading.Event) -> bool:
-    """Put one file in the place of several; False where it was given up. Raises OSError."""
+    """Replace several files by one; False if it was cancelled or a file is gone. Raises OSError."""
     path = lake.folder / table / writing.new_name()
     is_part = False
     try:
@@ -93,13 +94,13 @@ def _replace(lake: Lake, table: str, chosen: Sequence[File], file: File) -> bool
         there = set(newest.files.get(table, ()))
         if not there.issuperset(chosen):
             return file in there
-        with suppress(Conflict):
+        with suppress(ConflictError):
             lake.commit(newest, newest.replaced(table, chosen, [file]))
             return True
 
 
 def _write(path: Path, sources: Sequence[Path], schema: Any, halt: threading.Event) -> bool:
-    """The rows of all sources, synced; columns that only newer writers know are kept. False where halted."""
+    """Write the rows of all sources, synced, including columns of newer writers. False if halted."""
     schema = pa.unify_schemas([schema, *(pq.read_schema(source) for source in sources)])
     with path.open("xb") as out:
         with pq.ParquetWriter(out, schema, **files.options(schema)) as writer:
@@ -114,28 +115,28 @@ def _write(path: Path, sources: Sequence[Path], schema: Any, halt: threading.Eve
 
 
 def _groups(sources: Sequence[Path]) -> Iterator[list[Any]]:
-    """Row groups, as many together as make one of a good size."""
-    held: list[Any] = []
+    """Batches of row groups, each of about `GROUP_BYTES`."""
+    batch: list[Any] = []
     for source in sources:
         with pq.ParquetFile(source) as file:
             for number in range(file.num_row_groups):
-                held.append(file.read_row_group(number))
-                if sum(group.nbytes for group in held) >= GROUP_BYTES:
-                    yield held
-                    held = []
-    if held:
-        yield held
+                batch.append(file.read_row_group(number))
+                if sum(group.nbytes for group in batch) >= GROUP_BYTES:
+                    yield batch
+                    batch = []
+    if batch:
+        yield batch
 
 
 def prune(lake: Lake, grace_s: float) -> None:
-    """Remove manifests and files that nobody can need, and what dead writers never committed. Raises OSError."""
-    # In this order: who pins after the marks were looked at pins the last of these versions, or a newer one.
+    """Remove manifests and files that no reader can need, and uncommitted files of dead writers. Raises OSError."""
+    # Versions first, marks second: a reader that pins later pins the newest of these versions or a newer one.
     versions = lake.versions()
     pinned = min((int(text or 0) for text in locks.living(lake.readers).values()), default=None)
     past = itertools.takewhile(lambda pair: _is_past(lake, *pair, grace_s, pinned), itertools.pairwise(versions))
     doomed = [version for version, _ in past]
     if doomed:
-        # A file is in manifests without a gap: what this one doesn't name no later one does.
+        # A file is in consecutive manifests: if it isn't in this one, it is in no later one.
         kept = _named(lake, [versions[len(doomed)]])
         for version in doomed:
             for path in _named(lake, [version]) - kept:
@@ -149,10 +150,10 @@ def prune(lake: Lake, grace_s: float) -> None:
 
 
 def _is_past(lake: Lake, version: int, successor: int, grace_s: float, pinned: int | None) -> bool:
-    """Whether no reader has this version, or may have it without saying so."""
+    """Whether no reader uses this version, pinned or not."""
     if pinned is not None and version >= pinned:
         return False
-    # Either way: a clock that ran ahead and was set right must not keep everything until it is there again.
+    # abs: after a clock that ran ahead is corrected, old manifests must not be kept until it catches up.
     return abs(time.time() - lake.read(successor).committed_at / 1000) > grace_s
 
 
@@ -162,7 +163,7 @@ def _named(lake: Lake, versions: Sequence[int]) -> set[Path]:
 
 
 def _bury(lake: Lake, writer: str) -> None:
-    """Remove files of a dead writer that no manifest names: it can't commit them any more."""
+    """Remove a dead writer's files that are in no manifest: it can't commit them any more."""
     there = {path for table in TABLES for path in (lake.folder / table).glob(f"{writer}-*")}
     for path in there - _named(lake, lake.versions()):
         path.unlink(missing_ok=True)

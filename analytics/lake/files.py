@@ -1,7 +1,7 @@
-"""Rows as Parquet: columns built without a Python object for each token, encoded for what tokens and logprobs are.
+"""Converts rows to Parquet without a Python object per token, with encodings that suit token ids and logprobs.
 
-Invariant: a file that `write` returned is whole and on the disk. A row with a value that its column can't hold (an integer past 64
-bits, bytes that are no whole number of tokens) is left out and counted, never the rows beside it. Names and commits are others'.
+Invariant: after `write`, the file is complete and synced. A row with a value that doesn't fit its column (an integer of over 64 bits, bytes
+that aren't a multiple of a token's size) is left out and counted; other rows aren't affected.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from analytics.lake.schema import IDS, INSTANT, LOGPROBS, PACKED, TEXT, Column, 
 from topics.types import tokens
 
 LAST_MS = 253_402_300_799_999
-"""The year 9999's end; readers' date types go no further."""
+"""The end of the year 9999, the limit of readers' date types."""
 COMPRESSION_LEVEL = 3
 LISTED = "element"
-"""What Parquet calls a list's values."""
+"""Parquet's name of a list's values."""
 
 
 def arrow(table: Table, rows: Sequence[Row]) -> tuple[Any, list[Row]]:
-    """A pyarrow Table of the rows, and those that don't fit their columns."""
+    """A pyarrow Table of the rows, and the rows that don't fit their columns."""
     try:
         return pa.table([_array(column, rows) for column in table.columns], schema=table.arrow), []
     except (ValueError, OverflowError, TypeError, pa.ArrowException):
@@ -52,7 +52,7 @@ def _array(column: Column, rows: Sequence[Row]) -> Any:
 
 
 def _lists(of: Any, values: Sequence[bytes | None]) -> Any:
-    """A ListArray of packed values. Raises ValueError where one isn't whole."""
+    """A ListArray of packed values. Raises ValueError for a size that isn't a multiple of a value's."""
     sizes = np.fromiter((len(value) if value else 0 for value in values), np.int64, len(values))
     if (sizes % tokens.WIDTH).any():
         raise ValueError(f"packed values are {tokens.WIDTH} bytes each")
@@ -65,10 +65,10 @@ def _lists(of: Any, values: Sequence[bytes | None]) -> Any:
 
 
 def options(schema: Any) -> dict[str, Any]:
-    """How a table's columns are encoded (pyarrow's ParquetWriter).
+    """Encodings of a table's columns, for pyarrow's ParquetWriter.
 
-    Of ids in texts zstd finds what is said again, 0.9 to 1.1 bytes a token; dictionaries and split bytes hide it (up to 1.5).
-    Logprobs say nothing again: split by byte their signs and exponents fall together, 3.4 bytes instead of 3.75.
+    zstd finds repetitions in token ids: 0.9 to 1.1 bytes per token; dictionaries and byte splitting hide them (up to 1.5 bytes). Logprobs
+    don't repeat; byte splitting groups their signs and exponents: 3.4 instead of 3.75 bytes.
     """
     packed = [field.name for field in schema if field.type in PACKED]
     others = [field.name for field in schema if field.name not in packed]
@@ -83,7 +83,7 @@ def options(schema: Any) -> dict[str, Any]:
 
 
 def write(path: Path, table: Any) -> int:
-    """Write a pyarrow Table as a new file, synced; its size in bytes. Raises OSError, and leaves nothing then."""
+    """Write a pyarrow Table as a new file, synced; returns its size in bytes. Raises OSError, and then leaves no file."""
     with path.open("xb") as file:
         try:
             pq.write_table(table, file, **options(table.schema))

@@ -1,7 +1,7 @@
-"""Files that stand for living processes: whoever made one holds its lock (flock) until it ends, however it ends.
+"""Files that represent live processes: a process holds the lock (flock) of its file until the process ends, for whatever reason.
 
-So a process that was killed needs no clean-up and no clock to be known as dead, and one that was only stopped stays alive. Works among
-hosts where the file system carries flock (local ones, NFS 4). What a file's presence and text mean is the caller's.
+A killed process is recognised as dead without clean-up or clocks; a suspended one counts as live. Works across hosts if the file system
+supports flock (NFS 4 does). The caller defines what a file and its text mean.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from contextlib import contextmanager
 from pathlib import Path
 
 
-class Held:
-    """A file of ours: it lives as long as this process, or until released."""
+class LockedFile:
+    """A locked file of this process."""
 
     def __init__(self, name: str, file: int) -> None:
         self.name = name
-        """Unique among all files ever held."""
+        """Unique among all such files, past ones included."""
         self._file = file
 
     def write(self, text: str) -> None:
-        """Say something in it; a few bytes, seen whole."""
+        """Set the text: a few bytes, which readers see completely or not at all."""
         os.pwrite(self._file, text.encode(), 0)
 
 
 @contextmanager
-def held(folder: Path, *, leave: bool = False) -> Iterator[Held]:
-    """Make a new file in the folder, which must be there, and hold it; `leave` it behind for whoever buries it."""
+def locked_file(folder: Path, *, leave: bool = False) -> Iterator[LockedFile]:
+    """Create and lock a new file in an existing folder. `leave`: don't remove it at the end; `living` will call `bury` for it."""
     path, file = _make(folder)
     try:
-        yield Held(path.name, file)
+        yield LockedFile(path.name, file)
     finally:
         if not leave:
             path.unlink(missing_ok=True)
@@ -41,7 +41,7 @@ def held(folder: Path, *, leave: bool = False) -> Iterator[Held]:
 
 @contextmanager
 def alone(path: Path) -> Iterator[bool]:
-    """Whether no other process is in here with this path; if so, none enters until we leave."""
+    """Try to lock the path: True if no other process has locked it; then none can until the context ends."""
     file = os.open(path, os.O_CREAT | os.O_RDWR, 0o644)
     try:
         yield _lock(file)
@@ -50,13 +50,13 @@ def alone(path: Path) -> Iterator[bool]:
 
 
 def living(folder: Path, bury: Callable[[str], None] = lambda _: None) -> dict[str, str]:
-    """Names of the files whose holders live, with their text; a dead one's is given to `bury`, then removed."""
+    """Names and texts of the files of live processes. For a dead process's file, calls `bury(name)` and removes it."""
     found: dict[str, str] = {}
     for path in folder.iterdir():
         try:
             file = os.open(path, os.O_RDWR)
         except FileNotFoundError:
-            continue  # its holder ended just now
+            continue  # its process has just ended
         try:
             if _lock(file):
                 bury(path.name)
@@ -74,14 +74,14 @@ def _make(folder: Path) -> tuple[Path, int]:
     while True:
         path = folder / uuid.uuid4().hex
         file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o644)
-        # Until the lock is ours the file looks like a dead one's, and may be removed.
+        # Until it is locked, the file looks like a dead process's and may be removed.
         if _lock(file) and path.exists():
             return path, file
         os.close(file)
 
 
 def _lock(file: int) -> bool:
-    """False where another holds it."""
+    """Try to lock; False if another process has the lock."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

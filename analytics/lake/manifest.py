@@ -1,8 +1,8 @@
-"""The lake's commits: numbered manifests, each naming every file of every table and how far each partition of the log was read.
+"""The lake's commits: numbered manifests, each with all files of all tables and the offsets up to which each partition was read.
 
-The newest is the lake; a file that none names isn't part of it. A commit creates the next number exclusively, so of two writers that
-read the same manifest one gets `Conflict`: offsets and rows move together, or not at all. A pinned manifest's files stay as long as the
-process that pinned it lives. Which files are removed, and when, is `analytics/lake/compaction.py`'s.
+The newest manifest is the lake; a file in no manifest isn't part of it. A commit creates the next number exclusively: of two writers that
+read the same manifest, one gets `ConflictError`. So offsets and rows change together or not at all. The files of a pinned manifest are
+kept while the process that pinned it lives. `analytics/lake/compaction.py` removes files.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ ByPartition = dict[str, dict[int, int]]
 """Values by topic and number."""
 
 
-class Conflict(Exception):  # noqa: N818 - named for what happened
-    """Another has committed since the base was read: read the newest manifest, and look whether the commit still makes sense."""
+class ConflictError(Exception):
+    """Another process has committed since the base was read: read the newest manifest and decide again."""
 
 
 class File(msgspec.Struct, frozen=True):
@@ -44,22 +44,22 @@ class Manifest(msgspec.Struct, frozen=True):
     """The lake as of one commit."""
 
     version: int = 0
-    """Counts up from 1; 0: nothing was ever committed."""
+    """Counts from 1; 0: nothing was committed yet."""
     committed_at: int = 0
     """Unix ms on the writer's clock."""
     offsets: ByPartition = {}
-    """What to read next."""
+    """The next offsets to read."""
     times: ByPartition = {}
-    """Kafka's time, Unix ms, of the newest record read: a log that begins after it isn't the one that was read."""
+    """Kafka's timestamp, Unix ms, of the newest record read: a log that begins later was created anew."""
     files: dict[str, list[File]] = {}
-    """By table; one without rows may be missing."""
+    """By table; a table without rows may be missing."""
 
     def offset(self, partition: Partition) -> int | None:
-        """The next offset to read; None: never read."""
+        """The next offset to read; None: the partition was never read."""
         return self.offsets.get(partition[0], {}).get(partition[1])
 
     def time(self, partition: Partition) -> int | None:
-        """Of the newest record read; None: none was."""
+        """The timestamp of the newest record read; None: no record was read."""
         return self.times.get(partition[0], {}).get(partition[1])
 
     def advanced(
@@ -68,7 +68,7 @@ class Manifest(msgspec.Struct, frozen=True):
         added: Mapping[str, Sequence[File]],
         times: Mapping[Partition, int] = MappingProxyType({}),
     ) -> Manifest:
-        """This one with partitions read further, and more files."""
+        """This manifest with new offsets and more files."""
         files = dict(self.files)
         for table, more in added.items():
             files[table] = [*files.get(table, ()), *more]
@@ -78,21 +78,21 @@ class Manifest(msgspec.Struct, frozen=True):
         )
 
     def replaced(self, table: str, old: Sequence[File], new: Sequence[File]) -> Manifest:
-        """This one with files of a table in the place of others, which must all be there."""
+        """This manifest with some files of a table replaced; it must contain all of them."""
         kept = [file for file in self.files.get(table, ()) if file not in old]
         assert len(kept) + len(old) == len(self.files.get(table, ())), "files are replaced once"
         return msgspec.structs.replace(self, files={**self.files, table: [*kept, *new]})
 
 
 class Writing:
-    """A process that puts files into the lake; from any thread."""
+    """Names the files of one writing process; thread-safe."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._numbers = itertools.count()
 
     def new_name(self) -> str:
-        """A name that no file has; the writer's comes first, so that a dead one's leftovers are known."""
+        """A new file name, which begins with the writer's name, so that files of a dead writer are recognised."""
         return f"{self._name}-{next(self._numbers):06}.parquet"
 
 
@@ -109,27 +109,27 @@ def _merged(old: ByPartition, new: Mapping[Partition, int]) -> ByPartition:
 
 
 class Lake:
-    """A folder: `manifest/`, a folder for each table, and the marks of living readers and writers."""
+    """A folder with `manifest/`, a folder for each table, and the marks of live readers and writers."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.readers = folder / "readers"
-        """Pins; the text is the version pinned, empty while it is being chosen."""
+        """Pins: the text is the pinned version, or empty while it is being chosen."""
         self.writers = folder / "writers"
-        """Processes that may be about to commit files whose names begin with theirs."""
+        """Marks of writers: a live writer may still commit files whose names begin with its mark's name."""
         self._manifests = folder / "manifest"
 
     def prepare(self) -> None:
-        """Make the folders. Raises OSError."""
+        """Create the folders. Raises OSError."""
         for folder in (self._manifests, self.readers, self.writers, *(self.folder / table for table in TABLES)):
             folder.mkdir(parents=True, exist_ok=True)
 
     def path(self, table: str, file: File) -> Path:
-        """Where a table's file lies."""
+        """The path of a table's file."""
         return self.folder / table / file.name
 
     def versions(self) -> list[int]:
-        """Of the manifests that are kept, ascending."""
+        """The versions of existing manifests, ascending."""
         try:
             there = [path for path in self._manifests.iterdir() if path.suffix == ".json"]
         except FileNotFoundError:
@@ -137,7 +137,7 @@ class Lake:
         return sorted(int(path.stem) for path in there if path.stem.isdecimal())
 
     def newest(self) -> Manifest:
-        """The lake now; the empty manifest where nothing was committed. Raises OSError."""
+        """The newest manifest; an empty one if nothing was committed. Raises OSError."""
         while True:
             versions = self.versions()
             if not versions:
@@ -145,25 +145,25 @@ class Lake:
             try:
                 return self.read(versions[-1])
             except FileNotFoundError:
-                continue  # so many commits since then that it was removed
+                continue  # removed after many newer commits
 
     def read(self, version: int) -> Manifest:
-        """Raises FileNotFoundError for one that was never made, or was removed; OSError for one that is damaged."""
+        """A manifest. Raises FileNotFoundError if it doesn't exist, OSError if it is damaged."""
         path = self._path(version)
         try:
             return _decoder.decode(path.read_bytes())
         except msgspec.DecodeError as error:
-            raise OSError(f"{path} is damaged ({error}); without it the lake goes on from the one before") from None
+            raise OSError(f"{path} is damaged ({error}); delete it to continue from the manifest before") from None
 
     def commit(self, base: Manifest, new: Manifest) -> Manifest:
-        """Make `new` the successor of `base`, durably, and return it as committed. Its files lie in their folders, synced.
+        """Commit `new` durably as the successor of `base`, and return it as committed. Its files must be synced in their folders.
 
-        Raises Conflict where base isn't the newest; its files may then be part of the lake all the same, where the caller was asleep
-        between the last two steps for longer than manifests are kept: so what to do is to be read from the newest. Raises OSError.
+        Raises OSError, and ConflictError if `base` isn't the newest. The files may then be in the lake nevertheless, if the caller was
+        suspended between the last two steps for longer than manifests are kept: decide from the newest manifest.
         """
         version = base.version + 1
         if self.versions()[-1:] not in ([], [base.version]):
-            raise Conflict
+            raise ConflictError
         made = msgspec.structs.replace(new, version=version, committed_at=int(time.time() * 1000))
         draft = self._manifests / f"{uuid.uuid4().hex}{DRAFT}"
         try:
@@ -173,48 +173,48 @@ class Lake:
                 os.fsync(file.fileno())
             os.link(draft, self._path(version))
         except FileExistsError:
-            raise Conflict from None
+            raise ConflictError from None
         finally:
             draft.unlink(missing_ok=True)
         sync(self._manifests)
-        # Manifests are removed from the oldest on: with the base still there, the number was never used.
+        # The oldest manifests are removed first: while the base exists, the next number was never used.
         if base.version and not self._path(base.version).exists():
-            raise Conflict
+            raise ConflictError
         return made
 
     def discard(self, table: str, names: Iterable[str]) -> None:
-        """Remove files that didn't get into the lake, so that a full disk isn't filled further; those that it names after all stay."""
+        """Remove files that weren't committed, which matters on a full disk; files in the newest manifest are kept."""
         with suppress(OSError):
             named = {file.name for file in self.newest().files.get(table, ())}
             for name in set(names) - named:
                 (self.folder / table / name).unlink(missing_ok=True)
 
     def remove(self, version: int) -> None:
-        """Remove a manifest; only ever the oldest."""
+        """Remove a manifest, which must be the oldest."""
         self._path(version).unlink(missing_ok=True)
 
     def drafts(self) -> list[Path]:
-        """Manifests that are being written, or whose writer died."""
+        """Manifests that are being written or whose writer died."""
         return [path for path in self._manifests.iterdir() if path.suffix == DRAFT]
 
     @contextmanager
     def writing(self) -> Iterator[Writing]:
-        """Be one whose uncommitted files stay, while this context and this process live. Raises OSError."""
+        """Register this process as a writer: its uncommitted files are kept while the context lasts. Raises OSError."""
         self.prepare()
-        with locks.held(self.writers, leave=True) as mark:
+        with locks.locked_file(self.writers, leave=True) as mark:
             yield Writing(mark.name)
 
     @contextmanager
     def pin(self) -> Iterator[Manifest]:
-        """The newest manifest, whose files stay while this context, and this process, live. Raises NotReady where there is no lake."""
+        """The newest manifest, whose files are kept while the context lasts. Raises NotReady if there is no lake."""
         if not self.readers.is_dir():
             raise NotReady(
                 f"no lake in {self.folder}: `polar up` makes one (alone: `polar worker analytics`); --data names another folder"
             )
-        # A mark without a version keeps everything, so that nothing is removed between reading and saying which.
-        with locks.held(self.readers) as mark:
+        # A mark without a version keeps everything: nothing is removed before the version is written.
+        with locks.locked_file(self.readers) as mark:
             manifest = self.newest()
-            # On a full disk it stays without, and keeps more than it needs to.
+            # On a full disk the mark stays empty and keeps more than necessary.
             with suppress(OSError):
                 mark.write(str(manifest.version))
             yield manifest
@@ -224,7 +224,7 @@ class Lake:
 
 
 def sync(folder: Path) -> None:
-    """Make a folder's entries durable."""
+    """Sync a folder's entries to disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

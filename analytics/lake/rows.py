@@ -1,7 +1,7 @@
-"""From a record to its rows: every field of a kept record is in them, token lists as the bytes that they came in.
+"""Converts a record to rows, which contain every field of the record; token lists stay packed bytes.
 
-Pure. A fact, a call or a group is one row; a trajectory one row of its own and one for each call, trace and node. Records of
-`polar.completions` that only steer the builder (`Open`, `Build`, `CloseGroup`, `Emitted`) give none: their outcome is the trajectory.
+Pure. A fact, a call or a group gives one row; a trajectory gives one row and one for each call, trace and node. Records of
+`polar.completions` that only control the builder (`Open`, `Build`, `CloseGroup`, `Emitted`) give none: their result is the trajectory.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from topics.types.tokens import count, pack_ids
 from topics.types.trajectory import ROOT, Call, GroupFinished, Stats, Trajectory
 
 Row = dict[str, Any]
-"""Values by column: packed bytes for lists of numbers, ms for instants, a dict for a map, text or bytes of UTF-8 for text."""
+"""Values by column: packed bytes for lists of numbers, ms for timestamps, a dict for a map, text or UTF-8 bytes for text."""
 Rows = Iterator[tuple[str, Row]]
-"""Each with the name of its table."""
+"""Rows with the name of their table."""
 
 FINISHED = {events.InitFinished: Stage.INIT, events.RunFinished: Stage.RUN, events.Evaluated: Stage.EVALUATE}
 JSON_FIELDS = ("builder_config", "metadata")
-"""Of a task's plan."""
+"""Fields of a task's plan that contain JSON."""
 
 
 def origin(record: kafka.Record) -> Row:
-    """The columns that every row has: where its record lies."""
+    """The columns of every row: its record's partition, offset and timestamp."""
     return {"log_partition": record.partition, "log_offset": record.offset, "logged_at": record.timestamp}
 
 
 def of_record(record: object, at: Row, output: str | None = None) -> Rows:
-    """A decoded record's rows. `at`: its origin; `output`: the suffix of its topic, where that is one of trajectories.
+    """A decoded record's rows. `at`: its origin. `output`: the suffix of a trajectories topic.
 
-    What `polar rebuild` made has none: it would stand beside the rows of the very same sessions.
+    Records of `polar rebuild` give no rows: their sessions would be in the lake twice.
     """
     match record:
         case Trajectory(rebuilt_with=bytes()) | GroupFinished(rebuilt=True):
@@ -48,20 +48,20 @@ def of_record(record: object, at: Row, output: str | None = None) -> Rows:
         case Completion():
             yield "completions", at | _completion(record)
         case Disowned():
-            told = _fields(record, "call_id", "session_id", "claim_id", "reason")
-            yield "disowned", at | told | {"task_id": task_id_of(record.session_id)}
+            values = _fields(record, "call_id", "session_id", "claim_id", "reason")
+            yield "disowned", at | values | {"task_id": task_id_of(record.session_id)}
         case Trajectory():
             yield from _trajectory(record, at | {"output": output})
         case GroupFinished():
-            told = _fields(record, "task_id", "num_samples", "session_ids", "rewards")
+            values = _fields(record, "task_id", "num_samples", "session_ids", "rewards")
             statuses = [status.value for status in record.statuses]
-            yield "groups", at | {"output": output} | told | {"statuses": statuses}
+            yield "groups", at | {"output": output} | values | {"statuses": statuses}
         case _ if isinstance(record, events.RECORDS):
             yield "events", at | _event(record)
 
 
 def _fields(record: object, *names: str) -> Row:
-    """Fields whose columns are called as they are; None where a record has no such field."""
+    """Fields with columns of the same name; None for a missing field."""
     return {name: _plain(getattr(record, name, None)) for name in names}
 
 
@@ -70,7 +70,7 @@ def _plain(value: Any) -> Any:
 
 
 def _prefixed(prefix: str, part: msgspec.Struct | None, of: type[msgspec.Struct]) -> Row:
-    """All fields of a part, or nulls."""
+    """All fields of a part; nulls if the part is None."""
     return {f"{prefix}{name}": _plain(getattr(part, name, None)) for name in of.__struct_fields__}
 
 
@@ -93,16 +93,16 @@ def _event(fact: Fact) -> Row:
 
 
 def _detail(fact: Fact) -> bytes:
-    """A fact as JSON, without the task's body; what is JSON within it as such, not as text."""
-    told: dict[str, Any] = msgspec.to_builtins(fact, builtin_types=(bytes,))
-    told.pop("body", None)
-    plan = told.get("plan", {})
+    """A fact as JSON, without the task's body; fields that contain JSON are embedded as such."""
+    values: dict[str, Any] = msgspec.to_builtins(fact, builtin_types=(bytes,))
+    values.pop("body", None)
+    plan = values.get("plan", {})
     for name in JSON_FIELDS:
         try:
             plan[name] = msgspec.json.decode(plan[name])
         except (KeyError, msgspec.DecodeError):
-            continue  # left as base64
-    return msgspec.json.encode(told)
+            continue  # stays base64
+    return msgspec.json.encode(values)
 
 
 COMPLETION_FIELDS = (
@@ -140,7 +140,7 @@ def _spans(call: Completion | Call) -> list[Row]:
 
 
 def _sample_index(session_id: str) -> int | None:
-    """None where the id isn't one of ours."""
+    """The index; None for an id that isn't a session's."""
     index = session_id.rpartition(".")[2]
     return int(index) if index.isascii() and index.isdecimal() and len(index) < 10 else None
 
@@ -169,21 +169,21 @@ def _trajectory(trajectory: Trajectory, at: Row) -> Rows:
     part = at | {"session_id": trajectory.session_id, "task_id": trajectory.task_id}
     calls = trajectory.calls
     for index, call in enumerate(calls):
-        told = {"call": index, "parent_id": call.parent, "sampling": msgspec.json.encode(call.sampling)}
-        yield "trajectory_calls", part | _fields(call, *CALL_FIELDS) | told | {"policy_spans": _spans(call)}
+        values = {"call": index, "parent_id": call.parent, "sampling": msgspec.json.encode(call.sampling)}
+        yield "trajectory_calls", part | _fields(call, *CALL_FIELDS) | values | {"policy_spans": _spans(call)}
     for index, node in enumerate(trajectory.nodes):
-        told = {"node": index, "call_id": None if node.call is None else calls[node.call].call_id}
-        yield "nodes", part | _fields(node, "parent", "tokens", "logprobs", "masked") | told
+        values = {"node": index, "call_id": None if node.call is None else calls[node.call].call_id}
+        yield "nodes", part | _fields(node, "parent", "tokens", "logprobs", "masked") | values
     yield from (("traces", part | row) for row in _traces(trajectory))
 
 
 def _traces(trajectory: Trajectory) -> Iterator[Row]:
-    """Rows of the traces; a node's path is summed up once, whatever number of traces runs through it."""
+    """The rows of the traces; a node's path is summed once, for all traces through it."""
     nodes = trajectory.nodes
     tokens = [0] * len(nodes)
     calls = [0] * len(nodes)
     sampler: list[int | None] = [None] * len(nodes)
-    """The last call that sampled tokens of the path: the nodes of one call follow one another."""
+    """The last call that sampled tokens of the path; the nodes of one call are adjacent."""
     for index, node in enumerate(nodes):
         before = node.parent
         path = (0, 0, None) if before == ROOT else (tokens[before], calls[before], sampler[before])

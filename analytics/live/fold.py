@@ -1,8 +1,8 @@
-"""What goes on right now: a pure fold over what lies on the log, and the snapshot that `polar watch` and a live page show of it.
+"""Current activity: a pure fold over records of the log, and its snapshot, which `polar watch` and a live page show.
 
-Invariant: a snapshot's counts are those of the newest row of each session; what a minute holds is judged by the records' own times; what
-is kept besides the sessions' standings is bounded. Reading the topics is `analytics/live/following.py`'s, drawing is others'. Trajectories
-aren't read: `TrajectoryEmitted` lies in the same transaction and tells what is counted here without the tokens.
+Invariant: a snapshot's counts are those of the newest row of each session; rates use the records' timestamps; memory, apart from the
+session counts, is bounded. `analytics/live/view.py` reads the topics. Trajectories aren't read: `TrajectoryEmitted`, in the same
+transaction, has the figures needed without the tokens.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 import msgspec
 
 from analytics.live.rates import Minute
-from analytics.live.standings import Group, Standings
+from analytics.live.session_counts import Group, SessionCounts
 from topics.completions import CallRecord
 from topics.events import Evaluated, Fact, InitFinished, RunFinished, TrajectoryEmitted
 from topics.fleet import FleetRecord, FleetView
@@ -24,11 +24,11 @@ from topics.types.session import CLAIMED_STAGES, WAITING_PHASES, Phase, SessionS
 from topics.workers import Heartbeat, Sign
 
 REMEMBER_MS = 60_000
-"""A dead process is forgotten after so long."""
+"""A process without heartbeats is dropped after this time."""
 ERRORS = 32
-"""Told of; twice as many are remembered, so that they are sorted seldom."""
+"""Number of errors shown; twice as many are kept, so that sorting stays rare."""
 MESSAGE_LIMIT = 500
-"""Characters of an error's message; a harness may say pages."""
+"""Characters of an error's message; a harness may write pages."""
 
 
 class StageLoad(msgspec.Struct, frozen=True):
@@ -39,13 +39,13 @@ class StageLoad(msgspec.Struct, frozen=True):
     workers: int
     slots: int
     busy: int
-    """Slots that aren't free, as the heartbeats tell."""
+    """Slots that aren't free, by the heartbeats."""
     waiting: int
-    """Sessions that want a slot: for the run stage, READY's depth."""
+    """Sessions that wait for a slot; for the run stage, those in READY."""
     started: int
-    """Sessions that a worker was granted in the last minute."""
+    """Sessions that were assigned to a worker in the last minute."""
     finished: int
-    """Sessions that left a worker's hand in the last minute, however."""
+    """Sessions that ended this stage in the last minute, for whatever reason."""
 
 
 class Calls(msgspec.Struct, frozen=True):
@@ -57,8 +57,8 @@ class Calls(msgspec.Struct, frozen=True):
     sampled_tokens: int
 
 
-class Trouble(msgspec.Struct, frozen=True):
-    """An error of a session's attempt. Its words may be an agent's or a model's."""
+class AttemptError(msgspec.Struct, frozen=True):
+    """An error of a session's attempt. Its message may contain text of an agent or a model."""
 
     session_id: str
     attempt: int
@@ -68,65 +68,65 @@ class Trouble(msgspec.Struct, frozen=True):
     code: str
     message: str
     at: int
-    """Unix ms: when it was first told."""
+    """Unix ms: when it was first reported."""
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """Everything at one moment; rates are of the last minute."""
+    """All figures at one moment; rates are of the last minute."""
 
     at: int
     """Unix ms, on the broker's clock."""
     processes: dict[str, int]
-    """Live ones by role."""
+    """Live processes by role."""
     paused: bool
-    """The fleet."""
+    """Whether the fleet is paused."""
     policy_version: int | None
-    """Of the engines that have no version of their own."""
+    """The policy version of engines without a version of their own."""
     stages: list[StageLoad]
     calls: Calls
     ended: int
-    """Sessions whose trajectory came out in the last minute."""
+    """Sessions that got their trajectory in the last minute."""
     trainable_tokens: int
-    """Of those trajectories."""
+    """Trainable tokens of these trajectories."""
     tasks: int
     phases: dict[str, int]
-    """Sessions by phase, ended ones included."""
+    """Sessions by phase, including ended ones."""
     statuses: dict[str, int]
     """Ended sessions by status."""
     groups: list[Group]
-    """Those that moved last, the newest first."""
-    errors: list[Trouble]
-    """The newest first."""
+    """The groups in which a session changed its phase last, the newest first."""
+    errors: list[AttemptError]
+    """Recent errors, the newest first."""
     away_s: float | None = None
-    """How long Kafka hasn't answered: all else is as of then. None: it does."""
+    """Seconds since Kafka's last answer, which is the time of all other figures. None: Kafka answers."""
     reading: float | None = None
-    """Share of what lay on the log that was read so far, before which nothing here is complete. None: all."""
+    """Share of the log's records that was read; until all are read, figures are incomplete. None: all."""
     paused_since: int | None = None
     """Unix ms: when the pause began; None while the fleet isn't paused."""
     draining: bool = False
-    """The fleet: no session gets a slot."""
+    """Whether the fleet is draining: no session gets a slot."""
     fleet_generation: int = 0
-    """Changes of the fleet's state so far."""
+    """Number of changes of the fleet's state."""
 
 
 class Fold:
-    """Fed with the records of the followed topics and their times (Unix ms); each topic's in its own order, topics in any."""
+    """Takes records of the followed topics with their timestamps (Unix ms), in order within a topic."""
 
     def __init__(self) -> None:
         self._beats: dict[str, tuple[Heartbeat, int]] = {}
-        self._standings = Standings()
+        self._sessions = SessionCounts()
         self._started: defaultdict[tuple[str, Stage], Minute] = defaultdict(Minute)
         self._finished: defaultdict[tuple[str, Stage], Minute] = defaultdict(Minute)
         self._calls: defaultdict[CallOutcome, Minute] = defaultdict(Minute)
         self._sampled = Minute()
         self._ended = Minute()
         self._trainable = Minute()
-        self._errors: dict[tuple[str, int, str, str, str], Trouble] = {}
+        self._errors: dict[tuple[str, int, str, str, str], AttemptError] = {}
         self._fleet = FleetView()
         self._paused_since: int | None = None
 
     def sign(self, record: Sign, at_ms: int) -> None:
-        """Of `polar.workers`."""
+        """Take a record of `polar.workers`."""
         if not isinstance(record, Heartbeat):
             return
         self._beats.pop(record.worker_id, None)
@@ -139,7 +139,7 @@ class Fold:
             del self._beats[oldest]
 
     def back(self, from_ms: int, now_ms: int) -> None:
-        """Kafka was away from `from_ms` on: who lived then couldn't say so since, and is given another lease (protocol 12)."""
+        """Kafka was unreachable since `from_ms`: processes alive then couldn't send heartbeats and get another lease (protocol 12)."""
         for worker_id, (beat, at) in self._beats.items():
             if from_ms - at <= LEASE_MS:
                 self._beats[worker_id] = (beat, now_ms)
@@ -148,29 +148,29 @@ class Fold:
         """Of `polar.sessions`."""
         match record:
             case TaskState():
-                self._standings.task(record)
+                self._sessions.task(record)
             case SessionState():
-                pool, before = self._standings.session(record, at_ms)
+                pool, before = self._sessions.session(record, at_ms)
                 if record.phase is not before:
                     self._moved(pool, before, record.phase, at_ms)
                 if record.error is not None:
-                    self._trouble(record.session_id, record.attempt, record.error, at_ms)
+                    self._add_session_error(record.session_id, record.attempt, record.error, at_ms)
 
     def tombstone(self, key: str) -> None:
         """Of `polar.sessions`."""
-        self._standings.forget(key)
+        self._sessions.forget(key)
 
     def fact(self, record: Fact, at_ms: int) -> None:
-        """Of `polar.events`: an attempt's error, which its row doesn't keep where another attempt follows."""
+        """Take a record of `polar.events`: it has an attempt's error, which the session's row loses if another attempt follows."""
         match record:
             case InitFinished() | RunFinished() | Evaluated() | TrajectoryEmitted():
                 if record.error is not None:
-                    self._trouble(record.session_id, record.attempt, record.error, at_ms)
+                    self._add_session_error(record.session_id, record.attempt, record.error, at_ms)
         if isinstance(record, TrajectoryEmitted):
             self._trainable.add(at_ms, record.trainable_tokens)
 
     def call(self, record: CallRecord, at_ms: int) -> None:
-        """Of `polar.completions`."""
+        """Take a record of `polar.completions`."""
         if not isinstance(record, Completion):
             return
         self._calls[record.outcome].add(at_ms)
@@ -178,17 +178,17 @@ class Fold:
         if record.outcome is CallOutcome.FAILED and record.error is not None:
             why = record.error
             key = (record.session_id, record.attempt, "call", record.outcome.value, why.code)
-            self._tell(key, why.message, at_ms)
+            self._add_error(key, why.message, at_ms)
 
     def fleet(self, record: FleetRecord, at_ms: int) -> None:
-        """Of `polar.fleet`."""
+        """Take a record of `polar.fleet`."""
         was_paused = self._fleet.paused
         self._fleet.take(record)
         if self._fleet.paused != was_paused:
             self._paused_since = at_ms if self._fleet.paused else None
 
     def snapshot(self, now_ms: int) -> Snapshot:
-        """Everything as of `now_ms`, Unix ms on the clock of `polar.workers`' records."""
+        """The snapshot at `now_ms`, Unix ms on the clock of the records of `polar.workers`."""
         alive = [beat for beat, at in self._beats.values() if now_ms - at <= LEASE_MS]
         return Snapshot(
             at=now_ms,
@@ -202,10 +202,10 @@ class Fold:
             ),
             ended=self._ended.total(now_ms),
             trainable_tokens=self._trainable.total(now_ms),
-            tasks=self._standings.tasks,
-            phases={phase.value: count for phase, count in self._standings.phases().items()},
-            statuses={status.value: count for status, count in self._standings.statuses().items()},
-            groups=self._standings.groups(),
+            tasks=self._sessions.tasks,
+            phases={phase.value: count for phase, count in self._sessions.phases().items()},
+            statuses={status.value: count for status, count in self._sessions.statuses().items()},
+            groups=self._sessions.groups(),
             errors=_newest(self._errors),
             paused_since=self._paused_since,
             draining=self._fleet.draining,
@@ -213,14 +213,14 @@ class Fold:
         )
 
     def _loads(self, alive: list[Heartbeat], now_ms: int) -> list[StageLoad]:
-        """Each stage of each pool that has workers, or sessions that haven't ended."""
-        told = [slots for beat in alive for slots in beat.stages]
-        sessions = self._standings.in_pools()
+        """The stages of each pool that has workers or unfinished sessions."""
+        all_slots = [slots for beat in alive for slots in beat.stages]
+        sessions = self._sessions.by_pool()
         unfinished = {pool for pool, phase in sessions if phase is not Phase.ENDED}
         loads = []
-        for pool in sorted(unfinished | {slots.pool for slots in told}):
+        for pool in sorted(unfinished | {slots.pool for slots in all_slots}):
             for stage in Stage:
-                here = [slots for slots in told if (slots.stage, slots.pool) == (stage, pool)]
+                here = [slots for slots in all_slots if (slots.stage, slots.pool) == (stage, pool)]
                 free = sum(slots.free for slots in here)
                 slots = sum(slots.slots for slots in here)
                 loads.append(
@@ -245,18 +245,18 @@ class Fold:
         if after is Phase.ENDED:
             self._ended.add(at_ms)
 
-    def _trouble(self, session_id: str, attempt: int, error: SessionError, at_ms: int) -> None:
-        self._tell((session_id, attempt, error.stage, error.kind.value, error.code), error.message, at_ms)
+    def _add_session_error(self, session_id: str, attempt: int, error: SessionError, at_ms: int) -> None:
+        self._add_error((session_id, attempt, error.stage, error.kind.value, error.code), error.message, at_ms)
 
-    def _tell(self, key: tuple[str, int, str, str, str], message: str, at_ms: int) -> None:
-        """An error is told by a fact, then by each row until the session's end: it counts once, from the first time on."""
+    def _add_error(self, key: tuple[str, int, str, str, str], message: str, at_ms: int) -> None:
+        """Add an error once, at its first time: a fact and each later row of the session repeat it."""
         known = self._errors.get(key)
         if known is None or at_ms < known.at:
-            self._errors[key] = Trouble(*key, message[:MESSAGE_LIMIT], at_ms)
+            self._errors[key] = AttemptError(*key, message[:MESSAGE_LIMIT], at_ms)
         if len(self._errors) > 2 * ERRORS:
             kept = set(_newest(self._errors))
-            self._errors = {key: trouble for key, trouble in self._errors.items() if trouble in kept}
+            self._errors = {key: error for key, error in self._errors.items() if error in kept}
 
 
-def _newest(errors: dict[tuple[str, int, str, str, str], Trouble]) -> list[Trouble]:
-    return sorted(errors.values(), key=lambda trouble: -trouble.at)[:ERRORS]
+def _newest(errors: dict[tuple[str, int, str, str, str], AttemptError]) -> list[AttemptError]:
+    return sorted(errors.values(), key=lambda error: -error.at)[:ERRORS]

@@ -1,14 +1,14 @@
-"""How much came within the last minute, by the records' own times.
+"""Counts events of the last minute by the records' timestamps.
 
-Invariant: whatever the order and the ages of what is added, memory is that of two minutes' seconds, and what lies outside the minute
-that is asked for doesn't count.
+Invariant: memory is bounded by two minutes of one-second slots, and events outside the requested minute don't count, in whatever order
+events are added.
 """
 
 from __future__ import annotations
 
 WINDOW_S = 60
 SLOTS = 2 * WINDOW_S
-"""Seconds kept: two that share a slot are further apart than a window, so the newer one may take it."""
+"""Seconds kept. Two seconds of one slot are more than a window apart, so the newer one may replace the older."""
 
 
 class Minute:
@@ -16,11 +16,11 @@ class Minute:
 
     def __init__(self) -> None:
         self._seconds = [0] * SLOTS
-        """Unix seconds that the slots stand for."""
+        """The Unix second of each slot."""
         self._amounts = [0] * SLOTS
 
     def add(self, at_ms: int, amount: int = 1) -> None:
-        """Count what happened at `at_ms` (Unix ms)."""
+        """Add an amount at `at_ms` (Unix ms)."""
         second = at_ms // 1000
         slot = second % SLOTS
         if second > self._seconds[slot]:

@@ -1,7 +1,7 @@
-"""Rows and offsets into the lake, together or not at all: the one step that makes what was read part of it.
+"""Commits rows and offsets to the lake atomically.
 
-1. A file for each table, synced. 2. The next manifest, over the newest, where that has our partitions as we know them. Losing a race
-against others' commits is no failure; finding our own partitions moved is. Blocking: run it in a thread.
+1. Write and sync a file for each table. 2. Commit the next manifest if the newest has the expected offsets of our partitions. Losing a race
+against other commits is no failure; changed offsets of our partitions are. Blocking: run it in a thread.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from types import MappingProxyType
 import structlog
 
 from analytics.lake import files
-from analytics.lake.manifest import Conflict, File, Lake, Manifest, Partition, Writing, sync
+from analytics.lake.manifest import ConflictError, File, Lake, Manifest, Partition, Writing, sync
 from analytics.lake.rows import Row
 from analytics.lake.schema import TABLES
 
 log = structlog.get_logger()
 
 
-class Superseded(Exception):  # noqa: N818 - named for what happened
-    """Another has committed our partitions: what we hold of them is void, the newest manifest says where to go on."""
+class SupersededError(Exception):
+    """Another writer has committed our partitions: drop the rows in memory and continue from the newest manifest."""
 
 
 def flush(
@@ -32,10 +32,11 @@ def flush(
     offsets: Mapping[Partition, int],
     times: Mapping[Partition, int] = MappingProxyType({}),
 ) -> int:
-    """Commit rows, read from `base` to `offsets`, the newest record of `times`; how many fitted no column and were left out.
+    """Commit rows read from `base` to `offsets`, with the newest records' `times`; returns how many rows fitted no column and were left
+    out.
 
-    Raises Superseded; OSError, and then nothing of it is in the lake, or, where the disk failed after the very last step, all of it,
-    which the next try finds out as Superseded.
+    Raises SupersededError, and OSError if nothing was committed. If the disk failed after the last step, everything was committed,
+    and the next try raises SupersededError.
     """
     added: dict[str, list[File]] = {}
     unfit = 0
@@ -52,7 +53,7 @@ def flush(
         for name in added:
             sync(lake.folder / name)
         _commit(lake, base, lambda newest: newest.advanced(offsets, added, times))
-    except (OSError, Superseded):
+    except (OSError, SupersededError):
         for name, made in added.items():
             lake.discard(name, (file.name for file in made))
         raise
@@ -64,7 +65,9 @@ def _commit(lake: Lake, base: Mapping[Partition, int | None], advanced: Callable
         newest = lake.newest()
         for partition, known in base.items():
             if newest.offset(partition) != known:
-                raise Superseded(f"{partition[0]}[{partition[1]}] is at {newest.offset(partition)}, not at {known}")
-        with suppress(Conflict):
+                raise SupersededError(
+                    f"{partition[0]}[{partition[1]}] is at {newest.offset(partition)}, not at {known}"
+                )
+        with suppress(ConflictError):
             lake.commit(newest, advanced(newest))
             return

@@ -1,9 +1,9 @@
 """The `analytics` consumer: events, completions and trajectories from the log into the lake, each record exactly once.
 
-Group `<namespace>.analytics` gives partitions; the read position is the newest manifest's, never a committed offset. A flush writes a file
-for each table that has rows, then commits files and offsets together as the next manifest. Whoever finds that another has moved its
-partitions' offsets drops its memory and starts again from the newest. So a crash costs reading some seconds of the log again. Where the
-folder can't be written the writer says so, keeps what it has, reads no further than its bound, and tries again.
+The group `<namespace>.analytics` assigns partitions; reading starts at the newest manifest's offsets, never at committed ones. A flush
+writes a file for each table with rows, then commits files and offsets together as the next manifest. A writer that finds its partitions'
+offsets changed by another drops its rows and starts again from the newest manifest. So after a crash only some seconds of the log are read
+again. If the folder can't be written, the writer logs it, keeps its rows, reads up to `FLUSH_BYTES`, and tries again.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from analytics.lake import rows
 from analytics.lake.manifest import Lake, Partition, Writing
 from analytics.lake.rows import Row
 from analytics.writing import upkeep
-from analytics.writing.flush import Superseded, flush
+from analytics.writing.flush import SupersededError, flush
 from analytics.writing.membership import Membership
 from analytics.writing.reader import LogReader
-from analytics.writing.trouble import Trouble
+from analytics.writing.retries import Retries
 from topics import completions, events, trajectories
 from topics.contract.codec import Codec, DecodeError, UnknownRecord
 from topics.contract.topic import MIB
@@ -32,14 +32,15 @@ from topics.environment.settings import Settings
 from topics.log import kafka
 from topics.log.heartbeat import HeartbeatSender, new_worker_id
 from topics.log.refusals import KafkaRefusedError
+from topics.waiting.first_done import first_done
 
 ROLE = "analytics"
 FLUSH_S = 1.0
-"""From reading a row to writing it; 5 s is what readers are promised, also where cores are scarce."""
+"""From reading a row to writing it. Readers are promised 5 s, of which the rest is room for busy machines."""
 FLUSH_BYTES = 16 * MIB
-"""Of records that gave rows; once held, nothing is read until they are written."""
+"""Size of records in memory at which reading stops until they are written."""
 OFFSETS_S = 60.0
-"""How seldom offsets alone are committed, where records have no rows."""
+"""Interval of commits without rows, so that records that give no rows aren't read again for ever."""
 POLL_MS = 200
 RESTART_S = 0.5
 CODECS: dict[str, Codec[object]] = {events.TOPIC.name: events.CODEC, completions.TOPIC.name: completions.CODEC}  # type: ignore[dict-item] # only read from
@@ -49,7 +50,7 @@ log = structlog.get_logger()
 
 
 class Metrics(Protocol):
-    """Where this process's figures are told (`consumers.metrics`, which the lake doesn't know)."""
+    """The metrics that the writer registers (`consumers.metrics`, which this package must not import)."""
 
     def heart(self, role: str, heart: HeartbeatSender) -> None: ...
     def skipped(self, role: str, read: Callable[[], Mapping[str, int]]) -> None: ...
@@ -57,9 +58,10 @@ class Metrics(Protocol):
 
 
 async def run_analytics(settings: Settings, stop: asyncio.Event, metrics: Metrics | None = None) -> None:
-    """Write until `stop`, then what is in hand. Any number of these share the partitions, and a lake.
+    """Write until `stop`, then flush. Any number of writers share the partitions and a lake.
 
-    Raises NotReady where no Kafka is known, or it refuses us; one that doesn't answer is waited for, as is a folder that can't be written.
+    Raises NotReady if no Kafka is configured or Kafka refuses access. Waits for an unreachable Kafka and for a folder that can't be
+    written.
     """
     kafka.connection(settings)  # which raises here, not within a task group
     worker_id = new_worker_id(ROLE)
@@ -70,7 +72,7 @@ async def run_analytics(settings: Settings, stop: asyncio.Event, metrics: Metric
     left = asyncio.Event()
     try:
         with ExitStack() as marks:
-            # Who can't write takes no partitions from those that can.
+            # A process that can't write must not take partitions from those that can.
             writing = await _enter(lake, marks, stop)
             if writing is None:
                 return
@@ -80,7 +82,7 @@ async def run_analytics(settings: Settings, stop: asyncio.Event, metrics: Metric
                 try:
                     writer = Writer(settings, lake, writing, membership)
                     if metrics is not None:
-                        writer.tell(metrics, heart)
+                        writer.register_metrics(metrics, heart)
                     await writer.run(stop)
                 finally:
                     left.set()
@@ -92,31 +94,29 @@ async def run_analytics(settings: Settings, stop: asyncio.Event, metrics: Metric
 
 
 async def _enter(lake: Lake, marks: ExitStack, stop: asyncio.Event) -> Writing | None:
-    """Become a writer of the lake; None where told to stop before its folder could be written."""
-    trouble = Trouble(f"writing the lake in {lake.folder}")
+    """Register as a writer of the lake; None if `stop` came before its folder could be written."""
+    retries = Retries(f"writing the lake in {lake.folder}")
     while not stop.is_set():
         try:
             return marks.enter_context(lake.writing())
         except OSError as error:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(trouble.met(error)):
-                    await stop.wait()
+            await first_done(stop, timeout_s=retries.failed(error))
     return None
 
 
 class Buffer:
-    """Rows that no manifest has yet."""
+    """Rows that aren't committed yet."""
 
     def __init__(self) -> None:
         self.rows: dict[str, list[Row]] = {}
         self.times: dict[Partition, int] = {}
-        """Of the newest record of each, one without rows included."""
+        """Timestamp of each partition's newest record, including records without rows."""
         self._bytes = 0
         self._since: float | None = None
-        """When the first was read."""
+        """When the first row was read."""
 
     def add(self, made: list[tuple[str, Row]], size: int) -> None:
-        """Rows of one record, by table, and its size."""
+        """Add the rows of one record, whose size is in bytes."""
         if not made:
             return
         for table, row in made:
@@ -135,37 +135,37 @@ class Buffer:
 
 
 class Writer:
-    """Reads what the membership assigns and commits it, one step after another."""
+    """Reads the partitions that the membership assigns, and commits their rows."""
 
     def __init__(self, settings: Settings, lake: Lake, writing: Writing, membership: Membership) -> None:
         self._settings = settings
         self._lake = lake
         self._writing = writing
         self._membership = membership
-        self._trouble = Trouble(f"writing the lake in {lake.folder}")
+        self._retries = Retries(f"writing the lake in {lake.folder}")
         self._partitions: frozenset[kafka.TopicPartition] = frozenset()
         self._reader: LogReader | None = None
         self._base: dict[Partition, int | None] = {}
-        """Offsets as the newest manifest has them, as far as we know."""
+        """The offsets that we expect in the newest manifest."""
         self._buffer = Buffer()
         self._flushed_at = time.monotonic()
         self.skipped: Counter[str] = Counter()
-        """Records left out: `undecodable`, `unfit`, `unknown_<type>`."""
+        """Counts of skipped records: `undecodable`, `unfit`, `unknown_<type>`."""
         self._rows = 0
-        """Written, since the start."""
+        """Rows written since the start."""
 
-    def tell(self, metrics: Metrics, heart: HeartbeatSender) -> None:
-        """Say where this writer's figures are."""
+    def register_metrics(self, metrics: Metrics, heart: HeartbeatSender) -> None:
+        """Register this writer's metrics."""
         metrics.heart(ROLE, heart)
         metrics.skipped(ROLE, lambda: self.skipped)
         metrics.counter("polar_lake_rows", "Rows written to the lake", (), lambda: self._rows)
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Until `stop`, and as long as the disk takes to write what was read before it."""
+        """Write until `stop`, then flush."""
         try:
             while not stop.is_set():
                 await self._guarded_turn(stop)
-            with suppress(Superseded, kafka.KafkaError, OSError):
+            with suppress(SupersededError, kafka.KafkaError, OSError):
                 await self._flush()
         finally:
             await self._drop()
@@ -173,18 +173,16 @@ class Writer:
     async def _guarded_turn(self, stop: asyncio.Event) -> None:
         try:
             await self._turn()
-        except Superseded as lost:
-            log.warning("partitions are another's", action="analytics.superseded", why=str(lost))
+        except SupersededError as lost:
+            log.warning("another writer has these partitions", action="analytics.superseded", why=str(lost))
             await self._drop()
         except (kafka.KafkaError, ConnectionError, TimeoutError) as error:
             log.warning("the log can't be read", action="analytics.retry", why=repr(error))
             await self._drop()
             await asyncio.sleep(RESTART_S)
         except OSError as error:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self._trouble.met(error)):
-                    await stop.wait()
-            # Someone may have removed the folders: without a manifest all is read again.
+            await first_done(stop, timeout_s=self._retries.failed(error))
+            # The folders may have been removed: without a manifest everything is read again.
             with suppress(OSError):
                 await asyncio.to_thread(self._lake.prepare)
 
@@ -204,7 +202,7 @@ class Writer:
             await self._flush()
 
     async def _start_over(self) -> LogReader:
-        """Read on from what the lake holds now."""
+        """Start reading at the newest manifest."""
         newest = await asyncio.to_thread(self._lake.newest)
         reader = LogReader(self._settings, self._partitions)
         try:
@@ -217,7 +215,7 @@ class Writer:
         return reader
 
     async def _drop(self) -> None:
-        """Forget what was read and not written; it is on the log."""
+        """Drop rows that weren't committed; they are on the log."""
         self._buffer, self._partitions = Buffer(), frozenset()
         reader, self._reader = self._reader, None
         if reader is not None:
@@ -236,7 +234,7 @@ class Writer:
             log.warning("undecodable record", action="analytics.undecodable", at=at, reason=str(error))
             return
         except Exception as error:
-            # Decoded, and yet without sense, as a node whose parent isn't there: no record stops us.
+            # Decoded but invalid, such as a node without its parent: no record may stop the writer.
             self.skipped["unfit"] += 1
             log.warning("a record makes no rows", action="analytics.unfit", at=at, reason=repr(error))
             return
@@ -245,17 +243,17 @@ class Writer:
         self._buffer.add(made, len(record.value or b""))
 
     async def _flush(self) -> None:
-        """1. Rows and offsets into the lake. 2. Only then they are forgotten here. 3. The group's lag follows."""
+        """1. Commit rows and offsets. 2. Drop them here. 3. Commit the group's offsets, for lag metrics."""
         if self._reader is None:
             return
         positions = await self._reader.positions()
         offsets = {self._reader.name(source): offset for source, offset in positions.items()}
         if offsets != self._base:
             buffer = self._buffer
-            given = (self._lake, self._writing, buffer.rows, self._base, offsets, buffer.times)
-            self.skipped["unfit"] += await asyncio.to_thread(flush, *given)
+            arguments = (self._lake, self._writing, buffer.rows, self._base, offsets, buffer.times)
+            self.skipped["unfit"] += await asyncio.to_thread(flush, *arguments)
             self._rows += sum(len(made) for made in buffer.rows.values())
             self._buffer, self._base = Buffer(), dict(offsets)
-            self._trouble.over()
+            self._retries.succeeded()
             await self._membership.commit(positions)
         self._flushed_at = time.monotonic()

@@ -20,8 +20,8 @@ from polar.cli.status import fleet_in_words
 from topics.types.session import WAITING_PHASES, Phase
 
 if TYPE_CHECKING:
-    from analytics.live.fold import Snapshot, StageLoad, Trouble
-    from analytics.live.standings import Group
+    from analytics.live.fold import AttemptError, Snapshot, StageLoad
+    from analytics.live.session_counts import Group
 
 ROOMY = 76
 """Columns of a terminal that also has room for the rates of stages."""
@@ -75,7 +75,7 @@ def summary(snapshot: Snapshot) -> str:
     return "; ".join([*notices, *(f"{label} {words}" for label, words in _head(snapshot)), *slots])
 
 
-def in_words(trouble: Trouble) -> str:
+def in_words(trouble: AttemptError) -> str:
     """An error in one line, with its session."""
     return f"{one_line(trouble.session_id)} {_what(trouble)}"
 
@@ -153,7 +153,7 @@ def _group_table(groups: Sequence[Group], width: int) -> Table:
     return _table(["group", ">ended", ">mean", ">std", "rewards"], rows)
 
 
-def _error_table(errors: Sequence[Trouble], now_ms: int, width: int) -> Table:
+def _error_table(errors: Sequence[AttemptError], now_ms: int, width: int) -> Table:
     rows = ([_ago(now_ms - error.at), _cut(error.session_id, width // 3), _what(error)] for error in errors)
     return _table([">ago", "session", "error"], rows)
 
@@ -189,7 +189,7 @@ def _place(load: StageLoad) -> str:
     return load.stage.value if load.pool == "default" else f"{load.stage.value} of {one_line(load.pool)}"
 
 
-def _what(error: Trouble) -> str:
+def _what(error: AttemptError) -> str:
     return one_line(f"{error.stage} {error.kind}/{error.code}: {error.message}")
 
 

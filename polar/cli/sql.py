@@ -29,7 +29,7 @@ from polar.cli.output import console, note, table
 from topics.environment import settings
 
 if TYPE_CHECKING:
-    from analytics.asking.query import Reader
+    from analytics.queries.query import Reader
 
 
 class Layout(StrEnum):
@@ -65,10 +65,10 @@ def sql(
     data: Data = None,
 ) -> None:
     """Query the lake: the views calls, sessions, stage_times, traces, trajectories, groups and tasks, and the tables in schema lake."""
-    from analytics.asking import query as lake
+    from analytics.queries import query as lake
 
     if query is None:
-        from analytics.asking.views import VIEWS
+        from analytics.queries.views import VIEWS
 
         raise ended(
             f"no query given; `polar sql 'FROM sessions'` reads a view; there are: {', '.join(VIEWS)}",

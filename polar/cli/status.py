@@ -49,7 +49,7 @@ def status(
 
 async def _overview(found: settings.Settings, *, with_head: bool) -> tuple[list[dict[str, Any]], str]:
     """All tasks, and a line about the whole system."""
-    from analytics.live.following import Live
+    from analytics.live.view import Live
     from polar.client import SessionTable
 
     async with SessionTable(found) as table:

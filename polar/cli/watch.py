@@ -21,8 +21,8 @@ from polar.cli.screen import Page, clock, in_words, summary
 from topics.environment import settings
 
 if TYPE_CHECKING:
-    from analytics.live.fold import Trouble
-    from analytics.live.following import Live
+    from analytics.live.fold import AttemptError
+    from analytics.live.view import Live
 
 REFRESH_S = 0.5
 """Time between two pages or JSON lines."""
@@ -39,7 +39,7 @@ def watch(output: Output = Format.TABLE, data: Data = None) -> None:
 
 
 async def _watch(found: settings.Settings, output: Format, stop: asyncio.Event) -> None:
-    from analytics.live.following import Live
+    from analytics.live.view import Live
 
     console = Console()
     async with Live(found) as live:
@@ -67,7 +67,7 @@ async def _print_json(live: Live, stop: asyncio.Event) -> None:
 
 async def _print_lines(live: Live, stop: asyncio.Event) -> None:
     shown = ""
-    known: set[Trouble] = set()
+    known: set[AttemptError] = set()
     while not stop.is_set():
         snapshot = live.snapshot()
         line = summary(snapshot)

@@ -13,7 +13,7 @@ import sys
 import time
 from pathlib import Path
 
-from analytics.asking import query
+from analytics.queries import query
 from topics.environment import settings
 
 COUNTS = "SELECT (SELECT count(*) FROM lake.events), (SELECT count(*) FROM calls), (SELECT count(*) FROM trajectories)"

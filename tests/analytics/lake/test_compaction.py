@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from analytics.lake import compaction, files, locks, manifest
 from analytics.lake.compaction import FAN_IN, TARGET_BYTES, choose, merge, prune, tidy
-from analytics.lake.manifest import Conflict, File, Lake, Manifest, Writing
+from analytics.lake.manifest import ConflictError, File, Lake, Manifest, Writing
 from analytics.lake.schema import TABLES
 
 HALT = threading.Event()
@@ -164,9 +164,9 @@ def test_a_merge_that_meets_other_commits_is_laid_over_them(
             monkeypatch.setattr(lake, "commit", commit)
             add(lake, writing, "meanwhile")
             monkeypatch.setattr(lake, "commit", late)
-            with pytest.raises(Conflict):
+            with pytest.raises(ConflictError):
                 commit(base, new)
-            raise Conflict
+            raise ConflictError
         return commit(base, new)
 
     monkeypatch.setattr(lake, "commit", late)

@@ -13,7 +13,7 @@ HOLD = """
 import sys
 from pathlib import Path
 from analytics.lake import locks
-with locks.held(Path(sys.argv[1])) as mark:
+with locks.locked_file(Path(sys.argv[1])) as mark:
     mark.write("7")
     print(mark.name, flush=True)
     sys.stdin.read()
@@ -37,7 +37,7 @@ def test_a_mark_lives_with_its_holder_and_is_buried_once(tmp_path: Path) -> None
 
 
 def test_a_released_mark_leaves_nothing(tmp_path: Path) -> None:
-    with locks.held(tmp_path) as mark:
+    with locks.locked_file(tmp_path) as mark:
         assert list(locks.living(tmp_path)) == [mark.name]
     assert list(tmp_path.iterdir()) == []
 
@@ -47,7 +47,7 @@ def test_no_mark_is_buried_while_it_is_being_made(tmp_path: Path) -> None:
     buried: list[str] = []
 
     def hold(_: int) -> bool:
-        with locks.held(tmp_path) as mark:
+        with locks.locked_file(tmp_path) as mark:
             return (tmp_path / mark.name).exists()
 
     with ThreadPoolExecutor(4) as pool:

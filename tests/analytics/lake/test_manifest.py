@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analytics.lake import locks
-from analytics.lake.manifest import Conflict, File, Lake, Manifest
+from analytics.lake.manifest import ConflictError, File, Lake, Manifest
 from topics.types.errors import NotReady
 
 WRITERS = 4
@@ -50,7 +50,7 @@ def test_a_commit_is_the_newest_until_the_next(lake: Lake) -> None:
 def test_of_two_that_read_the_same_one_commits(lake: Lake) -> None:
     base = lake.newest()
     won = read_on(lake, base, 1)
-    with pytest.raises(Conflict):
+    with pytest.raises(ConflictError):
         read_on(lake, base, 2)
     assert lake.newest() == won
     assert lake.drafts() == []
@@ -68,7 +68,7 @@ def test_a_writer_that_slept_past_the_removal_of_its_base_has_a_conflict(
         lake.remove(version)
     with monkeypatch.context() as asleep:
         asleep.setattr(lake, "versions", lambda: [base.version])
-        with pytest.raises(Conflict):
+        with pytest.raises(ConflictError):
             read_on(lake, base, 99)
     assert lake.newest() == newest
 
@@ -80,7 +80,7 @@ def count_up(folder: Path) -> None:
             base = lake.newest()
             try:
                 read_on(lake, base, (base.offset(("events", 0)) or 0) + 1)
-            except Conflict:
+            except ConflictError:
                 continue
             break
 
@@ -118,7 +118,7 @@ def test_a_damaged_manifest_is_said_and_once_removed_the_one_before_is_the_lake(
     whole = newest.read_bytes()
     for damaged in (b"", whole[:-9], b"\xff" + whole, b'{"version": "x"}'):
         newest.write_bytes(damaged)
-        with pytest.raises(OSError, match=rf"{newest} is damaged .* the one before"):
+        with pytest.raises(OSError, match=rf"{newest} is damaged .* the manifest before"):
             lake.newest()
     newest.unlink()
     assert lake.newest() == first

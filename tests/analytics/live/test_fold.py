@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from analytics.live.fold import ERRORS, MESSAGE_LIMIT, REMEMBER_MS, Fold, Snapshot
 from analytics.live.rates import Minute
-from analytics.live.standings import RECENT
+from analytics.live.session_counts import RECENT
 from topics.events import InitFinished, TrajectoryEmitted
 from topics.fleet import FleetState, PolicyVersion
 from topics.log.liveness import LEASE_MS

@@ -15,7 +15,7 @@ from analytics.lake.manifest import Lake
 from analytics.lake.rows import Row
 from analytics.lake.schema import TABLES
 from analytics.writing import flush
-from analytics.writing.flush import Superseded
+from analytics.writing.flush import SupersededError
 from tests.analytics.loading import in_the_lake
 
 TABLE = "disowned"
@@ -65,7 +65,7 @@ def test_a_row_that_fits_no_column_is_counted_and_the_others_are_kept(lake: Lake
 def test_a_zombie_finds_its_partitions_moved_and_commits_nothing(lake: Lake) -> None:
     with lake.writing() as zombie, lake.writing() as owner:
         flush.flush(lake, owner, {TABLE: [row(0, 0)]}, {PARTITION: None}, {PARTITION: 1})
-        with pytest.raises(Superseded, match=r"completions\[0\] is at 1, not at None"):
+        with pytest.raises(SupersededError, match=r"completions\[0\] is at 1, not at None"):
             flush.flush(lake, zombie, {TABLE: [row(0, 0)]}, {PARTITION: None, OTHER: None}, {PARTITION: 1, OTHER: 1})
     assert in_the_lake(lake).total() == 1
     assert count(lake) == 1
@@ -115,7 +115,7 @@ def test_a_commit_that_fails_at_its_very_last_step_is_in_the_lake_all_the_same(
             patched.setattr(manifest, "sync", broken)
             with pytest.raises(OSError, match="Input/output"):
                 flush.flush(lake, writing, *given)
-        with pytest.raises(Superseded):
+        with pytest.raises(SupersededError):
             flush.flush(lake, writing, *given)
     assert in_the_lake(lake).total() == 1
     assert count(lake) == 1
@@ -137,7 +137,7 @@ def test_writers_that_fight_over_partitions_write_each_row_once(lake: Lake, seed
                 rows = [row(each[1], offset) for each in mine for offset in range(base[each] or 0, reached[each])]
                 try:
                     flush.flush(lake, writing, {TABLE: rows} if rows else {}, base, reached)
-                except Superseded:
+                except SupersededError:
                     continue
 
     threads = [threading.Thread(target=write, args=(number,)) for number in range(4)]

@@ -18,7 +18,7 @@ from aiokafka.admin import RecordsToDelete
 from structlog.testing import capture_logs
 
 from analytics.lake.manifest import Lake
-from analytics.writing import trouble, writer
+from analytics.writing import retries, writer
 from analytics.writing.writer import run_analytics
 from tests.analytics.loading import arrived, in_the_lake, on_the_log, send, task, tasks
 from topics import completions, events, trajectories
@@ -210,7 +210,7 @@ async def test_a_log_that_lost_its_end_is_not_written_twice(
 async def test_a_folder_that_cant_be_written_is_said_once_and_waited_for(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trouble, "PAUSES", Backoff(0.1, 0.2))
+    monkeypatch.setattr(retries, "PAUSES", Backoff(0.1, 0.2))
     lake = settings.lake_folder
     lake.parent.mkdir()
     lake.touch()
@@ -229,7 +229,7 @@ async def test_a_folder_that_cant_be_written_is_said_once_and_waited_for(
 async def test_a_lake_that_was_removed_under_its_writer_is_written_again(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trouble, "PAUSES", Backoff(0.1, 15.0))
+    monkeypatch.setattr(retries, "PAUSES", Backoff(0.1, 15.0))
     await send(settings, *task(1))
     async with writing(settings):
         await arrived(settings, await on_the_log(settings, None))
@@ -241,7 +241,7 @@ async def test_a_lake_that_was_removed_under_its_writer_is_written_again(
 async def test_a_damaged_manifest_stops_the_writer_until_it_is_removed(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trouble, "PAUSES", Backoff(0.1, 0.2))
+    monkeypatch.setattr(retries, "PAUSES", Backoff(0.1, 0.2))
     await send(settings, *task(1))
     with capture_logs() as said:
         async with writing(settings):
@@ -270,7 +270,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 async def test_a_full_disk_costs_time_only_and_readers_go_on(
     settings: Settings, small_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trouble, "PAUSES", Backoff(0.1, 0.2))
+    monkeypatch.setattr(retries, "PAUSES", Backoff(0.1, 0.2))
     full = settings.model_copy(update={"lake": small_disk})
     lake = Lake(full.lake_folder)
     ballast = small_disk / "ballast"

@@ -177,7 +177,7 @@ def test_the_question_may_come_from_standard_input() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["DROP VIEW calls"], "SQL: only asking is possible: SELECT, WITH"),
+        (["DROP VIEW calls"], "SQL: only queries are allowed: SELECT, WITH"),
         (["DROP VIEW calls"], "(got 'DROP VIEW calls')"),
         (["SELECT 1; SELECT 2"], "SQL: expected one statement, found 2"),
         (["SELECT * FROM calss"], 'Did you mean "calls"?\n\nLINE 1: SELECT * FROM calss\n                      ^'),

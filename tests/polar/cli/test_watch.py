@@ -28,9 +28,9 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.screen import Screen
 
-from analytics.live.fold import Calls, Snapshot, StageLoad, Trouble
-from analytics.live.following import Live
-from analytics.live.standings import Group
+from analytics.live.fold import AttemptError, Calls, Snapshot, StageLoad
+from analytics.live.session_counts import Group
+from analytics.live.view import Live
 from polar.cli.screen import Page, in_words, summary
 from polar.embedded import Broker
 from tests.polar.cli.terminal import Terminal
@@ -71,7 +71,7 @@ groups = st.builds(
     st.none() | st.floats(0, 1),
     st.just(0),
 )
-troubles = st.builds(Trouble, text, st.integers(1, 3), text, text, text, text, st.integers(0, 2_000_000_000_000))
+troubles = st.builds(AttemptError, text, st.integers(1, 3), text, text, text, text, st.integers(0, 2_000_000_000_000))
 snapshots = st.builds(
     Snapshot,
     at=st.integers(0, 2_000_000_000_000),

@@ -1,8 +1,7 @@
-"""Asking the lake: SQL over one manifest, by any number of readers, and nothing but asking.
+"""Runs read-only SQL over one manifest of the lake, for any number of readers.
 
-Invariant: no statement changes anything, reads a file that isn't the lake's, or sees the lake move while it runs. Two things hold that:
-only a statement whose parsed tree holds reads alone is run, and DuckDB itself reaches no file but those of the manifest, by name. What
-the views mean is `views`'.
+Invariant: no statement changes anything, reads a file outside the lake, or sees the lake change while it runs. Only statements whose parse
+tree contains nothing but reads are run, and DuckDB itself may open only the files of the manifest. `views.py` defines the views.
 """
 
 from __future__ import annotations
@@ -16,90 +15,90 @@ from typing import Any
 
 import duckdb
 
-from analytics.asking import views
 from analytics.lake.manifest import Lake, Manifest
 from analytics.lake.schema import TABLES
+from analytics.queries import views
 from topics.environment.settings import Settings
 from topics.types.errors import InputError, NotReady
 
 FIELD = "SQL"
 MEMORY = "25%"
-"""Of the machine's, for one query: a broker, proxies and harnesses run beside it, and other readers. DuckDB's own share is 80 %."""
+"""Share of the machine's memory for one query, beside a broker, proxies, harnesses and other readers. DuckDB's default is 80 %."""
 SPILL = "4GiB"
-"""On the disk of the temporary folder, for what doesn't fit into memory; DuckDB's own is 90 % of what is free."""
+"""Disk space in the temporary folder for data that doesn't fit into memory. DuckDB's default is 90 % of the free space."""
 READS = frozenset({"SELECT_NODE", "SET_OPERATION_NODE", "RECURSIVE_CTE_NODE", "CTE_NODE"})
-"""Nodes of a parsed query that only read. A `WITH` may hold an INSERT or a COPY, and the statement is a SELECT all the same."""
+"""Parse-tree nodes that only read. A SELECT statement may contain an INSERT or a COPY in its `WITH`."""
 RUNS_TEXT = frozenset({"query", "json_execute_serialized_sql"})
-"""Functions that run a string as SQL, which nobody has looked at."""
+"""Functions that run a string as SQL, which would not be checked."""
 EXPLAIN = re.compile(r"(\s|--[^\n]*\n)*EXPLAIN\s+(ANALYZE\s+)?(\([\w\s,]*\)\s*)?(?=\S)", re.IGNORECASE)
-ONLY_READS = "only asking is possible: SELECT, WITH … SELECT, FROM, VALUES, DESCRIBE, SHOW, SUMMARIZE, or EXPLAIN of one of these"
+ONLY_READS = "only queries are allowed: SELECT, WITH … SELECT, FROM, VALUES, DESCRIBE, SHOW, SUMMARIZE, or EXPLAIN of one of these"
 BATCH = 1024
 """Rows fetched at a time."""
 ARROW_BATCH = 65_536
 
 
-class WrongSql(InputError):  # noqa: N818 - as NotReady: it says what is
-    """What DuckDB has to say about a query: it shows the place, so the query isn't said again."""
+class SqlError(InputError):
+    """DuckDB's error for a query. DuckDB shows the place, so the message doesn't repeat the query."""
 
     def __str__(self) -> str:
         return f"{self.field}: {self.reason}"
 
 
 class Answer:
-    """A query's rows, to be read once. While it is read, nothing else can be asked of its connection."""
+    """A query's rows, to be read once. Its connection runs no other query meanwhile."""
 
     def __init__(self, sql: str, cursor: duckdb.DuckDBPyConnection) -> None:
         self._sql = sql
         self._cursor = cursor
         self.columns: list[tuple[str, str]] = [(name, str(kind)) for name, kind, *_ in cursor.description or ()]
-        """Names, which needn't differ, and DuckDB's types."""
+        """Names, possibly repeated, and DuckDB's types."""
 
     def rows(self) -> Iterator[tuple[Any, ...]]:
-        """Instants come with their zone, UTC; maps as dicts, structs too. Raises as `Reader.ask`."""
-        with _told(self._sql):
+        """The rows, with timestamps in UTC, and maps and structs as dicts. Raises as `Reader.ask`."""
+        with _as_our_errors(self._sql):
             while rows := self._cursor.fetchmany(BATCH):
                 yield from rows
 
 
 class Reader:
-    """One look at the lake, as of `manifest`. One query at a time."""
+    """Runs queries, one at a time, on the lake as of `manifest`."""
 
     def __init__(self, connection: duckdb.DuckDBPyConnection, manifest: Manifest) -> None:
         self._connection = connection
         self.manifest = manifest
 
     def ask(self, sql: str) -> Answer:
-        """Raises InputError for what isn't one query or isn't good SQL, NotReady where a file of the lake can't be read."""
-        with _told(sql):
+        """Run one query. Raises InputError for anything else and for wrong SQL, NotReady if a file of the lake can't be read."""
+        with _as_our_errors(sql):
             self._check(sql)
             return Answer(sql, self._connection.execute(sql))
 
     def batches(self, sql: str) -> tuple[Any, Iterator[Any]]:
-        """The answer as a pyarrow Schema and RecordBatches. Raises as `ask`, also while these are read."""
-        with _told(sql):
+        """The answer as a pyarrow Schema and RecordBatches. Raises as `ask`, also while the batches are read."""
+        with _as_our_errors(sql):
             self._check(sql)
             found = self._connection.sql(sql).to_arrow_reader(ARROW_BATCH)
             return found.schema, _batches(sql, found)
 
     def interrupt(self) -> None:
-        """End the query that another thread waits for; it raises InputError there."""
+        """End the query of another thread, which raises InputError there."""
         self._connection.interrupt()
 
     def _check(self, sql: str) -> None:
-        """Raises InputError for all but one statement that only reads."""
+        """Raise InputError unless `sql` is one statement that only reads."""
         try:
             sql.encode()
         except UnicodeEncodeError:
-            raise InputError(FIELD, sql, "this isn't text in UTF-8") from None
+            raise InputError(FIELD, sql, "not valid UTF-8 text") from None
         statements = self._connection.extract_statements(sql)
         if len(statements) != 1:
             raise InputError(FIELD, sql, f"expected one statement, found {len(statements)}")
         try:
             kind = statements[0].type
-        except ValueError:  # one that the bindings have no name for
+        except ValueError:  # a type without a name in the Python bindings
             raise InputError(FIELD, sql, ONLY_READS) from None
         if kind is duckdb.StatementType.MULTI:
-            raise InputError(FIELD, sql, "a PIVOT must say its values: PIVOT … ON column IN ('a', 'b')")
+            raise InputError(FIELD, sql, "a PIVOT must list its values: PIVOT … ON column IN ('a', 'b')")
         explain = EXPLAIN.match(sql)
         if kind is duckdb.StatementType.EXPLAIN and explain is not None:
             self._check(sql[explain.end() :])
@@ -113,7 +112,7 @@ class Reader:
         try:
             tree = json.loads(serialized)
         except RecursionError:
-            raise InputError(FIELD, sql, "queries within queries, too deep to be looked at") from None
+            raise InputError(FIELD, sql, "nested too deeply to be checked") from None
         if tree["error"]:
             raise InputError(FIELD, sql, f"{ONLY_READS}; {tree['error_message']}")
         for node in _nodes(tree):
@@ -126,14 +125,14 @@ class Reader:
 
 @contextmanager
 def connect(settings: Settings) -> Iterator[Reader]:
-    """Look at the newest manifest; its files stay for as long as this lasts. Raises NotReady where no lake can be read."""
+    """A reader of the newest manifest, whose files are kept while the context lasts. Raises NotReady if no lake can be read."""
     lake = Lake(settings.lake_folder)
-    with ExitStack() as held:
+    with ExitStack() as stack:
         try:
-            manifest = held.enter_context(lake.pin())
-            spill = held.enter_context(TemporaryDirectory(prefix="polar-sql-"))
+            manifest = stack.enter_context(lake.pin())
+            spill = stack.enter_context(TemporaryDirectory(prefix="polar-sql-"))
             connection = duckdb.connect()
-            held.callback(_close, connection)
+            stack.callback(_close, connection)
             connection.execute("SET TimeZone = 'UTC'")
             views.create(connection, lake.folder, manifest)
             _lock(connection, views.files(lake.folder, manifest, *TABLES), spill)
@@ -143,13 +142,13 @@ def connect(settings: Settings) -> Iterator[Reader]:
 
 
 def _close(connection: duckdb.DuckDBPyConnection) -> None:
-    # Within one call of a function nothing interrupts a query; its thread has the connection then, and ends with the process.
+    # A single function call can't be interrupted: then its thread keeps the connection until the process ends.
     with suppress(duckdb.ResourceInUseException):
         connection.close()
 
 
 def _lock(connection: duckdb.DuckDBPyConnection, paths: list[str], spill: str) -> None:
-    """From here on: these files, that folder, this much, for good. By name, since what may be read may be written, too."""
+    """Restrict the connection for good to these files, folder and sizes. Files are listed, since a folder would be writable, too."""
     listed = ", ".join(map(views.quoted, paths))
     connection.execute(f"SET memory_limit = '{MEMORY}'; SET max_temp_directory_size = '{SPILL}'")
     connection.execute(f"SET temp_directory = {views.quoted(spill)}; SET allowed_paths = [{listed}]")
@@ -157,7 +156,7 @@ def _lock(connection: duckdb.DuckDBPyConnection, paths: list[str], spill: str) -
 
 
 def _nodes(tree: Any) -> Iterator[dict[str, Any]]:
-    """All objects within, in no order."""
+    """All objects in the tree, in any order."""
     waiting = [tree]
     while waiting:
         value = waiting.pop()
@@ -169,32 +168,32 @@ def _nodes(tree: Any) -> Iterator[dict[str, Any]]:
 
 
 @contextmanager
-def _told(sql: str) -> Iterator[None]:
-    """DuckDB's errors, as those of who asked."""
+def _as_our_errors(sql: str) -> Iterator[None]:
+    """Convert DuckDB's errors into InputError and NotReady."""
     try:
         yield
     except duckdb.IOException as error:
         raise NotReady(f"the lake can't be read: {error}") from error
     except duckdb.Error as error:
-        raise WrongSql(FIELD, sql, _reason(error)) from error
+        raise SqlError(FIELD, sql, _reason(error)) from error
 
 
 def _batches(sql: str, found: Any) -> Iterator[Any]:
     try:
         yield from found
-    except OSError as error:  # what DuckDB raises comes through Arrow as this
-        raise WrongSql(FIELD, sql, str(error)) from error
+    except OSError as error:  # Arrow's form of an error of DuckDB
+        raise SqlError(FIELD, sql, str(error)) from error
 
 
 def _reason(error: duckdb.Error) -> str:
-    """DuckDB's words, and the way out where it can't know it."""
-    said = str(error).strip()
+    """DuckDB's message, with what to do if DuckDB can't know it."""
+    message = str(error).strip()
     match error:
         case duckdb.PermissionException():
-            return f"{said}\nOnly the lake can be read; its views are: {', '.join(views.VIEWS)}"
-        case duckdb.CatalogException() if "Table with name" in said:
-            return f"{said}\nThe views are: {', '.join(views.VIEWS)}; the tables: {', '.join(f'lake.{name}' for name in TABLES)}"
+            return f"{message}\nOnly the lake can be read; its views are: {', '.join(views.VIEWS)}"
+        case duckdb.CatalogException() if "Table with name" in message:
+            return f"{message}\nThe views are: {', '.join(views.VIEWS)}; the tables: {', '.join(f'lake.{name}' for name in TABLES)}"
         case duckdb.OutOfMemoryException():
-            return f"{said}\nAsk for fewer rows, or fewer columns with tokens and messages"
+            return f"{message}\nAsk for fewer rows, or fewer columns with tokens and messages"
         case _:
-            return said
+            return message

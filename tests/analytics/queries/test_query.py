@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analytics.asking import query
-from analytics.asking.query import Reader, WrongSql
 from analytics.lake.manifest import EMPTY, Lake
+from analytics.queries import query
+from analytics.queries.query import Reader, SqlError
 from tests.analytics.story import story, submitted, write
 from topics.environment.settings import Settings
 from topics.types.errors import InputError, NotReady
@@ -136,7 +136,7 @@ def test_what_changes_anything_is_refused_and_nothing_has_changed(settings: Sett
     parquet = next((settings.lake_folder / "completions").iterdir())
     before = tree(settings.data)
     given_sql = sql.format(new=settings.lake_folder / "new.csv", parquet=parquet)
-    with pytest.raises(InputError, match=r"only asking is possible|runs text as SQL|^SQL: Parser Error"):
+    with pytest.raises(InputError, match=r"only queries are allowed|runs text as SQL|^SQL: Parser Error"):
         reader.ask(given_sql)
     assert tree(settings.data) == before
 
@@ -206,7 +206,7 @@ def test_no_mixture_of_statements_changes_anything(unlocked: duckdb.DuckDBPyConn
 )
 def test_nothing_but_the_lake_is_read(settings: Settings, reader: Reader, tmp_path: Path, sql: str) -> None:
     other = shutil.copy(next((settings.lake_folder / "completions").iterdir()), tmp_path / "other.parquet")
-    with pytest.raises(WrongSql, match=r"Only the lake can be read; its views are: tasks, calls|does not exist"):
+    with pytest.raises(SqlError, match=r"Only the lake can be read; its views are: tasks, calls|does not exist"):
         reader.ask(sql.format(other=other))
 
 
@@ -230,7 +230,7 @@ def test_a_file_of_the_lake_cant_be_written_anew_beside_it(settings: Settings, r
         ("", "SQL: expected one statement, found 0 (got '')"),
         ("-- nothing", "expected one statement, found 0"),
         ("SELECT 1; SELECT 2", "SQL: expected one statement, found 2 (got 'SELECT 1; SELECT 2')"),
-        ("PIVOT sessions ON status", "a PIVOT must say its values: PIVOT … ON column IN ('a', 'b')"),
+        ("PIVOT sessions ON status", "a PIVOT must list its values: PIVOT … ON column IN ('a', 'b')"),
         ("SELCT 1", 'SQL: Parser Error: syntax error at or near "SELCT"\n\nLINE 1: SELCT 1\n        ^'),
         ("SELECT harnes FROM calls", 'Candidate bindings: "harness"'),
         ("SELECT * FROM calss", 'Did you mean "calls"?'),
@@ -239,8 +239,8 @@ def test_a_file_of_the_lake_cant_be_written_anew_beside_it(settings: Settings, r
         ("SELECT nosuch(1)", "Scalar Function with name nosuch does not exist"),
         ("SELECT $1", "Values were not provided"),
         ("SELECT CAST('x' AS INTEGER)", "Conversion Error"),
-        ("SELECT '\udcff'", "this isn't text in UTF-8"),
-        ("FROM (" * 900 + "SELECT 1" + ")" * 900, "too deep to be looked at"),
+        ("SELECT '\udcff'", "not valid UTF-8 text"),
+        ("FROM (" * 900 + "SELECT 1" + ")" * 900, "nested too deeply to be checked"),
     ],
 )
 def test_wrong_sql_is_told_with_duckdbs_words_and_the_place(reader: Reader, sql: str, said: str) -> None:
@@ -251,11 +251,11 @@ def test_wrong_sql_is_told_with_duckdbs_words_and_the_place(reader: Reader, sql:
 
 def test_an_error_amid_the_rows_is_told_too(reader: Reader) -> None:
     sql = "SELECT CASE WHEN range > 200000 THEN error('far') ELSE range END FROM range(300000)"
-    with pytest.raises(WrongSql, match="far"):
+    with pytest.raises(SqlError, match="far"):
         answer(reader, sql)
-    with pytest.raises(WrongSql, match="far"):
+    with pytest.raises(SqlError, match="far"):
         list(reader.batches(sql)[1])
-    with pytest.raises(InputError, match="only asking"):
+    with pytest.raises(InputError, match="only queries"):
         reader.batches("COPY calls TO 'x'")
 
 
@@ -311,7 +311,7 @@ def test_a_long_query_is_interrupted_from_another_thread(reader: Reader) -> None
     try:
         started = time.monotonic()
         begun.set()
-        with pytest.raises(WrongSql, match="Interrupted"):
+        with pytest.raises(SqlError, match="Interrupted"):
             answer(reader, "SELECT sum(a.range * b.range) FROM range(100000000) a, range(100000) b")
         assert time.monotonic() - started < 10
     finally:

@@ -1,7 +1,7 @@
-"""The views that people and programs ask: SQL over the lake's tables, with what each column means.
+"""The public views: SQL over the lake's tables, with the meaning of each column.
 
-Names and columns are the design's, and only ever grow. The tables themselves lie beside them, in the schema `lake`. Invariant: every
-view is there in an empty lake too, with the types that it will have, and all of them show one manifest. Who may ask what is `query`'s.
+Views and columns are only added, never removed. The tables are in the schema `lake`. Invariant: all views show one manifest; in an empty
+lake every view exists with its final types. `query.py` restricts queries.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ TYPES = {
     pa.list_(pa.string()): "VARCHAR[]",
     pa.list_(pa.float64()): "DOUBLE[]",
 }
-"""What DuckDB calls the types of `analytics.lake.schema`."""
+"""DuckDB's names of the types of `analytics.lake.schema`."""
 
-LEFT_S = 3600.0
-"""A draft of a database that is older was left by a process that was killed."""
+STALE_DRAFT_S = 3600.0
+"""An older draft of a database was left by a killed process: writing one takes seconds."""
 
 
 @dataclass(frozen=True)
 class View:
-    """One view: what a row is, what its columns mean, and how both follow from the tables and the views before it."""
+    """One view: the meaning of a row and of each column, and its SQL over the tables and earlier views."""
 
     doc: str
     columns: dict[str, str]
@@ -52,12 +52,12 @@ class View:
 
 
 TASKS = View(
-    "A task that the log knows of, submitted or opened; what a duplicate says doesn't count.",
+    "A submitted or opened task. Duplicate submissions are ignored.",
     {
-        "task_id": "as it was submitted",
-        "num_samples": "how many sessions it has",
-        "harness": "by name, or `module:Class`; `external` for sessions that were opened for an agent of one's own",
-        "submitted_at": "when the log took it; null where that has left the log before the lake began",
+        "task_id": "the submitted id",
+        "num_samples": "number of sessions",
+        "harness": "by name, or `module:Class`; `external` for opened sessions, whose agent the user runs",
+        "submitted_at": "when Kafka received it; null: retention removed the record before the lake read it",
     },
     """
     WITH told AS (
@@ -79,37 +79,37 @@ TASKS = View(
     """,
 )
 CALLS = View(
-    "A captured model call, those of lost attempts and those without an answer included.",
+    "A captured model call, including calls of lost attempts and calls without an answer.",
     {
-        "call_id": "part of the `id` of the answer that the harness got",
+        "call_id": "part of the `id` in the answer to the harness",
         "session_id": "`<task_id>.<sample_index>`",
         "task_id": "the session's task",
         "sample_index": "of the session within its task, from 0",
-        "attempt": "of the session, from 1; the last one's calls are its trajectory's",
-        "parent_id": "the call whose tokens its prompt extends furthest; until the trajectory is out, the one that shares most "
-        "of its prompt; null: none",
-        "branch": "`root`, or why it doesn't simply continue its parent (fork, compaction, …); null: it does, has no answer, or the "
-        "trajectory isn't out",
+        "attempt": "of the session, from 1; the trajectory has the calls of the last attempt",
+        "parent_id": "the call with the longest prompt and answer that its prompt continues; until the trajectory exists, the call "
+        "that shares most of its prompt; null: none",
+        "branch": "`root`, or why it doesn't continue its parent (fork, compaction, …); null if it continues its parent, has no answer, "
+        "or its session is unfinished",
         "harness": "the task's",
         "dialect": "the API that the harness spoke: `openai_chat`, …",
         "engine": "the inference server",
-        "model_requested": "as the harness asked for it; null: it named none",
-        "model_served": "as the engine named it; null: it named none",
-        "kind": "`main`, `subagent` or `compaction`, which are trained, or the side call that it is (`title`, `router`, …), which isn't",
-        "kind_rule": "the rule that said so; null: main",
+        "model_requested": "the harness's model name; null: none",
+        "model_served": "the engine's model name; null: none",
+        "kind": "`main`, `subagent` or `compaction`, which are trained, or the kind of an untrained side call (`title`, `router`, …)",
+        "kind_rule": "the rule that determined the kind; null: main",
         "lineage": "the harness's own session, thread, agent, parent and retry headers, by canonical name; null: it sent none",
         "outcome": "`answered`, `failed`, `abandoned` (the harness hung up), or `disowned`: captured, and never answered",
         "prompt_tokens": "in the whole prompt",
-        "shared_tokens": "how many of them are an earlier call's prompt and answer; they are kept once",
+        "shared_tokens": "how many of the prompt tokens belong to an earlier call's prompt and answer, and are stored there",
         "sampled_tokens": "in the answer",
         "finish_reason": "`stop`, `length`, `tool_calls`, …; null: no answer",
-        "policy_version": "of the weights that sampled it, its first token where they changed within it; null: not known",
-        "policy_versions": "all of them, in the order of its tokens; empty: not known",
+        "policy_version": "version of the weights that sampled its first token; null: unknown",
+        "policy_versions": "all versions that sampled it, in the order of its tokens; empty: unknown",
         "error_code": "why there is no answer; null: there is one",
-        "received_at": "when the proxy got it",
-        "completed_at": "when the engine's answer, or the error, was there",
-        "latency_ms": "between these two",
-        "realigned": "tokens of the prompt that stand as they were sampled where the engine rendered them otherwise; null: not told",
+        "received_at": "when the proxy received it",
+        "completed_at": "when the engine's answer or the error was complete",
+        "latency_ms": "from `received_at` to `completed_at`",
+        "realigned": "prompt tokens that were kept as sampled although the engine renders them differently; null: not recorded",
     },
     """
     WITH first AS (
@@ -144,21 +144,21 @@ CALLS = View(
     """,
 )
 SESSIONS = View(
-    "A session, from when its task is known.",
+    "A session of a known task.",
     {
         "session_id": "`<task_id>.<sample_index>`",
         "task_id": "the session's task",
         "sample_index": "within its task, from 0",
-        "attempt": "the newest, from 1",
-        "harness": "by name, or `module:Class`; `external` for one that was opened for an agent of one's own",
-        "status": "`COMPLETED`, `FAILED`, `TIMED_OUT` or `CANCELLED`; null: its trajectory isn't out yet",
+        "attempt": "the newest attempt, from 1",
+        "harness": "by name, or `module:Class`; `external` for an opened session, whose agent the user runs",
+        "status": "`COMPLETED`, `FAILED`, `TIMED_OUT` or `CANCELLED`; null: it has no trajectory yet",
         "error_stage": "`init`, `run`, `evaluate`, `build`, or `queue`; null, as the next three: no error",
-        "error_kind": "whose fault: `infra`, `agent`, `evaluation`, `budget` or `input`",
-        "error_code": "what it was: `exit_code`, `timeout`, `lost`, …",
-        "error_message": "in words",
-        "reward": "the evaluator's; null: it gave none, or the session hasn't ended",
-        "submitted_at": "its task's",
-        "ended_at": "when its trajectory was out; null: not yet",
+        "error_kind": "the cause: `infra`, `agent`, `evaluation`, `budget` or `input`",
+        "error_code": "the error: `exit_code`, `timeout`, `lost`, …",
+        "error_message": "the message",
+        "reward": "the evaluator's reward; null: none, or the session hasn't ended",
+        "submitted_at": "when its task was submitted",
+        "ended_at": "when its trajectory was written; null: not yet",
     },
     """
     WITH expected AS (
@@ -177,15 +177,15 @@ SESSIONS = View(
     """,
 )
 STAGE_TIMES = View(
-    "A stage of an attempt that a worker took. Opened sessions have none.",
+    "A stage of an attempt that a worker claimed. Opened sessions have none.",
     {
         "session_id": "`<task_id>.<sample_index>`",
         "task_id": "the session's task",
         "attempt": "from 1",
         "stage": "`init`, `run` or `evaluate`",
-        "queued_ms": "from when the stage before had ended, or the task was submitted, until a worker claimed it; null: a later "
-        "attempt's `init`, whose beginning no fact tells",
-        "run_ms": "what the worker took; null: it hasn't reported, or was lost",
+        "queued_ms": "time from the end of the previous stage, or from the task's submission, until a worker claimed it; null for "
+        "`init` of later attempts, whose beginning isn't recorded",
+        "run_ms": "the worker's time; null: it hasn't reported, or was lost",
     },
     """
     WITH stages AS (
@@ -212,38 +212,38 @@ STAGE_TIMES = View(
     """,
 )
 TRACES = View(
-    "A trainable token sequence of a session: a path through the tree of its tokens.",
+    "A trainable token sequence of a session: a path in its token tree.",
     {
-        "trace_id": "`<session_id>/<call_id>` of the call that it ends with",
+        "trace_id": "`<session_id>/<call_id>` of its last call",
         "session_id": "`<task_id>.<sample_index>`",
         "task_id": "the session's task",
-        "tokens": "along the path",
-        "trainable_tokens": "of them: sampled by the model, and trained in this trace",
-        "calls": "that sampled tokens of the path",
-        "kind": "`main`, or the sort of side call that it ends with",
-        "reward": "null: none given",
+        "tokens": "tokens of the path",
+        "trainable_tokens": "tokens of the path that the model sampled and this trace trains",
+        "calls": "calls that sampled tokens of the path",
+        "kind": "`main`, or the kind of side call that it ends with",
+        "reward": "null: none",
         "finish_reason": "of its last call",
     },
     "SELECT trace_id, session_id, task_id, tokens, trainable_tokens, calls, kind, reward, finish_reason FROM lake.traces",
 )
 TRAJECTORIES = View(
-    "What a session yielded, once it is out.",
+    "The result of a finished session.",
     {
         "session_id": "`<task_id>.<sample_index>`",
         "task_id": "the session's task",
         "sample_index": "within its task, from 0",
-        "harness": "by name, or `module:Class`; `external` where an agent of one's own ran",
+        "harness": "by name, or `module:Class`; `external` for an opened session",
         "status": "`COMPLETED`, `FAILED`, `TIMED_OUT` or `CANCELLED`",
         "reward": "null: no evaluator gave one",
-        "traces": "how many",
-        "calls": "how many, those without an answer included",
-        "answered": "of the calls",
-        "tokens": "in the tree, each once",
-        "sampled_tokens": "of them",
-        "trainable_tokens": "of them",
-        "masked_tokens": "sampled and not trainable, by reason",
-        "artifacts": "name to blob: the harness's log, the patch, the evaluation's output",
-        "metadata": "JSON: the task's",
+        "traces": "number of traces",
+        "calls": "number of calls, including those without an answer",
+        "answered": "number of calls with an answer",
+        "tokens": "tokens of the tree, each once",
+        "sampled_tokens": "of these, sampled by the model",
+        "trainable_tokens": "of these, trained",
+        "masked_tokens": "sampled tokens that aren't trained, by reason",
+        "artifacts": "blobs by name: the harness's log, the patch, the evaluation's output",
+        "metadata": "the task's, as JSON",
         "mode": "`train` or `eval`",
     },
     """
@@ -254,14 +254,14 @@ TRAJECTORIES = View(
     """,
 )
 GROUPS = View(
-    "A task's sessions together: what GRPO normalises rewards over.",
+    "The sessions of one task, over which GRPO normalises rewards.",
     {
         "task_id": "the task",
-        "num_samples": "sessions of the task",
+        "num_samples": "number of sessions",
         "harness": "the task's",
-        "ended": "of them, how many have their trajectory",
-        "mean_reward": "of the rewards that are known; null: none is",
-        "std_reward": "their standard deviation, as of a whole population (divided by n): the group is all there is; null as mean_reward",
+        "ended": "number of sessions with a trajectory",
+        "mean_reward": "mean of the known rewards; null: none is known",
+        "std_reward": "population standard deviation (divided by n) of the known rewards; null: none is known",
     },
     """
     SELECT
@@ -280,12 +280,12 @@ VIEWS = {
     "trajectories": TRAJECTORIES,
     "groups": GROUPS,
 }
-"""In an order in which each needs only those before it."""
+"""In an order in which each view uses only earlier ones."""
 
 
 def create(connection: duckdb.DuckDBPyConnection, folder: Path, manifest: Manifest) -> None:
-    """Make the tables' views in the schema `lake`, over the very files of this manifest, and the views above."""
-    # A view is bound with all that it stands on, each time anew: that costs half as much where files' footers are remembered.
+    """Create the tables' views in the schema `lake`, over the files of this manifest, and the public views."""
+    # Each use binds a view and everything below it; caching the files' footers halves that cost.
     connection.execute("SET parquet_metadata_cache = true; BEGIN; CREATE SCHEMA lake")
     for table in schema.TABLES.values():
         connection.execute(f"CREATE VIEW lake.{table.name} AS {_rows(table, files(folder, manifest, table.name))}")
@@ -295,13 +295,13 @@ def create(connection: duckdb.DuckDBPyConnection, folder: Path, manifest: Manife
 
 
 def files(folder: Path, manifest: Manifest, *tables: str) -> list[str]:
-    """Absolute paths of the files of these tables."""
+    """Absolute paths of the tables' files."""
     lake = Lake(folder.absolute())
     return [str(lake.path(table, file)) for table in tables for file in manifest.files.get(table, ())]
 
 
 def _rows(table: schema.Table, paths: list[str]) -> str:
-    """A table's rows. The empty first part gives names and types, also those of columns that no file has yet."""
+    """SQL for a table's rows. Its empty first part defines names and types, also of columns that no file has."""
     columns = ", ".join(f"CAST(NULL AS {TYPES[column.type]}) AS {column.name}" for column in table.columns)
     empty = f"SELECT {columns} WHERE false"
     if not paths:
@@ -311,24 +311,24 @@ def _rows(table: schema.Table, paths: list[str]) -> str:
 
 
 def quoted(text: str) -> str:
-    """As an SQL string."""
+    """The text as an SQL string."""
     return "'" + text.replace("'", "''") + "'"
 
 
 def write_database(path: Path, folder: Path, manifest: Manifest) -> None:
-    """Make or replace a DuckDB file that holds the views of this manifest, for anyone's DuckDB; whole or not at all.
+    """Write a DuckDB file with the views of this manifest, for any DuckDB client; the old file is replaced atomically.
 
-    Who has the old one open keeps it. Raises OSError.
+    Clients that have opened the old file keep it. Raises OSError.
     """
     for left in path.parent.glob(f".{glob.escape(path.name)}.*"):
         with suppress(FileNotFoundError):
-            if time.time() - left.stat().st_mtime > LEFT_S:
+            if time.time() - left.stat().st_mtime > STALE_DRAFT_S:
                 left.unlink()
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
         with duckdb.connect(temporary) as connection:
             create(connection, folder, manifest)
-        # What someone wrote into the old file and left unmerged doesn't fit the new one.
+        # A write-ahead log of the old file doesn't fit the new one.
         path.with_name(f"{path.name}.wal").unlink(missing_ok=True)
         temporary.replace(path)
     finally:

@@ -1,7 +1,8 @@
-"""Follows what `analytics/live/fold.py` folds: the table from its beginning, heartbeats from 10 s ago, calls and facts from a minute ago.
+"""Follows the topics of `analytics/live/fold.py`: the session table from its beginning, heartbeats of the last 10 s, calls and facts of the
+last minute.
 
-Invariant: a snapshot can be had at any time. While Kafka is away it stands still, as of the last answer, and says so; when it is back it
-goes on. Time is the broker's: this host's clock, less what the newest heartbeats show it to be off.
+Invariant: a snapshot is available at any time. While Kafka is unreachable, it shows the time of the last answer and says so. Time is the
+broker's: this host's clock, corrected by the newest heartbeats.
 """
 
 from __future__ import annotations
@@ -24,20 +25,22 @@ from topics.log.kafka import Record
 from topics.types.errors import NotReady
 
 READ_S = 300.0
-"""To read what lies there: a million sessions take about a minute."""
+"""For the existing records: a million sessions take about a minute."""
 WORKERS_S = 10.0
+"""Longer than a lease: every live process has sent a heartbeat since."""
 CALLS_S = 60.0
+"""The minute of which rates are shown."""
 SILENT_S = 2.0
-"""A coordinator is heard every second; after so long Kafka is asked whether it is there."""
+"""A coordinator sends a heartbeat each second; after this silence Kafka is probed."""
 AWAY_S = 4.0
-"""What is asked and heard in vain for so long is away."""
+"""After this long without an answer or a heartbeat, Kafka counts as unreachable."""
 
 
 class Live:
-    """A live picture of one namespace. Inside `async with` it reads on; Kafka and the topics must be there at the start (NotReady)."""
+    """Follows one namespace inside `async with`, which raises NotReady without Kafka or its topics."""
 
     PROCESSES: ClassVar[Collection[Topic]] = (workers.TOPIC, fleet.TOPIC)
-    """Enough for who lives, and whether the fleet is paused."""
+    """The topics needed for live processes and the fleet's state."""
     ALL: ClassVar[Collection[Topic]] = (*PROCESSES, sessions.TOPIC, events.TOPIC, completions.TOPIC)
 
     def __init__(self, settings: Settings, topics: Collection[Topic] = ALL) -> None:
@@ -46,9 +49,9 @@ class Live:
         self._fold = Fold()
         self._followers = [self._follower(topic) for topic in topics]
         self._starting: list[asyncio.Task[None]] = []
-        self._asking: asyncio.Task[None] | None = None
+        self._probing: asyncio.Task[None] | None = None
         self._skew_ms = 0
-        """This host's clock less the broker's."""
+        """This host's clock minus the broker's."""
         self._answered_at = time.monotonic()
 
     async def __aenter__(self) -> Self:
@@ -59,26 +62,26 @@ class Live:
                 raise found
         self._answered_at = time.monotonic()
         self._starting = [asyncio.create_task(one.start(READ_S), name="live-start") for one in self._followers]
-        self._asking = asyncio.create_task(self._ask(), name="live-ask")
+        self._probing = asyncio.create_task(self._probe(), name="live-probe")
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._asking is not None, "it was entered"
-        tasks = [*self._starting, self._asking]
+        assert self._probing is not None, "`async with` was entered"
+        tasks = [*self._starting, self._probing]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.gather(*(follower.stop() for follower in self._followers))
 
     async def caught_up(self) -> None:
-        """Return when all that lay on the topics at the start was read. Raises NotReady where that takes more than 5 min."""
+        """Return when all records present at the start were read. Raises NotReady after 5 minutes."""
         await asyncio.wait(self._starting, return_when=asyncio.FIRST_EXCEPTION)
         self._raise_what_failed()
 
     def snapshot(self) -> Snapshot:
-        """What goes on now. Raises what ended the reading for good."""
+        """The current snapshot. Raises the error that ended the reading."""
         self._raise_what_failed()
         silent_s = time.monotonic() - self._answered_at
         is_away = silent_s > AWAY_S
@@ -118,7 +121,7 @@ class Live:
         self._answered()
         self._fold.sign(sign, envelope.timestamp)
         skew_ms = round(time.time() * 1000) - envelope.timestamp
-        # While the past is read, only that the broker's clock is ahead can be told from a record's age.
+        # An old record's age only shows whether the broker's clock is ahead.
         if not self._is_read:
             skew_ms = min(skew_ms, self._skew_ms)
         self._skew_ms = skew_ms
@@ -129,8 +132,8 @@ class Live:
     def _now_ms(self) -> int:
         return round(time.time() * 1000) - self._skew_ms
 
-    async def _ask(self) -> None:
-        """Know whether Kafka is there where nothing is heard of it: perhaps no process lives."""
+    async def _probe(self) -> None:
+        """Check that Kafka answers when no heartbeat comes: perhaps no process is alive."""
         name = workers.TOPIC.full_name(self._settings.namespace)
         while True:
             await asyncio.sleep(SILENT_S / 2)

@@ -12,9 +12,9 @@ import duckdb
 import pyarrow.parquet as pq
 import pytest
 
-from analytics.asking import views
 from analytics.lake import schema
 from analytics.lake.manifest import EMPTY, File, Lake
+from analytics.queries import views
 from tests.analytics.story import NOON, call, story, submitted, write
 from topics.types.completion import PolicySpan
 

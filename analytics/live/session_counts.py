@@ -1,7 +1,7 @@
-"""Where every session of the table stands, small enough for a million of them: a byte and a reward each, and one entry a task.
+"""Phase, status and reward of every session, compact enough for a million: a byte and a float each, and one entry per task.
 
-Invariant: the counts are those of the newest row of each key, in whatever order the keys came; a session may come before its task, as
-it may in a compacted log. Which groups are worth showing is known by when a session of theirs moved last.
+Invariant: counts are those of the newest row of each key, in whatever order the keys came; in a compacted log a session may come before
+its task. The groups shown are those of which a session changed its phase last.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import msgspec
 from topics.types.session import Phase, SessionState, Status, TaskState, task_id_of
 
 RECENT = 32
-"""Groups that are told of; twice as many are remembered, so that they are sorted seldom."""
-STANDINGS: list[tuple[Phase, Status | None]] = [(phase, status) for phase in Phase for status in (None, *Status)]
-CODES = {standing: code for code, standing in enumerate(STANDINGS, start=1)}
+"""Number of groups shown; twice as many are kept, so that sorting stays rare."""
+PHASE_STATUSES: list[tuple[Phase, Status | None]] = [(phase, status) for phase in Phase for status in (None, *Status)]
+CODES = {pair: code for code, pair in enumerate(PHASE_STATUSES, start=1)}
 ABSENT = 0
 NO_REWARD = math.nan
 
@@ -30,13 +30,13 @@ class Group(msgspec.Struct, frozen=True):
     task_id: str
     num_samples: int
     ended: int
-    """Samples whose trajectory is out."""
+    """Number of samples with a trajectory."""
     rewards: list[float | None]
-    """By sample index; None where none is known (yet)."""
+    """By sample index; None: not known."""
     mean: float | None
-    """Of the rewards that are known."""
+    """Mean of the known rewards."""
     std: float | None
-    """Of the population."""
+    """Population standard deviation of the known rewards."""
     moved_at: int
     """Unix ms: when a sample of it last changed its phase."""
 
@@ -50,7 +50,7 @@ class _Task:
 
     def __init__(self) -> None:
         self.is_known = False
-        """Its own row was read."""
+        """Whether the task's own row was read."""
         self.pool = ""
         self.num_samples = 0
         self.codes = bytearray()
@@ -58,13 +58,13 @@ class _Task:
         self.rewards = array("d")
 
 
-class Standings:
-    """Fed with the rows of `polar.sessions`."""
+class SessionCounts:
+    """Counts the rows of `polar.sessions`."""
 
     def __init__(self) -> None:
         self._tasks: dict[str, _Task] = {}
         self._counts: Counter[tuple[str, int]] = Counter()
-        """Sessions by pool (empty: not known, or none) and code."""
+        """Sessions by pool (empty: unknown or none) and code."""
         self._moved: dict[str, int] = {}
         self.tasks = 0
 
@@ -76,7 +76,7 @@ class Standings:
         self._move_pool(task, "" if row.plan is None else sys.intern(row.plan.pool))
 
     def session(self, row: SessionState, at_ms: int) -> tuple[str, Phase | None]:
-        """Its pool, as far as it is known, and its phase before, None where it is new."""
+        """Add a session's row; returns its pool, if known, and its previous phase, None for a new session."""
         task = self._tasks.setdefault(row.task_id, _Task())
         index = row.sample_index
         if len(task.codes) <= index:
@@ -90,10 +90,10 @@ class Standings:
         self._count(task.pool, after, 1)
         if row.phase not in (Phase.QUEUED, Phase.UNOPENED):
             self._remember(row.task_id, at_ms)
-        return task.pool, None if before == ABSENT else STANDINGS[before - 1][0]
+        return task.pool, None if before == ABSENT else PHASE_STATUSES[before - 1][0]
 
     def forget(self, key: str) -> None:
-        """A tombstone, by the row's key."""
+        """Remove the row with this key, which has a tombstone."""
         kind, _, name = key.partition(":")
         task_id = name if kind == "task" else task_id_of(name)
         task = self._tasks.get(task_id)
@@ -118,28 +118,28 @@ class Standings:
         """Sessions by phase."""
         found: Counter[Phase] = Counter()
         for (_, code), count in self._counts.items():
-            found[STANDINGS[code - 1][0]] += count
+            found[PHASE_STATUSES[code - 1][0]] += count
         return dict(found)
 
     def statuses(self) -> dict[Status, int]:
         """Ended sessions by status."""
         found: Counter[Status] = Counter()
         for (_, code), count in self._counts.items():
-            phase, status = STANDINGS[code - 1]
+            phase, status = PHASE_STATUSES[code - 1]
             if phase is Phase.ENDED and status is not None:
                 found[status] += count
         return dict(found)
 
-    def in_pools(self) -> dict[tuple[str, Phase], int]:
-        """Sessions by pool and phase, where workers have a part in them."""
+    def by_pool(self) -> dict[tuple[str, Phase], int]:
+        """Sessions by pool and phase; sessions without a pool are left out."""
         found: Counter[tuple[str, Phase]] = Counter()
         for (pool, code), count in self._counts.items():
             if pool:
-                found[pool, STANDINGS[code - 1][0]] += count
+                found[pool, PHASE_STATUSES[code - 1][0]] += count
         return dict(found)
 
     def groups(self) -> list[Group]:
-        """Those that moved last, the newest first."""
+        """The groups in which a session changed its phase last, the newest first."""
         newest = sorted(self._moved.items(), key=lambda moved: (-moved[1], moved[0]))[:RECENT]
         return [_group(task_id, self._tasks[task_id], at) for task_id, at in newest]
 
@@ -170,15 +170,15 @@ def _group(task_id: str, task: _Task, moved_at: int) -> Group:
     rewards = [reward if math.isfinite(reward) else None for reward in task.rewards]
     rewards += [None] * (samples - len(rewards))
     mean, std = mean_and_std(rewards)
-    ended = sum(STANDINGS[code - 1][0] is Phase.ENDED for code in task.codes if code != ABSENT)
+    ended = sum(PHASE_STATUSES[code - 1][0] is Phase.ENDED for code in task.codes if code != ABSENT)
     return Group(task_id, samples, ended, rewards, mean, std, moved_at)
 
 
 def mean_and_std(rewards: Iterable[float | None]) -> tuple[float | None, float | None]:
-    """Of the rewards that are numbers; std is the population's. None where there is none."""
+    """Mean and population standard deviation of the known rewards; None if none is known."""
     known = [reward for reward in rewards if reward is not None]
     if not known:
         return None, None
-    # Neither a sum nor a square that overflows, whatever numbers an evaluator gives.
+    # Computed without sums or squares that overflow, since evaluators may give any numbers.
     mean = math.fsum(reward / len(known) for reward in known)
     return mean, math.hypot(*(reward - mean for reward in known)) / math.sqrt(len(known))

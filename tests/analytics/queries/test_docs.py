@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from analytics.asking import query, views
-from analytics.asking.query import Reader
 from analytics.lake import schema
+from analytics.queries import query, views
+from analytics.queries.query import Reader
 from tests.analytics.story import story, write
 from topics.environment.settings import Settings
 

@@ -1,0 +1,1 @@
+"""SQL over the lake: the views, and a read-only connection."""
