@@ -65,12 +65,12 @@ class _Strand:
         return self._buffer[: self.end - self.start]
 
     def extend(self, tokens: Ids) -> None:
-        held = self.end - self.start
-        if held + len(tokens) > len(self._buffer):
-            grown = np.empty(max(2 * len(self._buffer), held + len(tokens)), dtype=IDS)
-            grown[:held] = self.tokens
+        length = self.end - self.start
+        if length + len(tokens) > len(self._buffer):
+            grown = np.empty(max(2 * len(self._buffer), length + len(tokens)), dtype=IDS)
+            grown[:length] = self.tokens
             self._buffer = grown
-        self._buffer[held : held + len(tokens)] = tokens
+        self._buffer[length : length + len(tokens)] = tokens
         self.end += len(tokens)
 
     def link(self, blocks: int) -> bytes:

@@ -20,14 +20,14 @@ async def first_done(*contenders: Contender, timeout_s: float | None = None) -> 
     its way out is dropped.
     """
     waits: dict[Contender, asyncio.Future[Any]] = {contender: _wait_for(contender) for contender in contenders}
-    own = [wait for contender, wait in waits.items() if wait is not contender]
+    tasks = [wait for contender, wait in waits.items() if wait is not contender]
     try:
         await asyncio.wait(waits.values(), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         return {contender: wait.result() for contender, wait in waits.items() if wait.done()}
     finally:
-        for task in own:
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*own, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _wait_for(contender: Contender) -> asyncio.Future[Any]:
