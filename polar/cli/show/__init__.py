@@ -1,7 +1,7 @@
-"""`polar show`: what happened in one session, read from Kafka alone.
+"""`polar show` shows what happened in one session. It reads Kafka alone.
 
-`reading.py` finds the session's records, `assembly.py` makes a `Story` of them (`story.py`, plain data), and the rest draws it: for
-people (`page.py` and its sections) or for programs (`document.py`).
+`reading.py` finds the session's records, and `assembly.py` makes a `Story` of them (plain data, `story.py`). The other modules print it,
+for people (`page.py` and its sections) or for programs (`document.py`).
 """
 
 from polar.cli.show.command import show

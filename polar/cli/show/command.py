@@ -1,4 +1,4 @@
-"""The command: which session is meant, and in which form it is told."""
+"""The command: finds the named session and prints it in the requested form."""
 
 from __future__ import annotations
 
@@ -30,27 +30,27 @@ if TYPE_CHECKING:
 
 FIELD = "SESSION"
 NAMED = 8
-"""Of what there is, so many are named."""
+"""Most existing names that an error lists."""
 
 
 def show(
-    session: Annotated[str, typer.Argument(metavar=FIELD, help="<task>.<sample>, as `polar status TASK` has them.")],
+    session: Annotated[str, typer.Argument(metavar=FIELD, help="<task>.<sample>, from `polar status TASK`.")],
     tokens: Annotated[
-        bool, typer.Option("--tokens", help="The tokens of each trace as text, marked by trained or not.")
+        bool, typer.Option("--tokens", help="Also show each trace's tokens as text, trained ones marked.")
     ] = False,
     call: Annotated[
-        str | None, typer.Option("--call", metavar="N|ID", help="One call alone, whole: its number here, or its id.")
+        str | None, typer.Option("--call", metavar="N|ID", help="Show only this call in full, by number or id.")
     ] = None,
     artifact: Annotated[
-        str | None, typer.Option("--artifact", metavar="NAME", help="Write this artifact's bytes to stdout.")
+        str | None, typer.Option("--artifact", metavar="NAME", help="Write the bytes of this artifact to stdout.")
     ] = None,
-    full: Annotated[bool, typer.Option("--full", help="Shorten nothing.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Don't shorten text.")] = False,
     output: Output = Format.TABLE,
     data: Data = None,
 ) -> None:
     """Show what happened in one session: its calls, transcript, traces, artifacts.
 
-    Read from Kafka alone, whether the session has ended or runs.
+    Reads Kafka alone. The session may still run.
     """
     found = settings.load(data)
     rows, row = asyncio.run(_read_rows(found, session))
@@ -59,7 +59,7 @@ def show(
         return
     story = asyncio.run(_read_story(found, rows, row))
     if call is not None:
-        _show_call(story, _meant(story, call), output)
+        _show_call(story, _find_call(story, call), output)
     elif output is Format.JSON:
         typer.echo(written(document(story, found, with_texts=tokens)))
     else:
@@ -78,7 +78,7 @@ def _draw(page: Page, story: Story, found: Settings, again: str, *, with_tokens:
 
 
 async def _read_rows(found: Settings, name: str) -> tuple[Rows, SessionState]:
-    """The task's rows and the session's own. Raises InputError where `name` is no session's."""
+    """The rows of the task and of the session. Raises InputError if `name` names no session."""
     from polar.cli.show.reading import read_rows
 
     target = session_ids.parse(name)
@@ -100,7 +100,7 @@ async def _read_story(found: Settings, rows: Rows, row: SessionState) -> Story:
 
 
 async def _tasks(found: Settings, target: session_ids.Target) -> str:
-    """Which tasks there are, those with a like name first."""
+    """The existing tasks, similar names first."""
     from polar.client import SessionTable
 
     async with SessionTable(found) as table:
@@ -113,18 +113,18 @@ async def _tasks(found: Settings, target: session_ids.Target) -> str:
 
 
 def _sessions(rows: Rows) -> str:
-    """Which sessions a task has, and where they stand."""
+    """The task's sessions and their phases."""
     known = sorted(rows.sessions.items())
-    named = ", ".join(f"{row.session_id} ({_stands(row)})" for _, row in known[:NAMED])
+    named = ", ".join(f"{row.session_id} ({_phase(row)})" for _, row in known[:NAMED])
     return f"its sessions: {named or 'none'}{', …' if len(known) > NAMED else ''}"
 
 
-def _stands(row: SessionState) -> str:
+def _phase(row: SessionState) -> str:
     return row.status.value if row.phase == "ended" and row.status else row.phase.value
 
 
-def _meant(story: Story, name: str) -> CallStory:
-    """The call of that number or id, also where the id is given in part. Raises InputError."""
+def _find_call(story: Story, name: str) -> CallStory:
+    """The call with this number, id or part of an id. Raises InputError."""
     matching = [call for call in story.calls if name in (str(call.number), call.call.call_id)]
     if not matching and len(name) >= 4:
         matching = [call for call in story.calls if name in call.call.call_id]
@@ -145,7 +145,7 @@ def _show_call(story: Story, call: CallStory, output: Format) -> None:
 
 
 def _write_artifact(found: Settings, row: SessionState, name: str) -> None:
-    """Its bytes as they are; on a terminal what would steer it is escaped. Raises InputError, NotReady."""
+    """Write the bytes unchanged, but escaped on a terminal. Raises InputError, NotReady."""
     artifacts = row.artifacts or {}
     if name not in artifacts:
         raise InputError("--artifact", name, f"no such artifact; there are: {', '.join(sorted(artifacts)) or 'none'}")

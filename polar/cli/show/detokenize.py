@@ -1,7 +1,7 @@
-"""The text of token ids, from the proxy's control API, which asks the engine: a tokenizer is nothing that this machine must have.
+"""Text of token ids, from the engine through the proxy's control API, so this machine needs no tokenizer.
 
-`POST {control_url}/v1/detokenize {token_ids: [[int]]} -> {texts: [str]}`, behind the control token. It is a convenience: whatever goes
-wrong comes back as `NoText` with the reason, and ids are shown instead.
+`POST {control_url}/v1/detokenize {token_ids: [[int]]} -> {texts: [str]}`, with the control token. Every failure is a `DetokenizeError`, and
+the caller shows ids instead.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ BATCH = 32_768
 DEADLINE_S = 15.0
 
 
-class NoText(Exception):  # noqa: N818 - named for what is so
-    """The ids can't be told as text; the message says why, and what to do."""
+class DetokenizeError(Exception):
+    """The ids can't be shown as text. The message says why, and what to do."""
 
 
 class _Texts(msgspec.Struct):
@@ -37,14 +37,14 @@ class _Refused(msgspec.Struct):
 
 
 def detokenize(settings: Settings, sequences: Sequence[Ids]) -> list[str]:
-    """A text for each sequence of ids. Raises NoText."""
+    """A text for each sequence of ids. Raises DetokenizeError."""
     if settings.control_url is None:
-        raise NoText("POLAR_CONTROL_URL isn't set")
+        raise DetokenizeError("POLAR_CONTROL_URL isn't set")
     token = _token(settings)
     url = f"{settings.control_url.rstrip('/')}/v1/detokenize"
     texts: list[str] = []
     for batch in _batches(sequences):
-        texts += _asked(url, token, batch)
+        texts += _texts_of(url, token, batch)
     return texts
 
 
@@ -56,7 +56,7 @@ def _token(settings: Settings) -> str | None:
     try:
         return control_token(settings.control_token_file)
     except NotReady as error:
-        raise NoText(str(error)) from None
+        raise DetokenizeError(str(error)) from None
 
 
 def _batches(sequences: Sequence[Ids]) -> Iterator[list[Ids]]:
@@ -70,22 +70,22 @@ def _batches(sequences: Sequence[Ids]) -> Iterator[list[Ids]]:
         yield batch
 
 
-def _asked(url: str, token: str | None, batch: list[Ids]) -> list[str]:
+def _texts_of(url: str, token: str | None, batch: list[Ids]) -> list[str]:
     payload = {"token_ids": [ids.tolist() for ids in batch]}
     try:
         answer = http_json.send(url, payload, token=token, timeout_s=DEADLINE_S)
         if answer.status >= 300:
-            raise NoText(f"{url} answered {answer.status}: {_said(answer.body)}")
+            raise DetokenizeError(f"{url} answered {answer.status}: {_error_message(answer.body)}")
         texts = msgspec.json.decode(answer.body, type=_Texts).texts
     except (http_json.NoAnswerError, ValueError) as error:
-        raise NoText(f"{url} doesn't answer as it should: {error}") from None
+        raise DetokenizeError(f"{url} doesn't answer as it should: {error}") from None
     if len(texts) != len(batch):
-        raise NoText(f"{url} gave {len(texts)} texts for {len(batch)}")
+        raise DetokenizeError(f"{url} gave {len(texts)} texts for {len(batch)}")
     return texts
 
 
-def _said(body: bytes) -> str:
-    """The message of the control API's error; of another's, what it wrote."""
+def _error_message(body: bytes) -> str:
+    """The message of the control API's error, or the body of another server's answer."""
     try:
         return msgspec.json.decode(body, type=_Refused).error.message
     except msgspec.DecodeError:

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from polar.cli import trajectories
-from polar.cli.show.detokenize import NoText, detokenize
+from polar.cli.show.detokenize import DetokenizeError, detokenize
 from polar.cli.show.overview import size_of
 from polar.cli.show.runs import Run, runs
 from polar.cli.show.story import CallStory, Story
@@ -58,11 +58,11 @@ def document(story: Story, settings: Settings, *, with_texts: bool) -> dict[str,
     }
 
 
-def call_document(told: CallStory) -> dict[str, Any]:
-    """One call."""
-    call = told.call
+def call_document(story: CallStory) -> dict[str, Any]:
+    """One call as a JSON document."""
+    call = story.call
     return {
-        "number": told.number,
+        "number": story.number,
         "call_id": call.call_id,
         "parent_id": call.parent,
         "branch": call.branch,
@@ -81,19 +81,19 @@ def call_document(told: CallStory) -> dict[str, Any]:
         "model_served": call.model_served,
         "sampling": msgspec.to_builtins(call.sampling),
         "reward": call.reward,
-        "masked": told.masked,
-        "disowned": told.disowned,
-        "late": told.is_late,
-        "gap": told.gap,
-        "asked": _index(told.asked),
-        "said": told.said,
-        "tools": told.tools,
-        "record": None if told.record is None else _record(told.record),
+        "masked": story.masked,
+        "disowned": story.disowned,
+        "late": story.is_late,
+        "gap": story.gap,
+        "asked": _index(story.asked),
+        "said": story.said,
+        "tools": story.tools,
+        "record": None if story.record is None else _record(story.record),
     }
 
 
 def _record(record: Completion) -> dict[str, Any]:
-    """What the log alone has of a call."""
+    """Fields of a call that only the log has."""
     return {
         "attempt": record.attempt,
         "claim_id": record.claim_id,
@@ -126,7 +126,7 @@ def _runs(trajectory: Trajectory, trace: Trace, settings: Settings, *, with_text
         return {"runs": [_run(run) for run in found]}
     try:
         texts = detokenize(settings, [run.ids for run in found])
-    except NoText as why:
+    except DetokenizeError as why:
         return {"runs": [_run(run) | {"text": None} for run in found], "no_text": str(why)}
     return {"runs": [_run(run) | {"text": text} for run, text in zip(found, texts, strict=True)]}
 
@@ -150,5 +150,5 @@ def _finite(logprobs: Logprobs) -> list[float | None]:
 
 
 def written(found: dict[str, Any]) -> str:
-    """As text that steers no terminal: what isn't ASCII is escaped."""
+    """The document as ASCII text, so that it can't control a terminal."""
     return json.dumps(found, indent=2, allow_nan=False)

@@ -1,4 +1,4 @@
-"""The sections that tell a session at a glance: its head, its calls as a tree, its traces, its artifacts."""
+"""The sections of the overview: head, calls as a tree, traces, artifacts."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ CALLS = [
 
 
 def draw_head(page: Page, story: Story) -> None:
-    """What it is, how it ended, where its time went."""
+    """The session's task, its end, and its times."""
     session, plan = story.session, story.task.plan
     status = session.status if session.phase is Phase.ENDED else None
-    stands, style = (status.value, STATUS_STYLES[status]) if status else (session.phase.value, "cyan")
+    state, style = (status.value, STATUS_STYLES[status]) if status else (session.phase.value, "cyan")
     reward = "no reward" if session.reward is None else f"reward {session.reward:.4g}"
-    page.line((session.session_id, "bold"), "  ", (stands, style), "  ", reward)
+    page.line((session.session_id, "bold"), "  ", (state, style), "  ", reward)
     facts = [f"task {story.task.task_id}", f"sample {session.sample_index} of {story.task.num_samples}"]
     if plan is not None:
         facts += [f"harness {plan.harness}", f"builder {plan.builder}", f"mode {plan.mode}"]
@@ -57,8 +57,8 @@ def _times(spent: Accounting) -> str:
         "run": (spent.run_queued_ms, spent.run_ms),
         "evaluate": (spent.evaluate_queued_ms, spent.evaluate_ms),
     }
-    told = (f"{stage} {duration(ran)} (queued {duration(queued)})" for stage, (queued, ran) in stages.items())
-    return "time: " + ", ".join(told)
+    times = (f"{stage} {duration(ran)} (queued {duration(queued)})" for stage, (queued, ran) in stages.items())
+    return "time: " + ", ".join(times)
 
 
 def _counts(story: Story) -> str:
@@ -73,7 +73,7 @@ def _counts(story: Story) -> str:
 
 
 def draw_calls(page: Page, story: Story) -> None:
-    """A line a call, in tree order: what continues a call stands below it, what branches off stands further in, before that goes on."""
+    """One line per call, in tree order: a continuation stands below its parent; a branch is indented and comes first."""
     page.heading("Calls")
     if not story.calls:
         page.line("none", indent=2)
@@ -130,7 +130,7 @@ def in_tree_order(calls: list[CallStory]) -> Iterator[tuple[CallStory, int]]:
 
 
 def draw_traces(page: Page, story: Story) -> None:
-    """What came of it for training."""
+    """The session's traces."""
     page.heading("Traces")
     trajectory = story.trajectory
     if trajectory is None:
@@ -166,7 +166,7 @@ def _trace_cells(story: Story, trajectory: Trajectory, trace: Trace) -> list[obj
 
 
 def draw_artifacts(page: Page, story: Story, blobs: BlobStore, command: str) -> None:
-    """What was kept beside the log, and how to get it: `command` is the one that shows the session."""
+    """The session's artifacts. `command` shows the session."""
     page.heading("Artifacts")
     if not story.artifacts:
         page.line("none", indent=2)
@@ -183,7 +183,7 @@ def _bytes(blobs: BlobStore, ref: str) -> str:
 
 
 def size_of(blobs: BlobStore, ref: str) -> int | None:
-    """Bytes of a blob; None where this store hasn't it whole."""
+    """Size of a blob in bytes. None if this store doesn't have all of it."""
     try:
         return len(blobs.get(ref))
     except (OSError, ValueError):

@@ -1,7 +1,7 @@
-"""Where a story is drawn: headings, lines, blocks of text, tables on stdout.
+"""Prints a story on stdout: headings, lines, blocks of text, tables.
 
-Invariant: whatever is drawn passes `visible` and goes into `rich.text.Text`, which reads no markup: nothing that a model, a tool or a
-harness wrote steers the terminal. On a terminal text wraps at its width; in a pipe a line stays a line.
+Invariant: everything printed passes `escaped` and goes into `rich.text.Text`, which reads no markup, so no text of a model, tool or harness
+controls the terminal. On a terminal text wraps at its width; in a pipe a line stays a line.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from polar.cli import output
 from polar.cli.output import escaped
 
 Part = str | tuple[str, str]
-"""Words, or words and their rich style, which is ours."""
+"""Text, or text and its rich style."""
 LINE = 160
-"""Characters that a line of shortened text stands for, where it has no breaks."""
+"""Characters that count as one line of a text without line breaks."""
 INDENT = 4
 ID = "id"
-"""The column that a narrow terminal does without: what it names has a number, too."""
+"""The column that a narrow terminal leaves out: its rows also have a number."""
 
 
 class Page:
-    """What is drawn stands on stdout at once."""
+    """Prints at once; nothing is buffered."""
 
     def __init__(self, *, is_full: bool = False, console: Console | None = None) -> None:
         """`is_full`: no text is shortened."""
@@ -45,12 +45,12 @@ class Page:
         self._wrapped(line, indent)
 
     def block(self, text: str, *, indent: int = INDENT, style: str = "") -> None:
-        """Text as it is, line by line."""
+        """The whole text, line by line."""
         for line in escaped(text).split("\n"):
             self._wrapped(Text(line, style), indent)
 
     def shortened(self, text: str, lines: int, *, indent: int = INDENT, style: str = "") -> None:
-        """Text, of which at most about `lines` are drawn, with a count of what is left out between them."""
+        """At most about `lines` lines of the text: its beginning and end, and between them the size of the omitted part."""
         if self._is_full:
             self.block(text, indent=indent, style=style)
             return
@@ -62,7 +62,7 @@ class Page:
             count = (
                 f"{len(left):,} characters" if lines_left == 1 else f"{lines_left:,} lines, {len(left):,} characters"
             )
-            self.line((f"… {count} left out (--full shows them) …", "dim italic"), indent=indent)
+            self.line((f"… {count} omitted (--full shows them) …", "dim italic"), indent=indent)
             self.block(tail, indent=indent, style=style)
 
     def table(self, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
@@ -95,7 +95,7 @@ def _table(columns: Sequence[str], rows: Iterable[Sequence[object]], shown: Sequ
 
 
 def shorten(text: str, lines: int) -> tuple[str, str, str]:
-    """Beginning, middle and end, together the text; the middle, empty where all of it is short, is what may be left out."""
+    """Beginning, middle and end of the text. The middle may be omitted; it is empty for a short text."""
     if text.count("\n") < lines and len(text) <= lines * LINE:
         return text, "", ""
     ends = lines // 3

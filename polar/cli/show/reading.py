@@ -1,7 +1,7 @@
-"""Finds one session's records on Kafka, and reads no more than it must: one partition of the table, the log from its `Open` on, and of
-the trajectories what was written about when it ended.
+"""Finds one session's records on Kafka, reading as little as possible: one partition of the table, the log from the session's `Open`, and
+trajectories from around the time when it ended.
 
-Only committed records are read. Raises NotReady where Kafka doesn't answer; what the records mean is `assembly.py`'s.
+Only committed records are read. Raises NotReady if Kafka doesn't answer. `assembly.py` interprets the records.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from topics.types.session import Phase, SessionState, TaskState
 from topics.types.trajectory import Trajectory
 
 BEFORE_MS = 60_000
-"""A trajectory stands in one transaction with its `Emitted`, by the same clock; a transaction has 30 s."""
+"""A trajectory is in one transaction with its `Emitted`, by the same clock; a transaction takes at most 30 s."""
 AROUND_MS = HOUR_MS
-"""Where no `Emitted` tells when: the row says ENDED when the coordinator has read of it, by another clock."""
+"""Without an `Emitted`: the row became ENDED after the coordinator had read of the trajectory, by another clock."""
 SEEK_S = 30.0
 
 
@@ -43,7 +43,7 @@ class Rows:
 
 
 async def read_rows(settings: Settings, task_id: str) -> Rows:
-    """The task's rows; no task where no coordinator has shown one, or it was forgotten."""
+    """The task's rows. `task` is None if no coordinator has shown the task, or after its tombstone."""
     await require_topic(settings, sessions.TOPIC)
     found = Rows()
     wanted = f"task:{task_id}".encode(), f"session:{task_id}.".encode()
@@ -78,7 +78,7 @@ async def read_story(settings: Settings, rows: Rows, sample: int) -> Story:
 
 
 async def _read_log(settings: Settings, session: SessionState, partition: int) -> Log:
-    """From the attempt's `Open` to the session's `Emitted`, or to the log's end; empty where no run was granted."""
+    """The log from the attempt's `Open` to the session's `Emitted` or the end; empty if no run was granted."""
     log = Log(session.run_claim_id)
     if session.log_offset is None:
         return log
@@ -96,7 +96,7 @@ async def _read_log(settings: Settings, session: SessionState, partition: int) -
 async def _find_trajectory(
     settings: Settings, topic: Topic, partition: int, session_id: str, at_ms: int, slack_ms: int
 ) -> Trajectory | None:
-    """The session's trajectory, written within `slack_ms` of `at_ms`; None where it isn't there."""
+    """The session's trajectory, if it was written within `slack_ms` of `at_ms`."""
     start = await _first_since(settings, topic, partition, at_ms - slack_ms)
     if start is None:
         return None
@@ -111,13 +111,13 @@ async def _find_trajectory(
 
 
 async def _first_since(settings: Settings, topic: Topic, partition: int, instant_ms: int) -> int | None:
-    """Offset of the first record at or after a time, of those that are left; None where there is none."""
+    """Offset of the first retained record at or after a time. None if there is none."""
     name = topic.full_name(settings.namespace)
     try:
         await admin.partition_count(settings, name)
     except NotReady:
         await require_topic(settings, completions.TOPIC)
-        return None  # Kafka is there: an output topic that someone has deleted
+        return None  # Kafka answers, so someone has deleted this output topic
     source = kafka.TopicPartition(name, partition)
     reader = kafka.consumer(settings)
     with _kafka_there(settings):

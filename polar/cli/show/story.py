@@ -1,7 +1,7 @@
-"""What is told of one session: its rows, its calls, the tree of its messages, its trajectory. Plain data, whoever draws it.
+"""`Story`: one session's rows, calls, message tree and trajectory, as plain data.
 
-Invariant: every message stands in `messages` once, after the one that it follows; a call's conversation is the path to where it asked.
-How it is found and put together is `reading.py`'s and `assembly.py`'s.
+Invariant: `messages` has every message once, after the message that it follows. A call's conversation is the path to its last request
+message. `reading.py` and `assembly.py` make the story.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class CallStory:
 
 @dataclass(frozen=True)
 class Story:
-    """One session, as far as Kafka tells it."""
+    """One session, from its records on Kafka."""
 
     task: TaskState
     session: SessionState
@@ -73,7 +73,7 @@ class Story:
     messages: list[Message]
     trajectory: Trajectory | None
     notes: list[str]
-    """What isn't here, and where it is: sentences for people."""
+    """Sentences about missing data, and where it is."""
 
     @property
     def artifacts(self) -> dict[str, str]:
@@ -81,7 +81,7 @@ class Story:
         return self.session.artifacts or (self.trajectory.artifacts if self.trajectory else None) or {}
 
     def number_of(self, call_id: str) -> int | None:
-        """What people call a call by; None where it isn't here."""
+        """The call's number. None if the story lacks the call."""
         return next((call.number for call in self.calls if call.call.call_id == call_id), None)
 
     def path(self, message: int | None) -> list[int]:

@@ -1,10 +1,10 @@
-"""The section `--tokens`: each trace as runs of tokens, trained or not, as text where the engine tells it, else as ids."""
+"""The section of `--tokens`: each trace as runs of trained and other tokens, as text if the engine detokenizes, otherwise as ids."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from polar.cli.show.detokenize import NoText, detokenize
+from polar.cli.show.detokenize import DetokenizeError, detokenize
 from polar.cli.show.page import INDENT, Page
 from polar.cli.show.runs import Run, runs
 from polar.cli.show.story import Story
@@ -16,33 +16,33 @@ TRAINED, NOT_TRAINED, READ = "green", "yellow", "dim"
 
 
 def draw_tokens(page: Page, story: Story, settings: Settings) -> None:
-    """All traces; what several share is told with the first."""
+    """All traces. Tokens that several traces share are shown with the first."""
     page.heading("Tokens")
     trajectory = story.trajectory
     if trajectory is None or not trajectory.traces:
         page.line("no traces" if trajectory else "not out", indent=2)
         return
     page.line(("⟦trained⟧", TRAINED), "  ", ("⟨sampled, not trained⟩", NOT_TRAINED), "  ", ("read", READ), indent=2)
-    text_of = _Texts(settings, page)
+    texts = _Texts(settings, page)
     for trace in trajectory.traces:
-        _draw_trace(page, story, trajectory, trace, text_of)
+        _draw_trace(page, story, trajectory, trace, texts)
 
 
 class _Texts:
-    """Runs as text; from the first failure on as ids, and the reason is said once."""
+    """Runs as text. After the first failure as ids, with the reason printed once."""
 
     def __init__(self, settings: Settings, page: Page) -> None:
         self._settings = settings
         self._page = page
-        self._is_told = False
+        self._has_failed = False
 
     def of(self, found: list[Run]) -> list[str]:
-        if not self._is_told:
+        if not self._has_failed:
             try:
                 return detokenize(self._settings, [run.ids for run in found])
-            except NoText as why:
-                self._is_told = True
-                self._page.line((f"token ids, since their text isn't to be had: {why}", "yellow"), indent=2)
+            except DetokenizeError as why:
+                self._has_failed = True
+                self._page.line((f"token ids, because their text isn't available: {why}", "yellow"), indent=2)
         return [" ".join(map(str, run.ids.tolist())) for run in found]
 
 

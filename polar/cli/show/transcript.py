@@ -1,7 +1,7 @@
-"""The messages as the model saw them, each once: a conversation is told to its end before what branched off from it.
+"""The messages as the model read them, each once. A conversation is printed to its end before its branches.
 
-An answer stands where it was sampled; an assistant's message that no call of this session sampled there is the harness's own wording,
-and marked so. What the harness or a tool wrote is shortened; what the model wrote only where it is very long.
+An answer is printed where it was sampled. An assistant message that no call of this session sampled there is the harness's own wording,
+and is marked. Text of harnesses and tools is shortened; text of the model only if it is very long.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ROLE_STYLES = {"system": "magenta", "developer": "magenta", "user": "blue", "ass
 
 
 def draw_transcript(page: Page, story: Story) -> None:
-    """The conversations of the main calls; of a session that has none, of all."""
+    """The conversations of the main calls, or of all calls if there is no main call."""
     page.heading("Transcript")
     main = [call for call in story.calls if call.call.kind == MAIN] or story.calls
     shown = {index for call in main for index in story.path(call.asked if call.said is None else call.said)}
@@ -48,7 +48,7 @@ def draw_transcript(page: Page, story: Story) -> None:
 
 
 def draw_call(page: Page, story: Story, told: CallStory) -> None:
-    """One call: all that it was sent, all that came back."""
+    """One call: its whole request and answer."""
     call, record = told.call, told.record
     page.line((f"call {told.number}", "bold"), f"  {call.call_id}  {call.outcome}")
     facts = {
@@ -85,7 +85,7 @@ def draw_call(page: Page, story: Story, told: CallStory) -> None:
 
 
 def settings_of(told: CallStory) -> dict[str, Any]:
-    """What the call was sampled with; what was left to the engine isn't there."""
+    """The call's sampling settings, without those left to the engine."""
     found = msgspec.structs.asdict(told.call.sampling)
     return {name: value for name, value in found.items() if value is not None and value is not False}
 
@@ -103,7 +103,7 @@ def _in_order(story: Story, shown: set[int]) -> Iterator[int]:
 
 
 class _Drawer:
-    """Draws messages, and what is known of the calls that said them."""
+    """Prints messages, with facts about the calls that sampled them."""
 
     def __init__(self, page: Page, story: Story) -> None:
         self._page = page
@@ -119,7 +119,7 @@ class _Drawer:
         self._tools = {called["id"]: called["function"]["name"] for one in story.messages for called in calls_of(one)}
 
     def branch(self, index: int) -> None:
-        """That what follows doesn't go on from what stands above."""
+        """A line that says where the next message branches off."""
         message = self._story.messages[index]
         call = self._story.calls[message.brought_by]
         why = f" ({call.call.branch})" if call.call.branch else ""
@@ -128,7 +128,7 @@ class _Drawer:
         self._page.line((f"── call {call.number} branches {whence}{why} ──", "bold cyan"))
 
     def message(self, index: int, *, is_alone: bool = False) -> None:
-        """A message; unless it `is_alone`, what failed to be answered after it, too."""
+        """A message and, unless `is_alone`, the failed calls after it."""
         message = self._story.messages[index]
         body, said = message.body, self._said[index]
         role = str(body.get("role"))
@@ -162,7 +162,7 @@ class _Drawer:
         if body.get("role") != "assistant":
             return ""
         if not said:
-            return "  as the harness worded it: no call sampled this"
+            return "  worded by the harness: no call sampled this"
         return "  " + "; ".join(map(self._sampled, said))
 
     def _sampled(self, told: CallStory) -> str:
@@ -176,13 +176,13 @@ class _Drawer:
     def _called(self, name: str, arguments: str, lines: int) -> None:
         self._page.line(("→ ", "bold"), (name, "bold"), indent=INDENT)
         try:
-            given = json.loads(arguments)
+            decoded = json.loads(arguments)
         except (ValueError, RecursionError):
-            given = None
-        if not isinstance(given, dict):
+            decoded = None
+        if not isinstance(decoded, dict):
             self._page.shortened(arguments, lines, indent=2 * INDENT)
             return
-        for key, value in given.items():
+        for key, value in decoded.items():
             written = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
             is_long = "\n" in written or len(written) > LINE
             self._page.line((f"{key}: ", "dim"), "" if is_long else written, indent=2 * INDENT)
@@ -191,7 +191,7 @@ class _Drawer:
 
 
 def texts_of(content: object) -> Iterator[str]:
-    """A message's content for people: an image is told by its size, parts that aren't known as they are."""
+    """A message's content as text: an image as its size, unknown parts as JSON."""
     if isinstance(content, str):
         if content:
             yield content

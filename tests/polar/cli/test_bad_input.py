@@ -134,6 +134,13 @@ def test_a_kafka_that_does_not_answer_is_said_in_a_sentence(
 
 
 @pytest.mark.parametrize("command", ["cancel", "status"])
+@pytest.mark.parametrize("target", ["a", "a.0", "a.1023", "A_b-9", "9" * 128])
+def test_a_task_or_session_id_is_accepted(command: str, target: str) -> None:
+    code, _, stderr = polar(command, "--", target)
+    assert (code, "no Kafka" in stderr) == (3, True), "it went on, as far as to Kafka"
+
+
+@pytest.mark.parametrize("command", ["cancel", "status"])
 @pytest.mark.parametrize("target", ["", "a b", "a.", "a.b", ".0", "a.0.1", "a.01", "../x"])
 def test_what_is_no_task_and_no_session_is_refused(command: str, target: str) -> None:
     code, _, stderr = polar(command, "--", target)

@@ -120,7 +120,7 @@ def test_the_transcript_tells_each_message_once_and_where_it_branches() -> None:
     assert "    → bash\n        command: \n            ls\n            -la\n" in out
     assert "tool  bash\n    file 0\n" in out
     assert "── call 4 branches from message 2 (edited_history) ──" in out
-    assert "assistant  as the harness worded it: no call sampled this\n    looked" in out
+    assert "assistant  worded by the harness: no call sampled this\n    looked" in out
     assert "    ✗ call 5 failed after 10 ms: bad_engine (HTTP 500)\n        it fell over\n" in out
     assert "side calls aren't shown here: 2 (title); --call N shows one" in out
     assert "a title" not in out
@@ -128,7 +128,7 @@ def test_the_transcript_tells_each_message_once_and_where_it_branches() -> None:
 
 def test_what_a_tool_wrote_is_shortened_and_counted_unless_all_is_asked_for() -> None:
     out = section(drawn(story(a_session())), "Transcript")
-    assert "    file 7\n    … 88 lines, 701 characters left out (--full shows them) …\n    file 96\n" in out
+    assert "    file 7\n    … 88 lines, 701 characters omitted (--full shows them) …\n    file 96\n" in out
     whole = section(drawn(story(a_session()), is_full=True), "Transcript")
     assert all(f"    file {n}\n" in whole for n in range(100))
 
@@ -193,7 +193,7 @@ def test_tools_called_are_tallied() -> None:
 def test_tokens_are_marked_as_trained_or_why_not_and_shared_ones_told_once() -> None:
     out = section(drawn(story(a_session())), "Tokens")
     assert "⟦trained⟧  ⟨sampled, not trained⟩  read" in out
-    assert out.count("token ids, since their text isn't to be had: POLAR_CONTROL_URL isn't set") == 1
+    assert out.count("token ids, because their text isn't available: POLAR_CONTROL_URL isn't set") == 1
     assert "2 tokens from 4, sampled by call 1, logprob min -" in out
     assert out.count("⟦") == 1 + 3
     assert out.count("its first 4 tokens stand in a trace above") == 1

@@ -290,7 +290,7 @@ def test_tokens_are_text_where_the_control_port_tells_it_and_ids_where_not(
     with control_port(503, lambda _: refusal, asked) as url:
         monkeypatch.setenv("POLAR_CONTROL_URL", url)
         out = polar("t.0", "--tokens")[1]
-        assert f"their text isn't to be had: {url}/v1/detokenize answered 503: the engine is starting" in out
+        assert f"their text isn't available: {url}/v1/detokenize answered 503: the engine is starting" in out
         found = json.loads(polar("t.0", "--tokens", "--format", "json")[1])
         assert {run["text"] for trace in found["traces"] for run in trace["runs"]} == {None}
     code, out, _ = polar("t.0", "--tokens")
