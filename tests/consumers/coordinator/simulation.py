@@ -1,4 +1,4 @@
-"""A fleet in simulated time: real tables, deciding and lending; stand-ins for Kafka (delays) and for the workers (they only wait).
+"""A fleet in simulated time: real tables, deciding and scheduling; stand-ins for Kafka (delays) and for the workers (they only wait).
 
 Delays are those of a quiet machine: 5 ms to read a record, 35 ms for a transaction, heartbeats at most ten a second.
 """
@@ -87,7 +87,7 @@ class Simulation:
     def partition_of(self, task_id: str) -> Partition:
         return self.partitions[sum(task_id.encode()) % len(self.partitions)]
 
-    def tell(self, beat: Heartbeat) -> None:
+    def broadcast(self, beat: Heartbeat) -> None:
         for coordinator in self.coordinators:
             self.after(READ_MS, partial(coordinator.hear, beat))
 
@@ -145,13 +145,13 @@ class Member:
         self._may_beat_at = 0
         self._is_due = False
 
-    def told(self) -> Heartbeat:
+    def heartbeat(self) -> Heartbeat:
         raise NotImplementedError
 
     def beat(self) -> None:
         self._is_due = False
         self._may_beat_at = self.simulation.now + BEAT_GAP_MS
-        self.simulation.tell(self.told())
+        self.simulation.broadcast(self.heartbeat())
 
     def changed(self) -> None:
         if not self._is_due:
@@ -164,11 +164,11 @@ class Coordinator(Member):
         super().__init__(simulation, name)
         self.free_slots = FreeSlots()
         self.scheduler = Scheduler(name, self.free_slots, simulation.fleet)
-        self._told: object = None
+        self._reported: object = None
 
-    def told(self) -> Heartbeat:
+    def heartbeat(self) -> Heartbeat:
         backlogs, staged = self.scheduler.backlogs(), self.scheduler.staged()
-        self._told = backlogs, staged
+        self._reported = backlogs, staged
         return Heartbeat(self.name, "coordinator", "h", 1, backlogs=backlogs, staged=staged)
 
     def hear(self, beat: Heartbeat) -> None:
@@ -177,7 +177,7 @@ class Coordinator(Member):
 
     def assign(self) -> None:
         self.scheduler.assign(self.simulation.now)
-        if not self.scheduler.is_alone and self._told != (self.scheduler.backlogs(), self.scheduler.staged()):
+        if not self.scheduler.is_alone and self._reported != (self.scheduler.backlogs(), self.scheduler.staged()):
             self.changed()
 
 
@@ -253,7 +253,7 @@ class Worker(Member):
         self.queues: dict[Stage, deque[tuple[str, int]]] = defaultdict(deque)
         self._claims = count()
 
-    def told(self) -> Heartbeat:
+    def heartbeat(self) -> Heartbeat:
         stages = [
             StageSlots(stage, "default", s.total, s.total - len(s.claims), self.partitions, list(s.claims))
             for stage, s in self.slots.items()

@@ -1,4 +1,4 @@
-"""Deadlines on two clocks: a run's stands still while the fleet is paused, whoever coordinates it meanwhile."""
+"""Deadlines on two clocks: a run's stands still while the fleet is paused, whichever process coordinates it."""
 
 from __future__ import annotations
 
