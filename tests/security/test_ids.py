@@ -106,6 +106,8 @@ def test_a_name_that_leads_out_is_refused_by_people_and_by_the_coordinator(name:
             TaskRequest.model_validate(body)
     with pytest.raises(InputError):
         session_ids.parse(name)
+    TaskRequest.model_validate({**task, "output_topic": "mine", "runtime": {"pool": "gpu"}})
+    assert session_ids.parse("t.0").task_id == "t"
 
     def submitted(
         task_id: str = "t", pool: str = "default", output: str | None = None, samples: int = 1
