@@ -44,19 +44,19 @@ def openai_chat(env: Mapping[str, str], work: Work, settings: Settings) -> int:
         {"type": "function", "function": {"name": name, "parameters": schema(parameters)}}
         for name, parameters in TOOLS.items()
     ]
-    said: list[Any] = [{"role": "user", "content": work.request}]
+    history: list[Any] = [{"role": "user", "content": work.request}]
     beside = settings.given("top_k")
     with OpenAI(base_url=env["OPENAI_BASE_URL"], api_key=env["OPENAI_API_KEY"], max_retries=0) as client:
         for turn in range(1, TURNS + 1):
             with client.chat.completions.stream(
-                model="any", messages=said, tools=tools, max_tokens=MAX_TOKENS, extra_body=beside,
+                model="any", messages=history, tools=tools, max_tokens=MAX_TOKENS, extra_body=beside,
                 **settings.given("temperature", "top_p"),
             ) as events:  # fmt: skip
                 message = events.get_final_completion().choices[0].message
-            said.append(message.to_dict())
+            history.append(message.to_dict())
             for call in message.tool_calls or ():
                 result = work.answer(call.function.name, call.function.arguments)
-                said.append({"role": "tool", "tool_call_id": call.id, "content": result})
+                history.append({"role": "tool", "tool_call_id": call.id, "content": result})
             if not message.tool_calls:
                 return turn
     return TURNS
@@ -68,19 +68,19 @@ def openai_responses(env: Mapping[str, str], work: Work, settings: Settings) -> 
         {"type": "function", "name": name, "parameters": schema(parameters), "strict": False}
         for name, parameters in TOOLS.items()
     ]
-    said: list[Any] = [{"role": "user", "content": work.request}]
+    history: list[Any] = [{"role": "user", "content": work.request}]
     beside = settings.given("top_k")
     with OpenAI(base_url=env["OPENAI_BASE_URL"], api_key=env["OPENAI_API_KEY"], max_retries=0) as client:
         for turn in range(1, TURNS + 1):
             response = client.responses.create(
-                model="any", input=said, tools=tools, store=False, max_output_tokens=MAX_TOKENS, extra_body=beside,
+                model="any", input=history, tools=tools, store=False, max_output_tokens=MAX_TOKENS, extra_body=beside,
                 **settings.given("temperature", "top_p"),
             )  # fmt: skip
-            said += [item.to_dict() for item in response.output]
+            history += [item.to_dict() for item in response.output]
             calls = [item for item in response.output if item.type == "function_call"]
             for call in calls:
                 result = work.answer(call.name, call.arguments)
-                said.append({"type": "function_call_output", "call_id": call.call_id, "output": result})
+                history.append({"type": "function_call_output", "call_id": call.call_id, "output": result})
             if not calls:
                 return turn
     return TURNS
@@ -89,14 +89,14 @@ def openai_responses(env: Mapping[str, str], work: Work, settings: Settings) -> 
 def anthropic_messages(env: Mapping[str, str], work: Work, settings: Settings) -> int:
     """Anthropic's Messages."""
     tools: Any = [{"name": name, "input_schema": schema(parameters)} for name, parameters in TOOLS.items()]
-    said: list[Any] = [{"role": "user", "content": work.request}]
+    history: list[Any] = [{"role": "user", "content": work.request}]
     beside = settings.given("temperature", "top_p", "top_k")
     with Anthropic(base_url=env["ANTHROPIC_BASE_URL"], api_key=env["ANTHROPIC_API_KEY"], max_retries=0) as client:
         for turn in range(1, TURNS + 1):
             message = client.messages.create(
-                model="any", messages=said, tools=tools, max_tokens=MAX_TOKENS, extra_body=beside
+                model="any", messages=history, tools=tools, max_tokens=MAX_TOKENS, extra_body=beside
             )  # fmt: skip
-            said.append({"role": "assistant", "content": [block.to_dict() for block in message.content]})
+            history.append({"role": "assistant", "content": [block.to_dict() for block in message.content]})
             calls = [block for block in message.content if block.type == "tool_use"]
             results = [
                 {"type": "tool_result", "tool_use_id": call.id, "content": work.answer(call.name, call.input)}
@@ -104,7 +104,7 @@ def anthropic_messages(env: Mapping[str, str], work: Work, settings: Settings) -
             ]
             if not calls:
                 return turn
-            said.append({"role": "user", "content": results})
+            history.append({"role": "user", "content": results})
     return TURNS
 
 
@@ -120,15 +120,15 @@ def google_generate_content(env: Mapping[str, str], work: Work, settings: Settin
         automatic_function_calling=google.AutomaticFunctionCallingConfig(disable=True),
         **settings.given("temperature", "top_p", "top_k"),
     )
-    said: list[Any] = [google.Content(role="user", parts=[google.Part(text=work.request)])]
+    history: list[Any] = [google.Content(role="user", parts=[google.Part(text=work.request)])]
     options = google.HttpOptions(base_url=env["GOOGLE_GEMINI_BASE_URL"])
     with genai.Client(api_key=env["GEMINI_API_KEY"], http_options=options) as client:
         for turn in range(1, TURNS + 1):
-            response = client.models.generate_content(model="any", contents=said, config=config)
+            response = client.models.generate_content(model="any", contents=history, config=config)
             assert response.candidates is not None
             content = response.candidates[0].content
             assert content is not None
-            said.append(content)
+            history.append(content)
             calls = [part.function_call for part in content.parts or () if part.function_call is not None]
             results = [
                 google.Part.from_function_response(
@@ -138,7 +138,7 @@ def google_generate_content(env: Mapping[str, str], work: Work, settings: Settin
             ]
             if not calls:
                 return turn
-            said.append(google.Content(role="user", parts=results))
+            history.append(google.Content(role="user", parts=results))
     return TURNS
 
 

@@ -53,8 +53,10 @@ def rows_of(learner: Learner, seed: int) -> list[Row]:
 def logprobs(learner: Learner, ids: np.ndarray) -> np.ndarray:
     """float32 [n], the first 0; by a softmax of its own."""
     with torch.no_grad():
-        told = torch.log_softmax(learner.model(input_ids=torch.from_numpy(ids.astype(np.int64))[None]).logits[0], -1)
-    return np.array([0.0, *(float(told[at - 1, ids[at]]) for at in range(1, len(ids)))], np.float32)
+        all_logprobs = torch.log_softmax(
+            learner.model(input_ids=torch.from_numpy(ids.astype(np.int64))[None]).logits[0], -1
+        )
+    return np.array([0.0, *(float(all_logprobs[at - 1, ids[at]]) for at in range(1, len(ids)))], np.float32)
 
 
 def mean_logprobs(learner: Learner, rows: Sequence[Row]) -> list[float]:

@@ -43,15 +43,15 @@ def talk(env: Mapping[str, str], dialect: str, work: Work, turns: int) -> int:
     Fewer where one is cut behind a call of a tool: nothing goes on from those (docs/proxy.md).
     """
     words = WORDS[dialect]
-    said = [words.user(work.request)]
+    history = [words.user(work.request)]
     for turn in range(1, turns + 1):
-        told = _told(env[words.variable] + words.path, env[words.key], words.body(said))
-        heard = words.heard(told)
+        payload = _told(env[words.variable] + words.path, env[words.key], words.body(history))
+        heard = words.heard(payload)
         calls = words.calls(heard)
-        if calls and words.is_cut(told):
+        if calls and words.is_cut(payload):
             return turn
-        said += heard
-        said += [words.result(call, work) for call in calls] or [words.user(GO_ON)]
+        history += heard
+        history += [words.result(call, work) for call in calls] or [words.user(GO_ON)]
     return turns
 
 
@@ -59,18 +59,18 @@ def _told(url: str, key: str, body: Item) -> Item:
     headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
     request = urllib.request.Request(url, json.dumps(body).encode(), headers)
     with urllib.request.urlopen(request, timeout=ANSWER_S) as response:
-        told: Item = json.load(response)
-    return told
+        payload: Item = json.load(response)
+    return payload
 
 
 def _chat_result(call: Item, work: Work) -> Item:
-    told = work.answer(call["function"]["name"], _arguments(call["function"]["arguments"]))
-    return {"role": "tool", "tool_call_id": call["id"], "content": told}
+    payload = work.answer(call["function"]["name"], _arguments(call["function"]["arguments"]))
+    return {"role": "tool", "tool_call_id": call["id"], "content": payload}
 
 
 def _responses_result(call: Item, work: Work) -> Item:
-    told = work.answer(call["name"], _arguments(call["arguments"]))
-    return {"type": "function_call_output", "call_id": call["call_id"], "output": told}
+    payload = work.answer(call["name"], _arguments(call["arguments"]))
+    return {"type": "function_call_output", "call_id": call["call_id"], "output": payload}
 
 
 def _anthropic_result(call: Item, work: Work) -> Item:
@@ -97,56 +97,56 @@ WORDS = {
         "OPENAI_BASE_URL",
         "/chat/completions",
         "OPENAI_API_KEY",
-        lambda said: {
+        lambda history: {
             "model": "m",
             "max_tokens": MAX_TOKENS,
-            "messages": said,
+            "messages": history,
             "tools": [{"type": "function", "function": each} for each in FUNCTIONS],
         },
-        lambda told: [told["choices"][0]["message"]],
+        lambda payload: [payload["choices"][0]["message"]],
         lambda heard: heard[0].get("tool_calls") or [],
         _chat_result,
         lambda text: {"role": "user", "content": text},
-        lambda told: bool(told["choices"][0]["finish_reason"] == "length"),
+        lambda payload: bool(payload["choices"][0]["finish_reason"] == "length"),
     ),
     "openai_responses": Words(
         "OPENAI_BASE_URL",
         "/responses",
         "OPENAI_API_KEY",
-        lambda said: {
+        lambda history: {
             "model": "m",
             "max_output_tokens": MAX_TOKENS,
-            "input": said,
+            "input": history,
             "tools": [{"type": "function", "strict": False} | each for each in FUNCTIONS],
         },
-        lambda told: list(told["output"]),
+        lambda payload: list(payload["output"]),
         lambda heard: [item for item in heard if item["type"] == "function_call"],
         _responses_result,
         lambda text: {"type": "message", "role": "user", "content": [{"type": "input_text", "text": text}]},
-        lambda told: bool(told["status"] == "incomplete"),
+        lambda payload: bool(payload["status"] == "incomplete"),
     ),
     "anthropic_messages": Words(
         "ANTHROPIC_BASE_URL",
         "/v1/messages",
         "ANTHROPIC_API_KEY",
-        lambda said: {
+        lambda history: {
             "model": "m",
             "max_tokens": MAX_TOKENS,
-            "messages": said,
+            "messages": history,
             "tools": [{"name": each["name"], "input_schema": each["parameters"]} for each in FUNCTIONS],
         },
-        lambda told: [{"role": "assistant", "content": told["content"]}],
+        lambda payload: [{"role": "assistant", "content": payload["content"]}],
         lambda heard: [block for block in heard[0]["content"] if block["type"] == "tool_use"],
         _anthropic_result,
         lambda text: {"role": "user", "content": text},
-        lambda told: bool(told["stop_reason"] == "max_tokens"),
+        lambda payload: bool(payload["stop_reason"] == "max_tokens"),
     ),
     "google_generate_content": Words(
         "GOOGLE_GEMINI_BASE_URL",
         "/v1beta/models/m:generateContent",
         "GEMINI_API_KEY",
-        lambda said: {
-            "contents": said,
+        lambda history: {
+            "contents": history,
             "generationConfig": {"maxOutputTokens": MAX_TOKENS},
             "tools": [
                 {
@@ -156,10 +156,10 @@ WORDS = {
                 }
             ],
         },
-        lambda told: [told["candidates"][0]["content"]],
+        lambda payload: [payload["candidates"][0]["content"]],
         lambda heard: [part for part in heard[0].get("parts") or [] if "functionCall" in part],
         _google_result,
         lambda text: {"role": "user", "parts": [{"text": text}]},
-        lambda told: bool(told["candidates"][0]["finishReason"] == "MAX_TOKENS"),
+        lambda payload: bool(payload["candidates"][0]["finishReason"] == "MAX_TOKENS"),
     ),
 }

@@ -54,15 +54,17 @@ class Agreement:
 
 def scores(server: Server, token_ids: Sequence[int]) -> Floats:
     """The logprob of each token after those before it; NaN for the first."""
-    told = _prompt_logprobs(server, token_ids, 0)
-    return np.array([np.nan] + [one[str(token)]["logprob"] for token, one in zip(token_ids[1:], told[1:], strict=True)])
+    reported = _prompt_logprobs(server, token_ids, 0)
+    return np.array(
+        [np.nan] + [one[str(token)]["logprob"] for token, one in zip(token_ids[1:], reported[1:], strict=True)]
+    )
 
 
 def distributions(server: Server, token_ids: Sequence[int]) -> Floats:
     """(tokens, vocabulary): logprobs of all tokens at each place; NaN at the first."""
-    told = _prompt_logprobs(server, token_ids, ALL)
-    found = np.full((len(token_ids), len(told[1])), np.nan)
-    for row, entries in zip(found[1:], told[1:], strict=True):
+    reported = _prompt_logprobs(server, token_ids, ALL)
+    found = np.full((len(token_ids), len(reported[1])), np.nan)
+    for row, entries in zip(found[1:], reported[1:], strict=True):
         row[[int(token) for token in entries]] = [entry["logprob"] for entry in entries.values()]
     return found
 
@@ -95,7 +97,7 @@ def _normal(logits: Floats) -> Floats:
 
 
 def _prompt_logprobs(server: Server, token_ids: Sequence[int], alternatives: int) -> list[dict[str, Any]]:
-    asked = {
+    fields = {
         "model": server.model,
         "prompt": list(token_ids),
         "max_tokens": 1,
@@ -103,8 +105,8 @@ def _prompt_logprobs(server: Server, token_ids: Sequence[int], alternatives: int
         "prompt_logprobs": alternatives,
     }
     request = urllib.request.Request(
-        f"{server.url}/v1/completions", json.dumps(asked).encode(), {"Content-Type": "application/json"}
+        f"{server.url}/v1/completions", json.dumps(fields).encode(), {"Content-Type": "application/json"}
     )
     with urllib.request.urlopen(request, timeout=ANSWER_S) as answer:
-        told: list[dict[str, Any]] = json.load(answer)["choices"][0]["prompt_logprobs"]
-    return told
+        reported: list[dict[str, Any]] = json.load(answer)["choices"][0]["prompt_logprobs"]
+    return reported

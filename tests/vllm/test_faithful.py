@@ -83,12 +83,12 @@ def up(request: pytest.FixtureRequest, vllm_server: Server, tmp_path_factory: py
 @pytest.fixture(scope="module")
 def plain(up: Up) -> dict[str, list[Session]]:
     """Sessions by dialect, sampled as training does: temperature 1, nothing truncated."""
-    given = [(name, Settings(), seed) for name in AGENTS for seed in range(SESSIONS)]
-    sessions = worked(up, given, mode="train")
+    runs = [(name, Settings(), seed) for name in AGENTS for seed in range(SESSIONS)]
+    sessions = worked(up, runs, mode="train")
     return {name: sessions[at * SESSIONS : (at + 1) * SESSIONS] for at, name in enumerate(AGENTS)}
 
 
-def worked(up: Up, given: Sequence[tuple[str, Settings, int]], *, mode: Literal["train", "eval"]) -> list[Session]:
+def worked(up: Up, runs: Sequence[tuple[str, Settings, int]], *, mode: Literal["train", "eval"]) -> list[Session]:
     """A session for each agent, settings and seed of the work; what came out of each."""
 
     def work(one: tuple[str, Settings, int]) -> tuple[str, int]:
@@ -98,15 +98,17 @@ def worked(up: Up, given: Sequence[tuple[str, Settings, int]], *, mode: Literal[
             return session.session_id, agent(session.env, Work(seed), settings)
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        ended = list(pool.map(work, given))
+        ended = list(pool.map(work, runs))
     topic = ["--topic", "eval"] if mode == "eval" else []
     lines = up.polar("trajectories", *topic, "--format", "jsonl").stdout.splitlines()
     found = {line["session_id"]: line["traces"] for line in map(json.loads, lines)}
-    return [Session(answers, [trace_of(told) for told in found[session_id]]) for session_id, answers in ended]
+    return [
+        Session(answers, [trace_of(trajectory) for trajectory in found[session_id]]) for session_id, answers in ended
+    ]
 
 
-def trace_of(told: Mapping[str, Any]) -> Trace:
-    return Trace(*(told[name] for name in ("token_ids", "loss_mask", "logprobs", "calls")))
+def trace_of(trajectory: Mapping[str, Any]) -> Trace:
+    return Trace(*(trajectory[name] for name in ("token_ids", "loss_mask", "logprobs", "calls")))
 
 
 def traces_of(sessions: Mapping[str, Sequence[Session]]) -> list[Trace]:
@@ -176,8 +178,8 @@ def test_other_sampling_agrees_after_the_same_transform(
         unlike.append(trace.deltas(picked(plain, trace.token_ids)))
         for call in trace.calls:
             span = slice(call["start"], call["end"])
-            told = picked(transformed(plain[span], call["sampling"]), trace.token_ids[span])
-            deltas.append((np.array(trace.logprobs[span]) - told)[trace.trained[span]])
+            expected = picked(transformed(plain[span], call["sampling"]), trace.token_ids[span])
+            deltas.append((np.array(trace.logprobs[span]) - expected)[trace.trained[span]])
     agreement = Agreement.of(np.concatenate(deltas))
     tell(f"{settings}: {agreement}")
     assert agreement.is_faithful

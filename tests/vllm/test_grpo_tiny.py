@@ -86,10 +86,14 @@ def test_each_session_is_trained_on_once_although_the_trainer_was_killed(result:
 
 def test_every_token_that_was_sampled_was_compared_and_trained_on(ended: Ended) -> None:
     """By the lake, which knows nothing of the trainer: nothing is masked away from the comparison, and no session ran a second time."""
-    asked = "SELECT mode, count(*), count(DISTINCT session_id), sum(sampled_tokens), sum(trainable_tokens) FROM trajectories GROUP BY ALL"
-    command = [sys.executable, "-m", "polar.cli", "sql", "--data", ended.data, asked, "--format", "csv"]
-    told = subprocess.run(list(map(str, command)), cwd=ROOT, capture_output=True, text=True, check=True, timeout=SQL_S)
-    rows = {mode: [int(figure) for figure in rest] for mode, *rest in csv.reader(told.stdout.splitlines()[1:])}
+    query = "SELECT mode, count(*), count(DISTINCT session_id), sum(sampled_tokens), sum(trainable_tokens) FROM trajectories GROUP BY ALL"
+    command = [sys.executable, "-m", "polar.cli", "sql", "--data", ended.data, query, "--format", "csv"]
+    finished = subprocess.run(
+        list(map(str, command)), cwd=ROOT, capture_output=True, text=True, check=True, timeout=SQL_S
+    )
+    rows = {
+        mode: [int(figure) for figure in figures] for mode, *figures in csv.reader(finished.stdout.splitlines()[1:])
+    }
     tokens = sum(step.compared_tokens for step in ended.result.steps)
     sessions = STEPS * PROMPTS * SAMPLES
     assert rows["train"] == [sessions, sessions, tokens, tokens]

@@ -18,9 +18,9 @@ def environment(folder: Path, versions: dict[str, str]) -> Path:
     """What an environment with these packages looks like from outside."""
     packages = folder / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
     for name, version in versions.items():
-        told = packages / f"{name.replace('-', '_')}-{version}.dist-info"
-        told.mkdir(parents=True)
-        (told / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        metadata_folder = packages / f"{name.replace('-', '_')}-{version}.dist-info"
+        metadata_folder.mkdir(parents=True)
+        (metadata_folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
     (folder / "bin").mkdir(parents=True)
     (folder / "bin" / "python").symlink_to(sys.executable)
     return folder

@@ -19,8 +19,8 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1500)]
 def found(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     command: list[str | Path] = [PYTHON, "-m", "tests.vllm.learning", model_dir, tmp_path_factory.mktemp("learning")]
     done = subprocess.run(command, cwd=ROOT, env=environment(), stdout=subprocess.PIPE, text=True, check=True)
-    told: dict[str, Any] = json.loads(done.stdout)
-    return told
+    report: dict[str, Any] = json.loads(done.stdout)
+    return report
 
 
 def test_the_loss_is_the_clipped_objective_by_weight(found: dict[str, Any]) -> None:

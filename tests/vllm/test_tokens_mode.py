@@ -156,8 +156,8 @@ def _tokenized(server: Server, text: str) -> list[int]:
 
 
 def _asked(server: Server, route: str, body: dict[str, Any]) -> dict[str, Any]:
-    told = json.dumps({"model": server.model, **body}).encode()
-    request = urllib.request.Request(server.url + route, told, {"Content-Type": "application/json"})
+    payload = json.dumps({"model": server.model, **body}).encode()
+    request = urllib.request.Request(server.url + route, payload, {"Content-Type": "application/json"})
     with urllib.request.urlopen(request, timeout=ANSWER_S) as response:
         found: dict[str, Any] = json.load(response)
     return found

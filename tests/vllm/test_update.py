@@ -170,9 +170,9 @@ async def test_tokens_of_all_versions_are_scored_by_their_own_weights(
             served.write(version)
             await load(http, version)
             await post(http, "/reset_prefix_cache")
-            own, others = await asyncio.to_thread(compared, server, all_traces, version)
-            tell(f"version {version}: its own {own}; of others {others}")
-            assert own.is_faithful
+            same_version, others = await asyncio.to_thread(compared, server, all_traces, version)
+            tell(f"version {version}: its own {same_version}; of others {others}")
+            assert same_version.is_faithful
             assert not others.is_faithful, "these weights are too much like the others to tell"
 
 
@@ -200,9 +200,9 @@ async def test_an_answer_that_spans_an_update_says_where_the_new_weights_begin(
         await load(http, version - 1)
         await post(http, "/reset_prefix_cache")
         scored = await asyncio.to_thread(scores, server, trace["token_ids"])
-        own, others = Agreement.of(deltas(trace, scored, first)), Agreement.of(deltas(trace, scored, second))
-        tell(f"before the update {own}; after it {others}")
-        assert own.is_faithful
+        same_version, others = Agreement.of(deltas(trace, scored, first)), Agreement.of(deltas(trace, scored, second))
+        tell(f"before the update {same_version}; after it {others}")
+        assert same_version.is_faithful
         assert not others.is_faithful
         until(lambda: bool(rows_of(up, session.session_id)), LAKE_S)
         [row] = rows_of(up, session.session_id)
@@ -211,8 +211,8 @@ async def test_an_answer_that_spans_an_update_says_where_the_new_weights_begin(
 
 def rows_of(up: Up, session_id: str) -> list[dict[str, Any]]:
     """A session's calls in the lake, which is some seconds behind."""
-    asked = f"SELECT policy_version, policy_versions FROM calls WHERE session_id = '{session_id}'"
-    found: list[dict[str, Any]] = json.loads(up.polar("sql", asked, "--format", "json").stdout)
+    request_fields = f"SELECT policy_version, policy_versions FROM calls WHERE session_id = '{session_id}'"
+    found: list[dict[str, Any]] = json.loads(up.polar("sql", request_fields, "--format", "json").stdout)
     return found
 
 
@@ -252,7 +252,7 @@ async def sampled_tokens(http: aiohttp.ClientSession) -> float:
 def traces_of(up: Up, sessions: list[str]) -> dict[str, list[dict[str, Any]]]:
     """Of these sessions, as `polar trajectories --format jsonl` writes them."""
     lines = up.polar("trajectories", "--format", "jsonl").stdout.splitlines()
-    found = {told["session_id"]: told["traces"] for told in map(json.loads, lines)}
+    found = {reported["session_id"]: reported["traces"] for reported in map(json.loads, lines)}
     return {session: found[session] for session in sessions}
 
 
