@@ -1,6 +1,6 @@
 """Kept HTTP/1.1 connections to one inference server.
 
-The client is our own because aiohttp's costs 50 to 60 µs more CPU a call, a tenth of a proxied call under load (docs/decisions.md, 90;
+The client is our own because aiohttp's costs 50 to 60 µs more CPU a call, a tenth of a proxied call under load (docs/decisions.md, 91;
 measured by `benchmarks/http_client.py`). It does what an inference server needs: one request at a time on a connection, no redirects, no
 cookies, no compression. Invariant: a connection is used again only if its last answer was whole and nothing followed it. The caller sets
 deadlines.
