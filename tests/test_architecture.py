@@ -6,7 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from topics.contract import catalogue
+
+pytestmark = pytest.mark.contract
 
 PICTURES = Path(__file__).parents[1] / "docs" / "pictures"
 

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.contract
+
 ROOT = Path(__file__).parents[1]
 GROUND = "topics"
 ROOMS = ("proxy", "consumers", "analytics")

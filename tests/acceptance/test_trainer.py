@@ -17,6 +17,8 @@ from tests.polar.trainer.writing import Writer, finished, group, trajectory
 from topics.environment.settings import Settings, write_env_file
 from topics.trajectories import Output
 
+pytestmark = pytest.mark.contract
+
 ROOT = Path(__file__).parents[2]
 KILLS = 4
 TASKS = 80

@@ -32,6 +32,8 @@ from topics.types.errors import InputError, NotReady
 from topics.types.session import Status
 from topics.types.trajectory import Trajectory
 
+pytestmark = pytest.mark.contract
+
 
 class Says(BaseHTTPRequestHandler):
     """A stand-in for the model's endpoint: one prepared message an answer."""

@@ -17,6 +17,8 @@ from examples.vllm_cpu.serve import ROOT
 from topics.environment.settings import Settings
 from topics.types.errors import NotReady
 
+pytestmark = pytest.mark.contract
+
 WAIT_S = 60.0
 SPEAKER = "import sys, time\nprint('step 1: begins', flush=True)\n"
 SLEEPER = SPEAKER + "time.sleep(600)\n"

@@ -17,6 +17,8 @@ from examples.tiny_model.demonstrations import KINDS, MIX, TURNS, demonstration,
 from examples.tiny_model.tasks import FILES, HELD_OUT, KEYS, TRAINED, VALUES, draw
 from topics.types.task import parse
 
+pytestmark = pytest.mark.contract
+
 TASK = Path(__file__).parents[2] / "examples" / "tiny_model"
 
 

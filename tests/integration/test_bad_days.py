@@ -27,7 +27,7 @@ from topics.log.follow import Follower, Since
 from topics.log.owner import FencedProducer, OwnershipLostError, PartitionOwner, Write, read_back
 from topics.log.producer import LogProducer
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.hard, pytest.mark.timeout(600)]
 TOPICS = (completions.TOPIC, sessions.TOPIC)
 PARTITIONS = 4
 DEADLINE_S = 120.0
@@ -35,9 +35,7 @@ SENDERS = 8
 ROW_S = 0.05
 """Between two transactions of a partition."""
 GROUP = "coordinator"
-LONG = os.environ.get("POLAR_TEST_BAD_DAYS") == "long"
-"""Whether there is time for a minute without Kafka, for a broker that hangs, and for restarting all of them."""
-AWAY_S = 60.0 if LONG else 2.0
+AWAY_S = 60.0
 """How long there is no broker at all."""
 GROWTH_MB = 64
 """What a process may grow by in a bad day."""
@@ -210,7 +208,6 @@ async def test_who_asks_while_one_of_three_is_dead_is_answered_by_another(
         assert await admin.partition_count(settings, name, reach_s=0) == PARTITIONS
 
 
-@pytest.mark.skipif(not LONG, reason="takes minutes: POLAR_TEST_BAD_DAYS=long runs it")
 async def test_all_three_are_restarted_one_by_one(cluster: Cluster, settings: Settings) -> None:
     async with load(settings):
         for node in cluster.nodes:
@@ -219,7 +216,6 @@ async def test_all_three_are_restarted_one_by_one(cluster: Cluster, settings: Se
             await asyncio.to_thread(cluster.start_node, node)
 
 
-@pytest.mark.skipif(not LONG, reason="waits for requests' timeouts: POLAR_TEST_BAD_DAYS=long runs it")
 async def test_a_leader_that_hangs_is_left_for_another(cluster: Cluster, settings: Settings, name: str) -> None:
     """It keeps its connections and says nothing, as a machine does whose power is gone."""
     async with load(settings) as under_load:

@@ -33,6 +33,8 @@ from topics.types.session import Status
 from topics.types.tokens import IDS
 from topics.types.trajectory import Trajectory
 
+pytestmark = pytest.mark.hard
+
 DEADLINE_S = 60.0
 PARTITION = partition_of_task("t", completions.TOPIC.embedded_partitions)
 TOKENS = np.arange(8, dtype=IDS)

@@ -28,6 +28,8 @@ from polar.embedded.broker import new_cluster_id
 from polar.embedded.distribution import TRIES, Jar, download, locked_jars
 from polar.embedded.properties import MAX_MESSAGE_BYTES, Ports
 
+pytestmark = pytest.mark.hard
+
 DEADLINE_S = 30.0
 BACK_AGAIN_S = 40.0
 """For a broker that was killed, on a busy machine; on an idle one it is back after 5 to 7 s."""

@@ -14,6 +14,8 @@ from tests.kafka_cluster import Cluster
 from topics.environment.settings import Settings
 from topics.log import kafka
 
+pytestmark = pytest.mark.hard
+
 DEADLINE_S = 30.0
 CLUSTER_AUTHORIZATION_FAILED = 31
 TOPIC_AUTHORIZATION_FAILED = 29

@@ -14,6 +14,8 @@ import pytest
 
 import polar
 
+pytestmark = pytest.mark.contract
+
 ROOT = Path(__file__).parents[2]
 CPU_LIMIT_S = 0.15
 """User and system time of a whole process."""

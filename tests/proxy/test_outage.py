@@ -21,6 +21,8 @@ from tests.proxy.conftest import Bench, benched, eventually, proxied
 from topics.completions import CallRecord, Disowned
 from topics.types.completion import Completion
 
+pytestmark = pytest.mark.hard
+
 KEEP_ALIVE = b": keep-alive\n\n"
 
 

@@ -6,11 +6,14 @@ import asyncio
 import signal
 import sys
 
+import pytest
 from openai import AsyncOpenAI
 
 from polar.scripted.engine import Engine as ScriptedEngine
 from polar.scripted.faults import Slow
 from tests.proxy.conftest import Bench, eventually
+
+pytestmark = pytest.mark.contract
 
 SERVE = """
 import sys, uvloop

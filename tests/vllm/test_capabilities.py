@@ -10,7 +10,7 @@ import pytest
 
 from examples.vllm_cpu.serve import Server, serving
 from proxy.engines.capabilities import Capabilities, RouteState, detect, missing_features
-from tests.acceptance.test_cli import POLAR, environment
+from tests.acceptance.up.running import POLAR, environment
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1500)]
 

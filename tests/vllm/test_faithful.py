@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 import polar
 from examples.vllm_cpu.serve import Server
-from tests.acceptance.test_cli import Up
+from tests.acceptance.up.running import Up
 from tests.vllm.agents import AGENTS, Agent, Settings
 from tests.vllm.scoring import Agreement, Floats, distributions, scores, transformed
 from tests.vllm.work import Work

@@ -19,7 +19,7 @@ import pytest
 
 from examples.vllm_cpu.serve import FLAGS, PYTHON, Server, serving
 from polar.sessions import Session
-from tests.acceptance.test_cli import Up
+from tests.acceptance.up.running import Up
 from tests.vllm import conftest
 from tests.vllm.long_talks import WORDS, talk
 from tests.vllm.scoring import Agreement, scores

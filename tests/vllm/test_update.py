@@ -23,11 +23,12 @@ from openai import AsyncOpenAI
 import polar
 from examples.vllm_cpu.serve import Server, serving
 from polar.sessions import Session
-from tests.acceptance.test_cli import Up, until
+from tests.acceptance.up.running import Up
 from tests.vllm.agents import AGENTS, Settings
 from tests.vllm.scoring import Agreement, Floats, scores
 from tests.vllm.weights import Served, asking, load, post
 from tests.vllm.work import Work
+from tests.waiting import until
 from topics.environment import settings
 
 pytestmark = [

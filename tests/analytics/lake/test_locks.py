@@ -7,7 +7,11 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
+
 from analytics.lake import locks
+
+pytestmark = pytest.mark.contract
 
 HOLD = """
 import sys

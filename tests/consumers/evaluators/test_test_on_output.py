@@ -15,6 +15,8 @@ from consumers.evaluators.base import Case, EvaluationError
 from consumers.evaluators.test_on_output import STATUSES, TestOnOutput, statuses
 from topics.types.errors import InputError
 
+pytestmark = pytest.mark.contract
+
 TESTS = """
 import pytest
 

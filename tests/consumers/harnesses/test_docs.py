@@ -21,6 +21,8 @@ from topics.environment import registry
 from topics.types.errors import InputError, NotReady
 from topics.types.task import AgentSpec, TaskRequest
 
+pytestmark = pytest.mark.contract
+
 ROOT = Path(__file__).parents[3]
 SHOWN = dict(re.findall(r"```(\w+)\n(.*?)```", (ROOT / "docs" / "harness.md").read_text(), re.DOTALL))
 

@@ -22,6 +22,8 @@ from topics.environment import cache
 from topics.types.errors import NotReady
 from topics.types.task import AgentSpec
 
+pytestmark = pytest.mark.contract
+
 CLI = Pi.cli
 
 

@@ -11,6 +11,8 @@ from tests.consumers.harnesses.conftest import access_to, set_up
 from topics.types.errors import InputError
 from topics.types.task import AgentSpec, ExecInput
 
+pytestmark = pytest.mark.contract
+
 ACCESS = access_to("http://proxy")
 
 

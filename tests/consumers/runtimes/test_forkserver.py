@@ -17,6 +17,8 @@ from consumers.runtimes.forkserver import ForkServer
 from consumers.runtimes.process import ProcessRuntime
 from tests.consumers.runtimes.conftest import Eventually
 
+pytestmark = pytest.mark.contract
+
 
 def servers() -> set[int]:
     """Fork servers of this process."""

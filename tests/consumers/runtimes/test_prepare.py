@@ -12,6 +12,8 @@ from consumers.runtimes.process import ProcessRuntime
 from topics.types.errors import InputError
 from topics.types.task import PrepareAction
 
+pytestmark = pytest.mark.contract
+
 
 async def test_actions_are_done_in_their_order(runtime: ProcessRuntime, tmp_path: Path) -> None:
     (tmp_path / "repo" / "src").mkdir(parents=True)

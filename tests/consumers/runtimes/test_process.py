@@ -17,6 +17,8 @@ from consumers.runtimes.process import ProcessBackend, ProcessRuntime
 from topics.types.errors import InputError
 from topics.types.task import RuntimeSpec
 
+pytestmark = pytest.mark.contract
+
 CLAIM = f"claim-{uuid.uuid4().hex}"
 """Unlike that of any other run on this machine: processes are killed by it."""
 LABELS = Labels("polar", "task.0", 1, CLAIM)

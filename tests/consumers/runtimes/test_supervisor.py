@@ -18,6 +18,8 @@ from consumers.runtimes.supervisor import BoundedLog
 from tests.consumers.runtimes.conftest import Eventually, Living, command_lines, processes
 from topics.types.task import RuntimeSpec
 
+pytestmark = pytest.mark.contract
+
 PYTHON_DAEMON = """
 import os, sys, time
 if os.fork(): os._exit(0)

@@ -18,6 +18,8 @@ from consumers.stages.patch import Snapshot, changes, snapshot
 from topics.environment.keys import PREFIX
 from topics.types.task import RuntimeSpec
 
+pytestmark = pytest.mark.contract
+
 HERE = Path(__file__).parent
 REPOSITORY = (HERE / "repository.sh").read_text()
 TRAPS = (HERE / "traps.sh").read_text()

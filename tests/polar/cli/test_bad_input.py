@@ -13,6 +13,8 @@ from typer.testing import CliRunner
 
 from polar.cli.app import app
 
+pytestmark = pytest.mark.contract
+
 GOOD: dict[str, Any] = {
     "task_id": "good",
     "instruction": "mend it",

@@ -19,6 +19,8 @@ from polar.scripted.engine import Engine
 from polar.scripted.faults import Garbage
 from topics.environment.settings import Settings
 
+pytestmark = pytest.mark.contract
+
 
 @pytest.fixture(autouse=True)
 def _no_system(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

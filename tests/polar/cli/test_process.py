@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.contract
+
 PROGRAM = """
 import asyncio
 from polar.cli import process

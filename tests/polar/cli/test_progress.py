@@ -13,6 +13,8 @@ from polar.cli import progress
 from polar.cli.output import bars
 from tests.polar.cli.terminal import Terminal
 
+pytestmark = pytest.mark.contract
+
 DOWNLOAD = """
 import asyncio, time, typer
 from polar.cli import progress

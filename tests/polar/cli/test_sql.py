@@ -25,6 +25,8 @@ from polar.cli.app import app
 from tests.analytics.story import NOON, story, write
 from topics.environment.settings import Settings
 
+pytestmark = pytest.mark.contract
+
 KINDS = """
 SELECT * FROM (VALUES
     (1, 2.5::DECIMAL(9, 3), 0.1::DOUBLE, 'a,"b"', [1, 2], MAP {'k': 1}, 'x'::BLOB, true, TIMESTAMPTZ '2026-01-02 03:04:05.678+00'),

@@ -46,6 +46,8 @@ from topics.types.session import Phase, Plan, SessionState, Stage, Status, TaskS
 from topics.types.tokens import pack_ids
 from topics.workers import Heartbeat, StageSlots
 
+pytestmark = pytest.mark.contract
+
 DEADLINE_S = 30.0
 EVIL = "\x1b]0;title\x07\x1b[2J[red]gone[/red]\r\n漢字漢字漢字 " + "x" * 200
 Write = tuple[Any, str, msgspec.Struct]

@@ -21,6 +21,8 @@ from polar.embedded.restart_policy import FAST_DEATHS, RestartPolicy
 from topics.types.errors import NotReady
 from topics.waiting.backoff import Backoff
 
+pytestmark = pytest.mark.contract
+
 POLITE = "import signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\n"
 BUSY = 'import os\nprint("pid", os.getpid(), flush=True)\ntime.sleep(60)\n'
 

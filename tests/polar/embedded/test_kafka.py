@@ -14,6 +14,8 @@ import pytest
 from polar.embedded import disk
 from polar.embedded.kafka import Kafka
 
+pytestmark = pytest.mark.hard
+
 DEADLINE_S = 60.0
 LOOK_S = 0.1
 

@@ -14,6 +14,8 @@ import pytest
 from polar.embedded import lock
 from topics.types.errors import InputError
 
+pytestmark = pytest.mark.contract
+
 HOLDER = """
 import sys, time
 from pathlib import Path

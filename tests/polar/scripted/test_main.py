@@ -12,6 +12,8 @@ import pytest
 
 from polar.scripted.__main__ import main
 
+pytestmark = pytest.mark.contract
+
 
 def test_it_says_what_it_is_writes_its_ready_file_and_stops_on_sigterm(tmp_path: Path) -> None:
     ready = tmp_path / "ready.json"

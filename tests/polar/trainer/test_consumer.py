@@ -32,6 +32,8 @@ from topics.log.owner import FencedProducer, Write
 from topics.types.errors import InputError, NotReady
 from topics.types.trajectory import ExpandedTrace, Trajectory
 
+pytestmark = pytest.mark.contract
+
 TASKS = [f"task-{number}" for number in range(12)]
 """Enough that no partition is without one."""
 QUIET_S = 0.3

@@ -13,6 +13,8 @@ from tests.polar.trainer.writing import Writer, trajectory
 from topics.environment.settings import Settings
 from topics.types.errors import NotReady
 
+pytestmark = pytest.mark.hard
+
 DEADLINE_S = 60.0
 
 

@@ -32,7 +32,7 @@ REQUESTS = int(os.environ.get("POLAR_FUZZ_REQUESTS", "0"))
 MUTATIONS = REQUESTS * 9 // 10 or 1500
 FROM_DOCUMENT = REQUESTS - MUTATIONS if REQUESTS else 200
 """Fewer: to make one takes longer than to answer it."""
-pytestmark = pytest.mark.timeout(240 + REQUESTS // 10)
+pytestmark = [pytest.mark.hard, pytest.mark.timeout(240 + REQUESTS // 10)]
 BATCH = 1500
 """Of one seed: what hypothesis remembers of a run grows with it."""
 WARM = 10_000

@@ -11,6 +11,8 @@ from topics.environment import registry
 from topics.environment.registry import Kind
 from topics.types.errors import InputError
 
+pytestmark = pytest.mark.contract
+
 
 def test_names_are_known_without_importing_them() -> None:
     assert {"pi", "shell"} <= set(registry.names(Kind.HARNESS))

@@ -17,6 +17,8 @@ from topics.log.follow import Follower, Since
 from topics.log.heartbeat import HeartbeatSender
 from topics.log.producer import Ack, LogProducer, UnacknowledgedError
 
+pytestmark = pytest.mark.hard
+
 
 async def until(holds: Callable[[], bool], deadline_s: float) -> None:
     async with asyncio.timeout(deadline_s):

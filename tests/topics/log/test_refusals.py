@@ -21,7 +21,10 @@ from topics.log.refusals import connection_refusal, refusal
 
 DEADLINE_S = 20.0
 
-pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="makes certificates with the openssl command")
+pytestmark = [
+    pytest.mark.contract,
+    pytest.mark.skipif(shutil.which("openssl") is None, reason="makes certificates with the openssl command"),
+]
 
 
 @dataclass

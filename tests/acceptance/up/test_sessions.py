@@ -6,7 +6,6 @@ import asyncio
 import json
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import openai
@@ -15,8 +14,8 @@ from openai import OpenAI
 from openai.types.chat import ChatCompletionMessage, ChatCompletionMessageParam, ChatCompletionToolParam
 
 from polar import sessions
-from tests.acceptance.console import Step, steps, walk
-from tests.acceptance.test_cli import Up, engine_record, environment
+from tests.acceptance.up.console import Step, steps, walk
+from tests.acceptance.up.running import Up, engine_record, environment
 from topics import trajectories
 from topics.environment import settings
 from topics.log.owner import read_back
@@ -25,34 +24,13 @@ from topics.types.errors import InputError
 from topics.types.session import Status
 from topics.types.trajectory import Trajectory, expand
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "sessions.md"
 PAGE_S = 200.0
-SCRIPT = """\
-name: list
-match: list the files
-variants:
-  - turns:
-      - text: I look.
-        calls: [{name: bash, arguments: {command: ls}}]
-      - text: There is one file, a.py.
-"""
 BASH: ChatCompletionToolParam = {
     "type": "function",
     "function": {"name": "bash", "parameters": {"type": "object", "properties": {"command": {"type": "string"}}}},
 }
-
-
-@pytest.fixture(scope="module")
-def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
-    folder = tmp_path_factory.mktemp("sessions")
-    (folder / "list.yaml").write_text(SCRIPT)
-    running = Up(folder, "--scripts", str(folder / "list.yaml"))
-    try:
-        yield running
-    finally:
-        running.process.terminate()
-        running.process.wait()
 
 
 def trajectory(up: Up, session_id: str) -> Trajectory:

@@ -35,6 +35,7 @@ Tokens = dict[int, int]
 """Version by position in a conversation."""
 
 
+@pytest.mark.hard
 @pytest.mark.timeout(400)
 async def test_each_token_says_the_weights_that_sampled_it_and_nothing_is_lost(tmp_path: Path) -> None:
     roles = [f"{role}-1" for role in ROLES]

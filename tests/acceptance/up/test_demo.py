@@ -1,21 +1,19 @@
 """`make demo` as a process: the real pi, real Kafka, real tests; the scripted engine stands in for a model, its record is the truth.
 
-Two demos at once are stopped half-way, one by Ctrl-C and one by kill -9; then two more run to their ends on the data that those have
-left. All tests look at these four. How long the parts took is printed, never judged.
+One demo ends in an empty folder. In tier hard, two demos at once are stopped half-way, one by Ctrl-C and one by kill -9, and another
+runs to its end on the data that the killed demo left.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import re
 import signal
 import statistics
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,13 +24,14 @@ import pytest
 
 from polar.embedded import Broker
 from polar.scripted.record import Sampled
+from tests.acceptance.up.demos import DEMO, DemoRun, demo
+from tests.waiting import until
 from topics import trajectories
-from topics.environment.settings import Settings
+from topics.environment.settings import Settings, load
 from topics.log.owner import read_back
 from topics.types.session import Status
 from topics.types.trajectory import Trajectory, expand
 
-DEMO = Path(__file__).parents[2] / "examples" / "demo" / "run.py"
 FOLDERS = (".polar", ".polar-2")
 """What two demos take that are started in one folder."""
 INTENDED = {
@@ -41,87 +40,9 @@ INTENDED = {
     "intervals": [(Status.COMPLETED, 1), (Status.COMPLETED, 0), (Status.COMPLETED, 1), (Status.COMPLETED, 0)],
 }
 """The end that the script beside each task means for each sample."""
-FOR_EVER = b'"script":"cache/2/3"'
-"""In the engine's record: it has told a sample to run its tests until they pass."""
-HALFWAY_S = 120.0
-ENDS_S = 300.0
 GONE_S = 5.0
 
-pytestmark = pytest.mark.timeout(600)  # whichever test is first waits for all four demos
-
-
-@dataclass
-class Running:
-    """A demo in a process group of its own, as a terminal would start it."""
-
-    process: subprocess.Popen[str]
-    began: float
-
-    def ended(self) -> tuple[int, str]:
-        """Exit code and all that it said, once it and all who speak through it have ended."""
-        said, _ = self.process.communicate(timeout=ENDS_S)
-        print(f"{time.monotonic() - self.began:.1f} s:\n{said}")
-        return self.process.returncode, said
-
-    def until_halfway(self, data: Path) -> None:
-        """Return when the sample that will not end by itself has come so far."""
-        record = data / "engine-record.jsonl"
-        deadline = time.monotonic() + HALFWAY_S
-        while not record.exists() or FOR_EVER not in record.read_bytes():
-            assert self.process.poll() is None, self.ended()
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-
-    def interrupt(self) -> None:
-        """Ctrl-C."""
-        os.killpg(self.process.pid, signal.SIGINT)
-
-
-@dataclass
-class Whole:
-    """What a demo that ran to its end has said and left."""
-
-    data: Path
-    code: int
-    said: str
-    came_out: list[Trajectory]
-    """Of this run alone, in the order of their session ids."""
-
-    @property
-    def run(self) -> str:
-        return run_of(self.said)
-
-
-def run_of(said: str) -> str:
-    """What the task ids of a demo end in."""
-    (run,) = set(re.findall(r"^demo: submitting \w+-(\w{6}):", said, re.MULTILINE))
-    return str(run)
-
-
-@contextmanager
-def demo(folder: Path, *options: str) -> Iterator[Running]:
-    """A demo started in `folder`; killed at the end of the block if it hasn't ended by then."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("POLAR_")}
-    if "POLAR_CACHE" in os.environ:
-        environment["POLAR_CACHE"] = os.environ["POLAR_CACHE"]
-    process = subprocess.Popen(
-        [sys.executable, str(DEMO), *options],
-        cwd=folder,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        yield Running(process, time.monotonic())
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        assert process.stdout is not None
-        process.stdout.close()
+pytestmark = pytest.mark.timeout(600)  # whichever test is first waits for the demos
 
 
 def left(folder: Path) -> list[str]:
@@ -145,28 +66,9 @@ def left(folder: Path) -> list[str]:
 
 def left_at_last(folder: Path) -> list[str]:
     """Those that stay: what was told to end by kill -9 takes a moment."""
-    deadline = time.monotonic() + GONE_S
-    while left(folder) and time.monotonic() < deadline:
-        time.sleep(0.05)
+    with contextlib.suppress(AssertionError):
+        until(lambda: not left(folder), GONE_S)
     return left(folder)
-
-
-async def came_out(data: Path) -> list[Trajectory]:
-    """What stopped demos have left on their Kafka, which is started on its data for the look."""
-    broker = Broker(data, announce=print)
-    await asyncio.to_thread(broker.start)
-    try:
-        settings = Settings(kafka=broker.bootstrap, data=data, replication=1, min_insync=1)
-        topic = trajectories.TOPIC.full_name(settings.namespace)
-        partitions = range(trajectories.TOPIC.embedded_partitions)
-        outputs = [
-            trajectories.CODEC.decode(record.value or b"")
-            for partition in partitions
-            async for record in read_back(settings, topic, partition)
-        ]
-    finally:
-        await asyncio.to_thread(broker.stop)
-    return [output for output in outputs if isinstance(output, Trajectory)]
 
 
 @pytest.fixture(scope="module")
@@ -187,15 +89,46 @@ def stopped(folder: Path) -> list[tuple[int, str]]:
 
 
 @pytest.fixture(scope="module")
-def whole(folder: Path, stopped: list[tuple[int, str]]) -> Whole:
+def after_kill(folder: Path, stopped: list[tuple[int, str]]) -> DemoRun:
     """A demo on the data of the one that was killed, to its end."""
     with demo(folder) as running:
-        code, said = running.ended()
-    data = folder / FOLDERS[0]
-    mine = [each for each in asyncio.run(came_out(data)) if each.task_id.endswith(f"-{run_of(said)}")]
-    return Whole(data, code, said, sorted(mine, key=lambda each: each.session_id))
+        code, output = running.ended()
+    assert code == 0, output
+    return DemoRun(folder / FOLDERS[0], output)
 
 
+@dataclass(frozen=True)
+class Whole:
+    """A demo that ran to its end, and what came out of it."""
+
+    demo: DemoRun
+    came_out: list[Trajectory]
+    """Of this run alone, in the order of their session ids."""
+
+
+@pytest.fixture(scope="module", params=["finished_demo", pytest.param("after_kill", marks=pytest.mark.hard)])
+def whole(request: pytest.FixtureRequest) -> Whole:
+    """A demo in an empty folder, which `polar up` serves now, and one on what a killed demo left."""
+    done: DemoRun = request.getfixturevalue(request.param)
+    if request.param == "finished_demo":
+        outputs = asyncio.run(read_all(load(request.getfixturevalue("up").data)))
+    else:
+        with Broker(done.data, announce=print) as broker:
+            outputs = asyncio.run(read_all(Settings(kafka=broker.bootstrap, data=done.data)))
+    of_run = [one for one in outputs if isinstance(one, Trajectory) and one.task_id.endswith(f"-{done.run}")]
+    return Whole(done, sorted(of_run, key=lambda one: one.session_id))
+
+
+async def read_all(settings: Settings) -> list[object]:
+    topic = trajectories.TOPIC.full_name(settings.namespace)
+    return [
+        trajectories.CODEC.decode(record.value or b"")
+        for partition in range(trajectories.TOPIC.embedded_partitions)
+        async for record in read_back(settings, topic, partition)
+    ]
+
+
+@pytest.mark.hard
 def test_a_demo_that_is_stopped_half_way_leaves_no_process(folder: Path, stopped: list[tuple[int, str]]) -> None:
     assert left_at_last(folder) == []
     (interrupted, said), (killed, _) = stopped
@@ -205,21 +138,23 @@ def test_a_demo_that_is_stopped_half_way_leaves_no_process(folder: Path, stopped
     assert killed == -signal.SIGKILL
 
 
-def test_a_demo_ends_well_on_what_another_left_and_leaves_no_process(folder: Path, whole: Whole) -> None:
-    assert whole.code == 0
+@pytest.mark.hard
+def test_a_demo_ends_well_on_what_another_left_and_leaves_no_process(folder: Path, after_kill: DemoRun) -> None:
     assert left_at_last(folder) == []
 
 
 def test_samples_end_as_their_scripts_mean_them_to(whole: Whole) -> None:
     ends = {trajectory.session_id: (trajectory.status, trajectory.reward) for trajectory in whole.came_out}
     assert ends == {
-        f"{task}-{whole.run}.{index}": end for task, samples in INTENDED.items() for index, end in enumerate(samples)
+        f"{task}-{whole.demo.run}.{index}": end
+        for task, samples in INTENDED.items()
+        for index, end in enumerate(samples)
     }
 
 
 def test_each_session_is_one_trace_of_exactly_what_the_engine_sampled(whole: Whole) -> None:
     """The one that was stopped at its budget's end, too: what it had done until then is all there."""
-    lines = (whole.data / "engine-record.jsonl").read_bytes().splitlines()
+    lines = (whole.demo.data / "engine-record.jsonl").read_bytes().splitlines()
     sampled = [msgspec.json.decode(line, type=Sampled) for line in lines]
     for trajectory in whole.came_out:
         assert trajectory.harness == "pi"
@@ -240,12 +175,12 @@ def check(trajectory: Trajectory, calls: list[Sampled]) -> None:
 
 
 def test_the_table_at_the_end_has_every_sample_of_this_run_and_no_other(whole: Whole) -> None:
-    table = re.findall(rf"^(\w+-\w{{6}}\.\d) +({'|'.join(Status)}) +(\S+)", whole.said, re.MULTILINE)
+    table = re.findall(rf"^(\w+-\w{{6}}\.\d) +({'|'.join(Status)}) +(\S+)", whole.demo.output, re.MULTILINE)
     assert table == [(one.session_id, one.status.value, f"{one.reward:g}") for one in whole.came_out]
 
 
 def test_the_answers_of_sql_are_those_of_the_trajectories(whole: Whole) -> None:
-    answers = re.findall(rf"^(\w+)-{whole.run} +(\d+) +(\S+) +\S+ +(\d+)$", whole.said, re.MULTILINE)
+    answers = re.findall(rf"^(\w+)-{whole.demo.run} +(\d+) +(\S+) +\S+ +(\d+)$", whole.demo.output, re.MULTILINE)
     assert answers == [
         (
             task,
@@ -254,10 +189,10 @@ def test_the_answers_of_sql_are_those_of_the_trajectories(whole: Whole) -> None:
             str(sum(one.stats.sampled_tokens for one in of_task)),
         )
         for task in INTENDED
-        for of_task in [[one for one in whole.came_out if one.task_id == f"{task}-{whole.run}"]]
+        for of_task in [[one for one in whole.came_out if one.task_id == f"{task}-{whole.demo.run}"]]
         for rewards in [[one.reward for one in of_task if one.reward is not None]]
     ]
-    kinds = re.findall(rf"^({'|'.join(Status)}) +([01]) +(\d+) ", whole.said, re.MULTILINE)
+    kinds = re.findall(rf"^({'|'.join(Status)}) +([01]) +(\d+) ", whole.demo.output, re.MULTILINE)
     assert kinds == [("COMPLETED", "0", "5"), ("COMPLETED", "1", "6"), ("TIMED_OUT", "0", "1")]
 
 

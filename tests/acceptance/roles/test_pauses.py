@@ -16,13 +16,14 @@ import pytest
 import polar
 from polar.client import SessionTable
 from tests.acceptance.fleet import ROLES, fleet
-from tests.acceptance.pausing import ENGINE, Pausing
+from tests.acceptance.roles.pausing import ENGINE, Pausing
 from topics.types.session import Phase
 
 SAMPLES = 6
 CYCLES = 12
 
 
+@pytest.mark.hard
 @pytest.mark.timeout(600)
 async def test_updates_under_load_cost_no_harness_an_error_and_no_call_its_version(tmp_path: Path) -> None:
     seed = int(os.environ.get("POLAR_PAUSES_SEED", random.randrange(2**32)))
@@ -54,6 +55,7 @@ async def test_updates_under_load_cost_no_harness_an_error_and_no_call_its_versi
         assert await pausing.check(some_asked_twice=True) > SAMPLES * CYCLES / 2
 
 
+@pytest.mark.hard
 @pytest.mark.timeout(600)
 async def test_a_drained_fleet_has_nothing_in_hand_and_goes_on_where_it_was(tmp_path: Path) -> None:
     roles = [f"{role}-1" for role in ROLES]

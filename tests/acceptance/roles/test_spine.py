@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import pytest_asyncio
 
-from tests.acceptance.fleet import ROLES, Fleet, fleet
+from tests.acceptance.fleet import Fleet
 from topics.types.session import Status
 from topics.types.trajectory import GroupFinished, Trajectory, expand
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 SAMPLES = 8
 TURNS = 6
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def system(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Fleet]:
-    async with fleet(tmp_path_factory.mktemp("spine"), [f"{role}-1" for role in ROLES]) as started:
-        yield started
 
 
 async def submitted(system: Fleet, task: dict[str, Any], *, code: int = 0) -> list[Trajectory]:

@@ -6,17 +6,17 @@ import asyncio
 import json
 import re
 import urllib.request
-from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
-import pytest_asyncio
 from prometheus_client.parser import text_string_to_metric_families
 
 from polar.client import SessionTable
-from tests.acceptance.fleet import Fleet, fleet
+from tests.acceptance.fleet import Fleet
+from tests.acceptance.roles.conftest import start
+from tests.waiting import eventually
 from topics import completions, control, events, sessions, stages, tasks, workers
 from topics import fleet as fleet_topic
 from topics.contract import catalogue
@@ -26,27 +26,13 @@ from topics.log.producer import LogProducer
 from topics.stages import Ticket
 from topics.types.session import Phase, SessionState, Stage, Status
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 DECIDING = ("fanout", "coordinator", "builder")
 PATIENCE_S = 90.0
 LEAVE_S = 15.0
 """For a process to go whose work takes tenths of a second."""
 SAMPLES = 60
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def system(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Fleet]:
-    async with fleet(tmp_path_factory.mktemp("growing"), []) as made:
-        for role in (*DECIDING, "init", "evaluate", "run"):
-            await start(made, f"{role}-1")
-        yield made
-
-
-async def start(system: Fleet, name: str) -> None:
-    role = name.partition("-")[0]
-    options = ("--concurrency", "4", "--grace", "60", "--metrics-port", "0", "--data", str(system.data))
-    await system.spawn(name, "polar.cli", "worker", role, *options)
 
 
 async def leave(system: Fleet, name: str) -> None:
@@ -56,17 +42,14 @@ async def leave(system: Fleet, name: str) -> None:
         assert await system.processes[name].wait() == 0, (system.data / "logs" / f"{name}.log").read_text()
 
 
-async def eventually(look: Callable[[], Any]) -> Any:
-    async with asyncio.timeout(PATIENCE_S):
-        while not (found := look()):
-            await asyncio.sleep(0.02)
-    return found
-
-
 async def scraped(system: Fleet, name: str) -> dict[tuple[str, ...], float]:
     """A process's figures, each by its name and its labels' values in the labels' alphabetic order."""
     log = system.data / "logs" / f"{name}.log"
-    url = (await eventually(lambda: re.search(r"http://\S+/metrics", log.read_text() if log.exists() else "")))[0]
+    found = await eventually(
+        lambda: re.search(r"http://\S+/metrics", log.read_text() if log.exists() else ""), PATIENCE_S
+    )
+    assert found is not None
+    url = found[0]
     with await asyncio.to_thread(urllib.request.urlopen, url, timeout=10) as answer:
         families = text_string_to_metric_families(answer.read().decode())
     return {
@@ -77,17 +60,20 @@ async def scraped(system: Fleet, name: str) -> dict[tuple[str, ...], float]:
 
 
 async def has(system: Fleet, name: str, figure: tuple[str, ...], least: float) -> float:
-    async with asyncio.timeout(PATIENCE_S):
-        while (found := (await scraped(system, name)).get(figure, 0.0)) < least:
-            await asyncio.sleep(0.05)
-    return found
+    async def enough() -> float | None:
+        found = (await scraped(system, name)).get(figure, 0.0)
+        return found if found >= least else None
+
+    return cast("float", await eventually(enough, PATIENCE_S))
 
 
 async def full(system: Fleet, name: str) -> None:
     """Until each of its run slots has a session."""
-    async with asyncio.timeout(PATIENCE_S):
-        while (await scraped(system, name)).get(("polar_worker_slots_free", "default", "run")) != 0:
-            await asyncio.sleep(0.05)
+
+    async def is_full() -> bool:
+        return (await scraped(system, name)).get(("polar_worker_slots_free", "default", "run")) == 0
+
+    await eventually(is_full, PATIENCE_S)
 
 
 async def send(system: Fleet, topic: Topic, *values: bytes) -> None:
@@ -135,7 +121,9 @@ KNOWN: list[tuple[Topic, list[msgspec.Struct]]] = [
 async def test_records_of_a_newer_version_are_counted_and_skipped_and_their_new_fields_too(system: Fleet) -> None:
     async with SessionTable(system.settings, ["versions"]) as table:
         await send(system, tasks.TOPIC, json.dumps(system.task("versions", 6, 6, pause_s=0.3)).encode())
-        await eventually(lambda: any(row.phase is Phase.RUNNING for row in table.sessions.get("versions", {}).values()))
+        await eventually(
+            lambda: any(row.phase is Phase.RUNNING for row in table.sessions.get("versions", {}).values()), PATIENCE_S
+        )
         for topic, records in KNOWN:
             await send(system, topic, FUTURE, *map(newer, records), FUTURE)
         await system.start_proxy("proxy-2")  # which reads them as it starts
@@ -143,7 +131,7 @@ async def test_records_of_a_newer_version_are_counted_and_skipped_and_their_new_
             role = name.partition("-")[0]
             figure = ("polar_skipped_total", "unknown_from_the_future", role if role in DECIDING else "stages")
             assert await has(system, name, figure, 2 * topics) == 2 * topics, name
-        await eventually(lambda: len(ended(table, "versions")) == 6)
+        await eventually(lambda: len(ended(table, "versions")) == 6, PATIENCE_S)
     rows = list(table.sessions["versions"].values())
     assert {(row.status, row.attempt, row.calls, row.reward) for row in rows} == {(Status.COMPLETED, 1, 6, 1.0)}
     assert await system.dead_letters() == 0
@@ -157,7 +145,7 @@ async def test_workers_and_owners_come_and_go_and_every_session_completes_in_its
     """While it lies there no session ends: however long a process takes to start, there is work."""
     async with SessionTable(system.settings, ["grown"]) as table:
         await send(system, tasks.TOPIC, json.dumps(shell("grown", SAMPLES, 0.3, held)).encode())
-        await eventually(lambda: len(ended(table, "grown")) >= 5)
+        await eventually(lambda: len(ended(table, "grown")) >= 5, PATIENCE_S)
         held.touch()
         for name in ("run-2", "run-3", "run-4", *(f"{role}-2" for role in DECIDING)):
             await start(system, name)
@@ -172,12 +160,12 @@ async def test_workers_and_owners_come_and_go_and_every_session_completes_in_its
         await has(system, "coordinator-1", ("polar_slots", "default", "run"), 16)
         await asyncio.gather(*(leave(system, name) for name in ("run-1", "run-2", "run-3")))
         await asyncio.gather(*(leave(system, f"{role}-1") for role in DECIDING))
-        await eventually(lambda: len(ended(table, "grown")) == SAMPLES)
+        await eventually(lambda: len(ended(table, "grown")) == SAMPLES, PATIENCE_S)
     rows = list(table.sessions["grown"].values())
     assert {(row.status, row.attempt, row.spent, row.accounting.attempts_lost) for row in rows} == {
         (Status.COMPLETED, 1, 0, 0)
     }
-    await eventually(lambda: not system.runtimes())
+    await eventually(lambda: not system.runtimes(), PATIENCE_S)
     assert await system.dead_letters() == 0
     await has(system, "coordinator-2", ("polar_partitions_owned", "coordinator"), 4)
     await has(system, "coordinator-2", ("polar_sessions", Phase.ENDED), SAMPLES)

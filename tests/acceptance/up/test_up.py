@@ -5,23 +5,17 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
 from polar.scripted.tokenizer import Tokenizer
+from tests.acceptance.up.running import Up, engine_record, is_gone
+from tests.waiting import until
 from topics.environment.settings import read_env_file
 
-POLAR = str(Path(sys.executable).with_name("polar"))
-READY_S = 120.0
-STOP_S = 45.0
-COMMAND_S = 180.0
 CALL = f"""\
 {sys.executable} - <<'END'
 import json, os, urllib.request
@@ -33,99 +27,6 @@ request = urllib.request.Request(
 print(urllib.request.urlopen(request, timeout=60).read().decode())
 END
 """
-
-
-class Up:
-    """A running `polar up`."""
-
-    def __init__(self, folder: Path, *options: str) -> None:
-        self.data = folder / "data"
-        self.ready_file = folder / "ready"
-        self.output = folder / "up.log"
-        with self.output.open("wb") as output:
-            self.process = subprocess.Popen(
-                [POLAR, "up", "--data", str(self.data), "--ready-file", str(self.ready_file), *options],
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                cwd=folder,
-                env=environment(),
-            )
-        try:
-            until(lambda: self.ready_file.exists() or self.process.poll() is not None, READY_S)
-            assert self.ready_file.exists(), self.output.read_text()
-        except BaseException:
-            self.process.kill()
-            raise
-
-    @property
-    def addresses(self) -> dict[str, str]:
-        return read_env_file(self.data / "polar.env")
-
-    def polar(self, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [POLAR, *arguments, "--data", str(self.data)],
-            input=stdin,
-            capture_output=True,
-            text=True,
-            timeout=COMMAND_S,
-            env=environment(),
-            check=False,
-        )
-
-    def submit(self, task_id: str, command: str, *options: str, **more: Any) -> subprocess.CompletedProcess[str]:
-        shell = {"harness": "shell", "custom_shell": {"command": command}}
-        body = {"task_id": task_id, "instruction": "say hello", "agent": shell} | more
-        return self.polar("submit", "-", *options, stdin=json.dumps(body))
-
-    def descendants(self) -> list[psutil.Process]:
-        return psutil.Process(self.process.pid).children(recursive=True)
-
-    def parts(self, word: str) -> list[int]:
-        """Process ids of the children that have this word in their command line: one, or none while it is started again."""
-        return [one.pid for one in psutil.Process(self.process.pid).children() if word in command_line(one)]
-
-
-def environment() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if not name.startswith("POLAR_") or name == "POLAR_CACHE"}
-
-
-def until(holds: Callable[[], bool], deadline_s: float) -> None:
-    deadline = time.monotonic() + deadline_s
-    while not holds():
-        assert time.monotonic() < deadline, f"not within {deadline_s:.0f} s"
-        time.sleep(0.05)
-
-
-def command_line(process: psutil.Process) -> list[str]:
-    try:
-        return process.cmdline()
-    except psutil.NoSuchProcess:
-        return []
-
-
-def is_gone(process: psutil.Process) -> bool:
-    """Ended; what its new parent hasn't collected yet has ended, too."""
-    try:
-        return process.status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
-
-
-@pytest.fixture(scope="module")
-def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
-    """One system for the module. Its end is a test of its own: SIGTERM stops everything in time, and nothing is left."""
-    running = Up(tmp_path_factory.mktemp("up"))
-    try:
-        yield running
-        left = running.descendants()
-        running.process.terminate()
-        assert running.process.wait(STOP_S) == 0, running.output.read_text()
-        assert [one for one in left if not is_gone(one)] == []
-        assert not (running.data / "polar.env").exists()
-        assert not running.ready_file.exists()
-    finally:
-        running.process.kill()
-        running.process.wait()
 
 
 def test_up_says_where_everything_is(up: Up) -> None:
@@ -149,13 +50,13 @@ def test_up_says_where_everything_is(up: Up) -> None:
 
 
 def test_a_task_goes_in_and_exact_trajectories_come_out(up: Up) -> None:
-    done = up.submit("hello", CALL, "--wait", num_samples=3)
-    assert (done.returncode, done.stdout) == (0, "hello\n"), done.stderr
+    done = up.submit("greet", CALL, "--wait", num_samples=3)
+    assert (done.returncode, done.stdout) == (0, "greet\n"), done.stderr
     assert "3 of 3 sessions have ended: 3 COMPLETED" in done.stderr
-    lines = up.polar("trajectories", "--task", "hello", "--format", "jsonl").stdout.splitlines()
+    lines = up.polar("trajectories", "--task", "greet", "--format", "jsonl").stdout.splitlines()
     found = sorted((json.loads(line) for line in lines), key=lambda one: one["sample_index"])
     assert [(one["session_id"], one["status"], one["reward"]) for one in found] == [
-        (f"hello.{index}", "COMPLETED", 1.0) for index in range(3)
+        (f"greet.{index}", "COMPLETED", 1.0) for index in range(3)
     ]
     sampled = {tuple(call["token_ids"]): call for call in engine_record(up)}
     for one in found:
@@ -165,12 +66,7 @@ def test_a_task_goes_in_and_exact_trajectories_come_out(up: Up) -> None:
         assert trace["loss_mask"] == [0] * span["start"] + [1] * len(trained)
         assert sampled[trained]["prompt_token_ids"] == trace["token_ids"][: span["start"]]
         assert trace["logprobs"][span["start"] :] == sampled[trained]["logprobs"]
-    assert up.polar("status", "hello").stdout.count("COMPLETED") == 3
-
-
-def engine_record(up: Up) -> list[dict[str, Any]]:
-    """What the scripted engine says that it sampled."""
-    return [json.loads(line) for line in (up.data / "engine-record.jsonl").read_text().splitlines()]
+    assert up.polar("status", "greet").stdout.count("COMPLETED") == 3
 
 
 def test_show_tells_a_session_in_the_words_that_the_engine_sampled(up: Up) -> None:
@@ -236,6 +132,7 @@ def test_topics_stand_as_the_contract_says(up: Up) -> None:
     assert not {"created", "altered"} & set(done.stdout.split())
 
 
+@pytest.mark.hard
 @pytest.mark.timeout(600)
 def test_killed_parts_come_back_on_their_ports_and_work_goes_on(up: Up) -> None:
     """Each Python part and Kafka, one after the other; the kill of a worker costs an attempt, and no more."""
@@ -258,6 +155,7 @@ def test_killed_parts_come_back_on_their_ports_and_work_goes_on(up: Up) -> None:
     assert "Kafka has died; starting it again" in said
 
 
+@pytest.mark.hard
 def test_an_up_that_is_killed_leaves_no_process(tmp_path: Path) -> None:
     running = Up(tmp_path)
     assert running.submit("left", "sleep 600").returncode == 0

@@ -10,59 +10,41 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
 
-from tests.acceptance.console import Step, differs, steps, walk
-from tests.acceptance.test_cli import Up, environment
+from tests.acceptance.up.console import Step, differs, steps, walk
+from tests.acceptance.up.demos import DemoRun
+from tests.acceptance.up.running import Up, environment
 from topics.types.task import TaskRequest
 
 pytestmark = pytest.mark.timeout(1000)
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 README = ROOT / "README.md"
 DOCS = sorted((ROOT / "docs").glob("*.md"))
-PAGES = [page for page in (README, *DOCS) if page.name != "sessions.md"]
-DEMO_S = 400.0
+FIRST = ("README.md", "quickstart.md")
+"""What a newcomer follows; other pages are walked in tier hard."""
+PAGES = [
+    pytest.param(page, marks=() if page.name in FIRST else pytest.mark.hard, id=page.name)
+    for page in (README, *DOCS)
+    if page.name != "sessions.md"
+]
 PAGE_S = 400.0
 DEMO = re.compile(r"<!-- demo -->\n```\n(.*?)```", re.DOTALL)
 STARTED_HERE = {"make install", ". .venv/bin/activate", "polar up"}
 """What the pages say before the rest, in blocks of `sh`: the fixture's work."""
 
 
-@pytest.fixture(scope="module")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """A finished demo: its data folder, and what it printed."""
-    folder = tmp_path_factory.mktemp("docs")
-    command = [sys.executable, str(ROOT / "examples" / "demo" / "run.py"), "--data", str(folder / "data")]
-    done = subprocess.run(
-        command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=DEMO_S, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return folder, done.stdout
-
-
-@pytest.fixture(scope="module")
-def up(demo: tuple[Path, str]) -> Iterator[Up]:
-    """`polar up` on the demo's data."""
-    running = Up(demo[0])
-    try:
-        yield running
-    finally:
-        running.process.terminate()
-        running.process.wait()
-
-
-def test_the_demo_prints_what_the_readme_shows(demo: tuple[Path, str]) -> None:
+def test_the_demo_prints_what_the_readme_shows(finished_demo: DemoRun) -> None:
     (shown,) = DEMO.findall(README.read_text())
-    difference = differs(["…", *shown.splitlines(), "…"], demo[1])
+    difference = differs(["…", *shown.splitlines(), "…"], finished_demo.output)
     assert difference is None, difference
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES)
 def test_the_commands_of_a_page_do_what_it_says(page: Path, up: Up, tmp_path: Path) -> None:
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     found = [step for step in steps(page, ROOT) if not step.command.startswith("make ")]
@@ -88,6 +70,7 @@ def test_the_readme_s_program_reads_the_demo(up: Up) -> None:
     assert all(int(tokens) > int(trained) > 0 for _, _, tokens, trained, _ in of_demo)
 
 
+@pytest.mark.pure
 def test_the_readme_and_the_quickstart_are_walked() -> None:
     assert all(len(commands_of(name)) >= 8 for name in ("README.md", "docs/quickstart.md"))
 
@@ -96,6 +79,7 @@ def commands_of(name: str) -> list[Step]:
     return steps(ROOT / name, ROOT)
 
 
+@pytest.mark.pure
 @pytest.mark.parametrize("page", [README, ROOT / "docs" / "quickstart.md"], ids=lambda page: page.name)
 def test_what_stands_outside_of_consoles_is_what_this_test_does_itself(page: Path) -> None:
     blocks = re.findall(r"^```sh\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
@@ -103,12 +87,14 @@ def test_what_stands_outside_of_consoles_is_what_this_test_does_itself(page: Pat
     assert said <= STARTED_HERE
 
 
+@pytest.mark.pure
 def test_the_tasks_of_the_readme_are_the_example_and_one_of_a_cli() -> None:
     hello, mend = re.findall(r"```yaml\n(.*?)```", README.read_text(), re.DOTALL)
     assert hello == (ROOT / "examples" / "hello" / "task.yaml").read_text()
     assert TaskRequest.model_validate(yaml.safe_load(mend)).agent.harness == "claude_code"
 
 
+@pytest.mark.pure
 @pytest.mark.parametrize("page", [README, *DOCS], ids=lambda page: page.name)
 def test_pages_name_what_exists(page: Path) -> None:
     named = set(

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.acceptance.console import Step, differs, steps
+from tests.acceptance.up.console import Step, differs, steps
+
+pytestmark = pytest.mark.pure
 
 
 def test_commands_and_what_they_print_are_read_with_their_places(tmp_path: Path) -> None:

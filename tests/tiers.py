@@ -1,0 +1,134 @@
+"""The four tiers of the suite, and the one broker that all workers of a run share.
+
+| tier | what its tests use |
+| --- | --- |
+| `pure` | this process alone: no broker and no other process |
+| `contract` | the shared broker, or processes of their own |
+| `system` | one of the two whole systems that the run starts: one for each of `SHARED_FOLDERS` |
+| `hard` | minutes, kills of brokers, Docker, vLLM, or all pages of the docs |
+
+A mark names the tier of a test; Docker, vLLM and the large CLIs are `hard`. Without a mark, the folder decides (`FOLDERS`). Elsewhere a
+test that uses the broker is `contract`, and any other test is `pure`. A pure test fails if it starts a process (`guard`).
+"""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Client, Listener
+from pathlib import Path
+from typing import Any
+
+import pytest
+from xdist.scheduler import LoadScopeScheduling
+
+from polar.embedded import Broker
+
+TIERS = ("system", "contract", "pure", "hard")
+"""In the order in which a run begins them: systems wait most, so that other tests run beside them."""
+MEANS_HARD = ("docker", "harnesses", "vllm")
+"""Marks of tests that `make test-hard`, `make test-docker`, `make test-vllm` or `make test-harnesses` runs."""
+FOLDERS = {
+    "tests/acceptance/up/": "system",
+    "tests/acceptance/roles/": "system",
+    "tests/acceptance/": "hard",
+    "tests/security/": "hard",
+}
+"""The tier of a test without a mark, by the first folder that fits."""
+SHARED_FOLDERS = ("tests/acceptance/up/", "tests/acceptance/roles/")
+"""Each shares one whole system, so one worker runs all tests of such a folder, one after another."""
+SPAWNS = frozenset({"subprocess.Popen", "os.posix_spawn", "os.fork"})
+"""Audit events of a process that is about to start."""
+START, STOP = "start", "stop"
+"""What a client of the shared broker's socket sends."""
+
+_pure_test: str | None = None
+
+
+def tier_of(path: str, marks: Iterable[str], fixtures: Iterable[str]) -> str:
+    """The tier of a test in the file `path`, with these marks and fixtures. Raises UsageError for more than one mark of a tier."""
+    named = {"hard" if mark in MEANS_HARD else mark for mark in marks if mark in (*TIERS, *MEANS_HARD)}
+    if "hard" in named:
+        return "hard"
+    if len(named) > 1:
+        raise pytest.UsageError(f"a test has one tier, and this one has {sorted(named)}")
+    if named:
+        return named.pop()
+    by_folder = next((tier for folder, tier in FOLDERS.items() if path.startswith(folder)), None)
+    return by_folder or ("contract" if "kafka" in fixtures else "pure")
+
+
+def assign(items: list[pytest.Item]) -> None:
+    """Mark each test with its tier, and put the tests of the slow tiers first."""
+    tiers: dict[pytest.Item, str] = {}
+    for item in items:
+        fixtures = getattr(item, "fixturenames", ())
+        tiers[item] = tier = tier_of(item.nodeid, [mark.name for mark in item.iter_markers()], fixtures)
+        item.add_marker(tier)
+        item.user_properties.append(("tier", tier))
+    items.sort(key=lambda item: TIERS.index(tiers[item]))
+
+
+class Scheduler(LoadScopeScheduling):  # type: ignore[misc] # xdist ships no types
+    """Gives a worker whole files, and whole folders where a folder shares a system, in the order of `assign`."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return next((folder for folder in SHARED_FOLDERS if nodeid.startswith(folder)), nodeid.partition("::")[0])
+
+
+@contextmanager
+def guarded(item: pytest.Item) -> Iterator[None]:
+    """While the context lasts, `item` can't start a process if it is pure."""
+    global _pure_test
+    _pure_test = item.nodeid if ("tier", "pure") in item.user_properties else None
+    try:
+        yield
+    finally:
+        _pure_test = None
+
+
+def guard(event: str, _arguments: tuple[Any, ...]) -> None:
+    """An audit hook: a pure test that starts a process fails."""
+    if event in SPAWNS and _pure_test is not None:
+        raise AssertionError(f"{_pure_test} starts a process: mark it `contract`")
+
+
+class SharedBroker:
+    """One broker for all workers of a run. It starts when the first worker asks for its address, and stops with the run.
+
+    The controller's thread starts and stops it, since the kernel kills a broker whose starting thread has ended.
+    """
+
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="polar-test-kafka-")
+        self.address = f"{self._folder.name}/socket"
+        self._listener = Listener(self.address)
+        self._thread = threading.Thread(target=self._serve, name="shared broker")
+        self._thread.start()
+
+    def _serve(self) -> None:
+        broker = Broker(Path(self._folder.name), announce=print)
+        with self._listener as listener:
+            while True:
+                with listener.accept() as asking:
+                    if asking.recv() == STOP:
+                        break
+                    if not broker.alive():
+                        broker.start()
+                    asking.send(broker.bootstrap)
+        broker.stop()
+
+    def stop(self) -> None:
+        with Client(self.address) as asking:
+            asking.send(STOP)
+        self._thread.join()
+        self._folder.cleanup()
+
+
+def shared_bootstrap(address: str) -> str:
+    """The shared broker's `host:port`, for the worker that knows its socket."""
+    with Client(address) as asking:
+        asking.send(START)
+        return str(asking.recv())
