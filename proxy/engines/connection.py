@@ -32,7 +32,7 @@ class Connection(asyncio.Protocol):
     """One connection, one request at a time."""
 
     def __init__(self) -> None:
-        self._reader = ResponseReader()
+        self._reader: ResponseReader
         self._response: asyncio.Future[Response] | None = None
         """None while no request is under way."""
         self.idle_since = 0.0
@@ -59,6 +59,7 @@ class Connection(asyncio.Protocol):
         finally:
             timer.cancel()
             self._response = None
+            self._reader.release()
             if not is_kept:
                 self.close()
 

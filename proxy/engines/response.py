@@ -88,6 +88,10 @@ class ResponseReader:
             raise BrokenAnswerError("the connection was closed")
         return self._response()
 
+    def release(self) -> None:
+        """Drop the parser, whose callbacks refer to this reader: the cycle would keep the answer until Python's collector runs."""
+        del self._parser
+
     def on_message_begin(self) -> None:
         if self._is_whole:
             self._is_kept = False
