@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import structlog
 from aiohttp import web
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
@@ -22,6 +23,8 @@ REQUEST_S = 5.0
 """For a connection, which carries one request and its answer."""
 STOP_S = 0.1
 """For answers in progress when the process stops."""
+
+log = structlog.get_logger(__name__)
 
 
 @asynccontextmanager
@@ -38,6 +41,8 @@ async def serve_metrics(metrics: Metrics, host: str, port: int) -> AsyncIterator
         listener = await asyncio.get_running_loop().create_server(server, host, port)
     except OSError as error:
         raise NotReady(f"metrics can't be served on {host}:{port}: {error}; choose another --metrics-port") from None
+    bound = listener.sockets[0].getsockname()[1]
+    log.info("metrics are served", action="metrics.served", url=f"http://{host}:{bound}/metrics")
     try:
         yield
     finally:
