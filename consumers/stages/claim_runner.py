@@ -68,6 +68,8 @@ class Claim:
         self.result: StageFact | None = None
         self.is_reported = False
         """The result is acknowledged."""
+        self.is_tidied = False
+        """Tidying has begun."""
         self.action: asyncio.Task[None] | None = None
         """The newest action."""
         self.tasks: set[asyncio.Task[None]] = set()
@@ -160,10 +162,10 @@ class ClaimRunner:
         self._claims[claim.id] = claim
         self._idle.clear()
         self._on_change()
-        if not claim.work.needs_grant:
+        await self._send_claimed(claim)
+        if not claim.work.needs_grant and claim.state is State.REQUESTED:
             claim.state = State.AHEAD
             self._act(claim, Action.WORK)
-        await self._send_claimed(claim)
         if claim.state in UNGRANTED:
             claim.requesting = asyncio.create_task(self._request_again(claim), name=f"request {claim.id}")
 
@@ -215,7 +217,7 @@ class ClaimRunner:
             case Action.SET_LIMIT:
                 asyncio.get_running_loop().call_later(LAST_REPORT_S, self._feed, claim, Event.LATE)
             case Action.STOP | Action.CUT_OFF:
-                self._start(claim, self._stop(claim, tidy=action is Action.STOP))
+                self._start(claim, self._stop(claim, again=action is Action.STOP))
             case Action.SEND_STOPPED:
                 self._start(claim, self._report(Stopped(**claim.ids(claim.ending))))
             case Action.SEND_HANDED_BACK:
@@ -231,7 +233,9 @@ class ClaimRunner:
         async def run() -> None:
             try:
                 await doing
-            except Exception as error:
+            except (Exception, asyncio.CancelledError) as error:
+                if _is_cancelled(error):
+                    raise
                 # It ends this claim alone: the lease runs out, and the coordinator decides.
                 _log_error("claim.failed", claim, error)
             if claim.action is asyncio.current_task():  # otherwise STOP came in the same instant
@@ -251,15 +255,18 @@ class ClaimRunner:
             claim.is_reported = True
         finally:
             if claim.action is asyncio.current_task():
+                claim.is_tidied = True
                 await claim.work.tidy(claim.result if claim.is_reported else None)
 
-    async def _stop(self, claim: Claim, *, tidy: bool) -> None:
+    async def _stop(self, claim: Claim, *, again: bool) -> None:
+        """Kill the work and tidy; `again`: also if a tidying that had begun was cancelled."""
         running = claim.tasks - {claim.action}
         for task in running:
             task.cancel()
         if running:
             await asyncio.wait(running)
-        if tidy and not claim.is_reported:
+        if not claim.is_reported and (again or not claim.is_tidied):
+            claim.is_tidied = True
             await claim.work.tidy(None)
 
     async def _request_again(self, claim: Claim) -> None:
@@ -303,9 +310,17 @@ async def outcome(claim: Claim) -> StageFact:
         return claim.failure(error.code, Kind.INFRA, str(error), retryable=True)
     except NotReady as error:
         return claim.failure("not_ready", Kind.INFRA, str(error), retryable=True)
-    except Exception as error:
+    except (Exception, asyncio.CancelledError) as error:
+        if _is_cancelled(error):
+            raise
         _log_error("worker_error", claim, error)
         return claim.failure("worker_error", Kind.INFRA, f"{type(error).__name__}: {error}", retryable=True)
+
+
+def _is_cancelled(error: BaseException) -> bool:
+    """Whether the running task itself was cancelled; a library's own cancellation may also escape, and is a failure like any other."""
+    task = asyncio.current_task()
+    return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
 
 
 def _log_error(action: str, claim: Claim, error: BaseException) -> None:

@@ -74,6 +74,7 @@ class Action(StrEnum):
     SEND_STOPPED = auto()
     SEND_HANDED_BACK = auto()
     CUT_OFF = auto()
+    """Kill the work, then tidy up, unless a tidying that had begun was cancelled."""
     RELEASE = auto()
     """Free the slot."""
 

@@ -165,19 +165,49 @@ async def test_a_granted_claim_that_ends_early_is_killed_then_tidied_then_report
     assert set(kinds(coordinator.facts)) - {Claimed} == ({last} if last else set())
 
 
+async def test_a_claim_that_is_cut_off_is_killed_and_tidied(settings: Settings, coordinator: Coordinator) -> None:
+    async with working(settings) as worker:
+        await worker.request()
+        worker.grant()
+        await worker.job.begun.wait()
+        await worker.claims.cut_off()
+        assert worker.job.end.cancelled()
+        assert worker.job.tidied == [None]
+    assert set(kinds(coordinator.facts)) == {Claimed}
+
+
+class JobWithCancelledTidy(Job):
+    async def tidy(self, fact: StageFact | None) -> None:
+        await super().tidy(fact)
+        raise asyncio.CancelledError
+
+
+async def test_a_cancellation_that_escapes_from_a_library_holds_no_slot(
+    settings: Settings, coordinator: Coordinator
+) -> None:
+    async with working(settings) as worker:
+        await worker.request(JobWithCancelledTidy)
+        worker.grant()
+        await worker.job.begun.wait()
+        worker.job.end.set_exception(asyncio.CancelledError())
+        assert await worker.ended() == "finished"
+        assert (await coordinator.fact(RunFinished, "task.0")).error is not None
+
+
 @pytest.mark.parametrize(
     ("error", "kind", "code"),
     [
         (InputError("agent.settings.x", 1, "no such setting"), Kind.INPUT, "bad_input"),
         (SandboxError("runtime_gone", "no folder"), Kind.INFRA, "runtime_gone"),
         (ZeroDivisionError("oh"), Kind.INFRA, "worker_error"),
+        (asyncio.CancelledError(), Kind.INFRA, "worker_error"),  # a library's own, which escaped
     ],
 )
 @pytest.mark.parametrize(
     ("stage", "fact"), [(Stage.INIT, InitFinished), (Stage.RUN, RunFinished), (Stage.EVALUATE, Evaluated)]
 )
 async def test_work_that_raises_gives_a_fact_with_an_error(
-    error: Exception, kind: Kind, code: str, stage: Stage, fact: type[Fact]
+    error: BaseException, kind: Kind, code: str, stage: Stage, fact: type[Fact]
 ) -> None:
     claim = Claim(Ticket("task.0", 0, 1, stage, 60.0, body=b"{}"))
     claim.work = job = Job(claim)
