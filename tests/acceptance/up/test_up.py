@@ -43,7 +43,7 @@ def test_up_says_where_everything_is(up: Up) -> None:
     }
     for address in (up.addresses["POLAR_KAFKA"], up.addresses["POLAR_PROXY_URL"], str(up.data / "polar.env")):
         assert address in said
-    assert "scripted: it plays scripts and filler, no model runs" in said
+    assert "scripted: it plays scripts and filler text, no model runs" in said
     assert read_env_file(up.ready_file) == up.addresses
     for name in ("POLAR_CONTROL_TOKEN_FILE", "POLAR_KEYS_FILE", "POLAR_WEBHOOK_SECRET_FILE"):
         assert Path(up.addresses[name]).stat().st_mode & 0o777 == 0o600
