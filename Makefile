@@ -33,7 +33,7 @@ test: install ## the tiers pure, contract and system, on real Kafka
 test-pure: install ## tests without a broker or another process
 	$(PYTEST) -m pure
 
-test-contract: install ## tests on one shared broker, or with processes of their own
+test-contract: install ## tests on a real broker, or with processes of their own
 	$(PYTEST) -m contract
 
 test-system: install ## tests of the two whole systems

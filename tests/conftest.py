@@ -1,4 +1,4 @@
-"""Fixtures of the whole suite: one real Kafka a run, and a namespace of its own for each test. `tiers` sorts the tests."""
+"""Fixtures of the whole suite: one real Kafka a worker, and a namespace of its own for each test. `tiers` sorts the tests."""
 
 from __future__ import annotations
 
@@ -20,8 +20,6 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("polar")
 sys.addaudithook(tiers.guard)
-
-SHARED_BROKER = pytest.StashKey[tiers.SharedBroker]()
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses by the marks
@@ -45,28 +43,18 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> tiers.Schedu
     return tiers.Scheduler(config, log)
 
 
-def pytest_configure_node(node: Any) -> None:
-    """The controller tells each of its workers where the shared broker is."""
-    if SHARED_BROKER not in node.config.stash:
-        node.config.stash[SHARED_BROKER] = tiers.SharedBroker()
-    node.workerinput["shared_broker"] = node.config.stash[SHARED_BROKER].address
-
-
-def pytest_unconfigure(config: pytest.Config) -> None:
-    if SHARED_BROKER in config.stash:
-        config.stash[SHARED_BROKER].stop()
-
-
 @pytest.fixture(scope="session")
-def kafka(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """`host:port` of a real broker: `POLAR_TEST_KAFKA` where set, otherwise an embedded broker for the whole run."""
-    if outside := os.environ.get("POLAR_TEST_KAFKA"):
+def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """`host:port` of a real broker: `POLAR_TEST_KAFKA` where set, otherwise an embedded broker for this worker.
+
+    One broker for all workers ran out of its 20,000 open files: the tests' topics are some 8,000 partitions of three files each.
+    """
+    outside = os.environ.get("POLAR_TEST_KAFKA")
+    if outside:
         yield outside
-    elif worker := getattr(request.config, "workerinput", None):
-        yield tiers.shared_bootstrap(worker["shared_broker"])
-    else:
-        with Broker(tmp_path_factory.mktemp("kafka"), announce=print) as broker:
-            yield broker.bootstrap
+        return
+    with Broker(tmp_path_factory.mktemp("kafka"), announce=print) as broker:
+        yield broker.bootstrap
 
 
 @pytest.fixture

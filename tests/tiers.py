@@ -1,9 +1,9 @@
-"""The four tiers of the suite, and the one broker that all workers of a run share.
+"""The four tiers of the suite.
 
 | tier | what its tests use |
 | --- | --- |
 | `pure` | this process alone: no broker and no other process |
-| `contract` | the shared broker, or processes of their own |
+| `contract` | the broker of its worker, or processes of its own |
 | `system` | one of the two whole systems that the run starts: one for each of `SHARED_FOLDERS` |
 | `hard` | minutes, kills of brokers, Docker, vLLM, or all pages of the docs |
 
@@ -13,18 +13,12 @@ test that uses the broker is `contract`, and any other test is `pure`. A pure te
 
 from __future__ import annotations
 
-import tempfile
-import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from multiprocessing.connection import Client, Listener
-from pathlib import Path
 from typing import Any
 
 import pytest
 from xdist.scheduler import LoadScopeScheduling
-
-from polar.embedded import Broker
 
 TIERS = ("system", "contract", "pure", "hard")
 """In the order in which a run begins them: systems wait most, so that other tests run beside them."""
@@ -41,8 +35,6 @@ SHARED_FOLDERS = ("tests/acceptance/up/", "tests/acceptance/roles/")
 """Each shares one whole system, so one worker runs all tests of such a folder, one after another."""
 SPAWNS = frozenset({"subprocess.Popen", "os.posix_spawn", "os.fork"})
 """Audit events of a process that is about to start."""
-START, STOP = "start", "stop"
-"""What a client of the shared broker's socket sends."""
 
 _pure_test: str | None = None
 
@@ -93,42 +85,3 @@ def guard(event: str, _arguments: tuple[Any, ...]) -> None:
     """An audit hook: a pure test that starts a process fails."""
     if event in SPAWNS and _pure_test is not None:
         raise AssertionError(f"{_pure_test} starts a process: mark it `contract`")
-
-
-class SharedBroker:
-    """One broker for all workers of a run. It starts when the first worker asks for its address, and stops with the run.
-
-    The controller's thread starts and stops it, since the kernel kills a broker whose starting thread has ended.
-    """
-
-    def __init__(self) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="polar-test-kafka-")
-        self.address = f"{self._folder.name}/socket"
-        self._listener = Listener(self.address)
-        self._thread = threading.Thread(target=self._serve, name="shared broker")
-        self._thread.start()
-
-    def _serve(self) -> None:
-        broker = Broker(Path(self._folder.name), announce=print)
-        with self._listener as listener:
-            while True:
-                with listener.accept() as asking:
-                    if asking.recv() == STOP:
-                        break
-                    if not broker.alive():
-                        broker.start()
-                    asking.send(broker.bootstrap)
-        broker.stop()
-
-    def stop(self) -> None:
-        with Client(self.address) as asking:
-            asking.send(STOP)
-        self._thread.join()
-        self._folder.cleanup()
-
-
-def shared_bootstrap(address: str) -> str:
-    """The shared broker's `host:port`, for the worker that knows its socket."""
-    with Client(address) as asking:
-        asking.send(START)
-        return str(asking.recv())
