@@ -187,7 +187,7 @@ def _closing_over(table: Table, session: SessionState, event: commands.DeadlineP
 
 
 def _build_again(table: Table, session: SessionState, event: commands.DeadlinePassed, now: int) -> Decision:
-    """Without an `Open`, because the trajectory may be written and its fact still unread: an `Open` would make the builder endings.build
+    """Without an `Open`, because the trajectory may be written and its fact still unread: an `Open` would make the builder build
     another."""
     again = endings.build(table.task_of(session), session, now)
     return Decision(sessions=again.sessions, records=tuple(r for r in again.records if isinstance(r, Build)))
