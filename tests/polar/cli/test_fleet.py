@@ -48,9 +48,9 @@ def test_a_proxy_that_does_not_answer_is_named_and_the_fleet_runs_on(settings: S
     beats(
         settings, Heartbeat("proxy-deaf", "proxy", "far", 7, address="http://far:1"), Heartbeat("w", "worker", "far", 8)
     )
-    code, _, stderr = polar("fleet", "pause", "--timeout", "0.5")
+    code, _, stderr = polar("fleet", "pause", "--timeout", "2")
     assert code == 1
-    assert "after 0.5 s, and runs again: proxy-deaf (pid 7 on far) hasn't read of the pause. Allow more time" in stderr
+    assert "after 2 s, and runs again: proxy-deaf (pid 7 on far) hasn't read of the pause. Allow more time" in stderr
     status = polar("fleet", "status")[1].splitlines()
     assert status[0] == "the fleet runs (generation 2); policy version not known"
     assert [line.split()[:2] for line in status[4:6]] == [["proxy-deaf", "proxy"], ["w", "worker"]]
