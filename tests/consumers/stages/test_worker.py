@@ -123,6 +123,14 @@ async def test_a_harness_that_overruns_is_timed_out_and_dead(settings: Settings,
     assert ran.duration_ms >= 1000
 
 
+async def test_daemons_are_dead_when_the_run_is_reported(worker: Coordinator) -> None:
+    mark = uuid.uuid4().hex
+    command = "setsid nohup sleep 60 >/dev/null 2>&1 & (setsid sleep 60 &); exit 0"
+    _, ran = await worker.run(shell("daemons", command, agent={"env": {"MARK": mark}}))
+    assert living(mark) == set()
+    assert ran.status is Status.COMPLETED
+
+
 # --- artifacts
 
 
