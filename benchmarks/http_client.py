@@ -52,7 +52,7 @@ Call = Callable[[], Awaitable[object]]
 
 @dataclass
 class Measured:
-    """What one way of calling took."""
+    """The CPU and latency of one way of calling."""
 
     calls: list[Call]
     """One for each caller at a time."""

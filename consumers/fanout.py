@@ -155,7 +155,7 @@ def read(value: bytes | None) -> TaskRequest:
 
 
 def plan_of(task: TaskRequest) -> Plan:
-    """What the coordinator needs of a task."""
+    """The fields of a task that the coordinator needs."""
     return Plan(
         pool=task.runtime.pool,
         priority=task.priority,

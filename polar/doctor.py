@@ -1,4 +1,4 @@
-"""What works on this machine, what doesn't, and what to do about it: each look a function, none changes anything, each has a deadline.
+"""Checks of this machine and of a running system: each is a function with a deadline, and changes nothing.
 
 A finding is about one thing. `later` is what the first use fetches by itself.
 """
@@ -60,7 +60,7 @@ class State(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """What was looked at, how it stands, what was seen, and where it isn't good what to do."""
+    """The result of one check: its subject, its state, the observation, and the remedy if the state isn't good."""
 
     what: str
     state: State
@@ -84,7 +84,7 @@ def machine(data: Path) -> Iterator[Finding]:
 
 
 def installed() -> Iterator[Finding]:
-    """What pip brings, and what is downloaded at first use."""
+    """Installed extras, and the downloads of a first use."""
     missing = [package for package in EXTRAS if importlib.util.find_spec(package) is None]
     if missing:
         extras = ",".join(sorted({EXTRAS[package] for package in missing}))
@@ -98,7 +98,7 @@ def installed() -> Iterator[Finding]:
 
 
 async def system(settings: Settings) -> list[Finding]:
-    """What the settings name: Kafka, its topics, the proxy, the parts that should be at work."""
+    """The system that the settings name: Kafka, its topics, the proxy, the parts that should run."""
     if settings.kafka is None:
         return [Finding("system", State.LATER, f"nothing runs on {settings.data}", "start it: polar up")]
     found = [await _kafka(settings)]
@@ -208,7 +208,7 @@ def _jars() -> Finding:
 
 
 def _fetchable(what: str, said: str, url: str) -> Finding:
-    """What will be downloaded: whether it can be."""
+    """Whether the downloads of a first use can be reached."""
     try:
         http_json.send(url, method="HEAD", timeout_s=REACH_S, through_proxy=True)
         return Finding(what, State.LATER, said)

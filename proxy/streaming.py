@@ -32,7 +32,7 @@ log = structlog.get_logger(__name__)
 
 
 class PendingReply(Protocol):
-    """What a request waits for: calls of this proxy (`proxy/session/reply.py`), or the way to another (`proxy/peers/routing.py`)."""
+    """A request's reply: calls of this proxy (`proxy/session/reply.py`), or the way to another (`proxy/peers/routing.py`)."""
 
     @property
     def done(self) -> asyncio.Future[Any]:

@@ -6,6 +6,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -50,18 +51,25 @@ def source() -> dict[str, str]:
     return found
 
 
-def imports(source: Source, module: str) -> Iterator[tuple[int, str]]:
-    """(line, imported module) of every import of a module: inside functions and under TYPE_CHECKING too."""
-    for node in ast.walk(ast.parse(source[module])):
+@cache
+def statements(text: str) -> tuple[tuple[int, str, str | None], ...]:
+    """(line, module, name or None) of every import statement of a text: inside functions and under TYPE_CHECKING too."""
+    found: list[tuple[int, str, str | None]] = []
+    for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
-            yield from ((node.lineno, alias.name) for alias in node.names)
+            found += [(node.lineno, alias.name, None) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{module}:{node.lineno}: a relative import"
+            assert node.level == 0, f"line {node.lineno}: a relative import"
             assert node.module is not None
-            for alias in node.names:
-                # `from topics.log import kafka` imports a module, `from topics.log.kafka import stop` an attribute of one.
-                submodule = f"{node.module}.{alias.name}"
-                yield node.lineno, submodule if submodule in source else node.module
+            found += [(node.lineno, node.module, alias.name) for alias in node.names]
+    return tuple(found)
+
+
+def imports(source: Source, module: str) -> Iterator[tuple[int, str]]:
+    """(line, imported module) of every import of a module."""
+    for line, imported, name in statements(source[module]):
+        # `from topics.log import kafka` imports a module, `from topics.log.kafka import stop` an attribute of one.
+        yield line, f"{imported}.{name}" if f"{imported}.{name}" in source else imported
 
 
 def floor(module: str) -> int:

@@ -1,1 +1,1 @@
-"""What goes on now: a fold over what Kafka says, and what follows it. No lake, no files."""
+"""The live view: a fold over records on Kafka, and its reader. It uses no lake and no files."""

@@ -49,7 +49,7 @@ async def run_coordinator(settings: Settings, stop: asyncio.Event, metrics: Metr
 
 
 class Coordinator:
-    """What the partitions of one process share: leases, slots, and the producer of commands."""
+    """The state that the partitions of one process share: leases, slots, and the producer of commands."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings

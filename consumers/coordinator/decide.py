@@ -32,7 +32,7 @@ Transition = Callable[[Table, SessionState, Any, int], Decision]
 
 
 def decide(table: Table, event: Input, now: int) -> Decision:
-    """What follows from one input at clock `now` (ms). Doesn't change the table."""
+    """The decision on one input at clock `now` (ms). Doesn't change the table."""
     handle = HANDLERS.get(type(event))
     if handle is not None:
         return handle(table, event, now)

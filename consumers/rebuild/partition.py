@@ -30,7 +30,7 @@ MEMORY_LIMIT = 256 * MIB
 
 @dataclass
 class Output:
-    """What one partition of the output topic holds already: it isn't written again, and isn't mixed."""
+    """The sessions that one partition of the output topic already holds: they aren't written again, and builders aren't mixed."""
 
     built: dict[str, tuple[str, bytes]] = field(default_factory=dict)
     """Builder and settings by session."""

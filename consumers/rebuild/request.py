@@ -1,4 +1,4 @@
-"""What a rebuild is requested to do, its progress, and its report."""
+"""The request of a rebuild, its progress, and its report."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FINAL = frozenset({"log_gap", "too_large"})
 
 @dataclass(frozen=True)
 class RebuildRequest:
-    """What to rebuild, with which builder, into which topic. Raises InputError for an output that isn't allowed."""
+    """The sessions to rebuild, the builder, and the output topic. Raises InputError for an output that isn't allowed."""
 
     into: str
     """Suffix of the trajectories topic."""

@@ -25,7 +25,7 @@ from typing import Protocol
 from topics.types.task import RuntimeSpec
 
 Handle = Mapping[str, str]
-"""What another worker of the pool needs to attach. The key `backend` names the backend that reads the other keys."""
+"""The data with which another worker of the pool attaches. The key `backend` names the backend that reads the other keys."""
 
 LOG_LIMIT = 16 * 1024 * 1024
 """Bytes kept of one program's output. Of a longer output the middle is left out, and a note in the log says how much."""

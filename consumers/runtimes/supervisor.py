@@ -28,7 +28,7 @@ from consumers.runtimes import proctree
 
 
 class Orders(TypedDict):
-    """What to run. `worker`: the pid whose death ends the program. `marks`: shown by the supervisor itself, see `proctree`."""
+    """The program to run. `worker`: the pid whose death ends the program. `marks`: shown by the supervisor itself, see `proctree`."""
 
     argv: list[str]
     env: dict[str, str]

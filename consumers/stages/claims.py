@@ -43,7 +43,7 @@ class State(StrEnum):
 
 
 class Event(StrEnum):
-    """What can happen to a claim. Values that end a claim are labels of the metric `polar_claims_ended` and part of fact ids."""
+    """An event in a claim's life. Values that end a claim are labels of the metric `polar_claims_ended` and part of fact ids."""
 
     GRANTED = auto()
     REVOKED = auto()
@@ -62,7 +62,7 @@ class Event(StrEnum):
 
 
 class Action(StrEnum):
-    """What the runner starts on a transition. At most one action of a claim runs; STOP and CUT_OFF cancel the one before."""
+    """The action that the runner starts on a transition. At most one action of a claim runs; STOP and CUT_OFF cancel the one before."""
 
     WORK = auto()
     REPORT = auto()

@@ -1,4 +1,4 @@
-"""What a run changed in its git work tree, as a patch for `git apply`: committed or not, new files included.
+"""The changes of a run to its git work tree, as a patch for `git apply`: committed or not, new files included.
 
 A snapshot before the harness starts and a second one after it ends are git trees in a repository of our own, in the runtime's home.
 That repository begins as a copy of the task's index, with hard links to its objects. Invariants: nothing is written to the task's

@@ -1,4 +1,4 @@
-"""What the stages of a worker process share: settings, blobs, the runtimes of this host, and budgets that can stand still."""
+"""The context that the stages of a worker process share: settings, blobs, the runtimes of this host, and budgets that can stand still."""
 
 from __future__ import annotations
 

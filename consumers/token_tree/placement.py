@@ -41,7 +41,7 @@ class _Placer:
         self._answers: defaultdict[Segment, list[PlacedCall]] = defaultdict(list)
         """Calls whose answer a harness may have seen, by where the answer ends."""
         self._prompts: defaultdict[Segment, list[PlacedCall]] = defaultdict(list)
-        """These calls by where their prompt ends."""
+        """The calls by the place where their prompt ends."""
         self._ends: defaultdict[bytes, list[PlacedCall]] = defaultdict(list)
         """These calls by `end_of` their answer."""
         self._children: defaultdict[PlacedCall, list[PlacedCall]] = defaultdict(list)

@@ -38,7 +38,7 @@ log = structlog.get_logger()
 
 
 class Outcome(Enum):
-    """What an attempt led to."""
+    """The outcome of an attempt."""
 
     DELIVERED = "delivered"
     GONE = "gone"

@@ -33,7 +33,7 @@ policy_app = typer.Typer(no_args_is_help=True, help="Publish or show the policy 
 
 
 class InFlight(StrEnum):
-    """What happens to model calls that are in flight."""
+    """The fate of model calls in flight."""
 
     FINISH = "finish"
     ABORT = "abort"

@@ -1,4 +1,4 @@
-"""What `polar watch` draws: one page that never exceeds the terminal, or the same as one line without a terminal.
+"""The page of `polar watch`: never larger than the terminal, or one line if there is no terminal.
 
 If the page is too high it drops older groups first, then older errors, then stages; the head stays. This module reads nothing, and text of
 agents and models passes `one_line` into `Text`.

@@ -75,7 +75,8 @@ class Broker:
         self._supervisor: subprocess.Popen[bytes] | None = None
         self._node = node
         self._record_classes = record_classes
-        self._class_options: list[str] = []
+        self._class_options: list[str] | None = None
+        """JVM options about the class archive; None before the first start: restarts don't try again to make an archive."""
 
     def __enter__(self) -> Self:
         self.start()
@@ -121,7 +122,7 @@ class Broker:
     def _start(self) -> None:
         self.kill()  # clean up after a broker that died
         class_path = distribution.class_path(self._announce, self._meter)
-        if self._record_classes is None:
+        if self._class_options is None and self._record_classes is None:
             make = partial(_make_class_archive, class_path)
             self._class_options = class_archive.options(class_path, make, self._announce)
         lock = self._folder.claim()
@@ -214,7 +215,7 @@ class Broker:
         """Run a Java main class under a supervisor, in a session of its own so that Ctrl-C doesn't reach the JVM."""
         options = [
             *_PLAIN_JVM,
-            *self._class_options,
+            *(self._class_options or ()),
             # Without it each thread keeps a native buffer as large as the largest message that it ever sent.
             "-Djdk.nio.maxCachedBufferSize=262144",
             f"-Djava.io.tmpdir={self._folder.scratch}",

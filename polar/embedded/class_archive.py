@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -33,7 +34,7 @@ def options(class_path: str, make: Callable[[Path], None], announce: Callable[[s
     entry = folder(class_path)
     try:
         cache.installed(entry.name, build, whole=lambda built: (built / _FILE).is_file(), announce=announce)
-    except (BrokerError, cache.CacheError, OSError) as error:
+    except (BrokerError, cache.CacheError, OSError, subprocess.SubprocessError) as error:
         announce(f"Kafka starts without its class archive, which could not be made: {error}")
         return []
     # VerifySharedSpaces checks the file's checksums (20 ms): damaged bytes would crash the JVM.

@@ -26,7 +26,7 @@ _CALL: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What one token, or several adjacent ones, add to the assistant's message."""
+    """The text that one token, or several adjacent ones, add to the assistant's message."""
 
     text: str = ""
     reasoning: str = ""
@@ -61,7 +61,7 @@ class AnswerParser:
         self._special_names = {token_id: name for name, token_id in tokenizer.special_ids.items()}
 
     def deltas(self, token_ids: Sequence[int]) -> list[Delta]:
-        """What each token adds to the message; as long as `token_ids`."""
+        """The delta of each token; as long as `token_ids`."""
         deltas = [Delta()] * len(token_ids)
         calls = 0
         runs = list(self._runs(token_ids))

@@ -93,7 +93,7 @@ class Faults:
         self._queue.clear()
 
     def pending(self) -> list[Fault]:
-        """What is still to come, with the times that are left."""
+        """The queued faults, with their remaining times."""
         return list(self._queue)
 
 

@@ -127,7 +127,7 @@ class Wire:
         return self._head("chat.completion.chunk") | {"choices": [choice]}
 
     def _delta(self, deltas: Sequence[Delta]) -> dict[str, Any]:
-        """What some tokens add to the message; empty if nothing."""
+        """The message delta of some tokens; empty if they add nothing."""
         added = joined(deltas)
         delta: dict[str, Any] = {}
         if added.text:

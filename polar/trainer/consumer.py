@@ -119,7 +119,10 @@ class TrajectoryConsumer:
         return self._stream("groups", *rules, *([] if at_least is None else [enough(at_least)]))
 
     def state_dict(self) -> dict[str, Any]:
-        """What was yielded so far, as JSON values. Raises RuntimeError if the consumer was neither opened nor given a state."""
+        """The position after the items yielded so far, as JSON values.
+
+        Raises RuntimeError if the consumer was neither opened nor given a state.
+        """
         marks = self._yielded()
         if marks is None:
             raise RuntimeError("the first offsets are known once the consumer is open: call this inside `with`")

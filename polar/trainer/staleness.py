@@ -43,7 +43,7 @@ class Staleness:
     limit: int
     """How many versions a token may be behind; 0: none."""
     drop: Literal["group", "sample", "token"] = "group"
-    """What is dropped together with a stale token. `group`: its group. `sample`: its sample, also from the baseline. `token`: only its run
+    """The unit that is dropped with a stale token. `group`: its group. `sample`: its sample, also from the baseline. `token`: only its run
     of stale tokens, which isn't trained, while the sample's reward stays in the baseline. A group without a trainable token is dropped.
     Tokens of traces without a reward, in a group with rewards, aren't trained, so their age doesn't matter."""
     unknown: Literal["stale", "fresh"] = "stale"

@@ -46,7 +46,7 @@ class RouteState(StrEnum):
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What one server can do."""
+    """The abilities of one server."""
 
     version: str | None
     """vLLM's version; None: the server reports none and is not vLLM."""
@@ -87,7 +87,7 @@ class MissingFeature:
 
     name: str
     effect: str
-    """What is missing, and the consequence."""
+    """The missing feature, and the consequence."""
     remedy: str
     is_fatal: bool = False
     """The engine's mode can't work without the feature."""
@@ -97,7 +97,7 @@ class MissingFeature:
 
 
 def missing_features(found: Capabilities, mode: str) -> Iterator[MissingFeature]:
-    """What a server lacks for an engine of this mode, the fatal first."""
+    """The features that a server lacks for an engine of this mode, fatal ones first."""
     if mode in TOKENS_MODE:
         yield from _missing_routes(found)
     if found.logprobs_mode == "raw":
@@ -217,12 +217,12 @@ def _route_state(response: Response | None) -> RouteState:
 
 def _context(response: Response | None, model: str) -> int | None:
     """`max_model_len` of a model in `/v1/models`."""
-    try:
-        lengths = {listed.get("id"): listed.get("max_model_len") for listed in _json(response)["data"]}
-        length = lengths.get(model)
-    except (KeyError, TypeError, AttributeError):
-        return None
-    return length if isinstance(length, int) else None
+    listed = _json(response)
+    models = listed.get("data") if isinstance(listed, dict) else None
+    for entry in models if isinstance(models, list) else []:
+        if isinstance(entry, dict) and entry.get("id") == model and isinstance(entry.get("max_model_len"), int):
+            return int(entry["max_model_len"])
+    return None
 
 
 def _likeliest(response: Response | None) -> dict[str, float]:

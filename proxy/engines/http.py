@@ -38,7 +38,7 @@ PROMPT = (
     re.compile(r"input \((\d{1,9}) tokens\)"),
 )
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What msgspec raises for bytes that are not JSON, not UTF-8, or nested too deeply."""
+"""The exceptions of msgspec for bytes that are not JSON, not UTF-8, or nested too deeply."""
 
 
 class _Error(msgspec.Struct):

@@ -33,7 +33,7 @@ NO_IDS = (
 )
 NO_LOGPROBS = "it returns no logprob for each sampled token; vLLM does unless --max-logprobs forbids it"
 CAUSES = {"no_token_ids": NO_IDS, "length_mismatch": NO_LOGPROBS, "bad_logprobs": NO_LOGPROBS}
-"""What the server lacks, by EngineError's code."""
+"""The server's deficiency by EngineError's code."""
 
 log = structlog.get_logger(__name__)
 

@@ -52,6 +52,7 @@ class ResponseReader:
         self._status = 0
         """0 until the head of the final answer is whole."""
         self._headers: dict[str, str] = {}
+        self._head_size = 0
         self._chunks: list[bytes] = []
         self._size = 0
         self._ends_with_connection = False
@@ -99,8 +100,12 @@ class ResponseReader:
             self._headers = {}
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if not self._is_whole:
-            self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+        if self._status:  # a trailer, or the head of an answer that nobody requested
+            return
+        self._head_size += len(name) + len(value)
+        if self._head_size > MAX_FRAMING_BYTES:
+            raise BrokenAnswerError("a head without an end")
+        self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()

@@ -31,7 +31,7 @@ class State(Enum):
 
 
 class Event(Enum):
-    """What is seen, or happens, on the way."""
+    """An observation, or an event, on the way."""
 
     OWNED_HERE = auto()
     OWNED_BY_PEER = auto()

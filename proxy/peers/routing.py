@@ -39,7 +39,7 @@ class MisdirectedError(Exception):
 
 @dataclass(frozen=True)
 class Router:
-    """What all routed requests share."""
+    """The objects that all routed requests share."""
 
     ownership: Ownership
     claims: ClaimCache

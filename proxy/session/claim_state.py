@@ -55,7 +55,7 @@ class ClaimState:
         self._read_back_at = 0.0
         """`time.monotonic()` when the claim was first read back."""
         self._not_on_log: set[bytes | str] = set()
-        """What requests repeated and reading on didn't find."""
+        """Content that requests repeated and that the log doesn't have."""
 
     def add(self, call: LoggedCall, prompt: bytes, *, is_disowned: bool = False) -> None:
         """Adds an acknowledged call; `prompt` is in full, int32 LE. Nobody has seen the answer of a disowned call."""

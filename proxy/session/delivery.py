@@ -11,7 +11,7 @@ from enum import Enum, auto
 
 
 class State(Enum):
-    """What became of the calls, and of the requests that wait for them."""
+    """The state of the calls and of the requests that wait for them."""
 
     RUNNING = auto()
     ANSWERED = auto()
@@ -27,7 +27,7 @@ class State(Enum):
 
 
 class Event(Enum):
-    """What happens to them. A request leaves with the whole answer (DELIVERED) or without it (LEFT)."""
+    """An event. A request leaves with the whole answer (DELIVERED) or without it (LEFT)."""
 
     JOINED = auto()
     ANSWERED = auto()
@@ -39,7 +39,7 @@ class Event(Enum):
 
 
 class Effect(Enum):
-    """What a transition asks of its caller, in this order."""
+    """An action that the caller of a transition carries out, in this order."""
 
     KEEP_ANSWERS = auto()
     END_CALLS = auto()

@@ -16,7 +16,7 @@ RETRY_AFTER_S = 1
 
 @dataclass(slots=True)
 class ClaimUsage:
-    """What one claim has used."""
+    """The calls and tokens that one claim has used."""
 
     calls: int = 0
     tokens: int = 0

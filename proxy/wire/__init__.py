@@ -1,1 +1,1 @@
-"""What requests look like, a module for each dialect that needs one."""
+"""The requests of the providers as types, one module for each dialect that needs one."""

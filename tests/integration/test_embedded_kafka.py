@@ -279,10 +279,21 @@ def test_kafka_starts_without_a_class_archive_that_cannot_be_made(tmp_path: Path
     lines: list[str] = []
     with Broker(tmp_path, announce=lines.append) as broker:
         assert broker.alive()
+        broker.kill()
+        broker.start()  # which doesn't try again
     (line,) = [line for line in lines if "class archive" in line]
     assert line.startswith(
         f"Kafka starts without its class archive, which could not be made: cannot write to the cache {archive.parent}"
     )
+
+
+def test_a_class_archive_whose_making_hangs_is_given_up(jars: str) -> None:
+    def hang(archive: Path) -> None:
+        raise subprocess.TimeoutExpired(f"java, which makes {archive}", 1.0)
+
+    lines: list[str] = []
+    assert class_archive.options(jars, hang, lines.append) == []
+    assert "could not be made: Command 'java, which makes" in lines[-1]
 
 
 def test_a_jar_is_its_bytes(tmp_path: Path) -> None:

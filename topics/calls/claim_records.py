@@ -1,4 +1,4 @@
-"""What counts of a claim's records on `polar.completions`, for every reader of a claim's log: builder, recovering proxy, `polar show`.
+"""The records of a claim on `polar.completions` that count, for every reader of a claim's log: builder, recovering proxy, `polar show`.
 
 A newer `Open` of the session replaces the claim, calls of other claims don't count, of one call id the first record counts, and what
 follows the claim's `Build` is late (protocol 23). Pure: records in, decisions out; which calls are kept in memory is the reader's.
@@ -20,7 +20,7 @@ class CallStanding(Enum):
     REPEATED = auto()
     """An earlier record has its call id."""
     LATE = auto()
-    """It lies behind the claim's `Build`."""
+    """It lies behind the claim's `Build`, whether or not an earlier record has its call id."""
     OTHER_CLAIM = auto()
 
 
@@ -61,7 +61,9 @@ class ClaimRecords:
     def _standing(self, call: Completion) -> CallStanding:
         if call.claim_id != self.claim_id:
             return CallStanding.OTHER_CLAIM
+        if self.build is not None:
+            return CallStanding.LATE
         if call.call_id in self._call_ids:
             return CallStanding.REPEATED
         self._call_ids.add(call.call_id)
-        return CallStanding.COUNTS if self.build is None else CallStanding.LATE
+        return CallStanding.COUNTS

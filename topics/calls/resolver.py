@@ -40,7 +40,7 @@ class Conversations(Generic[M]):
     def shared(self, call: Completion) -> list[M]:
         """The messages that a call shares with its base. Raises BaseMissingError, or DeltaError if the base is shorter."""
         base, shared = call.messages.base, call.messages.shared
-        whole = self._whole.get(base or "", None if base else [])
+        whole = [] if base is None else self._whole.get(base)
         if whole is None:
             raise BaseMissingError(call.call_id, str(base))
         if shared > len(whole):

@@ -1,1 +1,1 @@
-"""What a topic declares, and the documents that are rendered from its declaration."""
+"""The declaration of a topic, and the documents that are rendered from it."""

@@ -1,4 +1,4 @@
-"""What the contract's docstrings say, as data: a topic's module, a record's class, each field. The one source of every form of the docs."""
+"""The contract's docstrings as data: a topic's module, a record's class, each field. The one source of every form of the docs."""
 
 from __future__ import annotations
 

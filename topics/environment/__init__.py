@@ -1,1 +1,1 @@
-"""What a process finds where it runs: settings, signing keys, blob store, download cache, installed plug-ins."""
+"""The environment of a process: settings, signing keys, blob store, download cache, installed plug-ins."""

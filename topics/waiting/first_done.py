@@ -16,8 +16,8 @@ async def first_done(*contenders: Contender, timeout_s: float | None = None) -> 
     """Wait until a coroutine ends, an event is set or a future is done; return the results by contender, empty after `timeout_s`.
 
     Coroutines and waits for events run in tasks of this call, which are cancelled and awaited at its end. A future stays its owner's and
-    is never cancelled. Raises what the first failed contender raised, in the order of the arguments; what a cancelled coroutine raises on
-    its way out is dropped.
+    is never cancelled; one that its owner has cancelled raises CancelledError here. Raises what the first failed contender raised, in the
+    order of the arguments; what a cancelled coroutine raises on its way out is dropped.
     """
     waits: dict[Contender, asyncio.Future[Any]] = {contender: _wait_for(contender) for contender in contenders}
     tasks = [wait for contender, wait in waits.items() if wait is not contender]

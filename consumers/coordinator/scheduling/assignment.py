@@ -76,7 +76,7 @@ class StagingLimit:
 
 @dataclass(frozen=True)
 class Limits:
-    """What limits a round besides free slots and requests."""
+    """The limits of a round besides free slots and requests."""
 
     active: Mapping[StagePool, Mapping[str, int]]
     """Active sessions by user."""

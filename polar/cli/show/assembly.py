@@ -20,6 +20,8 @@ from topics.types.completion import Completion
 from topics.types.session import Phase, SessionState, TaskState
 from topics.types.trajectory import ROOT, Call, Trajectory
 
+MESSAGES_LIMIT = 1_000_000
+"""Of messages that left the log: more than any conversation has. A damaged record must not use up the memory."""
 _sorted = msgspec.json.Encoder(order="deterministic")
 
 
@@ -102,7 +104,7 @@ class MessageTree:
         try:
             path = self._paths.shared(record)
         except DeltaError:
-            path = [ROOT] * record.messages.shared
+            path = [ROOT] * min(record.messages.shared, MESSAGES_LIMIT)
         for body in msgspec.json.decode(record.messages.rest):
             self._append(path, body, index)
         asked = path[-1] if path else ROOT

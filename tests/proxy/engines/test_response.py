@@ -39,6 +39,11 @@ def test_an_answer_is_the_same_in_any_pieces(answer: bytes, cuts: list[int]) -> 
     assert (response.status, response.body) == (200, BODY)
 
 
+def test_a_trailer_replaces_no_header() -> None:
+    answer = TRAILED.replace(b"OK\r\n", b"OK\r\nExpires: 7\r\n")
+    assert read([answer]).headers["expires"] == "7"
+
+
 @pytest.mark.parametrize("answer", [SIZED, CHUNKED, TRAILED, AFTER_HINTS])
 def test_an_answer_that_ends_early_is_broken_wherever_it_ends(answer: bytes) -> None:
     for cut in range(len(answer)):
@@ -60,6 +65,7 @@ def test_an_answer_that_ends_early_is_broken_wherever_it_ends(answer: bytes) -> 
         b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nxyz\r\n",
         b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nab\r\n",
         b"H" * 70_000,
+        b"HTTP/1.1 200 OK\r\nX: %b\r\nY: y\r\nContent-Length: 0\r\n\r\n" % (b"1" * 70_000),
         b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1" * 70_000,
         b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nab\r\n" + b"1" * 70_000,
         b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nTrailer: " + b"1" * 70_000,

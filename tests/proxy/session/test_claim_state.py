@@ -150,8 +150,9 @@ def test_what_a_log_lacks_costs_the_calls_that_need_it_and_no_others() -> None:
         answer=b'{"role":"assistant","content":"three"}',
     )
     broken = msgspec.structs.replace(whole, call_id="c3", answer=b'{"role":"nobody"}')
+    nameless = msgspec.structs.replace(whole, call_id="c4", messages=MessageDelta(b"[]", base="", shared=0))
     claim = ClaimState(KEY)
-    claim.take_over(ClaimLog([log[1], broken, whole], frozenset(), 0, is_over=False))
+    claim.take_over(ClaimLog([log[1], broken, nameless, whole], frozenset(), 0, is_over=False))
     assert claim.usage.calls == 1
     assert claim.turns.unknown_turns(said[1]) != frozenset()
     assert claim.turns.unknown_turns([Message("assistant", "three")]) == frozenset()

@@ -47,10 +47,10 @@ def test_what_counts_is_what_the_whole_log_says(log: list[CallRecord], claim: tu
             assert standings[at] is None
         elif record.claim_id != claim_id:
             assert standings[at] is CallStanding.OTHER_CLAIM
-        elif record.call_id in ids[:at]:
-            assert standings[at] is CallStanding.REPEATED
+        elif at > end:
+            assert standings[at] is CallStanding.LATE
         else:
-            assert standings[at] is (CallStanding.COUNTS if at < end else CallStanding.LATE)
+            assert standings[at] is (CallStanding.REPEATED if record.call_id in ids[:at] else CallStanding.COUNTS)
     given_up = [r for r in log[:end] if isinstance(r, Disowned) and r.claim_id == claim_id]
     assert fold.disowned == {r.call_id: r.reason for r in reversed(given_up)}
     assert fold.build == (log[end] if builds else None)
