@@ -34,6 +34,8 @@ PORT_TRIES = 3
 """Between the choice of a port and the broker's start, which takes seconds, another program may take it."""
 ADDRESS_IN_USE = "Address already in use"
 """Java's message for a port that another program uses."""
+SHUTDOWN_LINES = 400
+"""More lines than Kafka logs from that message to its end."""
 
 _PLAIN_JVM = (
     "-XX:+UseSerialGC",
@@ -246,7 +248,9 @@ class Broker:
         ) is None or node.id not in seen.brokers:
             if not self.alive():
                 reason = f"Kafka ended with code {self.wait()} while it started:\n{self._folder.log_tail()}"
-                raise AddressTakenError(reason) if ADDRESS_IN_USE in reason else BrokerError(reason)
+                # The controller's and the broker's shutdown follow the message, with more lines than an error shows.
+                is_taken = ADDRESS_IN_USE in self._folder.log_tail(SHUTDOWN_LINES)
+                raise AddressTakenError(reason) if is_taken else BrokerError(reason)
             if time.monotonic() > deadline:
                 raise BrokerError(f"Kafka did not serve within {START_S:.0f} s:\n{self._folder.log_tail()}")
             time.sleep(0.05)
