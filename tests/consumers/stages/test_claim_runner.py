@@ -173,6 +173,7 @@ async def test_a_claim_that_is_cut_off_is_killed_and_tidied(settings: Settings, 
         await worker.claims.cut_off()
         assert worker.job.end.cancelled()
         assert worker.job.tidied == [None]
+    await coordinator.fact(Claimed, "task.0")
     assert set(kinds(coordinator.facts)) == {Claimed}
 
 
