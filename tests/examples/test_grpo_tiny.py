@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import random
-import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -28,6 +26,7 @@ from examples.grpo_tiny.rollouts import Waiting, malformed
 from examples.tiny_model.demonstrations import KINDS, Message, Session
 from examples.tiny_model.tasks import HELD_OUT, draw
 from polar.trainer import Group
+from tests.serving import serving
 from topics.types.errors import InputError, NotReady
 from topics.types.session import Status
 from topics.types.trajectory import Trajectory
@@ -35,45 +34,21 @@ from topics.types.trajectory import Trajectory
 pytestmark = pytest.mark.contract
 
 
-class Says(BaseHTTPRequestHandler):
+def saying(messages: Sequence[Message]) -> AbstractContextManager[tuple[str, object]]:
     """A stand-in for the model's endpoint: one prepared message an answer."""
+    remaining = iter([message for message in messages if message["role"] == "assistant"])
 
-    protocol_version = "HTTP/1.1"
-    messages: Iterator[Message]
-
-    def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["Content-Length"]))
-        message = next(self.messages)
+    def answer(_: object) -> tuple[int, object]:
+        message = next(remaining)
         calls = [
             {"id": "call-1", "type": "function",
              "function": {**call["function"], "arguments": json.dumps(call["function"]["arguments"])}}
             for call in message.get("tool_calls", [])
         ]  # fmt: skip
         choice = {"message": {"content": message["content"], "tool_calls": calls}, "finish_reason": "stop"}
-        body = json.dumps({"choices": [choice]}).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
+        return 200, {"choices": [choice]}
 
-    def log_message(self, *_: object) -> None:
-        """Nothing."""
-
-
-@contextmanager
-def saying(messages: Sequence[Message]) -> Iterator[str]:
-    class Handler(Says):
-        pass
-
-    Handler.messages = iter([message for message in messages if message["role"] == "assistant"])
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}/v1"
-        finally:
-            server.shutdown()
-            thread.join()
+    return serving(answer)
 
 
 REWARDS = {"good": 1.0, "unverified": 0.5, "wrong_value": 0.0, "lazy": 0.0, "browsing": 0.0, "malformed": 0.0}
@@ -90,8 +65,8 @@ async def test_a_session_earns_what_it_did(kind: str, reward: float, tmp_path: P
     await prepare(runtime, request.runtime.prepare)
     await runtime.write_file("../home/request", request.instruction.encode())
     assert request.agent.custom_shell is not None
-    with saying(session.messages) as url:
-        env = {"OPENAI_BASE_URL": url, "OPENAI_API_KEY": "key"}
+    with saying(session.messages) as (url, _):
+        env = {"OPENAI_BASE_URL": f"{url}/v1", "OPENAI_API_KEY": "key"}
         command = request.agent.custom_shell.command
         done = await runtime.exec(Exec(command, env=env, stdin="../home/request", timeout_s=60))
     assert done.exit_code == (agent.MALFORMED if kind == "malformed" else 0), done.output_end

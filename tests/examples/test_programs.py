@@ -97,29 +97,25 @@ def test_a_system_says_which_of_its_programs_has_ended(program: Callable[[str], 
             system.check()
 
 
-def test_what_heeds_no_end_goes_with_all_its_group_when_its_starter_is_killed(
-    program: Callable[[str], Program], tmp_path: Path
+STUBBORN = f"""
+import signal, subprocess
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+{SPEAKER}subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize(("number", "text"), [(signal.SIGTERM, SLEEPER), (signal.SIGKILL, STUBBORN)])
+def test_no_program_and_none_of_its_group_outlives_its_starter(
+    number: int, text: str, program: Callable[[str], Program], tmp_path: Path
 ) -> None:
-    child = "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
-    program(
-        f"import signal, subprocess\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n{SPEAKER}{child}time.sleep(600)"
-    )
-    with subprocess.Popen([sys.executable, "-c", STARTER], env=settings(tmp_path), stdout=subprocess.PIPE) as starter:
-        assert starter.stdout is not None
-        assert starter.stdout.readline() == b"step 1: begins\n"
-        starter.kill()
-        starter.communicate(timeout=WAIT_S)  # the child, too, holds the pipe's other end
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_no_program_outlives_its_starter(number: int, program: Callable[[str], Program], tmp_path: Path) -> None:
-    program(SLEEPER)
+    program(text)
     with subprocess.Popen([sys.executable, "-c", STARTER], env=settings(tmp_path), stdout=subprocess.PIPE) as starter:
         try:
             assert starter.stdout is not None
             assert starter.stdout.readline() == b"step 1: begins\n"
             starter.send_signal(number)
-            # Both hold the pipe's other end: it ends when both have.
+            # All of them hold the pipe's other end: it ends when all have.
             starter.communicate(timeout=WAIT_S)
         finally:
             starter.kill()

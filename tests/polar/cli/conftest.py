@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Iterator
 
 import pytest
 import structlog
+
+from topics.contract import catalogue
+from topics.environment.settings import Settings
+from topics.log import admin
 
 
 @pytest.fixture(autouse=True)
@@ -15,3 +20,16 @@ def _logs_as_before() -> Iterator[None]:
     yield
     logging.getLogger("aiokafka").setLevel(level)
     structlog.reset_defaults()
+
+
+@pytest.fixture
+def settings(
+    kafka: str, namespace: str, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> Settings:
+    """A fresh namespace with all topics; the commands find it by the environment."""
+    data = tmp_path_factory.mktemp("data")
+    found = Settings(kafka=kafka, namespace=namespace, replication=1, min_insync=1, data=data)
+    for name in ("kafka", "namespace", "replication", "min_insync", "data"):
+        monkeypatch.setenv(f"POLAR_{name.upper()}", str(getattr(found, name)))
+    asyncio.run(admin.apply(found, catalogue.FIXED, embedded=True))
+    return found

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from polar.cli.app import app
+from tests.polar.cli.commands import polar
 
 pytestmark = pytest.mark.contract
 
@@ -25,15 +24,9 @@ GOOD: dict[str, Any] = {
 @pytest.fixture(autouse=True)
 def _no_system(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No Kafka is near: whatever got past the checks would end with exit code 3."""
-    monkeypatch.delenv("POLAR_KAFKA", raising=False)
-    monkeypatch.delenv("POLAR_DATA", raising=False)
+    for name in ("KAFKA", "DATA", "CONTROL_URL", "SESSION_ID"):
+        monkeypatch.delenv(f"POLAR_{name}", raising=False)
     monkeypatch.chdir(tmp_path)
-
-
-def polar(*arguments: str, stdin: str | None = None) -> tuple[int, str, str]:
-    result = CliRunner().invoke(app, arguments, input=stdin)
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-    return result.exit_code, result.stdout, result.stderr
 
 
 @pytest.mark.parametrize(
@@ -95,19 +88,6 @@ def test_all_that_is_wrong_in_all_files_is_told_at_once(tmp_path: Path) -> None:
     assert "can't be read: No such file or directory (got 'c.yaml')" in stderr
 
 
-def test_names_in_a_task_file_steer_no_terminal() -> None:
-    code, _, stderr = polar("submit", "-", stdin=json.dumps(GOOD | {"\u202e\x07field": 1}))
-    assert code == 2
-    assert "\\u202e\\x07field: no such field" in stderr
-
-
-def test_one_id_with_two_bodies_is_refused() -> None:
-    stdin = json.dumps(GOOD) + "\n" + json.dumps(GOOD | {"instruction": "another"})
-    code, _, stderr = polar("submit", "-", stdin=stdin)
-    assert code == 2
-    assert "standard input, line 2: task_id: another body of this submission has the same id (got 'good')" in stderr
-
-
 def test_a_source_that_is_not_here_is_said_and_may_be_elsewhere(tmp_path: Path) -> None:
     upload = {"type": "upload_file", "source": "agent.py", "target": "agent.py"}
     (tmp_path / "a.json").write_text(json.dumps(GOOD | {"runtime": {"prepare": [upload]}}))
@@ -116,20 +96,13 @@ def test_a_source_that_is_not_here_is_said_and_may_be_elsewhere(tmp_path: Path) 
     assert code == 3, "it went on, as far as to Kafka"
 
 
-def test_a_good_task_without_kafka_ends_with_what_is_missing() -> None:
-    code, _, stderr = polar("submit", "-", stdin=json.dumps(GOOD))
-    assert code == 3
-    assert "no Kafka: .polar/polar.env doesn't exist and POLAR_KAFKA isn't set; start one with `polar up`" in stderr
+NEED_KAFKA = "status|trajectories|cancel t|topics list|topics apply|fleet pause|fleet resume|fleet status|fleet drain"
 
 
-@pytest.mark.parametrize(
-    "command", [["status"], ["trajectories"], ["cancel", "t"], ["topics", "list"], ["topics", "apply"]]
-)
-def test_a_kafka_that_does_not_answer_is_said_in_a_sentence(
-    monkeypatch: pytest.MonkeyPatch, command: list[str]
-) -> None:
+@pytest.mark.parametrize("command", NEED_KAFKA.split("|"))
+def test_a_kafka_that_does_not_answer_is_said_in_a_sentence(monkeypatch: pytest.MonkeyPatch, command: str) -> None:
     monkeypatch.setenv("POLAR_KAFKA", "127.0.0.1:9")
-    code, stdout, stderr = polar(*command)
+    code, stdout, stderr = polar(*command.split())
     assert code == 3
     assert "polar: Kafka at 127.0.0.1:9 doesn't answer: is it running there, and is POLAR_KAFKA" in stderr
     assert stdout == ""
@@ -148,20 +121,6 @@ def test_what_is_no_task_and_no_session_is_refused(command: str, target: str) ->
     code, _, stderr = polar(command, "--", target)
     assert code == 2
     assert f"TASK|SESSION: expected a task id, or <task id>.<sample index> (got {target!r})" in stderr
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [["submit"], ["nosuch"], ["worker"], ["worker", "cook"], ["worker", "run", "--concurrency", "0"], ["proxy"]],
-)
-def test_bad_usage_ends_with_2(arguments: list[str]) -> None:
-    assert polar(*arguments)[0] == 2
-
-
-def test_a_pool_s_name_is_checked_before_anything_is_asked_for() -> None:
-    code, _, stderr = polar("worker", "run", "--pool", "GPU 1")
-    assert code == 2
-    assert "--pool: a pool's name has at most 63 lower-case letters, digits and dashes (got 'GPU 1')" in stderr
 
 
 @pytest.mark.parametrize("command", [["-h"], ["submit", "-h"], ["topics", "-h"]])
@@ -183,28 +142,56 @@ def test_a_bad_setting_names_its_variable(monkeypatch: pytest.MonkeyPatch) -> No
     assert "(got 'Not Good')" in stderr
 
 
-def test_up_needs_an_engine_that_answers() -> None:
-    code, _, stderr = polar("up", "--engine", "http://127.0.0.1:9/v1")
-    assert code == 3
-    assert "the engine at http://127.0.0.1:9 doesn't answer" in stderr
+ONE = json.dumps(GOOD)
+OTHER = json.dumps(GOOD | {"instruction": "another"})
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "stdin", "code", "said"),
     [
-        (
-            ["--engine", "localhost:8000"],
-            "--engine: expected http://host:port, with or without /v1 (got 'localhost:8000')",
-        ),
-        (["--model", "m"], "--model: needs --engine (got 'm')"),
-        (["--engine", "http://127.0.0.1:9", "--scripts", "."], "--scripts: only the scripted engine has scripts"),
-        (["--mode", "telepathy"], "--mode: must be chat, tokens, or an engine plug-in"),
+        ("submit", None, 2, "Missing argument"),
+        ("nosuch", None, 2, "No such command"),
+        ("worker", None, 2, "Missing"),
+        ("worker cook", None, 2, "cook"),
+        ("worker run --concurrency 0", None, 2, "--concurrency"),
+        ("submit -", json.dumps(GOOD | {"\u202e\x07field": 1}), 2, r"\u202e\x07field: no such field"),
+        ("submit -", f"{ONE}\n{OTHER}", 2, "line 2: task_id: another body of this submission has the same id (got 'good')"),
+        ("submit -", ONE, 3, "no Kafka: .polar/polar.env doesn't exist and POLAR_KAFKA isn't set; start one with `polar up`"),
+        ("worker run --pool GPU_1", None, 2, "--pool: a pool's name has at most 63 lower-case letters, digits and dashes (got 'GPU_1')"),
+        ("up --engine http://127.0.0.1:9/v1", None, 3, "the engine at http://127.0.0.1:9 doesn't answer"),
+        ("up --engine host:1", None, 2, "--engine: expected http://host:port, with or without /v1 (got 'host:1')"),
+        ("up --model m", None, 2, "--model: needs --engine (got 'm')"),
+        ("up --engine http://127.0.0.1:9 --scripts .", None, 2, "--scripts: only the scripted engine has scripts"),
+        ("up --mode telepathy", None, 2, "--mode: must be chat, tokens, or an engine plug-in"),
+        ("proxy", None, 2, "engines: name one: --engine URL, or [engines.<name>] with its urls in the current folder's polar.toml"),
+        ("proxy --model m", None, 2, "--model: needs --engine (got 'm')"),
+        ("proxy --mode tokens", None, 2, "--mode: needs --engine; in polar.toml set the engine's `mode` (got 'tokens')"),
+        ("proxy --model m --engine http://127.0.0.1:9 --engine http://127.0.0.1:10", None, 3, "http://127.0.0.1:9 doesn't answer"),
+        ("proxy --engine host:1", None, 2, "--engine: expected http://host:port, with or without /v1 (got 'host:1')"),
+        ("session open --ttl 1d", None, 2, "--ttl: expected"),
+        ("session open --samples 0", None, 2, "--samples"),
+        ("session open --mode test", None, 2, "--mode"),
+        ("session open", None, 3, "no control API"),
+        ("session close t", None, 2, "SESSION: expected <task id>.<sample index>"),
+        ("session close t.x", None, 2, "expected a task id, or <task id>.<sample index>"),
+        ("session close t.0 --reward x", None, 2, "--reward"),
+        ("session close t.0 --reward inf", None, 2, "reward: a reward is a finite number"),
+        ("session close", None, 2, "no session given: name one, or set POLAR_SESSION_ID"),
     ],
-)
-def test_up_refuses_options_that_make_no_sense(arguments: list[str], said: str) -> None:
-    code, _, stderr = polar("up", *arguments)
-    assert code == 2
+)  # fmt: skip
+def test_a_bad_command_is_refused_on_stderr_with_the_way_out(
+    arguments: str, stdin: str | None, code: int, said: str
+) -> None:
+    found, stdout, stderr = polar(*arguments.split(), stdin=stdin)
+    assert (found, stdout) == (code, "")
     assert said in stderr
+
+
+def test_an_engine_of_a_file_is_told_by_its_field() -> None:
+    Path("polar.toml").write_text('[engines.large]\nurls = ["http://127.0.0.1:9"]\nconcurency = 4\n')
+    code, _, stderr = polar("proxy")
+    assert code == 2
+    assert "engines.large.concurency: Extra inputs are not permitted (got 4)" in stderr
 
 
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

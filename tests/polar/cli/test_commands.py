@@ -5,25 +5,21 @@ from __future__ import annotations
 import asyncio
 import io
 import json
-from collections.abc import Sequence
 from typing import Any
 
-import msgspec
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
 from polar.cli.app import app
+from tests.polar.cli.commands import polar, rows, write
 from topics import events, fleet, sessions, tasks, trajectories, workers
-from topics.contract import catalogue
 from topics.contract.topic import Topic
 from topics.environment.settings import Settings
 from topics.events import CancelRequested
 from topics.fleet import FleetState
-from topics.log import admin
 from topics.log import kafka as clients
-from topics.log.producer import LogProducer
 from topics.types.completion import Sampling
 from topics.types.errors import Kind, SessionError
 from topics.types.session import Accounting, Phase, SessionState, Stage, Status, TaskState
@@ -40,41 +36,8 @@ BODY: dict[str, Any] = {
 }
 
 
-@pytest.fixture
-def settings(
-    kafka: str, namespace: str, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
-) -> Settings:
-    """A fresh namespace with all topics; the commands find it by the environment."""
-    found = Settings(
-        kafka=kafka, namespace=namespace, replication=1, min_insync=1, data=tmp_path_factory.mktemp("data")
-    )
-    for name in ("kafka", "namespace", "replication", "min_insync", "data"):
-        monkeypatch.setenv(f"POLAR_{name.upper()}", str(getattr(found, name)))
-    asyncio.run(admin.apply(found, catalogue.FIXED, embedded=True))
-    return found
-
-
-def polar(*arguments: str, stdin: str | None = None) -> tuple[int, str, str]:
-    result = CliRunner().invoke(app, arguments, input=stdin)
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-    return result.exit_code, result.stdout, result.stderr
-
-
-def write(settings: Settings, topic: Topic, records: Sequence[tuple[str, msgspec.Struct]]) -> None:
-    """Records with their keys, of task `t`."""
-
-    async def send() -> None:
-        producer = LogProducer(settings)
-        await producer.start()
-        for key, record in records:
-            await producer.send(topic, record, key=key, task_id="t")
-        await producer.stop()
-
-    asyncio.run(send())
-
-
-def write_rows(settings: Settings, *rows: TaskState | SessionState) -> None:
-    write(settings, sessions.TOPIC, [(sessions.key_of(row), row) for row in rows])
+def write_rows(settings: Settings, *found: sessions.Row) -> None:
+    write(settings, *rows(*found))
 
 
 def read(settings: Settings, topic: Topic) -> list[clients.Record]:
@@ -254,10 +217,10 @@ def test_status_shows_tasks_and_sessions_and_knows_tombstones(settings: Settings
 def test_status_tells_who_lives_what_is_ready_and_that_the_fleet_is_paused(settings: Settings) -> None:
     assert polar("status")[1].splitlines()[0] == "alive: no process; 0 sessions READY"
     write_rows(settings, task_row(), session_row(0, Phase.READY), session_row(1, Phase.READY))
-    write(settings, fleet.TOPIC, [("state", FleetState(1, paused=True))])
+    write(settings, (fleet.TOPIC, "state", FleetState(1, paused=True)))
     slots = [StageSlots(Stage.INIT, "default", 4, 4, [0]), StageSlots(Stage.RUN, "gpu", 8, 5, [0])]
     beats = [Heartbeat("w", "worker", "host", 1, slots), Heartbeat("p", "proxy", "host", 2)]
-    write(settings, workers.TOPIC, [(beat.worker_id, beat) for beat in beats])
+    write(settings, *((workers.TOPIC, beat.worker_id, beat) for beat in beats))
     code, stdout, _ = polar("status")
     assert code == 0
     alive = (
@@ -320,7 +283,8 @@ def a_trajectory(index: int) -> Trajectory:
 
 def test_trajectories_are_written_out_as_programs_expect(settings: Settings) -> None:
     finished = GroupFinished("t", 2, ["t.0", "t.1"], [0.5, 0.5], [Status.COMPLETED] * 2)
-    write(settings, trajectories.TOPIC, [("t.1", a_trajectory(1)), ("t.0", a_trajectory(0)), ("t", finished)])
+    topic = trajectories.TOPIC
+    write(settings, (topic, "t.1", a_trajectory(1)), (topic, "t.0", a_trajectory(0)), (topic, "t", finished))
     code, stdout, _ = polar("trajectories", "--format", "jsonl")
     assert code == 0
     first, second = map(json.loads, stdout.splitlines())
@@ -355,7 +319,7 @@ def test_trajectories_are_written_out_as_programs_expect(settings: Settings) -> 
 
 
 def test_trajectories_as_parquet_are_one_file(settings: Settings) -> None:
-    write(settings, trajectories.TOPIC, [("t.1", a_trajectory(1)), ("t.0", a_trajectory(0))])
+    write(settings, *((trajectories.TOPIC, f"t.{index}", a_trajectory(index)) for index in (1, 0)))
     result = CliRunner().invoke(app, ["trajectories", "--format", "parquet"])
     assert result.exit_code == 0
     table: Any = pq.read_table(io.BytesIO(result.stdout_bytes))
@@ -369,14 +333,14 @@ def test_reading_trajectories_that_takes_long_shows_how_far_it_is_and_not_in_the
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("polar.cli.progress.QUICK_S", 0.0)
-    write(settings, trajectories.TOPIC, [("t.0", a_trajectory(0))])
+    write(settings, (trajectories.TOPIC, "t.0", a_trajectory(0)))
     code, stdout, stderr = polar("trajectories", "--format", "jsonl")
     assert (code, json.loads(stdout)["session_id"]) == (0, "t.0")
     assert stderr.startswith("polar: reading trajectories: 0 of ")
 
 
 def test_trajectories_as_a_table_are_in_order_and_of_the_task_asked_for(settings: Settings) -> None:
-    write(settings, trajectories.EVAL, [("t.1", a_trajectory(1)), ("t.0", a_trajectory(0))])
+    write(settings, *((trajectories.EVAL, f"t.{index}", a_trajectory(index)) for index in (1, 0)))
     for topic in ("eval", "trajectories.eval", f"{settings.namespace}.trajectories.eval"):
         code, stdout, _ = polar("trajectories", "--topic", topic, "--task", "t")
         assert code == 0

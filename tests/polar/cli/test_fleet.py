@@ -6,11 +6,10 @@ import asyncio
 import json
 from collections.abc import Sequence
 
-import pytest
 from msgspec.structs import replace
 
-from tests.polar.cli.test_commands import polar, settings, write  # noqa: F401 - `settings` is a fixture
-from topics import control, fleet, sessions, workers
+from tests.polar.cli.commands import polar, rows, write
+from topics import control, fleet, workers
 from topics.control import CODEC, Drain
 from topics.environment.settings import Settings
 from topics.fleet import FleetState
@@ -22,10 +21,10 @@ SLOTS = [StageSlots(Stage.RUN, "default", 8, 7, [0], ["claim"])]
 
 
 def beats(found: Settings, *told: Heartbeat) -> None:
-    write(found, workers.TOPIC, [(beat.worker_id, beat) for beat in told])
+    write(found, *((workers.TOPIC, beat.worker_id, beat) for beat in told))
 
 
-def test_a_fleet_without_proxies_is_still_at_once_and_runs_again(settings: Settings) -> None:  # noqa: F811
+def test_a_fleet_without_proxies_is_still_at_once_and_runs_again(settings: Settings) -> None:
     assert polar("fleet", "status")[1].splitlines()[0] == "the fleet runs (generation 0); policy version not known"
     code, stdout, _ = polar("fleet", "pause", "--format", "json")
     told = json.loads(stdout)
@@ -44,7 +43,7 @@ def test_a_fleet_without_proxies_is_still_at_once_and_runs_again(settings: Setti
     assert polar("fleet", "resume")[1] == "the fleet runs already\n"
 
 
-def test_a_proxy_that_does_not_answer_is_named_and_the_fleet_runs_on(settings: Settings) -> None:  # noqa: F811
+def test_a_proxy_that_does_not_answer_is_named_and_the_fleet_runs_on(settings: Settings) -> None:
     beats(
         settings, Heartbeat("proxy-deaf", "proxy", "far", 7, address="http://far:1"), Heartbeat("w", "worker", "far", 8)
     )
@@ -56,7 +55,7 @@ def test_a_proxy_that_does_not_answer_is_named_and_the_fleet_runs_on(settings: S
     assert [line.split()[:2] for line in status[4:6]] == [["proxy-deaf", "proxy"], ["w", "worker"]]
 
 
-def test_versions_are_published_shown_and_go_forward(settings: Settings) -> None:  # noqa: F811
+def test_versions_are_published_shown_and_go_forward(settings: Settings) -> None:
     assert polar("policy", "show")[1] == "not known\n"
     assert polar("policy", "publish", "7")[:2] == (0, "all engines serve policy version 7\n")
     assert polar("policy", "publish", "9", "--engine", "small")[1] == "engine small serves policy version 9\n"
@@ -69,7 +68,7 @@ def test_versions_are_published_shown_and_go_forward(settings: Settings) -> None
     assert polar("policy", "publish", "8", "--engine", "No such")[0] == 2
 
 
-def test_draining_says_what_is_in_hand_until_nothing_is(settings: Settings) -> None:  # noqa: F811
+def test_draining_says_what_is_in_hand_until_nothing_is(settings: Settings) -> None:
     beats(settings, Heartbeat("w", "worker", "far", 8, SLOTS))
     code, _, stderr = polar("fleet", "drain", "--timeout", "1")
     assert code == 1
@@ -84,16 +83,16 @@ def test_draining_says_what_is_in_hand_until_nothing_is(settings: Settings) -> N
     assert polar("fleet", "resume")[0] == 0
 
 
-def test_a_ticket_that_is_out_is_in_hand_for_draining_however_long_nobody_claims_it(settings: Settings) -> None:  # noqa: F811
+def test_a_ticket_that_is_out_is_in_hand_for_draining_however_long_nobody_claims_it(settings: Settings) -> None:
     """A stage's group that rebalances takes nothing for seconds, and then all that lies there."""
     waiting = SessionState("t.0", "t", 0, Phase.QUEUED, 0, releases=1)
-    write(settings, sessions.TOPIC, [("session:t.0", replace(waiting, ticket_released_at=5))])
+    write(settings, *rows(replace(waiting, ticket_released_at=5)))
     assert polar("fleet", "drain", "--timeout", "5")[0] == 1
-    write(settings, sessions.TOPIC, [("session:t.0", waiting)])
+    write(settings, *rows(waiting))
     assert polar("fleet", "drain", "--timeout", "30")[0] == 0
 
 
-def test_named_processes_are_told_to_end_and_waited_for(settings: Settings) -> None:  # noqa: F811
+def test_named_processes_are_told_to_end_and_waited_for(settings: Settings) -> None:
     code, _, stderr = polar("fleet", "drain", "nobody")
     assert (code, "no such process lives; there are: none" in stderr) == (2, True)
     beats(settings, Heartbeat("w", "worker", "far", 8, SLOTS), Heartbeat("v", "worker", "far", 9))
@@ -103,7 +102,7 @@ def test_named_processes_are_told_to_end_and_waited_for(settings: Settings) -> N
     assert asyncio.run(told(settings)) == [Drain("w"), Drain("w")]
 
 
-def test_what_heeds_no_drain_is_refused_by_name_before_anyone_is_told(settings: Settings) -> None:  # noqa: F811
+def test_what_heeds_no_drain_is_refused_by_name_before_anyone_is_told(settings: Settings) -> None:
     beats(settings, Heartbeat("w", "worker", "far", 8), Heartbeat("b", "builder", "far", 9))
     code, _, stderr = polar("fleet", "drain", "w", "b", "--timeout", "30")
     assert (code, "'b'" in stderr, "is a builder" in stderr, "SIGTERM" in stderr) == (2, True, True, True)
@@ -115,14 +114,6 @@ async def told(found: Settings) -> Sequence[object]:
     return [CODEC.decode(record.value or b"") async for record in read_back(found, name, 0)]
 
 
-def test_a_state_that_anyone_wrote_is_shown(settings: Settings) -> None:  # noqa: F811
-    write(settings, fleet.TOPIC, [("state", FleetState(4, paused=True, draining=True))])
+def test_a_state_that_anyone_wrote_is_shown(settings: Settings) -> None:
+    write(settings, (fleet.TOPIC, "state", FleetState(4, paused=True, draining=True)))
     assert polar("fleet", "status")[1].startswith("the fleet is paused and is draining since 20")
-
-
-@pytest.mark.parametrize("command", ["pause", "resume", "status", "drain"])
-def test_without_kafka_it_is_said_what_to_do(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("POLAR_KAFKA", "127.0.0.1:1")
-    code, _, stderr = polar("fleet", command)
-    assert code == 3
-    assert "127.0.0.1:1" in stderr

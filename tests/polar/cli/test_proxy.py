@@ -3,36 +3,13 @@
 from __future__ import annotations
 
 import socket
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from polar.cli.app import app
+from tests.polar.cli.commands import polar
+from tests.serving import serving
 from topics.environment.keys import ensure_keys_file
-
-
-class Models(BaseHTTPRequestHandler):
-    """As much of an inference server as is asked before the first call."""
-
-    def do_GET(self) -> None:
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(b'{"data": [{"id": "m"}]}')
-
-    def log_message(self, *_: object) -> None:
-        """Nothing."""
-
-
-@pytest.fixture
-def engine() -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Models) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-        server.shutdown()
 
 
 @pytest.fixture(autouse=True)
@@ -43,9 +20,8 @@ def system(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def proxy(*arguments: str, engine: str = "http://127.0.0.1:9") -> tuple[int, str]:
-    result = CliRunner().invoke(app, ("proxy", "--engine", engine, "--port", "0", "--control-port", "0", *arguments))
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-    return result.exit_code, result.stderr
+    code, _, stderr = polar("proxy", "--engine", engine, "--port", "0", "--control-port", "0", *arguments)
+    return code, stderr
 
 
 @pytest.mark.parametrize("several", [(), ("--processes", "2")])
@@ -69,8 +45,9 @@ def test_several_processes_share_no_port_for_others() -> None:
 
 
 @pytest.mark.parametrize("several", [(), ("--processes", "2")])
-def test_a_port_that_is_taken_is_said(engine: str, several: tuple[str, ...]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
+def test_a_port_that_is_taken_is_said(several: tuple[str, ...]) -> None:
+    models = {"data": [{"id": "m"}]}
+    with serving(lambda _: (200, models)) as (engine, _), socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         code, stderr = proxy("--port", port, *several, engine=engine)
     assert code == 3

@@ -17,7 +17,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -33,13 +32,13 @@ from analytics.live.session_counts import Group
 from analytics.live.view import Live
 from polar.cli.screen import Page, in_words, summary
 from polar.embedded import Broker
+from tests.polar.cli.commands import Write, rows, write
 from tests.polar.cli.terminal import Terminal
-from topics import completions, fleet, sessions, workers
+from topics import completions, fleet, workers
 from topics.contract import catalogue
 from topics.environment.settings import Settings
 from topics.fleet import FleetState
 from topics.log import admin
-from topics.log.producer import LogProducer
 from topics.types.completion import CallOutcome, Completion, MessageDelta, TokenDelta
 from topics.types.errors import Kind, NotReady, SessionError
 from topics.types.session import Phase, Plan, SessionState, Stage, Status, TaskState
@@ -50,7 +49,6 @@ pytestmark = pytest.mark.contract
 
 DEADLINE_S = 30.0
 EVIL = "\x1b]0;title\x07\x1b[2J[red]gone[/red]\r\n漢字漢字漢字 " + "x" * 200
-Write = tuple[Any, str, msgspec.Struct]
 
 
 # --- the page
@@ -115,30 +113,6 @@ def test_a_page_is_as_wide_and_high_as_the_terminal_and_steers_nothing(
 
 
 # --- the command
-
-
-@pytest.fixture
-def settings(kafka: str, namespace: str, tmp_path: Path) -> Settings:
-    found = Settings(kafka=kafka, namespace=namespace, replication=1, min_insync=1, data=tmp_path)
-    asyncio.run(admin.apply(found, catalogue.FIXED, embedded=True))
-    return found
-
-
-def write(settings: Settings, *records: Write) -> None:
-    """(topic, key, record), of task `t`."""
-
-    async def send() -> None:
-        producer = LogProducer(settings)
-        await producer.start()
-        for topic, key, record in records:
-            await producer.send(topic, record, key=key, task_id="t")
-        await producer.stop()
-
-    asyncio.run(send())
-
-
-def rows(*found: TaskState | SessionState) -> list[Write]:
-    return [(sessions.TOPIC, sessions.key_of(row), row) for row in found]
 
 
 def beat(worker_id: str = "w", role: str = "worker") -> Write:

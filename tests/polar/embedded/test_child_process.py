@@ -7,8 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -18,6 +17,7 @@ import pytest
 from polar.embedded import child_process
 from polar.embedded.child_process import ChildProcess
 from polar.embedded.restart_policy import FAST_DEATHS, RestartPolicy
+from tests.waiting import eventually, until
 from topics.types.errors import NotReady
 from topics.waiting.backoff import Backoff
 
@@ -62,12 +62,6 @@ async def kept(child: ChildProcess) -> AsyncIterator[asyncio.Task[None]]:
         await asyncio.gather(keeper, return_exceptions=True)
 
 
-async def until(holds: Callable[[], bool], deadline_s: float = 20) -> None:
-    async with asyncio.timeout(deadline_s):
-        while not holds():
-            await asyncio.sleep(0.02)
-
-
 @pytest.fixture
 def bench(tmp_path: Path) -> Bench:
     return Bench(tmp_path)
@@ -76,18 +70,18 @@ def bench(tmp_path: Path) -> Bench:
 async def test_a_killed_child_comes_back_with_the_arguments_of_then(bench: Bench) -> None:
     child = bench.child(POLITE + 'print("port", *sys.argv[1:], flush=True)\n' + BUSY, "0")
     async with kept(child):
-        await until(lambda: len(bench.pids()) == 1)
+        await eventually(lambda: len(bench.pids()) == 1)
         child.has_answered = True
         child.arguments = ["child_under_test", "4711"]
         os.kill(bench.pids()[0], signal.SIGKILL)
-        await until(lambda: len(bench.pids()) == 2)
+        await eventually(lambda: len(bench.pids()) == 2)
     assert "port 4711" in bench.log.read_text()
     assert bench.lines == [f"child ended with SIGKILL; starting it again (its log: {bench.log})"]
 
 
 async def test_a_stop_ends_it_cleanly_and_for_good(bench: Bench) -> None:
     async with kept(bench.child(POLITE + BUSY)) as keeper:
-        await until(lambda: len(bench.pids()) == 1)
+        await eventually(lambda: len(bench.pids()) == 1)
     assert keeper.exception() is None
     assert not psutil.pid_exists(bench.pids()[0])
     assert bench.lines == []
@@ -96,7 +90,7 @@ async def test_a_stop_ends_it_cleanly_and_for_good(bench: Bench) -> None:
 async def test_what_ignores_sigterm_is_killed(bench: Bench) -> None:
     child = bench.child("import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + BUSY)
     async with kept(child):
-        await until(lambda: len(bench.pids()) == 1)
+        await eventually(lambda: len(bench.pids()) == 1)
         await child.stop(0.2)
     assert bench.lines == ["child didn't stop within 0 s; killing it"]
 
@@ -121,7 +115,7 @@ async def test_a_log_is_bounded(bench: Bench, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(child_process, "LOG_LIMIT", 1000)
     monkeypatch.setattr(child_process, "LOG_CHECK_S", 0.05)
     async with kept(bench.child(POLITE + 'print("x" * 5000, flush=True)\ntime.sleep(0.5)\n' + BUSY)):
-        await until(lambda: len(bench.pids()) == 1)
+        await eventually(lambda: len(bench.pids()) == 1)
         assert bench.log.read_text().startswith("pid ")
         assert bench.log.with_suffix(".log.1").stat().st_size == 5001
 
@@ -156,10 +150,7 @@ def test_a_child_ends_cleanly_when_its_parent_is_killed(bench: Bench) -> None:
     bench.child(POLITE.replace("sys.exit(0)", "(print('bye', flush=True), sys.exit(0))") + BUSY)
     environment = os.environ | {"PYTHONPATH": str(bench.folder)}
     parent = subprocess.Popen([sys.executable, "-c", PARENT, str(bench.folder)], env=environment)
-    deadline = time.monotonic() + 20
-    while not bench.pids() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    child = psutil.Process(bench.pids()[0])
+    child = psutil.Process(until(bench.pids)[0])
     parent.kill()
     parent.wait()
     child.wait(timeout=10)

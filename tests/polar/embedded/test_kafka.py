@@ -13,11 +13,11 @@ import pytest
 
 from polar.embedded import disk
 from polar.embedded.kafka import Kafka
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.hard
 
 DEADLINE_S = 60.0
-LOOK_S = 0.1
 
 
 @pytest.fixture
@@ -37,9 +37,7 @@ def small(tmp_path: Path) -> Iterator[Path]:
 
 
 async def announced(words: str, lines: list[str]) -> None:
-    async with asyncio.timeout(DEADLINE_S):
-        while not any(words in line for line in lines):
-            await asyncio.sleep(LOOK_S)
+    await eventually(lambda: any(words in line for line in lines), DEADLINE_S)
 
 
 async def test_a_full_disk_is_named_and_with_room_kafka_is_back(small: Path) -> None:
@@ -56,9 +54,7 @@ async def test_a_full_disk_is_named_and_with_room_kafka_is_back(small: Path) -> 
         await announced(f"the disk of {small} is full. Make room", lines)
         filler.unlink()
         await announced("Kafka has died; starting it again", lines)
-        async with asyncio.timeout(DEADLINE_S):
-            while not kafka._broker.alive():
-                await asyncio.sleep(LOOK_S)
+        await eventually(kafka._broker.alive, DEADLINE_S)
     finally:
         await kafka.stop(10.0)
         await keeper

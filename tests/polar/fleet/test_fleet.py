@@ -11,11 +11,11 @@ import pytest
 from openai import AsyncOpenAI
 
 from polar.fleet import Fleet, PausedByOtherError, PauseLostError, PauseReport, PauseTimeoutError
-from polar.scripted.app import running
 from polar.scripted.engine import Engine as ScriptedEngine
 from polar.scripted.faults import Slow
 from proxy.app import Proxy
-from tests.proxy.conftest import Bench, benched, eventually, proxied
+from tests.proxy.conftest import Bench
+from tests.waiting import eventually
 from topics import workers
 from topics.environment.settings import Settings
 from topics.fleet import CODEC, TOPIC, FleetState
@@ -24,29 +24,6 @@ from topics.log.owner import read_back
 from topics.log.producer import LogProducer
 from topics.types.errors import InputError, NotReady
 from topics.workers import Heartbeat
-
-
-@pytest.fixture
-async def bench(kafka: str, namespace: str, tmp_path: Path) -> AsyncIterator[Bench]:
-    async with benched(kafka, namespace, tmp_path) as bench:
-        yield bench
-
-
-@pytest.fixture
-def scripted() -> ScriptedEngine:
-    return ScriptedEngine()
-
-
-@pytest.fixture
-async def proxy(bench: Bench, scripted: ScriptedEngine) -> AsyncIterator[Proxy]:
-    async with running(scripted) as url, proxied(bench, url) as proxy:
-        yield proxy
-
-
-@pytest.fixture
-async def client(proxy: Proxy, bench: Bench) -> AsyncIterator[AsyncOpenAI]:
-    async with AsyncOpenAI(base_url=proxy.url + "/v1", api_key=bench.key(), max_retries=0) as client:
-        yield client
 
 
 @pytest.fixture

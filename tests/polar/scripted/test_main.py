@@ -4,13 +4,13 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
 
 from polar.scripted.__main__ import main
+from tests.waiting import until
 
 pytestmark = pytest.mark.contract
 
@@ -23,11 +23,7 @@ def test_it_says_what_it_is_writes_its_ready_file_and_stops_on_sigterm(tmp_path:
             assert process.stderr is not None
             line = process.stderr.readline()
             assert "not a model" in line
-            deadline = time.monotonic() + 10
-            while not ready.exists():
-                assert process.poll() is None
-                assert time.monotonic() < deadline
-                time.sleep(0.01)
+            until(ready.exists)
             told = json.loads(ready.read_text())
             assert told["pid"] == process.pid
             assert told["url"] in line

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from functools import partial
 from pathlib import Path
-from threading import Thread
-from typing import Any
 
 import msgspec
 import pytest
@@ -17,91 +13,49 @@ from typer.testing import CliRunner
 
 from polar.cli.app import app
 from tests.consumers.token_tree.transcripts import build_record
+from tests.polar.cli.commands import polar, rows, write
 from tests.polar.cli.show.recording import PLAN, TASK, Recording, a_session, row
+from tests.serving import serving
 from topics import completions, sessions, trajectories
 from topics.completions import Emitted, Open
-from topics.contract import catalogue
-from topics.contract.topic import Topic
 from topics.environment.blobs import BlobStore
 from topics.environment.settings import Settings
 from topics.log import admin
 from topics.log import kafka as clients
 from topics.log.partition import partition_of_task
-from topics.log.producer import LogProducer
 from topics.types.session import Phase, SessionState, Status
 from topics.types.trajectory import Trajectory
 
+show = partial(polar, "show")
 LOG = b"ran \x1b[31mwell\n\xff"
 
 
-@pytest.fixture
-def settings(
-    kafka: str, namespace: str, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
-) -> Settings:
-    """A fresh namespace with all topics; the command finds it by the environment."""
-    data = tmp_path_factory.mktemp("data")
-    found = Settings(kafka=kafka, namespace=namespace, replication=1, min_insync=1, data=data)
-    for name in ("kafka", "namespace", "replication", "min_insync", "data"):
-        monkeypatch.setenv(f"POLAR_{name.upper()}", str(getattr(found, name)))
-    asyncio.run(admin.apply(found, catalogue.FIXED, embedded=True))
-    return found
+def write_session(
+    settings: Settings, recording: Recording, trajectory: Trajectory | None, state: SessionState | None = None
+) -> None:
+    """All of session `t.0`, with a claim that was lost before it, and its sibling's records between."""
+    others = [msgspec.structs.replace(call, session_id="t.1") for call in recording.calls]
+    before = [("t.1", Open("t.1", 1, "claim")), ("t.0", Open("t.0", 1, "lost")), ("t.0", recording.calls[0])]
+    log = [*before, ("t.0", Open("t.0", 1, "claim")), *(("t.0", call) for call in recording.calls)]
+    log += [("t.1", call) for call in others]
+    if trajectory is not None:
+        log += [("t.0", build_record()), ("t.0", Emitted("t", "t.0")), ("t.0", recording.calls[0])]
+    out = [] if trajectory is None else [("t.1", recording.build(session_id="t.1")), ("t.0", trajectory)]
+    offsets = write(
+        settings,
+        *((completions.TOPIC, key, record) for key, record in log),
+        *((trajectories.TOPIC, key, record) for key, record in out),
+    )
+    state = msgspec.structs.replace(state or row(), log_offset=offsets[len(before)])
+    write(settings, *rows(TASK, state, SessionState("t.1", "t", 1, Phase.RUNNING, 0)))
 
 
-def polar(*arguments: str) -> tuple[int, str, str]:
-    result = CliRunner().invoke(app, ["show", *arguments])
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-    return result.exit_code, result.stdout, result.stderr
-
-
-class World:
-    """Writes records of task `t`."""
-
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-
-    def write(self, *records: tuple[Topic, str, msgspec.Struct]) -> list[int]:
-        """Records with their keys; their offsets."""
-
-        async def send() -> list[int]:
-            producer = LogProducer(self._settings)
-            await producer.start()
-            acks = [await producer.send(topic, record, key=key, task_id="t") for topic, key, record in records]
-            await producer.stop()
-            return [ack.offset for ack in acks]
-
-        return asyncio.run(send())
-
-    def rows(self, *found: sessions.Row) -> None:
-        self.write(*((sessions.TOPIC, sessions.key_of(each), each) for each in found))
-
-    def session(self, recording: Recording, trajectory: Trajectory | None, state: SessionState | None = None) -> None:
-        """All of session `t.0`, with a claim that was lost before it, and its sibling's records between."""
-        others = [msgspec.structs.replace(call, session_id="t.1") for call in recording.calls]
-        before = [("t.1", Open("t.1", 1, "claim")), ("t.0", Open("t.0", 1, "lost")), ("t.0", recording.calls[0])]
-        log = [*before, ("t.0", Open("t.0", 1, "claim")), *(("t.0", call) for call in recording.calls)]
-        log += [("t.1", call) for call in others]
-        if trajectory is not None:
-            log += [("t.0", build_record()), ("t.0", Emitted("t", "t.0")), ("t.0", recording.calls[0])]
-        out = [] if trajectory is None else [("t.1", recording.build(session_id="t.1")), ("t.0", trajectory)]
-        offsets = self.write(
-            *((completions.TOPIC, key, record) for key, record in log),
-            *((trajectories.TOPIC, key, record) for key, record in out),
-        )
-        state = msgspec.structs.replace(state or row(), log_offset=offsets[len(before)])
-        self.rows(TASK, state, SessionState("t.1", "t", 1, Phase.RUNNING, 0))
-
-
-@pytest.fixture
-def world(settings: Settings) -> World:
-    return World(settings)
-
-
-def test_a_session_that_has_ended_is_told_whole(world: World, settings: Settings) -> None:
+def test_a_session_that_has_ended_is_told_whole(settings: Settings) -> None:
     ref = BlobStore(settings.blobs_folder).put(LOG).ref
     artifacts = {"agent_log": ref, "patch": f"blob:sha256/{'0' * 64}"}
     recording = a_session()
-    world.session(recording, recording.build(artifacts=artifacts), row(artifacts=artifacts))
-    code, out, err = polar("t.0", "--tokens")
+    write_session(settings, recording, recording.build(artifacts=artifacts), row(artifacts=artifacts))
+    code, out, err = show("t.0", "--tokens")
     assert (code, err) == (0, "")
     assert out.startswith("t.0  COMPLETED  reward 1\n")
     assert "calls: 4 answered, 1 failed; 7 tokens sampled, 6 of them trainable in 2 traces" in out
@@ -112,7 +66,7 @@ def test_a_session_that_has_ended_is_told_whole(world: World, settings: Settings
     assert rows["agent_log"] == ["agent_log", str(len(LOG)), "B", *["polar", "show", "t.0", "--artifact", "agent_log"]]
     assert rows["patch"][1:5] == ["not", "in", "this", "store"]
 
-    found = json.loads(polar("t.0", "--format", "json")[1])
+    found = json.loads(show("t.0", "--format", "json")[1])
     assert [call["call_id"] for call in found["calls"]] == ["c-look", "c-title", "c-done", "c-edit", "c-failed"]
     assert [trace["trace_id"] for trace in found["traces"]] == ["t.0/c-done", "t.0/c-edit"]
     assert found["artifacts"][0] == {"name": "agent_log", "ref": ref, "size": len(LOG)}
@@ -125,88 +79,88 @@ def test_a_session_that_has_ended_is_told_whole(world: World, settings: Settings
     assert found["messages"][done["asked"]]["message"]["role"] == "tool"
 
 
-def test_one_call_is_told_alone_by_number_or_id(world: World) -> None:
+def test_one_call_is_told_alone_by_number_or_id(settings: Settings) -> None:
     recording = a_session()
-    world.session(recording, recording.build())
-    code, out, _ = polar("t.0", "--call", "3")
+    write_session(settings, recording, recording.build())
+    code, out, _ = show("t.0", "--call", "3")
     assert code == 0
     assert out.startswith("call 3  c-done  answered\n")
     assert "mend it" in out
     assert "file 50" in out
     assert "mended again" not in out
-    assert polar("t.0", "--call", "-done")[1] == out
-    one = json.loads(polar("t.0", "--call", "3", "--format", "json")[1])
+    assert show("t.0", "--call", "-done")[1] == out
+    one = json.loads(show("t.0", "--call", "3", "--format", "json")[1])
     assert [message["role"] for message in one["messages"]] == ["system", "user", "assistant", "tool"]
     assert one["answer"] == {"role": "assistant", "content": "mended"}
-    code, _, err = polar("t.0", "--call", "9")
+    code, _, err = show("t.0", "--call", "9")
     assert code == 2
     assert "--call: no such call; it has calls 1 to 5 (`polar show t.0`) (got '9')" in err
 
 
-def test_an_artifact_comes_byte_for_byte_or_it_is_said_where_it_may_be(world: World, settings: Settings) -> None:
+def test_an_artifact_comes_byte_for_byte_or_it_is_said_where_it_may_be(settings: Settings) -> None:
     blobs = BlobStore(settings.blobs_folder)
     artifacts = {"agent_log": blobs.put(LOG).ref, "patch": f"blob:sha256/{'0' * 64}", "quiet": blobs.put(b"").ref}
-    world.session(a_session(), None, row(Phase.EVALUATING, artifacts=artifacts))
+    write_session(settings, a_session(), None, row(Phase.EVALUATING, artifacts=artifacts))
     result = CliRunner().invoke(app, ["show", "t.0", "--artifact", "agent_log"])
     assert (result.exit_code, result.stdout_bytes) == (0, LOG)
-    assert polar("t.0", "--artifact", "quiet") == (0, "", "polar: quiet is empty\n")
-    code, out, err = polar("t.0", "--artifact", "patch")
+    assert show("t.0", "--artifact", "quiet") == (0, "", "polar: quiet is empty\n")
+    code, out, err = show("t.0", "--artifact", "patch")
     assert (code, out) == (3, "")
     assert f"isn't in {settings.blobs_folder}; set POLAR_BLOBS" in err
-    code, _, err = polar("t.0", "--artifact", "nosuch")
+    code, _, err = show("t.0", "--artifact", "nosuch")
     assert code == 2
     assert "--artifact: no such artifact; there are: agent_log, patch, quiet (got 'nosuch')" in err
 
 
-def test_a_session_that_runs_is_told_as_far_as_it_has_come(world: World) -> None:
+def test_a_session_that_runs_is_told_as_far_as_it_has_come(settings: Settings) -> None:
     recording = a_session()
-    world.session(
-        recording, None, row(Phase.RUNNING, status=None, reward=None, attempt=2, past_claims=["claim-before"])
+    write_session(
+        settings, recording, None, row(Phase.RUNNING, status=None, reward=None, attempt=2, past_claims=["claim-before"])
     )
-    code, out, _ = polar("t.0", "--tokens")
+    code, out, _ = show("t.0", "--tokens")
     assert code == 0
     assert out.startswith("t.0  running  no reward\n")
     assert "it is running: this is what there is so far" in out
     assert "1 earlier attempt; their calls are in the lake" in out
     assert "mended again" in out
     assert "\nTraces\n  not out\n" in out
-    found = json.loads(polar("t.0", "--format", "json")[1])
+    found = json.loads(show("t.0", "--format", "json")[1])
     assert found["traces"] is None
     assert len(found["calls"]) == 5
 
 
-def test_a_session_that_waits_has_nothing_yet(world: World) -> None:
-    world.rows(TASK, SessionState("t.0", "t", 0, Phase.QUEUED, since=0))
-    code, out, _ = polar("t.0")
+def test_a_session_that_waits_has_nothing_yet(settings: Settings) -> None:
+    write(settings, *rows(TASK, SessionState("t.0", "t", 0, Phase.QUEUED, since=0)))
+    code, out, _ = show("t.0")
     assert code == 0
     assert out.startswith("t.0  queued  no reward\n")
     assert "calls: none; 0 tokens sampled" in out
 
 
-def test_a_session_that_never_ran_is_told_from_its_trajectory(world: World) -> None:
+def test_a_session_that_never_ran_is_told_from_its_trajectory(settings: Settings) -> None:
     """No run was granted, so that the row tells no offset: the trajectory is found by when the row was written."""
     none: Trajectory = Recording().build(status=Status.FAILED)
-    world.write((trajectories.TOPIC, "t.0", none))
-    world.rows(TASK, row(run_claim_id=None, status=Status.FAILED, reward=None))
-    out = polar("t.0")[1]
+    write(settings, (trajectories.TOPIC, "t.0", none))
+    write(settings, *rows(TASK, row(run_claim_id=None, status=Status.FAILED, reward=None)))
+    out = show("t.0")[1]
     assert out.startswith("t.0  FAILED  no reward\n")
     assert "\nTraces\n  none\n" in out
 
 
-def test_what_is_no_session_is_refused_and_what_there_is_said(world: World) -> None:
-    world.session(a_session(), None, row(Phase.RUNNING))
-    code, _, err = polar("t")
+def test_what_is_no_session_is_refused_and_what_there_is_said(settings: Settings) -> None:
+    write_session(settings, a_session(), None, row(Phase.RUNNING))
+    code, _, err = show("t")
     assert code == 2
     assert "SESSION: that is a task; its sessions: t.0 (running), t.1 (running) (got 't')" in err
-    assert "no such sample; t has 0 to 1 (got 't.2')" in polar("t.2")[2]
-    code, _, err = polar("u.0")
+    assert "no such sample; t has 0 to 1 (got 't.2')" in show("t.2")[2]
+    code, _, err = show("u.0")
     assert code == 2
     assert "SESSION: no coordinator knows a task u; there are: t (`polar status`)" in err
-    assert "expected a task id" in polar("t.0.x")[2]
+    assert "expected a task id" in show("t.0.x")[2]
 
 
-def test_a_task_that_was_forgotten_is_not_known(world: World, settings: Settings) -> None:
-    world.rows(TASK, row())
+def test_a_task_that_was_forgotten_is_not_known(settings: Settings) -> None:
+    write(settings, *rows(TASK, row()))
     name = sessions.TOPIC.full_name(settings.namespace)
     partition = partition_of_task("t", sessions.TOPIC.embedded_partitions)
 
@@ -218,81 +172,54 @@ def test_a_task_that_was_forgotten_is_not_known(world: World, settings: Settings
         await clients.stop(producer, 5)
 
     asyncio.run(forget())
-    code, _, err = polar("t.0")
+    code, _, err = show("t.0")
     assert code == 2
     assert "no coordinator knows a task t; there are: none; what was forgotten is in the lake (`polar sql`)" in err
 
 
-def test_an_output_topic_of_the_tasks_own_is_where_its_trajectory_is_looked_for(
-    world: World, settings: Settings
-) -> None:
+def test_an_output_topic_of_the_tasks_own_is_where_its_trajectory_is_looked_for(settings: Settings) -> None:
     recording = a_session()
     plan = msgspec.structs.replace(PLAN, output="mine")
     log = (Open("t.0", 1, "claim"), *recording.calls, build_record(), Emitted("t", "t.0"))
-    offset, *_ = world.write(*((completions.TOPIC, "t.0", record) for record in log))
-    world.rows(msgspec.structs.replace(TASK, plan=plan), row(log_offset=offset))
-    assert "its trajectory has left Kafka" in polar("t.0")[1]
+    offset, *_ = write(settings, *((completions.TOPIC, "t.0", record) for record in log))
+    write(settings, *rows(msgspec.structs.replace(TASK, plan=plan), row(log_offset=offset)))
+    assert "its trajectory has left Kafka" in show("t.0")[1]
     mine = trajectories.topic("mine")
     asyncio.run(admin.apply(settings, [mine], embedded=True))
-    world.write((mine, "t.0", recording.build()))
-    assert "6 of them trainable in 2 traces" in polar("t.0")[1]
-
-
-@contextmanager
-def control_port(status: int, answer: Any, asked: list[tuple[str | None, Any]]) -> Iterator[str]:
-    """A stand-in for the proxy's control port, which says `answer(token_ids)`; notes the token that it is shown."""
-
-    class Port(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            asked.append((self.headers["Authorization"], body["token_ids"]))
-            said = json.dumps(answer(body["token_ids"])).encode()
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(said)))
-            self.end_headers()
-            self.wfile.write(said)
-
-        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the standard library's name
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Port)
-    thread = Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    write(settings, (mine, "t.0", recording.build()))
+    assert "6 of them trainable in 2 traces" in show("t.0")[1]
 
 
 def test_tokens_are_text_where_the_control_port_tells_it_and_ids_where_not(
-    world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     recording = a_session()
-    world.session(recording, recording.build())
+    write_session(settings, recording, recording.build())
     token = tmp_path / "token"
     token.write_text("secret\n")
     monkeypatch.setenv("POLAR_CONTROL_TOKEN_FILE", str(token))
-    asked: list[tuple[str | None, Any]] = []
-    with control_port(200, lambda ids: {"texts": [f"\x1b<{len(run)} tokens>" for run in ids]}, asked) as url:
+
+    def texts(body: dict[str, list[list[int]]]) -> tuple[int, object]:
+        return 200, {"texts": [f"\x1b<{len(run)} tokens>" for run in body["token_ids"]]}
+
+    with serving(texts) as (url, asked):
         monkeypatch.setenv("POLAR_CONTROL_URL", url)
-        out = polar("t.0", "--tokens")[1]
-        found = json.loads(polar("t.0", "--tokens", "--format", "json")[1])
+        out = show("t.0", "--tokens")[1]
+        found = json.loads(show("t.0", "--tokens", "--format", "json")[1])
     assert "⟦\\x1b<2 tokens>⟧" in out
     assert "\x1b" not in out
-    assert {who for who, _ in asked} == {"Bearer secret"}
+    assert {token for _, token, _ in asked} == {"Bearer secret"}
     for trace in found["traces"]:
         assert [run["text"] for run in trace["runs"]] == [
             f"\x1b<{run['end'] - run['start']} tokens>" for run in trace["runs"]
         ]
     refusal = {"error": {"code": "not_ready", "message": "the engine is starting"}}
-    with control_port(503, lambda _: refusal, asked) as url:
+    with serving(lambda _: (503, refusal)) as (url, _):
         monkeypatch.setenv("POLAR_CONTROL_URL", url)
-        out = polar("t.0", "--tokens")[1]
+        out = show("t.0", "--tokens")[1]
         assert f"their text isn't available: {url}/v1/detokenize answered 503: the engine is starting" in out
-        found = json.loads(polar("t.0", "--tokens", "--format", "json")[1])
+        found = json.loads(show("t.0", "--tokens", "--format", "json")[1])
         assert {run["text"] for trace in found["traces"] for run in trace["runs"]} == {None}
-    code, out, _ = polar("t.0", "--tokens")
+    code, out, _ = show("t.0", "--tokens")
     assert code == 0
     assert "/v1/detokenize doesn't answer as it should: " in out

@@ -1,0 +1,43 @@
+"""A real HTTP server on loopback whose answers a test chooses."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+Requests = list[tuple[str, str | None, Any]]
+"""Path, Authorization header and JSON body of each request, in order of arrival."""
+
+
+@contextmanager
+def serving(answer: Callable[[Any], tuple[int, object]]) -> Iterator[tuple[str, Requests]]:
+    """The server's URL and its requests so far. `answer` gives status and body for a request's body; bytes are sent as they are."""
+    requests: Requests = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))) or b"null")
+            requests.append((self.path, self.headers["Authorization"], body))
+            status, answered = answer(body)
+            data = answered if isinstance(answered, bytes) else json.dumps(answered).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        do_GET = do_POST  # noqa: N815 - the name that http.server calls
+
+        def log_message(self, *_: object) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}", requests
+        finally:
+            server.shutdown()
+            thread.join()
