@@ -89,19 +89,14 @@ async def test_what_the_machinery_did_to_a_session_is_no_reward(
 
 def test_malformed_are_sessions_that_failed_and_were_judged() -> None:
     """The evaluator judges no other that failed."""
-    ended = [
-        (Status.COMPLETED, 1.0),
-        (Status.COMPLETED, 0.0),
-        (Status.FAILED, 0.0),
-        (Status.FAILED, None),
-        (Status.TIMED_OUT, None),
-    ]
+    rewards = [1.0, 0.0, 0.0, None, None]
+    statuses = [Status.COMPLETED, Status.COMPLETED, Status.FAILED, Status.FAILED, Status.TIMED_OUT]
     trajectories = [
         Trajectory(f"s{at}", "t", at, 5, 1, status, "prefix_merging", "shell", reward)
-        for at, (status, reward) in enumerate(ended)
+        for at, (status, reward) in enumerate(zip(statuses, rewards, strict=True))
     ]
     assert malformed(trajectories) == 1
-    assert unjudged([trajectory.reward for trajectory in trajectories]) == 2
+    assert unjudged(rewards) == 2
     told = HeldOut([1.0, 0.0, None], 1, 30.0)
     assert str(told) == "mean reward 0.500 of 3 sessions, 1 malformed, 1 not judged"
 
@@ -118,16 +113,13 @@ def test_a_step_is_the_same_tasks_again_and_another_step_others() -> None:
     assert [request.canonical() for request in Work(2).step(1, 12)] != bodies[0]
 
 
-@pytest.mark.parametrize("sessions", [0, -4, 2, 6])
-def test_an_evaluation_of_no_whole_groups_is_refused(sessions: int) -> None:
-    with pytest.raises(InputError, match=rf"held_out: .*multiple of 4 .*got {sessions}"):
-        Work(1).held_out("before", sessions)
-
-
-@pytest.mark.parametrize("prompts", [0, -1])
-def test_a_step_without_tasks_is_refused(prompts: int) -> None:
-    with pytest.raises(InputError, match=rf"prompts: .*1 or more .*got {prompts}"):
-        Work(1).step(1, prompts)
+@pytest.mark.parametrize("number", [0, -1, -4, 2, 6])
+def test_a_step_without_tasks_and_an_evaluation_of_no_whole_groups_are_refused(number: int) -> None:
+    with pytest.raises(InputError, match=rf"held_out: .*multiple of 4 .*got {number}"):
+        Work(1).held_out("before", number)
+    if number < 1:
+        with pytest.raises(InputError, match=rf"prompts: .*1 or more .*got {number}"):
+            Work(1).step(1, number)
 
 
 def test_waiting_for_groups_ends_when_none_comes_for_long(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,11 +34,6 @@ def _no_system(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     [
         ({"instructions": "x"}, "instructions: no such field; is it misspelt? (got 'x')"),
         ({"agent": {"harness": "claud"}}, "agent.harness: no such harness; there are: claude_code, codex, "),
-        ({"evaluator": {"strategy": "best"}}, "evaluator.strategy: no such evaluator; there are: session_completed"),
-        (
-            {"builder": {"strategy": "tree"}},
-            "builder.strategy: no such builder; there are: per_request, prefix_merging",
-        ),
         (
             {"builder": {"config": {"merge": 1}}},
             "builder.config.merge: no such setting of this builder; there are: end_of_turn_token_id, filters, rewards (got 1)",
@@ -47,23 +42,9 @@ def _no_system(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
             {"builder": {"strategy": "per_request", "config": {"filters": {"min_tokens": 3}}}},
             "builder.config.filters.min_tokens: no such setting of this builder; there are: drop_truncated, engines, kinds, max_tokens",
         ),
-        (
-            {"builder": {"config": {"rewards": "best"}}},
-            "builder.config.rewards: Input should be 'all', 'main_chain' or 'leaf' (got 'best')",
-        ),
-        (
-            {"builder": {"config": {"filters": {"max_tokens": 0}}}},
-            "builder.config.filters.max_tokens: Input should be greater than 0 (got 0)",
-        ),
-        ({"runtime": {"backend": "docker"}}, "runtime.backend: no such runtime; there are: process"),
-        ({"instruction": "ä" * 600_000}, "instruction: 1200000 bytes; at most 1048576"),
         ({"num_samples": 1025}, "num_samples: Input should be less than or equal to 1024 (got 1025)"),
-        ({"num_samples": 0}, "num_samples: Input should be greater than or equal to 1 (got 0)"),
-        ({"task_id": "../etc"}, "task_id: String should match pattern"),
         ({"task_id": "a.0"}, "task_id: String should match pattern"),
         ({"timeout_seconds": 90_000}, "timeout_seconds: Input should be less than or equal to 86400"),
-        ({"max_attempts": 100}, "timeouts × max_attempts = 480000 s"),
-        ({"callback_url": "x"}, "callback_url: must be an http or https URL"),
     ],
 )
 def test_a_bad_task_is_refused_with_field_value_and_reason(tmp_path: Path, change: dict[str, Any], said: str) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.contract, pytest.mark.contract]
+pytestmark = pytest.mark.contract
 
 PROGRAM = """
 import asyncio

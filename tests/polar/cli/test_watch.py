@@ -33,6 +33,7 @@ from analytics.live.view import Live
 from polar.cli.screen import Page, in_words, summary
 from polar.embedded import Broker
 from tests.polar.cli.commands import Write, rows, write
+from tests.polar.cli.show.recording import TASK
 from tests.polar.cli.terminal import Terminal
 from topics import completions, fleet, workers
 from topics.contract import catalogue
@@ -41,7 +42,7 @@ from topics.fleet import FleetState
 from topics.log import admin
 from topics.types.completion import CallOutcome, Completion, MessageDelta, TokenDelta
 from topics.types.errors import Kind, NotReady, SessionError
-from topics.types.session import Phase, Plan, SessionState, Stage, Status, TaskState
+from topics.types.session import Phase, SessionState, Stage, Status
 from topics.types.tokens import pack_ids
 from topics.workers import Heartbeat, StageSlots
 
@@ -122,7 +123,6 @@ def beat(worker_id: str = "w", role: str = "worker") -> Write:
 
 def a_system() -> list[Write]:
     """A worker, a proxy, a task with one session running and one that failed with words that no terminal should obey."""
-    plan = Plan("default", 0, 3, 1.0, 1.0, 1.0, "shell", "prefix_merging", b"{}", None, "train", b"{}")
     error = SessionError("run", Kind.AGENT, "exit_code", EVIL)
     answered = CallOutcome.ANSWERED
     delta, messages = TokenDelta(b""), MessageDelta(b"[]")
@@ -131,7 +131,7 @@ def a_system() -> list[Write]:
         beat(),
         beat("p", "proxy"),
         *rows(
-            TaskState("t", 2, "hash", plan=plan),
+            TASK,
             SessionState("t.0", "t", 0, Phase.READY, 0),
             SessionState("t.1", "t", 1, Phase.ENDED, 0, status=Status.FAILED, reward=0.25, error=error),
         ),

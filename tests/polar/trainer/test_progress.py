@@ -128,17 +128,21 @@ def given_in_the_end(log: Log, make: Made, moves: list[tuple[int, int, str]]) ->
     return trainer.given
 
 
+def each_once(log: Log, groups: list[Group]) -> bool:
+    """Whether the groups are those that the log ends."""
+    ends = [record for records in log.values() for _, record in records if not isinstance(record, Trajectory)]
+    return sorted(group.task_id for group in groups) == sorted(end.task_id for end in ends)
+
+
 @settings(max_examples=400)
 @given(logs(), MOVES)
 def test_each_group_is_given_once_whole_and_in_order(log: Log, moves: list[tuple[int, int, str]]) -> None:
     groups: list[Group] = given_in_the_end(log, Groups, moves)
-    ends = [record for records in log.values() for _, record in records if not isinstance(record, Trajectory)]
-    assert sorted(group.task_id for group in groups) == sorted(end.task_id for end in ends)
+    assert each_once(log, groups)
     for group in groups:
-        assert [one.sample_index for one in group.trajectories] == list(range(len(group.trajectories)))
-        assert {(one.task_id, one.num_samples) for one in group.trajectories} == {
-            (group.task_id, len(group.trajectories))
-        }
+        samples = len(group.trajectories)
+        assert [one.sample_index for one in group.trajectories] == list(range(samples))
+        assert {(one.task_id, one.num_samples) for one in group.trajectories} == {(group.task_id, samples)}
 
 
 @settings(max_examples=200)
@@ -150,8 +154,7 @@ def test_each_group_is_given_once_though_some_leave_early(
         return Groups(marks, skipped, lambda: GroupDeadline(at_least, within_ms))
 
     groups: list[Group] = given_in_the_end(log, make, moves)
-    ends = [record for records in log.values() for _, record in records if not isinstance(record, Trajectory)]
-    assert sorted(group.task_id for group in groups) == sorted(end.task_id for end in ends)
+    assert each_once(log, groups)
     for group in groups:
         indexes = [one.sample_index for one in group.trajectories]
         assert indexes == sorted(set(indexes))

@@ -171,3 +171,8 @@ def trained_tokens(trajectory: Trajectory) -> list[int]:
     """Ids of the trained tokens, each as often as it is trained, ascending."""
     expanded = trajectory.expanded()
     return sorted(np.concatenate([one.token_ids[one.loss_mask == 1] for one in expanded]).tolist()) if expanded else []
+
+
+def rewarded_tokens(group: Group) -> list[int]:
+    """Ids of the trained tokens of all sessions that have a reward, ascending."""
+    return sorted(token for one in group.trajectories if one.reward is not None for token in trained_tokens(one))

@@ -17,20 +17,7 @@ from topics.types.session import Phase, Plan, SessionState, Status, TaskState
 from topics.types.tokens import pack_ids, pack_logprobs
 from topics.types.trajectory import Trajectory
 
-PLAN = Plan(
-    pool="default",
-    priority=0,
-    max_attempts=3,
-    init_budget_s=1,
-    run_budget_s=1,
-    evaluate_budget_s=1,
-    harness="shell",
-    builder="prefix_merging",
-    builder_config=b"{}",
-    output=None,
-    mode="train",
-    metadata=b"{}",
-)
+PLAN = Plan("default", 0, 3, 1, 1, 1, "shell", "prefix_merging", b"{}", None, "train", b"{}")
 TASK = TaskState("t", 2, "hash", plan=PLAN)
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from polar.trainer.advantages import advantages
 from polar.trainer.exporters.slime import samples
 from polar.trainer.groups import Group
-from tests.polar.trainer.trees import groups, trained_tokens
+from tests.polar.trainer.trees import groups, rewarded_tokens
 
 FIELDS = {
     "group_index", "index", "rollout_id", "prompt", "tokens", "multimodal_inputs", "multimodal_train_inputs",
@@ -73,5 +73,4 @@ def test_every_trained_token_of_a_session_with_a_reward_is_in_one_sample(group: 
         for token, mask in zip(one["tokens"][-one["response_length"] :], one["loss_mask"], strict=True)
         if mask
     ]
-    wanted = [token for one in group.trajectories if one.reward is not None for token in trained_tokens(one)]
-    assert sorted(found) == sorted(wanted)
+    assert sorted(found) == rewarded_tokens(group)

@@ -9,7 +9,7 @@ from hypothesis import given
 from polar.trainer.advantages import advantages
 from polar.trainer.exporters.trl import rollout_samples, rollouts
 from polar.trainer.groups import Group
-from tests.polar.trainer.trees import groups, trained_tokens
+from tests.polar.trainer.trees import groups, rewarded_tokens
 from topics.types.errors import InputError
 from topics.types.trajectory import Stats
 
@@ -75,5 +75,4 @@ def test_arrays_are_aligned_and_each_trained_token_is_in_one_row(group: Group) -
         for token, mask in zip(sample.input_ids, sample.completion_mask, strict=True)
         if mask
     ]
-    judged = [one for one in group.trajectories if one.reward is not None]
-    assert sorted(found) == sorted(token for one in judged for token in trained_tokens(one))
+    assert sorted(found) == rewarded_tokens(group)
