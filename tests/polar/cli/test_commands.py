@@ -45,16 +45,14 @@ def read(settings: Settings, topic: Topic) -> list[clients.Record]:
 
     async def fetch() -> list[clients.Record]:
         name = topic.full_name(settings.namespace)
-        reader = clients.consumer(settings)
-        await reader.start()
         partitions = [clients.TopicPartition(name, number) for number in range(topic.embedded_partitions)]
-        reader.assign(partitions)
-        ends = await reader.end_offsets(partitions)
         found: list[clients.Record] = []
-        while len(found) < sum(ends.values()):
-            for records in (await reader.getmany(timeout_ms=500)).values():
-                found += records
-        await clients.stop(reader, 5)
+        async with clients.started(clients.consumer(settings), 5) as reader:
+            reader.assign(partitions)
+            ends = await reader.end_offsets(partitions)
+            while len(found) < sum(ends.values()):
+                for records in (await reader.getmany(timeout_ms=500)).values():
+                    found += records
         return found
 
     return asyncio.run(asyncio.wait_for(fetch(), 30))
@@ -254,31 +252,23 @@ def test_waiting_tells_each_groups_rewards_when_it_has_ended(settings: Settings)
 
 def a_trajectory(index: int) -> Trajectory:
     """Read 1 2, sampled 3 4 (trained), read 5, sampled 6 (masked)."""
-    call = {"kind": "main", "outcome": "answered", "dialect": "openai_chat", "received_at": 0, "completed_at": 1}
+    call = ("main", "answered", "openai_chat", 0, 1)
+    nodes = [
+        Node(-1, pack_ids([1, 2])),
+        Node(0, pack_ids([3, 4]), pack_logprobs([-0.1, -2.5]), call=0),
+        Node(1, pack_ids([5])),
+        Node(2, pack_ids([6]), pack_logprobs([-1.0]), call=1, masked="undelivered"),
+    ]
+    calls = [
+        Call("c0", *call, policy_version=7, sampling=Sampling(temperature=1.0)),
+        Call("c1", *call),
+    ]
+    trace = Trace(f"t.{index}/c1", leaf=3, trains=[1], reward=0.5, finish_reason="stop")
+    stats = Stats(calls=2, answered=2, traces=1, tokens=6, sampled_tokens=3, trainable_tokens=2)
     return Trajectory(
-        session_id=f"t.{index}",
-        task_id="t",
-        sample_index=index,
-        num_samples=2,
-        attempt=1,
-        status=Status.COMPLETED,
-        builder="prefix_merging",
-        harness="shell",
-        reward=0.5,
-        nodes=[
-            Node(-1, pack_ids([1, 2])),
-            Node(0, pack_ids([3, 4]), pack_logprobs([-0.1, -2.5]), call=0),
-            Node(1, pack_ids([5])),
-            Node(2, pack_ids([6]), pack_logprobs([-1.0]), call=1, masked="undelivered"),
-        ],
-        calls=[
-            Call("c0", **call, policy_version=7, sampling=Sampling(temperature=1.0)),  # type: ignore[arg-type]
-            Call("c1", **call),  # type: ignore[arg-type]
-        ],
-        traces=[Trace(f"t.{index}/c1", leaf=3, trains=[1], reward=0.5, finish_reason="stop")],
-        stats=Stats(calls=2, answered=2, traces=1, tokens=6, sampled_tokens=3, trainable_tokens=2),
-        metadata=b'{"who":"me"}',
-    )
+        f"t.{index}", "t", index, 2, 1, Status.COMPLETED, "prefix_merging", "shell",
+        reward=0.5, nodes=nodes, calls=calls, traces=[trace], stats=stats, metadata=b'{"who":"me"}',
+    )  # fmt: skip
 
 
 def test_trajectories_are_written_out_as_programs_expect(settings: Settings) -> None:

@@ -23,6 +23,7 @@ from typer.testing import CliRunner
 
 from polar.cli.app import app
 from tests.analytics.story import NOON, story, write
+from tests.polar.cli.commands import polar
 from topics.environment.settings import Settings
 
 pytestmark = pytest.mark.contract
@@ -33,6 +34,7 @@ SELECT * FROM (VALUES
     (NULL, NULL, 'nan', NULL, NULL, NULL, NULL, NULL, NULL)
 ) AS t(whole, exact, float, words, list, map, bytes, flag, instant)
 """
+COLUMNS = ["whole", "exact", "float", "words", "list", "map", "bytes", "flag", "instant"]
 BUSY_S = 2.0
 """Of CPU: twice what starting takes."""
 LONG = "SELECT sum(a.range * b.range) FROM range(100000000) a, range(100000) b"
@@ -54,31 +56,26 @@ def _here(monkeypatch: pytest.MonkeyPatch, data: Path, tmp_path: Path) -> None:
 
 
 def ask(*arguments: str, stdin: str | None = None) -> str:
-    result = CliRunner().invoke(app, ["sql", *arguments], input=stdin)
-    assert (result.exit_code, result.stderr) == (0, ""), result.stderr
-    return result.stdout
+    code, stdout, stderr = polar("sql", *arguments, stdin=stdin)
+    assert (code, stderr) == (0, "")
+    return stdout
 
 
 def refused(*arguments: str) -> tuple[int, str]:
-    result = CliRunner().invoke(app, ["sql", *arguments])
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-    assert result.stdout == ""
-    return result.exit_code, result.stderr
+    code, stdout, stderr = polar("sql", *arguments)
+    assert stdout == ""
+    return code, stderr
 
 
 def test_a_table_for_people() -> None:
     shown = ask("SELECT harness, count(*) AS n, avg(reward) AS mean FROM sessions GROUP BY 1 ORDER BY 1").splitlines()
-    assert [line.split() for line in shown if "─" not in line] == [
-        ["harness", "n", "mean"],
-        ["external", "2", "0.5"],
-        ["pi", "4", "0.5"],
-        ["shell", "2", "1"],
-    ]
+    lines = [" ".join(line.split()) for line in shown if "─" not in line]
+    assert lines == ["harness n mean", "external 2 0.5", "pi 4 0.5", "shell 2 1"]
 
 
 def test_every_kind_of_value_in_a_table() -> None:
     header, _, first, second = ask(KINDS).splitlines()
-    assert header.split() == ["whole", "exact", "float", "words", "list", "map", "bytes", "flag", "instant"]
+    assert header.split() == COLUMNS
     assert first.split() == [
         "1",
         "2.500",
@@ -121,32 +118,22 @@ def test_columns_that_no_screen_holds_are_shown_row_by_row() -> None:
 
 
 def test_a_long_table_ends_early_and_says_so() -> None:
-    result = CliRunner().invoke(app, ["sql", "SELECT range FROM range(100000)"])
-    assert result.exit_code == 0
-    assert len(result.stdout.splitlines()) == 502
-    assert result.stderr == "polar: only the first 500 rows; --format csv, json or parquet prints all\n"
+    code, stdout, stderr = polar("sql", "SELECT range FROM range(100000)")
+    assert (code, len(stdout.splitlines())) == (0, 502)
+    assert stderr == "polar: only the first 500 rows; --format csv, json or parquet prints all\n"
 
 
 def test_csv_has_every_value_whole() -> None:
     header, first, second = csv.reader(io.StringIO(ask(KINDS, "--format", "csv")))
-    assert header == ["whole", "exact", "float", "words", "list", "map", "bytes", "flag", "instant"]
+    assert header == COLUMNS
     assert first == ["1", "2.500", "0.1", 'a,"b"', "[1,2]", '{"k":1}', "eA==", "true", "2026-01-02T03:04:05.678000Z"]
     assert second == ["", "", "null", *[""] * 6]
 
 
 def test_json_is_an_array_of_objects() -> None:
     first, second = json.loads(ask(KINDS, "--format", "json"))
-    assert first == {
-        "whole": 1,
-        "exact": 2.5,
-        "float": 0.1,
-        "words": 'a,"b"',
-        "list": [1, 2],
-        "map": {"k": 1},
-        "bytes": "eA==",
-        "flag": True,
-        "instant": "2026-01-02T03:04:05.678000Z",
-    }
+    values = [1, 2.5, 0.1, 'a,"b"', [1, 2], {"k": 1}, "eA==", True, "2026-01-02T03:04:05.678000Z"]
+    assert first == dict(zip(COLUMNS, values, strict=True))
     assert set(second.values()) == {None}
 
 

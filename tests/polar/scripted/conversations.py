@@ -1,9 +1,15 @@
-"""Hypothesis strategies for turns whose texts are out to break templates and parsers."""
+"""The shipped tokenizer, template and parser, and Hypothesis strategies for turns that are out to break them."""
 
 from hypothesis import strategies as st
 
+from polar.scripted.answer import AnswerParser
 from polar.scripted.conversation import Call, Turn
-from polar.scripted.tokenizer import SPECIALS
+from polar.scripted.template import ChatTemplate
+from polar.scripted.tokenizer import SPECIALS, Tokenizer
+
+TOKENIZER = Tokenizer()
+TEMPLATE = ChatTemplate(TOKENIZER)
+PARSER = AnswerParser(TOKENIZER)
 
 _SHARDS = [*SPECIALS, "\n", " ", "\0", "\0n", "\0l", "<", "}", '"', '{"name": "x", "arguments": {}}', "é", "日", "🎉"]
 TEXTS = st.text() | st.lists(st.sampled_from(_SHARDS) | st.text(max_size=3), max_size=8).map("".join)

@@ -3,15 +3,10 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polar.scripted.answer import AnswerParser, Delta, as_turn, joined, stop_in, text_before
+from polar.scripted.answer import Delta, as_turn, joined, stop_in, text_before
 from polar.scripted.conversation import Call, Turn
-from polar.scripted.template import ChatTemplate
-from polar.scripted.tokenizer import Tokenizer
-from tests.polar.scripted.conversations import ANSWERS
+from tests.polar.scripted.conversations import ANSWERS, PARSER, TEMPLATE, TOKENIZER
 
-TOKENIZER = Tokenizer()
-TEMPLATE = ChatTemplate(TOKENIZER)
-PARSER = AnswerParser(TOKENIZER)
 TEXTS = st.text(st.sampled_from("ab é🎉\n<"), max_size=30)
 STOPS = st.lists(st.text(st.sampled_from("ab é🎉\n"), min_size=1, max_size=3), min_size=1, max_size=3)
 

@@ -20,6 +20,7 @@ from polar.scripted.record import Record, Sampled
 from polar.scripted.scripts import Script, ScriptCall, ScriptTurn, Variant
 
 DEADLINE_S = 10.0
+CHAT = "/v1/chat/completions"
 TOOLS: Any = [
     {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}} for name in ("read", "bash")
 ]
@@ -107,6 +108,12 @@ async def ask_stream(client: openai.AsyncOpenAI, messages: Any = ASK, **fields: 
         model="polar-scripted", messages=messages, tools=TOOLS, stream=True, **(WITH_IDS | fields)
     )
     return [chunk async for chunk in stream]
+
+
+async def post(http: aiohttp.ClientSession, path: str, body: Any) -> tuple[int, Any]:
+    """Status and JSON of the answer."""
+    async with http.post(path, json=body) as answer:
+        return answer.status, await answer.json()
 
 
 def extra(thing: Any, name: str) -> Any:
@@ -341,17 +348,17 @@ async def test_ids_and_logprobs_come_only_where_they_are_asked_for(
 async def test_a_bad_request_gets_vllms_error_shape(
     engine: Engine, http: aiohttp.ClientSession, fields: Any, status: int, complaint: str
 ) -> None:
-    async with http.post("/v1/chat/completions", json={"messages": ASK} | fields) as answer:
-        error = (await answer.json())["error"]
-        assert answer.status == status == error["code"]
-        assert complaint in error["message"]
-        assert set(error) == {"message", "type", "param", "code"}
+    found, body = await post(http, CHAT, {"messages": ASK} | fields)
+    error = body["error"]
+    assert found == status == error["code"]
+    assert complaint in error["message"]
+    assert set(error) == {"message", "type", "param", "code"}
     assert engine.record.calls() == []
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"messages": [{"role": "user", "content": "\\ud800"}]}'])
 async def test_a_body_that_is_no_request_gets_400(http: aiohttp.ClientSession, body: bytes) -> None:
-    for path in ("/v1/chat/completions", "/tokenize", "/scripted/faults"):
+    for path in (CHAT, "/tokenize", "/scripted/faults"):
         async with http.post(path, data=body) as answer:
             assert answer.status == 400
             assert (await answer.json())["error"]["type"] == "BadRequestError"
@@ -374,34 +381,30 @@ async def test_tokenize_gives_ids_of_a_prompt_or_text_and_detokenize_the_text_of
     engine: Engine, client: openai.AsyncOpenAI, http: aiohttp.ClientSession
 ) -> None:
     await ask(client)
-    async with http.post("/tokenize", json={"messages": ASK, "tools": TOOLS}) as answer:
-        tokenized = await answer.json()
+    _, tokenized = await post(http, "/tokenize", {"messages": ASK, "tools": TOOLS})
     assert tokenized["tokens"] == engine.record.calls()[0].prompt_token_ids
     assert tokenized["count"] == len(tokenized["tokens"])
-    async with http.post("/tokenize", json={"prompt": "hi there"}) as answer:
-        assert engine.tokenizer.decode((await answer.json())["tokens"]) == "hi there"
+    _, tokenized = await post(http, "/tokenize", {"prompt": "hi there"})
+    assert engine.tokenizer.decode(tokenized["tokens"]) == "hi there"
     ids = [*engine.tokenizer.encode("hi there"), engine.tokenizer.special_ids["<|im_end|>"]]
-    async with http.post("/detokenize", json={"model": "polar-scripted", "tokens": ids}) as answer:
-        assert await answer.json() == {"prompt": "hi there<|im_end|>"}
+    detokenized = await post(http, "/detokenize", {"model": "polar-scripted", "tokens": ids})
+    assert detokenized == (200, {"prompt": "hi there<|im_end|>"})
     for tokens in ([-1], [engine.tokenizer.size], ["x"]):
-        async with http.post("/detokenize", json={"tokens": tokens}) as answer:
-            assert answer.status == 400
+        assert (await post(http, "/detokenize", {"tokens": tokens}))[0] == 400
 
 
 async def test_faults_are_listed_counted_and_cleared_over_http(http: aiohttp.ClientSession) -> None:
-    fault = {"kind": "status", "status": 429, "retry_after_s": 7}
-    async with http.post("/scripted/faults", json=fault) as answer:
-        assert await answer.json() == {"faults": [fault]}
-    await http.post("/scripted/faults", json={"kind": "hang", "times": 2})
-    async with http.post("/v1/chat/completions", json={"messages": ASK}) as answer:
+    fault, hang = {"kind": "status", "status": 429, "retry_after_s": 7}, {"kind": "hang", "times": 2}
+    assert await post(http, "/scripted/faults", fault) == (200, {"faults": [fault]})
+    await post(http, "/scripted/faults", hang)
+    async with http.post(CHAT, json={"messages": ASK}) as answer:
         assert (answer.status, answer.headers["Retry-After"]) == (429, "7")
         assert (await answer.json())["error"]["type"] == "RateLimitError"
     async with http.get("/scripted/faults") as answer:
-        assert await answer.json() == {"faults": [{"kind": "hang", "times": 2}]}
+        assert await answer.json() == {"faults": [hang]}
     async with http.delete("/scripted/faults") as answer:
         assert await answer.json() == {"faults": []}
-    async with http.post("/v1/chat/completions", json={"messages": ASK}) as answer:
-        assert answer.status == 200
+    assert (await post(http, CHAT, {"messages": ASK}))[0] == 200
 
 
 @pytest.mark.parametrize(
@@ -417,8 +420,7 @@ async def test_faults_are_listed_counted_and_cleared_over_http(http: aiohttp.Cli
     ],
 )
 async def test_a_fault_that_there_is_not_is_refused(http: aiohttp.ClientSession, fault: Any) -> None:
-    async with http.post("/scripted/faults", json=fault) as answer:
-        assert answer.status == 400
+    assert (await post(http, "/scripted/faults", fault))[0] == 400
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -428,11 +430,11 @@ async def test_a_cut_connection_breaks_off_before_the_headers_or_after_so_many_b
     request = {"messages": ASK, "stream": stream, "tools": TOOLS, "session_id": "t.0"}
     await http.post("/scripted/faults", json={"kind": "cut"})
     with pytest.raises(aiohttp.ServerDisconnectedError):
-        await http.post("/v1/chat/completions", json=request)
+        await http.post(CHAT, json=request)
     assert record.calls() == []
     await http.post("/scripted/faults", json={"kind": "cut", "after_bytes": 300})
     got = bytearray()
-    async with http.post("/v1/chat/completions", json=request) as answer:
+    async with http.post(CHAT, json=request) as answer:
         assert answer.status == 200
         with pytest.raises(aiohttp.ClientPayloadError):  # noqa: PT012 - reads until the cut
             while piece := await answer.content.readany():
@@ -449,7 +451,7 @@ async def test_garbage_is_garbage_and_the_record_keeps_the_truth(
 ) -> None:
     await http.post("/scripted/faults", json={"kind": "garbage", "form": form})
     request = {"messages": ASK, "stream": stream, "logprobs": True, "top_logprobs": 0, "return_token_ids": True}
-    async with http.post("/v1/chat/completions", json=request) as answer:
+    async with http.post(CHAT, json=request) as answer:
         assert answer.status == 200
         text = await answer.text()
     (record,) = engine.record.calls()
@@ -478,7 +480,7 @@ async def test_a_client_that_hangs_up_ends_the_call_which_is_recorded_aborted(
     if session == "t.0":  # t.1 is slow by its script
         engine.faults.add(Slow(delay_s=0.0 if stream else 3600.0, chunk_delay_s=3600.0))
     request = {"messages": ASK, "stream": stream, "tools": TOOLS, "session_id": session}
-    call = asyncio.create_task(http.post("/v1/chat/completions", json=request))
+    call = asyncio.create_task(http.post(CHAT, json=request))
     if stream and session == "t.0":
         answer = await call
         await answer.content.readany()
@@ -496,9 +498,8 @@ async def test_a_hanging_call_ends_with_its_client_and_samples_nothing(
 ) -> None:
     await http.post("/scripted/faults", json={"kind": "hang"})
     with pytest.raises(TimeoutError):
-        await asyncio.wait_for(http.post("/v1/chat/completions", json={"messages": ASK}), 0.2)
-    async with http.post("/v1/chat/completions", json={"messages": ASK}) as answer:
-        assert answer.status == 200
+        await asyncio.wait_for(http.post(CHAT, json={"messages": ASK}), 0.2)
+    assert (await post(http, CHAT, {"messages": ASK}))[0] == 200
     assert len(engine.record.calls()) == 1
 
 

@@ -5,15 +5,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polar.scripted.answer import AnswerParser, as_turn, joined
+from polar.scripted.answer import as_turn, joined
 from polar.scripted.conversation import Call, Turn
-from polar.scripted.template import ChatTemplate
-from polar.scripted.tokenizer import Tokenizer
-from tests.polar.scripted.conversations import ANSWERS, OTHERS, TOOLS
-
-TOKENIZER = Tokenizer()
-TEMPLATE = ChatTemplate(TOKENIZER)
-PARSER = AnswerParser(TOKENIZER)
+from tests.polar.scripted.conversations import ANSWERS, OTHERS, PARSER, TEMPLATE, TOKENIZER, TOOLS
 
 
 @given(

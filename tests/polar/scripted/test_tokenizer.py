@@ -3,9 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polar.scripted.tokenizer import SPECIALS, VOCABULARY_FILE, Tokenizer
-
-TOKENIZER = Tokenizer()
+from polar.scripted.tokenizer import SPECIALS, VOCABULARY_FILE
+from tests.polar.scripted.conversations import TOKENIZER
 
 
 @given(st.text() | st.lists(st.sampled_from([*SPECIALS, "a", "\n", " "])).map("".join))

@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 import pytest
 from aiokafka import AIOKafkaConsumer
+from aiokafka.admin import RecordsToDelete
 from aiokafka.errors import UnsupportedCodecError
 from numpy.typing import NDArray
 
@@ -232,16 +233,10 @@ async def removed(settings: Settings, before: int) -> None:
     client: Any = kafka.admin(settings)
     await client.start()
     try:
-        partitions = {kafka.TopicPartition(name, number): before for number in range(PARTITIONS)}
-        await client.delete_records({at: Before(offset) for at, offset in partitions.items()})
+        removal = RecordsToDelete(before)
+        await client.delete_records({kafka.TopicPartition(name, number): removal for number in range(PARTITIONS)})
     finally:
         await client.close()
-
-
-class Before(msgspec.Struct, frozen=True):
-    """aiokafka's RecordsToDelete."""
-
-    before_offset: int
 
 
 async def test_records_that_left_the_log_unread_are_an_error_unless_they_may(

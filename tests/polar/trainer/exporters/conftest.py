@@ -9,7 +9,7 @@ from polar.trainer.groups import Group
 from tests.polar.trainer.trees import built
 from tests.polar.trainer.writing import trajectory
 from topics.types.tokens import pack_ids, pack_logprobs
-from topics.types.trajectory import ROOT, Call, Node
+from topics.types.trajectory import ROOT, Call, Node, Trajectory
 
 
 @pytest.fixture
@@ -27,3 +27,11 @@ def group() -> Group:
     branched = built("t.0", nodes, calls, reward=1.0, samples=3)
     branched = msgspec.structs.replace(branched, metadata=b'{"set": "train"}')
     return Group("t", [branched, trajectory("t", 1, 3, 0.0), trajectory("t", 2, 3, None)])
+
+
+@pytest.fixture
+def unknown(group: Group) -> Trajectory:
+    """`t.0`, of whose calls one is of a version that nobody knows."""
+    branched = group.trajectories[0]
+    first, *others = branched.calls
+    return msgspec.structs.replace(branched, calls=[msgspec.structs.replace(first, policy_version=None), *others])

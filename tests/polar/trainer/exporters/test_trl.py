@@ -11,7 +11,7 @@ from polar.trainer.exporters.trl import rollout_samples, rollouts
 from polar.trainer.groups import Group
 from tests.polar.trainer.trees import groups, rewarded_tokens
 from topics.types.errors import InputError
-from topics.types.trajectory import Stats
+from topics.types.trajectory import Stats, Trajectory
 
 
 def test_every_sample_has_its_slot_and_one_without_a_reward_says_none(group: Group) -> None:
@@ -37,10 +37,7 @@ def test_a_sample_without_tokens_holds_its_slot(group: Group) -> None:
         rollouts([Group("t", [empty])], num_generations=1)
 
 
-def test_a_row_is_of_no_known_version_if_one_of_its_calls_is(group: Group) -> None:
-    branched = group.trajectories[0]
-    first, *others = branched.calls
-    unknown = msgspec.structs.replace(branched, calls=[msgspec.structs.replace(first, policy_version=None), *others])
+def test_a_row_is_of_no_known_version_if_one_of_its_calls_is(unknown: Trajectory) -> None:
     assert [one.model_version for one in rollout_samples(Group("t", [unknown]), group_id=0)] == [6, -1]
 
 

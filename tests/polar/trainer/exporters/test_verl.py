@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import partial
 
-import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -15,6 +14,7 @@ from polar.trainer.groups import Group
 from polar.trainer.rows import grpo
 from tests.polar.trainer.trees import groups
 from topics.types.errors import InputError
+from topics.types.trajectory import Trajectory
 
 FIELDS = {
     "prompt_ids", "response_ids", "response_mask", "response_logprobs", "routed_experts", "multi_modal_data", "reward_score",
@@ -88,12 +88,8 @@ def test_a_batch_says_what_the_rows_do(group: Group) -> None:
         assert (made.batch["position_ids"][index][real] == np.arange(len(row))).all()
 
 
-def test_a_version_that_nobody_knows_is_refused_or_what_the_caller_says(group: Group) -> None:
+def test_a_version_that_nobody_knows_is_refused_or_what_the_caller_says(unknown: Trajectory) -> None:
     """verl makes integers of them at each step. One of a row's calls is enough."""
-    branched = group.trajectories[0]
-    first, *others = branched.calls
-    calls = [msgspec.structs.replace(first, policy_version=None), *others]
-    unknown = msgspec.structs.replace(branched, calls=calls)
     with pytest.raises(InputError, match=r"policy_version: t\.0: its policy version is unknown; publish"):
         agent_loop_outputs(unknown)
     _, main = agent_loop_outputs(unknown, unknown_version=3)
