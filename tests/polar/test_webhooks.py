@@ -22,14 +22,9 @@ IDS = st.text("abcdefghijklmnopqrstuvwxyzABC0123456789_-.", min_size=1, max_size
 
 def test_the_signature_is_the_specifications() -> None:
     """The example of its reference libraries."""
-    headers = sign(
-        "msg_p5jXN8AQM9LWM0D4loKWxJek",
-        1614265330,
-        b'{"test": 2432232314}',
-        ["whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"],
-    )
-    assert headers == {
-        "webhook-id": "msg_p5jXN8AQM9LWM0D4loKWxJek",
+    message, secret = "msg_p5jXN8AQM9LWM0D4loKWxJek", "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
+    assert sign(message, 1614265330, b'{"test": 2432232314}', [secret]) == {
+        "webhook-id": message,
         "webhook-timestamp": "1614265330",
         "webhook-signature": "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE=",
     }

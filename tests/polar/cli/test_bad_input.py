@@ -77,7 +77,9 @@ def test_a_source_that_is_not_here_is_said_and_may_be_elsewhere(tmp_path: Path) 
     assert code == 3, "it went on, as far as to Kafka"
 
 
-NEED_KAFKA = "status|trajectories|cancel t|topics list|topics apply|fleet pause|fleet resume|fleet status|fleet drain"
+NEED_KAFKA = (
+    "status|watch|trajectories|cancel t|topics list|topics apply|fleet pause|fleet resume|fleet status|fleet drain"
+)
 
 
 @pytest.mark.parametrize("command", NEED_KAFKA.split("|"))

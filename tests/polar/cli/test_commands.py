@@ -104,17 +104,9 @@ def test_a_used_id_with_another_body_is_refused_and_nothing_of_the_invocation_se
 
 
 def test_an_equal_body_is_the_same_task_and_its_end_is_not_waited_for_again(settings: Settings) -> None:
-    write_rows(
-        settings,
-        task_row(),
-        session_row(0, status=Status.COMPLETED, reward=1.0),
-        session_row(
-            1,
-            status=Status.FAILED,
-            reward=0.0,
-            error=SessionError("run", Kind.AGENT, "exit_code", "ended with 3:\nno key"),
-        ),
-    )
+    error = SessionError("run", Kind.AGENT, "exit_code", "ended with 3:\nno key")
+    failed = session_row(1, status=Status.FAILED, reward=0.0, error=error)
+    write_rows(settings, task_row(), session_row(0, status=Status.COMPLETED, reward=1.0), failed)
     code, stdout, stderr = polar("submit", "--wait", "-", stdin=json.dumps(BODY))
     assert (code, stdout) == (0, "t\n")
     assert "2 of 2 sessions have ended: 1 COMPLETED, 1 FAILED; mean reward 0.5" in stderr
@@ -125,23 +117,14 @@ def test_an_equal_body_is_the_same_task_and_its_end_is_not_waited_for_again(sett
 def test_wait_ends_with_1_where_a_session_failed_for_what_is_not_the_agents_doing(
     settings: Settings, kind: Kind
 ) -> None:
-    error = SessionError("init", kind, "broken", "no such thing")
-    write_rows(
-        settings, task_row(), session_row(0, status=Status.COMPLETED), session_row(1, status=Status.FAILED, error=error)
-    )
+    failed = session_row(1, status=Status.FAILED, error=SessionError("init", kind, "broken", "no such thing"))
+    write_rows(settings, task_row(), session_row(0, status=Status.COMPLETED), failed)
     code, stdout, stderr = polar("submit", "--wait", "--format", "json", "-", stdin=json.dumps(BODY))
     assert code == 1
     assert f"t.1 FAILED: init {kind.value}/broken: no such thing" in stderr
-    assert json.loads(stdout) == [
-        {
-            "task_id": "t",
-            "num_samples": 2,
-            "ended": 2,
-            "phases": {},
-            "statuses": {"COMPLETED": 1, "FAILED": 1},
-            "mean_reward": None,
-        }
-    ]
+    statuses = {"COMPLETED": 1, "FAILED": 1}
+    ended = {"task_id": "t", "num_samples": 2, "ended": 2, "phases": {}, "statuses": statuses, "mean_reward": None}
+    assert json.loads(stdout) == [ended]
 
 
 @pytest.mark.parametrize("target", ["t", "t.3"])
@@ -186,13 +169,9 @@ def test_a_sample_that_a_task_does_not_have_is_refused(settings: Settings, comma
 
 
 def test_status_shows_tasks_and_sessions_and_knows_tombstones(settings: Settings) -> None:
-    error = SessionError("run", Kind.BUDGET, "timeout", "ran for 60 s")
-    write_rows(
-        settings,
-        task_row(),
-        session_row(0, Phase.RUNNING, attempt=2),
-        session_row(1, status=Status.TIMED_OUT, error=error),
-    )
+    timed_out = SessionError("run", Kind.BUDGET, "timeout", "ran for 60 s")
+    ended = session_row(1, status=Status.TIMED_OUT, error=timed_out)
+    write_rows(settings, task_row(), session_row(0, Phase.RUNNING, attempt=2), ended)
     code, stdout, _ = polar("status")
     assert code == 0
     assert next(line.split() for line in stdout.splitlines() if line.strip().startswith("t "))[:3] == ["t", "2", "1"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -43,12 +44,10 @@ print("read")
 
 def on_terminal(program: str) -> str:
     """All that a program wrote to a terminal of 80 characters; it ended well."""
-    terminal = Terminal([sys.executable, "-c", program], os.environ | {"TERM": "xterm", "COLUMNS": "80"}, 80, 24)
-    try:
+    environment = os.environ | {"TERM": "xterm", "COLUMNS": "80"}
+    with closing(Terminal([sys.executable, "-c", program], environment, 80, 24)) as terminal:
         assert terminal.end() == 0, terminal.wrote
         return terminal.wrote
-    finally:
-        terminal.close()
 
 
 def test_a_download_is_a_bar_on_a_terminal_which_leaves_other_lines_whole() -> None:

@@ -66,12 +66,8 @@ async def test_a_block_is_a_pause_and_what_is_published_in_it_is_what_calls_say_
     await asyncio.gather(call, held)
     assert [recorded.policy_version for recorded in await bench.calls(2)] == [1, 2]
     after = await fleet.status()
-    assert (during.state.paused, during.versions, after.state.paused, after.state.generation) == (
-        True,
-        {None: 2},
-        False,
-        2,
-    )
+    assert (during.state.paused, during.versions) == (True, {None: 2})
+    assert (after.state.paused, after.state.generation) == (False, 2)
 
 
 async def test_calls_that_do_not_end_fail_the_pause_and_the_fleet_runs_again(

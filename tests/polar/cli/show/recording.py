@@ -65,33 +65,18 @@ class Recording:
         self._history.add(call_id, told, given.prompt_ids, given.sampled_ids, answer)
         at = 1_000 * (len(self.calls) + 1)
         fields = {"received_at": at, "completed_at": at + 250, "model_served": "model", **fields}
-        record = completion(
-            call_id,
-            delta,
-            sampled_ids,
-            messages=written.messages,
-            tools=written.tools,
-            answer=msgspec.json.encode(answer),
-            logprobs=logprobs,
-            **fields,
-        )
+        fields |= {"messages": written.messages, "tools": written.tools, "logprobs": logprobs}
+        record = completion(call_id, delta, sampled_ids, answer=msgspec.json.encode(answer), **fields)
         self.calls.append(record)
         return record
 
     def failed(self, call_id: str, messages: list[Message], error: CallError) -> Completion:
         """A call without an answer."""
         written = self._history.transcript_delta(transcript(Spelled(messages), []))
-        record = completion(
-            call_id,
-            TokenDelta(b""),
-            [],
-            messages=written.messages,
-            outcome=CallOutcome.FAILED,
-            error=error,
-            finish_reason=None,
-            received_at=1_000 * (len(self.calls) + 1),
-            completed_at=1_000 * (len(self.calls) + 1) + 10,
-        )
+        at = 1_000 * (len(self.calls) + 1)
+        failed: dict[str, Any] = {"outcome": CallOutcome.FAILED, "error": error, "finish_reason": None}
+        times = {"received_at": at, "completed_at": at + 10}
+        record = completion(call_id, TokenDelta(b""), [], messages=written.messages, **failed, **times)
         self.calls.append(record)
         return record
 

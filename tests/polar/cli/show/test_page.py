@@ -41,6 +41,12 @@ def story(recording: Recording, *, ended: bool = True, **more: Any) -> Story:
     return assemble(TASK, row(log_offset=0, **more), log, trajectory)
 
 
+def one_call(call_id: str, text: str) -> Recording:
+    recording = Recording()
+    recording.call(call_id, [says("user", text)], says("assistant", "done"))
+    return recording
+
+
 def drawn(told: Story, *, is_full: bool = False, terminal: bool = False, width: int = 100) -> str:
     """All sections, as they come out."""
     out = io.StringIO()
@@ -155,8 +161,7 @@ def test_calls_stand_in_tree_order_branches_before_what_goes_on() -> None:
 
 
 def test_a_table_says_nothing_of_what_no_call_has() -> None:
-    recording = Recording()
-    recording.call("a", [says("user", "go")], says("assistant", "done"))
+    recording = one_call("a", "go")
     head = section(drawn(story(recording), width=200), "Calls").splitlines()[0].split()
     assert head == ["call", "kind", "outcome", "branch", "prompt", "shared", "sampled", "latency", "finish", "id"]
     recording.call("b", [says("user", "go")], calls_tool("bash", "{}"), policy_version=7)
@@ -166,9 +171,7 @@ def test_a_table_says_nothing_of_what_no_call_has() -> None:
 
 
 def test_a_narrow_terminal_does_without_ids_and_a_row_stays_a_line() -> None:
-    recording = Recording()
-    asked = [says("user", "go")]
-    recording.call("an-id-of-forty-characters-and-some-more-yet", asked, says("assistant", "done"))
+    recording = one_call("an-id-of-forty-characters-and-some-more-yet", "go")
     for width, has_id in ((80, False), (160, True)):
         lines = drawn(story(recording), terminal=True, width=width).split("Transcript")[0].splitlines()
         (line,) = [line for line in lines if "answered" in line and "main" in line]
@@ -213,8 +216,7 @@ def test_colours_are_on_a_terminal_alone_and_none_where_they_are_unwanted(monkey
 
 
 def test_wide_text_wraps_on_a_terminal_and_stays_a_line_in_a_pipe() -> None:
-    recording = Recording()
-    recording.call("a", [says("user", "word " * 100)], says("assistant", "done"))
+    recording = one_call("a", "word " * 100)
     assert max(map(len, section(drawn(story(recording)), "Transcript").splitlines())) > 400
     wrapped = drawn(story(recording), terminal=True, width=60).splitlines()
     text = [line for line in wrapped if line.startswith("    word")]
