@@ -49,14 +49,17 @@ def test_every_format_gives_the_same_bodies(tmp_path_factory: pytest.TempPathFac
     [
         ('{"task_id": "a"}', 1),
         ('{\n  "task_id": "a"\n}\n', 1),
-        ('[{"task_id": "a"}, {"task_id": "b"}]', 2),
+        ('[{"task_id": "a"},\n {"task_id": "b"}]', 2),
+        ("\ntask_id: a\n---\ntask_id: b\n", 2),
         ('{"task_id": "a"}\n\n{"task_id": "b"}\n', 2),
         ("task_id: a\n---\ntask_id: b\n---\n- task_id: c\n- task_id: d\n", 4),
     ],
 )
 def test_standard_input_is_read_by_its_look(monkeypatch: pytest.MonkeyPatch, text: str, count: int) -> None:
-    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(text.encode())))
-    assert [document.body for document in documents.read("-")] == [{"task_id": name} for name in "abcd"[:count]]
+    for read_or_stream in (documents.read, documents.stream):
+        monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(text.encode())))
+        found = [document.body for document in read_or_stream("-")]
+        assert found == [{"task_id": name} for name in "abcd"[:count]]
 
 
 @pytest.mark.parametrize(
@@ -121,12 +124,6 @@ def test_json_lines_of_a_pipe_are_read_as_they_come(monkeypatch: pytest.MonkeyPa
     assert (found.body, found.place, pipe.asked) == ({"task_id": "b"}, "standard input, line 3", 3)
     with pytest.raises(InputError, match="standard input, line 4"):
         next(stream)
-
-
-@pytest.mark.parametrize("text", ['[{"task_id": "a"},\n {"task_id": "b"}]', "\ntask_id: a\n---\ntask_id: b\n"])
-def test_what_is_no_json_lines_is_read_whole(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(text.encode())))
-    assert [document.body for document in documents.stream("-")] == [{"task_id": "a"}, {"task_id": "b"}]
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.yaml", "a.json"])
