@@ -13,13 +13,22 @@ from msgspec.structs import replace
 from polar.trainer.groups import Group
 from polar.trainer.staleness import Staleness
 from tests.polar.trainer.trees import built, groups, tallied, trained_tokens, versions_of
+from tests.polar.trainer.writing import trajectory
 from topics.types.errors import InputError
 from topics.types.tokens import count, pack_ids, pack_logprobs, unpack_ids
 from topics.types.trajectory import ROOT, Call, Node, Trajectory
 
+Unknown = Literal["stale", "fresh"]
+Drop = Literal["group", "sample", "token"]
 CURRENT = 5
 DROPS = st.sampled_from(["group", "sample", "token"])
-UNKNOWNS: st.SearchStrategy[Literal["stale", "fresh"]] = st.sampled_from(["stale", "fresh"])
+UNKNOWNS: st.SearchStrategy[Unknown] = st.sampled_from(["stale", "fresh"])
+
+
+def applied(group: Group, limit: int, unknown: Unknown, drop: Drop = "group") -> tuple[Group | None, Counter[str]]:
+    """What the rule keeps, and its counts."""
+    counts: Counter[str] = Counter()
+    return Staleness(lambda: CURRENT, limit, drop=drop, unknown=unknown)(group, counts), counts
 
 
 def is_fresh(version: int | None, limit: int, unknown: str) -> bool:
@@ -38,11 +47,8 @@ def trained(trajectory: Trajectory, group: Group) -> list[tuple[int, int | None]
 
 
 @given(groups(), st.integers(0, 6), UNKNOWNS)
-def test_by_token_exactly_the_fresh_ones_are_trained(
-    group: Group, limit: int, unknown: Literal["stale", "fresh"]
-) -> None:
-    counts: Counter[str] = Counter()
-    kept = Staleness(lambda: CURRENT, limit, drop="token", unknown=unknown)(group, counts)
+def test_by_token_exactly_the_fresh_ones_are_trained(group: Group, limit: int, unknown: Unknown) -> None:
+    kept, counts = applied(group, limit, unknown, drop="token")
     fresh = {
         one.session_id: [at for at, version in trained(one, group) if is_fresh(version, limit, unknown)]
         for one in group.trajectories
@@ -67,10 +73,9 @@ def test_by_token_exactly_the_fresh_ones_are_trained(
 
 @given(groups(updated=True), st.integers(0, 6), UNKNOWNS)
 def test_where_weights_changed_within_an_answer_its_fresh_tokens_are_trained_as_they_were(
-    group: Group, limit: int, unknown: Literal["stale", "fresh"]
+    group: Group, limit: int, unknown: Unknown
 ) -> None:
-    counts: Counter[str] = Counter()
-    kept = Staleness(lambda: CURRENT, limit, drop="token", unknown=unknown)(group, counts)
+    kept, _ = applied(group, limit, unknown, drop="token")
     for before, after in zip(group.trajectories, kept.trajectories if kept else group.trajectories, strict=True):
         is_trained = {
             token for at, _ in trained(before, group) for token in unpack_ids(before.nodes[at].tokens).tolist()
@@ -95,11 +100,8 @@ def test_where_weights_changed_within_an_answer_its_fresh_tokens_are_trained_as_
 
 
 @given(groups(), st.integers(0, 6), UNKNOWNS)
-def test_by_sample_those_without_a_stale_token_are_left(
-    group: Group, limit: int, unknown: Literal["stale", "fresh"]
-) -> None:
-    counts: Counter[str] = Counter()
-    kept = Staleness(lambda: CURRENT, limit, drop="sample", unknown=unknown)(group, counts)
+def test_by_sample_those_without_a_stale_token_are_left(group: Group, limit: int, unknown: Unknown) -> None:
+    kept, counts = applied(group, limit, unknown, drop="sample")
     wanted = [
         one
         for one in group.trajectories
@@ -112,11 +114,8 @@ def test_by_sample_those_without_a_stale_token_are_left(
 
 
 @given(groups(), st.integers(0, 6), UNKNOWNS)
-def test_by_group_it_is_kept_as_it_is_or_dropped_whole(
-    group: Group, limit: int, unknown: Literal["stale", "fresh"]
-) -> None:
-    counts: Counter[str] = Counter()
-    kept = Staleness(lambda: CURRENT, limit, unknown=unknown)(group, counts)
+def test_by_group_it_is_kept_as_it_is_or_dropped_whole(group: Group, limit: int, unknown: Unknown) -> None:
+    kept, counts = applied(group, limit, unknown)
     all_fresh = all(
         is_fresh(version, limit, unknown) for one in group.trajectories for _, version in trained(one, group)
     )
@@ -125,7 +124,7 @@ def test_by_group_it_is_kept_as_it_is_or_dropped_whole(
 
 
 @given(groups(updated=True), DROPS)
-def test_what_was_kept_once_is_kept_again(group: Group, drop: Literal["group", "sample", "token"]) -> None:
+def test_what_was_kept_once_is_kept_again(group: Group, drop: Drop) -> None:
     rule = Staleness(lambda: CURRENT, 2, drop=drop)
     once = rule(group, Counter())
     again: Counter[str] = Counter()
@@ -134,8 +133,6 @@ def test_what_was_kept_once_is_kept_again(group: Group, drop: Literal["group", "
 
 
 def test_the_version_is_asked_for_each_group() -> None:
-    from tests.polar.trainer.writing import trajectory
-
     version = 7
     rule = Staleness(lambda: version, 0)
     group = Group("t", [trajectory("t")])
@@ -147,7 +144,7 @@ def test_the_version_is_asked_for_each_group() -> None:
 
 
 @pytest.mark.parametrize("drop", ["group", "sample", "token"])
-def test_how_old_a_trace_is_that_takes_no_reward_is_all_the_same(drop: Literal["group", "sample", "token"]) -> None:
+def test_how_old_a_trace_is_that_takes_no_reward_is_all_the_same(drop: Drop) -> None:
     """A task may credit its main agent alone: `rewards: leaf`."""
     side, main = (call(index, version) for index, version in enumerate((1, CURRENT)))
     nodes = [Node(ROOT, pack_ids([1])), *(Node(0, pack_ids([2 + at]), pack_logprobs([-1.0]), call=at) for at in (0, 1))]
