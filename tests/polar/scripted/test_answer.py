@@ -34,8 +34,8 @@ def test_a_call_that_is_not_whole_or_in_another_form_is_text_markers_and_all() -
     text = 'Look:\n<tool_call>\n{"name": "read", "arguments": {"path": "a"}}'
     assert joined(PARSER.deltas(ids)) == Delta(text=text)
     special = TOKENIZER.special_ids
-    ids = [special["<tool_call>"], *TOKENIZER.encode("read(a)"), special["</tool_call>"], special["<|im_end|>"]]
-    assert joined(PARSER.deltas(ids)) == Delta(text="<tool_call>read(a)</tool_call>")
+    other = [special["<tool_call>"], *TOKENIZER.encode("read(a)"), special["</tool_call>"], special["<|im_end|>"]]
+    assert joined(PARSER.deltas(other)) == Delta(text="<tool_call>read(a)</tool_call>")
 
 
 def test_a_character_of_several_tokens_comes_with_its_last() -> None:
