@@ -14,7 +14,7 @@ from topics.contract import catalogue
 from topics.environment.settings import Settings
 from topics.log import admin
 from topics.log.producer import LogProducer
-from topics.types.errors import NotReady
+from topics.types.errors import InputError, NotReady
 from topics.types.session import Phase, SessionState, TaskState, session_id_of
 from topics.types.task import TaskRequest, body_hash, parse
 
@@ -133,3 +133,17 @@ async def test_a_feed_keeps_so_many_sessions_unfinished_and_no_more(
         assert await next_sent() == ("d", 4)
         async with asyncio.timeout(20):
             await feeding
+
+
+async def test_a_task_larger_than_what_may_be_in_flight_is_refused(settings: Settings) -> None:
+    sent: list[str] = []
+    client = Client(settings)
+    async with client.table() as table:
+        with pytest.raises(InputError, match="large: num_samples: more than 4 sessions in flight; allow more"):
+            await client.feed(
+                one_by_one(task("small", 4), task("large", 5)),
+                table,
+                max_in_flight=4,
+                on_sent=lambda request, _: sent.append(request.task_id),
+            )
+        assert sent == ["small"]
