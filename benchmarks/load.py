@@ -15,7 +15,7 @@ CALL_S = 60.0
 LENGTH = re.compile(rb"\r\ncontent-length: *([0-9]+)", re.IGNORECASE)
 
 
-class CallFailed(Exception):  # noqa: N818 - ends a benchmark
+class CallFailedError(Exception):
     """An answer that isn't 200, or none; the message shows it."""
 
 
@@ -38,7 +38,7 @@ class Caller(asyncio.Protocol):
         return caller
 
     async def call(self, request: bytes) -> bytes:
-        """The answer, head and all. Raises CallFailed, TimeoutError."""
+        """The answer, head and all. Raises CallFailedError, TimeoutError."""
         loop = asyncio.get_running_loop()
         self._told = loop.create_future()
         late = loop.call_later(CALL_S, self._fail, TimeoutError(f"no answer within {CALL_S:.0f} s"))
@@ -56,7 +56,7 @@ class Caller(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._fail(CallFailed(f"the connection was closed: {exc}"))
+        self._fail(CallFailedError(f"the connection was closed: {exc}"))
 
     def data_received(self, data: bytes) -> None:
         self._held += data
@@ -80,7 +80,7 @@ class Caller(asyncio.Protocol):
         if answer.startswith(b"HTTP/1.1 200 "):
             self._told.set_result(answer)
         else:
-            self._fail(CallFailed(repr(answer[:400])))
+            self._fail(CallFailedError(repr(answer[:400])))
 
     def _fail(self, error: Exception) -> None:
         if self._told is not None and not self._told.done():

@@ -24,7 +24,7 @@ from topics.events import TaskSubmitted
 from topics.log import admin, kafka, membership
 from topics.log.heartbeat import HeartbeatSender, new_worker_id
 from topics.log.producer import LogProducer, RecordTooLargeError, UnacknowledgedError, dead_letter
-from topics.types.errors import InputError, NotReady
+from topics.types.errors import InputError, NotReadyError
 from topics.types.session import Plan
 from topics.types.task import TaskRequest, body_hash, parse
 from topics.waiting.first_done import first_done
@@ -42,7 +42,7 @@ log = structlog.get_logger()
 
 
 async def run_fanout(settings: Settings, stop: asyncio.Event, metrics: Metrics | None = None) -> None:
-    """Submit tasks until `stop`. Raises NotReady without Kafka."""
+    """Submit tasks until `stop`. Raises NotReadyError without Kafka."""
     worker_id = new_worker_id(GROUP)
     heart = HeartbeatSender(settings, lambda: HeartbeatSender.heartbeat(worker_id, GROUP, leaving=stop.is_set()))
     producer = LogProducer(settings)
@@ -93,7 +93,7 @@ class Fanout:
         while True:
             try:
                 return await self._submit(record)
-            except (UnacknowledgedError, NotReady, OSError) as error:
+            except (UnacknowledgedError, NotReadyError, OSError) as error:
                 log.warning("task not submitted yet", action="fanout.retry", at=_at(record), why=str(error))
                 await asyncio.sleep(RETRY_S)
 
@@ -124,7 +124,7 @@ class Fanout:
         )
 
     async def _ensure_output(self, output: str | None) -> None:
-        """Create a named trajectories topic (protocol 31). Raises InputError if the broker refuses it, NotReady without a broker."""
+        """Create a named trajectories topic (protocol 31). Raises InputError if the broker refuses it, NotReadyError without a broker."""
         if output is None or output in self._outputs:
             return
         await admin.apply(self._settings, [trajectories.topic(output)], embedded=self._settings.replication == 1)

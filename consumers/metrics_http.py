@@ -15,7 +15,7 @@ from aiohttp import web
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from consumers.metrics import Metrics
-from topics.types.errors import NotReady
+from topics.types.errors import NotReadyError
 
 CONNECTIONS = 32
 """Prometheus needs one, a person a few."""
@@ -29,7 +29,7 @@ log = structlog.get_logger(__name__)
 
 @asynccontextmanager
 async def serve_metrics(metrics: Metrics, host: str, port: int) -> AsyncIterator[None]:
-    """Answer requests inside this context; port 0 is any free port. Raises NotReady if the port can't be opened."""
+    """Answer requests inside this context; port 0 is any free port. Raises NotReadyError if the port can't be opened."""
 
     async def answer(request: web.BaseRequest) -> web.Response:
         response = _answer(metrics, request)
@@ -40,7 +40,9 @@ async def serve_metrics(metrics: Metrics, host: str, port: int) -> AsyncIterator
     try:
         listener = await asyncio.get_running_loop().create_server(server, host, port)
     except OSError as error:
-        raise NotReady(f"metrics can't be served on {host}:{port}: {error}; choose another --metrics-port") from None
+        raise NotReadyError(
+            f"metrics can't be served on {host}:{port}: {error}; choose another --metrics-port"
+        ) from None
     bound = listener.sockets[0].getsockname()[1]
     log.info("metrics are served", action="metrics.served", url=f"http://{host}:{bound}/metrics")
     try:

@@ -16,7 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from polar import InputError, NotReady
+from polar import InputError, NotReadyError
 from polar.trainer import Group, Row, TrajectoryConsumer, grpo, pack
 from polar.trainer.advantages import advantages
 
@@ -88,6 +88,6 @@ def arguments() -> argparse.Namespace:
 if __name__ == "__main__":
     try:
         main()
-    except (InputError, NotReady) as error:
+    except (InputError, NotReadyError) as error:
         print(f"trainer_loop: {error}", file=sys.stderr)
         sys.exit(2 if isinstance(error, InputError) else 3)

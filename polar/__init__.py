@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from topics.environment.settings import Settings
     from topics.environment.settings import load as load_settings
     from topics.types.completion import Completion
-    from topics.types.errors import InputError, NotReady
+    from topics.types.errors import InputError, NotReadyError
     from topics.types.session import SessionState, Status
     from topics.types.task import TaskRequest
     from topics.types.task import parse as parse_task
@@ -59,7 +59,7 @@ _NAMES = {
     "polar.webhooks": "WebhookSignatureError verify_webhook",
     "topics.environment.settings": "Settings load_settings",
     "topics.types.completion": "Completion",
-    "topics.types.errors": "InputError NotReady",
+    "topics.types.errors": "InputError NotReadyError",
     "topics.types.session": "SessionState Status",
     "topics.types.task": "TaskRequest parse_task",
     "topics.types.trajectory": "ROOT Trace Trajectory",
@@ -76,7 +76,7 @@ _ALIASES = {
 __all__ = [
     "ROOT", "Builder", "BuiltFrom", "Case", "Client", "Completion", "DrainTimeoutError", "EvaluationError",
     "Evaluator", "Fleet", "FleetError", "FleetStatus", "Harness", "InputError", "Launch", "ModelAccess",
-    "NotReady", "Pause", "PauseLostError", "PauseReport", "PauseTimeoutError", "PausedByOtherError",
+    "NotReadyError", "Pause", "PauseLostError", "PauseReport", "PauseTimeoutError", "PausedByOtherError",
     "Runtime", "Session", "SessionRefusedError", "SessionState", "SessionTable", "Settings", "Status",
     "TaskRequest", "Trace", "Trajectory", "TrajectoryConsumer", "Verdict", "WebhookSignatureError",
     "checked_settings", "grow_tree", "load_settings", "make_trace", "make_trajectory", "parse_task",

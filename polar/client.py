@@ -23,7 +23,7 @@ from topics.log import admin
 from topics.log.follow import Follower, Since
 from topics.log.kafka import Record
 from topics.log.producer import LogProducer, UnacknowledgedError
-from topics.types.errors import InputError, NotReady
+from topics.types.errors import InputError, NotReadyError
 from topics.types.session import Phase, SessionState, TaskState, task_id_of
 from topics.types.task import TaskRequest, body_hash
 from topics.waiting.first_done import first_done
@@ -138,7 +138,7 @@ class Client:
 
         A task that was submitted before with an equal body is the same task. Raises InputError for a body that is too large and
         for an id in use by another body: before anything is sent, unless both bodies are submitted at the same time. Raises
-        NotReady if Kafka doesn't acknowledge all tasks: submitting them again is safe.
+        NotReadyError if Kafka doesn't acknowledge all tasks: submitting them again is safe.
         """
         bodies = {request.task_id: _sized_body(request) for request in requests}
         hashes = {task_id: body_hash(body) for task_id, body in bodies.items()}
@@ -164,7 +164,7 @@ class Client:
         `table` follows all tasks, since nobody knows which will come. A task that had finished before counts as finished, so a feed
         may start again from its beginning. `on_sent` gets each task and the number of unfinished sessions, including its own. There is
         no deadline: the coordinator ends every session. Raises InputError for a task with more than `max_in_flight` samples, for a
-        body that is too large and for an id in use by another body. Raises NotReady if Kafka doesn't acknowledge a task. Tasks sent
+        body that is too large and for an id in use by another body. Raises NotReadyError if Kafka doesn't acknowledge a task. Tasks sent
         before an error stay sent.
         """
         unfinished_tasks: dict[str, TaskRequest] = {}
@@ -190,14 +190,14 @@ class Client:
                 try:
                     await producer.send_bytes(topic, body, key=request.task_id.encode(), headers=[], deadline_s=SEND_S)
                 except UnacknowledgedError as error:
-                    raise NotReady(
+                    raise NotReadyError(
                         f"Kafka didn't acknowledge task {request.task_id}: {error}; feed the tasks again, none runs twice"
                     ) from None
                 unfinished_tasks[request.task_id] = request
                 on_sent(request, unfinished())
 
     async def cancel(self, name: str) -> None:
-        """Request the end of a task, or of one session of it, known to the coordinator or not. Raises NotReady."""
+        """Request the end of a task, or of one session of it, known to the coordinator or not. Raises NotReadyError."""
         is_session = "." in name
         task_id = task_id_of(name) if is_session else name
         fact = events.CancelRequested(uuid.uuid4().hex, task_id, name if is_session else None)
@@ -206,20 +206,20 @@ class Client:
             try:
                 await producer.send(events.TOPIC, fact, key=events.key_of(fact), task_id=task_id, deadline_s=SEND_S)
             except UnacknowledgedError as error:
-                raise NotReady(f"Kafka didn't acknowledge the request: {error}") from None
+                raise NotReadyError(f"Kafka didn't acknowledge the request: {error}") from None
 
     async def unless_gone(self, waiting: Coroutine[Any, Any, None], *, gone_s: float = GONE_S) -> None:
-        """Await `waiting`. If Kafka stays away for `gone_s` meanwhile, cancel it and raise NotReady."""
+        """Await `waiting`. If Kafka stays away for `gone_s` meanwhile, cancel it and raise NotReadyError."""
         task = asyncio.create_task(waiting, name="wait")
         answered_at = time.monotonic()
         try:
             while not task.done():
                 await asyncio.wait({task}, timeout=min(KAFKA_CHECK_S, gone_s))
-                with suppress(NotReady):
+                with suppress(NotReadyError):
                     await require_topic(self.settings, sessions.TOPIC)
                     answered_at = time.monotonic()
                 if not task.done() and time.monotonic() - answered_at > gone_s:
-                    raise NotReady(
+                    raise NotReadyError(
                         f"Kafka at {self.settings.bootstrap} has been away for {gone_s:.0f} s; the tasks continue when it is back "
                         "(`polar status`)"
                     )
@@ -243,7 +243,7 @@ class Client:
                     await asyncio.gather(*sends)
                     sent += len(chunk)
             except UnacknowledgedError as error:
-                raise NotReady(
+                raise NotReadyError(
                     f"Kafka acknowledged {sent} of {len(items)} tasks, then: {error}; submit them again, none runs twice"
                 ) from None
 
@@ -258,7 +258,7 @@ class Client:
 
 
 async def require_topic(settings: Settings, topic: Topic) -> None:
-    """Raise NotReady at once if no Kafka answers or the topic doesn't exist: a later read would wait for either."""
+    """Raise NotReadyError at once if no Kafka answers or the topic doesn't exist: a later read would wait for either."""
     await admin.partition_count(settings, topic.full_name(settings.namespace), reach_s=0)
 
 

@@ -28,7 +28,7 @@ from topics.contract import catalogue
 from topics.environment import cache, http_json, registry
 from topics.environment.settings import Settings
 from topics.log import admin
-from topics.types.errors import InputError, NotReady
+from topics.types.errors import InputError, NotReadyError
 
 RUN_S = 15.0
 REACH_S = 5.0
@@ -116,7 +116,7 @@ async def inference(url: str, model: str | None) -> list[Finding]:
         upstream = await asyncio.to_thread(probe.find_model, url, model)
         await probe.try_call(upstream)
         found = await capabilities.detect(upstream.url, upstream.model)
-    except (InputError, NotReady, UnreachableError) as error:
+    except (InputError, NotReadyError, UnreachableError) as error:
         return [Finding("engine", State.BAD, str(error), "see `--engine` and `--model`")]
     told = f"{upstream.url} serves {upstream.model} with token ids and logprobs"
     if found is None:
@@ -136,7 +136,7 @@ def harnesses() -> Iterator[Finding]:
             continue
         try:
             runs_on = cli.runs_on()
-        except NotReady as error:
+        except NotReadyError as error:
             yield Finding(name, State.BAD, str(error))
             continue
         if cli.is_whole(cli.folder):
@@ -235,7 +235,7 @@ async def _kafka(settings: Settings) -> Finding:
     try:
         async with asyncio.timeout(RUN_S):
             topics = await admin.listing(settings)
-    except (NotReady, TimeoutError) as error:
+    except (NotReadyError, TimeoutError) as error:
         return Finding(
             "broker", State.BAD, str(error) or "no answer", "is it up? POLAR_KAFKA names it; `polar up` starts one"
         )
@@ -265,7 +265,7 @@ async def _parts(settings: Settings) -> Finding:
     """Every consumer that a whole system has, by its heartbeat."""
     try:
         await readiness.heartbeats(settings, PARTS, deadline_s=BEATS_S)
-    except NotReady as error:
+    except NotReadyError as error:
         return Finding("consumers", State.BAD, str(error), "start what is missing: polar worker STAGE…, or polar up")
     return Finding("consumers", State.GOOD, ", ".join(PARTS) + " are at work")
 
@@ -274,6 +274,6 @@ async def _proxy(control_url: str) -> Finding:
     url = f"{control_url.rstrip('/')}/readyz"
     try:
         await readiness.http(url, "the proxy", deadline_s=REACH_S)
-    except NotReady as error:
+    except NotReadyError as error:
         return Finding("proxy", State.BAD, str(error), "see its log; `polar proxy` starts one")
     return Finding("proxy", State.GOOD, f"{url} says that calls are served")

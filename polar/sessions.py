@@ -21,7 +21,7 @@ from urllib.parse import quote
 from polar.client import SessionTable
 from topics.environment import http_json
 from topics.environment.settings import ENV_FILE, Settings, load
-from topics.types.errors import InputError, NotReady
+from topics.types.errors import InputError, NotReadyError
 from topics.types.session import SessionState, task_id_of
 
 TTL_S = 3600.0
@@ -74,7 +74,7 @@ class Session:
         """Open a session of the system with the data folder `data`, or with `settings`, or of the one that `polar` would find.
 
         `task_id`: the task whose next sample this is; None makes a new task. `samples`: number of samples of a new task, by default
-        one. `ttl_s`: the session ends by itself after this time, at most a day. Raises SessionRefusedError. Raises NotReady if no
+        one. `ttl_s`: the session ends by itself after this time, at most a day. Raises SessionRefusedError. Raises NotReadyError if no
         control API or no coordinator answers.
         """
         found = settings if settings is not None else load(None if data is None else Path(data))
@@ -84,7 +84,7 @@ class Session:
             expires_at = datetime.fromisoformat(opened["expires_at"])
             return cls(found, opened["session_id"], opened["key"], opened["env"], expires_at)
         except (KeyError, TypeError, ValueError):
-            raise NotReady(f"{found.control_url} is no control API of Polar's") from None
+            raise NotReadyError(f"{found.control_url} is no control API of Polar's") from None
 
     def close(self, *, wait: bool = True) -> SessionState | None:
         """End the session with `reward`; with `wait`, return when its trajectory is written. Closing twice sends one request.
@@ -95,7 +95,7 @@ class Session:
             close_session(self.settings, self.session_id, self.reward)
             self.is_closed = True
         if wait and self.ended is None and self.settings.kafka is not None:
-            with suppress(NotReady):
+            with suppress(NotReadyError):
                 self.ended = _run(until_ended(self.settings, self.session_id))
         return self.ended
 
@@ -109,12 +109,12 @@ class Session:
             self.close()
             return
         # The caller must see the block's own error. A session that can't be closed here ends at its TTL.
-        with suppress(SessionRefusedError, NotReady):
+        with suppress(SessionRefusedError, NotReadyError):
             self.close(wait=False)
 
 
 def close_session(settings: Settings, session_id: str, reward: float | None = None) -> None:
-    """Request the end of an open session. Raises SessionRefusedError if it isn't open, NotReady."""
+    """Request the end of an open session. Raises SessionRefusedError if it isn't open, NotReadyError."""
     if reward is not None and not math.isfinite(reward):
         raise InputError("reward", reward, "a reward is a finite number")
     body = {} if reward is None else {"reward": float(reward)}
@@ -122,7 +122,7 @@ def close_session(settings: Settings, session_id: str, reward: float | None = No
 
 
 async def until_ended(settings: Settings, session_id: str) -> SessionState | None:
-    """The session's row once its trajectory is written. None after two minutes. Raises NotReady without Kafka."""
+    """The session's row once its trajectory is written. None after two minutes. Raises NotReadyError without Kafka."""
     task_id = task_id_of(session_id)
     async with SessionTable(settings, {task_id}) as table:
 
@@ -134,13 +134,13 @@ async def until_ended(settings: Settings, session_id: str) -> SessionState | Non
 
 
 def control_token(file: Path) -> str:
-    """The control API's token. Raises NotReady, without its content, if the file holds no token that fits into a header."""
+    """The control API's token. Raises NotReadyError, without its content, if the file holds no token that fits into a header."""
     try:
         token = file.read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise NotReady(f"the control token can't be read: {error}") from None
+        raise NotReadyError(f"the control token can't be read: {error}") from None
     if not token or not token.isascii() or not token.isprintable():
-        raise NotReady(f"the control token can't be read: {file} must hold one, of printable ASCII characters")
+        raise NotReadyError(f"the control token can't be read: {file} must hold one, of printable ASCII characters")
     return token
 
 
@@ -156,7 +156,7 @@ def _run(waiting: Coroutine[Any, Any, T]) -> T:
 
 def _post(found: Settings, path: str, body: dict[str, Any]) -> dict[str, Any]:
     if found.control_url is None or found.control_token_file is None:
-        raise NotReady(
+        raise NotReadyError(
             f"no control API: {found.data / ENV_FILE} doesn't exist and POLAR_CONTROL_URL and POLAR_CONTROL_TOKEN_FILE "
             "aren't set; start a system with `polar up`, or name a proxy's"
         )
@@ -165,7 +165,7 @@ def _post(found: Settings, path: str, body: dict[str, Any]) -> dict[str, Any]:
         answer = http_json.send(found.control_url.rstrip("/") + path, body, token=token, timeout_s=ANSWER_S)
         document: dict[str, Any] = answer.json() if answer.status < 300 else {}
     except (http_json.NoAnswerError, ValueError) as error:
-        raise NotReady(
+        raise NotReadyError(
             f"the control API at {found.control_url} doesn't answer: {error}; is the proxy running?"
         ) from None
     if answer.status >= 300:
@@ -173,14 +173,14 @@ def _post(found: Settings, path: str, body: dict[str, Any]) -> dict[str, Any]:
     return document
 
 
-def _refusal(answer: http_json.Answer, url: str) -> SessionRefusedError | NotReady:
+def _refusal(answer: http_json.Answer, url: str) -> SessionRefusedError | NotReadyError:
     try:
         error = answer.json()["error"]
         code, message, at = error["code"], error["message"], error.get("field", "")
     except (ValueError, KeyError, TypeError):
-        return NotReady(f"{url} is no control API of Polar's: it answered {answer.status}")
+        return NotReadyError(f"{url} is no control API of Polar's: it answered {answer.status}")
     if answer.status >= 500:
-        return NotReady(message)
+        return NotReadyError(message)
     if answer.status == 401:
-        return NotReady(f"{url} doesn't accept this control token; is POLAR_CONTROL_TOKEN_FILE this proxy's?")
+        return NotReadyError(f"{url} doesn't accept this control token; is POLAR_CONTROL_TOKEN_FILE this proxy's?")
     return SessionRefusedError(code, at, message)

@@ -47,7 +47,7 @@ from topics.log import kafka
 from topics.log.follow import Follower, Since
 from topics.log.heartbeat import HeartbeatSender, new_worker_id
 from topics.log.producer import LogProducer
-from topics.types.errors import NotReady
+from topics.types.errors import NotReadyError
 from topics.waiting.first_done import first_done
 from topics.workers import Heartbeat
 
@@ -136,7 +136,7 @@ class Proxy:
         """The URL at which other proxies reach this one; None until it serves."""
 
     async def start(self) -> None:
-        """Returns when calls are served. Raises NotReady, OSError if a port is in use."""
+        """Returns when calls are served. Raises NotReadyError, OSError if a port is in use."""
         calls, controls = self._bindings
         self.control_url = url(await self._listen(self._controls, [bound(controls)]))
         self._listeners = [bound(binding) for binding in (calls, self._peers) if binding is not None]
@@ -204,7 +204,7 @@ class Proxy:
         try:
             await self._heart.first_beat(HEARTBEAT_S)
         except TimeoutError:
-            raise NotReady(
+            raise NotReadyError(
                 f"Kafka acknowledged no heartbeat within {HEARTBEAT_S:.0f} s; are the topics there?"
             ) from None
 
@@ -217,7 +217,7 @@ class Proxy:
                     self._heart.changed()
                     await change.wait()
         except TimeoutError:
-            raise NotReady(f"this proxy's heartbeat could not be read back within {HEARTBEAT_S:.0f} s") from None
+            raise NotReadyError(f"this proxy's heartbeat could not be read back within {HEARTBEAT_S:.0f} s") from None
 
     async def _drained(self, deadline_s: float) -> None:
         """Returns when no call is under way, here or forwarded."""

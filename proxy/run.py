@@ -31,7 +31,7 @@ async def serve(
 ) -> None:
     """Serves `settings.engines` until SIGTERM, SIGINT or a `Drain`, then drains.
 
-    `ready` is called with the URLs of both ports once calls are served; `peers` and `advertise` as for `Proxy`. Raises NotReady,
+    `ready` is called with the URLs of both ports once calls are served; `peers` and `advertise` as for `Proxy`. Raises NotReadyError,
     InputError, OSError if a port is in use, FileNotFoundError for a missing keys file.
     """
     engines = Engines.of(settings.engines)

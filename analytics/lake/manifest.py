@@ -20,7 +20,7 @@ import msgspec
 
 from analytics.lake import locks
 from analytics.lake.schema import TABLES
-from topics.types.errors import NotReady
+from topics.types.errors import NotReadyError
 
 Partition = tuple[str, int]
 """Topic without the namespace, number."""
@@ -206,9 +206,9 @@ class Lake:
 
     @contextmanager
     def pin(self) -> Iterator[Manifest]:
-        """The newest manifest, whose files are kept while the context lasts. Raises NotReady if there is no lake."""
+        """The newest manifest, whose files are kept while the context lasts. Raises NotReadyError if there is no lake."""
         if not self.readers.is_dir():
-            raise NotReady(
+            raise NotReadyError(
                 f"no lake in {self.folder}: `polar up` makes one (alone: `polar worker analytics`); --data names another folder"
             )
         # A mark without a version keeps everything: nothing is removed before the version is written.

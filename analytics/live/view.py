@@ -22,7 +22,7 @@ from topics.environment.settings import Settings
 from topics.log import admin
 from topics.log.follow import Follower, Since
 from topics.log.kafka import Record
-from topics.types.errors import NotReady
+from topics.types.errors import NotReadyError
 
 READ_S = 300.0
 """For the existing records: a million sessions take about a minute."""
@@ -37,7 +37,7 @@ AWAY_S = 4.0
 
 
 class Live:
-    """Follows one namespace inside `async with`, which raises NotReady without Kafka or its topics."""
+    """Follows one namespace inside `async with`, which raises NotReadyError without Kafka or its topics."""
 
     PROCESSES: ClassVar[Collection[Topic]] = (workers.TOPIC, fleet.TOPIC)
     """The topics needed for live processes and the fleet's state."""
@@ -76,7 +76,7 @@ class Live:
         await asyncio.gather(*(follower.stop() for follower in self._followers))
 
     async def caught_up(self) -> None:
-        """Return when all records present at the start were read. Raises NotReady after 5 minutes."""
+        """Return when all records present at the start were read. Raises NotReadyError after 5 minutes."""
         await asyncio.wait(self._starting, return_when=asyncio.FIRST_EXCEPTION)
         self._raise_what_failed()
 
@@ -142,7 +142,7 @@ class Live:
             try:
                 await admin.partition_count(self._settings, name, reach_s=0)
                 self._answered()
-            except NotReady:
+            except NotReadyError:
                 continue
 
     def _answered(self) -> None:

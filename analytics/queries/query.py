@@ -19,7 +19,7 @@ from analytics.lake.manifest import Lake, Manifest
 from analytics.lake.schema import TABLES
 from analytics.queries import views
 from topics.environment.settings import Settings
-from topics.types.errors import InputError, NotReady
+from topics.types.errors import InputError, NotReadyError
 
 FIELD = "SQL"
 MEMORY = "25%"
@@ -68,7 +68,7 @@ class Reader:
         self.manifest = manifest
 
     def ask(self, sql: str) -> Answer:
-        """Run one query. Raises InputError for anything else and for wrong SQL, NotReady if a file of the lake can't be read."""
+        """Run one query. Raises InputError for anything else and for wrong SQL, NotReadyError if a file of the lake can't be read."""
         with _as_our_errors(sql):
             self._check(sql)
             return Answer(sql, self._connection.execute(sql))
@@ -125,7 +125,7 @@ class Reader:
 
 @contextmanager
 def connect(settings: Settings) -> Iterator[Reader]:
-    """A reader of the newest manifest, whose files are kept while the context lasts. Raises NotReady if no lake can be read."""
+    """A reader of the newest manifest, whose files are kept while the context lasts. Raises NotReadyError if no lake can be read."""
     lake = Lake(settings.lake_folder)
     with ExitStack() as stack:
         try:
@@ -137,7 +137,7 @@ def connect(settings: Settings) -> Iterator[Reader]:
             views.create(connection, lake.folder, manifest)
             _lock(connection, views.files(lake.folder, manifest, *TABLES), spill)
         except (OSError, duckdb.Error) as error:
-            raise NotReady(f"the lake in {lake.folder} can't be read: {error}") from error
+            raise NotReadyError(f"the lake in {lake.folder} can't be read: {error}") from error
         yield Reader(connection, manifest)
 
 
@@ -169,11 +169,11 @@ def _nodes(tree: Any) -> Iterator[dict[str, Any]]:
 
 @contextmanager
 def _as_our_errors(sql: str) -> Iterator[None]:
-    """Convert DuckDB's errors into InputError and NotReady."""
+    """Convert DuckDB's errors into InputError and NotReadyError."""
     try:
         yield
     except duckdb.IOException as error:
-        raise NotReady(f"the lake can't be read: {error}") from error
+        raise NotReadyError(f"the lake can't be read: {error}") from error
     except duckdb.Error as error:
         raise SqlError(FIELD, sql, _reason(error)) from error
 

@@ -60,7 +60,7 @@ class Metrics(Protocol):
 async def run_analytics(settings: Settings, stop: asyncio.Event, metrics: Metrics | None = None) -> None:
     """Write until `stop`, then flush. Any number of writers share the partitions and a lake.
 
-    Raises NotReady if no Kafka is configured or Kafka refuses access. Waits for an unreachable Kafka and for a folder that can't be
+    Raises NotReadyError if no Kafka is configured or Kafka refuses access. Waits for an unreachable Kafka and for a folder that can't be
     written.
     """
     kafka.connection(settings)  # which raises here, not within a task group

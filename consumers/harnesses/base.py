@@ -55,7 +55,7 @@ class Harness(Protocol):
     """One agent program, set up for one session."""
 
     async def install(self) -> None:
-        """Install the program on this host, shared by all sessions; returns at once if it is there. Raises NotReady."""
+        """Install the program on this host, shared by all sessions; returns at once if it is there. Raises NotReadyError."""
 
     async def prepare(self, runtime: Runtime, model: ModelAccess, instruction: PurePosixPath) -> Launch:
         """Write its settings and return what to start. `instruction`: a file in the runtime's home, too long for a command line."""

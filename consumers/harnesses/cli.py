@@ -29,7 +29,7 @@ import structlog
 from consumers.harnesses.base import S, checked_settings
 from consumers.runtimes.base import Runtime
 from topics.environment import cache
-from topics.types.errors import NotReady
+from topics.types.errors import NotReadyError
 from topics.types.task import AgentSpec
 
 INSTALL_S = 840.0
@@ -78,7 +78,7 @@ class Cli(ABC):
 
     @abstractmethod
     def command(self) -> tuple[str, ...]:
-        """The command that starts it, without arguments. Raises NotReady if the host can't run it."""
+        """The command that starts it, without arguments. Raises NotReadyError if the host can't run it."""
 
     @abstractmethod
     def is_whole(self, folder: Path) -> bool:
@@ -86,11 +86,11 @@ class Cli(ABC):
 
     @abstractmethod
     def runs_on(self) -> str:
-        """The program that its installer runs on, with version and path, for people. Raises NotReady if that program doesn't run."""
+        """The program that its installer runs on, with version and path, for people. Raises NotReadyError if that program doesn't run."""
 
     @abstractmethod
     def registry_url(self) -> str:
-        """The registry that the installer is configured for. Raises NotReady if the installer doesn't run."""
+        """The registry that the installer is configured for. Raises NotReadyError if the installer doesn't run."""
 
     @abstractmethod
     def _steps(self, folder: Path, downloads: Path) -> Iterable[tuple[str, ...]]:
@@ -104,7 +104,7 @@ class Cli(ABC):
         """The meaning of the installer's output."""
 
     def install(self, announce: Callable[[str], None]) -> Path:
-        """Install it in the user's cache and return its folder. `announce` gets lines of progress. Raises NotReady, CacheError."""
+        """Install it in the user's cache and return its folder. `announce` gets lines of progress. Raises NotReadyError, CacheError."""
         self.runs_on()
         return cache.installed(
             self.entry, lambda folder: self._build(folder, announce), whole=self.is_whole, announce=announce
@@ -124,7 +124,7 @@ class Cli(ABC):
                 finally:
                     installer.kill()
             if installer.returncode != 0:
-                raise NotReady(self._why(output))
+                raise NotReadyError(self._why(output))
         self._seal(folder)
         shutil.rmtree(downloads, ignore_errors=True)
         announce(f"{what} is installed")
@@ -143,7 +143,7 @@ class Cli(ABC):
                 return installer.communicate(timeout=PROGRESS_S)[1]
             except subprocess.TimeoutExpired:
                 if time.monotonic() > end:
-                    raise NotReady(
+                    raise NotReadyError(
                         f"{self.installer} has not installed {self.package} {self.version} within {INSTALL_S / 60:.0f} minutes; "
                         "the next try continues with its downloads"
                     ) from None
@@ -177,7 +177,7 @@ class CliHarness(Generic[S]):
         self._settings = checked_settings(agent, self.settings_type)
 
     async def install(self) -> None:
-        """Install it in a process of its own, with progress in our log; a cancellation kills that process. Raises NotReady."""
+        """Install it in a process of its own, with progress in our log; a cancellation kills that process. Raises NotReadyError."""
         self.cli.command()
         if self.cli.is_whole(self.cli.folder):
             return
@@ -195,7 +195,7 @@ class CliHarness(Generic[S]):
                 last = line.decode(errors="replace").strip()
                 log.info(last, action="harness.install", harness=self.cli.name)
             if await process.wait() != 0:
-                raise NotReady(last or f"the installation of {self.cli.name} failed without a message")
+                raise NotReadyError(last or f"the installation of {self.cli.name} failed without a message")
         finally:
             if process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):

@@ -9,7 +9,7 @@ import sys
 
 from consumers.harnesses.cli import Cli
 from topics.environment import cache, registry
-from topics.types.errors import InputError, NotReady
+from topics.types.errors import InputError, NotReadyError
 
 
 def main() -> None:
@@ -23,7 +23,7 @@ def main() -> None:
     except InputError as error:
         _print(str(error))
         sys.exit(2)
-    except (NotReady, cache.CacheError) as error:
+    except (NotReadyError, cache.CacheError) as error:
         _print(" ".join(str(error).split()))
         sys.exit(3)
 

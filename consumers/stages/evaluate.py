@@ -20,7 +20,7 @@ from consumers.stages.claim_runner import Claim, StageFact
 from consumers.stages.worker_context import WorkerContext
 from topics.environment import registry
 from topics.events import Evaluated
-from topics.types.errors import InputError, Kind, NotReady
+from topics.types.errors import InputError, Kind, NotReadyError
 from topics.types.session import Status
 from topics.types.task import TaskRequest
 
@@ -57,7 +57,7 @@ class Evaluate:
             await self._runtime.remove()
 
     async def _verdict(self, runtime: Runtime, task: TaskRequest) -> Verdict:
-        """Raises EvaluationError, also for what the evaluator raised; InputError, NotReady and SandboxError aren't its fault."""
+        """Raises EvaluationError, also for what the evaluator raised; InputError, NotReadyError and SandboxError aren't its fault."""
         make = registry.load(registry.Kind.EVALUATOR, task.evaluator.strategy)
         evaluator: Evaluator = make(task.evaluator.config)
         ticket = self._claim.ticket
@@ -71,7 +71,7 @@ class Evaluate:
         )
         try:
             return await evaluator.evaluate(case)
-        except (InputError, NotReady, SandboxError, EvaluationError):
+        except (InputError, NotReadyError, SandboxError, EvaluationError):
             raise
         except Exception as error:
             trace = "".join(traceback.format_exception(error))

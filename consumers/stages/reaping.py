@@ -19,7 +19,7 @@ from consumers.stages.worker_context import WorkerContext, remove_runtime
 from topics import sessions, workers
 from topics.log import kafka
 from topics.log.follow import Follower, Since
-from topics.types.errors import InputError, NotReady
+from topics.types.errors import InputError, NotReadyError
 from topics.types.session import Phase, SessionState
 from topics.workers import Heartbeat
 
@@ -114,7 +114,7 @@ class Reaper:
         table = Follower(self._context.settings, sessions.TOPIC, row, since=Since.BEGINNING)
         try:
             await table.start(TABLE_S)
-        except NotReady as error:
+        except NotReadyError as error:
             log.warning("table not read", action="reaper.no_table", why=str(error))
             return None
         finally:

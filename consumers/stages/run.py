@@ -25,7 +25,7 @@ from consumers.stages.worker_context import WorkerContext
 from topics.environment.keys import BACKSTOP_S, KeyClaims, Limits, Signer, redacted
 from topics.environment.settings import Settings
 from topics.events import RunFinished
-from topics.types.errors import InputError, Kind, NotReady, SessionError
+from topics.types.errors import InputError, Kind, NotReadyError, SessionError
 from topics.types.session import Stage, Status, task_id_of
 from topics.types.task import TaskRequest
 
@@ -36,13 +36,15 @@ log = structlog.get_logger()
 
 
 def require(settings: Settings) -> Signer:
-    """The signer of session keys. Raises NotReady if a setting of every run is missing, so that such a worker doesn't start."""
+    """The signer of session keys. Raises NotReadyError if a setting of every run is missing, so that such a worker doesn't start."""
     if settings.proxy_url is None:
-        raise NotReady("POLAR_PROXY_URL isn't set; a run worker must know where its harnesses reach the proxy")
+        raise NotReadyError("POLAR_PROXY_URL isn't set; a run worker must know where its harnesses reach the proxy")
     try:
         return Signer.from_file(settings.keys_path)
     except (FileNotFoundError, ValueError) as error:
-        raise NotReady(f"no keys to sign with: {error}; copy the fleet's keys file, or set POLAR_KEYS_FILE") from None
+        raise NotReadyError(
+            f"no keys to sign with: {error}; copy the fleet's keys file, or set POLAR_KEYS_FILE"
+        ) from None
 
 
 class Run:

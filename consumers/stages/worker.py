@@ -72,7 +72,7 @@ async def run_worker(
 ) -> None:
     """Work on `stages` of `pool` until `stop` or a `Drain`. `concurrency`: sessions of each stage at once.
 
-    `grace_s`: time for claims to finish after `stop`, cut short by `hurry`. Raises NotReady without Kafka, and if a setting that runs
+    `grace_s`: time for claims to finish after `stop`, cut short by `hurry`. Raises NotReadyError without Kafka, and if a setting that runs
     need is missing.
     """
     if Stage.RUN in stages:

@@ -23,7 +23,7 @@ import structlog
 from topics import trajectories
 from topics.environment import webhook_signing
 from topics.environment.settings import Settings
-from topics.types.errors import NotReady
+from topics.types.errors import NotReadyError
 from topics.types.session import session_id_of
 from topics.webhooks import Owed
 
@@ -60,7 +60,7 @@ class WebhookClient:
     """Posts webhooks; one per process. Call `close` at the end."""
 
     def __init__(self, settings: Settings) -> None:
-        """Raises NotReady without a secret. Needs a running loop."""
+        """Raises NotReadyError without a secret. Needs a running loop."""
         self._namespace = settings.namespace
         self._secret_path = settings.webhook_secret_path
         self._secrets = webhook_signing.read_secrets(self._secret_path)
@@ -96,7 +96,7 @@ class WebhookClient:
         """The file's current secrets, so that they can be changed while the process runs; the last valid ones while it is being written."""
         try:
             self._secrets = webhook_signing.read_secrets(self._secret_path)
-        except NotReady as error:
+        except NotReadyError as error:
             log.error("using the last valid secrets", action="webhooks.secrets", why=str(error))
         return self._secrets
 

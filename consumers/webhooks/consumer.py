@@ -54,7 +54,7 @@ log = structlog.get_logger()
 
 
 async def deliver(settings: Settings, stop: asyncio.Event, pending: PendingDeliveries, results: Counter[str]) -> None:
-    """Deliver until `stop`, updating `pending` and `results`. Raises NotReady without Kafka or a secret."""
+    """Deliver until `stop`, updating `pending` and `results`. Raises NotReadyError without Kafka or a secret."""
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(DNS_THREADS, thread_name_prefix="webhooks"))
     client = WebhookClient(settings)
     producer = LogProducer(settings)

@@ -25,7 +25,7 @@ from topics import dead_letters, webhooks
 from topics.contract.codec import encode
 from topics.environment.settings import Settings
 from topics.log.producer import LogProducer, UnacknowledgedError
-from topics.types.errors import NotReady
+from topics.types.errors import NotReadyError
 from topics.waiting.backoff import Backoff
 from topics.waiting.first_done import first_done
 from topics.webhooks import Owed, Record, Settled
@@ -136,7 +136,7 @@ class Sender:
         while True:
             try:
                 return await send()
-            except (UnacknowledgedError, NotReady) as error:
+            except (UnacknowledgedError, NotReadyError) as error:
                 log.warning("can't write yet", action="webhooks.retry", why=str(error))
                 await asyncio.sleep(RETRY_S)
 

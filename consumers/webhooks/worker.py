@@ -22,7 +22,7 @@ from topics.waiting.first_done import first_done
 
 
 async def run_webhooks(settings: Settings, stop: asyncio.Event, metrics: Metrics | None = None) -> None:
-    """Deliver until `stop`. Raises NotReady without Kafka, its topics, or a secret."""
+    """Deliver until `stop`. Raises NotReadyError without Kafka, its topics, or a secret."""
     signing.read_secrets(settings.webhook_secret_path)
     worker_id = new_worker_id(GROUP)
     heart = HeartbeatSender(settings, lambda: HeartbeatSender.heartbeat(worker_id, GROUP, leaving=stop.is_set()))

@@ -25,7 +25,7 @@ from examples.grpo_tiny.requests import EVALUATOR, Work
 from examples.grpo_tiny.rollouts import groups_of, malformed
 from examples.grpo_tiny.system import System
 from examples.vllm_cpu.serve import PYTHON, Server, ServerError, environment, serving
-from polar import Client, InputError, NotReady
+from polar import Client, InputError, NotReadyError
 from polar.trainer import TrajectoryConsumer
 
 KILLED = {"rollouts": "", "push": "pushes"}
@@ -48,7 +48,7 @@ class Run:
         print(f"{time.monotonic() - self.began:5.0f} s  {text}", flush=True)
 
     def whole(self) -> Result:
-        """All of it. Raises InputError, ProgramError, NotReady, ServerError."""
+        """All of it. Raises InputError, ProgramError, NotReadyError, ServerError."""
         out, options = self.options.out, self.options
         work = Work(options.seed, options.builder, options.evaluator)
         self._refuse(work)
@@ -64,7 +64,7 @@ class Run:
             marks.append(("held-out before", time.monotonic()))
             before = asyncio.run(self._held_out(polar, work, "before"))
             if not before.tells:
-                raise NotReady(f"too many sessions have no reward; see {polar.log}")
+                raise NotReadyError(f"too many sessions have no reward; see {polar.log}")
             marks.append(("training", time.monotonic()))
             trainer = self._trainer(model, server)
             used = self._train(trainer, polar)
@@ -87,7 +87,7 @@ class Run:
         )
 
     def _refuse(self, work: Work) -> None:
-        """What can't be, before anything is begun. Raises InputError, NotReady."""
+        """What can't be, before anything is begun. Raises InputError, NotReadyError."""
         out, options = self.options.out, self.options
         if (out / "polar").exists():
             raise InputError(
@@ -102,7 +102,7 @@ class Run:
         work.step(1, options.prompts)
         work.held_out("before", options.held_out)
         if not PYTHON.exists():
-            raise NotReady(f"no vLLM at {PYTHON}: make vllm")
+            raise NotReadyError(f"no vLLM at {PYTHON}: make vllm")
 
     def _model(self) -> Path:
         """The beginner, as it was made before in this folder or was given, or is made now."""
@@ -144,7 +144,7 @@ class Run:
         return float(found["largest"])
 
     async def _held_out(self, polar: System, work: Work, name: str) -> HeldOut:
-        """The rewards of sessions on tasks that no training asks for. Raises NotReady."""
+        """The rewards of sessions on tasks that no training asks for. Raises NotReadyError."""
         requests = work.held_out(name, self.options.held_out)
         began = time.monotonic()
         async with (
@@ -159,7 +159,7 @@ class Run:
             seconds=time.monotonic() - began,
         )
         if unjudged(found.rewards) == len(found.rewards):
-            raise NotReady(f"no session of the evaluation {name} has a reward; see {polar.log}")
+            raise NotReadyError(f"no session of the evaluation {name} has a reward; see {polar.log}")
         self.say(f"held out, {name}: {found}")
         return found
 
@@ -199,7 +199,7 @@ def main() -> int:
     run = Run(options, time.monotonic())
     try:
         result = run.whole()
-    except (ProgramError, InputError, NotReady, ServerError) as error:
+    except (ProgramError, InputError, NotReadyError, ServerError) as error:
         print(f"grpo_tiny: {error}", file=sys.stderr)
         return 1 if isinstance(error, ProgramError) else 2 if isinstance(error, InputError) else 3
     except KeyboardInterrupt:

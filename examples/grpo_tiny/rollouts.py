@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
-from polar import Client, NotReady, SessionTable, Settings, Status, TaskRequest, Trajectory
+from polar import Client, NotReadyError, SessionTable, Settings, Status, TaskRequest, Trajectory
 from polar.trainer import Group, TrajectoryConsumer
 
 ANSWER_S = 60.0
@@ -31,10 +31,10 @@ class Waiting:
         return group
 
     def check(self) -> None:
-        """Raises NotReady, and what `check` does."""
+        """Raises NotReadyError, and what `check` does."""
         self._check()
         if time.monotonic() > self._late:
-            raise NotReady(f"no group came for {self._limit_s:g} s; see `polar status`, and polar.log")
+            raise NotReadyError(f"no group came for {self._limit_s:g} s; see `polar status`, and polar.log")
 
 
 async def groups_of(
@@ -48,19 +48,19 @@ async def groups_of(
 ) -> list[Group]:
     """All groups of the tasks, at least one, in the tasks' order; `on_group` is told how many there are.
 
-    Tasks that were handed in before are not begun again, and the consumer's next groups must be theirs. Raises NotReady, also where a next
-    group takes longer than `GROUP_S`, and what `check` raises, which is asked while it waits.
+    Tasks that were handed in before are not begun again, and the consumer's next groups must be theirs. Raises
+    NotReadyError, also where a next group takes longer than `GROUP_S`, and any error of `check`, which runs during the wait.
     """
     order = {request.task_id: at for at, request in enumerate(requests)}
     unseen = await Client(settings).submit(requests, table, answer_s=ANSWER_S)
     if unseen:
-        raise NotReady(
+        raise NotReadyError(
             f"no coordinator has shown the tasks {', '.join(unseen)} within {ANSWER_S:g} s; see `polar status`"
         )
     found: list[Group] = []
     async for group in consumer.groups(Waiting(GROUP_S, check)):
         if group.task_id not in order:
-            raise NotReady(f"the group {group.task_id} is of another run: give this one a data folder of its own")
+            raise NotReadyError(f"the group {group.task_id} is of another run: give this one a data folder of its own")
         found.append(group)
         on_group(len(found))
         if len(found) == len(requests):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from examples.grpo_tiny.programs import Program, beside
 from examples.vllm_cpu.serve import Server
-from polar import NotReady, Settings, load_settings
+from polar import NotReadyError, Settings, load_settings
 
 SLOTS = 32
 """Sessions at once: the tiny model answers three times as many tokens a second to 32 as to 8."""
@@ -30,15 +30,15 @@ class System:
     """By name, the engine's too."""
 
     def check(self) -> None:
-        """Raises NotReady where one of its programs has ended."""
+        """Raises NotReadyError where one of its programs has ended."""
         for name, process in self.programs.items():
             if process.poll() is not None:
-                raise NotReady(f"{name} ended with {process.returncode}; see its log in {self.log.parent}")
+                raise NotReadyError(f"{name} ended with {process.returncode}; see its log in {self.log.parent}")
 
 
 @contextmanager
 def running(data: Path, engine: Server) -> Iterator[System]:
-    """A whole Polar on `data`, until the block's end. Raises NotReady."""
+    """A whole Polar on `data`, until the block's end. Raises NotReadyError."""
     ready, log = data.parent / "polar.ready", data.parent / "polar.log"
     ready.unlink(missing_ok=True)
     with ExitStack() as stack:
@@ -53,7 +53,7 @@ def running(data: Path, engine: Server) -> Iterator[System]:
         late = time.monotonic() + START_S
         while not ready.exists():
             if up.poll() is not None or time.monotonic() > late:
-                raise NotReady(f"polar up didn't come up within {START_S:g} s; see {log}")
+                raise NotReadyError(f"polar up didn't come up within {START_S:g} s; see {log}")
             time.sleep(LOOK_S)
         worker = polar("worker", "init", "run", "evaluate", "--concurrency", str(SLOTS))
         yield System(load_settings(data), log, {"vLLM": engine.process, "polar up": up, "polar worker": worker})

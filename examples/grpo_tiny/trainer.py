@@ -26,7 +26,7 @@ from examples.grpo_tiny.learner import Drift, Learner
 from examples.grpo_tiny.requests import Work
 from examples.grpo_tiny.rollouts import groups_of, malformed
 from examples.tiny_model import model as tiny
-from polar import Client, Fleet, FleetError, InputError, NotReady, SessionTable, Settings, load_settings
+from polar import Client, Fleet, FleetError, InputError, NotReadyError, SessionTable, Settings, load_settings
 from polar.trainer import Group, Row, TrajectoryConsumer, grpo
 
 LARGEST = 1e-3
@@ -68,7 +68,7 @@ class Trainer:
         self._learner = Learner(options.model if latest is None else latest, options.steps)
 
     async def run(self) -> None:
-        """All steps that are left. Raises DriftError, NotReady, PushError FleetError."""
+        """All steps that are left. Raises DriftError, NotReadyError, PushError FleetError."""
         if self._state.version:
             print(f"goes on from version {self._state.version}", flush=True)
         consumer = TrajectoryConsumer(settings=self._settings)
@@ -99,7 +99,7 @@ class Trainer:
     async def check(self, name: str) -> None:
         """Compare an evaluation that has ended with the newest checkpoint, and write what was found beside it: the last reload's proof.
 
-        Raises DriftError, NotReady.
+        Raises DriftError, NotReadyError.
         """
         rows: list[Row] = []
         reading = TrajectoryConsumer(settings=self._settings, topic="eval", timeout_s=READ_S)
@@ -126,10 +126,10 @@ class Trainer:
     def _compared(self, rows: Sequence[Row]) -> Drift:
         """The assertion after each reload: what was sampled since then was sampled by this model, every token of it.
 
-        Raises DriftError, NotReady where there is nothing to compare.
+        Raises DriftError, NotReadyError where there is nothing to compare.
         """
         if not rows:
-            raise NotReady(
+            raise NotReadyError(
                 "no session has a reward and tokens to train; see `polar show` of one of them, and polar.log"
             )
         versions = {int(version) for row in rows for version in row.policy_versions[row.loss_mask == 1]}
@@ -215,7 +215,7 @@ def main() -> None:
     try:
         trainer = Trainer(options, load_settings(options.data))
         asyncio.run(trainer.run() if options.check is None else trainer.check(options.check))
-    except (DriftError, InputError, NotReady, weights.PushError, FleetError) as error:
+    except (DriftError, InputError, NotReadyError, weights.PushError, FleetError) as error:
         print(f"trainer: {error}", file=sys.stderr)
         sys.exit(1 if isinstance(error, DriftError) else 2 if isinstance(error, InputError) else 3)
 

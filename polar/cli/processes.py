@@ -62,7 +62,7 @@ class ProxyProcesses:
             port_socket.close()
 
     async def keep(self, stop: asyncio.Event, *, ready: Callable[[], None], announce: Callable[[str], None]) -> None:
-        """Run the proxies until `stop`; call `ready` once all serve. Raises NotReady if one can't start or dies too often."""
+        """Run the proxies until `stop`; call `ready` once all serve. Raises NotReadyError if one can't start or dies too often."""
         with TemporaryDirectory(prefix="polar-proxy-") as folder:
             files = [Path(folder) / f"{number}.json" for number in range(len(self._peers))]
             children = [self._child(number, file, announce) for number, file in enumerate(files)]

@@ -16,7 +16,7 @@ from polar.cli import process
 from polar.cli.options import Data, EngineMode, Model
 from polar.cli.output import note
 from topics.environment import settings
-from topics.types.errors import InputError, NotReady
+from topics.types.errors import InputError, NotReadyError
 
 PORT = 8400
 CONTROL_PORT = 8401
@@ -101,7 +101,9 @@ def proxy(
             peers = None if peer_port is None else Binding(host, peer_port, shared=True)
             uvloop.run(serve(found, calls, controls, peers=peers, advertise=advertised, ready=ready))
     except OSError as error:
-        raise NotReady(f"the proxy can't start on {host}:{port} and {control_host}:{control_port}: {error}") from None
+        raise NotReadyError(
+            f"the proxy can't start on {host}:{port} and {control_host}:{control_port}: {error}"
+        ) from None
 
 
 def _advertised(url: str | None, processes: int) -> str | None:

@@ -15,7 +15,7 @@ from polar.cli.exits import Exit, ended
 from polar.cli.options import Data
 from polar.cli.output import note, print_json
 from topics.environment import settings
-from topics.types.errors import InputError, NotReady
+from topics.types.errors import InputError, NotReadyError
 from topics.types.session import SessionState, Status, task_id_of
 from topics.types.task import RUN_LIMIT_S, SAMPLES_LIMIT
 
@@ -114,7 +114,7 @@ async def _print_result(found: Settings, session_id: str, reward: float | None, 
 
     try:
         row = await until_ended(found, session_id)
-    except NotReady as error:
+    except NotReadyError as error:
         typer.echo(f"{session_id} {'had ended already' if has_ended else 'is closed'}")
         note(f"not waiting for its trajectory: {error}")
         return

@@ -21,7 +21,7 @@ from polar.cli.options import Data
 from polar.cli.output import note, show
 from topics.environment import settings
 from topics.environment.settings import Settings
-from topics.types.errors import NotReady
+from topics.types.errors import NotReadyError
 from topics.types.trajectory import ExpandedTrace, Trajectory, expand
 from topics.waiting.first_done import first_done
 
@@ -120,7 +120,7 @@ async def _read(
 
 
 async def _require_output(found: Settings, name: str) -> None:
-    """Raise NotReady if no output topic has this name. The first task with this output creates it."""
+    """Raise NotReadyError if no output topic has this name. The first task with this output creates it."""
     from topics import trajectories
     from topics.log import admin
 
@@ -128,7 +128,7 @@ async def _require_output(found: Settings, name: str) -> None:
     there = [one.name.removeprefix(prefix) for one in await admin.listing(found) if one.name.startswith(prefix)]
     if name not in there:
         known = ", ".join(there) or "none"
-        raise NotReady(f"no output topic {prefix}{name}; there are: {known} (those for training: without --topic)")
+        raise NotReadyError(f"no output topic {prefix}{name}; there are: {known} (those for training: without --topic)")
 
 
 def line(trajectory: Trajectory) -> dict[str, Any]:

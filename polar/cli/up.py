@@ -79,7 +79,7 @@ def up(
 
 
 async def _examine(upstream: ServedModel, mode: str) -> None:
-    """Raise NotReady if the engine can't serve training."""
+    """Raise NotReadyError if the engine can't serve training."""
     from proxy.engines import probe
 
     # The routes that the mode needs come first: their error names the flag that enables them.

@@ -18,7 +18,7 @@ from typing import BinaryIO
 
 from polar.embedded import parent_watch
 from polar.embedded.restart_policy import RestartPolicy
-from topics.types.errors import NotReady
+from topics.types.errors import NotReadyError
 from topics.waiting.first_done import first_done
 
 LOG_LIMIT = 16 * 1024 * 1024
@@ -56,7 +56,7 @@ class ChildProcess:
         self._stopping = asyncio.Event()
 
     async def keep(self) -> None:
-        """Run the child until `stop`. Raises NotReady if it can't be started or dies too often."""
+        """Run the child until `stop`. Raises NotReadyError if it can't be started or dies too often."""
         policy = RestartPolicy()
         while not self._stopping.is_set():
             policy.started()
@@ -64,10 +64,10 @@ class ChildProcess:
             if self._stopping.is_set():
                 return
             if not self.has_answered:
-                raise NotReady(f"{self.name} ended with {ending} as it started:\n{self._log_tail()}")
+                raise NotReadyError(f"{self.name} ended with {ending} as it started:\n{self._log_tail()}")
             pause_s = policy.next_pause_s()
             if pause_s is None:
-                raise NotReady(f"{self.name} dies again and again, last with {ending}:\n{self._log_tail()}")
+                raise NotReadyError(f"{self.name} dies again and again, last with {ending}:\n{self._log_tail()}")
             where = "" if self._log is None else f" (its log: {self._log})"
             self._announce(f"{self.name} ended with {ending}; starting it again{where}")
             await first_done(self._stopping, timeout_s=pause_s)

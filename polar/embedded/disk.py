@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from topics.types.errors import NotReady
+from topics.types.errors import NotReadyError
 
 MIB = 1024 * 1024
 NEEDED = 512 * MIB
@@ -28,10 +28,10 @@ def is_full(folder: Path) -> bool:
 
 
 def require(folder: Path) -> None:
-    """Raise NotReady if fewer than `NEEDED` bytes are free."""
+    """Raise NotReadyError if fewer than `NEEDED` bytes are free."""
     left = free(folder)
     if left < NEEDED:
-        raise NotReady(
+        raise NotReadyError(
             f"only {left // MIB} MB are free on the disk of {folder}, and Kafka needs {NEEDED // MIB} MB to start with; "
             "make room, or choose another data folder (--data)"
         )

@@ -14,7 +14,7 @@ from polar.embedded.distribution import Meter
 from polar.embedded.errors import BrokerError
 from polar.embedded.restart_policy import RestartPolicy
 from topics.environment.cache import CacheError
-from topics.types.errors import NotReady
+from topics.types.errors import NotReadyError
 from topics.waiting.first_done import first_done
 
 POLL_S = 0.2
@@ -36,16 +36,16 @@ class Kafka:
         return self._broker.bootstrap
 
     async def start(self) -> None:
-        """Start the broker. Raises NotReady if it can't be installed or started."""
+        """Start the broker. Raises NotReadyError if it can't be installed or started."""
         self._starting = _in_thread(self._broker.start)
         try:
             # Cancelling us doesn't end the thread: `stop` waits for it.
             await asyncio.shield(self._starting)
         except (BrokerError, CacheError) as error:
-            raise NotReady(str(error)) from None
+            raise NotReadyError(str(error)) from None
 
     async def keep(self) -> None:
-        """Restart the broker whenever it dies, until `stop`. Raises NotReady after too many deaths."""
+        """Restart the broker whenever it dies, until `stop`. Raises NotReadyError after too many deaths."""
         policy = RestartPolicy()
         policy.started()
         while not self._stopping.is_set():
@@ -63,7 +63,7 @@ class Kafka:
                 policy.started()
             pause_s = policy.next_pause_s()
             if pause_s is None:
-                raise NotReady("Kafka dies again and again; its logs are in kafka/logs of the data folder")
+                raise NotReadyError("Kafka dies again and again; its logs are in kafka/logs of the data folder")
             self._announce("Kafka has died; starting it again")
             await first_done(self._stopping, timeout_s=pause_s)
             if self._stopping.is_set():
@@ -71,7 +71,7 @@ class Kafka:
             policy.started()
             try:
                 await self.start()
-            except NotReady as error:
+            except NotReadyError as error:
                 self._announce(str(error))
 
     async def stop(self, deadline_s: float) -> None:

@@ -12,7 +12,7 @@ from topics.contract import catalogue
 from topics.environment import http_json
 from topics.environment.settings import Settings
 from topics.log.follow import Follower, Since
-from topics.types.errors import NotReady
+from topics.types.errors import NotReadyError
 from topics.workers import Heartbeat
 
 POLL_S = 0.05
@@ -20,26 +20,26 @@ REQUEST_S = 2.0
 
 
 async def file(path: Path, name: str, *, deadline_s: float) -> str:
-    """Wait for a ready file, which its writer renames into place, and return its text. Raises NotReady."""
+    """Wait for a ready file, which its writer renames into place, and return its text. Raises NotReadyError."""
     deadline = time.monotonic() + deadline_s
     while not path.exists():
         if time.monotonic() > deadline:
-            raise NotReady(f"{name} didn't answer within {deadline_s:.0f} s; see its log")
+            raise NotReadyError(f"{name} didn't answer within {deadline_s:.0f} s; see its log")
         await asyncio.sleep(POLL_S)
     return path.read_text()
 
 
 async def http(url: str, name: str, *, deadline_s: float) -> None:
-    """Wait until a GET is answered with 200. Raises NotReady."""
+    """Wait until a GET is answered with 200. Raises NotReadyError."""
     deadline = time.monotonic() + deadline_s
     while (answer := await asyncio.to_thread(_get, url)) != "200":
         if time.monotonic() > deadline:
-            raise NotReady(f"{name} isn't ready after {deadline_s:.0f} s ({url}: {answer}); see its log")
+            raise NotReadyError(f"{name} isn't ready after {deadline_s:.0f} s ({url}: {answer}); see its log")
         await asyncio.sleep(POLL_S)
 
 
 async def heartbeats(settings: Settings, needed: Sequence[str], *, deadline_s: float) -> None:
-    """Wait for heartbeats of all `needed`: roles, or stages of the default pool whose whole queue is assigned. Raises NotReady."""
+    """Wait for heartbeats of all `needed`: roles, or stages of the default pool whose whole queue is assigned. Raises NotReadyError."""
     missing = set(needed)
     all_seen = asyncio.Event()
 
@@ -55,7 +55,9 @@ async def heartbeats(settings: Settings, needed: Sequence[str], *, deadline_s: f
         async with asyncio.timeout(deadline_s):
             await all_seen.wait()
     except TimeoutError:
-        raise NotReady(f"no heartbeat of {', '.join(sorted(missing))} within {deadline_s:.0f} s; see its log") from None
+        raise NotReadyError(
+            f"no heartbeat of {', '.join(sorted(missing))} within {deadline_s:.0f} s; see its log"
+        ) from None
     finally:
         await follower.stop()
 

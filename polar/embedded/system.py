@@ -91,12 +91,12 @@ class System:
         return self._options.engine is None
 
     async def start(self) -> None:
-        """Start all processes and return when all of them serve. Raises NotReady."""
+        """Start all processes and return when all of them serve. Raises NotReadyError."""
         self._prepare_folder()
         await first_done(self._failure, self._start())
 
     async def keep(self) -> None:
-        """Restart children that die, until cancelled. Raises NotReady if a child dies too often."""
+        """Restart children that die, until cancelled. Raises NotReadyError if a child dies too often."""
         await first_done(self._failure)
 
     async def stop(self) -> None:
@@ -180,7 +180,7 @@ class System:
         """Start a child that listens, and return its addresses; it is restarted on the same ports.
 
         The child writes its addresses to a ready file: JSON with a URL for each flag of `ports` (`url` for `--port`, `control_url` for
-        `--control-port`). Raises NotReady.
+        `--control-port`). Raises NotReadyError.
         """
         ready_file = self._data / "run" / f"{name}.json"
         ready_file.unlink(missing_ok=True)

@@ -12,7 +12,7 @@ from polar.fleet.heartbeat_watch import HeartbeatWatch
 from topics import control
 from topics.control import Drain
 from topics.log.producer import LogProducer, UnacknowledgedError
-from topics.types.errors import InputError, NotReady
+from topics.types.errors import InputError, NotReadyError
 from topics.types.session import Phase, SessionState
 
 SEND_S = 30.0
@@ -85,7 +85,7 @@ async def drain_processes(
         try:
             await producer.send(control.TOPIC, Drain(name), key=name, deadline_s=SEND_S)
         except UnacknowledgedError as error:
-            raise NotReady(f"Kafka didn't acknowledge the request to {name}: {error}") from None
+            raise NotReadyError(f"Kafka didn't acknowledge the request to {name}: {error}") from None
     reported: int | None = None
 
     def have_ended() -> bool:

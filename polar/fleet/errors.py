@@ -1,6 +1,6 @@
 """Errors of the fleet as a whole. Each message says what to do. On the command line they end with exit code 1.
 
-Beside these, a version or a worker that can't be raises InputError, and an unreachable Kafka raises NotReady.
+Beside these, a version or a worker that can't be raises InputError, and an unreachable Kafka raises NotReadyError.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ from topics.log import admin, kafka
 from topics.log.follow import Follower, Since
 from topics.log.heartbeat import new_worker_id
 from topics.log.producer import LogProducer, UnacknowledgedError
-from topics.types.errors import InputError, NotReady
+from topics.types.errors import InputError, NotReadyError
 from topics.workers import Heartbeat
 
 SEND_S = 30.0
@@ -84,7 +84,7 @@ class Fleet:
         self._follower = Follower(self.settings, fleet.TOPIC, self._on_record, since=Since.BEGINNING)
 
     async def __aenter__(self) -> Self:
-        """Raises NotReady."""
+        """Raises NotReadyError."""
         await admin.partition_count(self.settings, fleet.TOPIC.full_name(self.settings.namespace), reach_s=0)
         try:
             await self._producer.start(SEND_S)
@@ -105,11 +105,11 @@ class Fleet:
         return FleetStatus(self._view.state, self._view.since_ms, versions)
 
     async def status(self) -> FleetStatus:
-        """The state now on `polar.fleet`. Raises NotReady."""
+        """The state now on `polar.fleet`. Raises NotReadyError."""
         try:
             await self._follower.caught_up(SEND_S)
         except TimeoutError:
-            raise NotReady(f"Kafka at {self.settings.bootstrap} doesn't answer within {SEND_S:g} s") from None
+            raise NotReadyError(f"Kafka at {self.settings.bootstrap} doesn't answer within {SEND_S:g} s") from None
         return self._status
 
     @asynccontextmanager
@@ -138,7 +138,8 @@ class Fleet:
         """Pause the fleet and return when no call is at any engine. The fleet stays paused until someone resumes it.
 
         `in_flight`: whether calls at engines finish, or are aborted there and sent again after the pause. Raises PausedByOtherError if
-        another client has paused the fleet; `force` takes that pause over. Raises PauseTimeoutError or NotReady; the fleet runs again then.
+        another client has paused the fleet; `force` takes that pause over. Raises PauseTimeoutError or NotReadyError; the fleet then
+        runs again.
         """
         began = time.monotonic()
         async with HeartbeatWatch(self.settings, self._producer, self.by) as watch:
@@ -159,13 +160,13 @@ class Fleet:
         return PauseReport(state.generation, time.monotonic() - began, tuple(proxies))
 
     async def end(self) -> None:
-        """End this client's pause. Raises PauseLostError, NotReady."""
+        """End this client's pause. Raises PauseLostError, NotReadyError."""
         state = (await self.status()).state
         self.require_own()
         await self._write_state(state, paused=False)
 
     async def resume(self) -> FleetStatus:
-        """End any pause and any draining, whoever began them. The status before. Raises NotReady."""
+        """End any pause and any draining, whoever began them. The status before. Raises NotReadyError."""
         before = await self.status()
         if before.state.paused or before.state.draining:
             await self._write_state(before.state, paused=False, draining=False)
@@ -182,7 +183,7 @@ class Fleet:
 
         With `workers`, drain these workers and proxies instead: they accept nothing more, finish their work and end. `progress` gets the
         number of active sessions, or of live processes, at each change. Raises InputError for a worker that doesn't live or has another
-        role. Raises DrainTimeoutError at the deadline, and draining continues. Raises NotReady.
+        role. Raises DrainTimeoutError at the deadline, and draining continues. Raises NotReadyError.
         """
         async with HeartbeatWatch(self.settings, self._producer, self.by) as watch:
             if workers:
@@ -196,7 +197,7 @@ class Fleet:
     async def publish(self, version: int, engine: str | None = None, *, force: bool = False) -> None:
         """Publish the version of the weights that one engine, or all, serve from now on.
 
-        Raises InputError for a version below 0 and, without `force`, for a version lower than the current one. Raises NotReady.
+        Raises InputError for a version below 0 and, without `force`, for a version lower than the current one. Raises NotReadyError.
         """
         if version < 0:
             raise InputError("version", version, "must be an integer of at least 0")
@@ -214,7 +215,7 @@ class Fleet:
         await self._write(PolicyVersion(version, engine))
 
     async def heartbeats(self) -> list[Heartbeat]:
-        """The newest heartbeat of each live process. Raises NotReady."""
+        """The newest heartbeat of each live process. Raises NotReadyError."""
         async with HeartbeatWatch(self.settings, self._producer, self.by) as watch:
             return list(watch.processes.live.values())
 
@@ -275,7 +276,7 @@ class Fleet:
     ) -> FleetState:
         """Write the state that follows `before`, until it counts.
 
-        Raises PausedByOtherError if another client pauses the fleet meanwhile, NotReady.
+        Raises PausedByOtherError if another client pauses the fleet meanwhile, NotReadyError.
         """
         mine = FleetState(
             before.generation + 1,
@@ -297,11 +298,11 @@ class Fleet:
         raise PausedByOtherError("other clients keep changing the fleet's state; `polar fleet status` shows which")
 
     async def _write(self, record: FleetRecord) -> int:
-        """The record's offset, once Kafka has acknowledged it. Raises NotReady."""
+        """The record's offset, once Kafka has acknowledged it. Raises NotReadyError."""
         try:
             ack = await self._producer.send(fleet.TOPIC, record, key=fleet.key_of(record), deadline_s=SEND_S)
         except UnacknowledgedError as error:
-            raise NotReady(
+            raise NotReadyError(
                 f"Kafka didn't acknowledge the change: {error}; it may still arrive (`polar fleet status`); "
                 "`polar fleet resume` ends a pause"
             ) from None

@@ -75,8 +75,8 @@ class TrajectoryConsumer:
 
         `topic`: None for what is trained, `eval`, or a task's `output_topic`. `start`: where to begin without a state.
         `timeout_s`: iteration ends when it has waited that long and Kafka says that there is no more; None waits for ever.
-        `outage_s`: how long Kafka may be away before iteration raises NotReady. `allow_gap`: records that have left the log unread
-        are passed over, else they raise NotReady. Raises InputError for a bad setting or name.
+        `outage_s`: how long Kafka may be away before iteration raises NotReadyError. `allow_gap`: records that have left the log unread
+        are passed over, else they raise NotReadyError. Raises InputError for a bad setting or name.
         """
         if start not in ("earliest", "latest"):
             raise InputError("start", start, "must be earliest or latest")

@@ -27,7 +27,7 @@ from polar.client import Client
 from polar.trainer.groups import Group
 from polar.trainer.loop_thread import LoopThread
 from topics.environment.settings import Settings, load
-from topics.types.errors import InputError, NotReady
+from topics.types.errors import InputError, NotReadyError
 from topics.types.task import TaskRequest
 from topics.waiting.first_done import first_done
 
@@ -151,7 +151,7 @@ class Feed:
         self._news.set()
 
     async def _feed(self, sent: asyncio.Event) -> None:
-        """Send all tasks. Raises as `Client.feed`, but NotReady only after Kafka was unreachable for `OUTAGE_S`."""
+        """Send all tasks. Raises as `Client.feed`, but NotReadyError only after Kafka was unreachable for `OUTAGE_S`."""
         away_since: float | None = None
 
         def on_sent(*_: object) -> None:
@@ -165,7 +165,7 @@ class Feed:
                 async with client.table() as table:
                     await client.feed(self._due(), table, max_in_flight=self._max, on_sent=on_sent)
                     return
-            except NotReady as error:
+            except NotReadyError as error:
                 away_since = time.monotonic() if away_since is None else away_since
                 if time.monotonic() - away_since > OUTAGE_S:
                     raise

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polar.trainer.rows import Floats, Row, Versions
-from topics.types.errors import InputError, NotReady
+from topics.types.errors import InputError, NotReadyError
 from topics.types.tokens import Ids, Logprobs
 
 TooLong = Literal["refuse", "cut", "drop"]
@@ -49,11 +49,11 @@ class Batch:
         return int(np.diff(self.cu_seqlens).max())
 
     def torch(self, device: str | None = None) -> dict[str, Any]:
-        """The arrays as tensors by name. Without `device` they share the batch's memory. Raises NotReady if torch isn't installed."""
+        """The arrays as tensors by name. Without `device` they share the batch's memory. Raises NotReadyError if torch isn't installed."""
         try:
             torch = import_module("torch")
         except ModuleNotFoundError:
-            raise NotReady(
+            raise NotReadyError(
                 "tensors need PyTorch, which Polar doesn't install: `pip install torch`, or use the arrays"
             ) from None
         arrays = {name: value for name, value in vars(self).items() if isinstance(value, np.ndarray)}

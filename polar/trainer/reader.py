@@ -18,7 +18,7 @@ from topics import trajectories
 from topics.contract.topic import MIB
 from topics.environment.settings import Settings
 from topics.log import admin, kafka
-from topics.types.errors import InputError, NotReady
+from topics.types.errors import InputError, NotReadyError
 
 Start = Literal["earliest", "latest"]
 
@@ -59,7 +59,7 @@ class Reader:
         """By partition: the offset after `ready` and after the transaction markers that follow it."""
 
     async def open(self) -> None:
-        """Connect. Raises NotReady if no Kafka answers or the topic doesn't exist."""
+        """Connect. Raises NotReadyError if no Kafka answers or the topic doesn't exist."""
         count = await self._partition_count()
         self._client = kafka.consumer(
             self._settings,
@@ -84,14 +84,14 @@ class Reader:
     async def place(self, start: Start | Mapping[int, int]) -> None:
         """Drop `ready` and read from `start`: an end of the log, or offsets by partition.
 
-        Raises InputError for offsets that the topic never had, and NotReady if retention removed records (unless `allow_gap` is set) or no
-        broker answers.
+        Raises InputError for offsets that the topic never had, and NotReadyError if retention removed records (unless `allow_gap` is set)
+        or no broker answers.
         """
         await self._stop_polling()
         self.ready.clear()
         bounds = await self._bounds()
         if bounds is None:
-            raise NotReady(f"Kafka at {self._settings.bootstrap} doesn't answer")
+            raise NotReadyError(f"Kafka at {self._settings.bootstrap} doesn't answer")
         first, end = bounds
         if start == "earliest":
             offsets = first
@@ -107,7 +107,7 @@ class Reader:
         """Wait for records and add them to `ready`; False if none came within `timeout_s` and the end of the log was reached.
 
         `timeout_s` None: wait for ever. Also returns True, without records, when this host's clock has reached `due_ms()` and all records
-        written before were read. Cancelling loses nothing. Raises NotReady if Kafka was unreachable for `outage_s`.
+        written before were read. Cancelling loses nothing. Raises NotReadyError if Kafka was unreachable for `outage_s`.
         """
         loop = asyncio.get_running_loop()
         began = answered = checked = loop.time()
@@ -124,7 +124,7 @@ class Reader:
                 if is_at_end and (is_due or is_idle):
                     return is_due
             elif now - answered > self._outage_s:
-                raise NotReady(f"Kafka at {self._settings.bootstrap} has been away for {self._outage_s:.0f} s")
+                raise NotReadyError(f"Kafka at {self._settings.bootstrap} has been away for {self._outage_s:.0f} s")
         self.ready.extend(records)
         return True
 
@@ -136,14 +136,14 @@ class Reader:
     async def _partition_count(self) -> int:
         try:
             return await admin.partition_count(self._settings, self._topic)
-        except NotReady:
+        except NotReadyError:
             if self._output is None:
                 raise
             prefix = f"{trajectories.TOPIC.full_name(self._settings.namespace)}."
-            # Raises NotReady itself if Kafka is unreachable.
+            # Raises NotReadyError itself if Kafka is unreachable.
             listed = await admin.listing(self._settings)
         there = [one.name.removeprefix(prefix) for one in listed if one.name.startswith(prefix)]
-        raise NotReady(
+        raise NotReadyError(
             f"no output topic {self._topic}: the first task with that output_topic creates it; existing ones: {', '.join(there) or 'none'}"
         )
 
@@ -171,7 +171,7 @@ class Reader:
         is_out_of_range = getattr(error, "errno", None) == OUT_OF_RANGE
         if not kafka.is_retriable(error) and not is_out_of_range:
             self._seek(self.positions)
-            raise NotReady(f"{self._topic} can't be read: {error!r}") from None
+            raise NotReadyError(f"{self._topic} can't be read: {error!r}") from None
         await asyncio.sleep(RETRY_S)
         bounds = await self._bounds() if is_out_of_range else None
         if bounds is None:
@@ -192,7 +192,7 @@ class Reader:
             return offset
         lost = f"{self._topic}[{number}]: the records from {offset} to {first[number] - 1} were removed by retention before they were read"
         if not self._allow_gap:
-            raise NotReady(f"{lost}; allow_gap=True continues without them; a longer retention.ms prevents this")
+            raise NotReadyError(f"{lost}; allow_gap=True continues without them; a longer retention.ms prevents this")
         log.warning(lost, action="trainer.gap", partition=number)
         return first[number]
 

@@ -20,7 +20,7 @@ from proxy.errors import EngineError
 from topics.environment import http_json
 from topics.environment.settings import EngineSettings
 from topics.types.completion import Sampling
-from topics.types.errors import InputError, NotReady
+from topics.types.errors import InputError, NotReadyError
 
 ANSWER_S = 10.0
 """For `/v1/models`, which needs no model: a server answers it as soon as it listens."""
@@ -50,7 +50,7 @@ class ServedModel:
 def find_model(url: str, model: str | None, *, field: str = "--model") -> ServedModel:
     """The named model of the server behind a URL with or without `/v1`, or its only one.
 
-    Raises InputError for a bad URL and for a model that the server lacks, NotReady if it doesn't answer as an OpenAI-like server does.
+    Raises InputError for a bad URL and for a model that the server lacks, NotReadyError if it doesn't answer as an OpenAI-like server does.
     """
     base = url.rstrip("/").removesuffix("/v1")
     if not base.startswith(("http://", "https://")):
@@ -67,13 +67,13 @@ def find_model(url: str, model: str | None, *, field: str = "--model") -> Served
 def model_of(urls: Sequence[str], model: str | None, *, field: str = "--model") -> str:
     """The model of the servers of one engine: the named one, or the only model of the first server that answers.
 
-    Raises InputError, naming `field`, for a model that a server lacks, NotReady if no server answers.
+    Raises InputError, naming `field`, for a model that a server lacks, NotReadyError if no server answers.
     """
-    errors: list[NotReady] = []
+    errors: list[NotReadyError] = []
     for url in urls:
         try:
             model = find_model(url, model, field=field).model
-        except NotReady as error:
+        except NotReadyError as error:
             errors.append(error)
     if model is None or len(errors) == len(urls):
         raise errors[0]
@@ -83,7 +83,7 @@ def model_of(urls: Sequence[str], model: str | None, *, field: str = "--model") 
 def with_models(engines: Mapping[str, EngineSettings]) -> dict[str, EngineSettings]:
     """The engines, each with its model; the servers of an engine whose model is named need not be up.
 
-    Raises InputError if there is no engine and for a model that a server lacks, NotReady if no model is named and no server answers.
+    Raises InputError if there is no engine and for a model that a server lacks, NotReadyError if no model is named and no server answers.
     """
     if not engines:
         raise InputError(
@@ -97,7 +97,7 @@ def with_models(engines: Mapping[str, EngineSettings]) -> dict[str, EngineSettin
 def _model(name: str, engine: EngineSettings) -> str:
     try:
         return model_of(engine.urls, engine.model, field=f"engines.{name}.model")
-    except NotReady as error:
+    except NotReadyError as error:
         if engine.model is None:
             raise
         log.warning("an engine is not there yet", action="engine_missing", engine=name, why=str(error))
@@ -107,7 +107,7 @@ def _model(name: str, engine: EngineSettings) -> str:
 async def try_call(served: ServedModel, mode: str = "chat") -> None:
     """Request one token just as the proxy will.
 
-    Raises NotReady, with what the server lacks and what to do, and InputError for an unknown mode.
+    Raises NotReadyError, with what the server lacks and what to do, and InputError for an unknown mode.
     """
     engine = plug_in_of(mode, "--mode")(served.url, served.model, deadline_s=PROBE_S)
     request = ChatRequest([Message("user", content="Say a word.")], sampling=Sampling(temperature=1, max_tokens=1))
@@ -124,7 +124,7 @@ async def try_call(served: ServedModel, mode: str = "chat") -> None:
 async def check_features(served: ServedModel, mode: str, announce: Callable[[str], None]) -> Capabilities | None:
     """A server's capabilities; None for the scripted engine and for a server that isn't up. `announce` gets each missing feature.
 
-    Raises NotReady, with the remedy, for a feature that the mode can't work without.
+    Raises NotReadyError, with the remedy, for a feature that the mode can't work without.
     """
     try:
         found = await capabilities.detect(served.url, served.model)
@@ -142,7 +142,7 @@ def with_logprobs_modes(
 ) -> dict[str, EngineSettings]:
     """The engines, each with its `logprobs_mode`: the detected one, then the configured one, then vLLM's default.
 
-    `announce` gets each missing feature. Raises NotReady if a server can't do what its engine's mode needs, InputError if another
+    `announce` gets each missing feature. Raises NotReadyError if a server can't do what its engine's mode needs, InputError if another
     `logprobs_mode` is configured than is detected, or if the servers of an engine differ.
     """
 
@@ -171,17 +171,17 @@ async def _with_logprobs_mode(name: str, engine: EngineSettings, announce: Calla
     return engine.model_copy(update={"logprobs_mode": engine.logprobs_mode or found or VLLM_DEFAULT})
 
 
-def _unusable(served: ServedModel, cause: str) -> NotReady:
-    return NotReady(f"the engine at {served.url} ({served.model}) can't be used: {cause}")
+def _unusable(served: ServedModel, cause: str) -> NotReadyError:
+    return NotReadyError(f"the engine at {served.url} ({served.model}) can't be used: {cause}")
 
 
 def _models(base: str) -> list[str]:
     try:
         answer = http_json.send(f"{base}/v1/models", timeout_s=ANSWER_S, through_proxy=True)
         if answer.status >= 300:
-            raise NotReady(f"what answers at {base} is no inference server: /v1/models gives {answer.status}")
+            raise NotReadyError(f"what answers at {base} is no inference server: /v1/models gives {answer.status}")
         return [str(model["id"]) for model in answer.json()["data"]]
     except (http_json.NoAnswerError, ValueError) as error:
-        raise NotReady(f"the engine at {base} doesn't answer: {error}") from None
+        raise NotReadyError(f"the engine at {base} doesn't answer: {error}") from None
     except (KeyError, TypeError):
-        raise NotReady(f"what answers at {base}/v1/models is no inference server with OpenAI's routes") from None
+        raise NotReadyError(f"what answers at {base}/v1/models is no inference server with OpenAI's routes") from None

@@ -33,7 +33,7 @@ from tests.acceptance.fleet import Fleet, fleet
 from topics.log.kafka import KafkaError
 from topics.log.producer import UnacknowledgedError
 from topics.types.completion import Completion
-from topics.types.errors import NotReady
+from topics.types.errors import NotReadyError
 from topics.types.session import Phase, Status
 from topics.types.trajectory import GroupFinished, Trajectory, expand
 
@@ -171,7 +171,7 @@ class Torment:
                     version += 1
                     await pause.publish(version)
                     self._note("update", f"weights-{version}")
-            except (polar.FleetError, NotReady, KafkaError, UnacknowledgedError) as error:
+            except (polar.FleetError, NotReadyError, KafkaError, UnacknowledgedError) as error:
                 self.say(f"        update failed: {error!r:.200}")
         await self._resumed()
 
@@ -183,7 +183,7 @@ class Torment:
                     async with polar.Fleet(self.system.settings) as client:
                         if not (await client.resume()).state.paused:
                             return
-                except (polar.FleetError, NotReady, KafkaError, UnacknowledgedError):
+                except (polar.FleetError, NotReadyError, KafkaError, UnacknowledgedError):
                     await asyncio.sleep(1)
 
     @asynccontextmanager

@@ -16,7 +16,7 @@ from topics import stages
 from topics.environment.settings import Settings
 from topics.events import RunFinished
 from topics.log.heartbeat import HeartbeatSender
-from topics.types.errors import NotReady
+from topics.types.errors import NotReadyError
 from topics.types.session import Stage
 
 HOST = "127.0.0.1"
@@ -86,7 +86,7 @@ async def test_a_process_is_ready_while_its_heartbeats_arrive(kafka: str, settin
         assert (await request(port, "POST /metrics"))[0] == 405
         assert (await request(port, "HEAD /metrics")) == (200, "")
         assert (await request(port, "GET /secrets"))[0] == 404
-        with pytest.raises(NotReady, match=f"{HOST}:{port}.*--metrics-port"):
+        with pytest.raises(NotReadyError, match=f"{HOST}:{port}.*--metrics-port"):
             async with metrics_http.serve_metrics(metrics, HOST, port):
                 pass
 

@@ -27,7 +27,7 @@ from examples.tiny_model.demonstrations import KINDS, Message, Session
 from examples.tiny_model.tasks import HELD_OUT, draw
 from polar.trainer import Group
 from tests.serving import serving
-from topics.types.errors import InputError, NotReady
+from topics.types.errors import InputError, NotReadyError
 from topics.types.session import Status
 from topics.types.trajectory import Trajectory
 
@@ -132,15 +132,15 @@ def test_waiting_for_groups_ends_when_none_comes_for_long(monkeypatch: pytest.Mo
     now = 18.0
     waiting.check()
     now = 20.0
-    with pytest.raises(NotReady, match="no group came for 10 s"):
+    with pytest.raises(NotReadyError, match="no group came for 10 s"):
         waiting.check()
 
 
 def test_waiting_for_groups_ends_when_a_program_has() -> None:
     def check() -> None:
-        raise NotReady("polar worker ended with -9")
+        raise NotReadyError("polar worker ended with -9")
 
-    with pytest.raises(NotReady, match="worker ended"):
+    with pytest.raises(NotReadyError, match="worker ended"):
         Waiting(10.0, check).check()
 
 

@@ -15,7 +15,7 @@ from examples.grpo_tiny.programs import Program, ProgramError, beside, follow
 from examples.grpo_tiny.system import System
 from examples.vllm_cpu.serve import ROOT
 from topics.environment.settings import Settings
-from topics.types.errors import NotReady
+from topics.types.errors import NotReadyError
 
 pytestmark = pytest.mark.contract
 
@@ -81,9 +81,9 @@ def test_a_check_that_fails_ends_the_program_at_once(program: Callable[[str], Pr
 
     def check() -> None:
         if said:
-            raise NotReady("polar worker ended with -9")
+            raise NotReadyError("polar worker ended with -9")
 
-    with pytest.raises(NotReady, match="worker ended"):
+    with pytest.raises(NotReadyError, match="worker ended"):
         follow(program(SLEEPER), said.append, check)
 
 
@@ -93,7 +93,7 @@ def test_a_system_says_which_of_its_programs_has_ended(program: Callable[[str], 
         system.check()
         worker.kill()
         worker.wait(WAIT_S)
-        with pytest.raises(NotReady, match="polar worker ended with -9; see its log in "):
+        with pytest.raises(NotReadyError, match="polar worker ended with -9; see its log in "):
             system.check()
 
 

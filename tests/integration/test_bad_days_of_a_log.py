@@ -28,7 +28,7 @@ from topics.log.owner import LogGapError, position_within_log, read_back
 from topics.log.partition import partition_of_task
 from topics.log.producer import Ack, LogProducer, UnacknowledgedError
 from topics.types.completion import CallOutcome, Completion, MessageDelta, TokenDelta
-from topics.types.errors import NotReady
+from topics.types.errors import NotReadyError
 from topics.types.session import Status
 from topics.types.tokens import IDS
 from topics.types.trajectory import Trajectory
@@ -247,7 +247,7 @@ async def test_a_kafka_that_leaves_a_rebuild_is_said_and_the_command_goes_on_fro
     try:
         with monkeypatch.context() as patched:
             patched.setattr(run, "_make_output", look_and_lose)
-            with pytest.raises(NotReady, match="the same command goes on from here"):
+            with pytest.raises(NotReadyError, match="the same command goes on from here"):
                 await run.rebuild(settings, wanted)
     finally:
         await asyncio.to_thread(broker.start)

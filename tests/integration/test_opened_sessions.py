@@ -22,7 +22,7 @@ from topics.contract import catalogue
 from topics.environment.keys import ensure_keys_file
 from topics.environment.settings import Settings
 from topics.log import admin
-from topics.types.errors import NotReady
+from topics.types.errors import NotReadyError
 from topics.types.session import Phase, Status
 
 DEADLINE_S = 30.0
@@ -100,7 +100,7 @@ async def test_an_open_whose_asker_gave_up_leaves_its_sample_to_the_next(
     ):
         found = bench.settings.model_copy(update={"control_url": proxy.control_url})
         for task_id in ("t", None):
-            with pytest.raises(NotReady, match="no coordinator answers"):
+            with pytest.raises(NotReadyError, match="no coordinator answers"):
                 await asyncio.to_thread(sessions.Session.open, settings=found, task_id=task_id)
         async with deciding(bench.settings):
             await eventually(lambda: len(table.tasks) == 2, DEADLINE_S)

@@ -26,7 +26,7 @@ from topics.log.owner import read_back
 from topics.log.partition import partition_of_task
 from topics.log.producer import LogProducer
 from topics.types.completion import Completion
-from topics.types.errors import InputError, NotReady
+from topics.types.errors import InputError, NotReadyError
 from topics.types.session import Status
 from topics.types.trajectory import GroupFinished, Trajectory
 
@@ -167,7 +167,7 @@ async def test_two_runs_at_once_into_one_topic_write_each_session_once(settings:
     await finished(log, settings, "t", "u")
     both = await asyncio.gather(*(rebuild(settings, PER_REQUEST) for _ in range(2)), return_exceptions=True)
     for one in both:
-        assert isinstance(one, (RebuildReport, NotReady)), one
+        assert isinstance(one, (RebuildReport, NotReadyError)), one
     last = await rebuild(settings, PER_REQUEST)
     assert last.sessions + last.were_out == 4
     assert sorted(await rebuilt(settings)) == ["t.0", "t.1", "u.0", "u.1"]
@@ -199,7 +199,7 @@ async def test_nothing_is_written_before_all_is_known_that_would_be_refused(
     for tasks in (frozenset[str](), frozenset({early})):
         with pytest.raises(InputError, match=f"it is the output of task {late}, which the builder writes"):
             await rebuild(settings, RebuildRequest("mine", "per_request", tasks=tasks))
-    with pytest.raises(NotReady, match="has no topic"):
+    with pytest.raises(NotReadyError, match="has no topic"):
         await admin.partition_count(settings, trajectories.topic("mine").full_name(settings.namespace))
     await rebuild(settings, RebuildRequest("again", "per_request", tasks=frozenset({late})))
     otherwise = [
@@ -282,7 +282,7 @@ async def test_a_log_that_is_cut_between_looking_and_building_ends_the_run(
 
     with monkeypatch.context() as patched:
         patched.setattr(run, "_make_output", look_and_cut)
-        with pytest.raises(NotReady, match="has left it; the same command goes on from here"):
+        with pytest.raises(NotReadyError, match="has left it; the same command goes on from here"):
             await rebuild(settings, PER_REQUEST)
     done = await rebuild(settings, PER_REQUEST)
     assert (done.left_the_log, done.groups) == (["t.0"], 2)

@@ -14,7 +14,7 @@ from topics.contract import catalogue
 from topics.environment.settings import Settings
 from topics.log import admin
 from topics.log.producer import LogProducer
-from topics.types.errors import InputError, NotReady
+from topics.types.errors import InputError, NotReadyError
 from topics.types.session import Phase, SessionState, TaskState, session_id_of
 from topics.types.task import TaskRequest, body_hash, parse
 
@@ -36,7 +36,7 @@ async def test_who_waits_is_told_when_kafka_is_gone_for_good(no_kafka: Settings)
         finally:
             was_cancelled.set()
 
-    with pytest.raises(NotReady, match="has been away for"):
+    with pytest.raises(NotReadyError, match="has been away for"):
         await Client(no_kafka).unless_gone(wait(), gone_s=0.2)
     assert was_cancelled.is_set()
 

@@ -10,7 +10,7 @@ import pytest
 from polar import sessions
 from tests.polar.control_api import OPENED, Api, answer, played
 from topics.environment.settings import Settings
-from topics.types.errors import InputError, NotReady
+from topics.types.errors import InputError, NotReadyError
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def test_an_api_that_can_not_serve_or_is_none_is_not_ready(
     found: Settings, status: int, body: object, words: str
 ) -> None:
     answer(status, body)
-    with pytest.raises(NotReady, match=words):
+    with pytest.raises(NotReadyError, match=words):
         sessions.Session.open(settings=found)
 
 
@@ -75,14 +75,14 @@ def test_nothing_there_is_not_ready(found: Settings, tmp_path: Path) -> None:
         ({"control_url": "nowhere"}, "doesn't answer"),
         ({"control_token_file": tmp_path / "none"}, "the control token can't be read"),
     ):
-        with pytest.raises(NotReady, match=words):
+        with pytest.raises(NotReadyError, match=words):
             sessions.Session.open(settings=found.model_copy(update=changed))
 
 
 def test_a_token_that_no_header_can_hold_is_not_ready_and_not_repeated(found: Settings, tmp_path: Path) -> None:
     for written in (b"\xff\xfe", b"a-secret\nanother", "a-secret-\u2603".encode()):
         (tmp_path / "odd").write_bytes(written)
-        with pytest.raises(NotReady) as raised:
+        with pytest.raises(NotReadyError) as raised:
             sessions.Session.open(settings=found.model_copy(update={"control_token_file": tmp_path / "odd"}))
         assert "a-secret" not in str(raised.value)
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from polar.webhooks import WebhookSignatureError, verify_webhook
 from topics.environment.webhook_signing import ensure_secret_file, new_secret, read_secrets, sign
-from topics.types.errors import NotReady
+from topics.types.errors import NotReadyError
 
 BODY = b'{"type":"group.finished","data":{"task_id":"t1"}}'
 SECRETS = st.binary(min_size=24, max_size=64).map(lambda key: "whsec_" + base64.b64encode(key).decode())
@@ -103,7 +103,7 @@ def test_a_bad_secret_file_is_named_and_its_text_is_not(tmp_path: Path, text: st
     path = tmp_path / "webhook.secret"
     if text is not None:
         path.write_text(text, errors="surrogateescape")
-    with pytest.raises(NotReady, match=said) as refused:
+    with pytest.raises(NotReadyError, match=said) as refused:
         read_secrets(path)
     assert str(path) in str(refused.value)
     assert "c2hvcnQ" not in str(refused.value)

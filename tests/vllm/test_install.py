@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from examples.vllm_cpu import install
-from topics.types.errors import NotReady
+from topics.types.errors import NotReadyError
 
 
 def environment(folder: Path, versions: dict[str, str]) -> Path:
@@ -64,13 +64,13 @@ def test_the_link_follows_the_pins_and_replaces_nothing_else(tmp_path: Path) -> 
     assert at.resolve() == new
     at.unlink()
     at.mkdir()
-    with pytest.raises(NotReady, match="is no link of ours: move it away"):
+    with pytest.raises(NotReadyError, match="is no link of ours: move it away"):
         install.link(new, at)
 
 
 def test_another_machine_is_refused_before_anything_is_downloaded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("platform.machine", lambda: "riscv64")
-    with pytest.raises(NotReady, match="pinned for Linux on x86-64, and this is linux on riscv64"):
+    with pytest.raises(NotReadyError, match="pinned for Linux on x86-64, and this is linux on riscv64"):
         install.environment(print)
 
 
@@ -79,5 +79,5 @@ def test_too_little_room_is_said_before_anything_is_downloaded(tmp_path: Path, m
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
     monkeypatch.setenv("POLAR_CACHE", str(tmp_path))
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=10_500_000_000))
-    with pytest.raises(NotReady, match=r"has 10 GB free; vLLM takes 7, and 4 more .* set POLAR_CACHE"):
+    with pytest.raises(NotReadyError, match=r"has 10 GB free; vLLM takes 7, and 4 more .* set POLAR_CACHE"):
         install.environment(print)

@@ -19,7 +19,7 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
-from topics.types.errors import InputError, NotReady
+from topics.types.errors import InputError, NotReadyError
 
 ENV_FILE = "polar.env"
 SECRET = frozenset({"kafka_sasl_password"})
@@ -110,9 +110,9 @@ class Settings(BaseSettings):
 
     @property
     def bootstrap(self) -> str:
-        """Bootstrap servers. Raises NotReady if none are set."""
+        """Bootstrap servers. Raises NotReadyError if none are set."""
         if self.kafka is None:
-            raise NotReady(
+            raise NotReadyError(
                 f"no Kafka: {self.data / ENV_FILE} doesn't exist and POLAR_KAFKA isn't set; "
                 "start one with `polar up`, name the folder of one that runs (--data), or name your Kafka"
             )
@@ -120,20 +120,20 @@ class Settings(BaseSettings):
 
     @property
     def sasl_password(self) -> str:
-        """The SASL password. Raises NotReady if it is missing."""
+        """The SASL password. Raises NotReadyError if it is missing."""
         file = self.kafka_sasl_password_file
         if file is None:
             if self.kafka_sasl_password is None:
-                raise NotReady(
+                raise NotReadyError(
                     f"{self.kafka_security_protocol} needs a password: set POLAR_KAFKA_SASL_PASSWORD_FILE to its file"
                 )
             return self.kafka_sasl_password
         try:
             password = file.read_text().strip()
         except (OSError, UnicodeDecodeError) as error:
-            raise NotReady(f"POLAR_KAFKA_SASL_PASSWORD_FILE can't be read: {error}") from None
+            raise NotReadyError(f"POLAR_KAFKA_SASL_PASSWORD_FILE can't be read: {error}") from None
         if not password:
-            raise NotReady(f"POLAR_KAFKA_SASL_PASSWORD_FILE: {file} is empty")
+            raise NotReadyError(f"POLAR_KAFKA_SASL_PASSWORD_FILE: {file} is empty")
         return password
 
     @property

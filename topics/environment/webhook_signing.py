@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from topics.environment import private_files
-from topics.types.errors import NotReady
+from topics.types.errors import NotReadyError
 
 ID = "webhook-id"
 TIMESTAMP = "webhook-timestamp"
@@ -34,11 +34,11 @@ def sign(webhook_id: str, sent_s: int, body: bytes, signing: Iterable[str]) -> d
 
 
 def read_secrets(path: Path) -> list[str]:
-    """The `whsec_…` lines of a file, in order, without empty lines and `#` comments. Raises NotReady."""
+    """The `whsec_…` lines of a file, in order, without empty lines and `#` comments. Raises NotReadyError."""
     try:
         lines = [line.strip() for line in path.read_text().splitlines()]
     except (OSError, UnicodeDecodeError) as error:
-        raise NotReady(
+        raise NotReadyError(
             f"webhooks can't be signed: {path} can't be read ({type(error).__name__}); write `whsec_` and 32 random bytes in base64 to it, "
             "or say where it is (POLAR_WEBHOOK_SECRET_FILE)"
         ) from None
@@ -47,9 +47,9 @@ def read_secrets(path: Path) -> list[str]:
         for secret in found:
             _key(secret)
     except ValueError as error:
-        raise NotReady(f"webhooks can't be signed: {path}: {error}") from None
+        raise NotReadyError(f"webhooks can't be signed: {path}: {error}") from None
     if not found:
-        raise NotReady(f"webhooks can't be signed: {path} holds no secret")
+        raise NotReadyError(f"webhooks can't be signed: {path} holds no secret")
     return found
 
 

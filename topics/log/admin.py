@@ -15,7 +15,7 @@ from topics.contract.topic import Topic
 from topics.environment.settings import Settings
 from topics.log import kafka
 from topics.log.refusals import connection_refusal, denied, refusal
-from topics.types.errors import InputError, NotReady
+from topics.types.errors import InputError, NotReadyError
 
 DEADLINE_S = 30.0
 """Limit for one request that a broker began to answer."""
@@ -63,7 +63,7 @@ async def apply(
     """Create missing topics and alter settings that differ; the topics can be written to on return.
 
     `embedded`: replication 1 and the smaller partition counts. Raises InputError if a co-partitioned topic has another number of
-    partitions, or the broker refuses a setting; NotReady if no broker answers within `reach_s`.
+    partitions, or the broker refuses a setting; NotReadyError if no broker answers within `reach_s`.
     """
     min_insync, replication = (1, 1) if embedded else (settings.min_insync, settings.replication)
     wanted = {topic.full_name(settings.namespace): topic for topic in topics}
@@ -94,7 +94,7 @@ async def apply(
 
 
 async def listing(settings: Settings) -> list[Listed]:
-    """The namespace's topics, by name. Raises NotReady if no broker answers."""
+    """The namespace's topics, by name. Raises NotReadyError if no broker answers."""
 
     async def described(admin: kafka.Admin) -> tuple[dict[str, int], dict[str, dict[str, str]]]:
         prefix = f"{settings.namespace}."
@@ -115,17 +115,17 @@ async def listing(settings: Settings) -> list[Listed]:
 
 
 async def partition_count(settings: Settings, name: str, *, reach_s: float = REACH_S) -> int:
-    """The number of partitions of a topic, by its full name. Raises NotReady if no broker answers or the topic is missing."""
+    """The number of partitions of a topic, by its full name. Raises NotReadyError if no broker answers or the topic is missing."""
     found = await _retried(settings, lambda admin: _leaders(settings, admin, [name]), reach_s)
     if not found.get(name):
-        raise NotReady(f"Kafka at {settings.bootstrap} has no topic {name}; `polar topics apply` makes it")
+        raise NotReadyError(f"Kafka at {settings.bootstrap} has no topic {name}; `polar topics apply` makes it")
     return len(found[name])
 
 
 async def _retried(settings: Settings, request: Callable[[kafka.Admin], Awaitable[T]], reach_s: float) -> T:
     """The result of `request`, retried while the chosen broker doesn't answer: it may just have died while others live.
 
-    Raises NotReady if no broker answered within `reach_s`, or if requests to answering brokers have failed for 8 s.
+    Raises NotReadyError if no broker answered within `reach_s`, or if requests to answering brokers have failed for 8 s.
     """
     now = asyncio.get_running_loop().time
     began, reached = now(), False
@@ -148,12 +148,12 @@ async def _retried(settings: Settings, request: Callable[[kafka.Admin], Awaitabl
         await asyncio.sleep(RETRY_S)
 
 
-def unreachable(settings: Settings, error: Exception) -> NotReady:
+def unreachable(settings: Settings, error: Exception) -> NotReadyError:
     """The error for brokers that don't answer, or refuse this client."""
     if (refused := refusal(settings, error)) is not None:
         return refused
     why = "" if isinstance(error, TimeoutError | kafka.KafkaConnectionError) else f" ({error!r})"
-    return NotReady(
+    return NotReadyError(
         f"Kafka at {settings.bootstrap} doesn't answer{why}: is it running there, and is POLAR_KAFKA what you mean?"
     )
 

@@ -22,7 +22,7 @@ from topics.environment.settings import Settings
 from topics.log import admin, kafka
 from topics.log.producer import LogProducer, UnacknowledgedError, dead_letter
 from topics.log.refusals import KafkaRefusedError, refusal
-from topics.types.errors import NotReady
+from topics.types.errors import NotReadyError
 
 START_S = 60.0
 """Limit for reading what lies on the topic at the start."""
@@ -94,7 +94,7 @@ class Follower:
         """Skipped records by reason: `undecodable` or `unknown_<type>`."""
 
     async def start(self, deadline_s: float = START_S) -> None:
-        """Return once everything on the topic was passed on. Raises NotReady if no broker answers or the topic is missing."""
+        """Return once everything on the topic was passed on. Raises NotReadyError if no broker answers or the topic is missing."""
         trouble = f"{self._name} is longer than can be read in that time"
         try:
             async with asyncio.timeout(deadline_s):
@@ -103,7 +103,7 @@ class Follower:
                         await self._open()
                     except KafkaRefusedError:
                         raise
-                    except (NotReady, kafka.KafkaError) as error:
+                    except (NotReadyError, kafka.KafkaError) as error:
                         if (refused := refusal(self._settings, error)) is not None:
                             raise refused from None
                         trouble = str(error)
@@ -111,7 +111,7 @@ class Follower:
                 await self.caught_up(deadline_s)
         except TimeoutError:
             await self.stop()
-            raise NotReady(f"not ready after {deadline_s:.0f} s: {trouble}") from None
+            raise NotReadyError(f"not ready after {deadline_s:.0f} s: {trouble}") from None
         except BaseException:
             await self.stop()
             raise

@@ -36,7 +36,7 @@ from aiokafka.structs import TopicPartition
 
 from topics.contract.topic import MIB
 from topics.environment.settings import Settings
-from topics.types.errors import NotReady
+from topics.types.errors import NotReadyError
 
 log = structlog.get_logger()
 
@@ -196,14 +196,14 @@ class Admin(Protocol):
 
 
 def connection(settings: Settings) -> dict[str, Any]:
-    """aiokafka options that reach the brokers: bootstrap servers, TLS, SASL. Raises NotReady for a missing user, password or file."""
+    """aiokafka options that reach the brokers: bootstrap servers, TLS, SASL. Raises NotReadyError for a missing user, password or file."""
     protocol = settings.kafka_security_protocol
     options: dict[str, Any] = {"bootstrap_servers": settings.bootstrap, "security_protocol": protocol}
     if protocol.endswith("SSL"):
         options["ssl_context"] = _tls(settings)
     if protocol.startswith("SASL"):
         if settings.kafka_sasl_username is None:
-            raise NotReady(f"{protocol} needs a user: set POLAR_KAFKA_SASL_USERNAME")
+            raise NotReadyError(f"{protocol} needs a user: set POLAR_KAFKA_SASL_USERNAME")
         options["sasl_mechanism"] = settings.kafka_sasl_mechanism
         options["sasl_plain_username"] = settings.kafka_sasl_username
         options["sasl_plain_password"] = settings.sasl_password
@@ -225,7 +225,7 @@ def _tls(settings: Settings) -> ssl.SSLContext:
             **{name: path and str(path) for name, path in files.items()}, password=""
         )
     except (OSError, ValueError) as error:
-        raise NotReady(
+        raise NotReadyError(
             f"{named} can't be used for TLS: {error}; expected PEM files, the key without a password"
         ) from None
     return made

@@ -21,7 +21,7 @@ from topics.log import kafka
 from topics.log.partition import partition_of_task
 from topics.log.producer_generation import STOP_S, ProducerGeneration, ProducerGenerations
 from topics.log.refusals import refusal
-from topics.types.errors import NotReady
+from topics.types.errors import NotReadyError
 
 DEADLINE_S = 120.0
 """How long a call may wait for its acknowledgement (protocol 19)."""
@@ -78,12 +78,12 @@ class LogProducer:
         self._stopped = False
 
     async def start(self, deadline_s: float = 60.0) -> None:
-        """Connect, waiting for a broker. Raises NotReady if none answers in time, at once if the brokers refuse this client."""
+        """Connect, waiting for a broker. Raises NotReadyError if none answers in time, at once if the brokers refuse this client."""
         opening = self._generations.open()
         await asyncio.wait([opening], timeout=deadline_s)
         if not opening.done():
             await self.stop(0.0)
-            raise NotReady(
+            raise NotReadyError(
                 f"Kafka at {self._settings.bootstrap} doesn't answer within {deadline_s:.0f} s; is it running? {self._generations.trouble}"
             )
         opening.result()

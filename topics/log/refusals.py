@@ -11,12 +11,12 @@ import ssl
 
 from topics.environment.settings import Settings
 from topics.log import kafka
-from topics.types.errors import NotReady
+from topics.types.errors import NotReadyError
 
 CONNECT_S = 5.0
 
 
-class KafkaRefusedError(NotReady):
+class KafkaRefusedError(NotReadyError):
     """The brokers refuse this client's login, certificate or request."""
 
 

@@ -3,7 +3,7 @@
 `SessionError` is the value in facts and trajectories. The exceptions differ by what the caller can do:
 
 - `InputError`: input of a person or a foreign producer is invalid; report field, value and remedy (exit code 2).
-- `NotReady`: something needed is missing (Kafka, a program, a model); exit code 3 on the command line.
+- `NotReadyError`: something needed is missing (Kafka, a program, a model); exit code 3 on the command line.
 """
 
 from __future__ import annotations
@@ -48,5 +48,5 @@ class InputError(ValueError):
         super().__init__(f"{field}: {reason} (got {self.value})")
 
 
-class NotReady(RuntimeError):  # noqa: N818 - a state of the world, not a fault of the caller
+class NotReadyError(RuntimeError):
     """Something needed is missing; the message names it and how to get it."""

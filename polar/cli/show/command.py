@@ -22,7 +22,7 @@ from polar.cli.show.transcript import draw_call, draw_transcript
 from topics.environment import settings
 from topics.environment.blobs import BlobStore
 from topics.environment.settings import Settings
-from topics.types.errors import InputError, NotReady
+from topics.types.errors import InputError, NotReadyError
 from topics.types.session import SessionState
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ def _show_call(story: Story, call: CallStory, output: Format) -> None:
 
 
 def _write_artifact(found: Settings, row: SessionState, name: str) -> None:
-    """Write the bytes unchanged, but escaped on a terminal. Raises InputError, NotReady."""
+    """Write the bytes unchanged, but escaped on a terminal. Raises InputError, NotReadyError."""
     artifacts = row.artifacts or {}
     if name not in artifacts:
         raise InputError("--artifact", name, f"no such artifact; there are: {', '.join(sorted(artifacts)) or 'none'}")
@@ -153,11 +153,11 @@ def _write_artifact(found: Settings, row: SessionState, name: str) -> None:
     try:
         data = BlobStore(found.blobs_folder).get(ref)
     except FileNotFoundError:
-        raise NotReady(
+        raise NotReadyError(
             f"{ref} isn't in {found.blobs_folder}; set POLAR_BLOBS to the store of the workers that made it"
         ) from None
     except ValueError as error:
-        raise NotReady(str(error)) from None
+        raise NotReadyError(str(error)) from None
     if not data:
         note(f"{name} is empty")
     elif sys.stdout.isatty():

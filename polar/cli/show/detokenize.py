@@ -12,7 +12,7 @@ import msgspec
 
 from topics.environment import http_json
 from topics.environment.settings import Settings
-from topics.types.errors import NotReady
+from topics.types.errors import NotReadyError
 from topics.types.tokens import Ids
 
 BATCH = 32_768
@@ -55,7 +55,7 @@ def _token(settings: Settings) -> str | None:
 
     try:
         return control_token(settings.control_token_file)
-    except NotReady as error:
+    except NotReadyError as error:
         raise DetokenizeError(str(error)) from None
 
 

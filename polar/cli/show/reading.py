@@ -1,7 +1,7 @@
 """Finds one session's records on Kafka, reading as little as possible: one partition of the table, the log from the session's `Open`, and
 trajectories from around the time when it ended.
 
-Only committed records are read. Raises NotReady if Kafka doesn't answer. `assembly.py` interprets the records.
+Only committed records are read. Raises NotReadyError if Kafka doesn't answer. `assembly.py` interprets the records.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from topics.environment.settings import Settings
 from topics.log import admin, kafka
 from topics.log.owner import STOP_DEADLINE_S, OwnershipLostError, read_back
 from topics.log.partition import partition_of_task
-from topics.types.errors import NotReady
+from topics.types.errors import NotReadyError
 from topics.types.session import Phase, SessionState, TaskState
 from topics.types.trajectory import Trajectory
 
@@ -115,7 +115,7 @@ async def _first_since(settings: Settings, topic: Topic, partition: int, instant
     name = topic.full_name(settings.namespace)
     try:
         await admin.partition_count(settings, name)
-    except NotReady:
+    except NotReadyError:
         await require_topic(settings, completions.TOPIC)
         return None  # Kafka answers, so someone has deleted this output topic
     source = kafka.TopicPartition(name, partition)
@@ -149,4 +149,4 @@ def _kafka_there(settings: Settings) -> Iterator[None]:
     try:
         yield
     except (kafka.KafkaError, OwnershipLostError, TimeoutError) as error:
-        raise NotReady(f"Kafka at {settings.bootstrap} doesn't answer: {error!r}") from None
+        raise NotReadyError(f"Kafka at {settings.bootstrap} doesn't answer: {error!r}") from None

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from analytics.lake import locks
 from analytics.lake.manifest import ConflictError, File, Lake, Manifest
-from topics.types.errors import NotReady
+from topics.types.errors import NotReadyError
 
 WRITERS = 4
 COMMITS = 25
@@ -107,7 +107,7 @@ def test_a_pin_says_its_version_while_it_lasts(lake: Lake) -> None:
 
 
 def test_a_lake_that_isnt_there_cant_be_pinned(tmp_path: Path) -> None:
-    with pytest.raises(NotReady, match=r"no lake in .*polar up"), Lake(tmp_path).pin():
+    with pytest.raises(NotReadyError, match=r"no lake in .*polar up"), Lake(tmp_path).pin():
         pass
 
 

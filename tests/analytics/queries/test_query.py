@@ -20,7 +20,7 @@ from analytics.queries import query
 from analytics.queries.query import Reader, SqlError
 from tests.analytics.story import story, submitted, write
 from topics.environment.settings import Settings
-from topics.types.errors import InputError, NotReady
+from topics.types.errors import InputError, NotReadyError
 
 CHANGES = [
     "INSERT INTO lake.events VALUES (1)",
@@ -334,7 +334,10 @@ def test_instants_are_utc_whatever_the_machine_thinks(settings: Settings, monkey
 
 
 def test_no_lake_is_said_with_the_way_out(tmp_path: Path) -> None:
-    with pytest.raises(NotReady, match=r"no lake in .*/lake/polar: .*polar up"), query.connect(Settings(data=tmp_path)):
+    with (
+        pytest.raises(NotReadyError, match=r"no lake in .*/lake/polar: .*polar up"),
+        query.connect(Settings(data=tmp_path)),
+    ):
         pass
 
 
@@ -350,7 +353,7 @@ def test_a_file_that_is_gone_is_not_the_askers_fault(tmp_path: Path) -> None:
     lake = write(settings.lake_folder, story())
     for file in lake.newest().files["events"]:
         lake.path("events", file).unlink()
-    with pytest.raises(NotReady, match=r"the lake in .* can't be read: .*No files found"), query.connect(settings):
+    with pytest.raises(NotReadyError, match=r"the lake in .* can't be read: .*No files found"), query.connect(settings):
         pass
 
 
@@ -359,7 +362,7 @@ def test_a_file_that_is_damaged_is_not_the_askers_fault(tmp_path: Path) -> None:
     lake = write(settings.lake_folder, story())
     path = lake.path("events", lake.newest().files["events"][0])
     path.write_bytes(path.read_bytes()[:500])
-    with pytest.raises(NotReady, match=rf"the lake in .* can't be read: .*{path.name}"), query.connect(settings):
+    with pytest.raises(NotReadyError, match=rf"the lake in .* can't be read: .*{path.name}"), query.connect(settings):
         pass
 
 

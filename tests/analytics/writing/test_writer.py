@@ -29,7 +29,7 @@ from topics.contract.topic import Topic
 from topics.environment.settings import Settings
 from topics.log import admin, kafka
 from topics.log.partition import partition_of_task
-from topics.types.errors import NotReady
+from topics.types.errors import NotReadyError
 from topics.types.session import Status
 from topics.types.trajectory import Node, Trace, Trajectory
 from topics.waiting.backoff import Backoff
@@ -104,7 +104,7 @@ async def test_what_was_read_is_written_and_shown_before_the_writer_ends(
 
 
 async def test_without_a_kafka_to_read_it_says_so(tmp_path: Path) -> None:
-    with pytest.raises(NotReady, match="no Kafka"):
+    with pytest.raises(NotReadyError, match="no Kafka"):
         await run_analytics(Settings(data=tmp_path), asyncio.Event())
 
 

@@ -18,7 +18,7 @@ from consumers.runtimes.prepare import prepare
 from consumers.runtimes.process import ProcessRuntime
 from tests.consumers.harnesses.conftest import KEY, MODEL, access_to, set_up
 from topics.environment import registry
-from topics.types.errors import InputError, NotReady
+from topics.types.errors import InputError, NotReadyError
 from topics.types.task import AgentSpec, TaskRequest
 
 pytestmark = pytest.mark.contract
@@ -43,7 +43,7 @@ async def test_a_class_of_another_package_is_a_harness(
     (tmp_path / "my_agents.py").write_text(SHOWN["python"])
     monkeypatch.syspath_prepend(str(tmp_path))
     mine = AgentSpec(import_path="my_agents:Mine", model_name=MODEL)
-    with pytest.raises(NotReady, match="my-agent on the worker's PATH"):
+    with pytest.raises(NotReadyError, match="my-agent on the worker's PATH"):
         await harness_of(mine).install()
     with pytest.raises(InputError, match="there are: turns"):
         harness_of(mine.model_copy(update={"settings": {"turn": 1}}))

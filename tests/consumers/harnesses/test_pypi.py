@@ -12,7 +12,7 @@ import pytest
 from consumers.harnesses.mini_swe_agent import MiniSweAgent
 from consumers.harnesses.pypi import RECORD
 from topics.environment import cache
-from topics.types.errors import NotReady
+from topics.types.errors import NotReadyError
 from topics.types.task import AgentSpec
 
 pytestmark = pytest.mark.contract
@@ -62,7 +62,7 @@ async def test_an_index_that_cannot_be_reached_is_said_with_ways_out(
     monkeypatch.setenv("PIP_INDEX_URL", "http://me:secret@127.0.0.1:9/simple")
     monkeypatch.setenv("PIP_NO_INDEX", "0")
     monkeypatch.setenv("PIP_FIND_LINKS", str(empty_cache))
-    with pytest.raises(NotReady) as raised:
+    with pytest.raises(NotReadyError) as raised:
         await MiniSweAgent(AgentSpec(harness="mini_swe_agent")).install()
     output = str(raised.value)
     assert f"pip could not install {CLI.package} {CLI.version} from the package index that is configured" in output
@@ -91,7 +91,7 @@ def test_a_python_without_ensurepip_is_said(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(sys, "path", [])
     monkeypatch.setattr(sys, "path_importer_cache", {})
     monkeypatch.delitem(sys.modules, "ensurepip", raising=False)
-    with pytest.raises(NotReady, match="apt-get install python3-venv"):
+    with pytest.raises(NotReadyError, match="apt-get install python3-venv"):
         CLI.runs_on()
 
 

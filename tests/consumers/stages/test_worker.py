@@ -21,7 +21,7 @@ from topics.environment.settings import Settings
 from topics.events import Claimed, Evaluated, HandedBack, InitFinished, RunFinished, Stopped
 from topics.fleet import FleetState
 from topics.log import kafka
-from topics.types.errors import Kind, NotReady
+from topics.types.errors import Kind, NotReadyError
 from topics.types.session import Stage, Status
 
 INIT, RUN, EVALUATE = Stage.INIT, Stage.RUN, Stage.EVALUATE
@@ -418,5 +418,5 @@ async def test_no_key_is_on_a_command_line_or_in_a_log_line(
 
 async def test_a_run_worker_that_could_mint_no_key_does_not_start(settings: Settings) -> None:
     lost = settings.model_copy(update={"proxy_url": None})
-    with pytest.raises(NotReady, match="POLAR_PROXY_URL isn't set"):
+    with pytest.raises(NotReadyError, match="POLAR_PROXY_URL isn't set"):
         await run_worker(lost, [Stage.RUN], pool="default", concurrency=None, stop=asyncio.Event())

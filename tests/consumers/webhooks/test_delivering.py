@@ -27,7 +27,7 @@ from topics.environment.settings import Settings, write_env_file
 from topics.log import admin, kafka
 from topics.log.follow import Follower, Since
 from topics.log.producer import LogProducer
-from topics.types.errors import NotReady
+from topics.types.errors import NotReadyError
 from topics.types.session import Status
 from topics.webhooks import Owed, Record, Settled
 
@@ -225,7 +225,7 @@ async def test_the_last_failure_and_a_host_that_is_not_named_are_dead_letters_th
 
 async def test_a_worker_without_a_secret_names_the_setting(settings: Settings) -> None:
     settings.webhook_secret_path.unlink()
-    with pytest.raises(NotReady, match="POLAR_WEBHOOK_SECRET_FILE"):
+    with pytest.raises(NotReadyError, match="POLAR_WEBHOOK_SECRET_FILE"):
         await run_webhooks(settings, asyncio.Event())
 
 

@@ -41,7 +41,7 @@ from topics.environment.settings import Settings
 from topics.fleet import FleetState
 from topics.log import admin
 from topics.types.completion import CallOutcome, Completion, MessageDelta, TokenDelta
-from topics.types.errors import Kind, NotReady, SessionError
+from topics.types.errors import Kind, NotReadyError, SessionError
 from topics.types.session import Phase, SessionState, Stage, Status
 from topics.types.tokens import pack_ids
 from topics.workers import Heartbeat, StageSlots
@@ -277,7 +277,7 @@ async def test_kafka_going_away_is_told_and_waited_out(tmp_path: Path, namespace
 
 async def test_what_is_not_there_at_the_start_is_not_ready_and_leaves_nothing_behind(settings: Settings) -> None:
     bare = settings.model_copy(update={"namespace": "bare"})
-    with pytest.raises(NotReady, match="no topic bare"):
+    with pytest.raises(NotReadyError, match="no topic bare"):
         async with Live(bare):
             pass
     assert asyncio.all_tasks() == {asyncio.current_task()}

@@ -18,7 +18,7 @@ from polar.embedded import child_process
 from polar.embedded.child_process import ChildProcess
 from polar.embedded.restart_policy import FAST_DEATHS, RestartPolicy
 from tests.waiting import eventually, until
-from topics.types.errors import NotReady
+from topics.types.errors import NotReadyError
 from topics.waiting.backoff import Backoff
 
 pytestmark = pytest.mark.contract
@@ -97,7 +97,7 @@ async def test_what_ignores_sigterm_is_killed(bench: Bench) -> None:
 
 async def test_a_death_at_the_start_is_a_failure_with_the_end_of_the_log(bench: Bench) -> None:
     async with kept(bench.child("raise SystemExit('no such port')")) as keeper:
-        with pytest.raises(NotReady, match="child ended with exit code 1 as it started:\n  no such port"):
+        with pytest.raises(NotReadyError, match="child ended with exit code 1 as it started:\n  no such port"):
             await asyncio.wait_for(keeper, 20)
 
 
@@ -106,7 +106,7 @@ async def test_what_dies_again_and_again_is_given_up(bench: Bench, monkeypatch: 
     child = bench.child("raise SystemExit(7)")
     child.has_answered = True
     async with kept(child) as keeper:
-        with pytest.raises(NotReady, match="child dies again and again, last with exit code 7"):
+        with pytest.raises(NotReadyError, match="child dies again and again, last with exit code 7"):
             await asyncio.wait_for(keeper, 60)
     assert len(bench.lines) == FAST_DEATHS
 

@@ -22,7 +22,7 @@ from topics.fleet import CODEC, TOPIC, FleetState
 from topics.log import kafka as kafka_clients
 from topics.log.owner import read_back
 from topics.log.producer import LogProducer
-from topics.types.errors import InputError, NotReady
+from topics.types.errors import InputError, NotReadyError
 from topics.workers import Heartbeat
 
 
@@ -198,7 +198,7 @@ async def test_a_proxy_that_died_is_waited_for_until_its_lease_has_ended(
 
 async def test_without_kafka_it_is_said_at_once(tmp_path: Path) -> None:
     began = time.monotonic()
-    with pytest.raises((NotReady, kafka_clients.KafkaError)):
+    with pytest.raises((NotReadyError, kafka_clients.KafkaError)):
         async with Fleet(Settings(kafka="127.0.0.1:1", data=tmp_path)):
             pass
     assert time.monotonic() - began < 10

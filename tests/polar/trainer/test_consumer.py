@@ -30,7 +30,7 @@ from topics.contract.codec import encode
 from topics.environment.settings import Settings
 from topics.log import kafka
 from topics.log.owner import FencedProducer, Write
-from topics.types.errors import InputError, NotReady
+from topics.types.errors import InputError, NotReadyError
 from topics.types.trajectory import ExpandedTrace, Trajectory
 
 pytestmark = pytest.mark.contract
@@ -218,7 +218,7 @@ async def test_an_output_that_is_missing_is_an_error_that_lists_the_existing_one
     settings: Settings, writer: Writer
 ) -> None:
     async with Writer(settings, "eval"):
-        with pytest.raises(NotReady, match=r"no output topic .*\.trajectories\.evil: .* existing ones: eval$"):
+        with pytest.raises(NotReadyError, match=r"no output topic .*\.trajectories\.evil: .* existing ones: eval$"):
             await read(settings, topic="evil")
 
 
@@ -243,7 +243,7 @@ async def test_records_that_left_the_log_unread_are_an_error_unless_they_may(
     async with consumer(settings) as opened:
         opened.load_state_dict(state)
         with pytest.raises(
-            NotReady,
+            NotReadyError,
             match=r"the records from 0 to 3 were removed by retention before they were read; allow_gap=True continues",
         ):
             await anext(aiter(opened))
@@ -273,7 +273,7 @@ async def test_records_may_leave_the_log_under_a_slow_reader(
             later = await read(settings)
             assert {*names(later)} <= {first.session_id, *names(left)}
         else:
-            with pytest.raises(NotReady, match="were removed by retention before they were read"):
+            with pytest.raises(NotReadyError, match="were removed by retention before they were read"):
                 async for _ in opened:
                     pass
 
@@ -293,7 +293,7 @@ async def test_who_reads_on_after_an_error_misses_nothing(
 
     monkeypatch.setattr(AIOKafkaConsumer, "getmany", getmany)
     async with consumer(settings) as opened:
-        with pytest.raises(NotReady, match="can't be read: UnsupportedCodecError"):
+        with pytest.raises(NotReadyError, match="can't be read: UnsupportedCodecError"):
             await anext(aiter(opened))
         found = [one async for one in opened]
     assert names(found) == ALL
@@ -357,7 +357,7 @@ async def test_a_consumer_is_used_while_it_is_open(settings: Settings, writer: W
 
 def test_without_a_system_it_says_how_to_get_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     monkeypatch.delenv("POLAR_KAFKA", raising=False)
-    with pytest.raises(NotReady, match="start one with `polar up`"), TrajectoryConsumer(tmp_path):
+    with pytest.raises(NotReadyError, match="start one with `polar up`"), TrajectoryConsumer(tmp_path):
         pass
 
 

@@ -11,7 +11,7 @@ from polar.embedded import Broker
 from polar.trainer import TrajectoryConsumer, reader
 from tests.polar.trainer.writing import Writer, trajectory
 from topics.environment.settings import Settings
-from topics.types.errors import NotReady
+from topics.types.errors import NotReadyError
 
 pytestmark = pytest.mark.hard
 
@@ -32,7 +32,7 @@ async def test_an_outage_costs_time_or_a_word(tmp_path: Path, namespace: str, mo
             assert (await anext(aiter(hasty))).session_id == "before.0"
             broker.kill()
             waiting = asyncio.ensure_future(anext(aiter(patient)))
-            with pytest.raises(NotReady, match="has been away for 1 s"):
+            with pytest.raises(NotReadyError, match="has been away for 1 s"):
                 await anext(aiter(hasty))
             assert not waiting.done()
             await asyncio.to_thread(broker.start)

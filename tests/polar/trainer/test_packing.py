@@ -103,9 +103,9 @@ def test_tensors_are_the_arrays() -> None:
 def test_without_torch_it_is_said_what_to_install() -> None:
     from importlib.util import find_spec
 
-    from topics.types.errors import NotReady
+    from topics.types.errors import NotReadyError
 
     if find_spec("torch") is not None:
         pytest.skip("PyTorch is here")
-    with pytest.raises(NotReady, match="pip install torch"):
+    with pytest.raises(NotReadyError, match="pip install torch"):
         pack([row(2)], 8)[0].torch()

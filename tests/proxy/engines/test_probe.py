@@ -15,7 +15,7 @@ from polar.scripted.faults import Garbage, Status
 from proxy.engines import probe
 from tests.proxy.engines.recorded import BARE, FULL, answering
 from topics.environment.settings import EngineSettings
-from topics.types.errors import InputError, NotReady
+from topics.types.errors import InputError, NotReadyError
 
 
 def serving(body: str, status: int = 200) -> AbstractContextManager[str]:
@@ -48,7 +48,7 @@ def test_of_several_models_one_must_be_named() -> None:
     ],
 )
 def test_what_is_no_engine_is_told(body: str, status: int, said: str) -> None:
-    with serving(body, status) as url, pytest.raises(NotReady, match=said):
+    with serving(body, status) as url, pytest.raises(NotReadyError, match=said):
         probe.find_model(url, None)
 
 
@@ -59,7 +59,7 @@ def test_servers_of_one_engine_have_its_model_as_far_as_they_answer() -> None:
         assert probe.model_of([a, gone], "a") == "a"
         with pytest.raises(InputError, match=f"--model: {b} serves b .*'a'"):
             probe.model_of([a, b], None)
-    with pytest.raises(NotReady, match=f"the engine at {gone} doesn't answer"):
+    with pytest.raises(NotReadyError, match=f"the engine at {gone} doesn't answer"):
         probe.model_of([gone], "a")
 
 
@@ -73,7 +73,7 @@ def test_an_engine_of_the_file_needs_a_server_only_where_its_model_is_not_named(
         }
         with pytest.raises(InputError, match=r"engines\.x\.model: .* serves a \(got 'b'\)"):
             probe.with_models({"x": there.model_copy(update={"model": "b"})})
-    with pytest.raises(NotReady, match="doesn't answer"):
+    with pytest.raises(NotReadyError, match="doesn't answer"):
         probe.with_models({"y": gone.model_copy(update={"model": None})})
 
 
@@ -96,7 +96,7 @@ async def test_what_an_engine_lacks_is_told(fault: Garbage | Status, said: str) 
     scripted = ScriptedEngine()
     scripted.faults.add(fault)
     async with running(scripted) as url:
-        with pytest.raises(NotReady, match=f"the engine at {url} .* can't be used: {said}"):
+        with pytest.raises(NotReadyError, match=f"the engine at {url} .* can't be used: {said}"):
             await probe.try_call(probe.ServedModel(url, "polar-scripted"))
 
 
@@ -108,7 +108,7 @@ async def test_it_is_probed_in_the_mode_that_it_will_be_asked_in() -> None:
 
 
 async def test_an_engine_that_is_gone_is_told() -> None:
-    with pytest.raises(NotReady, match="can't be used: it gave no usable answer"):
+    with pytest.raises(NotReadyError, match="can't be used: it gave no usable answer"):
         await probe.try_call(probe.ServedModel("http://127.0.0.1:9", "m"))
 
 
@@ -138,5 +138,5 @@ def test_engines_get_the_logprobs_mode_that_their_servers_have() -> None:
 def test_a_mode_that_a_server_cannot_serve_is_refused_with_the_way_out() -> None:
     with answering(BARE) as url:
         engines = {"bare": EngineSettings(urls=(url,), model="tiny", mode="tokens")}
-        with pytest.raises(NotReady, match=r"can't be used: .* start vLLM with --enable-scale-out, or use mode"):
+        with pytest.raises(NotReadyError, match=r"can't be used: .* start vLLM with --enable-scale-out, or use mode"):
             probe.with_logprobs_modes(engines, print)

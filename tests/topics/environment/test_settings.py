@@ -6,7 +6,7 @@ import pytest
 
 from topics.environment import settings
 from topics.environment.settings import ENV_FILE, read_env_file, write_env_file
-from topics.types.errors import InputError, NotReady
+from topics.types.errors import InputError, NotReadyError
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +30,9 @@ def test_without_anything_there_are_defaults_and_no_kafka(clean: Path) -> None:
     found = settings.load()
     assert (found.namespace, found.data, found.replication) == ("polar", Path(".polar"), 3)
     assert (found.blobs_folder, found.keys_path) == (Path(".polar/blobs"), Path(".polar/keys.json"))
-    with pytest.raises(NotReady, match=r"polar.env doesn't exist and POLAR_KAFKA isn't set; start one with `polar up`"):
+    with pytest.raises(
+        NotReadyError, match=r"polar.env doesn't exist and POLAR_KAFKA isn't set; start one with `polar up`"
+    ):
         _ = found.bootstrap
 
 
@@ -151,10 +153,10 @@ def test_a_password_is_read_from_its_file_each_time(clean: Path, monkeypatch: py
     file.write_text("second")
     assert found.sasl_password == "second"
     file.write_text("\n")
-    with pytest.raises(NotReady, match="is empty"):
+    with pytest.raises(NotReadyError, match="is empty"):
         _ = found.sasl_password
     file.unlink()
-    with pytest.raises(NotReady, match="POLAR_KAFKA_SASL_PASSWORD_FILE can't be read"):
+    with pytest.raises(NotReadyError, match="POLAR_KAFKA_SASL_PASSWORD_FILE can't be read"):
         _ = found.sasl_password
 
 

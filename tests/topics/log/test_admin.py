@@ -13,7 +13,7 @@ from topics.log import admin
 from topics.log import kafka as clients
 from topics.log.admin import Applied
 from topics.log.producer import LogProducer
-from topics.types.errors import InputError, NotReady
+from topics.types.errors import InputError, NotReadyError
 
 
 async def applied(settings: Settings, *topics: Topic) -> list[str]:
@@ -86,7 +86,7 @@ async def test_a_kafka_that_is_not_there_is_said(namespace: str) -> None:
     settings = Settings(kafka="127.0.0.1:1", namespace=namespace)
     said = await asyncio.gather(applied(settings, control.TOPIC), admin.listing(settings), return_exceptions=True)
     for each in said:
-        assert isinstance(each, NotReady)
+        assert isinstance(each, NotReadyError)
         assert "Kafka at 127.0.0.1:1 doesn't answer" in str(each)
 
 

@@ -17,7 +17,7 @@ from topics.log import kafka as clients
 from topics.log.follow import Follower, Since
 from topics.log.owner import read_back
 from topics.log.producer import LogProducer
-from topics.types.errors import NotReady
+from topics.types.errors import NotReadyError
 from topics.types.session import TaskState
 
 
@@ -189,7 +189,7 @@ async def test_what_a_handler_raises_ends_the_follower_and_is_shown(log: Log) ->
 
 async def test_a_topic_that_is_not_there_is_said(settings: Settings) -> None:
     follower = Follower(settings, control.TOPIC, lambda *_: None, since=Since.END)
-    with pytest.raises(NotReady, match=r"not ready after 1 s: .*no topic .*control; `polar topics apply`"):
+    with pytest.raises(NotReadyError, match=r"not ready after 1 s: .*no topic .*control; `polar topics apply`"):
         await follower.start(deadline_s=1)
     assert asyncio.all_tasks() == {asyncio.current_task()}
 

@@ -8,7 +8,7 @@ import pytest
 from topics.environment.settings import Settings
 from topics.log import kafka as client
 from topics.log.kafka import connection
-from topics.types.errors import NotReady
+from topics.types.errors import NotReadyError
 
 
 def test_a_plain_connection_says_where_and_nothing_more() -> None:
@@ -35,12 +35,12 @@ def test_sasl_and_tls_are_passed_through() -> None:
 
 
 def test_a_ca_file_that_is_not_there_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(NotReady, match=r"POLAR_KAFKA_CA_FILE=.*none.pem"):
+    with pytest.raises(NotReadyError, match=r"POLAR_KAFKA_CA_FILE=.*none.pem"):
         connection(Settings(kafka="a:1", kafka_security_protocol="SSL", kafka_ca_file=tmp_path / "none.pem"))
 
 
 def test_without_a_kafka_it_is_said() -> None:
-    with pytest.raises(NotReady, match="POLAR_KAFKA"):
+    with pytest.raises(NotReadyError, match="POLAR_KAFKA"):
         connection(Settings(kafka=None))
 
 

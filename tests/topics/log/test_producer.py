@@ -16,7 +16,7 @@ from topics.contract.topic import MIB
 from topics.environment.settings import Settings
 from topics.events import CancelRequested
 from topics.log.producer import Ack, LogProducer, RecordTooLargeError, UnacknowledgedError, dead_letter
-from topics.types.errors import NotReady
+from topics.types.errors import NotReadyError
 from topics.types.session import TaskState
 
 CONTROL_LIMIT = control.TOPIC.max_bytes
@@ -163,7 +163,7 @@ async def test_without_a_broker_start_says_so_in_time(namespace: str) -> None:
         unused.bind(("127.0.0.1", 0))
         producer = LogProducer(Settings(kafka=f"127.0.0.1:{unused.getsockname()[1]}", namespace=namespace))
         began = time.monotonic()
-        with pytest.raises(NotReady, match=r"doesn't answer within 1 s.*127\.0\.0\.1"):
+        with pytest.raises(NotReadyError, match=r"doesn't answer within 1 s.*127\.0\.0\.1"):
             await producer.start(deadline_s=1)
         assert time.monotonic() - began < 5
     assert asyncio.all_tasks() == {asyncio.current_task()}
