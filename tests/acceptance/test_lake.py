@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from itertools import pairwise
@@ -22,6 +22,7 @@ import pytest
 
 from analytics.lake.manifest import Lake, Manifest
 from tests.analytics.loading import Sent, arrived, on_the_log, send, tasks
+from tests.waiting import eventually
 from topics.contract import catalogue
 from topics.environment.settings import Settings, write_env_file
 from topics.log import admin
@@ -75,12 +76,6 @@ async def writers(settings: Settings, count: int) -> AsyncIterator[list[Process]
     assert codes == [0] * len(running), (settings.data / "output").read_text()
 
 
-async def until(holds: Callable[[], object]) -> None:
-    async with asyncio.timeout(DEADLINE_S):
-        while not holds():
-            await asyncio.sleep(0.005)
-
-
 async def come(settings: Settings, seed: int, over: asyncio.Event) -> None:
     """Ten tasks every half second, until `over`."""
     number = 0
@@ -99,7 +94,7 @@ async def killed_at_random(settings: Settings, seed: int) -> None:
     coming = asyncio.create_task(come(settings, seed, over))
     async with writers(settings, 1) as running:
         for _ in range(KILLS):
-            await until(partial(has_more, lake, files_of(lake)))
+            await eventually(partial(has_more, lake, files_of(lake)))
             await asyncio.sleep(chance.random() * chance.choice([0.05, 2]))
             running[0].kill()
             await running[0].wait()
@@ -143,10 +138,10 @@ async def test_two_writers_share_the_log_and_one_that_slept_writes_nothing_twice
     over = asyncio.Event()
     coming = asyncio.create_task(come(settings, 0, over))
     async with writers(settings, 2) as running:
-        await until(lambda: writers_of(lake) == 2)
+        await eventually(lambda: writers_of(lake) == 2)
         running[0].send_signal(signal.SIGSTOP)
         seen = dict(lake.newest().offsets["completions"])
-        await until(lambda: all(lake.newest().offsets["completions"][each] > seen[each] for each in seen))
+        await eventually(lambda: all(lake.newest().offsets["completions"][each] > seen[each] for each in seen))
         running[0].send_signal(signal.SIGCONT)
         over.set()
         await coming
@@ -169,12 +164,12 @@ async def test_a_record_is_in_the_lake_within_5_s_and_a_query_sees_all_that_was_
     async with writers(settings, 1):
         # How long processes take to start isn't what is timed.
         await send(settings, *load[:20])
-        await until(lambda: lake.newest().version)
+        await eventually(lambda: lake.newest().version)
         said = [settings.data / f"reader-{number}" for number in range(READERS)]
         readers = [
             await started(settings, str(READER), str(settings.data), str(stop), stdout=each.name) for each in said
         ]
-        await until(lambda: all(each.stat().st_size for each in said))
+        await eventually(lambda: all(each.stat().st_size for each in said))
         for at in range(20, len(load), 20):
             await send(settings, *load[at : at + 20])
             written.append((time.time(), counts(load[: at + 20])))

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from consumers.fanout import plan_of, read, run_fanout
-from tests.consumers.stages.coordinating import Coordinator, eventually, shell
+from tests.consumers.stages.coordinating import Coordinator, shell
+from tests.waiting import eventually
 from topics import dead_letters, tasks
 from topics.environment.blobs import BlobStore
 from topics.environment.settings import Settings

@@ -11,7 +11,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from consumers import metrics_http
 from consumers.metrics import REASONS, Metrics
-from tests.consumers.stages.coordinating import Coordinator, eventually, shell, ticket, working
+from tests.consumers.stages.coordinating import Coordinator, shell, ticket, working
+from tests.waiting import eventually
 from topics import stages
 from topics.environment.settings import Settings
 from topics.events import RunFinished

@@ -17,7 +17,8 @@ from polar.client import SessionTable
 from polar.scripted.app import running
 from polar.scripted.engine import Engine as ScriptedEngine
 from proxy.control import opening
-from tests.proxy.conftest import Bench, eventually, proxied
+from tests.proxy.conftest import Bench, proxied
+from tests.waiting import eventually
 from topics.contract import catalogue
 from topics.environment.keys import ensure_keys_file
 from topics.environment.settings import Settings

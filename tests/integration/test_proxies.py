@@ -22,8 +22,9 @@ from polar.scripted.app import running
 from polar.scripted.drift import Drift
 from polar.scripted.engine import Engine as ScriptedEngine
 from polar.scripted.scripts import Script, ScriptTurn, Variant
-from tests.proxy.conftest import Bench, benched, eventually
+from tests.proxy.conftest import Bench, benched
 from tests.proxy.talks import DIALECTS, Talk
+from tests.waiting import eventually
 from topics.completions import Build, Disowned
 from topics.types.completion import CallOutcome, Completion
 from topics.types.session import Status
@@ -117,9 +118,9 @@ async def test_a_killed_process_costs_its_sessions_nothing_and_each_is_one_trace
         talking = asyncio.gather(*(talk_on(talk, proxy.url, TURNS) for talk in talks.values()))
         first, second = proxy.children
         for victim, after in ((first, TURNS // 3), (second, 2 * TURNS // 3)):
-            await eventually(lambda after=after: min(len(talk.turns) for talk in talks.values()) > 2 * after, 60)
+            await eventually(lambda: min(len(talk.turns) for talk in talks.values()) > 2 * after, 60)  # noqa: B023 - called in this round alone
             os.kill(victim, signal.SIGKILL)
-            await eventually(lambda victim=victim: victim not in proxy.children)
+            await eventually(lambda: victim not in proxy.children)  # noqa: B023 - called in this round alone
         await talking
         await eventually(lambda: len(proxy.children) == 2)
         assert await proxy.stop() == 0

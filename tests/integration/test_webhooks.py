@@ -7,8 +7,8 @@ from pathlib import Path
 
 from consumers.building.builder import run_builder
 from consumers.webhooks.worker import run_webhooks
-from tests.consumers.stages.coordinating import eventually
 from tests.consumers.webhooks.endpoint import receiving
+from tests.waiting import eventually
 from topics import completions, trajectories
 from topics.completions import CloseGroup
 from topics.contract import catalogue

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -174,13 +174,3 @@ async def client(proxy: Proxy, bench: Bench) -> AsyncIterator[AsyncOpenAI]:
 async def http() -> AsyncIterator[aiohttp.ClientSession]:
     async with aiohttp.ClientSession() as session:
         yield session
-
-
-async def eventually(holds: Callable[[], Awaitable[bool]] | Callable[[], bool], deadline_s: float = 10.0) -> None:
-    """Returns when `holds` does; fails after the deadline."""
-    async with asyncio.timeout(deadline_s):
-        while True:
-            result = holds()
-            if result if isinstance(result, bool) else await result:
-                return
-            await asyncio.sleep(0.02)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 import re
-from collections.abc import Callable
 
 import pytest
 
 from proxy.errors import RefusalError
 from proxy.fleet import EngineCall, Fleet, FleetPausedError
+from tests.waiting import eventually
 from topics.fleet import FleetRecord, FleetState, PolicyVersion
 
 offsets = itertools.count()
@@ -227,9 +227,3 @@ async def test_who_ends_a_call_for_good_is_heard_over_a_pause() -> None:
     running.cancel()
     await asyncio.wait([running])
     assert running.cancelled()
-
-
-async def eventually(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
-        while not holds():
-            await asyncio.sleep(0)

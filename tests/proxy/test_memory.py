@@ -15,7 +15,8 @@ from polar.scripted.engine import Engine as ScriptedEngine
 from polar.scripted.faults import Garbage, Hang
 from proxy.app import Proxy
 from proxy.session_key import KEY_HEADER
-from tests.proxy.conftest import Bench, eventually
+from tests.proxy.conftest import Bench
+from tests.waiting import eventually
 from topics.completions import Disowned
 
 SESSIONS = 3

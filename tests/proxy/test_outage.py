@@ -17,7 +17,8 @@ from polar.embedded import Broker
 from polar.scripted.app import running
 from polar.scripted.engine import Engine as ScriptedEngine
 from proxy.app import Proxy
-from tests.proxy.conftest import Bench, benched, eventually, proxied
+from tests.proxy.conftest import Bench, benched, proxied
+from tests.waiting import eventually
 from topics.completions import CallRecord, Disowned
 from topics.types.completion import Completion
 

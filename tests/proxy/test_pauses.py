@@ -16,7 +16,8 @@ from proxy.addresses import Binding
 from proxy.app import Proxy
 from proxy.dialects.base import dialects
 from proxy.engines.pool import Engines
-from tests.proxy.conftest import Bench, eventually, proxied
+from tests.proxy.conftest import Bench, proxied
+from tests.waiting import eventually
 from topics import workers
 from topics.environment.settings import EngineSettings
 from topics.fleet import FleetState, PolicyVersion

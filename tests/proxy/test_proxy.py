@@ -31,7 +31,8 @@ from proxy.dialects.openai_chat import OpenAIChat
 from proxy.engines.pool import Engines
 from proxy.engines.replicas import Replicas
 from proxy.engines.vllm_chat import VllmChat
-from tests.proxy.conftest import Bench, eventually, proxied
+from tests.proxy.conftest import Bench, proxied
+from tests.waiting import eventually
 from topics.completions import Build
 from topics.fleet import PolicyVersion
 from topics.types.completion import CallOutcome, PolicySpan

@@ -11,7 +11,8 @@ from openai import AsyncOpenAI
 
 from polar.scripted.engine import Engine as ScriptedEngine
 from polar.scripted.faults import Slow
-from tests.proxy.conftest import Bench, eventually
+from tests.proxy.conftest import Bench
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.contract
 

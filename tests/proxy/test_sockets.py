@@ -16,7 +16,8 @@ import pytest
 from proxy.app import Proxy
 from proxy.request_limits import VALUES
 from proxy.session_key import KEY_HEADER
-from tests.proxy.conftest import Bench, eventually, proxied
+from tests.proxy.conftest import Bench, proxied
+from tests.waiting import eventually
 from topics.completions import Disowned
 from topics.types.completion import Completion
 

@@ -24,8 +24,9 @@ from proxy.app import Proxy
 from proxy.dialects.base import dialects
 from proxy.engines.pool import Engines
 from proxy.session_key import KEY_HEADER
-from tests.proxy.conftest import Bench, eventually
+from tests.proxy.conftest import Bench
 from tests.proxy.talks import DIALECTS, Talk
+from tests.waiting import eventually
 from topics.completions import Build
 from topics.environment.settings import EngineSettings
 from topics.types.completion import Completion

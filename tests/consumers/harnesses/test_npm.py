@@ -17,7 +17,7 @@ import pytest
 from consumers.harnesses import npm
 from consumers.harnesses.pi import Pi
 from consumers.runtimes import proctree
-from tests.consumers.stages.coordinating import eventually
+from tests.waiting import eventually
 from topics.environment import cache
 from topics.types.errors import NotReadyError
 from topics.types.task import AgentSpec

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
 import uuid
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-Eventually = Callable[[Callable[[], object]], Coroutine[Any, Any, None]]
 Living = Callable[[], list[str]]
 
 
@@ -29,19 +25,6 @@ def living(token: str) -> Living:
         return [line for line in command_lines() if token in line]
 
     return look
-
-
-@pytest.fixture
-def eventually() -> Eventually:
-    """Wait until a condition holds; fails after 10 s."""
-
-    async def wait(condition: Callable[[], object]) -> None:
-        end = time.monotonic() + 10
-        while not condition():
-            assert time.monotonic() < end, "didn't come true within 10 s"
-            await asyncio.sleep(0.01)
-
-    return wait
 
 
 def command_lines() -> list[str]:

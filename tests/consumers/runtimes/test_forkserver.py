@@ -15,7 +15,7 @@ from consumers.runtimes import forkserver, launch, proctree
 from consumers.runtimes.base import Exec, SandboxError
 from consumers.runtimes.forkserver import ForkServer
 from consumers.runtimes.process import ProcessRuntime
-from tests.consumers.runtimes.conftest import Eventually
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.contract
 
@@ -26,9 +26,7 @@ def servers() -> set[int]:
     return {pid for pid in children if b"runtimes.forkserver" in Path(f"/proc/{pid}/cmdline").read_bytes()}
 
 
-async def test_a_server_that_was_killed_is_replaced_and_its_supervisors_work_on(
-    runtime: ProcessRuntime, eventually: Eventually
-) -> None:
+async def test_a_server_that_was_killed_is_replaced_and_its_supervisors_work_on(runtime: ProcessRuntime) -> None:
     others = servers()
     long = asyncio.create_task(runtime.exec(Exec("touch begun; until [ -e go ]; do sleep 0.01; done", log="long.log")))
     await eventually(Path(runtime.workspace, "begun").exists)
@@ -72,7 +70,7 @@ async def test_a_server_that_hangs_holds_nobody_up(monkeypatch: pytest.MonkeyPat
         line.close()
 
 
-async def test_a_server_ends_with_its_owner(eventually: Eventually) -> None:
+async def test_a_server_ends_with_its_owner() -> None:
     others = servers()
     forks = ForkServer()
     forks.fork().close()

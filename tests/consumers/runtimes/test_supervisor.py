@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from consumers.runtimes.base import Exec, Labels, SandboxError
 from consumers.runtimes.process import ProcessBackend, ProcessRuntime
 from consumers.runtimes.supervisor import BoundedLog
-from tests.consumers.runtimes.conftest import Eventually, Living, command_lines, processes
+from tests.consumers.runtimes.conftest import Living, command_lines, processes
+from tests.waiting import eventually
 from topics.types.task import RuntimeSpec
 
 pytestmark = pytest.mark.contract
@@ -136,7 +137,7 @@ async def test_a_program_that_ignores_the_asking_is_killed_after_its_grace(
 
 
 async def test_a_caller_with_a_clock_of_its_own_stops_a_program(
-    runtime: ProcessRuntime, token: str, living: Living, eventually: Eventually
+    runtime: ProcessRuntime, token: str, living: Living
 ) -> None:
     stop = asyncio.Event()
     running = asyncio.create_task(runtime.exec(Exec(daemon("setsid", token) + "sleep 1000"), stop))
@@ -148,7 +149,7 @@ async def test_a_caller_with_a_clock_of_its_own_stops_a_program(
 
 
 async def test_cancelling_kills_at_once_and_waits_for_the_end_however_often_it_is_asked(
-    runtime: ProcessRuntime, token: str, living: Living, eventually: Eventually
+    runtime: ProcessRuntime, token: str, living: Living
 ) -> None:
     program = "trap '' TERM; " + daemon("double fork", token) + "while :; do sleep 0.1; done"
     running = asyncio.create_task(runtime.exec(Exec(program)))
@@ -161,7 +162,7 @@ async def test_cancelling_kills_at_once_and_waits_for_the_end_however_often_it_i
 
 
 async def test_cancelling_at_any_moment_of_the_start_leaves_nothing(
-    runtime: ProcessRuntime, claim: str, token: str, living: Living, eventually: Eventually
+    runtime: ProcessRuntime, claim: str, token: str, living: Living
 ) -> None:
     for after_ms in range(0, 45, 3):
         running = asyncio.create_task(runtime.exec(Exec(("bash", "-c", "sleep 1000; true", token))))
@@ -174,7 +175,7 @@ async def test_cancelling_at_any_moment_of_the_start_leaves_nothing(
 
 
 async def test_when_the_supervisor_is_killed_its_programs_die_and_the_caller_is_told(
-    runtime: ProcessRuntime, claim: str, token: str, living: Living, eventually: Eventually
+    runtime: ProcessRuntime, claim: str, token: str, living: Living
 ) -> None:
     running = asyncio.create_task(runtime.exec(Exec(daemon("double fork", token) + "touch up; sleep 1000")))
     await eventually(Path(runtime.workspace, "up").exists)
@@ -219,7 +220,7 @@ async def start_worker(root: Path, claim: str, command: str, forks: str = "") ->
 @pytest.mark.parametrize("name", ["double fork", "without environment", "deaf to SIGTERM"])
 @pytest.mark.parametrize("forks", ["", "forks"])
 async def test_when_the_worker_is_killed_nothing_of_its_programs_lives_on(
-    tmp_path: Path, claim: str, token: str, living: Living, eventually: Eventually, name: str, forks: str
+    tmp_path: Path, claim: str, token: str, living: Living, name: str, forks: str
 ) -> None:
     worker = await start_worker(tmp_path, claim, daemon(name, token) + "sleep 1000", forks)
     try:
@@ -233,7 +234,7 @@ async def test_when_the_worker_is_killed_nothing_of_its_programs_lives_on(
 
 
 async def test_a_stopped_workers_programs_are_killed_by_another_worker(
-    tmp_path: Path, claim: str, token: str, living: Living, eventually: Eventually
+    tmp_path: Path, claim: str, token: str, living: Living
 ) -> None:
     worker = await start_worker(tmp_path, claim, daemon("without environment", token) + "sleep 1000")
     try:
@@ -250,7 +251,7 @@ async def test_a_stopped_workers_programs_are_killed_by_another_worker(
 
 
 async def test_what_outlived_both_worker_and_supervisor_is_found_by_its_mark(
-    tmp_path: Path, claim: str, token: str, living: Living, eventually: Eventually
+    tmp_path: Path, claim: str, token: str, living: Living
 ) -> None:
     backend = ProcessBackend(tmp_path)
     worker = await start_worker(tmp_path, claim, daemon("double fork", token) + "sleep 1000")
@@ -269,7 +270,7 @@ async def test_what_outlived_both_worker_and_supervisor_is_found_by_its_mark(
 
 
 async def test_killing_a_claim_or_a_runtime_spares_all_others(
-    backend: ProcessBackend, runtime: ProcessRuntime, claim: str, eventually: Eventually
+    backend: ProcessBackend, runtime: ProcessRuntime, claim: str
 ) -> None:
     far_claim, guest_claim = claim + "-far", claim + "-guest"
     neighbour = await backend.create(Labels("polar", "task.1", 1, far_claim), RuntimeSpec())
@@ -296,9 +297,7 @@ async def test_killing_a_claim_or_a_runtime_spares_all_others(
         await far
 
 
-async def test_no_secret_stands_in_a_process_list(
-    runtime: ProcessRuntime, claim: str, token: str, eventually: Eventually
-) -> None:
+async def test_no_secret_stands_in_a_process_list(runtime: ProcessRuntime, claim: str, token: str) -> None:
     running = asyncio.create_task(runtime.exec(Exec("touch started; sleep 1000", env={"API_KEY": token})))
     await eventually(Path(runtime.workspace, "started").exists)
     (supervisor,) = supervisors_of(claim)

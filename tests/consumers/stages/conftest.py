@@ -8,7 +8,8 @@ import pytest
 
 from consumers.runtimes.base import Exec, ExecResult, Labels
 from consumers.runtimes.process import ProcessBackend
-from tests.consumers.stages.coordinating import eventually, living
+from tests.consumers.stages.coordinating import living
+from tests.waiting import eventually
 from topics.environment.settings import Settings
 from topics.types.task import RuntimeSpec
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any, TypeVar
 
 from consumers.runtimes import proctree
 from consumers.stages.worker import run_worker
+from tests.waiting import eventually
 from topics import control, events, sessions, stages, workers
 from topics.contract import catalogue
 from topics.control import Discard, Drain, Grant, Revoke
@@ -27,20 +27,10 @@ from topics.types.task import TaskRequest
 from topics.workers import Heartbeat
 
 POOL = "default"
-PATIENCE_S = 120.0
 PROXY = "http://127.0.0.1:9"
 ALL = list(Stage)
 
 T = TypeVar("T")
-
-
-async def eventually(look: Callable[[], T | None], patience_s: float = PATIENCE_S) -> T:
-    """What `look` finds, as soon as it finds something."""
-    end = time.monotonic() + patience_s
-    while not (found := look()):
-        assert time.monotonic() < end, f"nothing within {patience_s:g} s"
-        await asyncio.sleep(0.01)
-    return found
 
 
 def living(mark: str) -> set[int]:

@@ -13,7 +13,8 @@ from consumers.runtimes.base import SandboxError
 from consumers.stages import claim_runner
 from consumers.stages.claim_runner import Claim, ClaimRunner, StageFact, outcome
 from consumers.stages.claims import Event
-from tests.consumers.stages.coordinating import Coordinator, coordinating, eventually
+from tests.consumers.stages.coordinating import Coordinator, coordinating
+from tests.waiting import eventually
 from topics.control import Grant, Revoke
 from topics.environment.settings import Settings
 from topics.events import Claimed, Evaluated, Fact, HandedBack, InitFinished, RunFinished, Stopped

@@ -16,7 +16,8 @@ from consumers.stages.claim_runner import ClaimRunner
 from consumers.stages.discarding import Discards
 from consumers.stages.worker_context import WorkerContext
 from tests.consumers.stages.conftest import Host
-from tests.consumers.stages.coordinating import ALL, Coordinator, eventually, living, shell, ticket, working
+from tests.consumers.stages.coordinating import ALL, Coordinator, living, shell, ticket, working
+from tests.waiting import eventually
 from topics.control import Discard
 from topics.environment.settings import Settings
 from topics.events import Stopped

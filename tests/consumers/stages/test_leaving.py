@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from consumers.stages.worker import run_worker
-from tests.consumers.stages.coordinating import ALL, POOL, Coordinator, eventually, living, shell, ticket, working
+from tests.consumers.stages.coordinating import ALL, POOL, Coordinator, living, shell, ticket, working
+from tests.waiting import eventually
 from topics import stages
 from topics.environment.settings import Settings
 from topics.events import Claimed, HandedBack, RunFinished

@@ -14,7 +14,8 @@ from consumers.runtimes.base import Labelled, Labels, SandboxError
 from consumers.stages import reaping
 from consumers.stages.reaping import is_needed
 from tests.consumers.stages.conftest import Host
-from tests.consumers.stages.coordinating import ALL, Coordinator, eventually, living, shell, ticket, working
+from tests.consumers.stages.coordinating import ALL, Coordinator, living, shell, ticket, working
+from tests.waiting import eventually
 from topics.environment.settings import Settings
 from topics.types.session import Phase, SessionState, Stage
 

@@ -13,7 +13,8 @@ import pytest
 
 from consumers.runtimes import proctree
 from consumers.stages.worker import run_worker
-from tests.consumers.stages.coordinating import ALL, PROXY, Coordinator, eventually, living, shell, ticket, working
+from tests.consumers.stages.coordinating import ALL, PROXY, Coordinator, living, shell, ticket, working
+from tests.waiting import eventually
 from topics import dead_letters, fleet, stages
 from topics.environment.blobs import BlobStore
 from topics.environment.keys import BACKSTOP_S, PREFIX, Limits, Signer

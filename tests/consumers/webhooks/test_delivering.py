@@ -17,9 +17,9 @@ from faststream.kafka.security import parse_security
 
 from consumers.webhooks.consumer import security
 from consumers.webhooks.worker import run_webhooks
-from tests.consumers.stages.coordinating import eventually
 from tests.consumers.test_fanout import letters
 from tests.consumers.webhooks.endpoint import answer, hang, receiving
+from tests.waiting import eventually
 from topics import webhooks
 from topics.contract import catalogue
 from topics.environment import webhook_signing as signing

@@ -18,7 +18,8 @@ from polar.scripted.scripts import ScriptCall, ScriptTurn
 from proxy.app import Proxy
 from proxy.chat import Message
 from tests.proxy.conformance.conftest import check_growth, script
-from tests.proxy.conftest import Bench, eventually
+from tests.proxy.conftest import Bench
+from tests.waiting import eventually
 from topics.types.completion import CallOutcome, Completion
 from topics.types.tokens import unpack_ids
 

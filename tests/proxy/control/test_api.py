@@ -21,7 +21,8 @@ from polar.scripted.engine import Engine as ScriptedEngine
 from proxy.app import Proxy
 from proxy.control import opening
 from proxy.control.port import token_in
-from tests.proxy.conftest import Bench, eventually, proxied
+from tests.proxy.conftest import Bench, proxied
+from tests.waiting import eventually
 from topics import control, events
 from topics.control import CloseKey, Control, Grant, Revoke
 from topics.environment.keys import Limits

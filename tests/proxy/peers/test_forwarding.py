@@ -20,9 +20,10 @@ from proxy.app import Proxy
 from proxy.peers.forwarding import FORWARDED, REFUSED, Forwarder, PeerError
 from proxy.peers.ownership import Ownership
 from proxy.session_key import KEY_HEADER
-from tests.proxy.conftest import Bench, eventually, proxied
+from tests.proxy.conftest import Bench, proxied
 from tests.proxy.peers.test_ownership import Log, beat
 from tests.proxy.talks import Talk
+from tests.waiting import eventually
 from topics.types.completion import CallOutcome, Completion
 
 SESSIONS = [f"t{number}.0" for number in range(12)]

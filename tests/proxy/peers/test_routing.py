@@ -13,8 +13,9 @@ import aiohttp
 import pytest
 
 from proxy.app import Proxy
-from tests.proxy.conftest import Bench, eventually
+from tests.proxy.conftest import Bench
 from tests.proxy.peers.test_forwarding import SESSIONS, ask, figure
+from tests.waiting import eventually
 from topics import workers
 from topics.log.producer import LogProducer
 from topics.workers import Heartbeat

@@ -17,7 +17,8 @@ from proxy.errors import Refusal, RefusalError
 from proxy.request_limits import HEAD_BYTES
 from proxy.session.limits import ClaimUsage, admit
 from proxy.session_key import KEY_HEADER
-from tests.proxy.conftest import Bench, eventually, proxied
+from tests.proxy.conftest import Bench, proxied
+from tests.waiting import eventually
 from topics.environment.keys import CONCURRENT_CALLS, KeyClaims, Limits, Signer
 from topics.types.completion import CallOutcome
 from topics.types.tokens import count

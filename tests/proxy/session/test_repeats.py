@@ -18,7 +18,8 @@ from proxy.app import Proxy
 from proxy.chat import ChatRequest, Function, Message, Tool
 from proxy.session.history import transcript
 from proxy.session.repeats import content_digest, is_retry
-from tests.proxy.conftest import Bench, eventually
+from tests.proxy.conftest import Bench
+from tests.waiting import eventually
 from topics.calls.delta import Spelled
 from topics.completions import Disowned
 from topics.types.completion import CallOutcome, Completion, Sampling

@@ -4,11 +4,11 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Callable
 
 import pytest
 
 from polar.embedded import Broker
+from tests.waiting import eventually
 from topics import control, workers
 from topics.control import Drain
 from topics.environment.settings import Settings
@@ -18,12 +18,6 @@ from topics.log.heartbeat import HeartbeatSender
 from topics.log.producer import Ack, LogProducer, UnacknowledgedError
 
 pytestmark = pytest.mark.hard
-
-
-async def until(holds: Callable[[], bool], deadline_s: float) -> None:
-    async with asyncio.timeout(deadline_s):
-        while not holds():
-            await asyncio.sleep(0.05)
 
 
 @pytest.fixture
@@ -80,14 +74,14 @@ async def test_an_outage_costs_time_only(broker: Broker, namespace: str) -> None
         await _cut_off_in_time(clients)
         with pytest.raises(TimeoutError):
             await follower.caught_up(0.5)
-        await until(lambda: not heart.connected, 2 * heartbeat.CONNECTED_S)
+        await eventually(lambda: not heart.connected, 2 * heartbeat.CONNECTED_S)
         assert not waiting.done()
         assert not follower.failed.done()
 
         broker.start()
         assert (await asyncio.wait_for(waiting, 60)).offset > 2
         await asyncio.wait_for(starting, 60)
-        await until(lambda: heart.connected, 10)
+        await eventually(lambda: heart.connected, 10)
         for producer in (patient, hasty, late):
             await producer.send(control.TOPIC, Drain("after"), key="w", deadline_s=30)
         await follower.caught_up(30)
@@ -118,7 +112,7 @@ async def _clients_at_work(settings: Settings) -> list[kafka.Client]:
     member = kafka.consumer(settings, group="readers")
     await member.start()
     member.subscribe([name])
-    await until(lambda: bool(member.assignment()), 10)
+    await eventually(lambda: bool(member.assignment()), 10)
     owner = kafka.producer(settings, transactional_id="owner.0")
     await owner.start()
     await owner.begin_transaction()
