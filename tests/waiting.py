@@ -10,8 +10,8 @@ from typing import Any, TypeVar, overload
 
 T = TypeVar("T")
 
-DEADLINE_S = 60.0
-"""For what takes milliseconds on an idle machine: only a fault reaches it."""
+DEADLINE_S = 10.0
+"""For what takes milliseconds on an idle machine."""
 LOOK_S = 0.02
 """Between two looks; a look costs less."""
 

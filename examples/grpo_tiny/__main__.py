@@ -87,7 +87,7 @@ class Run:
         )
 
     def _refuse(self, work: Work) -> None:
-        """What can't be, before anything is begun. Raises InputError, NotReadyError."""
+        """Refuse impossible arguments before anything starts. Raises InputError, NotReadyError."""
         out, options = self.options.out, self.options
         if (out / "polar").exists():
             raise InputError(

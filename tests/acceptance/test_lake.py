@@ -94,7 +94,7 @@ async def killed_at_random(settings: Settings, seed: int) -> None:
     coming = asyncio.create_task(come(settings, seed, over))
     async with writers(settings, 1) as running:
         for _ in range(KILLS):
-            await eventually(partial(has_more, lake, files_of(lake)))
+            await eventually(partial(has_more, lake, files_of(lake)), DEADLINE_S, every_s=0.005)
             await asyncio.sleep(chance.random() * chance.choice([0.05, 2]))
             running[0].kill()
             await running[0].wait()
@@ -138,10 +138,12 @@ async def test_two_writers_share_the_log_and_one_that_slept_writes_nothing_twice
     over = asyncio.Event()
     coming = asyncio.create_task(come(settings, 0, over))
     async with writers(settings, 2) as running:
-        await eventually(lambda: writers_of(lake) == 2)
+        await eventually(lambda: writers_of(lake) == 2, DEADLINE_S)
         running[0].send_signal(signal.SIGSTOP)
         seen = dict(lake.newest().offsets["completions"])
-        await eventually(lambda: all(lake.newest().offsets["completions"][each] > seen[each] for each in seen))
+        await eventually(
+            lambda: all(lake.newest().offsets["completions"][each] > seen[each] for each in seen), DEADLINE_S
+        )
         running[0].send_signal(signal.SIGCONT)
         over.set()
         await coming
@@ -164,12 +166,12 @@ async def test_a_record_is_in_the_lake_within_5_s_and_a_query_sees_all_that_was_
     async with writers(settings, 1):
         # How long processes take to start isn't what is timed.
         await send(settings, *load[:20])
-        await eventually(lambda: lake.newest().version)
+        await eventually(lambda: lake.newest().version, DEADLINE_S)
         said = [settings.data / f"reader-{number}" for number in range(READERS)]
         readers = [
             await started(settings, str(READER), str(settings.data), str(stop), stdout=each.name) for each in said
         ]
-        await eventually(lambda: all(each.stat().st_size for each in said))
+        await eventually(lambda: all(each.stat().st_size for each in said), DEADLINE_S)
         for at in range(20, len(load), 20):
             await send(settings, *load[at : at + 20])
             written.append((time.time(), counts(load[: at + 20])))

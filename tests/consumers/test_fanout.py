@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from consumers.fanout import plan_of, read, run_fanout
-from tests.consumers.stages.coordinating import Coordinator, shell
+from tests.consumers.stages.coordinating import PATIENCE_S, Coordinator, shell
 from tests.waiting import eventually
 from topics import dead_letters, tasks
 from topics.environment.blobs import BlobStore
@@ -70,14 +71,14 @@ async def test_a_task_becomes_a_fact_and_a_large_one_goes_through_the_blob_store
     settings: Settings, coordinator: Coordinator
 ) -> None:
     large = BODY | {"task_id": "large", "instruction": "é" * 400_000}
+
+    def submitted(name: str) -> TaskSubmitted | None:
+        facts = (fact for fact in coordinator.facts if isinstance(fact, TaskSubmitted))
+        return next((fact for fact in facts if fact.task_id == name), None)
+
     async with fanning_out(settings):
         await write(coordinator, b"\xef\xbb\xbf" + json.dumps(BODY).encode(), json.dumps(large).encode())
-        small_fact, large_fact = [
-            await eventually(
-                lambda: next((f for f in coordinator.facts if isinstance(f, TaskSubmitted) and f.task_id == name), None)  # noqa: B023 - awaited here
-            )
-            for name in ("t1", "large")
-        ]
+        small_fact, large_fact = [await eventually(partial(submitted, name), PATIENCE_S) for name in ("t1", "large")]
     task = TaskRequest.model_validate(BODY)
     assert small_fact.body == task.canonical()
     assert small_fact.body_hash == body_hash(task.canonical())
@@ -104,7 +105,7 @@ async def test_what_is_no_task_is_buried_with_field_and_reason_and_the_next_one_
     }
     async with fanning_out(settings):
         await write(coordinator, *bad, json.dumps(BODY).encode())
-        await eventually(lambda: [f for f in coordinator.facts if isinstance(f, TaskSubmitted)])
+        await eventually(lambda: [f for f in coordinator.facts if isinstance(f, TaskSubmitted)], PATIENCE_S)
         found = await letters(settings, len(bad))
     for body, said in bad.items():
         (letter,) = [one for one in found if one["body"] == body.decode(errors="replace")]
@@ -120,7 +121,9 @@ async def test_a_named_output_is_made_with_the_partitions_of_the_others(
     body = BODY | {"output_topic": "mine", "mode": "eval"}
     async with fanning_out(settings):
         await write(coordinator, json.dumps(body).encode())
-        fact = await eventually(lambda: next((f for f in coordinator.facts if isinstance(f, TaskSubmitted)), None))
+        fact = await eventually(
+            lambda: next((f for f in coordinator.facts if isinstance(f, TaskSubmitted)), None), PATIENCE_S
+        )
     assert fact.plan.output == "mine"
     counts = {one.name.removeprefix(f"{settings.namespace}."): one.partitions for one in await admin.listing(settings)}
     assert counts["trajectories.mine"] == counts["completions"]
@@ -129,7 +132,7 @@ async def test_a_named_output_is_made_with_the_partitions_of_the_others(
 async def test_a_batch_that_is_read_again_gives_the_same_facts(settings: Settings, coordinator: Coordinator) -> None:
     async with fanning_out(settings):
         await write(coordinator, json.dumps(BODY).encode())
-        await eventually(lambda: coordinator.facts)
+        await eventually(lambda: coordinator.facts, PATIENCE_S)
     group = kafka.consumer(settings, group="fanout")
     group.subscribe([tasks.TOPIC.full_name(settings.namespace)])
     await group.start()
@@ -141,7 +144,7 @@ async def test_a_batch_that_is_read_again_gives_the_same_facts(settings: Setting
     finally:
         await kafka.stop(group, 2)
     async with fanning_out(settings):
-        await eventually(lambda: len(coordinator.facts) == 2)
+        await eventually(lambda: len(coordinator.facts) == 2, PATIENCE_S)
     assert coordinator.facts[0] == coordinator.facts[1]
 
 

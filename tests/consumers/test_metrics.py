@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from consumers import metrics_http
 from consumers.metrics import REASONS, Metrics
-from tests.consumers.stages.coordinating import Coordinator, shell, ticket, working
+from tests.consumers.stages.coordinating import PATIENCE_S, Coordinator, shell, ticket, working
 from tests.waiting import eventually
 from topics import stages
 from topics.environment.settings import Settings
@@ -135,8 +135,10 @@ async def test_a_workers_metrics_are_what_happened(settings: Settings, coordinat
         name = stages.topic(Stage.RUN, "default").full_name(settings.namespace)
         partition = await coordinator.partition(Stage.RUN)
         await coordinator.log.send_bytes(name, b"\x81\xa4type\xa6newest", key=b"k")
-        await eventually(lambda: samples_of(metrics).get(("polar_skipped_total", "unknown_newest", "stages")))
-        await eventually(lambda: samples_of(metrics)["polar_runtimes_removed_total", "discarded"])
+        await eventually(
+            lambda: samples_of(metrics).get(("polar_skipped_total", "unknown_newest", "stages")), PATIENCE_S
+        )
+        await eventually(lambda: samples_of(metrics)["polar_runtimes_removed_total", "discarded"], PATIENCE_S)
         samples = samples_of(metrics)
         assert partition >= 0
         assert samples["polar_worker_slots", *run] == 2
@@ -150,5 +152,5 @@ async def test_a_workers_metrics_are_what_happened(settings: Settings, coordinat
         assert samples["polar_connected", "stages"] == 1
         assert metrics.unready_reason() is None
         await coordinator.revoke(claimed.claim_id, "held.0")
-        await eventually(lambda: samples_of(metrics)["polar_worker_slots_free", *run] == 2)
+        await eventually(lambda: samples_of(metrics)["polar_worker_slots_free", *run] == 2, PATIENCE_S)
         assert samples_of(metrics)["polar_claims_ended_total", "revoked", "run"] == 1

@@ -113,13 +113,16 @@ def test_a_step_is_the_same_tasks_again_and_another_step_others() -> None:
     assert [request.canonical() for request in Work(2).step(1, 12)] != bodies[0]
 
 
-@pytest.mark.parametrize("number", [0, -1, -4, 2, 6])
-def test_a_step_without_tasks_and_an_evaluation_of_no_whole_groups_are_refused(number: int) -> None:
-    with pytest.raises(InputError, match=rf"held_out: .*multiple of 4 .*got {number}"):
-        Work(1).held_out("before", number)
-    if number < 1:
-        with pytest.raises(InputError, match=rf"prompts: .*1 or more .*got {number}"):
-            Work(1).step(1, number)
+@pytest.mark.parametrize("sessions", [0, -4, 2, 6])
+def test_an_evaluation_of_no_whole_groups_is_refused(sessions: int) -> None:
+    with pytest.raises(InputError, match=rf"held_out: .*multiple of 4 .*got {sessions}"):
+        Work(1).held_out("before", sessions)
+
+
+@pytest.mark.parametrize("prompts", [0, -1])
+def test_a_step_without_tasks_is_refused(prompts: int) -> None:
+    with pytest.raises(InputError, match=rf"prompts: .*1 or more .*got {prompts}"):
+        Work(1).step(1, prompts)
 
 
 def test_waiting_for_groups_ends_when_none_comes_for_long(monkeypatch: pytest.MonkeyPatch) -> None:

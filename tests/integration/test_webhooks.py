@@ -7,6 +7,7 @@ from pathlib import Path
 
 from consumers.building.builder import run_builder
 from consumers.webhooks.worker import run_webhooks
+from tests.consumers.stages.coordinating import PATIENCE_S
 from tests.consumers.webhooks.endpoint import receiving
 from tests.waiting import eventually
 from topics import completions, trajectories
@@ -44,9 +45,9 @@ async def test_a_group_that_ends_is_told_wherever_its_trajectories_go_and_only_w
             ]:
                 group = CloseGroup(task_id, 1, [1.0], [Status.COMPLETED], output, url)
                 await log.send(completions.TOPIC, group, key=task_id, task_id=task_id)
-            await eventually(lambda: len(endpoint.calls) == 3)
+            await eventually(lambda: len(endpoint.calls) == 3, PATIENCE_S)
             told = {call.verified(secret)["data"]["task_id"]: call.verified(secret)["data"] for call in endpoint.calls}
-            await eventually(lambda: len(groups) == 2)
+            await eventually(lambda: len(groups) == 2, PATIENCE_S)
     finally:
         stop.set()
         async with asyncio.timeout(20):

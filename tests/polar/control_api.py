@@ -13,7 +13,7 @@ OPENED = {"session_id": "t.0", "key": "sk", "expires_at": "2026-11-21T17:50:15Z"
 
 
 class Api:
-    """What it answers, and what it was asked."""
+    """The answer to every request, and the requests so far."""
 
     answer: tuple[int, object] = (201, b"")
     asked: Requests

@@ -185,7 +185,7 @@ async def test_a_pause_that_aborts_ends_calls_which_are_asked_anew_after_it() ->
     running = asyncio.create_task(asking.run())
     await asking.at_engine.wait()
     told.fleet.apply(FleetState(1, paused=True, in_flight="abort"), next(offsets))
-    await eventually(lambda: told.fleet.calls == 0)
+    await eventually(lambda: told.fleet.calls == 0, 5, every_s=0)
     assert not running.done()
     told.fleet.apply(PolicyVersion(2), next(offsets))
     told.fleet.apply(FleetState(2), next(offsets))
@@ -207,7 +207,7 @@ async def test_a_second_word_to_abort_does_no_harm_while_a_call_is_being_ended()
                 await clears_up.wait()
 
     running = asyncio.create_task(slow_to_end())
-    await eventually(lambda: fleet.calls == 1)
+    await eventually(lambda: fleet.calls == 1, 5, every_s=0)
     fleet.apply(FleetState(1, paused=True), next(offsets))
     for generation in (2, 3):
         fleet.apply(FleetState(generation, paused=True, in_flight="abort"), next(offsets))

@@ -119,7 +119,7 @@ async def test_two_writers_share_a_lake_through_rebalances(settings: Settings) -
 
     async with writing(settings) as first, writing(settings):
         coming = asyncio.create_task(come())
-        await eventually(lambda: bool(Lake(settings.lake_folder).versions()))
+        await eventually(lambda: bool(Lake(settings.lake_folder).versions()), DEADLINE_S)
         first.set()
         async with writing(settings):
             await coming
@@ -147,9 +147,9 @@ async def test_no_record_stops_the_writer(settings: Settings) -> None:
     await send(settings, good)
     with capture_logs() as said:
         async with writing(settings):
-            await eventually(lambda: rows(settings) == 2)
+            await eventually(lambda: rows(settings) == 2, DEADLINE_S)
             lake = Lake(settings.lake_folder)
-            await eventually(lambda: lake.newest().offset(("completions", PARTITION)) == 4)
+            await eventually(lambda: lake.newest().offset(("completions", PARTITION)) == 4, DEADLINE_S)
     actions = Counter(line["action"] for line in said)
     assert (actions["analytics.undecodable"], actions["analytics.unfit"]) == (2, 1)
     assert {table for table, *_ in in_the_lake(lake)} == {"events", "disowned"}
@@ -184,7 +184,7 @@ async def test_an_output_topic_that_was_made_anew_is_read_from_its_beginning(set
     await send(settings, *added)
     with capture_logs() as said:
         async with writing(settings):
-            await eventually(lambda: rows(settings) > before)
+            await eventually(lambda: rows(settings) > before, DEADLINE_S)
     assert "analytics.log_anew" in {line["action"] for line in said}
     assert in_the_lake(lake)[("groups", "mine", partition_of_task("t0", 4), 1, None)] == 2
 
@@ -202,9 +202,9 @@ async def test_a_log_that_lost_its_end_is_not_written_twice(
     lake.commit(newest, newest.advanced({source: 1000}, {}))
     with capture_logs() as said:
         async with writing(settings):
-            await eventually(lambda: "analytics.log_cut" in {line["action"] for line in said})
+            await eventually(lambda: "analytics.log_cut" in {line["action"] for line in said}, DEADLINE_S)
             await send(settings, *tasks(10, seed=4, start=2))
-            await eventually(lambda: lake.newest().offset(source) not in (1000, None))
+            await eventually(lambda: lake.newest().offset(source) not in (1000, None), DEADLINE_S)
     assert all(in_the_lake(lake)[row] == 1 for row in before)
 
 
@@ -218,7 +218,7 @@ async def test_a_folder_that_cant_be_written_is_said_once_and_waited_for(
     await send(settings, *task(1))
     with capture_logs() as said:
         async with writing(settings):
-            await eventually(lambda: bool(said))
+            await eventually(lambda: bool(said), DEADLINE_S)
             lake.unlink()
             await arrived(settings, await on_the_log(settings, None))
     failing = [line for line in said if line["action"] == "analytics.failing"]
@@ -250,7 +250,7 @@ async def test_a_damaged_manifest_stops_the_writer_until_it_is_removed(
             newest = max((lake.folder / "manifest").iterdir())
             newest.write_bytes(newest.read_bytes()[:50])
             await send(settings, *task(2))
-            await eventually(lambda: any("is damaged" in line.get("why", "") for line in said))
+            await eventually(lambda: any("is damaged" in line.get("why", "") for line in said), DEADLINE_S)
             newest.unlink()
             await arrived(settings, await on_the_log(settings, None))
     assert all("damaged" in line["why"] for line in said if line["action"] == "analytics.failing")
@@ -281,12 +281,12 @@ async def test_a_full_disk_costs_time_only_and_readers_go_on(
             await arrived(full, before := await on_the_log(full, None))
             ballast.write_bytes(bytes(free(small_disk)))
             await send(full, *tasks(30, seed=5, start=2))
-            await eventually(lambda: "analytics.failing" in {line["action"] for line in said})
+            await eventually(lambda: "analytics.failing" in {line["action"] for line in said}, DEADLINE_S)
             with lake.pin() as pinned:
                 assert in_the_lake(lake, pinned) == before
             ballast.unlink()
             await arrived(full, await on_the_log(full, None))
-            await eventually(lambda: "analytics.recovered" in {line["action"] for line in said})
+            await eventually(lambda: "analytics.recovered" in {line["action"] for line in said}, DEADLINE_S)
     ours = [line for line in said if line["action"] == "analytics.failing" and "writing the lake in" in line["event"]]
     assert len(ours) == 1
     assert "No space left" in ours[0]["why"]

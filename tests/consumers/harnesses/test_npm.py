@@ -17,6 +17,7 @@ import pytest
 from consumers.harnesses import npm
 from consumers.harnesses.pi import Pi
 from consumers.runtimes import proctree
+from tests.consumers.stages.coordinating import PATIENCE_S
 from tests.waiting import eventually
 from topics.environment import cache
 from topics.types.errors import NotReadyError
@@ -150,11 +151,11 @@ async def test_an_installation_that_is_given_up_dies_with_its_npm(
     async with npm_registry(silence) as url:
         monkeypatch.setenv("npm_config_registry", url)
         installing = asyncio.create_task(Pi(AgentSpec(harness="pi")).install())
-        await eventually(installers)
+        await eventually(installers, PATIENCE_S)
         installing.cancel()
         with pytest.raises(asyncio.CancelledError):
             await installing
-        await eventually(lambda: not installers())
+        await eventually(lambda: not installers(), PATIENCE_S)
     assert not CLI.folder.exists()
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from consumers.runtimes.base import Exec, ExecResult, Labels
 from consumers.runtimes.process import ProcessBackend
-from tests.consumers.stages.coordinating import living
+from tests.consumers.stages.coordinating import PATIENCE_S, living
 from tests.waiting import eventually
 from topics.environment.settings import Settings
 from topics.types.task import RuntimeSpec
@@ -33,7 +33,7 @@ class Host:
         """A program that a claim started in a runtime, with `mark` in its environment."""
         runtime = await self.backend.attach(handle, claim_id, RuntimeSpec())
         program = asyncio.create_task(runtime.exec(Exec("sleep 60", env={"MARK": mark})))
-        await eventually(lambda: living(mark))
+        await eventually(lambda: living(mark), PATIENCE_S)
         return program
 
     async def has_only(self, *claims: str) -> None:

@@ -27,6 +27,8 @@ from topics.types.task import TaskRequest
 from topics.workers import Heartbeat
 
 POOL = "default"
+PATIENCE_S = 120.0
+"""For a worker's processes on a busy machine."""
 PROXY = "http://127.0.0.1:9"
 ALL = list(Stage)
 
@@ -59,7 +61,7 @@ class Coordinator:
         return [f for f in self.facts if isinstance(f, kind) and getattr(f, "session_id", None) == session_id]
 
     async def fact(self, kind: type[T], session_id: str, nth: int = 0) -> T:
-        return await eventually(lambda: next(iter(self.of(kind, session_id)[nth:]), None))
+        return await eventually(lambda: next(iter(self.of(kind, session_id)[nth:]), None), PATIENCE_S)
 
     def held(self) -> set[str]:
         """Claims in the newest heartbeat."""
@@ -72,7 +74,7 @@ class Coordinator:
             stages_ = self.beats[-1].stages if self.beats else []
             return next((list(s.partitions) for s in stages_ if s.stage is stage and s.partitions), None)
 
-        return (await eventually(look))[0]
+        return (await eventually(look, PATIENCE_S))[0]
 
     async def release(self, ticket: Ticket) -> None:
         partition = await self.partition(ticket.stage)

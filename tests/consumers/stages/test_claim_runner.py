@@ -13,7 +13,7 @@ from consumers.runtimes.base import SandboxError
 from consumers.stages import claim_runner
 from consumers.stages.claim_runner import Claim, ClaimRunner, StageFact, outcome
 from consumers.stages.claims import Event
-from tests.consumers.stages.coordinating import Coordinator, coordinating
+from tests.consumers.stages.coordinating import PATIENCE_S, Coordinator, coordinating
 from tests.waiting import eventually
 from topics.control import Grant, Revoke
 from topics.environment.settings import Settings
@@ -112,10 +112,10 @@ async def test_a_claim_lasts_until_its_fact_is_acknowledged_which_is_sent_again_
         await worker.job.begun.wait()
         worker.job.end.set_result(None)
         if event is not None:
-            await eventually(lambda: worker.job.claim.state == "reporting")
+            await eventually(lambda: worker.job.claim.state == "reporting", PATIENCE_S)
             worker.claims.feed_all(Event.LEAVING)
         if event == "late":
-            await eventually(lambda: worker.job.claim.state == "closing")
+            await eventually(lambda: worker.job.claim.state == "closing", PATIENCE_S)
         assert not await worker.claims.drained(1.0)
         assert worker.job.tidied == ([None] if event == "late" else [])
         async with coordinating(settings) as coordinator:

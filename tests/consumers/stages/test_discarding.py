@@ -16,7 +16,7 @@ from consumers.stages.claim_runner import ClaimRunner
 from consumers.stages.discarding import Discards
 from consumers.stages.worker_context import WorkerContext
 from tests.consumers.stages.conftest import Host
-from tests.consumers.stages.coordinating import ALL, Coordinator, living, shell, ticket, working
+from tests.consumers.stages.coordinating import ALL, PATIENCE_S, Coordinator, living, shell, ticket, working
 from tests.waiting import eventually
 from topics.control import Discard
 from topics.environment.settings import Settings
@@ -63,7 +63,7 @@ async def test_a_runtime_that_a_claim_uses_is_discarded_when_the_claim_has_ended
     async with working(settings, ALL):
         runtime = await coordinator.initialised(task)
         claimed = await coordinator.granted(ticket(task, Stage.RUN, runtime=runtime))
-        await eventually(lambda: living(mark))
+        await eventually(lambda: living(mark), PATIENCE_S)
         await coordinator.discard("busy.0", runtime)
         await coordinator.discard("t.0", idle)  # read after the other
         await host.has_only(runtime["id"])
@@ -99,7 +99,7 @@ async def test_many_discards_are_one_look_and_all_go(settings: Settings) -> None
     removing = asyncio.create_task(discards.run())
     for handle in handles:
         discards.add(Discard("t.0", handle["id"], handle))
-    await eventually(lambda: discards.removed == len(handles))
+    await eventually(lambda: discards.removed == len(handles), PATIENCE_S)
     removing.cancel()
     assert backend.looks == 1
     assert await host.claims() == set()

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from consumers.stages.worker import run_worker
-from tests.consumers.stages.coordinating import ALL, POOL, Coordinator, living, shell, ticket, working
+from tests.consumers.stages.coordinating import ALL, PATIENCE_S, POOL, Coordinator, living, shell, ticket, working
 from tests.waiting import eventually
 from topics import stages
 from topics.environment.settings import Settings
@@ -41,7 +41,7 @@ class Held:
         """Run it; the claim of its run."""
         runtime = await coordinator.initialised(self.task)
         claimed = await coordinator.granted(ticket(self.task, RUN, runtime=runtime))
-        await eventually(self.living)
+        await eventually(self.living, PATIENCE_S)
         return claimed.claim_id
 
 
@@ -55,8 +55,8 @@ async def test_a_drained_worker_takes_no_more_finishes_what_it_has_and_ends(
     await coordinator.drain("worker-of-another-host")
     assert not coordinator.beats[-1].leaving
     await coordinator.drain(coordinator.beats[-1].worker_id)
-    await eventually(lambda: coordinator.beats[-1].leaving)
-    await eventually(lambda: not any(stage.partitions for stage in coordinator.beats[-1].stages))
+    await eventually(lambda: coordinator.beats[-1].leaving, PATIENCE_S)
+    await eventually(lambda: not any(stage.partitions for stage in coordinator.beats[-1].stages), PATIENCE_S)
     await coordinator.log.send(
         stages.topic(Stage.INIT, POOL), ticket(late, Stage.INIT), key="late.0", partition=partition
     )
@@ -80,7 +80,7 @@ async def test_what_outlasts_the_grace_or_is_hurried_is_handed_back(
         claim_id = await held.begun(coordinator)
         told_at = time.monotonic()
         stop.set()
-        await eventually(lambda: coordinator.beats[-1].leaving)
+        await eventually(lambda: coordinator.beats[-1].leaving, PATIENCE_S)
         if hurried:
             assert held.living()
             hurry.set()
@@ -99,7 +99,7 @@ async def test_what_ends_within_the_grace_is_reported_and_the_worker_is_gone_wit
     async with working(settings, ALL, grace_s=60.0) as stop:
         await held.begun(coordinator)
         stop.set()
-        await eventually(lambda: coordinator.beats[-1].leaving)
+        await eventually(lambda: coordinator.beats[-1].leaving, PATIENCE_S)
         held.let_go()
     assert (await coordinator.fact(RunFinished, "held.0")).status is Status.COMPLETED
     assert not coordinator.of(HandedBack, "held.0")

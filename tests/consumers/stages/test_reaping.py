@@ -14,7 +14,7 @@ from consumers.runtimes.base import Labelled, Labels, SandboxError
 from consumers.stages import reaping
 from consumers.stages.reaping import is_needed
 from tests.consumers.stages.conftest import Host
-from tests.consumers.stages.coordinating import ALL, Coordinator, living, shell, ticket, working
+from tests.consumers.stages.coordinating import ALL, PATIENCE_S, Coordinator, living, shell, ticket, working
 from tests.waiting import eventually
 from topics.environment.settings import Settings
 from topics.types.session import Phase, SessionState, Stage
@@ -78,14 +78,14 @@ async def test_what_a_worker_made_that_died_before_it_could_report_is_gone(
     )  # fmt: skip
     try:
         claimed = await coordinator.granted(ticket(task, Stage.INIT))
-        await eventually(lambda: len(living(mark)) >= 2)
+        await eventually(lambda: len(living(mark)) >= 2, PATIENCE_S)
     finally:
         dying.kill()
         await dying.wait()
     row = SessionState("crashed.0", "crashed", 0, Phase.INIT, 0, claim_id=claimed.claim_id)
     await coordinator.row(row)
     async with working(settings, [Stage.RUN]):
-        await eventually(lambda: not living(mark))
+        await eventually(lambda: not living(mark), PATIENCE_S)
         await asyncio.sleep(1.5 * reaping.UNSEEN_S)
         assert await host.claims() == {claimed.claim_id}, "its lease hasn't ended yet"
         await coordinator.row(replace(row, phase=Phase.QUEUED, attempt=2, claim_id=None))

@@ -13,7 +13,7 @@ import pytest
 
 from consumers.runtimes import proctree
 from consumers.stages.worker import run_worker
-from tests.consumers.stages.coordinating import ALL, PROXY, Coordinator, living, shell, ticket, working
+from tests.consumers.stages.coordinating import ALL, PATIENCE_S, PROXY, Coordinator, living, shell, ticket, working
 from tests.waiting import eventually
 from topics import dead_letters, fleet, stages
 from topics.environment.blobs import BlobStore
@@ -62,7 +62,7 @@ async def test_a_session_passes_init_run_and_evaluate(settings: Settings, worker
     )
     fact = await worker.evaluated(task)
     (ran,) = worker.of(RunFinished, "whole.0")
-    await eventually(lambda: not folders(settings))
+    await eventually(lambda: not folders(settings), PATIENCE_S)
     assert (fact.reward, fact.error) == (1.0, None)
     assert (ran.status, ran.exit_code, ran.error) == (Status.COMPLETED, 0, None)
     assert blob(settings, (ran.artifacts or {})["agent_log"]) == "done\n"
@@ -178,9 +178,9 @@ async def test_a_refused_claim_touches_nothing(settings: Settings, worker: Coord
     runtime = await worker.initialised(task)
     await worker.release(ticket(task, RUN, runtime=runtime))
     claimed = await worker.fact(Claimed, "refused.0", 1)
-    await eventually(lambda: claimed.claim_id in worker.held())
+    await eventually(lambda: claimed.claim_id in worker.held(), PATIENCE_S)
     await worker.revoke(claimed.claim_id, "refused.0", "taken")
-    await eventually(lambda: claimed.claim_id not in worker.held())
+    await eventually(lambda: claimed.claim_id not in worker.held(), PATIENCE_S)
     (folder,) = folders(settings)
     assert list((folder / "workspace").iterdir()) == []
     assert [f for f in worker.facts if isinstance(f, Stopped | RunFinished)] == []
@@ -191,12 +191,12 @@ async def test_revoking_a_run_kills_it_and_says_so(settings: Settings, worker: C
     task = shell("revoked", "setsid sleep 60 & sleep 60", agent={"env": {"MARK": mark}})
     runtime = await worker.initialised(task)
     claimed = await worker.granted(ticket(task, RUN, runtime=runtime))
-    await eventually(lambda: len(living(mark)) >= 2)
+    await eventually(lambda: len(living(mark)) >= 2, PATIENCE_S)
     await worker.revoke(claimed.claim_id, "revoked.0")
     stopped = await worker.fact(Stopped, "revoked.0")
     assert living(mark) == set()
     assert stopped.claim_id == claimed.claim_id
-    await eventually(lambda: claimed.claim_id not in worker.held())
+    await eventually(lambda: claimed.claim_id not in worker.held(), PATIENCE_S)
     assert len(folders(settings)) == 1, "the session's runtime isn't this claim's to remove"
 
 
@@ -205,7 +205,7 @@ async def test_revoking_an_init_removes_its_runtime(settings: Settings, worker: 
     prepare = [{"type": "exec", "command": "sleep 60", "env": {"MARK": mark}}]
     task = shell("unmade", "true", runtime={"prepare": prepare})
     claimed = await worker.granted(ticket(task, INIT))
-    await eventually(lambda: living(mark))
+    await eventually(lambda: living(mark), PATIENCE_S)
     await worker.revoke(claimed.claim_id, "unmade.0")
     await worker.fact(Stopped, "unmade.0")
     assert living(mark) == set()
@@ -223,12 +223,12 @@ async def test_a_full_worker_takes_no_ticket_and_takes_one_when_a_slot_is_free(
     async with working(settings, [INIT], concurrency=2):
         for task in tasks:
             await coordinator.release(ticket(task, INIT))
-        await eventually(lambda: len(asked()) == 2 and coordinator.beats[-1].stages[0].free == 0)
+        await eventually(lambda: len(asked()) == 2 and coordinator.beats[-1].stages[0].free == 0, PATIENCE_S)
         first = asked()[0]
         await coordinator.grant(first)
         await coordinator.fact(InitFinished, first.session_id)
-        third = (await eventually(lambda: asked()[2:]))[0]
-        await eventually(lambda: third.claim_id in coordinator.held())
+        third = (await eventually(lambda: asked()[2:], PATIENCE_S))[0]
+        await eventually(lambda: third.claim_id in coordinator.held(), PATIENCE_S)
     beats = [stage for beat in coordinator.beats for stage in beat.stages]
     assert all(0 <= stage.free == stage.slots - len(stage.claims) for stage in beats)
 
@@ -242,7 +242,7 @@ async def test_a_worker_that_stops_hands_back_what_it_holds(settings: Settings, 
         claimed = await coordinator.granted(ticket(task, RUN, runtime=runtime))
         await coordinator.release(ticket(slow, INIT))
         asked = await coordinator.fact(Claimed, "asked.0")
-        await eventually(lambda: len(living(mark)) >= 2 and asked.claim_id in coordinator.held())
+        await eventually(lambda: len(living(mark)) >= 2 and asked.claim_id in coordinator.held(), PATIENCE_S)
         began = time.monotonic()
         stop.set()
         handed = await coordinator.fact(HandedBack, "handed.0")
@@ -250,9 +250,9 @@ async def test_a_worker_that_stops_hands_back_what_it_holds(settings: Settings, 
     assert time.monotonic() - began < 10
     assert handed.claim_id == claimed.claim_id
     assert (await coordinator.fact(HandedBack, "asked.0")).claim_id == asked.claim_id, "it may be granted yet"
-    last = await eventually(lambda: next((b for b in coordinator.beats if b.leaving), None))
+    last = await eventually(lambda: next((b for b in coordinator.beats if b.leaving), None), PATIENCE_S)
     assert last.leaving
-    await eventually(lambda: coordinator.held() == set())
+    await eventually(lambda: coordinator.held() == set(), PATIENCE_S)
     assert [folder.name for folder in folders(settings)] == [runtime["id"]]
 
 
@@ -276,7 +276,7 @@ async def test_time_in_a_pause_is_not_charged_to_a_run_and_a_worker_that_starts_
         assert await run("paused") is Status.COMPLETED
         assert coordinator.beats[-1].fleet_generation == 1
         await write(FleetState(2))
-        await eventually(lambda: coordinator.beats[-1].fleet_generation == 2 or None)
+        await eventually(lambda: coordinator.beats[-1].fleet_generation == 2 or None, PATIENCE_S)
         assert await run("running") is Status.TIMED_OUT
 
 
@@ -325,7 +325,7 @@ async def test_a_stage_that_cannot_do_its_work_reports_why_and_removes_the_runti
     else:
         fact = await worker.evaluated(task)
         assert fact.reward is None
-    await eventually(lambda: not folders(settings))
+    await eventually(lambda: not folders(settings), PATIENCE_S)
     assert fact.error is not None
     assert (fact.error.stage, fact.error.kind, fact.error.code) == (stage.value, kind, code)
     assert message in fact.error.message
@@ -336,7 +336,7 @@ async def test_an_init_that_overruns_may_be_tried_again(settings: Settings, work
     task = shell("late", "true", runtime={"prepare": [{"type": "exec", "command": "sleep 60"}]})
     await worker.granted(ticket(task, INIT, budget_s=0.5))
     fact = await worker.fact(InitFinished, "late.0")
-    await eventually(lambda: not folders(settings))
+    await eventually(lambda: not folders(settings), PATIENCE_S)
     assert fact.error is not None
     assert (fact.error.code, fact.error.retryable) == ("timeout", True)
 
@@ -408,7 +408,7 @@ async def test_no_key_is_on_a_command_line_or_in_a_log_line(
     task = shell("secret", "sleep 60", agent={"env": {"MARK": mark}})
     runtime = await worker.initialised(task)
     await worker.granted(ticket(task, RUN, runtime=runtime))
-    await eventually(lambda: living(mark))
+    await eventually(lambda: living(mark), PATIENCE_S)
     for pid in proctree.parents():
         with suppress(OSError):  # it ended meanwhile
             assert PREFIX.encode() not in Path("/proc", str(pid), "cmdline").read_bytes()

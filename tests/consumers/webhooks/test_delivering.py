@@ -17,6 +17,7 @@ from faststream.kafka.security import parse_security
 
 from consumers.webhooks.consumer import security
 from consumers.webhooks.worker import run_webhooks
+from tests.consumers.stages.coordinating import PATIENCE_S
 from tests.consumers.test_fanout import letters
 from tests.consumers.webhooks.endpoint import answer, hang, receiving
 from tests.waiting import eventually
@@ -59,12 +60,12 @@ class Log:
             ends = [record for record in self.records if isinstance(record, Settled) and record.task_id in task_ids]
             return ends if len(ends) >= len(task_ids) else None
 
-        return await eventually(look)
+        return await eventually(look, PATIENCE_S)
 
     async def tried(self, task_id: str, times: int = 1) -> Owed:
         """The task's record after this many failed attempts."""
         return await eventually(
-            lambda: next((r for r in self.of(task_id) if isinstance(r, Owed) and r.tries == times), None)
+            lambda: next((r for r in self.of(task_id) if isinstance(r, Owed) and r.tries == times), None), PATIENCE_S
         )
 
 
@@ -172,7 +173,7 @@ async def test_a_successor_delivers_what_is_pending_and_nothing_that_was_settled
             await log.producer.send_bytes(webhooks.TOPIC.full_name(settings.namespace), newer)
             await log.write(owed("last", f"{endpoint.url}/last"))
             await log.settled("last")
-            (second,) = await eventually(lambda: endpoint.at("/later")[1:])
+            (second,) = await eventually(lambda: endpoint.at("/later")[1:], PATIENCE_S)
             (letter,) = await letters(settings, 1)
         assert {call.path for call in endpoint.calls[:before]} == {f"/{task}" for task in ["later", *tasks]}
         assert {call.path for call in endpoint.calls[before:]} == {"/last", "/later"}
@@ -187,7 +188,7 @@ async def test_a_killed_worker_repeats_the_deliveries_that_were_in_progress(sett
         await log.write(owed("slow", f"{endpoint.url}/slow"), owed("down", f"{endpoint.url}/down"))
         async with process(settings) as killed:
             await log.tried("down")
-            await eventually(lambda: endpoint.at("/slow"))
+            await eventually(lambda: endpoint.at("/slow"), PATIENCE_S)
             killed.kill()
             await killed.wait()
         async with process(settings) as successor:

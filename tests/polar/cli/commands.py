@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import msgspec
 from typer.testing import CliRunner
 
 from polar.cli.app import app
 from topics import sessions
+from topics.contract.topic import Topic
 from topics.environment.settings import Settings
 from topics.log.producer import LogProducer
 
-Write = tuple[Any, str, msgspec.Struct]
+Write = tuple[Topic, str, msgspec.Struct]
 """Topic, key and record."""
 
 
@@ -38,4 +38,5 @@ def write(settings: Settings, *records: Write) -> list[int]:
 
 
 def rows(*found: sessions.Row) -> list[Write]:
+    """The records of `polar.sessions` that hold these rows."""
     return [(sessions.TOPIC, sessions.key_of(row), row) for row in found]

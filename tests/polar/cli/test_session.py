@@ -28,27 +28,27 @@ def test_what_is_no_ttl_is_refused_with_the_way_out(ttl: str) -> None:
         seconds(ttl)
 
 
-@pytest.fixture(autouse=True)
-def _control_api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+@pytest.fixture
+def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The data folder of a system whose control API answers, and that has no Kafka."""
     with played(tmp_path) as found:
         for name in ("control_url", "control_token_file"):
             monkeypatch.setenv(f"POLAR_{name.upper()}", str(getattr(found, name)))
         monkeypatch.setenv("POLAR_SESSION_ID", "t.0")
-        monkeypatch.setenv("POLAR_DATA", str(tmp_path))
-        yield
+        yield str(tmp_path)
 
 
-def test_without_kafka_a_close_is_said_and_not_waited_for() -> None:
+def test_without_kafka_a_close_is_said_and_not_waited_for(data: str) -> None:
     answer(202, {"session_id": "t.0"})
-    code, stdout, stderr = polar("session", "close", "--reward", "-1")
+    code, stdout, stderr = polar("session", "close", "--reward", "-1", "--data", data)
     assert Api.asked == [("/v1/sessions/t.0/close", "Bearer secret", {"reward": -1})]
     assert (code, stdout) == (0, "t.0 is closed\n")
     assert "not waiting for its trajectory: no Kafka" in stderr
 
 
-def test_an_open_session_is_variables_for_a_shell() -> None:
+def test_an_open_session_is_variables_for_a_shell(data: str) -> None:
     answer(201, OPENED)
-    _, stdout, stderr = polar("session", "open")
+    _, stdout, stderr = polar("session", "open", "--data", data)
     variables = {"POLAR_SESSION_ID": "t.0", "POLAR_TASK_ID": "t", "OPENAI_API_KEY": "sk"}
     assert stdout.splitlines() == [f"export {name}={value}" for name, value in variables.items()]
     assert "t.0 is open until 2026-11-21T17:50:15Z; `polar session close t.0` ends it" in stderr

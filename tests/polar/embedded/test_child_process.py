@@ -70,18 +70,18 @@ def bench(tmp_path: Path) -> Bench:
 async def test_a_killed_child_comes_back_with_the_arguments_of_then(bench: Bench) -> None:
     child = bench.child(POLITE + 'print("port", *sys.argv[1:], flush=True)\n' + BUSY, "0")
     async with kept(child):
-        await eventually(lambda: len(bench.pids()) == 1)
+        await eventually(lambda: len(bench.pids()) == 1, 20)
         child.has_answered = True
         child.arguments = ["child_under_test", "4711"]
         os.kill(bench.pids()[0], signal.SIGKILL)
-        await eventually(lambda: len(bench.pids()) == 2)
+        await eventually(lambda: len(bench.pids()) == 2, 20)
     assert "port 4711" in bench.log.read_text()
     assert bench.lines == [f"child ended with SIGKILL; starting it again (its log: {bench.log})"]
 
 
 async def test_a_stop_ends_it_cleanly_and_for_good(bench: Bench) -> None:
     async with kept(bench.child(POLITE + BUSY)) as keeper:
-        await eventually(lambda: len(bench.pids()) == 1)
+        await eventually(lambda: len(bench.pids()) == 1, 20)
     assert keeper.exception() is None
     assert not psutil.pid_exists(bench.pids()[0])
     assert bench.lines == []
@@ -90,7 +90,7 @@ async def test_a_stop_ends_it_cleanly_and_for_good(bench: Bench) -> None:
 async def test_what_ignores_sigterm_is_killed(bench: Bench) -> None:
     child = bench.child("import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + BUSY)
     async with kept(child):
-        await eventually(lambda: len(bench.pids()) == 1)
+        await eventually(lambda: len(bench.pids()) == 1, 20)
         await child.stop(0.2)
     assert bench.lines == ["child didn't stop within 0 s; killing it"]
 
@@ -115,7 +115,7 @@ async def test_a_log_is_bounded(bench: Bench, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(child_process, "LOG_LIMIT", 1000)
     monkeypatch.setattr(child_process, "LOG_CHECK_S", 0.05)
     async with kept(bench.child(POLITE + 'print("x" * 5000, flush=True)\ntime.sleep(0.5)\n' + BUSY)):
-        await eventually(lambda: len(bench.pids()) == 1)
+        await eventually(lambda: len(bench.pids()) == 1, 20)
         assert bench.log.read_text().startswith("pid ")
         assert bench.log.with_suffix(".log.1").stat().st_size == 5001
 
@@ -150,7 +150,7 @@ def test_a_child_ends_cleanly_when_its_parent_is_killed(bench: Bench) -> None:
     bench.child(POLITE.replace("sys.exit(0)", "(print('bye', flush=True), sys.exit(0))") + BUSY)
     environment = os.environ | {"PYTHONPATH": str(bench.folder)}
     parent = subprocess.Popen([sys.executable, "-c", PARENT, str(bench.folder)], env=environment)
-    child = psutil.Process(until(bench.pids)[0])
+    child = psutil.Process(until(bench.pids, 20)[0])
     parent.kill()
     parent.wait()
     child.wait(timeout=10)

@@ -6,7 +6,7 @@ from polar.scripted.faults import QUEUED_FAULTS, Faults, Garbage, Hang, Status, 
 
 
 def test_each_fault_befalls_as_many_calls_as_it_is_told_to_in_order() -> None:
-    """What is left, and forgetting it, are shown over HTTP in `test_app.py`."""
+    """`test_app.py` shows over HTTP how faults are listed and cleared."""
     faults = Faults()
     faults.add(Status(status=503, times=2))
     faults.add(Garbage(form="not_json"))

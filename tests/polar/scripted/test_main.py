@@ -23,7 +23,8 @@ def test_it_says_what_it_is_writes_its_ready_file_and_stops_on_sigterm(tmp_path:
             assert process.stderr is not None
             line = process.stderr.readline()
             assert "not a model" in line
-            until(ready.exists)
+            until(lambda: ready.exists() or process.poll() is not None)
+            assert process.poll() is None
             told = json.loads(ready.read_text())
             assert told["pid"] == process.pid
             assert told["url"] in line

@@ -52,7 +52,7 @@ async def test_an_answer_by_tokens_tells_which_weights_sampled_it_as_does_the_re
             asyncio.ensure_future(ask(http, path, body))
             for path, body in (("/inference/v1/generate", rendered), ("/v1/chat/completions", chat))
         ]
-        await eventually(lambda: not engine.faults.pending())
+        await eventually(lambda: not engine.faults.pending(), 5)
         await name(http, "2")
         generated, completed = await asyncio.gather(*asked)
     told = generated["choices"][0]["weight_versions"]

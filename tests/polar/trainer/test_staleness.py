@@ -26,7 +26,7 @@ UNKNOWNS: st.SearchStrategy[Unknown] = st.sampled_from(["stale", "fresh"])
 
 
 def applied(group: Group, limit: int, unknown: Unknown, drop: Drop = "group") -> tuple[Group | None, Counter[str]]:
-    """What the rule keeps, and its counts."""
+    """The group that the rule keeps, or None, and the rule's counts."""
     counts: Counter[str] = Counter()
     return Staleness(lambda: CURRENT, limit, drop=drop, unknown=unknown)(group, counts), counts
 

@@ -48,9 +48,10 @@ def trees(
         if call is None:
             call = len(calls)
             name = f"{task_id}.{index}.c{call}"
-            made = Call(name, "main", "answered", "openai_chat", call, call + 1, policy_version=draw(versions))
+            version = draw(versions)
             sampling = Sampling(temperature=draw(st.sampled_from([None, 1.0, 0.5])))
-            calls.append(msgspec.structs.replace(made, sampling=sampling))
+            made = (name, "main", "answered", "openai_chat", call, call + 1)
+            calls.append(Call(*made, policy_version=version, sampling=sampling))
         logprobs = pack_logprobs([-draw(st.integers(1, 64)) / 16 for _ in range(size)])
         nodes.append(Node(parent, tokens, logprobs, call, "why" if masked else None))
 

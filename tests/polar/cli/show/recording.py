@@ -17,7 +17,20 @@ from topics.types.session import Phase, Plan, SessionState, Status, TaskState
 from topics.types.tokens import pack_ids, pack_logprobs
 from topics.types.trajectory import Trajectory
 
-PLAN = Plan("default", 0, 3, 1, 1, 1, "shell", "prefix_merging", b"{}", None, "train", b"{}")
+PLAN = Plan(
+    pool="default",
+    priority=0,
+    max_attempts=3,
+    init_budget_s=1,
+    run_budget_s=1,
+    evaluate_budget_s=1,
+    harness="shell",
+    builder="prefix_merging",
+    builder_config=b"{}",
+    output=None,
+    mode="train",
+    metadata=b"{}",
+)
 TASK = TaskState("t", 2, "hash", plan=PLAN)
 
 
@@ -65,8 +78,16 @@ class Recording:
         self._history.add(call_id, told, given.prompt_ids, given.sampled_ids, answer)
         at = 1_000 * (len(self.calls) + 1)
         fields = {"received_at": at, "completed_at": at + 250, "model_served": "model", **fields}
-        fields |= {"messages": written.messages, "tools": written.tools, "logprobs": logprobs}
-        record = completion(call_id, delta, sampled_ids, answer=msgspec.json.encode(answer), **fields)
+        record = completion(
+            call_id,
+            delta,
+            sampled_ids,
+            messages=written.messages,
+            tools=written.tools,
+            answer=msgspec.json.encode(answer),
+            logprobs=logprobs,
+            **fields,
+        )
         self.calls.append(record)
         return record
 
@@ -74,9 +95,17 @@ class Recording:
         """A call without an answer."""
         written = self._history.transcript_delta(transcript(Spelled(messages), []))
         at = 1_000 * (len(self.calls) + 1)
-        failed: dict[str, Any] = {"outcome": CallOutcome.FAILED, "error": error, "finish_reason": None}
-        times = {"received_at": at, "completed_at": at + 10}
-        record = completion(call_id, TokenDelta(b""), [], messages=written.messages, **failed, **times)
+        record = completion(
+            call_id,
+            TokenDelta(b""),
+            [],
+            messages=written.messages,
+            outcome=CallOutcome.FAILED,
+            error=error,
+            finish_reason=None,
+            received_at=at,
+            completed_at=at + 10,
+        )
         self.calls.append(record)
         return record
 
