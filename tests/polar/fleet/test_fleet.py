@@ -32,8 +32,8 @@ async def fleet(bench: Bench) -> AsyncIterator[Fleet]:
         yield fleet
 
 
-async def ask(client: AsyncOpenAI) -> None:
-    await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "hi"}])
+async def ask(client: AsyncOpenAI, content: str = "hi") -> None:
+    await client.chat.completions.create(model="m", messages=[{"role": "user", "content": content}])
 
 
 async def states(settings: Settings) -> list[FleetState]:
@@ -58,7 +58,8 @@ async def test_a_block_is_a_pause_and_what_is_published_in_it_is_what_calls_say_
     call = await under_way(client, scripted, 0.5)
     async with fleet.paused() as pause:
         assert len(scripted.record.calls()) == 1, "it was let finish"
-        held = asyncio.create_task(ask(client))
+        # Another request: an equal one would get the first one's answer while that one is on its way.
+        held = asyncio.create_task(ask(client, "hi again"))
         await pause.publish(2)
         assert (pause.report.generation, len(pause.report.proxies)) == (1, 1)
         assert not held.done()
