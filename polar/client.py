@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
-from types import TracebackType
 from typing import Any, Self
 
 from topics import events, sessions, tasks
@@ -70,9 +69,7 @@ class SessionTable:
         await self._follower.start(TABLE_S)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._follower.stop()
 
     def ended(self, task_id: str) -> list[SessionState]:

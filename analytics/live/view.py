@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Collection
-from types import TracebackType
 from typing import Any, ClassVar, Self
 
 import msgspec
@@ -65,9 +64,7 @@ class Live:
         self._probing = asyncio.create_task(self._probe(), name="live-probe")
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         assert self._probing is not None, "`async with` was entered"
         tasks = [*self._starting, self._probing]
         for task in tasks:

@@ -120,6 +120,18 @@ def status(output: Output = Format.TABLE, data: Data = None) -> None:
     """Show whether the fleet is paused or draining, its policy version, and which state each process has read."""
     found, beats = run(settings.load(data), _status)
     state = found.state
+    processes = [
+        {
+            "worker_id": beat.worker_id,
+            "role": beat.role,
+            "host": beat.host,
+            "pid": beat.pid,
+            "generation": beat.fleet_generation,
+            "calls": beat.calls if beat.role == "proxy" else None,
+            "leaving": beat.leaving,
+        }
+        for beat in beats
+    ]
     if output is Format.JSON:
         print_json(
             {
@@ -130,37 +142,13 @@ def status(output: Output = Format.TABLE, data: Data = None) -> None:
                 "by": state.by or None,
                 "since": since(found),
                 "policy": _policy(found),
-                "processes": [
-                    {
-                        "worker_id": beat.worker_id,
-                        "role": beat.role,
-                        "host": beat.host,
-                        "pid": beat.pid,
-                        "generation": beat.fleet_generation,
-                        "calls": beat.calls if beat.role == "proxy" else None,
-                        "leaving": beat.leaving,
-                    }
-                    for beat in beats
-                ],
+                "processes": processes,
             }
         )
         return
     typer.echo(f"the fleet {state_in_words(found)}; policy version {versions_in_words(found)}\n")
-    show(
-        ["process", "role", "host", ">pid", ">generation", ">calls", "leaving"],
-        (
-            [
-                beat.worker_id,
-                beat.role,
-                beat.host,
-                beat.pid,
-                beat.fleet_generation,
-                beat.calls if beat.role == "proxy" else None,
-                "yes" if beat.leaving else None,
-            ]
-            for beat in beats
-        ),
-    )
+    columns = ["process", "role", "host", ">pid", ">generation", ">calls", "leaving"]
+    show(columns, ([*(row | {"leaving": "yes" if row["leaving"] else None}).values()] for row in processes))
 
 
 async def _status(fleet: Fleet) -> tuple[FleetStatus, list[Heartbeat]]:

@@ -12,9 +12,10 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
+import msgspec
 import typer
 from rich import box
-from rich.console import Console
+from rich.console import Console, OverflowMethod
 from rich.table import Table
 from rich.text import Text
 
@@ -72,15 +73,17 @@ def console() -> Console:
     return found if found.is_terminal else Console(width=PIPE_WIDTH)
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
+def table(
+    columns: Sequence[str], rows: Iterable[Sequence[object]], overflow: OverflowMethod = "fold", **style: Any
+) -> Table:
     """Rows under their columns, None as a dash. A column whose name starts with `>` holds numbers and is right-aligned.
 
-    On a narrow terminal the last column is folded first: a shortened id names nothing.
+    On a narrow terminal the last column is folded first: a shortened id names nothing. `style` goes to rich's `Table`.
     """
-    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+    made = Table(**{"box": box.SIMPLE_HEAD, "pad_edge": False, "show_edge": False, "padding": (0, 1, 0, 0), **style})
     for column in columns:
         justify: Literal["left", "right"] = "right" if column.startswith(">") else "left"
-        made.add_column(column.removeprefix(">"), justify=justify, no_wrap=column != columns[-1], overflow="fold")
+        made.add_column(column.removeprefix(">"), justify=justify, no_wrap=column != columns[-1], overflow=overflow)
     for row in rows:
         made.add_row(*map(_cell, row))
     return made
@@ -96,6 +99,11 @@ def _cell(value: object) -> Text:
             return Text(f"{value:.4g}")
         case _:
             return Text(escaped(str(value)))
+
+
+def picked(record: object, names: str) -> dict[str, Any]:
+    """The record's attributes with these names, separated by blanks, as JSON values."""
+    return {name: msgspec.to_builtins(getattr(record, name)) for name in names.split()}
 
 
 def counted(counts: dict[str, int]) -> str | None:

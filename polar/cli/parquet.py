@@ -6,14 +6,13 @@ A row has the fields of a line of `trajectories --format jsonl`, with types and 
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from typing import Any, BinaryIO
 
-import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from topics.types.errors import InputError
-from topics.types.trajectory import ExpandedTrace, Trajectory, expand
 
 TEXT, INT, REAL = pa.string(), pa.int64(), pa.float64()
 COUNTS = pa.map_(TEXT, INT)
@@ -81,9 +80,12 @@ class TrajectoryFile:
         self._rows: list[dict[str, Any]] = []
         self._tokens = 0
 
-    def add(self, trajectory: Trajectory) -> None:
-        """Add a row. Raises OSError if it can't be written."""
-        row = _row(trajectory)
+    def add(self, fields: Mapping[str, Any]) -> None:
+        """Add a row: the `fields` of a trajectory. Raises OSError if it can't be written."""
+        counts = {
+            name: list(value.items()) if isinstance(value, dict) else value for name, value in fields["stats"].items()
+        }
+        row = {**fields, "stats": counts, "metadata": fields["metadata"].decode()}
         self._rows.append(row)
         self._tokens += sum(len(trace["token_ids"]) for trace in row["traces"])
         if self._tokens >= GROUP_TOKENS or len(self._rows) >= GROUP_ROWS:
@@ -100,45 +102,3 @@ class TrajectoryFile:
         if self._rows:
             self._writer.write_table(pa.Table.from_pylist(self._rows, schema=SCHEMA))
         self._rows, self._tokens = [], 0
-
-
-def _row(trajectory: Trajectory) -> dict[str, Any]:
-    stats = msgspec.structs.asdict(trajectory.stats)
-    return {
-        **{
-            name: getattr(trajectory, name)
-            for name in ("session_id", "task_id", "sample_index", "num_samples", "attempt")
-        },
-        "status": trajectory.status.value,
-        "reward": trajectory.reward,
-        "error": None if trajectory.error is None else msgspec.structs.asdict(trajectory.error),
-        "builder": trajectory.builder,
-        "harness": trajectory.harness,
-        "traces": [_trace(expand(trajectory, trace)) for trace in trajectory.traces],
-        "stats": {name: list(value.items()) if isinstance(value, dict) else value for name, value in stats.items()},
-        "metadata": trajectory.metadata.decode(),
-    }
-
-
-def _trace(expanded: ExpandedTrace) -> dict[str, Any]:
-    versions = dict.fromkeys(span.policy_version for span in expanded.spans)
-    return {
-        "trace_id": expanded.trace.trace_id,
-        "token_ids": expanded.token_ids,
-        "loss_mask": expanded.loss_mask,
-        "logprobs": expanded.logprobs,
-        "policy_versions": list(versions),
-        "calls": [
-            {
-                "call_id": span.call.call_id,
-                "start": span.start,
-                "end": span.end,
-                "sampling": msgspec.structs.asdict(span.call.sampling),
-                "policy_version": span.policy_version,
-            }
-            for span in expanded.spans
-        ],
-        "kind": expanded.trace.kind,
-        "reward": expanded.trace.reward,
-        "finish_reason": expanded.trace.finish_reason,
-    }

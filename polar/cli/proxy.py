@@ -52,8 +52,7 @@ def proxy(
         typer.Option(metavar="URL", help="Base URL for proxies of other hosts. Default: the address of this proxy."),
     ] = None,
     peer_port: Annotated[
-        int | None,
-        typer.Option(hidden=True, help="One of several processes: its own port beside the shared one."),
+        int | None, typer.Option(hidden=True, help="One of several processes: its own port beside the shared one.")
     ] = None,
     ready_file: Annotated[
         Path | None, typer.Option(metavar="F", help="Write the URLs in use, as JSON, once calls are served.")

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from polar.cli.output import bars, counted, one_line
+from polar.cli.output import bars, counted, one_line, table
 from polar.cli.status import fleet_in_words
 from topics.types.session import WAITING_PHASES, Phase
 
@@ -160,13 +160,8 @@ def _error_table(errors: Sequence[AttemptError], now_ms: int, width: int) -> Tab
 
 def _table(columns: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> Table:
     """One line per row. A row that is too wide is cut in its last column."""
-    table = Table(box=None, pad_edge=False, show_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for column in columns:
-        justify: Literal["left", "right"] = "right" if column.startswith(">") else "left"
-        table.add_column(column.removeprefix(">"), justify=justify, no_wrap=column != columns[-1], overflow="ellipsis")
-    for row in rows:
-        table.add_row(*(_one_line(cell if isinstance(cell, Text) else Text(cell)) for cell in row))
-    return table
+    lines = ([_one_line(cell if isinstance(cell, Text) else Text(cell)) for cell in row] for row in rows)
+    return table(columns, lines, overflow="ellipsis", box=None, padding=(0, 2, 0, 0), header_style="dim")
 
 
 def _share(wanted: int, left: int) -> tuple[int, int]:

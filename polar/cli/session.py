@@ -81,8 +81,7 @@ def open_(
 @app.command("close")
 def close(
     session: Annotated[
-        str | None,
-        typer.Argument(metavar="SESSION", envvar="POLAR_SESSION_ID", help="<task>.<sample>."),
+        str | None, typer.Argument(metavar="SESSION", envvar="POLAR_SESSION_ID", help="<task>.<sample>.")
     ] = None,
     reward: Annotated[float | None, typer.Option(metavar="R", help="Reward of the session.  [default: none]")] = None,
     data: Data = None,

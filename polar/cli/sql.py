@@ -71,8 +71,7 @@ def sql(
         from analytics.queries.views import VIEWS
 
         raise ended(
-            f"no query given; `polar sql 'FROM sessions'` reads a view; there are: {', '.join(VIEWS)}",
-            Exit.BAD_INPUT,
+            f"no query given; `polar sql 'FROM sessions'` reads a view; there are: {', '.join(VIEWS)}", Exit.BAD_INPUT
         )
     with _sigterm_as_ctrl_c(), lake.connect(settings.load(data)) as reader:
         text = sys.stdin.read() if query == "-" else query

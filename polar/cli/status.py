@@ -12,7 +12,7 @@ import typer
 
 from polar.cli import session_ids
 from polar.cli.options import Data, Format, Output
-from polar.cli.output import console, counted, print_json, show
+from polar.cli.output import console, counted, picked, print_json, show
 from topics.environment import settings
 from topics.types.errors import InputError
 from topics.types.session import Phase, SessionState, Stage
@@ -88,13 +88,7 @@ def of_task(task_id: str, samples: int, table: SessionTable) -> dict[str, Any]:
 
 def _of_session(row: SessionState) -> dict[str, Any]:
     return {
-        **{name: getattr(row, name) for name in ("session_id", "task_id", "sample_index")},
-        "phase": row.phase.value,
-        "attempt": row.attempt,
-        "status": row.status.value if row.status else None,
-        "reward": row.reward,
-        "error": msgspec.to_builtins(row.error),
-        "worker_id": row.worker_id,
+        **picked(row, "session_id task_id sample_index phase attempt status reward error worker_id"),
         "accounting": msgspec.structs.asdict(row.accounting),
     }
 

@@ -18,7 +18,7 @@ import typer
 
 from polar.cli import process, progress
 from polar.cli.options import Data
-from polar.cli.output import note, show
+from polar.cli.output import note, picked, show
 from topics.environment import settings
 from topics.environment.settings import Settings
 from topics.types.errors import NotReadyError
@@ -76,7 +76,7 @@ def _writer(layout: Layout, follow: bool) -> Iterator[Callable[[Trajectory], Non
         from polar.cli import parquet
 
         with parquet.TrajectoryFile(parquet.stdout()) as file:
-            yield file.add
+            yield lambda trajectory: file.add(fields(trajectory, msgspec.structs.asdict))
     elif follow:
         yield lambda trajectory: typer.echo(_one_line(trajectory))
     else:
@@ -87,12 +87,7 @@ def _writer(layout: Layout, follow: bool) -> Iterator[Callable[[Trajectory], Non
 
 
 async def _read(
-    found: Settings,
-    topic: str | None,
-    write: Callable[[Trajectory], None],
-    stop: asyncio.Event | None,
-    *,
-    prints: bool,
+    found: Settings, topic: str | None, write: Callable[[Trajectory], None], stop: asyncio.Event | None, *, prints: bool
 ) -> None:
     """Write every trajectory up to the topic's current end, then new ones until `stop`. `prints`: `write` prints to stdout at once."""
     from polar.client import require_topic
@@ -133,29 +128,31 @@ async def _require_output(found: Settings, name: str) -> None:
 
 def line(trajectory: Trajectory) -> dict[str, Any]:
     """A trajectory as a JSON document. `token_ids`, `loss_mask` and `logprobs` of a trace have equal lengths."""
+    document = fields(trajectory, msgspec.to_builtins)
+    for trace in document["traces"]:
+        trace |= {name: trace[name].tolist() for name in ("token_ids", "loss_mask", "logprobs")}
+    return document | {"metadata": json.loads(trajectory.metadata)}
+
+
+def fields(trajectory: Trajectory, as_dict: Callable[[Any], Any]) -> dict[str, Any]:
+    """The fields of a line of JSON and of a row of Parquet, with tokens as arrays and metadata as bytes. `as_dict` converts a struct."""
     return {
-        **{
-            name: getattr(trajectory, name)
-            for name in ("session_id", "task_id", "sample_index", "num_samples", "attempt")
-        },
-        "status": trajectory.status.value,
-        "reward": trajectory.reward,
-        "error": msgspec.to_builtins(trajectory.error),
-        "builder": trajectory.builder,
-        "harness": trajectory.harness,
-        "traces": [_trace(expand(trajectory, trace)) for trace in trajectory.traces],
-        "stats": msgspec.to_builtins(trajectory.stats),
-        "metadata": json.loads(trajectory.metadata),
+        **picked(trajectory, "session_id task_id sample_index num_samples attempt status reward"),
+        "error": trajectory.error and as_dict(trajectory.error),
+        **picked(trajectory, "builder harness"),
+        "traces": [_trace(expand(trajectory, trace), as_dict) for trace in trajectory.traces],
+        "stats": as_dict(trajectory.stats),
+        "metadata": trajectory.metadata,
     }
 
 
-def _trace(expanded: ExpandedTrace) -> dict[str, Any]:
+def _trace(expanded: ExpandedTrace, as_dict: Callable[[Any], Any]) -> dict[str, Any]:
     versions = dict.fromkeys(span.policy_version for span in expanded.spans)
     return {
         "trace_id": expanded.trace.trace_id,
-        "token_ids": expanded.token_ids.tolist(),
-        "loss_mask": expanded.loss_mask.tolist(),
-        "logprobs": expanded.logprobs.tolist(),
+        "token_ids": expanded.token_ids,
+        "loss_mask": expanded.loss_mask,
+        "logprobs": expanded.logprobs,
         "policy_versions": list(versions),
         "calls": [
             {
@@ -163,13 +160,11 @@ def _trace(expanded: ExpandedTrace) -> dict[str, Any]:
                 "start": span.start,
                 "end": span.end,
                 "policy_version": span.policy_version,
-                "sampling": msgspec.to_builtins(span.call.sampling),
+                "sampling": as_dict(span.call.sampling),
             }
             for span in expanded.spans
         ],
-        "kind": expanded.trace.kind,
-        "reward": expanded.trace.reward,
-        "finish_reason": expanded.trace.finish_reason,
+        **picked(expanded.trace, "kind reward finish_reason"),
     }
 
 

@@ -7,7 +7,6 @@ and waits.
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -19,6 +18,7 @@ from polar.cli import process
 from polar.cli.options import Data, Format, Output
 from polar.cli.screen import Page, clock, in_words, summary
 from topics.environment import settings
+from topics.waiting.first_done import first_done
 
 if TYPE_CHECKING:
     from analytics.live.fold import AttemptError
@@ -56,13 +56,13 @@ async def _draw(live: Live, console: Console, title: str, stop: asyncio.Event) -
     with Display(console=console, screen=True, auto_refresh=False) as display:
         while not stop.is_set():
             display.update(Page(live.snapshot(), title), refresh=True)
-            await _pause(REFRESH_S, stop)
+            await first_done(stop, timeout_s=REFRESH_S)
 
 
 async def _print_json(live: Live, stop: asyncio.Event) -> None:
     while not stop.is_set():
         typer.echo(msgspec.json.encode(live.snapshot()))
-        await _pause(REFRESH_S, stop)
+        await first_done(stop, timeout_s=REFRESH_S)
 
 
 async def _print_lines(live: Live, stop: asyncio.Event) -> None:
@@ -77,10 +77,4 @@ async def _print_lines(live: Live, stop: asyncio.Event) -> None:
         for error in [one for one in snapshot.errors if one not in known][:ERRORS_A_LINE][::-1]:
             typer.echo(f"{clock(error.at)}  {in_words(error)}")
         known = set(snapshot.errors)
-        await _pause(LINE_S, stop)
-
-
-async def _pause(pause_s: float, stop: asyncio.Event) -> None:
-    with suppress(TimeoutError):
-        async with asyncio.timeout(pause_s):
-            await stop.wait()
+        await first_done(stop, timeout_s=LINE_S)

@@ -8,6 +8,7 @@ from collections.abc import Awaitable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from enum import StrEnum
+from importlib import import_module
 from typing import TYPE_CHECKING, Annotated
 
 import structlog
@@ -45,6 +46,16 @@ class Role(StrEnum):
     BUILDER = "builder"
     ANALYTICS = "analytics"
     WEBHOOKS = "webhooks"
+
+
+MODULES = {
+    Role.FANOUT: "consumers.fanout",
+    Role.COORDINATOR: "consumers.coordinator.coordinator",
+    Role.BUILDER: "consumers.building.builder",
+    Role.ANALYTICS: "analytics.writing.writer",
+    Role.WEBHOOKS: "consumers.webhooks.worker",
+}
+"""The modules with a function `run_<role>`; stage workers have their own."""
 
 
 def worker(
@@ -115,27 +126,11 @@ def _start(
     found: Settings, roles: set[Role], stages: _Stages, stop: asyncio.Event, hurry: asyncio.Event, metrics: Metrics
 ) -> dict[str, Awaitable[None]]:
     """The consumers, by name. Each consumer's module is imported only where it runs."""
-    started: dict[str, Awaitable[None]] = {}
-    if Role.FANOUT in roles:
-        from consumers.fanout import run_fanout
-
-        started["fanout"] = run_fanout(found, stop, metrics)
-    if Role.COORDINATOR in roles:
-        from consumers.coordinator.coordinator import run_coordinator
-
-        started["coordinator"] = run_coordinator(found, stop, metrics)
-    if Role.BUILDER in roles:
-        from consumers.building.builder import run_builder
-
-        started["builder"] = run_builder(found, stop, metrics)
-    if Role.ANALYTICS in roles:
-        from analytics.writing.writer import run_analytics
-
-        started["analytics"] = run_analytics(found, stop, metrics)
-    if Role.WEBHOOKS in roles:
-        from consumers.webhooks.worker import run_webhooks
-
-        started["webhooks"] = run_webhooks(found, stop, metrics)
+    started: dict[str, Awaitable[None]] = {
+        role.value: getattr(import_module(module), f"run_{role.value}")(found, stop, metrics)
+        for role, module in MODULES.items()
+        if role in roles
+    }
     if stages.stages:
         from consumers.stages.worker import run_worker
 

@@ -16,7 +16,6 @@ import uuid
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from polar.embedded import class_archive, distribution, metadata_probe, supervisor
@@ -84,9 +83,7 @@ class Broker:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     @property

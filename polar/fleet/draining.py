@@ -65,11 +65,7 @@ async def until_drained(
 
 
 async def drain_processes(
-    watch: HeartbeatWatch,
-    producer: LogProducer,
-    names: Collection[str],
-    deadline_s: float | None,
-    progress: Progress,
+    watch: HeartbeatWatch, producer: LogProducer, names: Collection[str], deadline_s: float | None, progress: Progress
 ) -> None:
     """Make these workers and proxies drain, and wait until their heartbeats have ended. Raises as `Fleet.drain`."""
     live = watch.processes.live

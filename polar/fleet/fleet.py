@@ -14,7 +14,6 @@ from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from types import TracebackType
 from typing import Literal, Self
 
 import msgspec
@@ -94,9 +93,7 @@ class Fleet:
             raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await asyncio.gather(self._follower.stop(), self._producer.stop())
 
     @property

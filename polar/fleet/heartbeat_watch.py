@@ -10,7 +10,6 @@ import asyncio
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from types import TracebackType
 from typing import Self
 
 from polar.fleet.acknowledgements import Acknowledgements
@@ -19,6 +18,7 @@ from topics.environment.settings import Settings
 from topics.log import kafka
 from topics.log.follow import Follower, Since
 from topics.log.producer import LogProducer, UnacknowledgedError
+from topics.waiting.first_done import first_done
 from topics.workers import Probe, Sign
 
 SINCE_S = 10.0
@@ -43,9 +43,7 @@ class HeartbeatWatch:
         await self._follower.start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._follower.stop()
 
     async def caught_up(self, deadline_s: float) -> None:
@@ -57,12 +55,8 @@ class HeartbeatWatch:
         probing = asyncio.create_task(self._probe(), name="fleet-probe")
         try:
             while not holds():
-                if self._follower.failed.done():
-                    self._follower.failed.result()
                 self._changed.clear()
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(STEP_S):
-                        await self._changed.wait()
+                await first_done(self._changed, self._follower.failed, timeout_s=STEP_S)
         finally:
             probing.cancel()
             await asyncio.wait([probing])

@@ -15,15 +15,7 @@ from typing import Final
 
 from tokenizers import Tokenizer as FastTokenizer
 
-SPECIALS: Final = (
-    "<|im_start|>",
-    "<|im_sep|>",
-    "<|im_end|>",
-    "<think>",
-    "</think>",
-    "<tool_call>",
-    "</tool_call>",
-)
+SPECIALS: Final = ("<|im_start|>", "<|im_sep|>", "<|im_end|>", "<think>", "</think>", "<tool_call>", "</tool_call>")
 VOCABULARY_FILE: Final = Path(__file__).with_name("tokenizer.json")
 
 # Texts whose ids are cached: each call repeats the conversation's earlier messages. With messages of 1.6 kB (400 tokens)

@@ -22,17 +22,7 @@ if TYPE_CHECKING:
     from polar.trainer.rows import Row, grpo
     from polar.trainer.staleness import Staleness
 
-__all__ = [
-    "Batch",
-    "Feed",
-    "Group",
-    "Row",
-    "Staleness",
-    "TrajectoryConsumer",
-    "drop_zero_advantage",
-    "grpo",
-    "pack",
-]
+__all__ = ["Batch", "Feed", "Group", "Row", "Staleness", "TrajectoryConsumer", "drop_zero_advantage", "grpo", "pack"]
 
 _MODULES = {
     "Batch": "packing",

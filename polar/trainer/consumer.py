@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 import structlog
@@ -153,9 +152,7 @@ class TrajectoryConsumer:
         self._thread = thread
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         thread, self._thread = self._thread, None
         assert thread is not None, "entered by `with`"
         thread.call(self._close())
@@ -169,9 +166,7 @@ class TrajectoryConsumer:
             raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._close()
 
     async def _open(self) -> None:

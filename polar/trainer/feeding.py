@@ -17,7 +17,6 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from itertools import islice
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import msgspec
@@ -110,9 +109,7 @@ class Feed:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._end()
 
     @property

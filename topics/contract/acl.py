@@ -134,21 +134,12 @@ _ROLES: dict[str, _Role] = {
         outputs=("Read",),
     ),
     "rebuild": _Role(
-        "polar rebuild",
-        reads=(completions.TOPIC,),
-        transactional="rebuild.",
-        named=("Read", "Write", *MAKING),
+        "polar rebuild", reads=(completions.TOPIC,), transactional="rebuild.", named=("Read", "Write", *MAKING)
     ),
     "submitter": _Role(
-        "polar submit, cancel; polar.client",
-        reads=(sessions.TOPIC,),
-        writes=(tasks.TOPIC, events.TOPIC),
+        "polar submit, cancel; polar.client", reads=(sessions.TOPIC,), writes=(tasks.TOPIC, events.TOPIC)
     ),
-    "reader": _Role(
-        "polar status, watch, show, trajectories",
-        reads=_WATCHED,
-        outputs=("Read",),
-    ),
+    "reader": _Role("polar status, watch, show, trajectories", reads=_WATCHED, outputs=("Read",)),
     "admin": _Role("polar topics apply, list"),
 }
 ROLES: Mapping[str, str] = {name: role.what for name, role in _ROLES.items()}

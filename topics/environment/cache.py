@@ -27,11 +27,7 @@ def root() -> Path:
 
 
 def installed(
-    name: str,
-    build: Callable[[Path], None],
-    *,
-    whole: Callable[[Path], bool],
-    announce: Callable[[str], None],
+    name: str, build: Callable[[Path], None], *, whole: Callable[[Path], bool], announce: Callable[[str], None]
 ) -> Path:
     """The folder of entry `name`, which is built if it is missing or incomplete.
 

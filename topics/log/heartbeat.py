@@ -14,6 +14,8 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
 
 import structlog
 
@@ -21,7 +23,8 @@ from topics.contract.codec import encode
 from topics.environment.settings import Settings
 from topics.log import kafka
 from topics.log.refusals import refusal
-from topics.workers import TOPIC, Backlog, Heartbeat, StageSlots
+from topics.waiting.first_done import first_done
+from topics.workers import TOPIC, Heartbeat
 
 INTERVAL_S = 2.0
 LEAST_GAP_S = 0.1
@@ -99,40 +102,14 @@ class HeartbeatSender:
         self._thread.join(timeout=2 * STOP_S)
 
     @staticmethod
-    def heartbeat(
-        worker_id: str,
-        role: str,
-        *,
-        stages: list[StageSlots] | None = None,
-        address: str | None = None,
-        fleet_generation: int = 0,
-        leaving: bool = False,
-        backlogs: list[Backlog] | None = None,
-        staged: dict[str, int] | None = None,
-        calls: int = 0,
-    ) -> Heartbeat:
-        """A heartbeat of this process."""
-        return Heartbeat(
-            worker_id=worker_id,
-            role=role,
-            host=socket.gethostname(),
-            pid=os.getpid(),
-            stages=stages or [],
-            address=address,
-            fleet_generation=fleet_generation,
-            leaving=leaving,
-            backlogs=backlogs or [],
-            staged=staged or {},
-            calls=calls,
-        )
-
-    # --- on the main loop
+    def heartbeat(worker_id: str, role: str, **fields: Any) -> Heartbeat:
+        """A heartbeat of this process. `fields`: the other fields of `Heartbeat`."""
+        return Heartbeat(worker_id, role, socket.gethostname(), os.getpid(), **fields)
 
     def _take(self) -> None:
+        """On the main loop; the methods below run on the sender's own loop."""
         self._newest = (self._beat(), time.monotonic())
         self._tell(self._pulse, self._ticked.set)
-
-    # --- on the heart's own loop
 
     def _run(self, pulse: asyncio.AbstractEventLoop) -> None:
         try:
@@ -172,11 +149,7 @@ class HeartbeatSender:
         if not self._stopping:
             self._ticked.clear()
             self._tell(self._main, self._take)
-            try:
-                async with asyncio.timeout(TICK_S):
-                    await self._ticked.wait()
-            except TimeoutError:
-                pass
+            await first_done(self._ticked, timeout_s=TICK_S)
         assert self._newest is not None, "start() takes the first"
         beat, taken_at = self._newest
         return beat if time.monotonic() - taken_at < HUNG_S else None
@@ -184,10 +157,7 @@ class HeartbeatSender:
     async def _connect(self) -> kafka.Producer:
         # Idempotence would retry for ever, and a late heartbeat is worthless.
         producer = kafka.producer(
-            self._settings,
-            max_bytes=TOPIC.max_bytes,
-            enable_idempotence=False,
-            request_timeout_ms=int(ACK_S * 1000),
+            self._settings, max_bytes=TOPIC.max_bytes, enable_idempotence=False, request_timeout_ms=int(ACK_S * 1000)
         )
         try:
             async with asyncio.timeout(ACK_S):
@@ -207,18 +177,12 @@ class HeartbeatSender:
 
     async def _pause(self, began: float, interval_s: float) -> None:
         """Wait for a change, at most `interval_s` and at least 0.1 s after `began`."""
-        try:
-            async with asyncio.timeout(began + interval_s - time.monotonic()):
-                await self._wake.wait()
-        except TimeoutError:
-            pass
+        await first_done(self._wake, timeout_s=began + interval_s - time.monotonic())
         await asyncio.sleep(began + LEAST_GAP_S - time.monotonic())
 
     @staticmethod
     def _tell(loop: asyncio.AbstractEventLoop | None, what: Callable[[], object]) -> None:
         """Run `what` on another loop soon, unless that loop has ended."""
-        try:
+        with suppress(RuntimeError):
             if loop is not None:
                 loop.call_soon_threadsafe(what)
-        except RuntimeError:
-            pass

@@ -40,13 +40,7 @@ from topics.types.errors import NotReadyError
 
 log = structlog.get_logger()
 
-__all__ = [
-    "KafkaConnectionError",
-    "KafkaError",
-    "MessageSizeTooLargeError",
-    "OffsetOutOfRangeError",
-    "TopicPartition",
-]
+__all__ = ["KafkaConnectionError", "KafkaError", "MessageSizeTooLargeError", "OffsetOutOfRangeError", "TopicPartition"]
 
 Headers = Sequence[tuple[str, bytes]]
 
@@ -211,11 +205,7 @@ def connection(settings: Settings) -> dict[str, Any]:
 
 
 def _tls(settings: Settings) -> ssl.SSLContext:
-    files = {
-        "cafile": settings.kafka_ca_file,
-        "certfile": settings.kafka_cert_file,
-        "keyfile": settings.kafka_key_file,
-    }
+    files = {"cafile": settings.kafka_ca_file, "certfile": settings.kafka_cert_file, "keyfile": settings.kafka_key_file}
     named = ", ".join(
         f"POLAR_KAFKA_{name.removesuffix('file').upper()}_FILE={path}" for name, path in files.items() if path
     )

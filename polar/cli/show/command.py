@@ -52,12 +52,14 @@ def show(
 
     Reads Kafka alone. The session may still run.
     """
+    from polar.cli.show.reading import read_story
+
     found = settings.load(data)
     rows, row = asyncio.run(_read_rows(found, session))
     if artifact is not None:
         _write_artifact(found, row, artifact)
         return
-    story = asyncio.run(_read_story(found, rows, row))
+    story = asyncio.run(read_story(found, rows, row.sample_index))
     if call is not None:
         _show_call(story, _find_call(story, call), output)
     elif output is Format.JSON:
@@ -91,12 +93,6 @@ async def _read_rows(found: Settings, name: str) -> tuple[Rows, SessionState]:
     if target.sample not in rows.sessions:
         raise InputError(FIELD, name, f"there is no such session yet; {_sessions(rows)}")
     return rows, rows.sessions[target.sample]
-
-
-async def _read_story(found: Settings, rows: Rows, row: SessionState) -> Story:
-    from polar.cli.show.reading import read_story
-
-    return await read_story(found, rows, row.sample_index)
 
 
 async def _tasks(found: Settings, target: session_ids.Target) -> str:

@@ -14,15 +14,20 @@ from typing import Any
 import msgspec
 
 from polar.cli import trajectories
-from polar.cli.show.detokenize import DetokenizeError, detokenize
+from polar.cli.output import picked
+from polar.cli.show.detokenize import detokenize
 from polar.cli.show.overview import size_of
 from polar.cli.show.runs import Run, runs
 from polar.cli.show.story import CallStory, Story
 from topics.environment.blobs import BlobStore
 from topics.environment.settings import Settings
 from topics.types.completion import Completion
+from topics.types.errors import NotReadyError
 from topics.types.tokens import Logprobs, unpack_ids, unpack_logprobs
 from topics.types.trajectory import ROOT, Trace, Trajectory
+
+PLAN = "harness builder mode output"
+"""Fields of the task's plan."""
 
 
 def document(story: Story, settings: Settings, *, with_texts: bool) -> dict[str, Any]:
@@ -30,19 +35,10 @@ def document(story: Story, settings: Settings, *, with_texts: bool) -> dict[str,
     session, task, plan, trajectory = story.session, story.task, story.task.plan, story.trajectory
     blobs = BlobStore(settings.blobs_folder)
     return {
-        "session_id": session.session_id,
-        "task_id": session.task_id,
-        "sample_index": session.sample_index,
+        **picked(session, "session_id task_id sample_index"),
         "num_samples": task.num_samples,
-        "harness": plan.harness if plan else None,
-        "builder": plan.builder if plan else None,
-        "mode": plan.mode if plan else None,
-        "output": plan.output if plan else None,
-        "phase": session.phase.value,
-        "status": session.status.value if session.status else None,
-        "attempt": session.attempt,
-        "past_claims": session.past_claims,
-        "reward": session.reward,
+        **(picked(plan, PLAN) if plan else dict.fromkeys(PLAN.split())),
+        **picked(session, "phase status attempt past_claims reward"),
         "error": msgspec.to_builtins((trajectory.error if trajectory else None) or session.error),
         "exit_code": session.exit_code,
         "accounting": msgspec.structs.asdict(session.accounting),
@@ -50,11 +46,7 @@ def document(story: Story, settings: Settings, *, with_texts: bool) -> dict[str,
         "calls": [call_document(call) for call in story.calls],
         "messages": [{"parent": _index(one.parent), "message": one.body} for one in story.messages],
         "artifacts": [{"name": name, "ref": ref, "size": size_of(blobs, ref)} for name, ref in story.artifacts.items()],
-        **(
-            _of_trajectory(trajectory, settings, with_texts=with_texts)
-            if trajectory
-            else {"traces": None, "stats": None}
-        ),
+        **(_of_trajectory(trajectory, settings, with_texts) if trajectory else {"traces": None, "stats": None}),
     }
 
 
@@ -65,22 +57,11 @@ def call_document(story: CallStory) -> dict[str, Any]:
         "number": story.number,
         "call_id": call.call_id,
         "parent_id": call.parent,
-        "branch": call.branch,
-        "kind": call.kind,
-        "outcome": str(call.outcome),
-        "dialect": call.dialect,
-        "received_at": call.received_at,
-        "completed_at": call.completed_at,
+        **picked(call, "branch kind outcome dialect received_at completed_at"),
         "latency_ms": call.completed_at - call.received_at,
-        "prompt_tokens": call.prompt_tokens,
-        "sampled_tokens": call.sampled_tokens,
-        "finish_reason": call.finish_reason,
-        "policy_version": call.policy_version,
+        **picked(call, "prompt_tokens sampled_tokens finish_reason policy_version"),
         "policy_spans": [msgspec.structs.asdict(span) for span in call.policy_spans],
-        "realigned": call.realigned,
-        "model_served": call.model_served,
-        "sampling": msgspec.to_builtins(call.sampling),
-        "reward": call.reward,
+        **picked(call, "realigned model_served sampling reward"),
         "masked": story.masked,
         "disowned": story.disowned,
         "late": story.is_late,
@@ -95,14 +76,7 @@ def call_document(story: CallStory) -> dict[str, Any]:
 def _record(record: Completion) -> dict[str, Any]:
     """Fields of a call that only the log has."""
     return {
-        "attempt": record.attempt,
-        "claim_id": record.claim_id,
-        "engine": record.engine,
-        "model_requested": record.model_requested,
-        "kind_rule": record.kind_rule,
-        "stream": record.stream,
-        "lineage": record.lineage,
-        "error": msgspec.to_builtins(record.error),
+        **picked(record, "attempt claim_id engine model_requested kind_rule stream lineage error"),
         "base": record.prompt.base,
         "shared_tokens": record.prompt.shared,
         "prompt_rest": unpack_ids(record.prompt.rest).tolist(),
@@ -112,21 +86,21 @@ def _record(record: Completion) -> dict[str, Any]:
     }
 
 
-def _of_trajectory(trajectory: Trajectory, settings: Settings, *, with_texts: bool) -> dict[str, Any]:
+def _of_trajectory(trajectory: Trajectory, settings: Settings, with_texts: bool) -> dict[str, Any]:
     """`traces` as `polar trajectories --format jsonl` has them, and the runs of each."""
     line = trajectories.line(trajectory)
     for written, trace in zip(line["traces"], trajectory.traces, strict=True):
-        written |= _runs(trajectory, trace, settings, with_texts=with_texts)
+        written |= _runs(trajectory, trace, settings, with_texts)
     return {name: line[name] for name in ("traces", "stats", "metadata")}
 
 
-def _runs(trajectory: Trajectory, trace: Trace, settings: Settings, *, with_texts: bool) -> dict[str, Any]:
+def _runs(trajectory: Trajectory, trace: Trace, settings: Settings, with_texts: bool) -> dict[str, Any]:
     found = runs(trajectory, trace)
     if not with_texts:
         return {"runs": [_run(run) for run in found]}
     try:
         texts = detokenize(settings, [run.ids for run in found])
-    except DetokenizeError as why:
+    except NotReadyError as why:
         return {"runs": [_run(run) | {"text": None} for run in found], "no_text": str(why)}
     return {"runs": [_run(run) | {"text": text} for run, text in zip(found, texts, strict=True)]}
 

@@ -6,11 +6,13 @@ import shlex
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 
+import msgspec
+
 from polar.cli.output import counted
 from polar.cli.show.page import ID, Page, duration
 from polar.cli.show.story import CallStory, Story
 from topics.environment.blobs import BlobStore
-from topics.types.session import Accounting, Phase, Status
+from topics.types.session import Accounting, Phase, Stage, Status
 from topics.types.tokens import count
 from topics.types.trajectory import Trace, Trajectory, path
 
@@ -52,12 +54,8 @@ def draw_head(page: Page, story: Story) -> None:
 
 
 def _times(spent: Accounting) -> str:
-    stages = {
-        "init": (spent.init_queued_ms, spent.init_ms),
-        "run": (spent.run_queued_ms, spent.run_ms),
-        "evaluate": (spent.evaluate_queued_ms, spent.evaluate_ms),
-    }
-    times = (f"{stage} {duration(ran)} (queued {duration(queued)})" for stage, (queued, ran) in stages.items())
+    ms = msgspec.structs.asdict(spent)
+    times = (f"{stage} {duration(ms[f'{stage}_ms'])} (queued {duration(ms[f'{stage}_queued_ms'])})" for stage in Stage)
     return "time: " + ", ".join(times)
 
 

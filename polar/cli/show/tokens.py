@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from polar.cli.show.detokenize import DetokenizeError, detokenize
+from polar.cli.show.detokenize import detokenize
 from polar.cli.show.page import INDENT, Page
 from polar.cli.show.runs import Run, runs
 from polar.cli.show.story import Story
 from topics.environment.settings import Settings
+from topics.types.errors import NotReadyError
 from topics.types.trajectory import Trace, Trajectory
 
 LINES = 24
@@ -40,7 +41,7 @@ class _Texts:
         if not self._has_failed:
             try:
                 return detokenize(self._settings, [run.ids for run in found])
-            except DetokenizeError as why:
+            except NotReadyError as why:
                 self._has_failed = True
                 self._page.line((f"token ids, because their text isn't available: {why}", "yellow"), indent=2)
         return [" ".join(map(str, run.ids.tolist())) for run in found]

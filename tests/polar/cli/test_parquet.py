@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from polar.cli import parquet
-from polar.cli.trajectories import line
+from polar.cli.trajectories import fields, line
 from tests.analytics.story import story
 from topics.types.trajectory import Stats, Trajectory
 
@@ -23,7 +23,7 @@ def written(*trajectories: Trajectory) -> Any:
     out = io.BytesIO()
     with parquet.TrajectoryFile(out) as file:
         for trajectory in trajectories:
-            file.add(trajectory)
+            file.add(fields(trajectory, msgspec.structs.asdict))
     return pq.read_table(io.BytesIO(out.getvalue()))
 
 
