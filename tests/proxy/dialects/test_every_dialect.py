@@ -15,29 +15,11 @@ from proxy.dialects.base import Serves, Wire, dialects
 from proxy.errors import Refusal, RefusalError
 from tests.proxy.dialects.sse import events_of, payloads_of
 from tests.proxy.dialects.suite import answer_of
-from tests.proxy.fuzz.bodies import ASKED, CallSpec
+from tests.proxy.fuzz.bodies import CALLS, CallSpec
 from tests.proxy.fuzz.mutations import copied, mutated, spelled
 
 DIALECTS = {dialect.name: dialect for dialect in dialects()}
-CHAT = ("system user assistant tool tool", "bash patch")
-RESPONSES = (
-    "system developer user assistant tool tool tool tool tool tool developer user",
-    "shell apply_patch mcp__go tool_search local_shell",
-)
-MESSAGES = ("system user assistant tool system user", "Bash")
-GENERATE = ("system user assistant tool", "run")
-BARE = ("user", "")
-READ = [
-    *(CHAT, ("developer user", ""), RESPONSES, BARE, RESPONSES, MESSAGES, BARE, MESSAGES),
-    *(GENERATE, GENERATE, BARE, GENERATE, BARE),
-]
-"""Roles of the messages and names of the tools in each of ASKED."""
-every_call = pytest.mark.parametrize("call", ASKED, ids=lambda call: f"{call.dialect} {call.target}")
-every_call_and_its_reading = pytest.mark.parametrize(
-    ("call", "read"),
-    [*zip(ASKED, READ, strict=True)],
-    ids=lambda value: f"{value.dialect} {value.target}" if isinstance(value, CallSpec) else "",
-)
+every_call = pytest.mark.parametrize("call", CALLS, ids=str)
 CONVERSATION = frozenset(
     {
         *("messages", "input", "instructions", "system", "contents", "systemInstruction", "generateContentRequest"),
@@ -75,14 +57,12 @@ def shown(request: ChatRequest) -> tuple[list[Message], list[str]]:
     return request.messages, [tool.function.name for tool in request.tools]
 
 
-@every_call_and_its_reading
+@every_call
 @settings(max_examples=80)
 @given(data=st.data())
-def test_a_spoilt_request_is_read_or_refused_and_the_whole_one_read(
-    call: CallSpec, read: tuple[str, str], data: st.DataObject
-) -> None:
+def test_a_spoilt_request_is_read_or_refused_and_the_whole_one_read(call: CallSpec, data: st.DataObject) -> None:
     whole = shown(parse(call, json.dumps(call.body).encode()))
-    assert (" ".join(message.role for message in whole[0]), " ".join(whole[1])) == read
+    assert (" ".join(message.role for message in whole[0]), " ".join(whole[1])) == (call.roles, call.tools)
     body = data.draw(spoilt_bodies(call))
     spoilt = parsed_or_refused(call, spelled(body, ascii_only=False).encode("utf-8", "surrogatepass"))
     if isinstance(spoilt, RefusalError):
@@ -92,13 +72,13 @@ def test_a_spoilt_request_is_read_or_refused_and_the_whole_one_read(
         assert shown(spoilt) == whole
 
 
-@every_call_and_its_reading
+@every_call
 @given(body=st.binary(max_size=200), cut=st.floats(0, 1, exclude_max=True))
 def test_bytes_that_are_no_request_are_refused_and_no_other_error_is_raised(
-    call: CallSpec, read: tuple[str, str], body: bytes, cut: float
+    call: CallSpec, body: bytes, cut: float
 ) -> None:
     whole = json.dumps(call.body).encode()
-    assert len(parse(call, whole).messages) == len(read[0].split())
+    assert len(parse(call, whole).messages) == len(call.roles.split())
     for spoilt in (body, whole[: int(len(whole) * cut)]):
         with pytest.raises(RefusalError):
             parse(call, spoilt)

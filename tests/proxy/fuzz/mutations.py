@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from hypothesis import strategies as st
 
 from proxy.dialects import signature
-from tests.proxy.fuzz.bodies import ASKED
+from tests.proxy.fuzz.bodies import CALLS
 
 T = TypeVar("T")
 Draw = st.DrawFn
@@ -71,8 +71,8 @@ def _words(value: Any) -> Iterator[str]:
             yield holder[at]
 
 
-WORDS = sorted({word for asked in ASKED for word in _words(asked.body)})
-SUBTREES = [holder[at] for asked in ASKED for holder, at in _places(asked.body)]
+WORDS = sorted({word for call in CALLS for word in _words(call.body)})
+SUBTREES = [holder[at] for call in CALLS for holder, at in _places(call.body)]
 DEEP = 3_000
 """Beyond Python's own limit."""
 SEALED = signature.seal("\u00e9" * 2_000)

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,11 +23,13 @@ from urllib.parse import urlsplit
 
 import jsonschema_rs
 import psutil
+import requests
 
 from proxy.dialects.base import dialects
 from proxy.openapi import document
 from proxy.peers.forwarding import FORWARDED, REFUSED
 from tests.proxy.conftest import Bench, benched
+from tests.waiting import until
 from topics.environment.keys import PREFIX, Limits
 
 READY_S = 60.0
@@ -39,8 +41,6 @@ EXPECTED = frozenset({200, 400, 401, 403, 404, 409, 413, 417, 421, 426})
 REFUSED_UNREAD = frozenset({400, 417})
 """Of requests that aren't HTTP: aiohttp's own answer, in no provider's shape."""
 KEY = "<key>"
-KINDS = ("closed", "forged", "expired", "spent", "unknown", "prefix", "cut", "long", "none")
-"""Of keys that open nothing."""
 T = TypeVar("T")
 _document = document(dialects())
 ERRORS = {
@@ -135,20 +135,12 @@ class Served:
 
     def metric(self, name: str) -> float:
         """A figure of the proxy's, all its labels together."""
-        connection = http.client.HTTPConnection(urlsplit(self._control_url).netloc, timeout=ANSWER_S)
-        try:
-            connection.request("GET", "/metrics")
-            text = connection.getresponse().read().decode()
-        finally:
-            connection.close()
+        text = requests.get(self._control_url + "/metrics", timeout=ANSWER_S).text
         return sum(float(line.split()[-1]) for line in text.splitlines() if re.match(rf"{name}[ {{]", line))
 
     def at_rest(self) -> None:
         """Returns once no call is under way; fails after 10 s."""
-        deadline = time.monotonic() + ANSWER_S
-        while self.metric("polar_proxy_calls_in_flight"):
-            assert time.monotonic() < deadline, "calls are under way though nobody waits"
-            time.sleep(0.05)
+        until(lambda: not self.metric("polar_proxy_calls_in_flight"), ANSWER_S)
 
     def begin(self) -> None:
         """Notes what is open when nobody asks anything."""
@@ -228,15 +220,15 @@ class Keys:
     _used: int = CALLS_OF_A_KEY
     _key: str = ""
     _claim: str = ""
-    _closed: str = ""
-    """Its session has ended."""
+    closed: str = ""
+    """The last key whose session has ended."""
 
     def key(self) -> str:
         """A session's that is open, of one session for some calls."""
         if self._used >= CALLS_OF_A_KEY:
             if self._key:
                 self._wait(self.bench.close_key(self._claim, self._claim))
-                self._closed = self._key
+                self.closed = self._key
             self._claim = f"fuzz-{secrets.token_hex(6)}.0"
             self._key = self.bench.key(self._claim, self._claim)
             self._used = 0
@@ -244,31 +236,25 @@ class Keys:
         return self._key
 
     def named(self, kind: str) -> str:
-        """A key of a kind, in KINDS."""
-        bench = self.bench
-        match kind:
-            case "closed":
-                return self._closed
-            case "forged":
-                return bench.key("forged.0")[:-4] + "AAAA"
-            case "expired":
-                return bench.key("old.0", expires_at=1)
-            case "spent":
-                return bench.key("spent.0", "spent", limits=Limits(calls=0))
-            case "unknown":
-                return "sk-proj-unknown"
-            case "prefix":
-                return PREFIX
-            case "cut":
-                return self.key()[:-1]
-            case "long":
-                return self.key() * 3
-            case "none":
-                return ""
-        return self.key()
+        """A key of a kind in KEYS; of any other kind: the open session's."""
+        return KEYS.get(kind, Keys.key)(self)
 
     def _wait(self, doing: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(doing, self._loop).result(READY_S)
+
+
+KEYS: dict[str, Callable[[Keys], str]] = {
+    "closed": lambda keys: keys.closed,
+    "forged": lambda keys: keys.bench.key("forged.0")[:-4] + "AAAA",
+    "expired": lambda keys: keys.bench.key("old.0", expires_at=1),
+    "spent": lambda keys: keys.bench.key("spent.0", "spent", limits=Limits(calls=0)),
+    "unknown": lambda keys: "sk-proj-unknown",
+    "prefix": lambda keys: PREFIX,
+    "cut": lambda keys: keys.key()[:-1],
+    "long": lambda keys: keys.key() * 3,
+    "none": lambda keys: "",
+}
+"""Kinds of keys that open nothing."""
 
 
 @contextmanager
@@ -317,11 +303,8 @@ def _process(
             [sys.executable, "-m", *module, "--ready-file", str(ready)], env=environment, stdout=log, stderr=log
         )
         try:
-            deadline = time.monotonic() + READY_S
-            while not ready.exists():
-                assert process.poll() is None, at.with_suffix(".log").read_text()
-                assert time.monotonic() < deadline, at.with_suffix(".log").read_text()
-                time.sleep(0.05)
+            until(lambda: ready.exists() or process.poll() is not None, READY_S)
+            assert ready.exists(), at.with_suffix(".log").read_text()
             yield json.loads(ready.read_text()), psutil.Process(process.pid)
         finally:
             process.terminate()

@@ -9,9 +9,9 @@ from urllib.parse import quote
 
 from hypothesis import strategies as st
 
-from tests.proxy.fuzz.bodies import ASKED
+from tests.proxy.fuzz.bodies import CALLS
 from tests.proxy.fuzz.mutations import NUMBERS, Draw, copied, mutated, one_of, text
-from tests.proxy.fuzz.served import KEY, KINDS, Shot
+from tests.proxy.fuzz.served import KEY, KEYS, Shot
 
 Headers = list[tuple[str, str]]
 FRAMINGS = (*["length"] * 12, "chunked", "gzip", "deflate", "cut gzip", "lie", "expect", "unknown")
@@ -117,7 +117,7 @@ def _keyed(place: str, path: str) -> tuple[str, Headers]:
 @st.composite
 def shots(draw: Draw) -> Shot:
     """A request that was a harness's."""
-    asked = one_of(draw, ASKED)
+    asked = one_of(draw, CALLS)
     body = copied(asked.body)
     for _ in range(one_of(draw, (0, 1, 1, 1, 2, 3))):
         body = mutated(draw, body)
@@ -128,7 +128,7 @@ def shots(draw: Draw) -> Shot:
         path = one_of(draw, PATHS)(path)
     if draw(NUMBERS) % 32 == 31:
         method = one_of(draw, METHODS)
-    place, kind = one_of(draw, PLACES), one_of(draw, (*["good"] * 60, *KINDS))
+    place, kind = one_of(draw, PLACES), one_of(draw, (*["good"] * 60, *KEYS))
     if place == "wrong":
         path = one_of(draw, WRONG_PLACES) + path
     is_lost = (path, method) != (asked.target, "POST") or (place, kind) == ("path", "none")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -22,10 +21,11 @@ from schemathesis.core.result import Ok
 from proxy.dialects.base import dialects
 from proxy.openapi import document
 from proxy.session_key import KEY_HEADER
-from tests.proxy.fuzz.bodies import ASKED, CallSpec
+from tests.proxy.fuzz.bodies import CALLS, CallSpec
 from tests.proxy.fuzz.mutations import spelled
 from tests.proxy.fuzz.served import ANSWER_S, KEY, Served, Shot, judge, served
 from tests.proxy.fuzz.shots import shots
+from tests.waiting import until
 
 REQUESTS = int(os.environ.get("POLAR_FUZZ_REQUESTS", "0"))
 """0: those of the suite."""
@@ -47,8 +47,8 @@ HELD = ["not_a_server_error", "status_code_conformance", "content_type_conforman
 @pytest.fixture(scope="module")
 def proxy(kafka: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     with served(kafka, tmp_path_factory.mktemp("fuzz")) as proxy:
-        for asked in ASKED:
-            proxy.fire(_shot(asked))
+        for call in CALLS:
+            proxy.fire(_shot(call))
         proxy.begin()
         yield proxy
 
@@ -75,7 +75,7 @@ def fuzzed(fire: Callable[[st.DataObject], None], proxy: Served, total: int) -> 
     proxy.assert_log_is_clean()
 
 
-@pytest.mark.parametrize("asked", ASKED, ids=lambda asked: f"{asked.dialect} {asked.target}")
+@pytest.mark.parametrize("asked", CALLS, ids=str)
 def test_what_fuzzing_begins_from_is_answered(proxy: Served, asked: CallSpec) -> None:
     shot = _shot(asked)
     answer = proxy.fire(shot)
@@ -114,10 +114,7 @@ def test_requests_made_from_the_document_are_answered_as_it_says(proxy: Served) 
 def test_nothing_is_left_of_all_that(proxy: Served) -> None:
     proxy.hang_up()
     proxy.at_rest()
-    deadline = time.monotonic() + ANSWER_S
-    while proxy.process.num_fds() > proxy.fds + SPARE_FDS:
-        assert time.monotonic() < deadline, [str(one) for one in proxy.process.net_connections()]
-        time.sleep(0.05)
+    until(lambda: proxy.process.num_fds() <= proxy.fds + SPARE_FDS, ANSWER_S)
     later = [size for fired, size in proxy.weights if fired >= WARM]
     assert not later or max(later) - later[0] <= GROWTH_BYTES, proxy.weights
     print(f"fds {proxy.fds} -> {proxy.process.num_fds()}, slowest {proxy.slowest_s:.2f} s")
