@@ -60,7 +60,6 @@ class Finding:
 
 
 def machine(data: Path) -> Iterator[Finding]:
-    """This machine itself, and the data folder."""
     yield _python()
     yield _kernel()
     yield _memory()

@@ -171,20 +171,9 @@ class GroupEmitted(msgspec.Struct, frozen=True, tag="group_emitted", omit_defaul
 
 
 Fact = (
-    TaskSubmitted
-    | Claimed
-    | InitFinished
-    | RunFinished
-    | Evaluated
-    | Stopped
-    | HandedBack
-    | CancelRequested
-    | SessionOpenRequested
-    | SessionOpenWithdrawn
-    | SessionCloseRequested
-    | TrajectoryEmitted
-    | GroupEmitted
-)
+    TaskSubmitted | Claimed | InitFinished | RunFinished | Evaluated | Stopped | HandedBack | CancelRequested
+    | SessionOpenRequested | SessionOpenWithdrawn | SessionCloseRequested | TrajectoryEmitted | GroupEmitted
+)  # fmt: skip
 RECORDS: tuple[type[Fact], ...] = get_args(Fact)
 CODEC: Codec[Fact] = Codec(*RECORDS)
 TOPIC = Topic(
@@ -200,22 +189,16 @@ TOPIC = Topic(
 )
 
 
-_TASK_ID, _NAME = re.compile(ids.TASK_ID), re.compile(ids.NAME)
-
-
 def flaw(fact: Fact) -> str | None:
     """The reason to reject a task whose fact bypassed fanout and the control API, since its names become topics; None for valid facts."""
     if not isinstance(fact, TaskSubmitted | SessionOpenRequested):
         return None
-    names = [("task_id", fact.task_id, _TASK_ID)]
+    names: list[tuple[str, str | None, str]] = [("task_id", fact.task_id, ids.TASK_ID)]
     if isinstance(fact, TaskSubmitted):
-        plan = fact.plan
-        names += [("plan.pool", plan.pool, _NAME)] + (
-            [] if plan.output is None else [("plan.output", plan.output, _NAME)]
-        )
+        names += [("plan.pool", fact.plan.pool, ids.NAME), ("plan.output", fact.plan.output, ids.NAME)]
     for field, name, pattern in names:
-        if pattern.fullmatch(name) is None:
-            return f"{field}: must match {pattern.pattern} (got {name[:200]!r})"
+        if name is not None and re.fullmatch(pattern, name) is None:
+            return f"{field}: must match {pattern} (got {name[:200]!r})"
     if fact.num_samples is not None and not 1 <= fact.num_samples <= ids.SAMPLES_LIMIT:
         return f"num_samples: must be 1 to {ids.SAMPLES_LIMIT} (got {fact.num_samples})"
     return None

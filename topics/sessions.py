@@ -42,7 +42,6 @@ TOPIC = Topic(
 
 
 def key_of(row: Row) -> str:
-    """The row's key."""
     match row:
         case TaskState():
             return f"task:{row.task_id}"

@@ -125,7 +125,6 @@ class Lake:
             folder.mkdir(parents=True, exist_ok=True)
 
     def path(self, table: str, file: File) -> Path:
-        """The path of a table's file."""
         return self.folder / table / file.name
 
     def versions(self) -> list[int]:
@@ -224,7 +223,6 @@ class Lake:
 
 
 def sync(folder: Path) -> None:
-    """Sync a folder's entries to disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -48,7 +48,6 @@ class Table:
 
     @property
     def arrow(self) -> Any:
-        """Its pyarrow Schema."""
         return pa.schema([pa.field(column.name, column.type) for column in self.columns])
 
 

@@ -10,7 +10,8 @@ import math
 import sys
 from array import array
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 import msgspec
 
@@ -22,6 +23,7 @@ PHASE_STATUSES: list[tuple[Phase, Status | None]] = [(phase, status) for phase i
 CODES = {pair: code for code, pair in enumerate(PHASE_STATUSES, start=1)}
 ABSENT = 0
 NO_REWARD = math.nan
+K = TypeVar("K")
 
 
 class Group(msgspec.Struct, frozen=True):
@@ -115,27 +117,22 @@ class SessionCounts:
             self._moved.pop(task_id, None)
 
     def phases(self) -> dict[Phase, int]:
-        """Sessions by phase."""
-        found: Counter[Phase] = Counter()
-        for (_, code), count in self._counts.items():
-            found[PHASE_STATUSES[code - 1][0]] += count
-        return dict(found)
+        return self._sums(lambda _, phase, __: phase)
 
     def statuses(self) -> dict[Status, int]:
         """Ended sessions by status."""
-        found: Counter[Status] = Counter()
-        for (_, code), count in self._counts.items():
-            phase, status = PHASE_STATUSES[code - 1]
-            if phase is Phase.ENDED and status is not None:
-                found[status] += count
-        return dict(found)
+        return self._sums(lambda _, phase, status: status if phase is Phase.ENDED else None)
 
     def by_pool(self) -> dict[tuple[str, Phase], int]:
         """Sessions by pool and phase; sessions without a pool are left out."""
-        found: Counter[tuple[str, Phase]] = Counter()
+        return self._sums(lambda pool, phase, _: (pool, phase) if pool else None)
+
+    def _sums(self, key: Callable[[str, Phase, Status | None], K | None]) -> dict[K, int]:
+        """Sessions by `key` of their pool, phase and status; sessions without a key are left out."""
+        found: Counter[K] = Counter()
         for (pool, code), count in self._counts.items():
-            if pool:
-                found[pool, PHASE_STATUSES[code - 1][0]] += count
+            if (name := key(pool, *PHASE_STATUSES[code - 1])) is not None:
+                found[name] += count
         return dict(found)
 
     def groups(self) -> list[Group]:

@@ -46,12 +46,16 @@ STALE_DRAFT_S = 3600.0
 class View:
     """One view: the meaning of a row and of each column, and its SQL over the tables and earlier views."""
 
+    name: str
     doc: str
     columns: dict[str, str]
     sql: str
 
 
+SESSION = {"session_id": "`<task_id>.<sample_index>`", "task_id": "the session's task"}
+
 TASKS = View(
+    "tasks",
     "A submitted or opened task. Duplicate submissions are ignored.",
     {
         "task_id": "the submitted id",
@@ -79,11 +83,11 @@ TASKS = View(
     """,
 )
 CALLS = View(
+    "calls",
     "A captured model call, including calls of lost attempts and calls without an answer.",
     {
         "call_id": "part of the `id` in the answer to the harness",
-        "session_id": "`<task_id>.<sample_index>`",
-        "task_id": "the session's task",
+        **SESSION,
         "sample_index": "of the session within its task, from 0",
         "attempt": "of the session, from 1; the trajectory has the calls of the last attempt",
         "parent_id": "the call with the longest prompt and answer that its prompt continues; until the trajectory exists, the call "
@@ -144,10 +148,10 @@ CALLS = View(
     """,
 )
 SESSIONS = View(
+    "sessions",
     "A session of a known task.",
     {
-        "session_id": "`<task_id>.<sample_index>`",
-        "task_id": "the session's task",
+        **SESSION,
         "sample_index": "within its task, from 0",
         "attempt": "the newest attempt, from 1",
         "harness": "by name, or `module:Class`; `external` for an opened session, whose agent the user runs",
@@ -177,10 +181,10 @@ SESSIONS = View(
     """,
 )
 STAGE_TIMES = View(
+    "stage_times",
     "A stage of an attempt that a worker claimed. Opened sessions have none.",
     {
-        "session_id": "`<task_id>.<sample_index>`",
-        "task_id": "the session's task",
+        **SESSION,
         "attempt": "from 1",
         "stage": "`init`, `run` or `evaluate`",
         "queued_ms": "time from the end of the previous stage, or from the task's submission, until a worker claimed it; null for "
@@ -212,11 +216,11 @@ STAGE_TIMES = View(
     """,
 )
 TRACES = View(
+    "traces",
     "A trainable token sequence of a session: a path in its token tree.",
     {
         "trace_id": "`<session_id>/<call_id>` of its last call",
-        "session_id": "`<task_id>.<sample_index>`",
-        "task_id": "the session's task",
+        **SESSION,
         "tokens": "tokens of the path",
         "trainable_tokens": "tokens of the path that the model sampled and this trace trains",
         "calls": "calls that sampled tokens of the path",
@@ -224,13 +228,13 @@ TRACES = View(
         "reward": "null: none",
         "finish_reason": "of its last call",
     },
-    "SELECT trace_id, session_id, task_id, tokens, trainable_tokens, calls, kind, reward, finish_reason FROM lake.traces",
+    "FROM lake.traces",
 )
 TRAJECTORIES = View(
+    "trajectories",
     "The result of a finished session.",
     {
-        "session_id": "`<task_id>.<sample_index>`",
-        "task_id": "the session's task",
+        **SESSION,
         "sample_index": "within its task, from 0",
         "harness": "by name, or `module:Class`; `external` for an opened session",
         "status": "`COMPLETED`, `FAILED`, `TIMED_OUT` or `CANCELLED`",
@@ -246,14 +250,10 @@ TRAJECTORIES = View(
         "metadata": "the task's, as JSON",
         "mode": "`train` or `eval`",
     },
-    """
-    SELECT
-        session_id, task_id, sample_index, harness, status, reward, traces, calls, answered, tokens, sampled_tokens, trainable_tokens,
-        masked_tokens, artifacts, metadata, mode
-    FROM lake.trajectories
-    """,
+    "FROM lake.trajectories",
 )
 GROUPS = View(
+    "groups",
     "The sessions of one task, over which GRPO normalises rewards.",
     {
         "task_id": "the task",
@@ -271,15 +271,7 @@ GROUPS = View(
     GROUP BY task_id
     """,
 )
-VIEWS = {
-    "tasks": TASKS,
-    "calls": CALLS,
-    "sessions": SESSIONS,
-    "stage_times": STAGE_TIMES,
-    "traces": TRACES,
-    "trajectories": TRAJECTORIES,
-    "groups": GROUPS,
-}
+VIEWS = {view.name: view for view in (TASKS, CALLS, SESSIONS, STAGE_TIMES, TRACES, TRAJECTORIES, GROUPS)}
 """In an order in which each view uses only earlier ones."""
 
 
@@ -289,8 +281,9 @@ def create(connection: duckdb.DuckDBPyConnection, folder: Path, manifest: Manife
     connection.execute("SET parquet_metadata_cache = true; BEGIN; CREATE SCHEMA lake")
     for table in schema.TABLES.values():
         connection.execute(f"CREATE VIEW lake.{table.name} AS {_rows(table, files(folder, manifest, table.name))}")
-    for name, view in VIEWS.items():
-        connection.execute(f"CREATE VIEW {name} AS {view.sql}")
+    for view in VIEWS.values():
+        columns = ", ".join(view.columns)
+        connection.execute(f"CREATE VIEW {view.name} AS SELECT {columns} FROM ({view.sql})")  # noqa: S608 - our own
     connection.execute("COMMIT")
 
 
@@ -311,7 +304,6 @@ def _rows(table: schema.Table, paths: list[str]) -> str:
 
 
 def quoted(text: str) -> str:
-    """The text as an SQL string."""
     return "'" + text.replace("'", "''") + "'"
 
 
@@ -337,9 +329,9 @@ def write_database(path: Path, folder: Path, manifest: Manifest) -> None:
 
 def document() -> str:
     """All views as Markdown."""
-    return "\n\n".join("\n".join(_section(name, view)) for name, view in VIEWS.items()) + "\n"
+    return "\n\n".join("\n".join(_section(view)) for view in VIEWS.values()) + "\n"
 
 
-def _section(name: str, view: View) -> Iterator[str]:
-    yield from (f"### {name}", "", view.doc, "", "| column | |", "|---|---|")
+def _section(view: View) -> Iterator[str]:
+    yield from (f"### {view.name}", "", view.doc, "", "| column | |", "|---|---|")
     yield from (f"| `{column}` | {doc} |" for column, doc in view.columns.items())

@@ -6,7 +6,7 @@ against other commits is no failure; changed offsets of our partitions are. Bloc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from types import MappingProxyType
 
@@ -52,22 +52,19 @@ def flush(
                 added[name] = [File(file, len(made), files.write(lake.folder / name / file, made))]
         for name in added:
             sync(lake.folder / name)
-        _commit(lake, base, lambda newest: newest.advanced(offsets, added, times))
+        while True:
+            newest = lake.newest()
+            _check(newest, base)
+            with suppress(ConflictError):
+                lake.commit(newest, newest.advanced(offsets, added, times))
+                return unfit
     except (OSError, SupersededError):
         for name, made in added.items():
             lake.discard(name, (file.name for file in made))
         raise
-    return unfit
 
 
-def _commit(lake: Lake, base: Mapping[Partition, int | None], advanced: Callable[[Manifest], Manifest]) -> None:
-    while True:
-        newest = lake.newest()
-        for partition, known in base.items():
-            if newest.offset(partition) != known:
-                raise SupersededError(
-                    f"{partition[0]}[{partition[1]}] is at {newest.offset(partition)}, not at {known}"
-                )
-        with suppress(ConflictError):
-            lake.commit(newest, advanced(newest))
-            return
+def _check(newest: Manifest, base: Mapping[Partition, int | None]) -> None:
+    for (topic, number), known in base.items():
+        if (found := newest.offset((topic, number))) != known:
+            raise SupersededError(f"{topic}[{number}] is at {found}, not at {known}")

@@ -31,7 +31,6 @@ class Retries:
         return PAUSES.pause_s(self._failures)
 
     def succeeded(self) -> None:
-        """Record a success."""
         if self._failures:
             log.info(f"{self._operation} works again", action="analytics.recovered")
         self._failures = 0

@@ -155,7 +155,6 @@ class Writer:
         """Rows written since the start."""
 
     def register_metrics(self, metrics: Metrics, heart: HeartbeatSender) -> None:
-        """Register this writer's metrics."""
         metrics.heart(ROLE, heart)
         metrics.skipped(ROLE, lambda: self.skipped)
         metrics.counter("polar_lake_rows", "Rows written to the lake", (), lambda: self._rows)

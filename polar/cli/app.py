@@ -55,18 +55,11 @@ def before(
     process.log_warnings()
 
 
-app.command("up")(up.up)
-app.command("doctor")(doctor.doctor)
-app.command("submit")(submit.submit)
-app.command("watch")(watch.watch)
-app.command("status")(status.status)
-app.command("show")(show.show)
-app.command("cancel")(cancel.cancel)
-app.command("trajectories")(trajectories.trajectories)
-app.command("rebuild")(rebuild.rebuild)
-app.command("sql")(sql.sql)
-app.command("worker")(worker.worker)
-app.command("proxy")(proxy.proxy)
+for command in (
+    up.up, doctor.doctor, submit.submit, watch.watch, status.status, show.show, cancel.cancel, trajectories.trajectories,
+    rebuild.rebuild, sql.sql, worker.worker, proxy.proxy,
+):  # fmt: skip
+    app.command()(command)
 app.add_typer(keys.app, name="keys")
 app.add_typer(session.app, name="session")
 app.add_typer(fleet.app, name="fleet")

@@ -57,7 +57,6 @@ class ProxyProcesses:
         return [addresses.url(port_socket) for port_socket in self._controls]
 
     def close(self) -> None:
-        """Release the ports."""
         for port_socket in self._sockets:
             port_socket.close()
 

@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 from rich.console import Console
@@ -40,6 +40,7 @@ LINE_S = 3.0
 LISTED = 16
 """Most rewards that a line lists. A larger group shows their number, mean and bars."""
 
+T = TypeVar("T")
 Position = Callable[[], tuple[int, int]]
 """Amount done, and total amount."""
 
@@ -56,8 +57,8 @@ class Throttled:
             note(message)
 
 
-async def reading(work: Coroutine[Any, Any, None], position: Position, what: str) -> None:
-    """Await `work`, which reads `what` from Kafka. After a second, show its position.
+async def reading(work: Coroutine[Any, Any, T], position: Position, what: str) -> T:
+    """The result of `work`, which reads `what` from Kafka. After a second, show its position.
 
     Not for work that prints to the same terminal: its lines and the bar would mix.
     """
@@ -69,7 +70,7 @@ async def reading(work: Coroutine[Any, Any, None], position: Position, what: str
                 while not task.done():
                     show(*position())
                     await asyncio.wait({task}, timeout=STEP_S)
-        await task
+        return await task
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)

@@ -95,17 +95,12 @@ async def _rebuild(found: Settings, request: RebuildRequest) -> RebuildReport:
 
     await require_topic(found, completions.TOPIC)
     offsets = (0, 0)
-    result: list[RebuildReport] = []
 
     def progressed(passed: int, total: int) -> None:
         nonlocal offsets
         offsets = passed, total
 
-    async def work() -> None:
-        result.append(await rebuild(found, request, progressed))
-
-    await progress.reading(work(), lambda: offsets, "the log")
-    return result[0]
+    return await progress.reading(rebuild(found, request, progressed), lambda: offsets, "the log")
 
 
 def _print_problems(report: RebuildReport) -> None:

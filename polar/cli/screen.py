@@ -100,7 +100,6 @@ def _notices(snapshot: Snapshot) -> list[Text]:
 
 
 def _head(snapshot: Snapshot) -> list[tuple[str, str]]:
-    """The lines of the head, each with its label."""
     calls = snapshot.calls
     counts = [(phase, snapshot.phases.get(phase.value, 0)) for phase in Phase]
     unended = [f"{count} {phase.value}" for phase, count in counts if count and phase is not Phase.ENDED]

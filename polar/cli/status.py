@@ -73,7 +73,6 @@ async def _sessions(found: settings.Settings, target: session_ids.Target) -> lis
 
 
 def of_task(task_id: str, samples: int, table: SessionTable) -> dict[str, Any]:
-    """A task as a JSON document."""
     rows = table.sessions.get(task_id, {}).values()
     rewards = [row.reward for row in rows if row.reward is not None]
     return {

@@ -183,7 +183,6 @@ def _row(trajectory: Trajectory) -> list[object]:
 
 
 def _one_line(trajectory: Trajectory) -> str:
-    """One trajectory as a line, for --follow."""
     session_id, *values = _row(trajectory)
     named = zip(COLUMNS[1:], values, strict=True)
     return f"{session_id}  " + ", ".join(

@@ -6,10 +6,9 @@ import asyncio
 import re
 from collections.abc import Awaitable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from enum import StrEnum
 from importlib import import_module
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import structlog
 import typer
@@ -17,14 +16,10 @@ import typer
 from polar.cli import process
 from polar.cli.options import Data
 from topics.environment import settings
-from topics.environment.settings import Settings
 from topics.types.errors import InputError
 from topics.types.session import Stage
 from topics.types.task import POOL_NAME
 from topics.waiting.first_done import first_done
-
-if TYPE_CHECKING:
-    from consumers.metrics import Metrics
 
 POOL = re.compile(POOL_NAME)
 STAGES = "stages"
@@ -95,7 +90,7 @@ def worker(
     found = settings.load(data)
 
     hurry = asyncio.Event()
-    stages = _Stages([stage for stage in Stage if stage.value in roles], pool, concurrency, grace)
+    stages = [stage for stage in Stage if stage.value in roles]
 
     async def main(stop: asyncio.Event) -> None:
         from consumers.metrics import Metrics
@@ -107,44 +102,28 @@ def worker(
                 from consumers.metrics_http import serve_metrics
 
                 await doors.enter_async_context(serve_metrics(metrics, metrics_host, metrics_port))
-            await _together(_start(found, set(roles), stages, stop, hurry, metrics), stop, hurry)
+            # Each consumer's module is imported only where it runs.
+            consumers: dict[str, Awaitable[None]] = {
+                role.value: getattr(import_module(module), f"run_{role.value}")(found, stop, metrics)
+                for role, module in MODULES.items()
+                if role in roles
+            }
+            if stages:
+                from consumers.stages.worker import run_worker
+
+                consumers[STAGES] = run_worker(
+                    found,
+                    stages,
+                    pool=pool,
+                    concurrency=concurrency,
+                    stop=stop,
+                    grace_s=grace,
+                    hurry=hurry,
+                    metrics=metrics,
+                )
+            await _together(consumers, stop, hurry)
 
     process.serve(main, hurry if grace else None)
-
-
-@dataclass(frozen=True)
-class _Stages:
-    """Options of the stage workers."""
-
-    stages: list[Stage]
-    pool: str
-    concurrency: int | None
-    grace_s: float
-
-
-def _start(
-    found: Settings, roles: set[Role], stages: _Stages, stop: asyncio.Event, hurry: asyncio.Event, metrics: Metrics
-) -> dict[str, Awaitable[None]]:
-    """The consumers, by name. Each consumer's module is imported only where it runs."""
-    started: dict[str, Awaitable[None]] = {
-        role.value: getattr(import_module(module), f"run_{role.value}")(found, stop, metrics)
-        for role, module in MODULES.items()
-        if role in roles
-    }
-    if stages.stages:
-        from consumers.stages.worker import run_worker
-
-        started[STAGES] = run_worker(
-            found,
-            stages.stages,
-            pool=stages.pool,
-            concurrency=stages.concurrency,
-            stop=stop,
-            grace_s=stages.grace_s,
-            hurry=hurry,
-            metrics=metrics,
-        )
-    return started
 
 
 async def _together(consumers: dict[str, Awaitable[None]], stop: asyncio.Event, hurry: asyncio.Event) -> None:

@@ -171,9 +171,8 @@ class Broker:
         self._end(b"K", END_S)
 
     def _end(self, order: bytes, timeout_s: float) -> None:
-        if self._supervisor is None:
-            return
-        _end(self._supervisor, order, timeout_s)
+        if self._supervisor is not None:
+            _end(self._supervisor, order, timeout_s)
 
     def _format(self, class_path: str, node: Node, lock: int) -> None:
         """Create the empty log folder, completely or not at all."""

@@ -90,7 +90,6 @@ class ChildProcess:
             await process.wait()
 
     async def _run(self) -> int:
-        """Run the process once; returns its exit code."""
         with self._opened_log() as log:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
@@ -107,11 +106,10 @@ class ChildProcess:
         self._process = process
         if self._stopping.is_set():  # `stop` was called while the process was being created
             process.kill()
-        while True:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LOG_CHECK_S):
-                    return await process.wait()
+        while not (ended := await first_done(process.wait(), timeout_s=LOG_CHECK_S)):
             self._bound_log()
+        [code] = ended.values()
+        return int(code)
 
     def _opened_log(self) -> AbstractContextManager[BinaryIO | None]:
         if self._log is None:

@@ -13,6 +13,7 @@ from topics.environment import http_json
 from topics.environment.settings import Settings
 from topics.log.follow import Follower, Since
 from topics.types.errors import NotReadyError
+from topics.waiting.first_done import first_done
 from topics.workers import Heartbeat
 
 POLL_S = 0.05
@@ -52,12 +53,8 @@ async def heartbeats(settings: Settings, needed: Sequence[str], *, deadline_s: f
     follower = Follower(settings, workers.TOPIC, on_record, since=Since.END)
     await follower.start()
     try:
-        async with asyncio.timeout(deadline_s):
-            await all_seen.wait()
-    except TimeoutError:
-        raise NotReadyError(
-            f"no heartbeat of {', '.join(sorted(missing))} within {deadline_s:.0f} s; see its log"
-        ) from None
+        if not await first_done(all_seen, timeout_s=deadline_s):
+            raise NotReadyError(f"no heartbeat of {', '.join(sorted(missing))} within {deadline_s:.0f} s; see its log")
     finally:
         await follower.stop()
 

@@ -27,13 +27,27 @@ LOOK_S = 0.25
 Progress = Callable[[int], None]
 
 
+class _Report:
+    """Passes a count on to `progress` when it changes."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self.last: int | None = None
+
+    def __call__(self, count: int) -> int:
+        if count != self.last:
+            self.last = count
+            self._progress(count)
+        return count
+
+
 async def until_drained(
     watch: HeartbeatWatch, table: SessionTable, generation: int, deadline_s: float | None, progress: Progress
 ) -> None:
     """Wait until all coordinators drain since `generation` and no session is active. Raises DrainTimeoutError."""
     quiet_since: float | None = None
     counted_at = 0.0
-    reported: int | None = None
+    report = _Report(progress)
 
     def active() -> int:
         rows = sum(_is_active(row) for rows in table.sessions.values() for row in rows.values())
@@ -41,14 +55,11 @@ async def until_drained(
         return max(rows, claims)
 
     def is_drained() -> bool:
-        nonlocal quiet_since, counted_at, reported
+        nonlocal quiet_since, counted_at
         if time.monotonic() - counted_at < LOOK_S:
             return False
         counted_at = time.monotonic()
-        if (count := active()) != reported:
-            reported = count
-            progress(count)
-        if count or watch.processes.behind("coordinator", generation):
+        if report(active()) or watch.processes.behind("coordinator", generation):
             quiet_since = None
             return False
         quiet_since = quiet_since or time.monotonic()
@@ -60,7 +71,7 @@ async def until_drained(
             await watch.until(is_drained)
     except TimeoutError:
         raise DrainTimeoutError(
-            f"{reported} sessions are still active after {deadline_s:g} s; no new one begins; `polar fleet resume` ends the draining"
+            f"{report.last} sessions are still active after {deadline_s:g} s; no new one begins; `polar fleet resume` ends the draining"
         ) from None
 
 
@@ -82,21 +93,12 @@ async def drain_processes(
             await producer.send(control.TOPIC, Drain(name), key=name, deadline_s=SEND_S)
         except UnacknowledgedError as error:
             raise NotReadyError(f"Kafka didn't acknowledge the request to {name}: {error}") from None
-    reported: int | None = None
-
-    def have_ended() -> bool:
-        nonlocal reported
-        remaining = len(watch.processes.live.keys() & set(names))
-        if remaining != reported:
-            reported = remaining
-            progress(remaining)
-        return not remaining
-
+    report = _Report(progress)
     try:
         async with asyncio.timeout(deadline_s):
-            await watch.until(have_ended)
+            await watch.until(lambda: not report(len(live.keys() & set(names))))
     except TimeoutError:
-        remaining = ", ".join(sorted(watch.processes.live.keys() & set(names)))
+        remaining = ", ".join(sorted(live.keys() & set(names)))
         raise DrainTimeoutError(f"{remaining} still live after {deadline_s:g} s; they continue to drain") from None
 
 

@@ -19,7 +19,7 @@ from aiohttp import web
 
 from polar.scripted.engine import Engine, Work
 from polar.scripted.faults import Cut, Fault, Garbage, Hang, Slow, Status, spoil
-from polar.scripted.request import ApiError, decode_chat, decode_detokenize, decode_tokenize, decode_weights
+from polar.scripted.request import ApiError, DetokenizeRequest, NamedWeights, decode_chat, decode_tokenize, decoded
 from polar.scripted.token_routes import decode_derender, decode_generate, generated
 from polar.scripted.weights import NamedSpan
 
@@ -233,11 +233,12 @@ async def _tokenize(request: web.Request) -> web.Response:
 
 
 async def _detokenize(request: web.Request) -> web.Response:
-    return _json({"prompt": request.app[ENGINE].detokenize(decode_detokenize(await request.read()))})
+    wanted, _ = decoded(await request.read(), DetokenizeRequest)
+    return _json({"prompt": request.app[ENGINE].detokenize(wanted)})
 
 
 async def _update_weight_version(request: web.Request) -> web.Response:
-    named = decode_weights(await request.read())
+    named, _ = decoded(await request.read(), NamedWeights)
     request.app[ENGINE].weights.update(named.new_version, time.monotonic())
     return _json({"success": True, "new_version": named.new_version})
 

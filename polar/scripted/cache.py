@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
+
+from topics.types.tokens import Ids, common_prefix
 
 BLOCK: Final = 16
 """Tokens; as in vLLM, only complete blocks are cached."""
@@ -20,8 +21,6 @@ REMEMBERED_TOKENS: Final = 4_000_000
 BRANCHES: Final = 8
 """Per session: its conversation and those of sub-agents."""
 
-
-Tokens = npt.NDArray[np.int32]
 CacheKey = tuple[str | None, str | None]
 """A session and the `cache_salt` of its call."""
 
@@ -30,13 +29,13 @@ class PrefixCache:
     """Cached tokens by session and salt."""
 
     def __init__(self) -> None:
-        self._sessions: OrderedDict[CacheKey, list[Tokens]] = OrderedDict()
+        self._sessions: OrderedDict[CacheKey, list[Ids]] = OrderedDict()
         self._size = 0
 
     def hit(self, session: CacheKey, prompt: array[int]) -> int:
         """The number of a prompt's tokens in the cache; never all, since an engine must compute the last one."""
         tokens = np.frombuffer(prompt, np.int32)
-        shared = max((_shared(tokens, known) for known in self._sessions.get(session, ())), default=0)
+        shared = max((common_prefix(tokens, known) for known in self._sessions.get(session, ())), default=0)
         return min(shared, len(tokens) - 1) // BLOCK * BLOCK
 
     def keep(self, session: CacheKey, prompt: array[int], sampled: Sequence[int]) -> None:
@@ -44,16 +43,9 @@ class PrefixCache:
         kept = np.concatenate([np.frombuffer(prompt, np.int32), np.array(sampled, np.int32)])
         known = self._sessions.setdefault(session, [])
         self._sessions.move_to_end(session)
-        branches = [each for each in known if _shared(kept, each) < len(each)][1 - BRANCHES :]
+        branches = [each for each in known if common_prefix(kept, each) < len(each)][1 - BRANCHES :]
         self._size += sum(map(len, branches)) + len(kept) - sum(map(len, known))
         known[:] = [*branches, kept]
         while self._size > REMEMBERED_TOKENS:
             _, forgotten = self._sessions.popitem(last=False)
             self._size -= sum(map(len, forgotten))
-
-
-def _shared(one: Tokens, other: Tokens) -> int:
-    """The length of the common prefix."""
-    length = min(len(one), len(other))
-    differs = one[:length] != other[:length]
-    return int(differs.argmax()) if differs.any() else length

@@ -89,7 +89,6 @@ class Faults:
         return fault
 
     def clear(self) -> None:
-        """Forgets all that was asked for."""
         self._queue.clear()
 
     def pending(self) -> list[Fault]:

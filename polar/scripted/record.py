@@ -83,12 +83,10 @@ class Record:
         return [call for call in calls if session_id is None or call.session_id == session_id]
 
     def next_call(self) -> int:
-        """The number of a new call."""
         self._last_call += 1
         return self._last_call
 
     def close(self) -> None:
-        """Close the file."""
         if self._file is not None:
             self._file.close()
 

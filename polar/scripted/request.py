@@ -30,7 +30,6 @@ class ApiError(Exception):
         self.headers = headers or {}
 
     def body(self) -> bytes:
-        """The JSON body."""
         kinds = {400: "BadRequestError", 404: "NotFoundError", 429: "RateLimitError"}
         kind = kinds.get(self.status, "InternalServerError" if self.status >= 500 else "BadRequestError")
         error = {"message": str(self), "type": kind, "param": self.param, "code": self.status}
@@ -123,7 +122,6 @@ class ChatRequest(msgspec.Struct):
 
     @property
     def stops(self) -> list[str]:
-        """The strings that end the answer."""
         return [self.stop] if isinstance(self.stop, str) else self.stop or []
 
     @property
@@ -184,16 +182,6 @@ class NamedWeights(msgspec.Struct):
     """A request to /update_weight_version."""
 
     new_version: str
-
-
-def decode_weights(body: bytes) -> NamedWeights:
-    """A request that names the weights. Raises ApiError 400."""
-    return decoded(body, NamedWeights)[0]
-
-
-def decode_detokenize(body: bytes) -> DetokenizeRequest:
-    """A detokenize request. Raises ApiError 400."""
-    return decoded(body, DetokenizeRequest)[0]
 
 
 def decoded(body: bytes, kind: type[_Kind]) -> tuple[_Kind, dict[str, Any]]:

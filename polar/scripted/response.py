@@ -5,7 +5,7 @@ With `return_token_ids`, a body or a stream's first chunk has the prompt's ids, 
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
 from uuid import uuid4
 
@@ -49,14 +49,13 @@ class Wire:
         self._call_ids = [f"call_{uuid4().hex[:24]}" for _ in joined(generation.deltas).calls]
 
     def body(self) -> dict[str, Any]:
-        """The complete answer, an object `chat.completion`."""
         whole = joined(self._generation.deltas)
         message = {
             "role": "assistant",
             "content": whole.text or (None if whole.calls else ""),
             "refusal": None,
             "tool_calls": [
-                {"id": self._call_ids[index], "type": "function", "function": _function(call.name, call.arguments)}
+                {"id": self._call_ids[index], "type": "function", "function": asdict(call)}
                 for index, call in whole.calls
             ],
             "reasoning": whole.reasoning or None,
@@ -93,7 +92,6 @@ class Wire:
         return self._head("chat.completion.chunk") | {"choices": [], "usage": self.usage()}
 
     def usage(self) -> dict[str, Any]:
-        """Token counts."""
         prompt, sampled = len(self._generation.prompt_token_ids), len(self._generation.token_ids)
         return {
             "prompt_tokens": prompt,
@@ -136,8 +134,8 @@ class Wire:
             delta["reasoning"] = added.reasoning
         if added.calls:
             delta["tool_calls"] = [
-                {"index": index, "id": self._call_ids[index], "type": "function", "function": _function(*piece)}
-                if (piece := (call.name, call.arguments))[0]
+                {"index": index, "id": self._call_ids[index], "type": "function", "function": asdict(call)}
+                if call.name
                 else {"index": index, "function": {"arguments": call.arguments}}
                 for index, call in added.calls
             ]
@@ -162,7 +160,3 @@ class Wire:
     def _entry(self, token_id: int, logprob: float) -> dict[str, Any]:
         raw = self._tokenizer.bytes_of(token_id)
         return {"token": raw.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(raw)}
-
-
-def _function(name: str, arguments: str) -> dict[str, str]:
-    return {"name": name, "arguments": arguments}

@@ -56,7 +56,6 @@ class ScriptTurn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Alternatives, each a list of turns, possibly empty, that may replace this turn."""
 
     def as_turn(self) -> Turn:
-        """The turn to sample."""
         return Turn("assistant", self.text, self.reasoning, tuple(call.as_call() for call in self.calls))
 
 
@@ -79,7 +78,6 @@ class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     requests and sub-agents."""
 
     def fits(self, turns: Sequence[Turn]) -> bool:
-        """Whether the script applies to the conversation."""
         return bool(
             re.search(self.match, _opening(turns, "user"))
             and re.search(self.system, _opening(turns, "system", "developer"))

@@ -12,6 +12,7 @@ import re
 from array import array
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,7 +35,7 @@ class ChatTemplate:
 
     def __init__(self, tokenizer: Tokenizer, drifts: frozenset[Drift] = frozenset()) -> None:
         environment = ImmutableSandboxedEnvironment(finalize=_shield, undefined=StrictUndefined, autoescape=False)
-        environment.filters["json"] = _to_json
+        environment.filters["json"] = partial(json.dumps, ensure_ascii=False)
         self._template = environment.from_string(TEMPLATE_FILE.read_text("utf-8"))
         self._tokenizer = tokenizer
         self._drifts = drifts
@@ -70,10 +71,6 @@ def _shield(value: object) -> str:
 
 def _unshield(text: str) -> str:
     return text.replace("\0l", "<").replace("\0n", "\0")
-
-
-def _to_json(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False)
 
 
 def conversation(ids: Sequence[int], tokenizer: Tokenizer, parser: AnswerParser) -> tuple[list[Turn], list[Any]]:

@@ -7,6 +7,7 @@ tokens. A constraint on the answer is passed in `sampling_params.structured_outp
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Annotated, Any, Final
 from uuid import uuid4
 
@@ -14,7 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from polar.scripted.answer import AnswerParser, joined
-from polar.scripted.conversation import Call, Turn
+from polar.scripted.conversation import Turn
 from polar.scripted.request import ApiError, ChatRequest, Tool, ToolFunction, decoded
 from polar.scripted.response import Generation
 from polar.scripted.tokenizer import Tokenizer
@@ -164,12 +165,9 @@ def derendered(request: DerenderRequest, parser: AnswerParser, tokenizer: Tokeni
             "role": "assistant",
             "content": text or None,
             "reasoning": whole.reasoning or None,
-            "tool_calls": [_call(call) for _, call in whole.calls],
+            "tool_calls": [
+                {"id": uuid4().hex[:16], "type": "function", "function": asdict(call)} for _, call in whole.calls
+            ],
         }
         choices.append({"index": choice.index, "message": message, "finish_reason": choice.finish_reason})
     return {"object": "chat.completion", "model": model, "choices": choices}
-
-
-def _call(call: Call) -> dict[str, Any]:
-    function = {"name": call.name, "arguments": call.arguments}
-    return {"id": uuid4().hex[:16], "type": "function", "function": function}

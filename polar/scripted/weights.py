@@ -34,7 +34,6 @@ class Weights:
 
     @property
     def name(self) -> str:
-        """The name of the weights served now."""
         return self._updates[-1][1]
 
     def update(self, name: str, at: float) -> None:

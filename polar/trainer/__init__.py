@@ -24,17 +24,15 @@ if TYPE_CHECKING:
 
 __all__ = ["Batch", "Feed", "Group", "Row", "Staleness", "TrajectoryConsumer", "drop_zero_advantage", "grpo", "pack"]
 
-_MODULES = {
-    "Batch": "packing",
-    "Feed": "feeding",
-    "Group": "groups",
-    "Row": "rows",
-    "Staleness": "staleness",
-    "TrajectoryConsumer": "consumer",
-    "drop_zero_advantage": "groups",
-    "grpo": "rows",
-    "pack": "packing",
+_NAMES = {
+    "consumer": "TrajectoryConsumer",
+    "feeding": "Feed",
+    "groups": "Group drop_zero_advantage",
+    "packing": "Batch pack",
+    "rows": "Row grpo",
+    "staleness": "Staleness",
 }
+_MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 
 def __getattr__(name: str) -> Any:

@@ -76,7 +76,6 @@ class Feed:
         self._feeding: asyncio.Task[None] | None = None
 
     def __call__(self, group: Group, counts: Counter[str]) -> Group:
-        """Note that the group came."""
         del counts  # nothing is dropped here
         self._on_loop.call(self._came(group.task_id))
         return group

@@ -62,7 +62,6 @@ class State(msgspec.Struct, frozen=True):
         return state
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON values for a checkpoint."""
         made: dict[str, Any] = msgspec.to_builtins(self, str_keys=True)
         return made
 
@@ -231,11 +230,8 @@ class Groups(Fold[Group]):
         if opened is not None and found == finished.num_samples:
             return opened.group(finished.task_id)
         self.skipped["incomplete_group"] += 1
+        counts = {"found": found, "samples": finished.num_samples}
         log.warning(
-            "a group began before reading did",
-            action="trainer.incomplete_group",
-            task=finished.task_id,
-            found=found,
-            samples=finished.num_samples,
+            "a group began before reading did", action="trainer.incomplete_group", task=finished.task_id, **counts
         )
         return None

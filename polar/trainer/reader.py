@@ -207,9 +207,8 @@ class Reader:
         except (kafka.KafkaError, TimeoutError) as error:
             log.warning("Kafka doesn't answer", action="trainer.waits", topic=self._topic, reason=repr(error))
             return None
-        return {at.partition: offset for at, offset in first.items()}, {
-            at.partition: offset for at, offset in end.items()
-        }
+        by_number = [{at.partition: offset for at, offset in offsets.items()} for offsets in (first, end)]
+        return by_number[0], by_number[1]
 
     async def _is_at_end(self) -> bool | None:
         """Whether all records on the log were read; None if no broker answers."""

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polar.trainer.advantages import Baseline, baselines
-from polar.trainer.groups import Group
+from polar.trainer.groups import Group, trained
 from topics.types.tokens import Ids, Logprobs, count
 from topics.types.trajectory import Trace, Trajectory, expand, path
 
@@ -72,13 +72,11 @@ def grpo(
 
 
 def _rows(trajectory: Trajectory, baseline: Baseline, weigh: Literal["session", "token"]) -> Iterator[Row]:
-    credited = [
-        (index, trace) for index, trace in enumerate(trajectory.traces) if trace.trains and trace.reward is not None
-    ]
-    trained = sum(count(trajectory.nodes[node].tokens) for _, trace in credited for node in trace.trains)
-    weight = 1 / trained if weigh == "session" and trained else 1.0
-    for index, trace in credited:
-        yield _row(trajectory, index, trace, baseline, weight)
+    credited = trained(trajectory)
+    tokens = sum(count(trajectory.nodes[node].tokens) for trace in credited for node in trace.trains)
+    weight = 1 / tokens if weigh == "session" and tokens else 1.0
+    for trace in credited:
+        yield _row(trajectory, trajectory.traces.index(trace), trace, baseline, weight)
 
 
 def _row(trajectory: Trajectory, index: int, trace: Trace, baseline: Baseline, weight: float) -> Row:

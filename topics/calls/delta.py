@@ -52,7 +52,7 @@ class _Strand:
         """Positions where calls end within this strand, ascending; the last is `end`."""
         self.calls: list[str] = []
         """Ids of the calls in `ends`."""
-        self._links: list[bytes] = []
+        self.block_links: list[bytes] = []
         """Hash links of the blocks that end within this strand."""
         self._buffer = np.empty(BLOCK, dtype=IDS)
 
@@ -78,11 +78,7 @@ class _Strand:
         strand = self
         while strand.parent is not None and blocks * BLOCK <= strand.start:
             strand = strand.parent
-        return strand._links[blocks - strand.start // BLOCK - 1] if blocks else b""
-
-    def chain(self, made: list[bytes]) -> None:
-        """Append the links of the next blocks."""
-        self._links.extend(made)
+        return strand.block_links[blocks - strand.start // BLOCK - 1] if blocks else b""
 
     def note(self, call_id: str, end: int) -> None:
         at = bisect_left(self.ends, end)
@@ -130,7 +126,7 @@ class PromptIndex:
                 strand.forks[shared, int(tokens[shared])] = fork
                 strand = fork
             strand.extend(tokens[shared:])
-            strand.chain(made)
+            strand.block_links += made
             self._kept += len(tokens) - shared
         strand.note(call_id, len(tokens))
         self._ends[call_id] = strand, len(tokens)

@@ -35,5 +35,4 @@ FIXED: tuple[Topic, ...] = (
 
 
 def of_pool(pool: str) -> tuple[Topic, ...]:
-    """The stage queues of one pool."""
     return tuple(stages.topic(stage, pool) for stage in Stage)

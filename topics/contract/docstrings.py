@@ -36,7 +36,6 @@ def of_topic(topic: Topic) -> str:
 
 
 def of_record(record: type[msgspec.Struct]) -> str:
-    """The record's docstring."""
     return inspect.cleandoc(record.__doc__ or "")
 
 

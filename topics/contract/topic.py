@@ -37,7 +37,6 @@ class Topic:
     """Further broker settings."""
 
     def full_name(self, namespace: str) -> str:
-        """The name on the broker."""
         return f"{namespace}.{self.name}"
 
     def broker_config(self, min_insync: int) -> dict[str, str]:

@@ -6,12 +6,12 @@ A reference is `blob:sha256/<hex>`; every reader resolves it against its own `PO
 from __future__ import annotations
 
 import hashlib
-import os
 import re
-import tempfile
 from pathlib import Path
 
 import msgspec
+
+from topics.environment import private_files
 
 REF = re.compile(r"^blob:sha256/([0-9a-f]{64})$")
 
@@ -35,16 +35,7 @@ class BlobStore:
         path = self._path(digest)
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
-            descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".")
-            try:
-                with os.fdopen(descriptor, "wb") as file:
-                    file.write(data)
-                    file.flush()
-                    os.fsync(file.fileno())
-                Path(temporary).rename(path)
-            except BaseException:
-                Path(temporary).unlink(missing_ok=True)
-                raise
+            private_files.replace(path, data, is_durable=True)
         return BlobRef(f"blob:sha256/{digest}", len(data))
 
     def get(self, ref: str) -> bytes:

@@ -216,36 +216,32 @@ def read_keys_file(path: Path) -> dict[str, str]:
 def add_key(path: Path) -> str:
     """Add a secret that verifies but doesn't sign yet; return its id. Raises as `read_keys_file` does, and OSError."""
     key_id, secret = _new_secret()
-    _write(path, {key_id: secret} | read_keys_file(path))
+    private_files.replace(path, json.dumps({key_id: secret} | read_keys_file(path)))
     return key_id
 
 
 def use_key(path: Path, key_id: str) -> None:
     """Let this secret sign from now on. Raises InputError for an unknown id, and as `add_key` does."""
-    found = read_keys_file(path)
-    _require(found, key_id)
+    found = _with_key(path, key_id)
     secret = found.pop(key_id)
-    _write(path, found | {key_id: secret})
+    private_files.replace(path, json.dumps(found | {key_id: secret}))
 
 
 def retire_key(path: Path, key_id: str) -> None:
     """Remove a secret, which invalidates keys that it signed. Raises InputError for the signing secret, and as `use_key` does."""
-    found = read_keys_file(path)
-    _require(found, key_id)
+    found = _with_key(path, key_id)
     if key_id == list(found)[-1]:
         raise InputError("key", key_id, "it signs: let another one sign first (`polar keys use`)")
     del found[key_id]
-    _write(path, found)
+    private_files.replace(path, json.dumps(found))
 
 
-def _require(found: dict[str, str], key_id: str) -> None:
+def _with_key(path: Path, key_id: str) -> dict[str, str]:
+    found = read_keys_file(path)
     if key_id not in found:
         raise InputError("key", key_id, f"no such key; there are: {', '.join(found)}")
+    return found
 
 
 def _new_secret() -> tuple[str, str]:
     return secrets.token_hex(4), secrets.token_urlsafe(32)
-
-
-def _write(path: Path, found: dict[str, str]) -> None:
-    private_files.replace(path, json.dumps(found))

@@ -1,4 +1,4 @@
-"""Files that hold secrets: mode 0600 from their first byte on, so that no other user ever reads one."""
+"""Files with mode 0600 from their first byte on, so that no other user ever reads one: secrets, and tasks' data."""
 
 from __future__ import annotations
 
@@ -18,13 +18,19 @@ def create(path: Path, text: str) -> None:
         file.write(text)
 
 
-def replace(path: Path, text: str, mode: int = 0o600) -> None:
-    """Write a file, or replace one: a reader sees the old text or the new one, whole. `mode`: its permissions."""
+def replace(path: Path, content: str | bytes, mode: int = 0o600, *, is_durable: bool = False) -> None:
+    """Write a file, or replace one: a reader sees the old content or the new one, whole. `mode`: its permissions.
+
+    `is_durable`: sync the content before the file appears.
+    """
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # mode 0600
     try:
-        with os.fdopen(descriptor, "w") as file:
-            file.write(text)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
             os.fchmod(descriptor, mode)
+            if is_durable:
+                file.flush()
+                os.fsync(descriptor)
         os.replace(temporary, path)  # noqa: PTH105 - mkstemp returns a string
     except BaseException:
         Path(temporary).unlink()

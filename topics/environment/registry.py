@@ -35,7 +35,6 @@ def _installed(kind: Kind) -> dict[str, EntryPoint]:
 
 
 def names(kind: Kind) -> list[str]:
-    """Names of the installed plug-ins, sorted."""
     return sorted(_installed(kind))
 
 

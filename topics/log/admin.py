@@ -75,16 +75,10 @@ async def apply(
         existing = await _leaders(settings, admin, list(wanted))
         for name, leaders in existing.items():
             _check_partitions(wanted[name], name, len(leaders), embedded)
-        created.extend(name for name in wanted if name not in existing)
-        await _create(
-            settings,
-            admin,
-            {
-                name: (topic.partition_count(embedded), replication, configs[name])
-                for name, topic in wanted.items()
-                if name not in existing
-            },
-        )
+        missing = {name: topic for name, topic in wanted.items() if name not in existing}
+        created.extend(missing)
+        parts = {name: topic.partition_count(embedded) for name, topic in missing.items()}
+        await _create(settings, admin, {name: (count, replication, configs[name]) for name, count in parts.items()})
         altered.extend(await _alter(settings, admin, {name: configs[name] for name in existing}))
 
     await _retried(settings, bring_in_line, reach_s)
@@ -192,16 +186,15 @@ async def _create(
     if not missing:
         return
     answer = await admin.create_topics([kafka.new_topic(name, *how) for name, how in missing.items()])
-    for name, code, message in (
-        (e["topic"], e["error_code"], e["error_message"]) for e in answer.to_object()["topic_errors"]
-    ):
+    for error in answer.to_object()["topic_errors"]:
+        name, code = error["topic"], error["error_code"]
         if code == TOO_FEW_BROKERS:
             reason = f"more copies than this Kafka has brokers for {name}; set POLAR_REPLICATION, and POLAR_MIN_INSYNC"
             raise InputError("POLAR_REPLICATION", missing[name][1], reason)
         _require_authorized(settings, name, code)
         # Another process may have been first.
         if code not in (OK, TOPIC_EXISTS):
-            raise InputError(name, code, f"{REFUSED}{message}")
+            raise InputError(name, code, f"{REFUSED}{error['error_message']}")
     while True:
         leaders = await _leaders(settings, admin, list(missing))
         if leaders.keys() == missing.keys() and all(found and min(found) >= 0 for found in leaders.values()):

@@ -83,40 +83,28 @@ def is_retriable(error: KafkaError) -> bool:
 class Record(Protocol):
     """A consumed record (aiokafka's ConsumerRecord)."""
 
-    @property
-    def topic(self) -> str: ...
-    @property
-    def partition(self) -> int: ...
-    @property
-    def offset(self) -> int: ...
-    @property
-    def timestamp(self) -> int:
-        """Unix ms; the broker's clock on topics with LogAppendTime."""
-
-    @property
-    def key(self) -> bytes | None: ...
-    @property
-    def value(self) -> bytes | None:
-        """None for a tombstone."""
-
-    @property
-    def headers(self) -> Headers: ...
+    topic: str
+    partition: int
+    offset: int
+    timestamp: int
+    """Unix ms; the broker's clock on topics with LogAppendTime."""
+    key: bytes | None
+    value: bytes | None
+    """None for a tombstone."""
+    headers: Headers
 
 
 class RecordMetadata(Protocol):
     """Position of an acknowledged record."""
 
-    @property
-    def partition(self) -> int: ...
-    @property
-    def offset(self) -> int: ...
+    partition: int
+    offset: int
 
 
 class OffsetAndTime(Protocol):
     """The first record at or after a time."""
 
-    @property
-    def offset(self) -> int: ...
+    offset: int
 
 
 class Client(Protocol):
@@ -290,14 +278,12 @@ def admin(settings: Settings) -> Admin:
 
 def new_topic(name: str, partitions: int, replication: int, config: Mapping[str, str]) -> object:
     """Argument for `Admin.create_topics`."""
-    made: object = NewTopic(name, partitions, replication, topic_configs=dict(config))
-    return made
+    return NewTopic(name, partitions, replication, topic_configs=dict(config))
 
 
 def topic_config(name: str, config: Mapping[str, str] | None = None) -> object:
     """Argument for `Admin.alter_configs` with all settings of a topic; without `config`, for `Admin.describe_configs`."""
-    made: object = ConfigResource(ConfigResourceType.TOPIC, name, None if config is None else dict(config))
-    return made
+    return ConfigResource(ConfigResourceType.TOPIC, name, None if config is None else dict(config))
 
 
 C = TypeVar("C", bound=Client)

@@ -24,7 +24,6 @@ class Leases:
         return worker_id in self._renewed
 
     def worker_ids(self) -> frozenset[str]:
-        """Worker ids with a lease."""
         return frozenset(self._renewed)
 
     def tick(self, append_ms: int) -> list[str]:

@@ -205,7 +205,7 @@ class PartitionOwner:
             self._tasks[partition] = asyncio.create_task(self._own(partition), name=name)
 
     async def _own(self, partition: int) -> None:
-        failures = 0
+        failures, at = 0, {"group": self._group, "partition": partition}
         while True:
             began = time.monotonic()
             producer = FencedProducer(self._settings, f"{self._group}.{partition}")
@@ -215,9 +215,7 @@ class PartitionOwner:
             except (OwnershipLostError, kafka.KafkaError) as lost:
                 if (refused := refusal(self._settings, lost.__cause__ or lost)) is not None:
                     raise refused from None
-                log.warning(
-                    "partition lost", action="owner.lost", group=self._group, partition=partition, why=str(lost)
-                )
+                log.warning("partition lost", action="owner.lost", **at, why=str(lost))
             except KafkaRefusedError:
                 raise
             except asyncio.CancelledError:
@@ -225,14 +223,10 @@ class PartitionOwner:
                 if task is None or task.cancelling():
                     raise
                 # A library's own cancellation escaped; a keeper must not end unnoticed.
-                log.warning(
-                    "partition failed", action="owner.failed", group=self._group, partition=partition, why="cancelled"
-                )
+                log.warning("partition failed", action="owner.failed", **at, why="cancelled")
             except Exception as error:
                 # State and producer are made anew after any error; a keeper never ends the process.
-                log.exception(
-                    "partition failed", action="owner.failed", group=self._group, partition=partition, why=str(error)
-                )
+                log.exception("partition failed", action="owner.failed", **at, why=str(error))
             finally:
                 await producer.stop()
             failures = 1 if time.monotonic() - began > COMMIT_DEADLINE_S else failures + 1

@@ -105,15 +105,13 @@ class ProducerGenerations:
                     await producer.start()
                     self._was_connected = True
                     return ProducerGeneration(producer)
-            except (kafka.KafkaError, OSError, TimeoutError) as error:
+            except BaseException as error:
+                await kafka.stop(producer, 0.0)
+                if not isinstance(error, kafka.KafkaError | OSError | TimeoutError):
+                    raise
                 refused = refusal(self._settings, error) or await connection_refusal(self._settings)
                 self.trouble = str(refused or repr(error))
                 if refused is not None and not self._was_connected:
-                    await kafka.stop(producer, 0.0)
                     raise refused from None
                 log.info("no broker", action="producer.no_broker", reason=self.trouble)
-                await kafka.stop(producer, 0.0)
-            except BaseException:
-                await kafka.stop(producer, 0.0)
-                raise
             await asyncio.sleep(RETRY_S)

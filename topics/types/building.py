@@ -15,18 +15,9 @@ from topics.types.errors import InputError
 from topics.types.session import Status
 
 Kind = Literal[
-    "main",
-    "subagent",
-    "compaction",
-    "prewarm",
-    "title",
-    "summary",
-    "router",
-    "next_speaker",
-    "commit_message",
-    "web_search",
+    "main", "subagent", "compaction", "prewarm", "title", "summary", "router", "next_speaker", "commit_message", "web_search",
     "quota",
-]
+]  # fmt: skip
 """All kinds of call, as the proxy's rules (`proxy/call_kinds.py`) assign them."""
 TRAINED: tuple[Kind, ...] = ("main", "subagent", "compaction")
 """Kinds of call that are trained: main work, sub-agents, and the summaries that work continues from. The others are side calls."""
@@ -79,11 +70,16 @@ def options(builder: str, config: Mapping[str, Any]) -> Options:
     try:
         return known.model_validate(dict(config))
     except ValidationError as error:
-        wrong = error.errors()
-        first = next((one for one in wrong if one["type"] == "extra_forbidden"), wrong[0])
+        first = first_error(error)
         field = ".".join((FIELD, *map(str, first["loc"])))
         reason = first["msg"]
         if first["type"] == "extra_forbidden":
             there_are = ", ".join(sorted((Filters if len(first["loc"]) > 1 else known).model_fields))
             reason = f"no such setting of this builder; there are: {there_are}"
         raise InputError(field, first["input"], reason) from None
+
+
+def first_error(error: ValidationError) -> Any:
+    """The error to report: an unknown field first, since it may be a misspelt one, which then is missing."""
+    wrong = error.errors()
+    return next((one for one in wrong if one["type"] == "extra_forbidden"), wrong[0])

@@ -189,5 +189,4 @@ def session_id_of(task_id: str, sample_index: int) -> str:
 
 
 def task_id_of(session_id: str) -> str:
-    """The task of a session id."""
     return session_id.rpartition(".")[0]

@@ -97,6 +97,20 @@ class PrepareAction(Part):
         return self
 
 
+SANDBOX_FIELDS = (
+    "image",
+    "network",
+    "allow_internet",
+    "cpus",
+    "memory_mb",
+    "storage_mb",
+    "gpus",
+    "eval_prepare",
+    "kwargs",
+)
+"""Fields of `RuntimeSpec` that a plain process can't enforce."""
+
+
 class RuntimeSpec(Part):
     """The sandbox of a session."""
 
@@ -122,19 +136,9 @@ class RuntimeSpec(Part):
         """Reject limits that a plain process can't enforce."""
         if self.backend != "process":
             return self
-        limits = {
-            "image": self.image,
-            "network": None if self.network == "host" else self.network,
-            "allow_internet": None if self.allow_internet else False,
-            "cpus": self.cpus,
-            "memory_mb": self.memory_mb,
-            "storage_mb": self.storage_mb,
-            "gpus": self.gpus or None,
-            "eval_prepare": self.eval_prepare,
-            "kwargs": self.kwargs or None,
-        }
-        for name, value in limits.items():
-            if value is not None:
+        for name in SANDBOX_FIELDS:
+            value = getattr(self, name)
+            if value != type(self).model_fields[name].default and (name, value) != ("network", "host"):
                 raise ValueError(f"{name}={value!r} can't be kept by runtime.backend 'process'; leave {name} out")
         return self
 
@@ -357,14 +361,13 @@ def body_hash(canonical: bytes) -> str:
 def parse(body: object) -> TaskRequest:
     """A TaskRequest from decoded JSON or YAML, with its names checked.
 
-    Raises InputError for the first error. An unknown field comes first: it may be a misspelt one, which then is missing.
+    Raises InputError for the first error.
     """
     try:
         task = TaskRequest.model_validate(body)
     except ValidationError as error:
-        wrong = error.errors()
-        first = next((one for one in wrong if one["type"] == "extra_forbidden"), wrong[0])
-        field = ".".join(str(part) for part in first["loc"]) or "task"
+        first = building.first_error(error)
+        field = ".".join(map(str, first["loc"])) or "task"
         reason = first["msg"].removeprefix("Value error, ")
         if first["type"] == "extra_forbidden":
             reason = "no such field; is it misspelt?"

@@ -63,7 +63,6 @@ class Log:
 
 
 def assemble(task: TaskState, session: SessionState, log: Log, trajectory: Trajectory | None) -> Story:
-    """The story as these tell it."""
     records = list(log.calls.values())
     judged = {call.call_id: call for call in trajectory.calls} if trajectory else {}
     lost = [call for call in judged.values() if call.call_id not in log.calls]

@@ -51,7 +51,6 @@ def document(story: Story, settings: Settings, *, with_texts: bool) -> dict[str,
 
 
 def call_document(story: CallStory) -> dict[str, Any]:
-    """One call as a JSON document."""
     call = story.call
     return {
         "number": story.number,

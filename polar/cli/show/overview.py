@@ -128,7 +128,6 @@ def in_tree_order(calls: list[CallStory]) -> Iterator[tuple[CallStory, int]]:
 
 
 def draw_traces(page: Page, story: Story) -> None:
-    """The session's traces."""
     page.heading("Traces")
     trajectory = story.trajectory
     if trajectory is None:

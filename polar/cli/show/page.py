@@ -37,7 +37,6 @@ class Page:
         self._put(Text(escaped(words), "bold"))
 
     def line(self, *parts: Part, indent: int = 0) -> None:
-        """One line, its parts side by side."""
         line = Text(no_wrap=False)
         for part in parts:
             words, style = (part, "") if isinstance(part, str) else part
@@ -45,7 +44,6 @@ class Page:
         self._wrapped(line, indent)
 
     def block(self, text: str, *, indent: int = INDENT, style: str = "") -> None:
-        """The whole text, line by line."""
         for line in escaped(text).split("\n"):
             self._wrapped(Text(line, style), indent)
 

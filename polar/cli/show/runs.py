@@ -36,7 +36,6 @@ class Run:
 
 
 def runs(trajectory: Trajectory, trace: Trace) -> list[Run]:
-    """The trace's tokens, in order."""
     trained = set(trace.trains)
     before = trajectory.traces[: trajectory.traces.index(trace)]
     repeated = {index for earlier in before for index in path(trajectory, earlier.leaf)}

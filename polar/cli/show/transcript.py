@@ -48,7 +48,6 @@ def draw_transcript(page: Page, story: Story) -> None:
 
 
 def draw_call(page: Page, story: Story, told: CallStory) -> None:
-    """One call: its whole request and answer."""
     call, record = told.call, told.record
     page.line((f"call {told.number}", "bold"), f"  {call.call_id}  {call.outcome}")
     facts = {
@@ -146,7 +145,6 @@ class _Drawer:
             self.unanswered(call)
 
     def unanswered(self, call: CallStory) -> None:
-        """A call without an answer, and why."""
         error = call.record.error if call.record else None
         why = f": {error.code}" if error else ""
         status = f" (HTTP {error.status})" if error and error.status else ""
