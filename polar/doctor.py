@@ -60,7 +60,7 @@ class Finding:
 
 
 def machine(data: Path) -> Iterator[Finding]:
-    yield _python()
+    yield Finding("python", State.GOOD, f"{platform.python_version()} at {sys.executable}")
     yield _kernel()
     yield _memory()
     yield _disk(data)
@@ -134,10 +134,6 @@ def harnesses() -> Iterator[Finding]:
         else:
             what, registry_url = f"its first use downloads {cli.version} ({cli.megabytes} MB)", cli.registry_url()
             yield _fetchable(name, what, registry_url) if "://" in registry_url else Finding(name, State.LATER, what)
-
-
-def _python() -> Finding:
-    return Finding("python", State.GOOD, f"{platform.python_version()} at {sys.executable}")
 
 
 def _kernel() -> Finding:

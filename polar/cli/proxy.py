@@ -73,7 +73,9 @@ def proxy(
     process.log_events()
     advertised = _advertised(advertise, processes)
     require_address(host, advertised)
-    found = _settings(data, engine_urls or [], model, mode, announce=note if peer_port is None else _ignore)
+    # Only one of several processes announces what it found.
+    announce = note if peer_port is None else lambda _: None
+    found = _settings(data, engine_urls or [], model, mode, announce=announce)
     calls, controls = (
         Binding(*at, shared=peer_port is not None) for at in ((host, port), (control_host, control_port))
     )
@@ -120,10 +122,6 @@ def _advertised(url: str | None, processes: int) -> str | None:
     if processes > 1 and port is not None:
         raise InputError("--advertise", url, "each of several processes has its own port: leave the port out")
     return url.rstrip("/")
-
-
-def _ignore(line: str) -> None:
-    """Only one of several processes announces this."""
 
 
 def _settings(

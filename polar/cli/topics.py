@@ -12,6 +12,7 @@ import typer
 
 from polar.cli.options import Data, Format, Output
 from polar.cli.output import print_json, show
+from topics.contract.topic import duration
 from topics.environment import settings
 from topics.types.errors import InputError
 
@@ -153,15 +154,6 @@ def _principal(value: str) -> tuple[str, str]:
 
 
 def _cells(name: str, partitions: int, records: int, config: dict[str, str]) -> list[object]:
-    kept = (
-        f"delete after {_span(int(config['retention.ms']))}"
-        if "retention.ms" in config
-        else config.get("cleanup.policy")
-    )
+    retention = config.get("retention.ms")
+    kept = config.get("cleanup.policy") if retention is None else f"delete after {duration(int(retention))}"
     return [name, partitions, records, kept]
-
-
-def _span(ms: int) -> str:
-    """`7 d`, or `1 h` for less than a day."""
-    hours = ms / 3_600_000
-    return f"{hours / 24:g} d" if hours >= 24 else f"{hours:g} h"

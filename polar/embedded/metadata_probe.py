@@ -62,7 +62,7 @@ def _unverified() -> ssl.SSLContext:
 
 
 def _log_in(connection: socket.socket, password: str) -> None:
-    _ask(connection, SASL_HANDSHAKE, 1, _string("PLAIN"))
+    _ask(connection, SASL_HANDSHAKE, 1, struct.pack(">h", 5) + b"PLAIN")
     token = f"\0{NODE_USER}\0{password}".encode()
     _ask(connection, SASL_AUTHENTICATE, 0, struct.pack(">i", len(token)) + token)
 
@@ -103,10 +103,6 @@ def _exactly(connection: socket.socket, count: int) -> bytes:
             raise EOFError("the broker closed the connection")
         found += more
     return found
-
-
-def _string(text: str) -> bytes:
-    return struct.pack(">h", len(text)) + text.encode()
 
 
 class _Reader:

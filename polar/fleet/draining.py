@@ -13,7 +13,7 @@ from topics import control
 from topics.control import Drain
 from topics.log.producer import LogProducer, UnacknowledgedError
 from topics.types.errors import InputError, NotReadyError
-from topics.types.session import Phase, SessionState
+from topics.types.session import Phase
 
 SEND_S = 30.0
 """Deadline of one acknowledgement, and of reading the heartbeats there are."""
@@ -50,7 +50,9 @@ async def until_drained(
     report = _Report(progress)
 
     def active() -> int:
-        rows = sum(_is_active(row) for rows in table.sessions.values() for row in rows.values())
+        sessions = [row for rows in table.sessions.values() for row in rows.values()]
+        # A ticket that is out will be claimed, or no longer counts after 10 s.
+        rows = sum(row.phase in ACTIVE or row.ticket_released_at is not None for row in sessions)
         claims = sum(len(slots.claims) for beat in watch.processes.live.values() for slots in beat.stages)
         return max(rows, claims)
 
@@ -100,8 +102,3 @@ async def drain_processes(
     except TimeoutError:
         remaining = ", ".join(sorted(live.keys() & set(names)))
         raise DrainTimeoutError(f"{remaining} still live after {deadline_s:g} s; they continue to drain") from None
-
-
-def _is_active(row: SessionState) -> bool:
-    """True also with a ticket out: it will be claimed, or no longer counts after 10 s."""
-    return row.phase in ACTIVE or row.ticket_released_at is not None

@@ -119,8 +119,9 @@ class Reader:
             if not is_idle and not is_due and now - checked < CHECK_S:
                 continue
             checked = now
-            if (is_at_end := await self._is_at_end()) is not None:
+            if (bounds := await self._bounds()) is not None:
                 answered = loop.time()
+                is_at_end = all(self.positions[number] >= end for number, end in bounds[1].items())
                 if is_at_end and (is_due or is_idle):
                     return is_due
             elif now - answered > self._outage_s:
@@ -209,11 +210,6 @@ class Reader:
             return None
         by_number = [{at.partition: offset for at, offset in offsets.items()} for offsets in (first, end)]
         return by_number[0], by_number[1]
-
-    async def _is_at_end(self) -> bool | None:
-        """Whether all records on the log were read; None if no broker answers."""
-        bounds = await self._bounds()
-        return None if bounds is None else all(self.positions[number] >= end for number, end in bounds[1].items())
 
     async def _stop_polling(self) -> None:
         polling, self._polling = self._polling, None

@@ -28,7 +28,8 @@ def document(namespace: str) -> dict[str, Any]:
         properties = schemas[record.__name__].get("properties", {})
         for field, note in docstrings.of_fields(record).items():
             properties[field] = _noted(properties[field], note)
-    schemas |= _task_schemas()
+    task = TaskRequest.model_json_schema(ref_template=REF.replace("{name}", "{model}"))
+    schemas |= {**task.pop("$defs", {}), "TaskRequest": task}
     return {
         "asyncapi": "3.0.0",
         "info": {
@@ -40,7 +41,7 @@ def document(namespace: str) -> dict[str, Any]:
         "defaultContentType": MSGPACK,
         "channels": {name: _channel(f"{namespace}.{name}", topic) for name, topic in topics.items()},
         "operations": {
-            f"{action}_{name}": {"action": action, "channel": {"$ref": f"#/channels/{_pointer(name)}"}, "summary": who}
+            f"{action}_{name}": {"action": action, "channel": {"$ref": f"#/channels/{name}"}, "summary": who}
             for name, topic in topics.items()
             for action, who in (("send", topic.writers), ("receive", topic.readers))
         },
@@ -87,14 +88,3 @@ def _configuration(topic: Topic) -> dict[str, Any]:
 def _noted(schema: dict[str, Any], note: str) -> dict[str, Any]:
     # AsyncAPI uses JSON Schema 7, where keys beside a `$ref` are ignored.
     return {"allOf": [schema], "description": note} if "$ref" in schema else schema | {"description": note}
-
-
-def _task_schemas() -> dict[str, Any]:
-    """Schemas of TaskRequest and its parts."""
-    schema = TaskRequest.model_json_schema(ref_template=REF.replace("{name}", "{model}"))
-    return {**schema.pop("$defs", {}), "TaskRequest": schema}
-
-
-def _pointer(name: str) -> str:
-    """A name within a JSON pointer (RFC 6901)."""
-    return name.replace("~", "~0").replace("/", "~1")

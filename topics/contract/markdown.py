@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from topics.contract import docstrings
-from topics.contract.topic import DAY_MS, HOUR_MS, MIB, Topic
+from topics.contract.topic import MIB, Topic, duration
 
 HEAD = """\
 # Events
@@ -36,7 +36,7 @@ def page(namespace: str) -> str:
 
 
 def _facts(topic: Topic) -> Iterator[str]:
-    kept = "compacted" if topic.retention_ms is None else f"kept {_span(topic.retention_ms)}"
+    kept = "compacted" if topic.retention_ms is None else f"kept {duration(topic.retention_ms)}"
     together = ", co-partitioned by task id" if topic.copartitioned else ""
     partitions = f"{topic.partitions} partitions ({topic.embedded_partitions} embedded){together}"
     yield f"- key: {topic.key}"
@@ -54,7 +54,3 @@ def _record(record: type[msgspec.Struct], heading: str) -> Iterable[str]:
         optional = "" if field.required else ", may be missing"
         yield f"| `{field.encode_name}` | {words}{optional} | {notes.get(field.encode_name, '').replace('|', '&#124;')} |"
     yield ""
-
-
-def _span(ms: int) -> str:
-    return f"{ms // DAY_MS} d" if ms >= DAY_MS else f"{ms // HOUR_MS} h"

@@ -59,3 +59,8 @@ class Topic:
 
     def partition_count(self, embedded: bool) -> int:
         return self.embedded_partitions if embedded else self.partitions
+
+
+def duration(ms: int) -> str:
+    """`7 d`, or `1 h` for less than a day."""
+    return f"{ms / DAY_MS:g} d" if ms >= DAY_MS else f"{ms / HOUR_MS:g} h"

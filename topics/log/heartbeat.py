@@ -140,7 +140,9 @@ class HeartbeatSender:
                     producer = None
             if last:
                 break
-            await self._pause(began, RETRY_S if producer is None else INTERVAL_S)
+            pause_s = RETRY_S if producer is None else INTERVAL_S
+            await first_done(self._wake, timeout_s=began + pause_s - time.monotonic())
+            await asyncio.sleep(began + LEAST_GAP_S - time.monotonic())
         if producer is not None:
             await kafka.stop(producer, STOP_S)
 
@@ -174,11 +176,6 @@ class HeartbeatSender:
         is_first, self._acknowledged_at = self._acknowledged_at is None, time.monotonic()
         if is_first:
             self._tell(self._main, self._first.set)
-
-    async def _pause(self, began: float, interval_s: float) -> None:
-        """Wait for a change, at most `interval_s` and at least 0.1 s after `began`."""
-        await first_done(self._wake, timeout_s=began + interval_s - time.monotonic())
-        await asyncio.sleep(began + LEAST_GAP_S - time.monotonic())
 
     @staticmethod
     def _tell(loop: asyncio.AbstractEventLoop | None, what: Callable[[], object]) -> None:

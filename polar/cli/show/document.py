@@ -23,7 +23,7 @@ from topics.environment.blobs import BlobStore
 from topics.environment.settings import Settings
 from topics.types.completion import Completion
 from topics.types.errors import NotReadyError
-from topics.types.tokens import Logprobs, unpack_ids, unpack_logprobs
+from topics.types.tokens import unpack_ids, unpack_logprobs
 from topics.types.trajectory import ROOT, Trace, Trajectory
 
 PLAN = "harness builder mode output"
@@ -80,7 +80,7 @@ def _record(record: Completion) -> dict[str, Any]:
         "shared_tokens": record.prompt.shared,
         "prompt_rest": unpack_ids(record.prompt.rest).tolist(),
         "sampled": unpack_ids(record.sampled).tolist(),
-        "logprobs": _finite(unpack_logprobs(record.logprobs)),
+        "logprobs": [one if math.isfinite(one) else None for one in unpack_logprobs(record.logprobs).tolist()],
         "logprobs_mode": record.logprobs_mode,
     }
 
@@ -116,10 +116,6 @@ def _run(run: Run) -> dict[str, Any]:
 
 def _index(message: int) -> int | None:
     return None if message == ROOT else message
-
-
-def _finite(logprobs: Logprobs) -> list[float | None]:
-    return [value if math.isfinite(value) else None for value in logprobs.tolist()]
 
 
 def written(found: dict[str, Any]) -> str:

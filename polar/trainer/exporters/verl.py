@@ -109,13 +109,14 @@ def _tensors(
 
 def _fits(trajectory: Trajectory, segment: Segment, prompt_length: int, response_length: int) -> bool:
     """True; raises InputError for a longer row, since verl would cut it silently."""
-    lengths = {"prompt_length": (prompt_length, segment.prompt_length)}
-    lengths["response_length"] = (response_length, len(segment))
-    for name, (allowed, length) in lengths.items():
+    lengths = (
+        ("prompt_length", prompt_length, segment.prompt_length),
+        ("response_length", response_length, len(segment)),
+    )
+    for name, allowed, length in lengths:
         if length > allowed:
-            raise InputError(
-                name, allowed, f"{trajectory.session_id}, trace {segment.index}, has {length} tokens there"
-            )
+            reason = f"{trajectory.session_id}, trace {segment.index}, has {length} tokens there"
+            raise InputError(name, allowed, reason)
     return True
 
 
@@ -147,6 +148,7 @@ def _names(rows: Sequence[tuple[Trajectory, Segment]], unknown_version: int | No
 
 def _output(trajectory: Trajectory, segment: Segment, unknown_version: int | None) -> dict[str, Any]:
     names = {"session_id": trajectory.session_id, "trace": segment.index}
+    generating_s = sum(call.completed_at - call.received_at for call in segment.calls) / 1000
     return {
         "prompt_ids": segment.prompt_ids,
         "response_ids": segment.response_ids,
@@ -154,7 +156,7 @@ def _output(trajectory: Trajectory, segment: Segment, unknown_version: int | Non
         "response_logprobs": segment.response_logprobs,
         "reward_score": segment.reward,
         "num_turns": _turns(segment),
-        "metrics": {"generate_sequences": _generating_s(segment), "tool_calls": 0.0, "num_preempted": -1},
+        "metrics": {"generate_sequences": generating_s, "tool_calls": 0.0, "num_preempted": -1},
         # verl reads it from the last output of a rollout that has a reward.
         "extra_fields": {"reward_extra_info": {}, **_steps(trajectory, segment, unknown_version), **names},
     }
@@ -163,10 +165,6 @@ def _output(trajectory: Trajectory, segment: Segment, unknown_version: int | Non
 def _turns(segment: Segment) -> int:
     """The number of turns: the prompt or an observation before each call, and the call's answer."""
     return 2 * len(segment.calls)
-
-
-def _generating_s(segment: Segment) -> float:
-    return sum(call.completed_at - call.received_at for call in segment.calls) / 1000
 
 
 def _steps(trajectory: Trajectory, segment: Segment, unknown_version: int | None) -> dict[str, int]:
