@@ -3,8 +3,6 @@
 A finding is about one thing. `later` is what the first use fetches by itself.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import importlib.util

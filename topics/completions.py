@@ -5,8 +5,6 @@ transactional). Read by the builder, analytics and recovering proxies. Key: sess
 order.
 """
 
-from __future__ import annotations
-
 import msgspec
 
 from topics.contract.codec import Codec

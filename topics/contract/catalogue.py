@@ -1,7 +1,5 @@
 """All topics, for creation, listing and docs."""
 
-from __future__ import annotations
-
 from topics import (
     completions,
     control,

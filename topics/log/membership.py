@@ -3,8 +3,6 @@
 What a member does with its partitions is the caller's.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any

@@ -4,8 +4,6 @@ A failed authorization has an error code of its own. A refused login or certific
 reason: `connection_refusal` connects once more to learn it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import ssl
 

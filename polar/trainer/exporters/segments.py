@@ -3,8 +3,6 @@
 The response begins with the first trained token.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 
