@@ -4,10 +4,10 @@ A finding is about one thing. `later` is what the first use fetches by itself.
 """
 
 import asyncio
-import contextlib
 import importlib.util
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -63,12 +63,10 @@ def machine(data: Path) -> Iterator[Finding]:
     yield _memory()
     yield _disk(data)
     yield _folder(data)
-    git = shutil.which("git")
-    yield (
-        Finding("git", State.GOOD, git)
-        if git
-        else Finding("git", State.BAD, "not found", "install git: tasks start from repositories")
-    )
+    if git := shutil.which("git"):
+        yield Finding("git", State.GOOD, git)
+    else:
+        yield Finding("git", State.BAD, "not found", "install git: tasks start from repositories")
 
 
 def installed() -> Iterator[Finding]:
@@ -143,15 +141,14 @@ def _kernel() -> Finding:
 
 
 def _memory() -> Finding:
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                free_mb = int(line.split()[1]) // 1024
-                said = f"{free_mb} MB available"
-                if free_mb >= MEMORY_MB:
-                    return Finding("memory", State.GOOD, said)
-                return Finding("memory", State.BAD, said, f"`polar up` with some harnesses wants {MEMORY_MB} MB")
-    return Finding("memory", State.LATER, "not known here")
+    meminfo = Path("/proc/meminfo")
+    found = re.search(r"^MemAvailable: +(\d+) kB", meminfo.read_text() if meminfo.exists() else "", re.MULTILINE)
+    if found is None:
+        return Finding("memory", State.LATER, "not known here")
+    said = f"{int(found[1]) // 1024} MB available"
+    if int(found[1]) // 1024 >= MEMORY_MB:
+        return Finding("memory", State.GOOD, said)
+    return Finding("memory", State.BAD, said, f"`polar up` with some harnesses wants {MEMORY_MB} MB")
 
 
 def _disk(data: Path) -> Finding:
@@ -159,9 +156,7 @@ def _disk(data: Path) -> Finding:
     said = f"{left // disk.MIB} MB free at {data.absolute()}"
     if left < disk.NEEDED:
         return Finding("disk", State.BAD, said, "make room, or choose another data folder (--data)")
-    if left < disk.COMFORTABLE:
-        return Finding("disk", State.GOOD, said + "; enough for small runs")
-    return Finding("disk", State.GOOD, said)
+    return Finding("disk", State.GOOD, said if left >= disk.COMFORTABLE else f"{said}; enough for small runs")
 
 
 def _folder(data: Path) -> Finding:
@@ -220,9 +215,8 @@ async def _kafka(settings: Settings) -> Finding:
         async with asyncio.timeout(RUN_S):
             topics = await admin.listing(settings)
     except (NotReadyError, TimeoutError) as error:
-        return Finding(
-            "broker", State.BAD, str(error) or "no answer", "is it up? POLAR_KAFKA names it; `polar up` starts one"
-        )
+        todo = "is it up? POLAR_KAFKA names it; `polar up` starts one"
+        return Finding("broker", State.BAD, str(error) or "no answer", todo)
     return Finding("broker", State.GOOD, f"{settings.bootstrap} answers; {len(topics)} topics of {settings.namespace}")
 
 

@@ -128,7 +128,6 @@ class Lake:
         return self.folder / table / file.name
 
     def versions(self) -> list[int]:
-        """The versions of existing manifests, ascending."""
         try:
             there = [path for path in self._manifests.iterdir() if path.suffix == ".json"]
         except FileNotFoundError:

@@ -27,8 +27,6 @@ SPANS = pa.list_(pa.struct([("version", INT), ("start", INT), ("end", INT)]))
 
 @dataclass(frozen=True)
 class Column:
-    """One column of a table."""
-
     name: str
     type: Any
     """A pyarrow DataType: pyarrow ships no types."""
@@ -70,11 +68,7 @@ POLICY = (
         "where weights changed within the answer: which sampled its tokens `[start, end)`; empty, and null in older files: "
         "`policy_version` is every token's",
     ),
-    Column(
-        "realigned",
-        INT,
-        "tokens of the prompt that stand as they were sampled where the engine rendered them otherwise",
-    ),
+    Column("realigned", INT, "prompt tokens kept as they were sampled, where the engine rendered them otherwise"),
 )
 """Of a call."""
 
@@ -153,23 +147,13 @@ COMPLETIONS = Table(
         Column("error_code", TEXT, "why there is no answer; null: there is one"),
         Column("error_message", TEXT, "for people"),
         Column("error_status", INT, "the engine's HTTP status, where there was one"),
-        Column(
-            "choice",
-            INT,
-            "which of the answers that one request asked for (OpenAI's n), from 0; null: written by an older Polar",
-        ),
+        Column("choice", INT, "index among the answers to one request (OpenAI's n); null: from an older Polar"),
         Column("stored_from", INT, "the first message that a call which continues this one inherits; null: none may"),
         *POLICY,
         Column("stop_sequence", TEXT, "the stop string that ended the answer; null: none did"),
         Column("reasoning_effort", TEXT, "as asked for; null: not said"),
-        Column(
-            "tool_choice", TEXT, "`none`, or `function:` and the only tool that may be called; null: the model chose"
-        ),
-        Column(
-            "unsaid_calls",
-            INT,
-            "calls of tools that were sampled and that the harness, which takes one at a time, wasn't told of",
-        ),
+        Column("tool_choice", TEXT, "`none`, or `function:` and the only callable tool; null: the model chose"),
+        Column("unsaid_calls", INT, "sampled tool calls not sent to the harness, which takes one at a time"),
     ),
 )
 DISOWNED = Table(

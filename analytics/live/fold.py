@@ -30,8 +30,6 @@ MESSAGE_LIMIT = 500
 
 
 class StageLoad(msgspec.Struct, frozen=True):
-    """One stage of one pool."""
-
     stage: Stage
     pool: str
     workers: int

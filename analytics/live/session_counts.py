@@ -25,8 +25,6 @@ K = TypeVar("K")
 
 
 class Group(msgspec.Struct, frozen=True):
-    """One task's samples."""
-
     task_id: str
     num_samples: int
     ended: int

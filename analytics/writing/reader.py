@@ -56,7 +56,6 @@ class LogReader:
         return {partition: await self._consumer.position(partition) for partition in self._partitions}
 
     async def stop(self) -> None:
-        """Disconnect, within `STOP_S`."""
         await kafka.stop(self._consumer, STOP_S)
 
     def name(self, source: kafka.TopicPartition) -> Partition:

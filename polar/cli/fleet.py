@@ -33,8 +33,6 @@ policy_app = typer.Typer(no_args_is_help=True, help="Publish or show the policy 
 
 
 class InFlight(StrEnum):
-    """The fate of model calls in flight."""
-
     FINISH = "finish"
     ABORT = "abort"
 

@@ -29,8 +29,6 @@ EngineMode = Annotated[
 
 
 class Format(StrEnum):
-    """How results are written."""
-
     TABLE = "table"
     JSON = "json"
 

@@ -13,8 +13,6 @@ SHAPE = re.compile(r"(?P<task>[A-Za-z0-9][A-Za-z0-9_-]{0,127})(\.(?P<sample>0|[1
 
 @dataclass(frozen=True)
 class Target:
-    """A task, or one session of it."""
-
     name: str
     """As typed."""
     task_id: str

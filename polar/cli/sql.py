@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
 
 class Layout(StrEnum):
-    """Output formats of an answer."""
-
     TABLE = "table"
     CSV = "csv"
     JSON = "json"

@@ -48,7 +48,6 @@ def status(
 
 
 async def _overview(found: settings.Settings, *, with_head: bool) -> tuple[list[dict[str, Any]], str]:
-    """All tasks, and a line about the whole system."""
     from analytics.live.view import Live
     from polar.client import SessionTable
 

@@ -20,8 +20,6 @@ app = typer.Typer(no_args_is_help=True, help="Create, list and describe the topi
 
 
 class Document(StrEnum):
-    """Output formats of the contract."""
-
     ASYNCAPI = "asyncapi"
     JSON = "json"
     MARKDOWN = "markdown"
@@ -46,8 +44,6 @@ def apply(
 
 
 class Rights(StrEnum):
-    """Output formats of the list of rights."""
-
     TABLE = "table"
     JSON = "json"
     COMMANDS = "commands"

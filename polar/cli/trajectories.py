@@ -25,8 +25,6 @@ from topics.waiting.first_done import first_done
 
 
 class Layout(StrEnum):
-    """Output formats of trajectories."""
-
     TABLE = "table"
     JSONL = "jsonl"
     PARQUET = "parquet"

@@ -29,8 +29,6 @@ log = structlog.get_logger()
 
 
 class Role(StrEnum):
-    """Consumers that a worker process can run."""
-
     FANOUT = "fanout"
     COORDINATOR = "coordinator"
     INIT = "init"

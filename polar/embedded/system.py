@@ -41,8 +41,6 @@ LAKE = ("analytics", "webhooks")
 
 @dataclass(frozen=True)
 class Options:
-    """The options of `polar up`."""
-
     engine: ServedModel | None = None
     """None: the scripted engine."""
     mode: str = "chat"

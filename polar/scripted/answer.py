@@ -54,8 +54,6 @@ class _Run:
 
 
 class AnswerParser:
-    """Parses ids of one tokenizer."""
-
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._special_names = {token_id: name for name, token_id in tokenizer.special_ids.items()}

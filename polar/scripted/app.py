@@ -119,8 +119,6 @@ async def _answered(request: web.Request, answer: _Answer) -> web.StreamResponse
 
 
 class _Answer:
-    """Sends one answer."""
-
     def __init__(self, request: web.Request, work: Work, body: Callable[[list[NamedSpan]], dict[str, Any]]) -> None:
         """`body` makes the complete answer from the weights that sampled it; streams are chat completions."""
         self.is_written_down = False
@@ -132,7 +130,6 @@ class _Answer:
         self._bytes_left = work.fault.after_bytes if isinstance(work.fault, Cut) else None
 
     async def body(self) -> web.StreamResponse:
-        """Send one JSON body."""
         await self._wait()
         weights = self._weights()
         encoded = _encode(self._body(weights), self.work.fault)
@@ -144,7 +141,6 @@ class _Answer:
         return response
 
     async def stream(self) -> web.StreamResponse:
-        """Send server-sent events."""
         await self._wait()
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
         await response.prepare(self._request)
@@ -170,7 +166,6 @@ class _Answer:
         await asyncio.sleep(self.work.delay_s + (fault.delay_s if isinstance(fault, Slow) else 0.0))
 
     def _weights(self) -> list[NamedSpan]:
-        """The weights that sampled the answer."""
         return self._engine.weighed(self.work, len(self.work.generation.token_ids))
 
     def _write_down(self, weights: list[NamedSpan]) -> None:

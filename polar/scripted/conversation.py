@@ -9,8 +9,6 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A tool call."""
-
     name: str
     arguments: str
     """Exactly the sampled string, usually JSON; it is never serialised again."""

@@ -20,8 +20,6 @@ SPLIT_EVERY = 5
 
 
 class Drift(StrEnum):
-    """One kind of drift."""
-
     REASONING = "reasoning"
     """The template leaves out the reasoning of earlier answers."""
     ARGUMENTS = "arguments"

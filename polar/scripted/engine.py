@@ -167,7 +167,6 @@ class Engine:
         )
 
     def wire(self, work: Work) -> Wire:
-        """The answer in wire format."""
         return Wire(work.generation, self.tokenizer)
 
     def weighed(self, work: Work, tokens: int) -> list[NamedSpan]:

@@ -66,8 +66,6 @@ def kind_of(fault: Fault) -> str:
 
 
 class Faults:
-    """The queue of faults."""
-
     def __init__(self) -> None:
         self._queue: deque[Fault] = deque()
 
@@ -92,7 +90,6 @@ class Faults:
         self._queue.clear()
 
     def pending(self) -> list[Fault]:
-        """The queued faults, with their remaining times."""
         return list(self._queue)
 
 

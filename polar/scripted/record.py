@@ -61,7 +61,6 @@ class Record:
             self._resume(file)
 
     def append(self, sampled: Sampled) -> None:
-        """Write and flush one call."""
         line = msgspec.json.encode(sampled) + b"\n"
         if self._file is None:
             self._memory.append(line)

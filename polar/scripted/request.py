@@ -37,35 +37,25 @@ class ApiError(Exception):
 
 
 class ImageUrl(msgspec.Struct):
-    """An image's URL or data URL."""
-
     url: str
 
 
 class ContentPart(msgspec.Struct):
-    """A part of a message's content: text, or an image."""
-
     type: str
     text: str | None = None
     image_url: ImageUrl | None = None
 
 
 class Function(msgspec.Struct):
-    """The function of a tool call in the history."""
-
     name: str
     arguments: str = "{}"
 
 
 class ToolCall(msgspec.Struct):
-    """A tool call in the history."""
-
     function: Function
 
 
 class Message(msgspec.Struct):
-    """A chat message."""
-
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[ContentPart] | None = None
     tool_calls: list[ToolCall] | None = None
@@ -87,8 +77,6 @@ class Tool(msgspec.Struct):
 
 
 class StreamOptions(msgspec.Struct):
-    """Options of a stream."""
-
     include_usage: bool | None = None
 
 
@@ -115,7 +103,6 @@ class ChatRequest(msgspec.Struct):
 
     @property
     def offered_tools(self) -> frozenset[str]:
-        """Names of the tools that may be called."""
         if self.tool_choice == "none":
             return frozenset()
         return frozenset(tool.function.name for tool in self.tools or [])
@@ -137,7 +124,6 @@ class ChatRequest(msgspec.Struct):
 
     @property
     def sample(self) -> str | None:
-        """An id of the sample."""
         return self.session_id or self.user or self.cache_salt
 
 

@@ -40,8 +40,6 @@ class Generation:
 
 
 class Wire:
-    """One generation in wire format."""
-
     def __init__(self, generation: Generation, tokenizer: Tokenizer) -> None:
         self._generation = generation
         self._tokenizer = tokenizer

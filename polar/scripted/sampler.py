@@ -41,8 +41,6 @@ class Utterance:
 
 
 class Sampler:
-    """Chooses and tokenises answers."""
-
     def __init__(self, tokenizer: Tokenizer, template: ChatTemplate, known: Sequence[Script], seed: int) -> None:
         self._template = template
         self._scripts = known

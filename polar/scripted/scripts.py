@@ -29,8 +29,6 @@ class ScriptError(ValueError):
 
 
 class ScriptCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A tool call of a turn."""
-
     name: Annotated[str, Meta(min_length=1)]
     arguments: dict[str, Any] | str = {}
     """A mapping is sampled as compact JSON, as most harnesses repeat it; a string is sampled unchanged."""
@@ -43,8 +41,6 @@ class ScriptCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ScriptTurn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One answer."""
-
     text: str = ""
     reasoning: str = ""
     calls: tuple[ScriptCall, ...] = ()

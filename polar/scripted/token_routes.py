@@ -67,8 +67,6 @@ class GenerateRequest(msgspec.Struct):
 
 
 class Choice(msgspec.Struct):
-    """One sampled answer."""
-
     token_ids: Annotated[list[int], Meta(min_length=1)]
     finish_reason: str | None = "stop"
     stop_reason: int | str | None = None

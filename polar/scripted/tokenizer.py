@@ -60,7 +60,6 @@ class Tokenizer:
 
     @property
     def cache_misses(self) -> int:
-        """Texts that had to be encoded so far."""
         return self._remembered.cache_info().misses
 
     def _encode(self, text: str) -> array[int]:

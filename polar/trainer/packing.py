@@ -43,7 +43,6 @@ class Batch:
 
     @property
     def max_seqlen(self) -> int:
-        """Length of the longest sequence."""
         return int(np.diff(self.cu_seqlens).max())
 
     def torch(self, device: str | None = None) -> dict[str, Any]:

@@ -94,8 +94,6 @@ class Fold(ABC, Generic[T]):
 
 
 class Trajectories(Fold[Trajectory]):
-    """Yields each trajectory."""
-
     def __init__(self, marks: Mapping[int, Mark], skipped: Counter[str]) -> None:
         self._next = {partition: mark.next for partition, mark in marks.items()}
         self.skipped = skipped
@@ -114,8 +112,6 @@ class Trajectories(Fold[Trajectory]):
 
 @dataclass
 class _OpenGroup:
-    """An incomplete group."""
-
     first: int
     """Offset of its first trajectory."""
     began_ms: int

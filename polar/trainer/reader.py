@@ -74,7 +74,6 @@ class Reader:
         self._client.assign(list(self._partitions.values()))
 
     async def close(self) -> None:
-        """Disconnect, within `STOP_S`."""
         await self._stop_polling()
         if self._client is not None:
             await kafka.stop(self._client, STOP_S)

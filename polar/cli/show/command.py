@@ -109,7 +109,6 @@ async def _tasks(found: Settings, target: session_ids.Target) -> str:
 
 
 def _sessions(rows: Rows) -> str:
-    """The task's sessions and their phases."""
     known = sorted(rows.sessions.items())
     named = ", ".join(f"{row.session_id} ({_phase(row)})" for _, row in known[:NAMED])
     return f"its sessions: {named or 'none'}{', …' if len(known) > NAMED else ''}"

@@ -27,7 +27,6 @@ CALLS = [
 
 
 def draw_head(page: Page, story: Story) -> None:
-    """The session's task, its end, and its times."""
     session, plan = story.session, story.task.plan
     status = session.status if session.phase is Phase.ENDED else None
     state, style = (status.value, STATUS_STYLES[status]) if status else (session.phase.value, "cyan")

@@ -28,8 +28,6 @@ class Message:
 
 @dataclass(frozen=True)
 class CallStory:
-    """One call."""
-
     number: int
     """From 1, in log order: what people call it by."""
     call: Call
@@ -91,7 +89,6 @@ class Story:
         return found[::-1]
 
     def tool_calls(self, call: CallStory) -> list[str]:
-        """Names of the tools that its answer calls."""
         return (
             [] if call.said is None else [called["function"]["name"] for called in calls_of(self.messages[call.said])]
         )
