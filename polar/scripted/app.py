@@ -20,6 +20,7 @@ from aiohttp import web
 from polar.scripted.engine import Engine, Work
 from polar.scripted.faults import Cut, Fault, Garbage, Hang, Slow, Status, spoil
 from polar.scripted.request import ApiError, DetokenizeRequest, NamedWeights, decode_chat, decode_tokenize, decoded
+from polar.scripted.response import Wire
 from polar.scripted.token_routes import decode_derender, decode_generate, generated
 from polar.scripted.weights import NamedSpan
 
@@ -81,7 +82,7 @@ async def running(engine: Engine, host: str = "127.0.0.1", port: int = 0) -> Asy
 async def _chat(request: web.Request) -> web.StreamResponse:
     engine = request.app[ENGINE]
     work = engine.begin(*decode_chat(await request.read()))
-    wire = engine.wire(work)
+    wire = Wire(work.generation, engine.tokenizer)
     return await _answered(request, _Answer(request, work, lambda _: wire.body()))
 
 
@@ -114,8 +115,7 @@ async def _answered(request: web.Request, answer: _Answer) -> web.StreamResponse
         return await (answer.stream() if work.request.stream else answer.body())
     finally:
         if not answer.is_written_down:
-            sent = answer.tokens_sent
-            engine.write_down(work, "aborted", sent, engine.weighed(work, sent))
+            engine.write_down(work, "aborted", answer.tokens_sent)
 
 
 class _Answer:
@@ -131,11 +131,9 @@ class _Answer:
 
     async def body(self) -> web.StreamResponse:
         await self._wait()
-        weights = self._weights()
-        encoded = _encode(self._body(weights), self.work.fault)
+        encoded = _encode(self._body(self._write_down()), self.work.fault)
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         response.content_length = len(encoded)
-        self._write_down(weights)
         await response.prepare(self._request)
         await self._send(response, encoded)
         return response
@@ -147,12 +145,12 @@ class _Answer:
         pause = self.work.fault.chunk_delay_s if isinstance(self.work.fault, Slow) else 0.0
         options = self.work.request.stream_options
         total = len(self.work.generation.token_ids)
-        wire = self._engine.wire(self.work)
+        wire = Wire(self.work.generation, self._engine.tokenizer)
         for chunk, sent in wire.chunks():
             if sent:
                 await asyncio.sleep(pause)
             if sent == total:
-                self._write_down(self._weights())
+                self._write_down()
             if not await self._send(response, _event(_encode(chunk, self.work.fault))):
                 return response
             self.tokens_sent = sent
@@ -165,12 +163,10 @@ class _Answer:
         fault = self.work.fault
         await asyncio.sleep(self.work.delay_s + (fault.delay_s if isinstance(fault, Slow) else 0.0))
 
-    def _weights(self) -> list[NamedSpan]:
-        return self._engine.weighed(self.work, len(self.work.generation.token_ids))
-
-    def _write_down(self, weights: list[NamedSpan]) -> None:
+    def _write_down(self) -> list[NamedSpan]:
+        """Record the whole call; returns the weights that sampled it."""
         self.is_written_down = True
-        self._engine.write_down(self.work, "completed", len(self.work.generation.token_ids), weights)
+        return self._engine.write_down(self.work, "completed", len(self.work.generation.token_ids))
 
     async def _send(self, response: web.StreamResponse, data: bytes) -> bool:
         """Send a part of the body; returns False once the connection is cut."""

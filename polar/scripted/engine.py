@@ -16,7 +16,7 @@ from polar.scripted.drift import Drift
 from polar.scripted.faults import Fault, Faults, kind_of
 from polar.scripted.record import Record, Sampled
 from polar.scripted.request import ApiError, ChatRequest, DetokenizeRequest, TokenizeRequest, to_turns
-from polar.scripted.response import FinishReason, Generation, Wire
+from polar.scripted.response import FinishReason, Generation
 from polar.scripted.sampler import Sampler, Utterance
 from polar.scripted.scripts import Script
 from polar.scripted.structured import demanded
@@ -166,18 +166,12 @@ class Engine:
             returns_token_ids=bool(request.return_token_ids),
         )
 
-    def wire(self, work: Work) -> Wire:
-        return Wire(work.generation, self.tokenizer)
+    def write_down(self, work: Work, outcome: Literal["completed", "aborted"], tokens: int) -> list[NamedSpan]:
+        """Add a call to the record and the prefix cache, with the first `tokens` of its sampled tokens.
 
-    def weighed(self, work: Work, tokens: int) -> list[NamedSpan]:
-        """The weights that sampled the call's first `tokens`, if sampling ends now."""
-        return self.weights.spans(work.began, time.monotonic(), tokens)
-
-    def write_down(
-        self, work: Work, outcome: Literal["completed", "aborted"], tokens: int, weights: list[NamedSpan]
-    ) -> None:
-        """Add a call to the record and the prefix cache, with the first `tokens` of its sampled tokens and their `weights`."""
-        generation = work.generation
+        Returns the weights that sampled them, if sampling ends now.
+        """
+        generation, weights = work.generation, self.weights.spans(work.began, time.monotonic(), tokens)
         self._cache.keep((work.request.sample, work.request.cache_salt), work.prompt, generation.token_ids[:tokens])
         self.record.append(
             Sampled(
@@ -200,6 +194,7 @@ class Engine:
                 weight_versions=weights,
             )
         )
+        return weights
 
     def _token_limit(self, request: ChatRequest, prompt: array[int]) -> int:
         """The maximum number of tokens to sample, 1 or more. Raises ApiError 400 with vLLM's message."""
