@@ -64,7 +64,10 @@ class Membership:
                 if now() - looked_at >= DISCOVER_S:
                     found, looked_at = self._followed(await member.topics()), now()
                     if found != followed:
-                        followed = self._follow(member, found)
+                        log.info("topics followed", action="analytics.follows", topics=found)
+                        if found:
+                            member.subscribe(found)
+                        followed = found
                 if not followed:
                     await asyncio.sleep(DISCOVER_S)
                     continue
@@ -73,12 +76,6 @@ class Membership:
                 self.assigned = frozenset(member.assignment())
         finally:
             self._member = None
-
-    def _follow(self, member: kafka.Consumer, topics: list[str]) -> list[str]:
-        log.info("topics followed", action="analytics.follows", topics=topics)
-        if topics:
-            member.subscribe(topics)
-        return topics
 
     def _followed(self, there: set[str]) -> list[str]:
         """Of all topics on the broker those that the lake holds."""

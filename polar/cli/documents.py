@@ -5,6 +5,7 @@ Repeated fields, and values that JSON can't carry (dates, NaN, keys that are no 
 
 import json
 import math
+import re
 import sys
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import nullcontext
@@ -20,6 +21,7 @@ from topics.types.task import TaskRequest
 STDIN = "-"
 YAML_SUFFIXES = {".yaml", ".yml"}
 LINES_SUFFIXES = {".jsonl", ".ndjson"}
+SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True)
@@ -226,17 +228,9 @@ def _check_value(place: str, path: str, value: object) -> None:
                 _check_value(place, f"{path}.{index}", item)
         case float() if not math.isfinite(value):
             raise InputError(f"{place}: {path}", value, "must be a finite number")
-        case str() if not _is_text(value):
+        case str() if SURROGATE.search(value):
             raise InputError(f"{place}: {path}", value, "half of a surrogate pair is not text")
         case None | bool() | int() | float() | str():
             pass
         case _:
             raise InputError(f"{place}: {path}", value, f"JSON has no {type(value).__name__}; put it in quotes")
-
-
-def _is_text(value: str) -> bool:
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
