@@ -48,6 +48,12 @@ Models = Callable[..., AbstractAsyncContextManager[Model]]
 
 
 @pytest.fixture
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("POLAR_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
 def model(kafka: str, namespace: str, tmp_path: Path) -> Models:
     """Makes a model that plays `turns` to whoever says "Mend", and other scripts before that."""
 

@@ -40,77 +40,75 @@ def call(name: str, **arguments: Any) -> dict[str, Any]:
     return {"name": name, "arguments": arguments}
 
 
-THOUGHT = "It says wrong."
 RUN = "cat a.txt >c.txt; echo $HOME"
+CONTEXT_WINDOW = {"context_window": 100_000}
+BOUNDS = {**CONTEXT_WINDOW, "max_tokens": 1000}
+
+
+def work(read: dict[str, Any], edit: dict[str, Any], run: dict[str, Any]) -> list[Turn]:
+    """The turns of one preset's tool calls."""
+    return [
+        {"text": "I look first.", "calls": [read]},
+        {"reasoning": "It says wrong.", "calls": [edit]},
+        {"calls": [run]},
+    ]
+
+
 PI = Specimen(
-    harness="pi",
-    turns=[
-        {"text": "I look first.", "calls": [call("read", path="a.txt")]},
-        {"reasoning": THOUGHT, "calls": [call("edit", path="a.txt", edits=[{"oldText": "wrong", "newText": "right"}])]},
-        {"calls": [call("bash", command=RUN)]},
-    ],
-    settings={"api": "openai-completions", "context_window": 100_000, "max_tokens": 1000},
+    "pi",
+    work(
+        call("read", path="a.txt"),
+        call("edit", path="a.txt", edits=[{"oldText": "wrong", "newText": "right"}]),
+        call("bash", command=RUN),
+    ),
+    {"api": "openai-completions", **BOUNDS},
 )
 CLAUDE_CODE = Specimen(
-    harness="claude_code",
-    turns=[
-        {"text": "I look first.", "calls": [call("Read", file_path="a.txt")]},
-        {"reasoning": THOUGHT, "calls": [call("Edit", file_path="a.txt", old_string="wrong", new_string="right")]},
-        {"calls": [call("Bash", command=RUN, description="copy")]},
-    ],
-    settings={"context_window": 100_000, "max_tokens": 1000},
+    "claude_code",
+    work(
+        call("Read", file_path="a.txt"),
+        call("Edit", file_path="a.txt", old_string="wrong", new_string="right"),
+        call("Bash", command=RUN, description="copy"),
+    ),
+    BOUNDS,
 )
 CODEX = Specimen(
-    harness="codex",
-    turns=[
-        {"text": "I look first.", "calls": [call("exec_command", cmd="cat a.txt")]},
-        {"reasoning": THOUGHT, "calls": [call("exec_command", cmd="sed -i s/wrong/right/ a.txt")]},
-        {"calls": [call("exec_command", cmd=RUN)]},
-    ],
-    settings={"context_window": 100_000},
+    "codex",
+    work(*(call("exec_command", cmd=command) for command in ("cat a.txt", "sed -i s/wrong/right/ a.txt", RUN))),
+    CONTEXT_WINDOW,
 )
 GEMINI_CLI = Specimen(
-    harness="gemini_cli",
-    turns=[
-        {"text": "I look first.", "calls": [call("read_file", file_path="a.txt")]},
-        {
-            "reasoning": THOUGHT,
-            "calls": [call("replace", file_path="a.txt", instruction="mend", old_string="wrong", new_string="right")],
-        },
-        {"calls": [call("run_shell_command", command=RUN)]},
-    ],
+    "gemini_cli",
+    work(
+        call("read_file", file_path="a.txt"),
+        call("replace", file_path="a.txt", instruction="mend", old_string="wrong", new_string="right"),
+        call("run_shell_command", command=RUN),
+    ),
     takes_mentions=True,
 )
 QWEN_CODE = Specimen(
-    harness="qwen_code",
-    turns=[
-        {"text": "I look first.", "calls": [call("read_file", file_path=f"{WORKSPACE}/a.txt")]},
-        {
-            "reasoning": THOUGHT,
-            "calls": [call("edit", file_path=f"{WORKSPACE}/a.txt", old_string="wrong", new_string="right")],
-        },
-        {"calls": [call("run_shell_command", command=RUN, is_background=False)]},
-    ],
-    settings={"auth_type": "openai", "context_window": 100_000, "max_tokens": 1000},
+    "qwen_code",
+    work(
+        call("read_file", file_path=f"{WORKSPACE}/a.txt"),
+        call("edit", file_path=f"{WORKSPACE}/a.txt", old_string="wrong", new_string="right"),
+        call("run_shell_command", command=RUN, is_background=False),
+    ),
+    {"auth_type": "openai", **BOUNDS},
     takes_mentions=True,
 )
 OPENCODE = Specimen(
-    harness="opencode",
-    turns=[
-        {"text": "I look first.", "calls": [call("read", filePath="a.txt")]},
-        {"reasoning": THOUGHT, "calls": [call("edit", filePath="a.txt", oldString="wrong", newString="right")]},
-        {"calls": [call("bash", command=RUN, description="copy")]},
-    ],
-    settings={"provider": "openai-compatible", "context_window": 100_000, "max_tokens": 1000},
+    "opencode",
+    work(
+        call("read", filePath="a.txt"),
+        call("edit", filePath="a.txt", oldString="wrong", newString="right"),
+        call("bash", command=RUN, description="copy"),
+    ),
+    {"provider": "openai-compatible", **BOUNDS},
 )
 MINI_SWE_AGENT = Specimen(
-    harness="mini_swe_agent",
-    turns=[
-        {"text": "I look first.", "calls": [call("bash", command="cat a.txt")]},
-        {"reasoning": THOUGHT, "calls": [call("bash", command="sed -i s/wrong/right/ a.txt")]},
-        {"calls": [call("bash", command=RUN)]},
-    ],
-    settings={"api": "chat"},
+    "mini_swe_agent",
+    work(*(call("bash", command=command) for command in ("cat a.txt", "sed -i s/wrong/right/ a.txt", RUN))),
+    {"api": "chat"},
     end={"text": "Mended.", "calls": [call("bash", command="echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT")]},
 )
 ALWAYS = [PI, CLAUDE_CODE, CODEX]

@@ -28,12 +28,6 @@ pytestmark = pytest.mark.contract
 CLI = Pi.cli
 
 
-@pytest.fixture
-def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("POLAR_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
-
-
 @asynccontextmanager
 async def npm_registry(answer: Callable[[asyncio.StreamWriter], Awaitable[None]]) -> AsyncIterator[str]:
     """The URL of a server that stands in for the npm registry, and answers every request in one way."""

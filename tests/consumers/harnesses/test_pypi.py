@@ -20,12 +20,6 @@ pytestmark = pytest.mark.contract
 CLI = MiniSweAgent.cli
 
 
-@pytest.fixture
-def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("POLAR_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
-
-
 def environment(folder: Path, *packages: str) -> Path:
     """A folder like the environment in which `packages` are installed."""
     for name in packages:

@@ -1,4 +1,4 @@
-"""Every case that a session's calls can make, each with its reason code: in the order of docs/builder.md's tables.
+"""Every case that a session's calls can make, each with its reason code.
 
 A token is a word; what a trace trains stands in brackets.
 """
@@ -6,23 +6,22 @@ A token is a word; what a trace trains stands in brackets.
 from __future__ import annotations
 
 import math
+import re
 import time
+from collections import Counter
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 
-from consumers.builders.base import BuiltFrom
 from consumers.builders.prefix_merging import PrefixMerging
 from tests.consumers.token_tree.transcripts import (
     Log,
     branches,
-    build_record,
     completion,
     delta,
     ids_of,
-    line,
     lines,
     logprobs_for,
     parents,
@@ -30,69 +29,271 @@ from tests.consumers.token_tree.transcripts import (
 from topics.calls.delta import PromptIndex
 from topics.types.completion import CallOutcome, TokenDelta
 from topics.types.tokens import count, pack_ids, pack_logprobs
+from topics.types.trajectory import Trajectory
 
-# Parallel calls
+CASES = """
+a conversation that only grows is one trace
+    a: sys hi > hello <end> -> root
+    b: sys hi hello <end> tool 1 > ok <end> -> after a
+    c: sys hi hello <end> tool 1 ok <end> tool 2 > done <end> -> after b
+    = sys hi [hello <end>] tool 1 [ok <end>] tool 2 [done <end>]
+    tokens 12, trained 6, drift clean 2
+
+calls in flight at once that continue one answer are parallel, and all are trained
+    a: {at=0-10} sys hi > two tools -> root
+    b: {at=20-40} sys hi two tools first > one -> after a
+    c: {at=21-50} sys hi two tools second thing > two -> parallel after a
+    d: {at=51-60} sys hi two tools third > three -> fork after a
+    = sys hi [two tools] second thing [two]
+    = sys hi two tools first [one]
+    = sys hi two tools third [three]
+    tokens 11, trained 5, drift clean 3
+
+answers to one prompt in flight at once are siblings, not retries
+    a: {at=0-10} sys hi > one -> root
+    b: {at=1-9} sys hi > two -> sibling, undelivered
+    c: {at=11} sys hi one more > ok -> after a
+    = sys hi [one] more [ok]
+    tokens 6, trained 2, masked undelivered 1, drift clean 1
+
+after a retry, the answer that the session continues is trained; answers to one prompt are separate branches
+    a: sys hi > good day -> root
+    b: sys hi > good night -> retry, undelivered
+    c: sys hi good day tool > ok -> after a
+    = sys hi [good day] tool [ok]
+    tokens 8, trained 3, masked undelivered 2, drift clean 1
+
+after a retry, the last answer is trained if the session continues none
+    a: sys hi > good day -> root, undelivered
+    b: sys hi > good night -> retry
+    = sys hi [good night]
+    tokens 6, trained 2, masked undelivered 2
+
+a retry in the middle of a session costs the unused answer alone
+    a: sys hi > hello -> root
+    lost: sys hi hello tool 1 > half an answer -> after a, undelivered
+    b: {retry=1} sys hi hello tool 1 > ok -> retry after a
+    c: sys hi hello tool 1 ok tool 2 > done -> after b
+    = sys hi [hello] tool 1 [ok] tool 2 [done]
+    tokens 12, trained 3, masked undelivered 3, drift clean 3
+
+after a retry, the last answer is trained if the history was edited
+    a: sys hi > good day -> root, undelivered
+    b: sys hi > good night -> retry
+    c: sys hi bye tool > ok -> edited_history
+    = sys hi bye tool [ok]
+    = sys hi [good night]
+    tokens 9, trained 3, masked undelivered 2, drift fork 1
+
+of answers that are equal once stripped, the last was used
+    a: sys hi > <think> hm </think> good day -> root, undelivered
+    b: sys hi > <think> well </think> good day -> retry
+    c: sys hi good day tool > ok -> stripped
+    = sys hi [<think> well </think> good day]
+    = sys hi good day tool [ok]
+    tokens 16, trained 6, masked undelivered 5, drift fork 1
+
+of answers that the session continues but for their end of turn, the longest was used
+    a: sys hi > ok done <eos> -> root
+    b: sys hi > ok <eos> -> retry, undelivered
+    c: sys hi ok done <end> tool > good -> end_of_turn
+    = sys hi [ok done] <end> tool [good]
+    = sys hi ok done [<eos>]
+    tokens 10, trained 4, masked undelivered 2, drift fork 1
+
+an abandoned call still shows which answer was used
+    a: sys hi > good day -> root
+    b: sys hi > good night -> retry, undelivered
+    c: {outcome=abandoned} sys hi good day tool > -> after a
+    = sys hi [good day]
+    tokens 6, trained 2, masked undelivered 2
+
+choices of one request do not supersede one another
+    a: {retry=0 choice=0} sys hi > one -> root
+    a.1: {retry=0 choice=1} sys hi > two -> sibling
+    = sys hi [one]
+    = sys hi [two]
+    tokens 4, trained 2
+
+choices of a retried request supersede the earlier choices
+    a: {retry=0 choice=0} sys hi > one -> root, undelivered
+    a.1: {retry=0 choice=1} sys hi > two -> sibling, undelivered
+    c: {retry=1 choice=0} sys hi > three -> retry
+    c.1: {retry=1 choice=1} sys hi > four -> retry
+    e: sys hi four tool > ok -> after c.1
+    = sys hi [four] tool [ok]
+    = sys hi [three]
+    tokens 8, trained 3, masked undelivered 2, drift clean 1
+
+choices of one request are superseded together
+    a: {choice=0} sys hi > one -> root, undelivered
+    a.1: {choice=1} sys hi > two -> sibling, undelivered
+    b: {choice=0} sys hi > three -> retry
+    = sys hi [three]
+    tokens 5, trained 1, masked undelivered 2
+
+two continuations of one answer are a fork, and the answer is trained once
+    a: sys hi > hello -> root
+    b: sys hi hello tool 1 > one -> after a
+    c: sys hi hello tool 2 more > two -> fork after a
+    = sys hi [hello] tool 2 more [two]
+    = sys hi hello tool 1 [one]
+    tokens 9, trained 3, drift clean 2
+
+sub-agents with equal prompts do not supersede one another
+    a: {agent=1} sys job > left -> root
+    b: {agent=2} sys job > right -> sibling
+    = sys job [left]
+    = sys job [right]
+    tokens 4, trained 2
+
+a sub-agent's root is named as such, and its thread is a tree of its own
+    a: {thread=m} sys hi > ask it -> root
+    s1: {thread=m agent=1 kind=subagent} sub job > looking -> subagent
+    s2: {thread=m agent=1 kind=subagent} sub job looking file > found -> after s1
+    b: {thread=m} sys hi ask it found > done -> after a
+    = sys hi [ask it] found [done]
+    = sub job [looking] file [found] (subagent)
+    tokens 11, trained 5, drift clean 2
+
+the calls of a sub-agent and a compaction are trained, and their traces carry the kind
+    a: sys hi > hello -> root
+    b: {agent=1 kind=subagent} sub job > doing -> subagent
+    c: {kind=compaction} sys hi hello summarise > short -> after a
+    = sys hi [hello] summarise [short] (compaction)
+    = sub job [doing] (subagent)
+    tokens 8, trained 3, drift clean 1
+
+a compaction is a root, recognised by its thread; a shared prefix is stored once
+    a: {thread=m} sys hi > hello -> root
+    s: {thread=s} sub job > doing -> root
+    c: {thread=m retry=1 window=m:1 request=turn} sys summary > going on -> compaction
+    = sys summary [going on]
+    = sys hi [hello]
+    = sub job [doing]
+    tokens 9, trained 4
+
+headers that only count name no thread
+    a: {retry=0} sys hi > hello -> root
+    b: {retry=0} other job > doing -> root
+    = sys hi [hello]
+    = other job [doing]
+    tokens 6, trained 2
+
+a fully replaced answer is edited history and stays trained
+    a: sys hi > hello -> root
+    b: sys hi bye tool > ok -> edited_history
+    = sys hi bye tool [ok]
+    = sys hi [hello]
+    tokens 6, trained 2, drift fork 1
+
+a truncated answer that the prompt repeats differently is edited history, not an end of turn
+    a: {finish_reason=length} sys hi > a long sto -> root
+    b: sys hi a long story > ends <end> -> edited_history
+    = sys hi [a long] story [ends <end>]
+    = sys hi a long [sto]
+    tokens 8, trained 5, drift fork 1
+
+reasoning stripped from the history starts a branch after the last parent that remains
+    a: sys hi > hello -> root
+    b: sys hi hello tool > <think> hm </think> ok -> after a
+    c: sys hi hello tool ok more > done -> stripped after a
+    = sys hi [hello] tool [<think> hm </think> ok]
+    = sys hi hello tool ok more [done]
+    tokens 11, trained 6, drift clean 1, drift fork 1
+
+reasoning that the generation prompt opened is also recognised as stripped
+    a: sys hi user go assistant <think> > hm </think> the very answer <end> -> root
+    b: sys hi user go assistant the very answer <end> tool > ok -> stripped
+    c: sys hi user went assistant <think> > else -> root
+    = sys hi user go assistant <think> [hm </think> the very answer <end>]
+    = sys hi user go assistant the very answer <end> tool [ok]
+    = sys hi user went assistant <think> [else]
+    tokens 22, trained 8, drift fork 1
+
+a prompt in which sampled tokens were put back is realigned
+    a: sys hi > hello -> root
+    b: sys hi hello tool 1 > ok -> after a
+    c: {realigned=2} sys hi hello tool 1 ok tool 2 > done -> after b
+    = sys hi [hello] tool 1 [ok] tool 2 [done]
+    tokens 9, trained 3, drift clean 1, drift realign 1
+
+side calls stay in the tree and out of training
+    t: {kind=title} title please > A Title -> root, side_call
+    a: sys hi > hello -> root
+    s: {kind=summary} sys hi hello summarise > short -> after a, side_call
+    = sys hi [hello]
+    tokens 9, trained 1, masked side_call 3, drift clean 1
+
+a disowned call is masked and nothing follows from it
+    a: sys hi > hello -> root
+    b: {disowned} sys hi > hallo -> retry, disowned
+    = sys hi [hello]
+    tokens 4, trained 1, masked disowned 1
+
+a call that repeats a disowned call is no sibling
+    a: {disowned} sys hi > hello -> root, disowned
+    b: sys hi > hello -> root
+    c: sys hi hello tool > ok -> after b
+    = sys hi [hello] tool [ok]
+    tokens 6, trained 2, masked disowned 1, drift clean 1
+
+a last answer that nobody received is no leaf
+    a: sys hi > hello -> root
+    b: {disowned} sys hi hello tool > never read -> after a, disowned
+    = sys hi [hello]
+    tokens 6, trained 1, masked disowned 2, drift clean 1
+"""
+"""A title, then a row for each call, each trace and the totals.
+
+A call: its id, what else is known of it, its prompt, its answer; then its branch, its parent and why its tokens are masked. `at`: when the
+call was received and completed, in ms.
+"""
+CALL = re.compile(r"(?P<id>\S+): (\{(?P<known>.*)\} )?(?P<prompt>.*?) >(?P<sampled>.*?) -> .*")
+LINEAGE = {"agent", "request", "retry", "thread", "window"}
 
 
-def test_calls_in_flight_at_once_that_continue_one_answer_are_parallel_and_all_trained() -> None:
-    log = Log()
-    log.call("a", "sys hi", "two tools", received_at=0, completed_at=10)
-    log.call("b", "sys hi two tools first", "one", received_at=20, completed_at=40)
-    log.call("c", "sys hi two tools second thing", "two", received_at=21, completed_at=50)
-    log.call("d", "sys hi two tools third", "three", received_at=51, completed_at=60)
-    built = log.build()
-    assert branches(built) == {"a": "root", "b": None, "c": "parallel", "d": "fork"}
-    assert lines(built) == [
-        "sys hi [two tools] second thing [two]",
-        "sys hi two tools first [one]",
-        "sys hi two tools third [three]",
-    ]
-    assert built.stats.trainable_tokens == built.stats.sampled_tokens == 5
+def played(log: Log, row: re.Match[str]) -> None:
+    """Add the call of one row to the log."""
+    known = dict(word.partition("=")[::2] for word in (row["known"] or "").split())
+    fields: dict[str, Any] = {name: value for name, value in known.items() if name in {"finish_reason", "kind"}}
+    fields |= {name: int(known[name]) for name in ("choice", "realigned") if name in known}
+    if "at" in known:
+        fields |= zip(("received_at", "completed_at"), map(int, known["at"].split("-")), strict=False)
+    if "outcome" in known:
+        fields["outcome"] = CallOutcome(known["outcome"])
+    if known.keys() & LINEAGE:
+        fields["lineage"] = {name: value for name, value in known.items() if name in LINEAGE}
+    log.call(row["id"], row["prompt"], row["sampled"], **fields)
 
 
-def test_samples_of_one_prompt_in_flight_at_once_are_siblings_and_no_retry() -> None:
-    log = Log()
-    log.call("a", "sys hi", "one", received_at=0, completed_at=10)
-    log.call("b", "sys hi", "two", received_at=1, completed_at=9)
-    log.call("c", "sys hi one more", "ok", received_at=11)
-    built = log.build()
-    assert branches(built) == {"a": "root", "b": "sibling", "c": None}
-    assert lines(built) == ["sys hi [one] more [ok]"]
-    assert built.stats.masked_tokens == {"undelivered": 1}
+def outcomes(built: Trajectory) -> list[str]:
+    """The end of each call's row, then the rows of the traces and the totals."""
+    found = []
+    for index, call in enumerate(built.calls):
+        ends = [call.branch, f"after {call.parent}" if call.parent else None]
+        masks = sorted({node.masked for node in built.nodes if node.call == index and node.masked})
+        found.append(", ".join([" ".join(filter(None, ends)) or "-", *masks]))
+    kinds = ["" if trace.kind == "main" else f" ({trace.kind})" for trace in built.traces]
+    found += [f"= {trained}{kind}" for trained, kind in zip(lines(built), kinds, strict=True)]
+    stats = built.stats
+    totals = [f"tokens {stats.tokens}", f"trained {stats.trainable_tokens}"]
+    totals += [f"masked {reason} {number}" for reason, number in stats.masked_tokens.items()]
+    return [*found, ", ".join([*totals, *(f"drift {kind} {number}" for kind, number in stats.drift.items())])]
 
 
-# Identical prompts and retries
-
-
-def test_of_a_retrys_answers_the_one_gone_on_from_is_trained() -> None:
-    log = Log()
-    log.call("a", "sys hi", "good day")
-    log.call("b", "sys hi", "good night")
-    log.call("c", "sys hi good day tool", "ok")
-    built = log.build()
-    assert lines(built) == ["sys hi [good day] tool [ok]"]
-    assert branches(built) == {"a": "root", "b": "retry", "c": None}
-    assert built.stats.masked_tokens == {"undelivered": 2}
-    assert built.stats.tokens == 2 + 2 + 2 + 2, "answers to one prompt are branches of their own"
-
-
-def test_of_a_retrys_answers_that_none_went_on_from_the_last_is_trained() -> None:
-    log = Log()
-    log.call("a", "sys hi", "good day")
-    log.call("b", "sys hi", "good night")
-    assert lines(log.build()) == ["sys hi [good night]"]
-
-
-def test_a_retry_in_the_middle_of_a_session_costs_nothing_but_the_answer_that_went_unused() -> None:
-    log = Log()
-    log.call("a", "sys hi", "hello")
-    log.call("lost", "sys hi hello tool 1", "half an answer")
-    log.call("b", "sys hi hello tool 1", "ok", lineage={"retry": "1"})
-    log.call("c", "sys hi hello tool 1 ok tool 2", "done")
-    built = log.build()
-    assert branches(built) == {"a": "root", "lost": None, "b": "retry", "c": None}
-    assert lines(built) == ["sys hi [hello] tool 1 [ok] tool 2 [done]"]
-    assert built.stats.masked_tokens == {"undelivered": 3}
+@pytest.mark.parametrize("case", CASES.strip().split("\n\n"), ids=lambda case: case.partition("\n")[0])
+def test_calls_give_these_branches_traces_and_totals(case: str) -> None:
+    log, (_, *rows) = Log(), case.split("\n    ")
+    calls = [call for call in map(CALL.fullmatch, rows) if call]
+    for call in calls:
+        played(log, call)
+    built = log.build(disowned=frozenset(call["id"] for call in calls if call["known"] == "disowned"))
+    assert outcomes(built) == [row.rpartition(" -> ")[2] for row in rows]
+    answered = [call for call in built.calls if call.outcome == CallOutcome.ANSWERED]
+    assert (built.stats.calls, built.stats.answered) == (len(calls), len(answered))
+    assert built.stats.sampled_tokens == built.stats.trainable_tokens + sum(built.stats.masked_tokens.values())
+    assert built.stats.branches == Counter(call.branch for call in answered if call.branch)
 
 
 @pytest.mark.parametrize(
@@ -113,46 +314,6 @@ def test_of_a_retrys_answers_the_one_that_a_drifting_template_goes_on_from_is_tr
     assert {node.masked for node in built.nodes if node.call == 1} == {"undelivered"}
 
 
-def test_of_a_retrys_answers_the_last_is_trained_where_history_was_edited() -> None:
-    log = Log()
-    log.call("a", "sys hi", "good day")
-    log.call("b", "sys hi", "good night")
-    log.call("c", "sys hi bye tool", "ok")
-    assert sorted(lines(log.build())) == ["sys hi [good night]", "sys hi bye tool [ok]"]
-
-
-def test_of_answers_that_were_stripped_alike_the_last_was_used() -> None:
-    log = Log()
-    log.call("a", "sys hi", "<think> hm </think> good day")
-    log.call("b", "sys hi", "<think> well </think> good day")
-    log.call("c", "sys hi good day tool", "ok")
-    assert sorted(lines(log.build())) == ["sys hi [<think> well </think> good day]", "sys hi good day tool [ok]"]
-
-
-def test_of_answers_that_but_for_their_end_of_turn_were_gone_on_from_the_longest_was_used() -> None:
-    """The end of one is the beginning of another."""
-    log = Log()
-    log.call("a", "sys hi", "ok done <eos>")
-    log.call("b", "sys hi", "ok <eos>")
-    log.call("c", "sys hi ok done <end> tool", "good")
-    built = log.build()
-    assert lines(built) == ["sys hi [ok done] <end> tool [good]", "sys hi ok done [<eos>]"]
-    assert branches(built)["c"] == "end_of_turn"
-    assert built.stats.masked_tokens == {"undelivered": 2}
-
-
-def test_an_abandoned_call_still_tells_which_answer_was_used() -> None:
-    log = Log()
-    log.call("a", "sys hi", "good day")
-    log.call("b", "sys hi", "good night")
-    log.call("c", "sys hi good day tool", outcome=CallOutcome.ABANDONED)
-    built = log.build()
-    assert lines(built) == ["sys hi [good day]"]
-    assert branches(built)["c"] is None
-    assert built.stats.calls == 3
-    assert built.stats.answered == 2
-
-
 def test_equal_answers_to_one_prompt_are_told_apart_by_thread_then_by_the_last() -> None:
     log = Log()
     log.call("a", "sys hi", "same", lineage={"agent": "x"})
@@ -166,31 +327,6 @@ def test_equal_answers_to_one_prompt_are_told_apart_by_thread_then_by_the_last()
     assert [built.calls[n.call].call_id for n in built.nodes if n.call is not None] == ["a", "b", "c", "d", "e"]
 
 
-def test_choices_of_one_request_do_not_supersede_one_another_and_a_retrys_do() -> None:
-    log = Log()
-    for call_id, sampled, choice in [("a", "one", 0), ("a.1", "two", 1)]:
-        log.call(call_id, "sys hi", sampled, choice=choice, lineage={"retry": "0"})
-    built = log.build()
-    assert sorted(lines(built)) == ["sys hi [one]", "sys hi [two]"]
-    assert branches(built) == {"a": "root", "a.1": "sibling"}
-    for call_id, sampled, choice in [("c", "three", 0), ("c.1", "four", 1)]:
-        log.call(call_id, "sys hi", sampled, choice=choice, lineage={"retry": "1"})
-    log.call("e", "sys hi four tool", "ok")
-    built = log.build()
-    assert sorted(lines(built)) == ["sys hi [four] tool [ok]", "sys hi [three]"]
-    assert built.stats.masked_tokens == {"undelivered": 2}
-    assert branches(built) == {"a": "root", "a.1": "sibling", "c": "retry", "c.1": "retry", "e": None}
-
-
-def test_choices_of_one_request_are_superseded_together() -> None:
-    log = Log()
-    for call_id, sampled, choice in [("a", "one", 0), ("a.1", "two", 1), ("b", "three", 0)]:
-        log.call(call_id, "sys hi", sampled, choice=choice)
-    built = log.build()
-    assert lines(built) == ["sys hi [three]"]
-    assert built.stats.masked_tokens == {"undelivered": 2}
-
-
 def test_the_first_record_of_a_call_id_counts() -> None:
     log = Log()
     log.call("a", "sys hi", "first")
@@ -199,82 +335,6 @@ def test_the_first_record_of_a_call_id_counts() -> None:
     built = log.build()
     assert lines(built) == ["sys hi [first] tool [ok]"]
     assert built.stats.calls == 2
-
-
-# Forks
-
-
-def test_two_continuations_of_one_answer_are_a_fork_and_the_answer_is_trained_once() -> None:
-    log = Log()
-    log.call("a", "sys hi", "hello")
-    log.call("b", "sys hi hello tool 1", "one")
-    log.call("c", "sys hi hello tool 2 more", "two")
-    built = log.build()
-    assert lines(built) == ["sys hi [hello] tool 2 more [two]", "sys hi hello tool 1 [one]"]
-    assert branches(built)["c"] == "fork"
-    assert built.stats.tokens == 3 + 1 + 2 + 3
-
-
-# Sub-agents
-
-
-def test_sub_agents_that_start_alike_do_not_supersede_one_another() -> None:
-    log = Log()
-    log.call("a", "sys job", "left", lineage={"agent": "1"})
-    log.call("b", "sys job", "right", lineage={"agent": "2"})
-    built = log.build()
-    assert sorted(lines(built)) == ["sys job [left]", "sys job [right]"]
-
-
-def test_a_sub_agents_root_says_so_and_its_thread_is_a_tree_of_its_own() -> None:
-    log = Log()
-    main, sub = {"thread": "m"}, {"thread": "m", "agent": "1"}
-    log.call("a", "sys hi", "ask it", lineage=main)
-    log.call("s1", "sub job", "looking", lineage=sub, kind="subagent")
-    log.call("s2", "sub job looking file", "found", lineage=sub, kind="subagent")
-    log.call("b", "sys hi ask it found", "done", lineage=main)
-    built = log.build()
-    assert branches(built) == {"a": "root", "s1": "subagent", "s2": None, "b": None}
-    assert sorted(lines(built)) == ["sub job [looking] file [found]", "sys hi [ask it] found [done]"]
-
-
-def test_a_sub_agents_work_and_a_compaction_are_trained_and_their_traces_say_so() -> None:
-    log = Log()
-    log.call("a", "sys hi", "hello")
-    log.call("b", "sub job", "doing", kind="subagent", kind_rule="agent_header", lineage={"agent": "1"})
-    log.call("c", "sys hi hello summarise", "short", kind="compaction")
-    built = log.build()
-    assert {line(built, trace): trace.kind for trace in built.traces} == {
-        "sys hi [hello] summarise [short]": "compaction",
-        "sub job [doing]": "subagent",
-    }
-    assert built.stats.masked_tokens == {}
-
-
-# Compaction
-
-
-def test_compaction_starts_a_root_told_by_its_thread() -> None:
-    log = Log()
-    main = {"thread": "m"}
-    log.call("a", "sys hi", "hello", lineage=main)
-    log.call("s", "sub job", "doing", lineage={"thread": "s"})
-    log.call("c", "sys summary", "going on", lineage=main | {"retry": "1", "window": "m:1", "request": "turn"})
-    built = log.build()
-    assert branches(built) == {"a": "root", "s": "root", "c": "compaction"}
-    assert lines(built) == ["sys summary [going on]", "sys hi [hello]", "sub job [doing]"]
-    assert built.stats.branches == {"compaction": 1, "root": 2}
-    assert built.stats.tokens == 2 + 1 + 3 + 3, "`sys` is held once"
-
-
-def test_headers_that_only_count_tell_of_no_thread() -> None:
-    log = Log()
-    log.call("a", "sys hi", "hello", lineage={"retry": "0"})
-    log.call("b", "other job", "doing", lineage={"retry": "0"})
-    assert branches(log.build()) == {"a": "root", "b": "root"}
-
-
-# Edited history
 
 
 def test_edited_history_branches_inside_the_answer_and_each_half_is_trained_once() -> None:
@@ -291,19 +351,6 @@ def test_edited_history_branches_inside_the_answer_and_each_half_is_trained_once
     assert b"".join(node.logprobs or b"" for node in halves) == pack_logprobs(logprobs_for("a", [0] * 4))
 
 
-def test_an_answer_replaced_whole_is_edited_history_and_stays_trained() -> None:
-    log = Log()
-    log.call("a", "sys hi", "hello")
-    log.call("b", "sys hi bye tool", "ok")
-    built = log.build()
-    assert branches(built) == {"a": "root", "b": "edited_history"}
-    assert lines(built) == ["sys hi bye tool [ok]", "sys hi [hello]"]
-    assert built.stats.drift == {"fork": 1}
-
-
-# Truncated answers
-
-
 def test_an_answer_cut_short_and_continued_stays_one_trace() -> None:
     log = Log()
     log.call("a", "sys hi", "a long", finish_reason="length")
@@ -311,16 +358,6 @@ def test_an_answer_cut_short_and_continued_stays_one_trace() -> None:
     built = log.build()
     assert lines(built) == ["sys hi [a long] <end> user go on [story <end>]"]
     assert built.traces[0].finish_reason == "stop"
-
-
-def test_an_answer_cut_short_and_told_again_otherwise_is_an_edit_and_no_end_of_turn() -> None:
-    log = Log()
-    log.call("a", "sys hi", "a long sto", finish_reason="length")
-    log.call("b", "sys hi a long story", "ends <end>")
-    assert branches(log.build())["b"] == "edited_history"
-
-
-# Several end-of-turn tokens
 
 
 @pytest.mark.parametrize(
@@ -357,30 +394,6 @@ def test_an_end_of_turn_that_the_template_spells_otherwise_is_trained_on_a_trace
     assert without.stats.masked_tokens == {"filtered_short": 1}
 
 
-# Stripped reasoning
-
-
-def test_reasoning_stripped_from_history_starts_a_branch_after_the_last_parent_that_stands() -> None:
-    log = Log()
-    log.call("a", "sys hi", "hello")
-    log.call("b", "sys hi hello tool", "<think> hm </think> ok")
-    log.call("c", "sys hi hello tool ok more", "done")
-    built = log.build()
-    assert branches(built)["c"] == "stripped"
-    assert parents(built)["c"] == "a"
-    assert lines(built) == ["sys hi [hello] tool [<think> hm </think> ok]", "sys hi hello tool ok more [done]"]
-
-
-def test_reasoning_whose_opening_the_generation_prompt_held_is_told_as_stripped_too() -> None:
-    log = Log()
-    log.call("a", "sys hi user go assistant <think>", "hm </think> the very answer <end>")
-    log.call("b", "sys hi user go assistant the very answer <end> tool", "ok")
-    log.call("c", "sys hi user went assistant <think>", "else")
-    built = log.build()
-    assert branches(built) == {"a": "root", "b": "stripped", "c": "root"}
-    assert built.stats.drift == {"fork": 1}
-
-
 def test_many_calls_under_one_system_prompt_cost_no_square() -> None:
     """Each would be looked for in all before it: 15 s at this number of them."""
     log = Log()
@@ -393,67 +406,6 @@ def test_many_calls_under_one_system_prompt_cost_no_square() -> None:
     assert time.process_time() - began < 5.0
 
 
-def test_what_stands_where_sampled_tokens_were_put_back_is_realigned() -> None:
-    log = Log()
-    log.call("a", "sys hi", "hello")
-    log.call("b", "sys hi hello tool 1", "ok")
-    log.call("c", "sys hi hello tool 1 ok tool 2", "done", realigned=2)
-    built = log.build()
-    assert built.stats.drift == {"clean": 1, "realign": 1}
-    assert branches(built)["c"] is None
-
-
-# Side calls, late calls, undelivered calls
-
-
-def test_side_calls_stay_in_the_tree_and_out_of_training() -> None:
-    log = Log()
-    log.call("t", "title please", "A Title", kind="title", kind_rule="tools_absent")
-    log.call("a", "sys hi", "hello")
-    log.call("s", "sys hi hello summarise", "short", kind="summary")
-    built = log.build()
-    assert lines(built) == ["sys hi [hello]"]
-    assert built.stats.masked_tokens == {"side_call": 3}
-    assert {node.masked for node in built.nodes if node.call in (0, 2)} == {"side_call"}
-    assert built.stats.tokens == 4 + 3 + 2
-
-
-def test_late_calls_are_counted_and_not_built() -> None:
-    log = Log()
-    log.call("a", "sys hi", "hello")
-    built = PrefixMerging().build(BuiltFrom(build_record(), log.calls, late_calls=2))
-    assert (built.stats.calls, built.stats.late_calls) == (1, 2)
-
-
-def test_a_disowned_call_is_masked_and_nothing_follows_from_it() -> None:
-    log = Log()
-    log.call("a", "sys hi", "hello")
-    log.call("b", "sys hi", "hallo")
-    built = log.build(disowned=frozenset({"b"}))
-    assert lines(built) == ["sys hi [hello]"]
-    assert built.stats.masked_tokens == {"disowned": 1}
-
-
-def test_a_retry_of_a_disowned_call_is_no_sibling() -> None:
-    log = Log()
-    log.call("a", "sys hi", "hello")
-    log.call("b", "sys hi", "hello")
-    log.call("c", "sys hi hello tool", "ok")
-    built = log.build(disowned=frozenset({"a"}))
-    assert branches(built) == {"a": "root", "b": "root", "c": None}
-    assert parents(built)["c"] == "b"
-    assert lines(built) == ["sys hi [hello] tool [ok]"]
-
-
-def test_a_last_answer_that_no_one_ever_saw_is_no_leaf() -> None:
-    log = Log()
-    log.call("a", "sys hi", "hello")
-    log.call("b", "sys hi hello tool", "never read")
-    built = log.build(disowned=frozenset({"b"}))
-    assert lines(built) == ["sys hi [hello]"]
-    assert built.stats.masked_tokens == {"disowned": 2}
-
-
 def test_failed_calls_are_listed_and_hold_no_nodes_but_may_be_a_base() -> None:
     log = Log()
     log.call("a", "sys hi", outcome=CallOutcome.FAILED)
@@ -464,9 +416,6 @@ def test_failed_calls_are_listed_and_hold_no_nodes_but_may_be_a_base() -> None:
     assert lines(built) == ["sys hi [hello]"]
     assert branches(built)["b"] == "root"
     assert [call.outcome for call in built.calls] == ["failed", "answered", "answered"]
-
-
-# What can't be trusted
 
 
 @pytest.mark.parametrize("base", ["gone", "self", "a"])

@@ -31,17 +31,6 @@ def pending_of(*records: Record) -> PendingDeliveries:
     return pending
 
 
-def test_deliveries_start_at_the_end_of_the_log_without_those_settled_there() -> None:
-    pending = PendingDeliveries()
-    pending.assign([0])
-    read(pending, owed("t1"), owed("t2"), Settled("t1", "delivered", 1))
-    assert pending.start_due(0) == []
-    assert pending.resume_offsets() == {}
-    pending.set_ready(0)
-    assert [delivery.task_id for delivery in pending.start_due(0)] == ["t2"]
-    assert pending.resume_offsets() == {0: 1}
-
-
 def test_a_host_that_hangs_delays_no_other() -> None:
     many = [owed(f"t{n}", "https://dead.example/x") for n in range(1000)]
     pending = pending_of(*many, owed("other", "https://well.example/x"))
@@ -61,23 +50,6 @@ def test_deliveries_in_progress_are_limited_in_all() -> None:
     pending = pending_of(*(owed(f"t{n}", f"http://h{n % 40}.example/") for n in range(1000)))
     assert len(pending.start_due(0)) == IN_ALL
     assert pending.next_due_ms() is None
-
-
-def test_a_partition_read_again_after_a_rebalance_repeats_no_settled_delivery() -> None:
-    log: list[Record] = [owed("t1"), owed("t2"), Settled("t2", "delivered", 1)]
-    pending = pending_of(*log)
-    (delivery,) = pending.start_due(0)
-    read(pending, *log[:2])  # from the resume offset again
-    assert pending.unready() == [0]
-    read(pending, *log[2:], offset=2)
-    pending.set_ready(0)
-    assert pending.start_due(0) == []  # t1 is in progress
-    settled = Settled("t1", "delivered", 1)
-    pending.on_written(0, 3, settled, encode(settled))
-    pending.finish(delivery, is_failing=False)
-    assert len(pending) == 0
-    assert pending.start_due(0) == []
-    assert pending.resume_offsets() == {0: 3}
 
 
 @pytest.mark.parametrize(
@@ -136,8 +108,8 @@ class DeliveriesMachine(RuleBasedStateMachine):
             assert isinstance(record, Owed)
             assert record.due_ms <= self.now
             assert delivery.task_id not in {other.task_id for other in self.in_progress}
-            if not self.pending.unready() and self.position == len(self.log):
-                assert self.newest()[delivery.task_id] == record, "the newest record is attempted"
+            assert not self.pending.unready(), "nothing starts before the end of the log"
+            assert self.newest()[delivery.task_id] == record, "the newest record is attempted"
             self.in_progress.append(delivery)
 
     @precondition(lambda self: self.in_progress)
@@ -176,10 +148,15 @@ class DeliveriesMachine(RuleBasedStateMachine):
         self.in_progress = []
 
     @invariant()
-    def what_is_owed_lies_at_or_after_the_resume_offsets(self) -> None:
-        resume = self.pending.resume_offsets().get(0, 0)
+    def a_successor_resumes_with_the_oldest_pending_delivery(self) -> None:
+        resume = self.pending.resume_offsets()
         last = {record.task_id: place for place, record in enumerate(self.log)}
-        assert all(resume <= place for task, place in last.items() if isinstance(self.log[place], Owed))
+        owed = [place for place in last.values() if isinstance(self.log[place], Owed)]
+        assert all(resume.get(0, 0) <= place for place in owed)
+        if self.pending.unready():
+            assert resume == {}
+        elif self.position == len(self.log):
+            assert resume == {0: min(owed, default=self.position)}
 
     def teardown(self) -> None:
         """With a working endpoint, every delivery is settled in the end."""
