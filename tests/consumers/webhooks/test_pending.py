@@ -52,6 +52,23 @@ def test_deliveries_in_progress_are_limited_in_all() -> None:
     assert pending.next_due_ms() is None
 
 
+def test_a_partition_read_again_after_a_rebalance_repeats_no_settled_delivery() -> None:
+    log: list[Record] = [owed("t1"), owed("t2"), Settled("t2", "delivered", 1)]
+    pending = pending_of(*log)
+    (delivery,) = pending.start_due(0)
+    read(pending, *log[:2])  # from the resume offset again
+    assert pending.unready() == [0]
+    read(pending, *log[2:], offset=2)
+    pending.set_ready(0)
+    assert pending.start_due(0) == []  # t1 is in progress
+    settled = Settled("t1", "delivered", 1)
+    pending.on_written(0, 3, settled, encode(settled))
+    pending.finish(delivery, is_failing=False)
+    assert len(pending) == 0
+    assert pending.start_due(0) == []
+    assert pending.resume_offsets() == {0: 3}
+
+
 @pytest.mark.parametrize(
     ("url", "host"),
     [
