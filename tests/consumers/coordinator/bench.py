@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from consumers.coordinator.commands import (
     Command,
+    DeadlinePassed,
     Decision,
     Input,
     SlotAssigned,
@@ -20,7 +21,6 @@ from topics.events import (
     RunFinished,
     TaskSubmitted,
 )
-from topics.types.errors import SessionError
 from topics.types.session import Plan, SessionState, Stage, Status
 
 PLAN = Plan("default", 0, 3, 600, 3600, 600, "shell", "prefix_merging", b"{}", None, "train", b"{}")
@@ -74,6 +74,11 @@ class Bench:
             case CloseGroup():
                 self.groups.append(record)
 
+    def pass_time(self, ms: int) -> None:
+        """Advance the clock, and decide on the deadlines that have passed."""
+        self.now += ms
+        self.give(*(DeadlinePassed(session_id) for session_id in self.table.pop_due(self.now)))
+
     def session(self, session_id: str = "t.0") -> SessionState:
         found = self.table.session(session_id)
         assert found is not None
@@ -95,8 +100,8 @@ class Bench:
         self.assign(Stage.RUN)
         self.claim(Stage.RUN, f"r{attempt}", session_id, attempt)
 
-    def evaluate(self, status: Status = Status.COMPLETED, error: SessionError | None = None) -> None:
+    def evaluate(self) -> None:
         self.run()
-        self.give(RunFinished("f", "t.0", 1, "r1", status, 0, error))
+        self.give(RunFinished("f", "t.0", 1, "r1", Status.COMPLETED, 0))
         self.assign(Stage.EVALUATE)
         self.claim(Stage.EVALUATE, "e1")

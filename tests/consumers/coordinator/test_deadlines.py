@@ -133,8 +133,7 @@ def test_what_waits_for_a_slot_does_not_wait_longer_for_a_pause(is_paused: bool)
     bench.assign(Stage.INIT)
     if is_paused:
         bench.give(FleetPaused())
-    bench.now = TICKET_MS
-    bench.give(*(DeadlinePassed(session_id) for session_id in bench.table.pop_due(bench.now)))
+    bench.pass_time(TICKET_MS)
     assert bench.session().ticket_released_at is None
     bench.now = QUEUE_MS
     assert bench.table.pop_due(bench.now) == ["t.0"]

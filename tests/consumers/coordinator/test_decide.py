@@ -65,15 +65,20 @@ def test_a_session_accounts_for_its_waiting_and_working_times_and_knows_its_clai
 
 def test_a_build_holds_the_results_of_run_and_evaluation_and_is_repeated_after_a_minute() -> None:
     bench = Bench()
-    plan = replace(PLAN, metadata=b'{"a": 1}')
-    bench.give(replace(submitted(), plan=plan))
+    late = SessionError("run", Kind.BUDGET, "timeout", "over")
+    bench.give(replace(submitted(), plan=replace(PLAN, metadata=b'{"a": 1}')))
     bench.run()
-    bench.give(events.RunFinished("f", "t.0", 1, "r1", Status.COMPLETED, 0, artifacts={"patch": "p", "both": "run"}))
+    bench.give(
+        events.RunFinished("f", "t.0", 1, "r1", Status.TIMED_OUT, 0, late, artifacts={"patch": "p", "both": "run"})
+    )
     bench.assign(Stage.EVALUATE)
     bench.claim(Stage.EVALUATE, "e1")
     bench.now = 5_000
     bench.give(events.Evaluated("f", "t.0", 1, "e1", 0.5, {"c": 1.0}, artifacts={"both": "evaluation"}))
     build = bench.builds["t.0"]
+    assert (build.status, build.error) == (Status.TIMED_OUT, late), (
+        "a run that timed out is evaluated, and keeps its status"
+    )
     assert (build.reward, build.call_rewards, build.metadata) == (0.5, {"c": 1.0}, b'{"a": 1}')
     assert build.artifacts == {"patch": "p", "both": "evaluation"}
     bench.now += BUILDING_MS - 1
@@ -115,8 +120,7 @@ def test_an_unclaimed_ticket_is_released_again_at_no_cost_and_the_old_one_still_
     bench.give(submitted())
     bench.assign(Stage.INIT)
     assert wants(bench.table) == {}
-    bench.now = 10_000
-    bench.give(*(commands.DeadlinePassed(s) for s in bench.table.pop_due(bench.now)))
+    bench.pass_time(10_000)
     assert wants(bench.table) == {(Stage.INIT, "default"): 1}
     assert bench.claim(Stage.INIT, "a").commands == (Grant("t.0", 1, "a"),)
     assert bench.session().spent == 0
@@ -132,20 +136,11 @@ def test_attempts_spent_fail_the_session_with_what_was_captured_after_its_key_is
     assert bench.session().phase is Phase.CLOSING
     assert (bench.session().attempt, bench.session().past_claims) == (3, ["r1", "r2"]), "their keys stay closed"
     assert "t.0" not in bench.builds
-    bench.now += 2_000
-    bench.give(*(commands.DeadlinePassed(s) for s in bench.table.pop_due(bench.now)))
+    bench.pass_time(2_000)
     build = bench.builds["t.0"]
     assert (build.claim_id, build.status, build.reward) == ("r3", Status.FAILED, None)
     assert build.error is not None
     assert (build.error.kind, build.error.code) == (Kind.INFRA, "lost")
-
-
-def test_a_timed_out_run_is_evaluated_and_keeps_its_status_and_reward() -> None:
-    bench = Bench()
-    bench.give(submitted())
-    bench.evaluate(Status.TIMED_OUT, SessionError("run", Kind.BUDGET, "timeout", "over"))
-    bench.give(events.Evaluated("f", "t.0", 1, "e1", reward=0.5))
-    assert (bench.builds["t.0"].status, bench.builds["t.0"].reward) == (Status.TIMED_OUT, 0.5)
 
 
 def test_cancel_before_the_task_is_known_is_honoured() -> None:
@@ -192,12 +187,10 @@ def test_tickets_that_nobody_takes_for_days_cost_no_memory() -> None:
     bench.give(submitted())
     for _ in range(3000):
         bench.assign(Stage.INIT)
-        bench.now += TICKET_MS
-        bench.give(*(commands.DeadlinePassed(s) for s in bench.table.pop_due(bench.now)))
+        bench.pass_time(TICKET_MS)
     assert bench.session().ticket_released_at is None
     assert bench.table.pending_instants < 1100
-    bench.now = QUEUE_MS
-    bench.give(*(commands.DeadlinePassed(s) for s in bench.table.pop_due(bench.now)))
+    bench.pass_time(QUEUE_MS - bench.now)
     assert bench.session().phase is Phase.BUILDING
 
 

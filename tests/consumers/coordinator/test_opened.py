@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from consumers.coordinator.commands import DeadlinePassed
 from consumers.coordinator.deadlines import CLOSING_MS, UNOPENED_MS
 from tests.consumers.coordinator.bench import Bench, wants
 from topics import events
@@ -26,11 +25,6 @@ def closing(session_id: str = "t.0", reward: float | None = 1.0) -> events.Sessi
     return events.SessionCloseRequested("c", session_id, reward)
 
 
-def after(bench: Bench, ms: int) -> None:
-    bench.now += ms
-    bench.give(*(DeadlinePassed(session_id) for session_id in bench.table.pop_due(bench.now)))
-
-
 def test_an_open_is_granted_at_once_and_a_close_ends_it_with_its_reward() -> None:
     bench = Bench(now=1_000)
     opened = bench.give(opening())
@@ -41,7 +35,7 @@ def test_an_open_is_granted_at_once_and_a_close_ends_it_with_its_reward() -> Non
     ended = Revoke("t.0", "a", "ended"), CloseKey("t.0", "a"), Grant("t.0", 1, "c")
     assert bench.give(closing()).commands == ended
     assert "t.0" not in bench.builds, "the agent may be in the middle of a call"
-    after(bench, CLOSING_MS)
+    bench.pass_time(CLOSING_MS)
     build = bench.builds["t.0"]
     assert (build.claim_id, build.status, build.reward, build.error) == ("a", Status.COMPLETED, 1.0, None)
     assert (build.harness, build.builder, build.mode, build.output) == ("external", "prefix_merging", "train", None)
@@ -72,26 +66,20 @@ def test_an_open_that_contradicts_its_task_is_refused(wish: events.SessionOpenRe
     assert refused.skipped == f"refused_{reason}"
 
 
-def test_eval_sessions_go_to_their_own_topic() -> None:
-    bench = Bench()
-    bench.give(opening(mode="eval"), closing())
-    after(bench, CLOSING_MS)
-    assert (bench.builds["t.0"].mode, bench.builds["t.0"].output) == ("eval", "eval")
-
-
 def test_a_session_times_out_at_its_ttl_and_a_later_close_is_refused() -> None:
     bench = Bench()
-    bench.give(opening())
-    after(bench, TTL_MS - 1)
+    bench.give(opening(mode="eval"))
+    bench.pass_time(TTL_MS - 1)
     assert bench.session().phase is Phase.RUNNING
-    after(bench, 1)
+    bench.pass_time(1)
     assert bench.give(closing()).commands == (Revoke("t.0", "c", "ended"),)
-    after(bench, CLOSING_MS)
+    bench.pass_time(CLOSING_MS)
     build = bench.builds["t.0"]
     assert (build.status, build.reward, build.accounting.run_ms) == (Status.TIMED_OUT, None, TTL_MS)
     assert build.error is not None
     assert (build.error.kind, build.error.code) == (Kind.BUDGET, "timeout")
     assert "TTL of 60 s" in build.error.message
+    assert (build.mode, build.output) == ("eval", "eval")
 
 
 def test_a_close_of_an_unknown_or_unopened_session_is_refused() -> None:
@@ -104,10 +92,10 @@ def test_a_close_of_an_unknown_or_unopened_session_is_refused() -> None:
 def test_samples_that_nobody_opens_within_a_day_are_cancelled_so_that_the_group_ends() -> None:
     bench = Bench()
     bench.give(opening(samples=3), closing())
-    after(bench, CLOSING_MS)
+    bench.pass_time(CLOSING_MS)
     bench.now = UNOPENED_MS - 1_000
     bench.give(opening("b"))
-    after(bench, 1_000)
+    bench.pass_time(1_000)
     error = bench.builds["t.2"].error
     assert bench.builds["t.2"].status is Status.CANCELLED
     assert error is not None
@@ -125,7 +113,7 @@ def test_cancel_ends_open_and_unopened_samples() -> None:
     assert stop.commands == (Revoke("t.0", "a", "cancelled"), CloseKey("t.0", "a"))
     assert bench.builds["t.1"].status is Status.CANCELLED
     assert bench.give(opening("b")).commands == (Revoke("t", "b", "cancelled"),)
-    after(bench, CLOSING_MS)
+    bench.pass_time(CLOSING_MS)
     assert (bench.builds["t.0"].status, bench.builds["t.0"].claim_id) == (Status.CANCELLED, "a")
 
 
@@ -156,6 +144,6 @@ def test_a_withdrawn_open_leaves_its_sample_to_the_next_who_asks() -> None:
 def test_a_withdrawn_sample_still_ends_a_day_after_the_first_open() -> None:
     bench = Bench()
     bench.give(opening(), events.SessionOpenWithdrawn("w", "t", "a"))
-    after(bench, UNOPENED_MS)
+    bench.pass_time(UNOPENED_MS)
     assert bench.builds["t.0"].status is Status.CANCELLED
     assert bench.builds["t.0"].claim_id == "", "no call counts"

@@ -70,7 +70,7 @@ async def test_a_runtime_that_a_claim_uses_is_discarded_when_the_claim_has_ended
         assert living(mark)
         began = time.monotonic()
         await coordinator.revoke(claimed.claim_id, "busy.0")
-        await coordinator.fact(Stopped, "busy.0")
+        assert (await coordinator.fact(Stopped, "busy.0")).claim_id == claimed.claim_id
         stopped_s = time.monotonic() - began
         assert living(mark) == set()
         await host.has_only()

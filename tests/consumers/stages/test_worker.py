@@ -14,14 +14,14 @@ import pytest
 from consumers.runtimes import proctree
 from consumers.stages.worker import run_worker
 from tests.consumers.stages.coordinating import ALL, PATIENCE_S, PROXY, Coordinator, living, shell, ticket, working
+from tests.consumers.test_fanout import letters
 from tests.waiting import eventually
-from topics import dead_letters, fleet, stages
+from topics import fleet, stages
 from topics.environment.blobs import BlobStore
 from topics.environment.keys import BACKSTOP_S, PREFIX, Limits, Signer
 from topics.environment.settings import Settings
 from topics.events import Claimed, Evaluated, HandedBack, InitFinished, RunFinished, Stopped
 from topics.fleet import FleetState
-from topics.log import kafka
 from topics.types.errors import Kind, NotReadyError
 from topics.types.session import Stage, Status
 
@@ -124,14 +124,6 @@ async def test_a_harness_that_overruns_is_timed_out_and_dead(settings: Settings,
     assert ran.duration_ms >= 1000
 
 
-async def test_daemons_are_dead_when_the_run_is_reported(worker: Coordinator) -> None:
-    mark = uuid.uuid4().hex
-    command = "setsid nohup sleep 60 >/dev/null 2>&1 & (setsid sleep 60 &); exit 0"
-    _, ran = await worker.run(shell("daemons", command, agent={"env": {"MARK": mark}}))
-    assert living(mark) == set()
-    assert ran.status is Status.COMPLETED
-
-
 # --- artifacts
 
 
@@ -161,18 +153,6 @@ async def test_what_a_run_changed_is_kept_also_of_one_that_overran_and_no_key_is
 # --- claims
 
 
-async def test_a_claim_is_asked_for_again_until_answered(worker: Coordinator) -> None:
-    task = shell("patient", "true")
-    runtime = await worker.initialised(task)
-    await worker.release(ticket(task, RUN, runtime=runtime))
-    first = await worker.fact(Claimed, "patient.0", 1)
-    again = await worker.fact(Claimed, "patient.0", 2)
-    assert again == first
-    assert not worker.of(RunFinished, "patient.0"), "nothing starts before the Grant"
-    await worker.grant(first)
-    assert (await worker.fact(RunFinished, "patient.0")).claim_id == first.claim_id
-
-
 async def test_a_refused_claim_touches_nothing(settings: Settings, worker: Coordinator) -> None:
     task = shell("refused", "touch ran.txt")
     runtime = await worker.initialised(task)
@@ -184,20 +164,6 @@ async def test_a_refused_claim_touches_nothing(settings: Settings, worker: Coord
     (folder,) = folders(settings)
     assert list((folder / "workspace").iterdir()) == []
     assert [f for f in worker.facts if isinstance(f, Stopped | RunFinished)] == []
-
-
-async def test_revoking_a_run_kills_it_and_says_so(settings: Settings, worker: Coordinator) -> None:
-    mark = uuid.uuid4().hex
-    task = shell("revoked", "setsid sleep 60 & sleep 60", agent={"env": {"MARK": mark}})
-    runtime = await worker.initialised(task)
-    claimed = await worker.granted(ticket(task, RUN, runtime=runtime))
-    await eventually(lambda: len(living(mark)) >= 2, PATIENCE_S)
-    await worker.revoke(claimed.claim_id, "revoked.0")
-    stopped = await worker.fact(Stopped, "revoked.0")
-    assert living(mark) == set()
-    assert stopped.claim_id == claimed.claim_id
-    await eventually(lambda: claimed.claim_id not in worker.held(), PATIENCE_S)
-    assert len(folders(settings)) == 1, "the session's runtime isn't this claim's to remove"
 
 
 async def test_revoking_an_init_removes_its_runtime(settings: Settings, worker: Coordinator) -> None:
@@ -385,20 +351,10 @@ async def test_what_is_no_ticket_is_buried_and_the_next_one_taken(settings: Sett
     await worker.log.send_bytes(name, b"\xc1 no ticket", key=b"k")
     await worker.log.send_bytes(name, b"\x81\xa4type\xa6newest", key=b"k")
     await worker.initialised(shell("good", "true"))
-    reader = kafka.consumer(settings)
-    letter = kafka.TopicPartition(dead_letters.TOPIC.full_name(settings.namespace), 0)
-    await reader.start()
-    try:
-        reader.assign([letter])
-        async with asyncio.timeout(10):
-            found = (await reader.getmany(letter, timeout_ms=10_000))[letter]
-    finally:
-        await kafka.stop(reader, 2)
-    (buried,) = found
-    headers = {header: value.decode() for header, value in buried.headers}
-    assert buried.value == b"\xc1 no ticket"
-    assert headers["source-topic"] == name
-    assert "not a record" in headers["reason"]
+    (buried,) = await letters(settings, 1)
+    assert buried["body"] == "\ufffd no ticket"
+    assert buried["source-topic"] == name
+    assert "not a record" in buried["reason"]
 
 
 async def test_no_key_is_on_a_command_line_or_in_a_log_line(
