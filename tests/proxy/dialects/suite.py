@@ -5,15 +5,28 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 from hypothesis import strategies as st
 
-from proxy.chat import Answer, ChatRequest, FinishReason, FunctionCall, Message, ToolCall, Usage
+from proxy.chat import (
+    Answer,
+    ChatRequest,
+    FinishReason,
+    FunctionCall,
+    ImagePart,
+    Message,
+    TextPart,
+    ToolCall,
+    Usage,
+)
 from proxy.dialects.base import Dialect, Wire
 from proxy.errors import Refusal, RefusalError
 
+READINGS = Path(__file__).parent / "readings"
+"""For each dialect, by what they show: fields of requests, and the transcript that the model reads."""
 DEEP = b"[" * 100_000 + b"]" * 100_000
 HI = [Message("user", "hi")]
 
@@ -38,6 +51,29 @@ def comparable(request: ChatRequest) -> dict[str, Any]:
     """A request's fields without those of its dialect alone."""
     fields = {name: getattr(request, name) for name in request.__struct_fields__ if name != "wire"}
     return fields | {"response_format": bytes(request.response_format)}
+
+
+def transcript(messages: Sequence[Message]) -> list[str]:
+    """A line for each message: `tool run#c1: 'ok'`, `assistant: <reasoning> ['text', image(url)] run#c1 {"arguments":1}`."""
+    lines = []
+    for message in messages:
+        answers = "" if message.tool_call_id is None else f" {message.name or ''}#{message.tool_call_id}"
+        words = [f"{message.role}{answers}:"]
+        if message.reasoning is not None:
+            words.append(f"<{message.reasoning}>")
+        if isinstance(message.content, list):
+            words.append(f"[{', '.join(_shown(part) for part in message.content)}]")
+        elif message.content is not None:
+            words.append(repr(message.content))
+        words += [f"{call.function.name}#{call.id} {call.function.arguments}" for call in message.tool_calls]
+        lines.append(" ".join(words))
+    return lines
+
+
+def _shown(part: TextPart | ImagePart) -> str:
+    if isinstance(part, TextPart):
+        return repr(part.text)
+    return f"image({', '.join(filter(None, (part.image_url.url, part.image_url.detail)))})"
 
 
 # --- strategies
@@ -125,9 +161,16 @@ class DialectSuite:
     @classmethod
     def pytest_generate_tests(cls, metafunc: pytest.Metafunc) -> None:
         tables = {"refusal": "refused", "raw_field": "raw_fields", "effort": "efforts", "choice": "tool_choices"}
+        if "reading" in metafunc.fixturenames:
+            readings = json.loads((READINGS / f"{cls.dialect.name}.json").read_text())
+            metafunc.parametrize("reading", readings.values(), ids=readings.keys())
         for name, table in (tables | {"overflow": "overflows"}).items():
             if name in metafunc.fixturenames:
                 metafunc.parametrize(name, [*getattr(cls, table)], ids=str)
+
+    def test_a_conversation_is_read(self, reading: dict[str, Any]) -> None:
+        fields = {name: value for name, value in reading.items() if name != "transcript"}
+        assert transcript(self.parse(**fields).messages) == reading["transcript"]
 
     def test_what_cannot_be_carried_is_refused_with_its_field(self, refusal: tuple[dict[str, Any], str]) -> None:
         fields, field = refusal

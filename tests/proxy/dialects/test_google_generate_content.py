@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -19,11 +18,8 @@ from proxy.chat import (
     ChatRequest,
     ForcedTool,
     FunctionCall,
-    ImagePart,
-    ImageUrl,
     Message,
     NamedFunction,
-    TextPart,
     ToolCall,
     Usage,
 )
@@ -68,162 +64,7 @@ def configured(**config: Any) -> ChatRequest:
     return parse(generationConfig=config)
 
 
-# --- contents
-
-
-def test_text_and_calls_of_a_turn_are_one_message() -> None:
-    told = model({"text": "I "}, {"text": "look."}, call("f", {"b": 1.5, "a": "é"}, id="c1"), call("g", id="c2"))
-    assert messages(USER, told)[1] == Message(
-        "assistant",
-        content="I look.",
-        tool_calls=[
-            ToolCall("c1", FunctionCall("f", '{"b":1.5,"a":"é"}')),
-            ToolCall("c2", FunctionCall("g", "{}")),
-        ],
-    )
-
-
-def test_a_streams_chunks_kept_apart_are_one_turn() -> None:
-    thought, text, calls = model({"text": "Hm.", "thought": True}), model({"text": "So."}), model(call("f", id="c"))
-    assert messages(USER, thought, text, calls) == messages(
-        USER, model(*thought["parts"], *text["parts"], call("f", id="c"))
-    )
-
-
-def test_a_system_content_stays_where_it_stands() -> None:
-    told = parse(
-        systemInstruction={"role": "user", "parts": [{"text": "be"}]},
-        contents=[USER, {"role": "system", "parts": "now"}, USER],
-    )
-    assert [(message.role, message.content) for message in told.messages] == [
-        ("system", "be"),
-        ("user", "hi"),
-        ("system", "now"),
-        ("user", "hi"),
-    ]
-
-
-@pytest.mark.parametrize(
-    "contents",
-    [
-        "hi",
-        ["hi"],
-        {"parts": {"text": "hi"}},
-        [{"parts": "hi"}],
-        [{"role": "user", "parts": ["hi"]}],
-        [{"role": "", "parts": [{"text": "hi", "thought": None, "partMetadata": {"x": 1}}, {"videoMetadata": {}}]}],
-    ],
-    ids=str,
-)
-def test_contents_are_taken_in_all_their_forms(contents: Any) -> None:
-    assert parse(contents=contents).messages == [Message("user", content="hi")]
-
-
-def test_texts_in_a_row_are_a_list() -> None:
-    assert messages(user({"text": "a"}, {"text": "b"})) == [Message("user", content=[TextPart("a"), TextPart("b")])]
-
-
-def test_a_call_without_a_role_is_the_models() -> None:
-    assert messages(USER, {"parts": [call("f", id="c")]})[1].tool_calls == [ToolCall("c", FunctionCall("f", "{}"))]
-
-
-IDS = [
-    ([{"id": "x"}, {"id": "y"}], [{"id": "y"}, {"id": "x"}], ["y", "x"]),
-    ([{}, {}], [{}, {}], ["polar_call_1", "polar_call_2"]),
-    ([{}, {}], [{"id": "cli_1"}, {"id": "cli_2"}], ["polar_call_1", "polar_call_2"]),
-    ([{"id": "x"}, {"id": "y"}], [{}, {}], ["x", "y"]),
-    ([{"id": "x"}, {"id": "y"}], [{"id": "z"}, {"id": "y"}], ["z", "y"]),
-]
-
-
-@pytest.mark.parametrize(("calls", "responses", "ids"), IDS)
-def test_responses_find_their_calls_by_id_and_else_in_order(
-    calls: list[dict[str, str]], responses: list[dict[str, str]], ids: list[str]
-) -> None:
-    told = messages(USER, model(*(call("f", **c) for c in calls)), user(*(response("f", {}, **r) for r in responses)))
-    assert [message.tool_call_id for message in told[2:]] == ids
-    assert all(message.name == "f" for message in told[2:])
-
-
-def test_responses_without_ids_find_their_calls_by_name() -> None:
-    told = messages(USER, model(call("f"), call("g")), user(response("g", {}), response("f", {})))
-    assert [message.tool_call_id for message in told[2:]] == ["polar_call_2", "polar_call_1"]
-
-
-def test_ids_that_are_made_stay_as_a_conversation_grows() -> None:
-    turns = [USER, model(call("f")), user(response("f", {})), model(call("f")), user(response("f", {}))]
-    assert messages(*turns)[: len(messages(*turns[:3]))] == messages(*turns[:3])
-    assert [message.tool_call_id for message in messages(*turns) if message.role == "tool"] == [
-        "polar_call_1",
-        "polar_call_2",
-    ]
-
-
-@pytest.mark.parametrize(
-    ("told", "content"),
-    [
-        ({"output": "a\nb"}, "a\nb"),
-        ({"result": [1, "é"]}, '[1,"é"]'),
-        ({"name": "f", "content": "a"}, "a"),
-        ({"error": "no"}, '{"error":"no"}'),
-        ({"output": "a", "code": 0}, '{"output":"a","code":0}'),
-        ({"output": None}, ""),
-        ({}, "{}"),
-        ("a", "a"),
-        (None, ""),
-    ],
-)
-def test_what_a_function_answered_is_text_by_rule(told: Any, content: str) -> None:
-    assert messages(USER, model(call("f")), user(response("f", told)))[2].content == content
-
-
-def test_responses_and_what_stands_among_them_keep_their_order() -> None:
-    told = user({"text": "a"}, response("f", {"output": "1"}), {"text": "b"}, response("f", {"output": "2"}))
-    assert [(message.role, message.content) for message in messages(USER, model(call(), call()), told)[2:]] == [
-        ("user", "a"),
-        ("tool", "1"),
-        ("user", "b"),
-        ("tool", "2"),
-    ]
-
-
-PIXEL = base64.urlsafe_b64encode(b"\xfb\xff\xfe").decode()
-IMAGE = ImagePart(ImageUrl("data:image/png;base64,+//+"))
-PNG = {"inlineData": {"mimeType": "image/png", "data": PIXEL}}
-PDF = {"inline_data": {"mime_type": "application/pdf", "data": "AAAA"}}
 SOUND = {"inlineData": {"mimeType": "audio/wav", "data": "AAAA"}}
-
-
-def test_images_are_carried_by_value_and_by_address() -> None:
-    linked = {"file_data": {"mime_type": "image/png", "file_uri": "https://x/y"}}
-    assert messages(user(PNG, {"text": "?"}))[0].content == [IMAGE, TextPart("?")]
-    assert messages(user(linked))[0].content == [ImagePart(ImageUrl("https://x/y"))]
-
-
-def test_a_responses_image_is_in_its_message_and_one_beside_it_follows() -> None:
-    told = messages(USER, model(call()), user(response("f", {"output": "look"}, parts=[PNG]), PNG))
-    assert told[2].content == [TextPart("look"), IMAGE]
-    assert told[3] == Message("user", content=[IMAGE])
-
-
-def test_a_text_file_is_text() -> None:
-    blob = {"inlineData": {"mimeType": "text/csv", "data": base64.b64encode("a,é".encode()).decode()}}
-    assert messages(user(blob))[0].content == "a,é"
-
-
-def test_of_a_document_the_model_is_told_that_it_is_not_shown() -> None:
-    assert messages(user(PDF))[0].content == "[application/pdf: not shown]"
-
-
-def test_a_file_that_the_model_asked_for_ends_no_session() -> None:
-    told = messages(USER, model(call()), user(response("f", {"output": "read"}), SOUND))
-    assert told[3].content == "[audio/wav: not shown]"
-
-
-def test_code_that_google_ran_is_text() -> None:
-    code = {"executableCode": {"language": "PYTHON", "code": "1+1"}}
-    result = {"codeExecutionResult": {"outcome": "OUTCOME_OK", "output": "2"}}
-    assert messages(USER, model(code, result))[1].content == "```python\n1+1\n```\n```\n2\n```\n"
 
 
 # --- both spellings
@@ -255,20 +96,6 @@ def test_snake_case_is_read_as_camel_case_is_and_free_values_keep_their_names() 
     assert bytes(told.tools[0].function.parameters) == b'{"properties":{"mime_type":{"type":"string"}}}'
     assert told.tool_choice == ForcedTool(NamedFunction("f"))
     assert (told.sampling.max_tokens, told.stop, told.reasoning_effort) == (5, ["x"], "none")
-
-
-# --- reasoning
-
-
-def test_a_thought_is_the_turns_reasoning() -> None:
-    told = messages(USER, model({"text": "Hm.", "thought": True, "thoughtSignature": "c2tpcA=="}, {"text": "So."}))
-    assert told[1] == Message("assistant", content="So.", reasoning="Hm.")
-
-
-@pytest.mark.parametrize("mark", ["skip_thought_signature_validator", "c2tpcA==", "cG9sYXI6eA==", "é", ""])
-def test_a_signature_that_is_not_ours_tells_nothing(mark: str) -> None:
-    told = messages(USER, model(call("f", id="c") | {"thoughtSignature": mark}))
-    assert told[1] == Message("assistant", tool_calls=[ToolCall("c", FunctionCall("f", "{}"))])
 
 
 # --- tools and configuration

@@ -16,11 +16,8 @@ from proxy.chat import (
     ChatRequest,
     ForcedTool,
     FunctionCall,
-    ImagePart,
-    ImageUrl,
     Message,
     NamedFunction,
-    TextPart,
     ToolCall,
     Usage,
 )
@@ -49,44 +46,6 @@ def chosen(kind: str, name: str) -> dict[str, Any]:
 
 def parse(**fields: Any) -> ChatRequest:
     return TestOpenAIChat.parse(**fields)
-
-
-def test_a_developer_message_in_the_middle_stays_where_it_is() -> None:
-    roles = ["system", "user", "developer", "user"]
-    request = parse(messages=[{"role": role, "content": role} for role in roles])
-    assert [message.role for message in request.messages] == roles
-    assert [message.content for message in request.messages] == roles
-
-
-def test_content_part_lists_stay_lists() -> None:
-    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b", "cache_control": {"type": "ephemeral"}}]
-    assert parse(messages=[{"role": "user", "content": parts}]).messages[0].content == [TextPart("a"), TextPart("b")]
-
-
-def test_tool_arguments_are_kept_as_the_very_string() -> None:
-    spelt = '{"a" : 1.50,\t"b":"\\u00e9", broken'
-    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": spelt}}
-    assistant = {"role": "assistant", "tool_calls": [call], "provider_specific_fields": {"x": 1}}
-    messages = parse(messages=[USER, assistant, {"role": "tool", "tool_call_id": "c1", "content": "ok"}]).messages
-    assert messages[1] == Message("assistant", tool_calls=[ToolCall("c1", FunctionCall("f", spelt))])
-
-
-@pytest.mark.parametrize("field", ["reasoning", "reasoning_content"])
-def test_both_spellings_of_reasoning_are_one(field: str) -> None:
-    assert parse(messages=[{"role": "assistant", field: " so "}]).messages[0].reasoning == " so "
-
-
-def test_a_turn_that_codex_parts_in_two_is_one_again() -> None:
-    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
-    calls = {"role": "assistant", "content": None, "tool_calls": [call]}
-    text = {"role": "assistant", "content": "I look."}
-    result = {"role": "tool", "tool_call_id": "c1", "content": "ok"}
-    whole = {**calls, "content": "I look."}
-    assert parse(messages=[USER, calls, text, result]) == parse(messages=[USER, whole, result])
-    assert len(parse(messages=[USER, text, calls, result]).messages) == 4
-    assert len(parse(messages=[USER, text, text]).messages) == 3
-    thought = {**text, "reasoning_content": "Hm."}  # Codex repeats none: this is a turn of its own
-    assert parse(messages=[USER, calls, thought]).messages[-1] == Message("assistant", "I look.", "Hm.")
 
 
 FUNCTIONS = [{"type": "function", "function": {"name": name}} for name in "fg"]
@@ -199,21 +158,6 @@ def told_calls(call: ToolCall) -> list[dict[str, Any]]:
     assert {key: pieces[0][key] for key in ("id", "type")} == {key: told[0][key] for key in ("id", "type")}
     assert "".join(piece["custom"]["input"] for piece in pieces) == told[0]["custom"]["input"]
     return told
-
-
-@pytest.mark.parametrize(
-    ("file", "part"),
-    [
-        ({"filename": "a.txt", "file_data": "data:text/plain;base64,aMOp"}, TextPart("a.txt\nh\u00e9")),
-        ({"filename": "a.txt", "file_data": "data:text/plain;base64,/w=="}, TextPart("[a.txt: not shown]")),
-        ({"filename": "a.pdf", "file_data": "data:application/pdf;base64,AAAA"}, TextPart("[a.pdf: not shown]")),
-        ({"file_data": "AAAA"}, TextPart("[file: not shown]")),
-        ({"file_data": "data:image/png;base64,AAAA"}, ImagePart(ImageUrl("data:image/png;base64,AAAA"))),
-    ],
-)
-def test_files_are_shown_where_they_can_be(file: dict[str, str], part: Any) -> None:
-    told = parse(messages=[{"role": "user", "content": [{"type": "file", "file": file}]}])
-    assert told.messages[0].content == [part]
 
 
 def test_sampling_is_read_and_unknown_fields_are_skipped() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import re
 from typing import Any, get_args
@@ -22,11 +21,8 @@ from proxy.chat import (
     ChatRequest,
     ForcedTool,
     FunctionCall,
-    ImagePart,
-    ImageUrl,
     Message,
     NamedFunction,
-    TextPart,
     ToolCall,
     Usage,
 )
@@ -78,175 +74,15 @@ def calls(*named: tuple[str, str]) -> Message:
 # --- messages
 
 
-def test_a_string_is_the_users_and_instructions_come_first() -> None:
-    request = parse(input="hello", instructions="Be brief.")
-    assert request.messages == [Message("system", "Be brief."), Message("user", "hello")]
-    assert request.instructions
+def test_instructions_are_noted() -> None:
+    assert parse(instructions="Be brief.").instructions
     assert not parse().instructions
-
-
-def test_messages_keep_their_roles_places_and_part_lists() -> None:
-    typed = {"type": "message", "id": "msg_1", "role": "developer", "content": [{"type": "input_text", "text": "a"}]}
-    messages = read(USER, typed, {"role": "system", "content": "b"}, {"type": "message", "role": "user", "content": []})
-    assert messages == [
-        Message("user", "hi"),
-        Message("developer", [TextPart("a")]),
-        Message("system", "b"),
-        Message("user", []),
-    ]
-
-
-def test_images_and_files_are_carried_or_told() -> None:
-    data = "data:text/plain;base64," + base64.b64encode(b"a,b").decode()
-    [message] = read(
-        {
-            "role": "user",
-            "content": [
-                {"type": "input_image", "image_url": "data:image/png;base64,xx", "detail": "original"},
-                {"type": "input_image", "image_url": "https://x/y.png"},
-                {"type": "input_file", "filename": "a.csv", "file_data": data},
-                {"type": "input_file", "filename": "a.pdf", "file_data": "data:application/pdf;base64,AAAA"},
-                {"type": "input_file", "file_url": "https://x/y.pdf"},
-            ],
-        }
-    )
-    assert message.content == [
-        ImagePart(ImageUrl("data:image/png;base64,xx", "high")),
-        ImagePart(ImageUrl("https://x/y.png")),
-        TextPart("a.csv\na,b"),
-        TextPart("[a.pdf: not shown]"),
-        TextPart("[https://x/y.pdf: not shown]"),
-    ]
-
-
-def test_reasoning_text_and_calls_of_one_turn_are_one_message() -> None:
-    spelt = '{"a" : 1.50,\t"b":"\\u00e9", broken'
-    turn = read(
-        {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "hm "}], "content": None},
-        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "I look."}]},
-        {"type": "function_call", "call_id": "c1", "name": "f", "arguments": spelt, "status": "completed"},
-        {"type": "function_call", "call_id": "c2", "name": "g", "arguments": "", "namespace": "n"},
-        {"type": "function_call_output", "call_id": "c1", "output": "ok"},
-        {
-            "type": "function_call_output",
-            "call_id": "c2",
-            "output": [{"type": "input_image", "image_url": "https://i"}],
-        },
-    )
-    assert turn == [
-        Message(
-            "assistant",
-            "I look.",
-            "hm ",
-            [ToolCall("c1", FunctionCall("f", spelt)), ToolCall("c2", FunctionCall("n__g", ""))],
-        ),
-        Message("tool", "ok", tool_call_id="c1"),
-        Message("tool", [ImagePart(ImageUrl("https://i"))], tool_call_id="c2"),
-    ]
-
-
-def test_an_item_that_cannot_follow_begins_a_new_turn() -> None:
-    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
-    said = {"role": "assistant", "content": "a"}
-    thought = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "r"}]}
-    turns = read(said, said, call, said, call, thought, thought, said, {"type": "web_search_call", "id": "ws"}, call)
-    assert [(turn.reasoning, turn.content, len(turn.tool_calls)) for turn in turns] == [
-        (None, "a", 0),
-        (None, "a", 1),
-        (None, "a", 1),
-        ("r\n\nr", "a", 1),
-    ]
-
-
-def test_our_ids_tell_turns_apart_and_bring_a_turn_together() -> None:
-    one, other = "a" * 32, "b" * 32
-    thought = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "r"}]}
-    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
-    turns = read(
-        thought | {"id": f"rs_{one}"},
-        thought | {"id": f"rs_{other}"},
-        call | {"id": f"fc_{other}_0"},
-        {"type": "function_call_output", "call_id": "c", "output": "aborted"},
-        call | {"id": f"fc_{other}_1"},
-    )
-    assert [(turn.role, turn.reasoning, len(turn.tool_calls)) for turn in turns] == [
-        ("assistant", "r", 0),
-        ("assistant", "r", 2),
-        ("tool", None, 0),
-    ]
 
 
 def test_a_turn_that_is_told_twice_stands_twice() -> None:
     told = output(ASKED, answered(Message("assistant", "a", "r", [ToolCall("c", FunctionCall("f", "{}"))])))
     result = {"type": "function_call_output", "call_id": "c", "output": "o"}
     assert read(*told, result, USER, *told, result, USER) == read(*told, result, USER) * 2
-
-
-@pytest.mark.parametrize(
-    ("item", "reasoning"),
-    [
-        ({"encrypted_content": signature.seal("whole"), "summary": [{"text": "short"}]}, "whole"),
-        ({"encrypted_content": "gAAAA", "summary": [{"type": "summary_text", "text": "short"}]}, "short"),
-        ({"content": [{"type": "reasoning_text", "text": "raw"}], "summary": [{"text": "short"}]}, "raw"),
-    ],
-)
-def test_reasoning_is_what_its_signature_holds_else_its_text(item: dict[str, Any], reasoning: str) -> None:
-    assert read({"type": "reasoning", "id": "rs_1", **item})[0].reasoning == reasoning
-
-
-def test_a_message_to_an_agent_is_the_users_in_plain_text() -> None:
-    parts = [{"type": "input_text", "text": "Payload:\n"}, {"type": "encrypted_content", "encrypted_content": "say hi"}]
-    item = {"type": "agent_message", "author": "/lead", "recipient": "/lead/second", "content": parts}
-    assert read(item) == [Message("user", [TextPart("Payload:\n"), TextPart("say hi")])]
-
-
-def test_items_of_built_in_tools_are_calls_and_results() -> None:
-    action: dict[str, Any] = {
-        "type": "exec",
-        "command": ["ls"],
-        "env": {},
-        "timeout_ms": None,
-        "working_directory": "/x",
-        "user": None,
-    }
-    patch = {"type": "update_file", "path": "a", "diff": "@@"}
-    messages = read(
-        {"type": "local_shell_call", "id": "l", "call_id": "c1", "action": action, "status": "completed"},
-        {"type": "shell_call", "call_id": "c2", "action": {"commands": ["a", "b"], "max_output_length": None}},
-        {"type": "apply_patch_call", "call_id": "c3", "operation": patch, "status": "completed"},
-        {"type": "tool_search_call", "call_id": "c4", "execution": "client", "arguments": {"query": "x", "limit": 1.0}},
-        {"type": "local_shell_call_output", "id": "c1", "output": "out"},
-        {"type": "shell_call_output", "call_id": "c2", "output": [{"stdout": "x", "stderr": ""}]},
-        {"type": "apply_patch_call_output", "call_id": "c3", "status": "failed", "output": "no such file"},
-        {"type": "tool_search_output", "call_id": "c4", "tools": []},
-    )
-    assert [(call.id, call.function.name, call.function.arguments) for call in messages[0].tool_calls] == [
-        ("c1", "local_shell", '{"command":["ls"],"working_directory":"/x"}'),
-        ("c2", "shell", '{"commands":["a","b"]}'),
-        ("c3", "apply_patch", '{"type":"update_file","path":"a","diff":"@@"}'),
-        ("c4", "tool_search", '{"query":"x","limit":1.0}'),
-    ]
-    assert [(message.tool_call_id, message.content) for message in messages[1:]] == [
-        ("c1", "out"),
-        ("c2", '[{"stdout":"x","stderr":""}]'),
-        ("c3", "failed: no such file"),
-        ("c4", "No tools."),
-    ]
-
-
-@pytest.mark.parametrize(
-    "item",
-    [
-        {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"type": "search", "query": "x"}},
-        {"type": "tool_search_call", "execution": "server", "call_id": None, "arguments": {}},
-        {"type": "tool_search_output", "execution": "server", "call_id": None, "tools": []},
-        {"type": "configuration_update", "id": "cu", "reasoning": {"effort": "low"}},
-        {"type": "mcp_list_tools", "id": "m", "tools": []},
-        {"type": "invented_in_2027", "payload": [1]},
-    ],
-)
-def test_items_that_no_model_here_made_are_passed_over(item: dict[str, Any]) -> None:
-    assert read(item, USER) == [Message("user", "hi")]
 
 
 # --- tools
