@@ -14,18 +14,24 @@ Requests = list[tuple[str, str | None, Any]]
 
 
 @contextmanager
-def serving(answer: Callable[[Any], tuple[int, object]]) -> Iterator[tuple[str, Requests]]:
-    """The server's URL and its requests so far. `answer` gives status and body for a request's body; bytes are sent as they are."""
+def serving(
+    answer: Callable[[Any], tuple[int, object] | tuple[int, object, dict[str, str]]],
+) -> Iterator[tuple[str, Requests]]:
+    """The server's URL and its requests so far, the one being answered included.
+
+    `answer` gives status, body and headers for a request's body; a body of bytes is sent as it is, others as JSON.
+    """
     requests: Requests = []
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))) or b"null")
             requests.append((self.path, self.headers["Authorization"], body))
-            status, answered = answer(body)
+            status, answered, *more = answer(body)
             data = answered if isinstance(answered, bytes) else json.dumps(answered).encode()
             self.send_response(status)
-            self.send_header("Content-Length", str(len(data)))
+            for name, value in ({"Content-Length": str(len(data))} | (more[0] if more else {})).items():
+                self.send_header(name, value)
             self.end_headers()
             self.wfile.write(data)
 

@@ -21,15 +21,17 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from aiohttp import web
 
 import polar
 from polar.client import SessionTable
 from polar.fleet import InFlight
 from polar.scripted.record import Sampled
 from tests.acceptance.fleet import Fleet, fleet
+from tests.consumers.webhooks.endpoint import receiving
+from tests.waiting import eventually
 from topics.log.kafka import KafkaError
 from topics.log.producer import UnacknowledgedError
 from topics.types.completion import Completion
@@ -202,42 +204,21 @@ class Torment:
 
 async def run(data: Path, scenario: Scenario, say: Say) -> Counter[str]:
     """One whole torment and its checks; what was done. Raises AssertionError for a promise that was broken."""
-    async with fleet(data, WORKERS, brokers=scenario.brokers) as system, _told() as (url, told):
+    async with fleet(data, WORKERS, brokers=scenario.brokers) as system, receiving() as endpoint:
         await system.start("proxy-2")
         names = [f"chaos{n}" for n in range(scenario.tasks)]
         torment = Torment(system, random.Random(scenario.seed), say)
         async with asyncio.TaskGroup() as group:
             group.create_task(torment.run(scenario.seconds), name="torment")
-            group.create_task(_submit_all(system, names, scenario.seconds * 0.8, url), name="submit")
+            group.create_task(_submit_all(system, names, scenario.seconds * 0.8, endpoint.url), name="submit")
         say(f"at rest; done: {dict(sorted(torment.deeds.items()))}")
         await _settle(system, names, say)
         await check(system, names)
-        async with asyncio.timeout(TOLD_S):
-            while told.keys() != set(names):
-                await asyncio.sleep(0.2)
+        await eventually(
+            lambda: {json.loads(call.body)["data"]["task_id"] for call in endpoint.calls} == set(names), TOLD_S
+        )
         await _check_lake(system, names)
         return torment.deeds
-
-
-@asynccontextmanager
-async def _told() -> AsyncIterator[tuple[str, Counter[str]]]:
-    """An endpoint for webhooks, and how often each task's end was told to it."""
-    told: Counter[str] = Counter()
-
-    async def receive(request: web.Request) -> web.Response:
-        told[(await request.json())["data"]["task_id"]] += 1
-        return web.Response(status=204)
-
-    app = web.Application()
-    app.router.add_post("/", receive)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    try:
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}/", told
-    finally:
-        await runner.cleanup()
 
 
 async def _check_lake(system: Fleet, names: list[str]) -> None:
@@ -247,29 +228,20 @@ async def _check_lake(system: Fleet, names: list[str]) -> None:
         "SELECT (SELECT count(*) FROM groups WHERE ended = num_samples) AS tasks, (SELECT count(*) FROM sessions) AS sessions, "
         "(SELECT count(*) FROM trajectories) AS trajectories"
     )
-    found: object = None
-    async with asyncio.timeout(LAKE_S):
-        while found != expected:
-            code, out, said = await system.polar("sql", query, "--format", "json")
-            assert code == 0, said
-            found = json.loads(out)
+
+    async def is_complete() -> bool:
+        code, out, said = await system.polar("sql", query, "--format", "json")
+        assert code == 0, said
+        return bool(json.loads(out) == expected)
+
+    await eventually(is_complete, LAKE_S)
 
 
 async def _submit_all(system: Fleet, names: list[str], over_s: float, callback_url: str) -> None:
     """In ten portions over this time: there is work whenever something is killed."""
+    more: dict[str, Any] = {"max_attempts": 100, "timeouts": {"run": 600}, "callback_url": callback_url}
     for portion in range(10):
-        bodies = [
-            system.task(
-                name,
-                TURNS,
-                SAMPLES,
-                pause_s=PAUSE_S,
-                max_attempts=100,
-                timeouts={"run": 600},
-                callback_url=callback_url,
-            )
-            for name in names[portion::10]
-        ]
+        bodies = [system.task(name, TURNS, SAMPLES, pause_s=PAUSE_S, **more) for name in names[portion::10]]
         if bodies:
             async with asyncio.timeout(SUBMITTED_S):
                 while (result := await system.polar("submit", "-", stdin="\n".join(map(json.dumps, bodies))))[0] != 0:
@@ -313,9 +285,7 @@ async def check(system: Fleet, names: list[str]) -> None:
     assert {call_id: logged[call_id] for call_id in seen} == dict.fromkeys(seen, 1)
     assert await system.dead_letters() == 0
     assert system.leftovers() == []
-    async with asyncio.timeout(REAPED_S):
-        while system.runtimes():
-            await asyncio.sleep(0.5)
+    await eventually(lambda: not system.runtimes(), REAPED_S, every_s=0.5)
 
 
 def check_tokens(trajectory: Trajectory, calls: list[Sampled]) -> None:

@@ -23,6 +23,7 @@ import psutil
 from polar.embedded import Broker
 from polar.scripted.record import Sampled
 from tests.kafka_cluster import Cluster
+from tests.waiting import eventually
 from topics import completions, trajectories, workers
 from topics.completions import CallRecord
 from topics.contract import catalogue
@@ -252,18 +253,16 @@ class Fleet:
 
     async def worker_id(self, name: str) -> str:
         """The id under which a stage worker beats, once its group has given it partitions."""
-        found: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        found: list[str] = []
 
         def on_sign(sign: workers.Sign, _: object) -> None:
-            if not isinstance(sign, workers.Heartbeat) or sign.pid != self.processes[name].pid or found.done():
-                return
-            if any(slots.partitions for slots in sign.stages):
-                found.set_result(sign.worker_id)
+            if isinstance(sign, workers.Heartbeat) and sign.pid == self.processes[name].pid:
+                found.extend([sign.worker_id] if any(slots.partitions for slots in sign.stages) else [])
 
         follower = Follower(self.settings, workers.TOPIC, on_sign, since=Since.BEGINNING)
         await follower.start()
         try:
-            return await asyncio.wait_for(found, READY_S)
+            return (await eventually(lambda: found, READY_S))[0]
         finally:
             await follower.stop()
 
@@ -286,6 +285,17 @@ class Fleet:
     def runtimes(self) -> list[Path]:
         """Sandboxes that still lie there."""
         return list((self.data / "runtimes" / self.settings.namespace).glob("*"))
+
+    async def boot(self, names: Sequence[str], *engine_options: str) -> None:
+        """Make the topics, then start engine, proxy and these workers, in order."""
+        topics = [*catalogue.FIXED, *catalogue.of_pool(catalogue.DEFAULT_POOL)]
+        await admin.apply(self.settings, topics, embedded=isinstance(self.kafka, Broker), reach_s=READY_S)
+        self.write_env()
+        await self.start_engine(*engine_options)
+        await self.start("proxy")
+        self.write_env()
+        for name in names:
+            await self.start(name)
 
     async def stop(self) -> None:
         for process in self.processes.values():
@@ -316,14 +326,7 @@ async def fleet(
     settings = Settings(kafka=kafka.bootstrap, data=data, namespace="polar", replication=copies, min_insync=in_sync)
     made = Fleet(data, kafka, settings, mode=mode)
     try:
-        topics = [*catalogue.FIXED, *catalogue.of_pool(catalogue.DEFAULT_POOL)]
-        await admin.apply(settings, topics, embedded=brokers == 1, reach_s=READY_S)
-        made.write_env()
-        await made.start_engine(*engine_options)
-        await made.start_proxy()
-        made.write_env()
-        for name in names:
-            await made.start(name)
+        await made.boot(names, *engine_options)
         yield made
     finally:
         await made.stop()

@@ -5,7 +5,6 @@ The seed is printed, and taken from `POLAR_CHAOS_SEED` where that is set.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import random
@@ -17,6 +16,7 @@ import pytest
 from polar.client import SessionTable
 from tests.acceptance import chaos
 from tests.acceptance.fleet import ROLES, fleet
+from tests.waiting import eventually
 from topics.types.session import Phase, Status
 from topics.types.trajectory import Trajectory
 
@@ -45,9 +45,7 @@ async def test_a_killed_run_worker_costs_one_attempt_and_leaves_nothing(tmp_path
             claims = {s.claim_id for s in rows.values() if s.sample_index in lost}
             await system.kill("run-1")
             killed_at = time.monotonic()
-            async with asyncio.timeout(10):
-                while [each for each in system.leftovers() if each.claim_id in claims]:
-                    await asyncio.sleep(0.02)
+            await eventually(lambda: not [each for each in system.leftovers() if each.claim_id in claims])
             print(f"nothing of them lives {time.monotonic() - killed_at:.2f} s after the kill")
             assert await table.until(
                 lambda: all(rows[n].attempt == 2 and rows[n].phase is Phase.RUNNING for n in lost), 60

@@ -110,17 +110,7 @@ async def test_a_trainer_killed_between_checkpoints_gets_nothing_twice_and_misse
 
 
 async def test_the_example_trains_on_what_is_new_and_keeps_its_place(data: Path, writer: Writer) -> None:
-    loop = [
-        "examples/trainer_loop.py",
-        "--data",
-        str(data),
-        "--groups",
-        "2",
-        "--state",
-        str(data / "s"),
-        "--timeout",
-        "1",
-    ]
+    loop = ["examples/trainer_loop.py", *f"--data {data} --groups 2 --state {data / 's'} --timeout 1".split()]
     await writer.write([*group("mixed", [1.0, 0.0, None]), *group("equal", [1.0, 1.0])])
     code, said, error = await run(*loop)
     assert (code, error) == (0, "")

@@ -7,23 +7,23 @@ import os
 import shlex
 import shutil
 import subprocess
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import docker
 import pytest
 from docker.models.containers import Container
 from testcontainers.compose import DockerCompose
 
+from tests.waiting import until
+
 COMPOSE = Path(__file__).parents[2] / "compose"
 FILES = "docker-compose.yml:docker-compose.offline.yml"
 CLI_S = 900.0
 """What a command builds on a bare machine included."""
-T = TypeVar("T")
 
 
 class Stack:
@@ -64,7 +64,7 @@ class Stack:
 
     def answered(self, query: str, within_s: float) -> list[dict[str, Any]]:
         """The first answer that isn't empty."""
-        return eventually(query, lambda: self.asked(query), within_s)
+        return until(lambda: self.asked(query), within_s, every_s=0.5)
 
     def targets(self) -> Counter[tuple[str, str]]:
         """Prometheus' targets, counted by role and health."""
@@ -108,15 +108,6 @@ def environment(base: str, project: str, folder: Path) -> Iterator[None]:
         if subprocess.run(["docker", "compose", "version"], capture_output=True, check=False).returncode != 0:
             patch.setenv("PATH", f"{_stand_in(folder)}:{os.environ['PATH']}")
         yield
-
-
-def eventually(what: str, look: Callable[[], T], within_s: float) -> T:
-    """The first answer that is something; fails after `within_s`."""
-    deadline = time.monotonic() + within_s
-    while not (found := look()):
-        assert time.monotonic() < deadline, f"not within {within_s:.0f} s: {what}"
-        time.sleep(0.5)
-    return found
 
 
 def _stand_in(folder: Path) -> Path:

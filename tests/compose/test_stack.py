@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.compose.stack import COMPOSE, Stack, eventually
+from tests.compose.stack import COMPOSE, Stack
+from tests.waiting import until
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(1800)]
 
@@ -89,7 +90,7 @@ def test_every_service_scales_and_prometheus_finds_every_replica(stack: Stack) -
     wanted = dict.fromkeys((*CONSUMERS, "proxy"), 2) | {"run": 3}
     stack.scale(**wanted, prometheus=1)
     expected = Counter({(role, "up"): count for role, count in wanted.items()})
-    eventually(f"targets {expected}", lambda: stack.targets() == expected, 400)
+    until(lambda: stack.targets() == expected, 400, every_s=0.5)
     for stage in STAGES:
         stack.answered(f'sum(polar_backlog{{stage="{stage}"}})', 60)
 

@@ -12,12 +12,17 @@ import pytest
 from aiokafka.admin import RecordsToDelete
 
 from consumers.building.builder import run_builder
-from topics import completions
+from tests.waiting import eventually
+from topics import completions, trajectories
 from topics.contract import catalogue
+from topics.contract.codec import Codec
+from topics.contract.topic import Topic
 from topics.environment.settings import Settings
 from topics.log import admin, kafka
+from topics.log.owner import read_back
 from topics.log.partition import partition_of_task
 from topics.log.producer import LogProducer
+from topics.types.trajectory import Trajectory
 
 STOP_S = 60.0
 
@@ -62,3 +67,23 @@ async def expire(settings: Settings, before: int) -> None:
         await client.delete_records({source: RecordsToDelete(before)})
     finally:
         await client.close()
+
+
+async def told(settings: Settings, topic: Topic, of: type[Any] = object) -> list[Any]:
+    """All committed records of a type on a topic, partition by partition."""
+    codec: Codec[Any] = Codec(*topic.records)
+    found = []
+    for partition in range(topic.embedded_partitions):
+        async for record in read_back(settings, topic.full_name(settings.namespace), partition):
+            decoded = codec.decode(record.value or b"")
+            if isinstance(decoded, of):
+                found.append(decoded)
+    return found
+
+
+async def emitted(settings: Settings) -> Trajectory:
+    """The only trajectory of the default output, once it is there."""
+    found = await eventually(lambda: told(settings, trajectories.TOPIC, Trajectory), STOP_S, every_s=0.1)
+    (trajectory,) = found
+    assert isinstance(trajectory, Trajectory)
+    return trajectory

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ from consumers.building import builder
 from consumers.rebuild import run
 from consumers.rebuild.request import RebuildRequest
 from polar.embedded import Broker
-from tests.integration.conftest import building, expire
+from tests.integration.conftest import building, emitted, expire, told
+from tests.waiting import eventually
 from topics import completions, control, trajectories
 from topics.completions import Build, CallRecord, Open
 from topics.contract import catalogue
@@ -73,55 +75,28 @@ def call(number: int) -> Completion:
     base = f"c{number - 1}" if number else None
     shared = 16 * number
     return Completion(
-        f"c{number}",
-        "t.0",
-        1,
-        "a",
-        CallOutcome.ANSWERED,
-        "d",
-        "e",
-        0,
-        0,
+        f"c{number}", "t.0", 1, "a", CallOutcome.ANSWERED, "d", "e", 0, 0,
         TokenDelta(TOKENS.tobytes(), shared, base),
         MessageDelta(b'[{"role":"user"}]', 2 * number, base),
-        sampled=TOKENS.tobytes(),
-        logprobs=bytes(TOKENS.nbytes),
-        answer=b'{"role":"assistant"}',
-    )
+        sampled=TOKENS.tobytes(), logprobs=bytes(TOKENS.nbytes), answer=b'{"role":"assistant"}',
+    )  # fmt: skip
 
 
 OPEN = Open("t.0", 1, "a")
 BUILD = Build("t.0", "t", 0, 1, 1, "a", Status.COMPLETED, "prefix_merging", b"{}", "shell")
 
 
-async def emitted(settings: Settings) -> Trajectory:
-    name = trajectories.TOPIC.full_name(settings.namespace)
-    found: list[Any] = []
-    async with asyncio.timeout(DEADLINE_S):
-        while not found:
-            await asyncio.sleep(0.1)
-            found = [trajectories.CODEC.decode(r.value or b"") async for r in read_back(settings, name, PARTITION)]
-    (trajectory,) = found
-    assert isinstance(trajectory, Trajectory)
-    return trajectory
+def segment(settings: Settings, broker: Broker, name: str, partition: int) -> Path:
+    """A partition's only log file."""
+    (found,) = (broker._folder.data / f"{settings.namespace}.{name}-{partition}").glob("*.log")
+    return found
 
 
-def cut(settings: Settings, broker: Broker, data: Path, name: str, partition: int, keep: int) -> None:
+def cut(broker: Broker, log_file: Path, keep: int) -> None:
     """Kill the broker, take all but `keep` bytes of a partition's log away, and start it again."""
     broker.kill()
-    (segment,) = (data / f"{settings.namespace}.{name}-{partition}").glob("*.log")
-    with segment.open("r+b") as file:
-        file.truncate(keep)
+    os.truncate(log_file, keep)
     broker.start()
-
-
-def data_of(broker: Broker) -> Path:
-    return broker._folder.data
-
-
-def size(settings: Settings, broker: Broker, name: str, partition: int) -> int:
-    (segment,) = (data_of(broker) / f"{settings.namespace}.{name}-{partition}").glob("*.log")
-    return segment.stat().st_size
 
 
 def said(trajectory: Trajectory) -> tuple[Status, str | None, int]:
@@ -154,10 +129,11 @@ async def _read_by_the_builder(settings: Settings, log: LogProducer, sample: int
     await admin.apply(settings, [trajectories.topic("other")], embedded=True)
     await log.send(completions.TOPIC, other(OPEN, session_id=key), key=key, task_id="t")
     await log.send(completions.TOPIC, other(BUILD, session_id=key, output="other"), key=key, task_id="t")
-    name = trajectories.topic("other").full_name(settings.namespace)
-    async with asyncio.timeout(DEADLINE_S):
-        while len([record async for record in read_back(settings, name, PARTITION)]) < sample:
-            await asyncio.sleep(0.1)
+
+    async def is_out() -> bool:
+        return len(await told(settings, trajectories.topic("other"))) >= sample
+
+    await eventually(is_out, DEADLINE_S, every_s=0.1)
 
 
 async def test_a_session_whose_calls_have_left_before_anyone_read_them_says_so(
@@ -177,11 +153,12 @@ async def test_calls_that_a_cut_log_has_lost_are_said_and_not_trained_around(
         await write(log, OPEN, call(0))
         if running:
             await _read_by_the_builder(settings, log)
-        keep = size(settings, broker, "completions", PARTITION)
+        log_file = segment(settings, broker, "completions", PARTITION)
+        keep = log_file.stat().st_size
         await write(log, call(1), call(2))
         if running:  # so that it stands beyond the end of what is left
             await _read_by_the_builder(settings, log, 2)
-        await asyncio.to_thread(cut, settings, broker, data_of(broker), "completions", PARTITION, keep)
+        await asyncio.to_thread(cut, broker, log_file, keep)
         await write(log, call(3), BUILD)
 
     if running:
@@ -204,10 +181,11 @@ async def test_a_follower_goes_on_where_a_cut_log_does_and_reads_nothing_twice(
     follower = Follower(settings, control.TOPIC, lambda drain, _: seen.append(drain.worker_id), since=Since.BEGINNING)
     await follower.start()
     await drains(log, "a", "b")
-    keep = size(settings, broker, "control", 0)
+    log_file = segment(settings, broker, "control", 0)
+    keep = log_file.stat().st_size
     await drains(log, "c", "d", "e")
     await follower.caught_up(DEADLINE_S)
-    await asyncio.to_thread(cut, settings, broker, data_of(broker), "control", 0, keep)
+    await asyncio.to_thread(cut, broker, log_file, keep)
     async with asyncio.timeout(DEADLINE_S):
         while "new" not in seen:  # what lies before the follower has found the log's end is lost with the cut
             await drains(log, "new")

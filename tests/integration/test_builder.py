@@ -12,7 +12,8 @@ import pytest
 from consumers.builders.base import BuiltFrom
 from consumers.builders.per_request import PerRequest
 from consumers.building import builder
-from tests.integration.conftest import building
+from tests.integration.conftest import building, emitted, told
+from tests.waiting import eventually
 from topics import completions, dead_letters, trajectories
 from topics.completions import Build, CallRecord, Open
 from topics.contract.codec import encode
@@ -44,24 +45,10 @@ async def garbage(settings: Settings) -> None:
     await producer.stop()
 
 
-async def values(settings: Settings, topic: str, partition: int) -> list[bytes]:
-    return [record.value or b"" async for record in read_back(settings, f"{settings.namespace}.{topic}", partition)]
-
-
-async def told(settings: Settings) -> None:
-    """Wait until there is a dead letter."""
-    async with asyncio.timeout(DEADLINE_S):
-        while not await values(settings, dead_letters.TOPIC.name, 0):
-            await asyncio.sleep(0.1)
-
-
-async def emitted(settings: Settings) -> list[Trajectory]:
-    """The trajectories of task `t`, as soon as there is one."""
-    async with asyncio.timeout(DEADLINE_S):
-        while not (found := await values(settings, trajectories.TOPIC.name, PARTITION)):
-            await asyncio.sleep(0.1)
-    decoded = [trajectories.CODEC.decode(value) for value in found]
-    return [each for each in decoded if isinstance(each, Trajectory)]
+async def letters(settings: Settings) -> list[bytes]:
+    """Dead letters."""
+    topic = dead_letters.TOPIC.full_name(settings.namespace)
+    return [record.value or b"" async for record in read_back(settings, topic, 0)]
 
 
 def build(metadata: bytes = b"{}") -> Build:
@@ -72,20 +59,8 @@ def call(tokens: int = 4) -> Completion:
     ids = np.random.default_rng(0).integers(0, 2**31 - 1, tokens, dtype=IDS).tobytes()
     prompt, messages = TokenDelta(b"\x01\0\0\0"), MessageDelta(b"[]")
     return Completion(
-        "c",
-        "t.0",
-        1,
-        "a",
-        CallOutcome.ANSWERED,
-        "d",
-        "e",
-        0,
-        0,
-        prompt,
-        messages,
-        sampled=ids,
-        logprobs=bytes(len(ids)),
-    )
+        "c", "t.0", 1, "a", CallOutcome.ANSWERED, "d", "e", 0, 0, prompt, messages, sampled=ids, logprobs=bytes(len(ids))
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("memory_limit", [builder.MEMORY_LIMIT, 0], ids=["in memory", "read again"])
@@ -96,11 +71,11 @@ async def test_bytes_that_are_no_record_are_told_once_and_cost_nothing(
     await write(log, Open("t.0", 1, "a"), call())
     await garbage(settings)
     async with building(settings):
-        await told(settings)
+        await eventually(lambda: letters(settings), DEADLINE_S)
         await write(log, build())
-        (trajectory,) = await emitted(settings)
+        trajectory = await emitted(settings)
     assert (trajectory.status, trajectory.stats.calls) == (Status.COMPLETED, 1)
-    assert len(await values(settings, dead_letters.TOPIC.name, 0)) == 1
+    assert len(await letters(settings)) == 1
 
 
 async def test_a_trajectory_at_its_topics_limit_is_said_to_be_too_large(settings: Settings, log: LogProducer) -> None:
@@ -111,7 +86,7 @@ async def test_a_trajectory_at_its_topics_limit_is_said_to_be_too_large(settings
     assert len(encode(PerRequest().build(BuiltFrom(full, [sampled])))) == trajectories.TOPIC.max_bytes
     await write(log, Open("t.0", 1, "a"), sampled, full)
     async with building(settings):
-        (trajectory,) = await emitted(settings)
+        trajectory = await emitted(settings)
     assert trajectory.error is not None
     assert (trajectory.status, trajectory.error.code) == (Status.FAILED, "too_large")
 
@@ -136,23 +111,21 @@ async def test_a_build_whose_session_was_opened_anew_is_void_however_it_ends(
         assert await asyncio.to_thread(Held.begun.wait, DEADLINE_S)
         await write(log, Open("t.0", 2, "b"))
         await garbage(settings)
-        await told(settings)  # so that what lies before it was read
+        await eventually(lambda: letters(settings), DEADLINE_S)  # so that what lies before it was read
         Held.let_go.set()
         again = msgspec.structs.replace(call(7), call_id="d", attempt=2, claim_id="b")
         await write(log, again, msgspec.structs.replace(build(), attempt=2, claim_id="b"))
-        (trajectory,) = await emitted(settings)
+        trajectory = await emitted(settings)
     assert (trajectory.attempt, [one.call_id for one in trajectory.calls]) == (2, ["d"])
 
 
 async def test_an_output_topic_that_was_deleted_is_made_again(settings: Settings, log: LogProducer) -> None:
     await write(log, Open("t.0", 1, "a"), call(), msgspec.structs.replace(build(), output="gone"))
-    async with building(settings), asyncio.timeout(DEADLINE_S):
-        while not await there(settings, trajectories.topic("gone").full_name(settings.namespace)):
-            await asyncio.sleep(0.1)
-        while not (found := await values(settings, trajectories.topic("gone").name, PARTITION)):
-            await asyncio.sleep(0.1)
-    assert [type(trajectories.CODEC.decode(value)) for value in found] == [Trajectory]
+    gone = trajectories.topic("gone")
 
+    async def found() -> list[object]:
+        is_there = gone.full_name(settings.namespace) in {each.name for each in await admin.listing(settings)}
+        return await told(settings, gone) if is_there else []
 
-async def there(settings: Settings, topic: str) -> bool:
-    return any(each.name == topic for each in await admin.listing(settings))
+    async with building(settings):
+        assert [type(record) for record in await eventually(found, DEADLINE_S, every_s=0.1)] == [Trajectory]

@@ -6,14 +6,12 @@ The one stand-in is a local web server in Maven Central's place, which cuts answ
 import asyncio
 import contextlib
 import hashlib
-import http.server
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,6 +25,8 @@ from polar.embedded import Broker, BrokerError, class_archive, distribution, fol
 from polar.embedded.broker import new_cluster_id
 from polar.embedded.distribution import TRIES, Jar, download, locked_jars
 from polar.embedded.properties import MAX_MESSAGE_BYTES, Ports
+from tests.serving import serving
+from tests.waiting import until
 
 pytestmark = pytest.mark.hard
 
@@ -99,19 +99,6 @@ def is_gone(pid: int) -> bool:
         return True
 
 
-def wait_until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {DEADLINE_S} s: {what}"
-        time.sleep(0.02)
-
-
-async def test_a_record_goes_in_and_comes_out(kafka: str, namespace: str) -> None:
-    await make_topic(kafka, namespace)
-    await produce(kafka, namespace, b"one", b"two")
-    assert await consume(kafka, namespace, 2) == [b"one", b"two"]
-
-
 async def test_the_largest_completion_fits(broker: Broker, namespace: str) -> None:
     await make_topic(broker.bootstrap, namespace)
     largest = os.urandom(32 * 1024 * 1024)
@@ -119,24 +106,18 @@ async def test_the_largest_completion_fits(broker: Broker, namespace: str) -> No
     assert (await consume(broker.bootstrap, namespace, 1)) == [largest]
 
 
-async def test_a_restart_keeps_data_and_port(broker: Broker, namespace: str) -> None:
+@pytest.mark.parametrize("killed", [False, True], ids=["stopped", "killed"])
+async def test_a_broker_is_soon_back_on_its_port_with_its_data(broker: Broker, namespace: str, killed: bool) -> None:
     before = broker.bootstrap
     await make_topic(before, namespace)
     await produce(before, namespace, b"kept")
-    await asyncio.to_thread(broker.stop)
-    assert not broker.alive()
-    await asyncio.to_thread(broker.start)
-    assert broker.bootstrap == before
-    assert await consume(before, namespace, 1) == [b"kept"]
-
-
-async def test_a_broker_killed_with_9_is_soon_back_on_its_port_with_its_data(broker: Broker, namespace: str) -> None:
-    before = broker.bootstrap
-    await make_topic(before, namespace)
-    await produce(before, namespace, b"kept")
-    os.kill(broker.pid, signal.SIGKILL)
     started = time.monotonic()
-    assert await asyncio.to_thread(broker.wait, DEADLINE_S) == 128 + signal.SIGKILL
+    if killed:
+        os.kill(broker.pid, signal.SIGKILL)
+        assert await asyncio.to_thread(broker.wait, DEADLINE_S) == 128 + signal.SIGKILL
+    else:
+        await asyncio.to_thread(broker.stop)
+    assert not broker.alive()
     await asyncio.to_thread(broker.start)
     assert time.monotonic() - started < BACK_AGAIN_S
     assert broker.bootstrap == before
@@ -149,7 +130,7 @@ def test_killing_the_supervisor_kills_the_jvm(broker: Broker) -> None:
     supervisor = jvm.parent()
     assert supervisor is not None
     supervisor.kill()
-    wait_until(lambda: is_gone(jvm.pid), "the JVM ends")
+    until(lambda: is_gone(jvm.pid), DEADLINE_S)
     broker.start()
     assert broker.alive()
 
@@ -200,9 +181,9 @@ def test_kill_9_of_the_parent_leaves_no_jvm_and_a_folder_that_starts(tmp_path: P
     with holder(tmp_path) as parent:
         assert parent.stdout is not None
         assert any(line.startswith(moment) for line in parent.stdout)
-        wait_until(lambda: len(jvms_of(tmp_path)) == 2, "supervisor and JVM run")
+        until(lambda: len(jvms_of(tmp_path)) == 2, DEADLINE_S)
         parent.kill()
-        wait_until(lambda: jvms_of(tmp_path) == [], "supervisor and JVM end")
+        until(lambda: not jvms_of(tmp_path), DEADLINE_S)
     with Broker(tmp_path, announce=print) as successor:
         assert successor.alive()
 
@@ -297,13 +278,11 @@ def test_a_class_archive_whose_making_hangs_is_given_up(jars: str) -> None:
 
 
 def test_a_jar_is_its_bytes(tmp_path: Path) -> None:
-    jar = Jar(hashlib.sha256(b"bytes").hexdigest(), 5, "org.example", "thing", "1")
-    file = tmp_path / jar.name
-    assert not jar.matches(file)
-    file.write_bytes(b"bytes")
-    assert jar.matches(file)
-    file.write_bytes(b"byte")
-    assert not jar.matches(file)
+    file = tmp_path / JAR.name
+    assert not JAR.matches(file)
+    for content, matches in ((CONTENT, True), (CONTENT[:-1], False)):
+        file.write_bytes(content)
+        assert JAR.matches(file) == matches
 
 
 def test_the_lock_names_each_jar_once_and_kafka_in_one_version() -> None:
@@ -312,87 +291,62 @@ def test_the_lock_names_each_jar_once_and_kafka_in_one_version() -> None:
     assert {jar.version for jar in jars if jar.group == "org.apache.kafka"} == {"4.3.1"}
 
 
-class _Repository(http.server.ThreadingHTTPServer):
-    """Serves `content` at every path that ends in .jar, the first `cut` times only half of it."""
-
-    def __init__(self, content: bytes, cut: int) -> None:
-        super().__init__(("127.0.0.1", 0), _Answer)
-        self.content, self.cut, self.served = content, cut, 0
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}"
-
-
-class _Answer(http.server.BaseHTTPRequestHandler):
-    server: _Repository
-
-    def do_GET(self) -> None:
-        if not self.path.endswith(".jar"):
-            self.send_error(404)
-            return
-        self.server.served += 1
-        content = self.server.content
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content[: len(content) // 2] if self.server.served <= self.server.cut else content)
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class names it so
-        pass
-
-
 @contextlib.contextmanager
-def repository(content: bytes, cut: int) -> Iterator[_Repository]:
-    with _Repository(content, cut) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.shutdown()
-            thread.join()
+def repository(content: bytes, cut: int) -> Iterator[tuple[str, list[str]]]:
+    """Serves `content` at every path that ends in .jar, the first `cut` times only half of it; URL, and paths served."""
+    served: list[str] = []
+
+    def answer(_: object) -> tuple[int, object, dict[str, str]]:
+        path = requests[-1][0]
+        if not path.endswith(".jar"):
+            return 404, b"", {}
+        served.append(path)
+        sent = content[: len(content) // 2] if len(served) <= cut else content
+        return 200, sent, {"Content-Length": str(len(content))}
+
+    with serving(answer) as (url, requests):
+        yield url, served
+
+
+CONTENT = os.urandom(1_500_000)
+JAR = Jar(hashlib.sha256(CONTENT).hexdigest(), len(CONTENT), "org.example", "thing", "1")
 
 
 def test_a_download_that_breaks_is_tried_again_and_announced(tmp_path: Path) -> None:
-    content = os.urandom(1_500_000)
-    jar = Jar(hashlib.sha256(content).hexdigest(), len(content), "org.example", "thing", "1")
     said: list[str] = []
-    with repository(content, cut=TRIES - 1) as server:
-        download([jar], tmp_path, said.append, server.url)
+    with repository(CONTENT, cut=TRIES - 1) as (url, _):
+        download([JAR], tmp_path, said.append, url)
     assert [path.name for path in tmp_path.iterdir()] == ["thing-1.jar"]
-    assert jar.matches(tmp_path / "thing-1.jar")
+    assert JAR.matches(tmp_path / "thing-1.jar")
     assert said[0].startswith("downloading Apache Kafka 4.3.1 into ")
     assert len([line for line in said if line.startswith("thing-1.jar is incomplete")]) == TRIES - 1
     assert said[-1] == "Apache Kafka 4.3.1 is downloaded: 1.5 MB"
 
 
 def test_a_meter_is_told_of_every_byte_and_a_file_that_came_twice_counts_once(tmp_path: Path) -> None:
-    content = os.urandom(1_500_000)
-    jar = Jar(hashlib.sha256(content).hexdigest(), len(content), "org.example", "thing", "1")
-    told: list[int] = []
+    received: list[int] = []
 
     @contextlib.contextmanager
     def meter(total: int) -> Iterator[Callable[[int], None]]:
-        assert total == len(content)
-        yield told.append
-        told.append(-1)
+        assert total == len(CONTENT)
+        yield received.append
+        received.append(-1)
 
     said: list[str] = []
-    with repository(content, cut=1) as server:
-        download([jar], tmp_path, said.append, server.url, meter)
-    assert told[-2:] == [len(content), -1]
-    assert len(told) > 3
-    assert max(told) == len(content)
+    with repository(CONTENT, cut=1) as (url, _):
+        download([JAR], tmp_path, said.append, url, meter)
+    assert received[-2:] == [len(CONTENT), -1]
+    assert len(received) > 3
+    assert max(received) == len(CONTENT)
     assert not any("MB of" in line or "is downloaded" in line for line in said)
 
 
 def test_a_download_that_stays_broken_is_given_up_with_the_way_out(tmp_path: Path) -> None:
     jar = Jar("0" * 64, 4, "org.example", "thing", "1")
-    with repository(b"else", cut=0) as server:
+    with repository(b"else", cut=0) as (url, served):
         with pytest.raises(BrokerError, match=r"(?s)thing-1\.jar could not be downloaded .* set POLAR_KAFKA"):
-            download([jar], tmp_path, print, server.url)
-        assert server.served == TRIES
+            download([jar], tmp_path, print, url)
+        assert len(served) == TRIES
 
 
 def test_no_cluster_id_looks_like_an_option() -> None:

@@ -17,12 +17,12 @@ from consumers.rebuild.request import RebuildReport, RebuildRequest
 from consumers.rebuild.run import rebuild
 from polar.cli.app import app
 from tests.consumers.token_tree.transcripts import Log
-from tests.integration.conftest import building, expire
+from tests.integration.conftest import building, expire, told
+from tests.waiting import eventually
 from topics import completions, trajectories
 from topics.completions import Build, CallRecord, CloseGroup, Emitted, Open
 from topics.environment.settings import Settings
 from topics.log import admin
-from topics.log.owner import read_back
 from topics.log.partition import partition_of_task
 from topics.log.producer import LogProducer
 from topics.types.completion import Completion
@@ -54,19 +54,8 @@ def calls(session_id: str) -> list[Completion]:
 def build(session_id: str, output: str | None = None) -> Build:
     task_id, _, index = session_id.partition(".")
     return Build(
-        session_id,
-        task_id,
-        int(index),
-        2,
-        1,
-        "claim",
-        Status.COMPLETED,
-        "prefix_merging",
-        b"{}",
-        "shell",
-        1.0,
-        output=output,
-    )
+        session_id, task_id, int(index), 2, 1, "claim", Status.COMPLETED, "prefix_merging", b"{}", "shell", 1.0, output=output
+    )  # fmt: skip
 
 
 async def session(log: LogProducer, session_id: str, output: str | None = None) -> None:
@@ -79,25 +68,16 @@ async def finished(log: LogProducer, settings: Settings, *tasks: str, output: st
         for index in range(2):
             await session(log, f"{task}.{index}", output)
         await write(log, task, CloseGroup(task, 2, [1.0, 1.0], [Status.COMPLETED] * 2, output))
-    async with building(settings), asyncio.timeout(DEADLINE_S):
-        while len(await told(settings, completions.TOPIC.name, Emitted)) < 3 * len(tasks):
-            await asyncio.sleep(0.1)
 
+    async def all_out() -> bool:
+        return len(await told(settings, completions.TOPIC, Emitted)) >= 3 * len(tasks)
 
-async def told(settings: Settings, topic: str, of: type[Any]) -> list[Any]:
-    """All records of a type on a topic, partition by partition."""
-    codec: Any = completions.CODEC if topic == completions.TOPIC.name else trajectories.CODEC
-    found = []
-    for partition in range(completions.TOPIC.embedded_partitions):
-        async for record in read_back(settings, f"{settings.namespace}.{topic}", partition):
-            decoded = codec.decode(record.value or b"")
-            if isinstance(decoded, of):
-                found.append(decoded)
-    return found
+    async with building(settings):
+        await eventually(all_out, DEADLINE_S, every_s=0.1)
 
 
 async def rebuilt(settings: Settings, into: str = "again") -> dict[str, Trajectory]:
-    found = await told(settings, trajectories.topic(into).name, Trajectory)
+    found = await told(settings, trajectories.topic(into), Trajectory)
     assert len({one.session_id for one in found}) == len(found), "each session once"
     return {one.session_id: one for one in found}
 
@@ -106,7 +86,7 @@ async def test_every_session_is_built_again_by_another_builder_and_a_second_run_
     settings: Settings, log: LogProducer
 ) -> None:
     await finished(log, settings, "t", "u")
-    before = await told(settings, trajectories.TOPIC.name, object)
+    before = await told(settings, trajectories.TOPIC)
     done = await rebuild(settings, PER_REQUEST)
     assert (done.sessions, done.groups, done.traces, done.failed, done.tasks) == (4, 2, 12, {}, {"t", "u"})
     found = await rebuilt(settings)
@@ -115,12 +95,12 @@ async def test_every_session_is_built_again_by_another_builder_and_a_second_run_
         wanted = msgspec.structs.replace(build(session_id), builder="per_request")
         straight = PerRequest().build(BuiltFrom(wanted, calls(session_id)))
         assert trajectory == msgspec.structs.replace(straight, rebuilt_with=b"{}")
-    ends = await told(settings, trajectories.topic("again").name, GroupFinished)
+    ends = await told(settings, trajectories.topic("again"), GroupFinished)
     assert [(end.rewards, end.rebuilt) for end in ends] == [([1.0, 1.0], True)] * 2
     again = await rebuild(settings, PER_REQUEST)
     assert (again.sessions, again.were_out, again.groups) == (0, 4, 0)
     assert await rebuilt(settings) == found
-    assert await told(settings, trajectories.TOPIC.name, object) == before, "the builder's own topic is as it was"
+    assert await told(settings, trajectories.TOPIC) == before, "the builder's own topic is as it was"
 
 
 async def test_a_run_that_was_cut_short_is_taken_up(
@@ -144,7 +124,7 @@ async def test_a_run_that_was_cut_short_is_taken_up(
     rest = await rebuild(settings, PER_REQUEST, lambda *far: passed.append(far))
     assert (rest.sessions, rest.were_out, rest.groups) == (2, 2, 2)
     assert sorted(await rebuilt(settings)) == ["t.0", "t.1", "u.0", "u.1"]
-    ends = await told(settings, trajectories.topic("again").name, GroupFinished)
+    ends = await told(settings, trajectories.topic("again"), GroupFinished)
     assert sorted(end.task_id for end in ends) == ["t", "u"]
     assert passed == sorted(passed)
     assert passed[-1][0] <= passed[-1][1]
@@ -246,7 +226,7 @@ async def test_without_a_builder_each_session_is_built_by_its_own(settings: Sett
     await write(log, "v.1", Open("v.1", 1, "claim"), *calls("v.1"))
     done = await rebuild(settings, RebuildRequest("same"))
     assert (done.sessions, done.unfinished) == (3, 1), "v.0 has its Build, v.1 has not"
-    live = {one.session_id: one for one in await told(settings, trajectories.TOPIC.name, Trajectory)}
+    live = {one.session_id: one for one in await told(settings, trajectories.TOPIC, Trajectory)}
     for session_id, trajectory in (await rebuilt(settings, "same")).items():
         if session_id in live:
             assert msgspec.structs.replace(trajectory, rebuilt_with=None) == live[session_id]

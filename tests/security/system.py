@@ -25,9 +25,9 @@ from aiokafka.protocol.admin import CreateAclsRequest
 from polar.embedded.properties import Security
 from tests.acceptance.fleet import READY_S, ROLES, Fleet
 from tests.kafka_cluster import Cluster
-from topics.contract import catalogue
+from tests.waiting import eventually
 from topics.environment.settings import Settings
-from topics.log import admin, kafka
+from topics.log import kafka
 
 WORKERS = (*ROLES, "analytics", "webhooks")
 USERS = (*WORKERS, "proxy", "admin", "submitter", "reader", "trainer", "rebuild", "nobody")
@@ -124,9 +124,7 @@ class Secured(Fleet):
 
     async def metrics_url(self, name: str) -> str:
         """Where a worker serves its figures."""
-        async with asyncio.timeout(READY_S):
-            while (found := METRICS.search(self.log(name))) is None:
-                await asyncio.sleep(0.1)
+        found = await eventually(lambda: METRICS.search(self.log(name)), READY_S, every_s=0.1)
         return found[1]
 
     @property
@@ -174,15 +172,7 @@ async def secured(data: Path, names: Sequence[str], *engine_options: str) -> Asy
         code, lines, said = await made.polar("topics", "acl", "--format", "commands")
         assert code == 0, said
         await allow(settings, lines.splitlines())
-        topics = [*catalogue.FIXED, *catalogue.of_pool(catalogue.DEFAULT_POOL)]
-        await admin.apply(settings, topics, embedded=True, reach_s=READY_S)
-        made.write_env()
-        await made.start_engine(*engine_options)
-        made.user = "proxy"
-        await made.start_proxy()
-        made.write_env()
-        for name in names:
-            await made.start(name)
+        await made.boot(names, *engine_options)
         yield made
     finally:
         await made.stop()

@@ -21,6 +21,7 @@ from tests.consumers.webhooks.endpoint import receiving
 from tests.security import scan
 from tests.security.system import CONTROL, WEBHOOK, WORKERS, Secured, secured
 from tests.security.watching import Processes
+from tests.waiting import eventually
 from topics import control, stages
 from topics.control import Discard
 from topics.environment.keys import KEY_SHOWN
@@ -74,9 +75,8 @@ async def test_a_session_goes_its_whole_way_with_each_role_in_its_own_rights(sys
     async with receiving() as endpoint:
         task = system.task("talk", 2, 1, callback_url=f"{endpoint.url}/groups", output_topic="mine")
         await ended_well(system, "submitter", "submit", "-", "--wait", stdin=json.dumps(task))
-        async with asyncio.timeout(DEADLINE_S):
-            while not endpoint.calls or not list((data / "lake" / "polar" / "trajectories").glob("*.parquet")):
-                await asyncio.sleep(0.2)
+        await eventually(lambda: endpoint.calls, DEADLINE_S)
+        await eventually(lambda: list((data / "lake" / "polar" / "trajectories").glob("*.parquet")), DEADLINE_S)
     assert endpoint.calls[0].verified(WEBHOOK)["data"]["task_id"] == "talk"
     told, shown, _, rows, _, again = await asyncio.gather(
         ended_well(system, "trainer", "trajectories", "--topic", "mine", "--format", "jsonl"),

@@ -1,6 +1,6 @@
 """Settings that point at the suite's broker, and readers of what lies on a topic."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
@@ -8,7 +8,10 @@ from topics.contract.topic import Topic
 from topics.environment.settings import Settings
 from topics.log import admin
 from topics.log import kafka as clients
+from topics.log.owner import read_back
+from topics.log.producer import LogProducer
 
+Apply = Callable[..., Awaitable[None]]
 Read = Callable[[str], Awaitable[list[clients.Record]]]
 
 
@@ -17,7 +20,12 @@ def settings(kafka: str, namespace: str) -> Settings:
     return Settings(kafka=kafka, namespace=namespace)
 
 
-Apply = Callable[..., Awaitable[None]]
+@pytest.fixture
+async def producer(settings: Settings) -> AsyncIterator[LogProducer]:
+    made = LogProducer(settings)
+    await made.start()
+    yield made
+    await made.stop()
 
 
 @pytest.fixture
@@ -30,27 +38,12 @@ def apply(settings: Settings) -> Apply:
     return made
 
 
-async def whole(settings: Settings, name: str) -> list[clients.Record]:
-    """All records of a topic, by its full name, partition by partition."""
-    reader = clients.consumer(settings, committed=False)
-    await reader.start()
-    try:
-        count = await admin.partition_count(settings, name)
-        partitions = [clients.TopicPartition(name, number) for number in range(count)]
-        reader.assign(partitions)
-        ends = await reader.end_offsets(partitions)
-        found: list[clients.Record] = []
-        while any([await reader.position(partition) < end for partition, end in ends.items()]):
-            for records in (await reader.getmany(timeout_ms=100)).values():
-                found += records
-    finally:
-        await clients.stop(reader, 5)
-    return sorted(found, key=lambda record: (record.partition, record.offset))
-
-
 @pytest.fixture
 def read(settings: Settings) -> Read:
+    """Reads all committed records of a topic, by its full name, partition by partition."""
+
     async def found(name: str) -> list[clients.Record]:
-        return await whole(settings, name)
+        partitions = range(await admin.partition_count(settings, name))
+        return [record for partition in partitions async for record in read_back(settings, name, partition)]
 
     return found

@@ -4,13 +4,13 @@ import multiprocessing
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable
 from multiprocessing.synchronize import Event
 from pathlib import Path
 
 import pytest
 
+from tests.waiting import until
 from topics.environment import cache
 
 DEADLINE_S = 20.0
@@ -120,11 +120,7 @@ def test_a_builder_killed_at_work_hinders_nobody(tmp_path: Path) -> None:
     waiting, go = SPAWN.Event(), SPAWN.Event()
     builder = SPAWN.Process(target=_install_slowly, args=(tmp_path / "builds", waiting, go))
     builder.start()
-    half = tmp_path / "cache" / ".tool-1.partial" / "half"
-    deadline = time.monotonic() + DEADLINE_S
-    while not half.exists():
-        assert time.monotonic() < deadline, "the builder never began"
-        time.sleep(0.01)
+    until((tmp_path / "cache" / ".tool-1.partial" / "half").exists, DEADLINE_S)
     entry: list[Path] = []
     waits = threading.Event()
 

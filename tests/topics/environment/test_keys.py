@@ -61,23 +61,23 @@ def test_a_key_expires_after_the_grace_for_clocks() -> None:
         Signer(SECRETS).check(key, now_s=1001 + CLOCK_GRACE_S)
 
 
-def test_a_key_of_another_fleet_is_unknown_and_one_with_another_secret_forged() -> None:
-    with pytest.raises(KeyRefusedError, match="unknown"):
-        Signer(SECRETS).check(Signer({"theirs": "t" * 32}).mint(CLAIMS), now_s=0)
-    with pytest.raises(KeyRefusedError, match="forged"):
-        Signer(SECRETS).check(Signer({"new": "x" * 32}).mint(CLAIMS), now_s=0)
+def token(algorithm: str, secret: str) -> str:
+    """A JSON web token that isn't a session key."""
+    return PREFIX + jwt.encode({"session_id": "t.0"}, secret, algorithm=algorithm, headers={"kid": "new"})
 
 
-def test_a_key_without_a_signature_is_refused() -> None:
-    bare = jwt.encode({"session_id": "t.0"}, "", algorithm="none", headers={"kid": "new"})
-    with pytest.raises(KeyRefusedError):
-        Signer(SECRETS).check(PREFIX + bare, now_s=0)
-
-
-def test_a_signed_token_that_is_no_key_is_refused() -> None:
-    other = jwt.encode({"session_id": "t.0"}, SECRETS["new"], algorithm="HS256", headers={"kid": "new"})
-    with pytest.raises(KeyRefusedError, match="unknown"):
-        Signer(SECRETS).check(PREFIX + other, now_s=0)
+@pytest.mark.parametrize(
+    ("key", "reason"),
+    [
+        pytest.param(Signer({"theirs": "t" * 32}).mint(CLAIMS), "unknown", id="another fleet's"),
+        pytest.param(Signer({"new": "x" * 32}).mint(CLAIMS), "forged", id="another secret"),
+        pytest.param(token("none", ""), "unknown|forged", id="no signature"),
+        pytest.param(token("HS256", SECRETS["new"]), "unknown", id="signed, but no key"),
+    ],
+)
+def test_a_token_that_no_signer_of_ours_minted_is_refused(key: str, reason: str) -> None:
+    with pytest.raises(KeyRefusedError, match=reason):
+        Signer(SECRETS).check(key, now_s=0)
 
 
 @given(st.text(st.characters()) | st.binary().map(lambda data: PREFIX + data.hex()))
@@ -125,6 +125,13 @@ def test_a_bad_keys_file_is_named(tmp_path: Path) -> None:
         Signer.from_file(path)
 
 
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A keys file."""
+    ensure_keys_file(tmp_path / "keys.json")
+    return tmp_path / "keys.json"
+
+
 def minted(path: Path) -> str:
     return Signer.from_file(path).mint(CLAIMS)
 
@@ -133,9 +140,7 @@ def signing(path: Path) -> str:
     return str(jwt.get_unverified_header(minted(path).removeprefix(PREFIX))["kid"])
 
 
-def test_a_secret_checks_before_it_signs_and_after_another_does(tmp_path: Path) -> None:
-    path = tmp_path / "keys.json"
-    ensure_keys_file(path)
+def test_a_secret_checks_before_it_signs_and_after_another_does(path: Path) -> None:
     old, before = signing(path), minted(path)
     added = add_key(path)
     assert signing(path) == old
@@ -147,12 +152,10 @@ def test_a_secret_checks_before_it_signs_and_after_another_does(tmp_path: Path) 
     with pytest.raises(KeyRefusedError, match="unknown"):
         Signer.from_file(path).check(before, now_s=0)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert list(tmp_path.iterdir()) == [path]
+    assert list(path.parent.iterdir()) == [path]
 
 
-def test_the_secret_that_signs_is_not_retired_and_an_unknown_one_named(tmp_path: Path) -> None:
-    path = tmp_path / "keys.json"
-    ensure_keys_file(path)
+def test_the_secret_that_signs_is_not_retired_and_an_unknown_one_named(path: Path) -> None:
     only = signing(path)
     with pytest.raises(InputError, match="it signs"):
         retire_key(path, only)
@@ -160,18 +163,14 @@ def test_the_secret_that_signs_is_not_retired_and_an_unknown_one_named(tmp_path:
         use_key(path, "typo")
 
 
-def test_a_keyring_takes_a_key_of_a_secret_that_came_a_moment_ago(tmp_path: Path) -> None:
-    path = tmp_path / "keys.json"
-    ensure_keys_file(path)
+def test_a_keyring_takes_a_key_of_a_secret_that_came_a_moment_ago(path: Path) -> None:
     keyring = Keyring(path)
     use_key(path, add_key(path))
     assert keyring.check(minted(path), now_s=0) == CLAIMS
     assert keyring.generation == 1
 
 
-def test_a_keyring_whose_file_is_damaged_or_gone_goes_on_with_what_it_knows(tmp_path: Path) -> None:
-    path = tmp_path / "keys.json"
-    ensure_keys_file(path)
+def test_a_keyring_whose_file_is_damaged_or_gone_goes_on_with_what_it_knows(path: Path) -> None:
     keyring, key = Keyring(path), minted(path)
     for damage in (lambda: path.write_text("{"), lambda: path.write_text("{}"), path.unlink):
         damage()

@@ -1,5 +1,7 @@
 """Where settings come from, and which source wins."""
 
+import os
+import re
 from pathlib import Path
 
 import pytest
@@ -12,8 +14,6 @@ from topics.types.errors import InputError, NotReadyError
 @pytest.fixture(autouse=True)
 def clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty current folder, and no POLAR_ variables."""
-    import os
-
     for name in [name for name in os.environ if name.startswith("POLAR_")]:
         monkeypatch.delenv(name)
     monkeypatch.chdir(tmp_path)
@@ -72,10 +72,6 @@ def test_a_bad_value_is_named_as_its_variable(field: str, value: str, monkeypatc
         settings.load()
 
 
-def test_passwords_are_not_shown() -> None:
-    assert "hush" not in repr(settings.load(kafka_sasl_password="hush"))
-
-
 def test_an_env_file_comes_back_whole(clean: Path) -> None:
     values = {"POLAR_KAFKA": "h:1", "POLAR_PROXY_URL": "http://h:2/?a=b"}
     write_env_file(clean / "x.env", values)
@@ -107,25 +103,25 @@ def test_engines_are_named_in_the_file_in_their_order(clean: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "said"),
+    ("text", "error_text"),
     [
-        ("urls = []", "engines.e.urls: "),
-        ('urls = ["localhost:8000"]', "engines.e.urls.0: .* (got 'localhost:8000')"),
-        ('model = "m"', "engines.e.urls: Field required"),
-        ('urls = ["http://a"]\nurl = "http://b"', "engines.e.url: Extra inputs are not permitted"),
-        ('urls = ["http://a"]\nconcurrency = 0', "engines.e.concurrency: .* (got 0)"),
-        ('urls = ["http://a"]\nlogprobs_mode = "some"', "engines.e.logprobs_mode: .* 'raw' or 'processed'"),
+        ("[engines.e]\nurls = []", "engines.e.urls: "),
+        ('[engines.e]\nurls = ["localhost:8000"]', "engines.e.urls.0: .* (got 'localhost:8000')"),
+        ('[engines.e]\nmodel = "m"', "engines.e.urls: Field required"),
+        ('[engines.e]\nurls = ["http://a"]\nurl = "http://b"', "engines.e.url: Extra inputs are not permitted"),
+        ('[engines.e]\nurls = ["http://a"]\nconcurrency = 0', "engines.e.concurrency: .* (got 0)"),
+        (
+            '[engines.e]\nurls = ["http://a"]\nlogprobs_mode = "some"',
+            "engines.e.logprobs_mode: .* 'raw' or 'processed'",
+        ),
+        ('[engines."A b"]\nurls = ["http://a"]', "engines.A b"),  # a name must be fit for a metric's label
+        ("[engines.a", "polar.toml: is no TOML: Expected .* declaration .* (got '{folder}"),
     ],
 )
-def test_an_engine_that_cannot_be_is_refused_with_its_field(clean: Path, told: str, said: str) -> None:
-    (clean / "polar.toml").write_text(f"[engines.e]\n{told}\n")
-    with pytest.raises(InputError, match=said.replace("(", r"\(").replace(")", r"\)")):
-        settings.load()
-
-
-def test_an_engine_has_a_name_that_a_label_can_be(clean: Path) -> None:
-    (clean / "polar.toml").write_text('[engines."A b"]\nurls = ["http://a"]\n')
-    with pytest.raises(InputError, match=r"engines\.A b"):
+def test_a_bad_file_is_refused_with_its_field_or_its_place(clean: Path, text: str, error_text: str) -> None:
+    (clean / "polar.toml").write_text(text)
+    expected = error_text.replace("(", r"\(").replace(")", r"\)").replace("{folder}", re.escape(str(clean)))
+    with pytest.raises(InputError, match=expected):
         settings.load()
 
 
@@ -135,13 +131,6 @@ def test_engines_in_the_environment_are_json(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("POLAR_ENGINES", "http://a")
     with pytest.raises(InputError, match="POLAR_ENGINES: expected JSON"):
         settings.load()
-
-
-def test_a_file_that_is_no_toml_is_named_with_the_place(clean: Path) -> None:
-    (clean / "polar.toml").write_text("[engines.a")
-    with pytest.raises(InputError, match=r"polar.toml: is no TOML: Expected .* declaration") as raised:
-        settings.load()
-    assert str(clean) in str(raised.value)
 
 
 def test_a_password_is_read_from_its_file_each_time(clean: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,15 +67,14 @@ async def test_more_replicas_than_brokers_are_refused(settings: Settings) -> Non
         await admin.apply(settings, [workers.TOPIC], embedded=False)
 
 
-async def test_a_listing_counts_records_and_leaves_other_namespaces_out(settings: Settings) -> None:
+async def test_a_listing_counts_records_and_leaves_other_namespaces_out(
+    settings: Settings, producer: LogProducer
+) -> None:
     await applied(settings, control.TOPIC, trajectories.TOPIC)
     other = settings.model_copy(update={"namespace": f"{settings.namespace}x"})
     await applied(other, control.TOPIC)
-    producer = LogProducer(settings)
-    await producer.start()
     for n in range(3):
         await producer.send(control.TOPIC, control.Drain(f"w{n}"), key="w")
-    await producer.stop()
     assert {found.name: found.records for found in await admin.listing(settings)} == {
         f"{settings.namespace}.control": 3,
         f"{settings.namespace}.trajectories": 0,

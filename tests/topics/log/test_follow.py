@@ -3,19 +3,20 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
 import pytest
 
-from tests.topics.conftest import Apply
+from tests.topics.conftest import Apply, Read
+from tests.waiting import eventually
 from topics import control, dead_letters, sessions
 from topics.contract.codec import encode
 from topics.control import Drain
 from topics.environment.settings import Settings
 from topics.log import kafka as clients
 from topics.log.follow import Follower, Since
-from topics.log.owner import read_back
 from topics.log.producer import LogProducer
 from topics.types.errors import NotReadyError
 from topics.types.session import TaskState
@@ -37,16 +38,21 @@ class Log:
     async def write_bytes(self, value: bytes) -> None:
         await self._producer.send_bytes(self.name, value, key=b"k")
 
-    def follower(self, since: Since) -> Follower:
-        return Follower(self.settings, control.TOPIC, lambda drain, _: self.seen.append(drain.worker_id), since=since)
+    def follower(self, since: Since, letters: LogProducer | None = None) -> Follower:
+        return Follower(
+            self.settings,
+            control.TOPIC,
+            lambda drain, _: self.seen.append(drain.worker_id),
+            since=since,
+            letters=letters,
+        )
 
-
-@pytest.fixture
-async def producer(settings: Settings) -> AsyncIterator[LogProducer]:
-    made = LogProducer(settings)
-    await made.start()
-    yield made
-    await made.stop()
+    @asynccontextmanager
+    async def followed(self, since: Since) -> AsyncIterator[Follower]:
+        follower = self.follower(since)
+        await follower.start()
+        yield follower
+        await follower.stop()
 
 
 @pytest.fixture
@@ -72,12 +78,10 @@ async def test_from_the_beginning_all_is_handed_on_in_order_before_start_returns
 
 async def test_from_the_end_only_what_comes_is_handed_on(log: Log) -> None:
     await log.write("old")
-    follower = log.follower(Since.END)
-    await follower.start()
-    await log.write("new")
-    await follower.caught_up(10)
+    async with log.followed(Since.END) as follower:
+        await log.write("new")
+        await follower.caught_up(10)
     assert log.seen == ["new"]
-    await follower.stop()
 
 
 async def test_from_a_while_ago_what_is_older_is_left_out(log: Log) -> None:
@@ -87,10 +91,8 @@ async def test_from_a_while_ago_what_is_older_is_left_out(log: Log) -> None:
     await past.send_and_wait(log.name, encode(Drain("old")), key=b"k", timestamp_ms=minute_ago)
     await past.stop()
     await log.write("new")
-    follower = log.follower(Since.ago(30))
-    await follower.start()
-    assert log.seen == ["new"]
-    await follower.stop()
+    async with log.followed(Since.ago(30)):
+        assert log.seen == ["new"]
 
 
 async def test_all_partitions_are_read_and_tombstones_are_told(
@@ -119,31 +121,26 @@ async def test_all_partitions_are_read_and_tombstones_are_told(
 
 
 async def test_unknown_types_and_rubbish_are_counted_and_passed_and_rubbish_is_told(
-    log: Log, producer: LogProducer, apply: Apply
+    log: Log, producer: LogProducer, apply: Apply, read: Read
 ) -> None:
     await apply(dead_letters.TOPIC)
-    follower = Follower(
-        log.settings,
-        control.TOPIC,
-        lambda drain, _: log.seen.append(drain.worker_id),
-        since=Since.BEGINNING,
-        letters=producer,
-    )
+    follower = log.follower(Since.BEGINNING, producer)
     await log.write_bytes(msgspec.msgpack.encode({"type": "hibernate"}))
     await log.write_bytes(b"\xc1")
     await log.write_bytes(msgspec.msgpack.encode({"type": "drain", "worker_id": 7}))
     await log.write("well")
     await follower.start()
-    told: list[dict[str, bytes]] = []
-    async with asyncio.timeout(10):
-        while len(told) < 2:
-            topic = dead_letters.TOPIC.full_name(log.settings.namespace)
-            told = [dict(record.headers) async for record in read_back(log.settings, topic, 0)]
+
+    async def both() -> list[dict[str, bytes]]:
+        found = await read(dead_letters.TOPIC.full_name(log.settings.namespace))
+        return [dict(record.headers) for record in found] if len(found) == 2 else []
+
+    letters = await eventually(both)
     await follower.stop()
     assert log.seen == ["well"]
     assert follower.skipped == {"unknown_hibernate": 1, "undecodable": 2}
-    assert {each["source-offset"] for each in told} == {b"1", b"2"}
-    assert any(b"worker_id" in each["reason"] for each in told)
+    assert {each["source-offset"] for each in letters} == {b"1", b"2"}
+    assert any(b"worker_id" in each["reason"] for each in letters)
 
 
 @pytest.mark.parametrize("committed", [False, True])
@@ -160,11 +157,7 @@ async def test_markers_at_the_end_of_a_topic_hold_nothing_up(settings: Settings,
     await owner.stop()
     rows: list[str] = []
     follower = Follower(
-        settings,
-        sessions.TOPIC,
-        lambda row, _: rows.append(row.task_id),
-        since=Since.BEGINNING,
-        committed=committed,
+        settings, sessions.TOPIC, lambda row, _: rows.append(row.task_id), since=Since.BEGINNING, committed=committed
     )
     await follower.start(deadline_s=20)
     await follower.stop()

@@ -3,10 +3,12 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 
 from tests.topics.conftest import Apply
+from tests.waiting import eventually
 from topics import workers
 from topics.environment.settings import Settings
 from topics.log import heartbeat
@@ -21,19 +23,14 @@ class Monitor:
 
     def __init__(self, settings: Settings) -> None:
         self.beats: list[tuple[int, float]] = []
-        self._news = asyncio.Event()
         self.follower = Follower(settings, workers.TOPIC, self._on_beat, since=Since.END)
 
     def _on_beat(self, beat: Heartbeat, record: Record) -> None:
         self.beats.append((beat.fleet_generation, record.timestamp / 1000))
-        self._news.set()
 
     async def until(self, generation: int, deadline_s: float = 10) -> None:
         """Return when a beat of that generation was seen."""
-        async with asyncio.timeout(deadline_s):
-            while generation not in [seen for seen, _ in self.beats]:
-                self._news.clear()
-                await self._news.wait()
+        await eventually(lambda: generation in [seen for seen, _ in self.beats], deadline_s)
 
 
 @pytest.fixture
@@ -55,81 +52,78 @@ class Process:
     def _beat(self) -> Heartbeat:
         return HeartbeatSender.heartbeat("w1", "worker", fleet_generation=self.generation)
 
+    @asynccontextmanager
+    async def beating(self) -> AsyncIterator[None]:
+        """From the first beat on."""
+        self.heart.start()
+        await self.heart.first_beat(10)
+        yield
+        self.heart.stop()
 
-async def test_the_first_beat_leaves_at_once_and_connects(settings: Settings, monitor: Monitor) -> None:
-    process = Process(settings)
+
+@pytest.fixture
+def process(settings: Settings) -> Process:
+    return Process(settings)
+
+
+async def test_the_first_beat_leaves_at_once_and_connects(process: Process, monitor: Monitor) -> None:
     was_connected = process.heart.connected
-    process.heart.start()
-    await process.heart.first_beat(10)
-    assert (was_connected, process.heart.connected) == (False, True)
-    await monitor.follower.caught_up(10)
-    assert monitor.beats[0][0] == 0
-    process.heart.stop()
+    async with process.beating():
+        assert (was_connected, process.heart.connected) == (False, True)
+        await monitor.follower.caught_up(10)
+        assert monitor.beats[0][0] == 0
 
 
-async def test_a_change_is_told_at_once(settings: Settings, monitor: Monitor) -> None:
-    process = Process(settings)
-    process.heart.start()
-    await process.heart.first_beat(10)
-    process.generation = 1
-    process.heart.changed()
-    await monitor.until(1, deadline_s=heartbeat.INTERVAL_S / 2)
-    process.heart.stop()
+async def test_a_change_is_told_at_once(process: Process, monitor: Monitor) -> None:
+    async with process.beating():
+        process.generation = 1
+        process.heart.changed()
+        await monitor.until(1, deadline_s=heartbeat.INTERVAL_S / 2)
 
 
 async def test_many_changes_are_told_ten_times_a_second_and_the_last_one_always(
-    settings: Settings, monitor: Monitor
+    process: Process, monitor: Monitor
 ) -> None:
-    process = Process(settings)
-    process.heart.start()
-    await process.heart.first_beat(10)
-    began = time.monotonic()
-    for generation in range(1, 101):
-        process.generation = generation
-        process.heart.changed()
-        await asyncio.sleep(0.003)
-    await monitor.until(100)
-    # One for each tenth of a second, the first, and the last.
-    assert len(monitor.beats) <= (time.monotonic() - began) * 10 + 2
-    process.heart.stop()
+    async with process.beating():
+        began = time.monotonic()
+        for generation in range(1, 101):
+            process.generation = generation
+            process.heart.changed()
+            await asyncio.sleep(0.003)
+        await monitor.until(100)
+        # One for each tenth of a second, the first, and the last.
+        assert len(monitor.beats) <= (time.monotonic() - began) * 10 + 2
 
 
 async def test_without_changes_it_beats_by_itself(
-    settings: Settings, monitor: Monitor, monkeypatch: pytest.MonkeyPatch
+    process: Process, monitor: Monitor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(heartbeat, "INTERVAL_S", 0.15)
-    process = Process(settings)
-    process.heart.start()
-    await process.heart.first_beat(10)
-    process.generation = 1
-    await monitor.until(1)
-    process.generation = 2
-    await monitor.until(2)
-    process.heart.stop()
+    async with process.beating():
+        process.generation = 1
+        await monitor.until(1)
+        process.generation = 2
+        await monitor.until(2)
 
 
 async def test_a_busy_main_loop_is_no_reason_to_be_silent_but_a_hung_one_is(
-    settings: Settings, monitor: Monitor, monkeypatch: pytest.MonkeyPatch
+    process: Process, monitor: Monitor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(heartbeat, "INTERVAL_S", 0.2)
     monkeypatch.setattr(heartbeat, "TICK_S", 0.05)
     monkeypatch.setattr(heartbeat, "HUNG_S", 1.0)
-    process = Process(settings)
-    process.heart.start()
-    await process.heart.first_beat(10)
-    hung_from = time.time()
-    time.sleep(2.5)  # noqa: ASYNC251 - the main loop hangs
-    hung_to = time.time()
-    process.generation = 1
-    await monitor.until(1)
-    during = [at - hung_from for _, at in monitor.beats if hung_from + 0.1 < at < hung_to]
-    assert len(during) >= 2, "the last beat was repeated while the loop was busy"
-    assert max(during) < 1.6, "and no longer when it had hung for a second"
-    process.heart.stop()
+    async with process.beating():
+        hung_from = time.time()
+        time.sleep(2.5)  # noqa: ASYNC251 - the main loop hangs
+        hung_to = time.time()
+        process.generation = 1
+        await monitor.until(1)
+        during = [at - hung_from for _, at in monitor.beats if hung_from + 0.1 < at < hung_to]
+        assert len(during) >= 2, "the last beat was repeated while the loop was busy"
+        assert max(during) < 1.6, "and no longer when it had hung for a second"
 
 
-async def test_the_last_beat_tells_the_state_at_the_stop(settings: Settings, monitor: Monitor) -> None:
-    process = Process(settings)
+async def test_the_last_beat_tells_the_state_at_the_stop(process: Process, monitor: Monitor) -> None:
     process.heart.start()
     await process.heart.first_beat(10)
     process.generation = 7
@@ -140,10 +134,9 @@ async def test_the_last_beat_tells_the_state_at_the_stop(settings: Settings, mon
     process.heart.stop()
 
 
-async def test_a_heart_that_never_started_stops(settings: Settings) -> None:
-    heart = Process(settings).heart
-    heart.changed()
-    heart.stop()
+async def test_a_heart_that_never_started_stops(process: Process) -> None:
+    process.heart.changed()
+    process.heart.stop()
 
 
 def test_worker_ids_tell_role_and_process_start() -> None:

@@ -28,11 +28,9 @@ def disowned(number: int, size: int = 10) -> Disowned:
 
 
 async def test_concurrent_sends_are_each_acknowledged_where_they_lie(
-    settings: Settings, apply: Apply, read: Read
+    producer: LogProducer, settings: Settings, apply: Apply, read: Read
 ) -> None:
     await apply(completions.TOPIC)
-    producer = LogProducer(settings)
-    await producer.start()
     sent = {f"call{n}": disowned(n) for n in range(300)}
     acks = await asyncio.gather(
         *(
@@ -40,17 +38,14 @@ async def test_concurrent_sends_are_each_acknowledged_where_they_lie(
             for n, record in enumerate(sent.values())
         )
     )
-    await producer.stop()
     lying = {
         Ack(record.partition, record.offset): record.value for record in await read(f"{settings.namespace}.completions")
     }
     assert {ack: encode(record) for ack, record in zip(acks, sent.values(), strict=True)} == lying
 
 
-async def test_a_task_lies_in_one_partition_of_all_copartitioned_topics(settings: Settings, apply: Apply) -> None:
+async def test_a_task_lies_in_one_partition_of_all_copartitioned_topics(producer: LogProducer, apply: Apply) -> None:
     await apply(events.TOPIC, completions.TOPIC, sessions.TOPIC)
-    producer = LogProducer(settings)
-    await producer.start()
     used = set()
     for n in range(12):
         task_id = f"task-{n}"
@@ -61,59 +56,47 @@ async def test_a_task_lies_in_one_partition_of_all_copartitioned_topics(settings
         ]
         assert len({ack.partition for ack in acks}) == 1
         used.add(acks[0].partition)
-    await producer.stop()
     assert len(used) > 1
 
 
-async def test_a_record_too_large_is_refused_before_it_is_sent(settings: Settings, apply: Apply, read: Read) -> None:
+async def test_a_record_too_large_is_refused_before_it_is_sent(
+    producer: LogProducer, settings: Settings, apply: Apply, read: Read
+) -> None:
     await apply(control.TOPIC)
-    producer = LogProducer(settings)
-    await producer.start()
     with pytest.raises(RecordTooLargeError, match=rf"control: \d+ bytes, at most {CONTROL_LIMIT}"):
         await producer.send(control.TOPIC, control.Drain("w" * CONTROL_LIMIT), key="w")
     await producer.send(control.TOPIC, control.Drain("w"), key="w")
-    await producer.stop()
     assert [record.key for record in await read(f"{settings.namespace}.control")] == [b"w"]
 
 
-async def test_a_record_of_the_largest_size_passes(settings: Settings, apply: Apply) -> None:
+async def test_a_record_of_the_largest_size_passes(producer: LogProducer, apply: Apply) -> None:
     await apply(completions.TOPIC)
-    producer = LogProducer(settings)
-    await producer.start()
     ack = await producer.send(completions.TOPIC, disowned(1, 32 * MIB - 2048), key="t.0", task_id="t")
-    await producer.stop()
     assert ack.offset == 0
 
 
-async def test_after_a_refused_record_the_partition_takes_others(settings: Settings, apply: Apply, read: Read) -> None:
+async def test_after_a_refused_record_the_partition_takes_others(
+    producer: LogProducer, settings: Settings, apply: Apply, read: Read
+) -> None:
     await apply(dataclasses.replace(control.TOPIC, max_bytes=64 * 1024))
-    producer = LogProducer(settings)
-    await producer.start()
     await producer.send(control.TOPIC, control.Drain("before"), key="w")
     with pytest.raises(UnacknowledgedError, match="MessageSizeTooLarge"):
         await producer.send(control.TOPIC, control.Drain(os.urandom(200_000).hex()), key="w")
     after = [control.Drain(f"after{n}") for n in range(20)]
     await asyncio.gather(*(producer.send(control.TOPIC, record, key="w", deadline_s=20) for record in after))
-    await producer.stop()
     lying = [record.value for record in await read(f"{settings.namespace}.control")]
     assert lying == [encode(record) for record in (control.Drain("before"), *after)]
 
 
-async def test_a_topic_that_is_not_there_is_said(settings: Settings) -> None:
-    producer = LogProducer(settings)
-    await producer.start()
+async def test_a_topic_that_is_not_there_is_said(producer: LogProducer) -> None:
     with pytest.raises(UnacknowledgedError, match=r"control: not sent: .*polar topics apply"):
         await producer.send(control.TOPIC, control.Drain("w"), key="w", deadline_s=1)
-    await producer.stop()
 
 
-async def test_a_topic_made_while_a_send_waits_gets_the_record(settings: Settings, apply: Apply) -> None:
-    producer = LogProducer(settings)
-    await producer.start()
+async def test_a_topic_made_while_a_send_waits_gets_the_record(producer: LogProducer, apply: Apply) -> None:
     waiting = asyncio.create_task(producer.send(control.TOPIC, control.Drain("w"), key="w", deadline_s=20))
     await apply(control.TOPIC)
     assert await waiting == Ack(0, 0)
-    await producer.stop()
 
 
 async def test_unacknowledged_bytes_are_bounded(settings: Settings, apply: Apply) -> None:
@@ -149,10 +132,8 @@ async def test_a_cancelled_sender_leaves_the_producer_well(settings: Settings, a
     await producer.stop()
 
 
-async def test_after_stop_nothing_is_sent(settings: Settings, apply: Apply) -> None:
+async def test_after_stop_nothing_is_sent(producer: LogProducer, apply: Apply) -> None:
     await apply(control.TOPIC)
-    producer = LogProducer(settings)
-    await producer.start()
     await producer.stop()
     with pytest.raises(UnacknowledgedError, match="the producer is stopped"):
         await producer.send(control.TOPIC, control.Drain("w"), key="w")
@@ -170,16 +151,13 @@ async def test_without_a_broker_start_says_so_in_time(namespace: str) -> None:
 
 
 async def test_a_dead_letter_is_the_records_bytes_with_why_and_whence(
-    settings: Settings, apply: Apply, read: Read
+    producer: LogProducer, settings: Settings, apply: Apply, read: Read
 ) -> None:
     await apply(control.TOPIC, dead_letters.TOPIC)
-    producer = LogProducer(settings)
-    await producer.start()
     name = f"{settings.namespace}.control"
     await producer.send_bytes(name, b"\xc1 rubbish", key=b"k")
     (record,) = await read(name)
     await dead_letter(producer, settings, record, reason="not a record", field="type", process="coordinator")
-    await producer.stop()
     (letter,) = await read(f"{settings.namespace}.dead-letters")
     assert (letter.key, letter.value) == (b"k", b"\xc1 rubbish")
     assert dict(letter.headers) == {

@@ -8,14 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from topics.types.errors import InputError
-from topics.types.task import (
-    INSTRUCTION_LIMIT,
-    TRAINING_DEFAULTS,
-    SamplingSpec,
-    TaskRequest,
-    body_hash,
-    parse,
-)
+from topics.types.task import INSTRUCTION_LIMIT, TRAINING_DEFAULTS, SamplingSpec, TaskRequest, body_hash, parse
 
 BODY: dict[str, Any] = {
     "task_id": "fix-1",
@@ -62,11 +55,6 @@ def test_a_body_of_nvidias_polar_is_taken() -> None:
     assert task.run_budget_s == 1800
     assert task.metadata == NVIDIA["metadata"]
     assert [action.type for action in task.runtime.prepare] == ["upload_dir", "exec"]
-
-
-@pytest.mark.parametrize("silent", ["evaluator", "runtime"])
-def test_null_means_none_given(silent: str) -> None:
-    assert parse(body(**{silent: None})) == parse(BODY)
 
 
 @pytest.mark.parametrize(
@@ -133,6 +121,14 @@ def test_null_means_none_given(silent: str) -> None:
         ({"runtime": {"env": {"A": "\0"}}}, "runtime.env.A: "),
         ({"runtime": {"prepare": [{"type": "exec", "command": "a\0"}]}}, "runtime.prepare.0.command: "),
         ({"evaluator": {"env": {"A": "\0"}}}, "evaluator.env.A: "),
+        ({"metadata": {"patch": "x" * 70_000}}, "metadata: at most 65536 bytes"),
+        *(
+            (
+                {"agent": {"harness": "pi", "env": {name: "x"}}},
+                f"agent: env.{name} is set for the harness by the run worker",
+            )
+            for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL", "POLAR_SESSION_ID")
+        ),
     ],
 )
 def test_what_cannot_be_used_is_refused_by_field(changes: dict[str, Any], message: str) -> None:
@@ -203,7 +199,8 @@ def test_the_canonical_body_is_a_fixed_point(
     [
         ({"timeout_seconds": 60}, {"timeouts": {"run": 60.0}}),
         ({}, {"num_samples": 1, "timeouts": {"init": 600}}),
-        ({}, {"evaluator": None, "runtime": None}),
+        ({}, {"evaluator": None}),
+        ({}, {"runtime": None}),
         ({"sampling": {"temperature": 1}}, {"sampling": {"temperature": 1.0}}),
     ],
 )
@@ -216,16 +213,3 @@ def test_bodies_with_equal_meaning_have_one_canonical_body(one: dict[str, Any], 
 def test_a_task_is_frozen() -> None:
     with pytest.raises(ValueError, match="frozen"):
         TaskRequest.model_validate(BODY).task_id = "other"
-
-
-def test_what_every_trajectory_carries_is_bounded() -> None:
-    shell = {"harness": "shell", "custom_shell": {"command": "true"}}
-    with pytest.raises(InputError, match="metadata: at most 65536 bytes"):
-        parse({"task_id": "t", "instruction": "", "agent": shell, "metadata": {"patch": "x" * 70_000}})
-
-
-@pytest.mark.parametrize("name", ["OPENAI_API_KEY", "OPENAI_BASE_URL", "POLAR_SESSION_ID"])
-def test_a_task_cannot_lead_its_harness_past_the_proxy(name: str) -> None:
-    shell = {"harness": "shell", "custom_shell": {"command": "true"}, "env": {name: "x"}}
-    with pytest.raises(InputError, match=f"agent: env.{name} is set for the harness by the run worker"):
-        parse({"task_id": "t", "instruction": "", "agent": shell})
