@@ -10,25 +10,23 @@ from typing import Any, NamedTuple
 
 import duckdb
 import msgspec
-import numpy as np
 
 from analytics.lake import rows
 from analytics.lake.manifest import Lake, Manifest
+from tests.analytics.story import conversation, submitted, yielded
+from tests.waiting import eventually
 from topics import completions, events, trajectories
 from topics.completions import Disowned, Open
 from topics.contract.codec import UnknownRecord, encode
 from topics.contract.topic import Topic
 from topics.environment.settings import Settings
-from topics.events import RunFinished, TaskSubmitted
+from topics.events import RunFinished
 from topics.log import kafka
 from topics.log.owner import read_back
 from topics.log.partition import partition_of_task
-from topics.types.completion import CallOutcome, Completion, MessageDelta, TokenDelta
-from topics.types.session import Plan, Status
-from topics.types.tokens import pack_ids, pack_logprobs
-from topics.types.trajectory import Call, GroupFinished, Node, Stats, Trace, Trajectory
+from topics.types.session import Status
+from topics.types.trajectory import GroupFinished
 
-PLAN = Plan("default", 0, 3, 1.0, 1.0, 1.0, "shell", "prefix_merging", b"{}", None, "train", b"{}")
 PART = {"nodes": "node", "traces": "trace_id", "trajectory_calls": "call"}
 """What names a row among those of one record."""
 
@@ -45,42 +43,18 @@ class Sent(NamedTuple):
 def task(number: int, calls: int = 3, output: str | None = None) -> Iterator[Sent]:
     """All that the log holds of a task of one sample."""
     task_id, session_id = f"t{number}", f"t{number}.0"
-    yield Sent(events.TOPIC, task_id, task_id, TaskSubmitted(f"s{number}", task_id, 1, "hash", PLAN, b"{}"))
+    talk = conversation(session_id, 0, calls)
+    yield Sent(events.TOPIC, task_id, task_id, submitted(task_id, 1))
     yield Sent(completions.TOPIC, task_id, session_id, Open(session_id, 1, "claim"))
-    for turn in range(calls):
-        yield Sent(completions.TOPIC, task_id, session_id, call(session_id, turn))
+    for _, call in talk:
+        yield Sent(completions.TOPIC, task_id, session_id, call)
     yield Sent(completions.TOPIC, task_id, session_id, Disowned("lost", session_id, "claim", "hung_up"))
     finished = RunFinished(f"f{number}", session_id, 1, "claim", Status.COMPLETED, 0)
     yield Sent(events.TOPIC, task_id, session_id, finished)
     topic = trajectories.topic(output)
-    yield Sent(topic, task_id, session_id, trajectory(session_id, task_id, calls))
+    yield Sent(topic, task_id, session_id, yielded(session_id, 1, talk, Status.COMPLETED, 1.0))
     group = GroupFinished(task_id, 1, [session_id], [1.0], [Status.COMPLETED])
     yield Sent(topic, task_id, task_id, group)
-
-
-def call(session_id: str, turn: int) -> Completion:
-    random = np.random.default_rng(turn)
-    return Completion(
-        f"{session_id}-{turn}", session_id, 1, "claim", CallOutcome.ANSWERED, "openai_chat", "default", 1_000, 2_000,
-        TokenDelta(pack_ids(random.integers(0, 4096, 20, np.int32)), 30 * turn, f"{session_id}-{turn - 1}" if turn else None),
-        MessageDelta(b'[{"role": "user", "content": "go on"}]'),
-        sampled=pack_ids(random.integers(0, 4096, 10, np.int32)),
-        logprobs=pack_logprobs(-random.random(10, np.float32)),
-        answer=b'{"role": "assistant", "content": "on"}',
-    )  # fmt: skip
-
-
-def trajectory(session_id: str, task_id: str, calls: int) -> Trajectory:
-    made = [Call(f"{session_id}-{turn}", "main", "answered", "openai_chat", 1_000, 2_000) for turn in range(calls)]
-    nodes = [
-        Node(2 * turn - 1 + part, pack_ids([turn]), pack_logprobs([-1]) if part else None, turn if part else None)
-        for turn in range(calls)
-        for part in (0, 1)
-    ]
-    trace = Trace(f"{session_id}/0", len(nodes) - 1, list(range(1, len(nodes), 2)))
-    return Trajectory(
-        session_id, task_id, 0, 1, 1, Status.COMPLETED, "prefix_merging", "shell", 1.0, None, nodes, made, [trace], Stats(calls),
-    )  # fmt: skip
 
 
 async def send(settings: Settings, *sent: Sent) -> None:
@@ -133,12 +107,14 @@ def in_the_lake(lake: Lake, manifest: Manifest | None = None) -> Counter[tuple[A
     return found
 
 
+def rows_of(lake: Lake) -> int:
+    return sum(file.rows for made in lake.newest().files.values() for file in made)
+
+
 async def arrived(settings: Settings, expected: Counter[tuple[Any, ...]], deadline_s: float = 30) -> Lake:
     """Wait until the lake holds as many rows, and check that they are these; the lake."""
     lake = Lake(settings.lake_folder)
-    async with asyncio.timeout(deadline_s):
-        while sum(file.rows for made in lake.newest().files.values() for file in made) < expected.total():
-            await asyncio.sleep(0.05)
+    await eventually(lambda: rows_of(lake) >= expected.total(), deadline_s, every_s=0.05)
     with lake.pin() as manifest:
         found = await asyncio.to_thread(in_the_lake, lake, manifest)
     assert found == expected, {"missing": expected - found, "too many": found - expected}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -68,25 +69,21 @@ def submitted(task_id: str, samples: int, harness: str = "pi") -> TaskSubmitted:
 def stages(session_id: str, start: float, attempt: int = 1, init: bool = True) -> Iterator[Told]:
     """An attempt that goes well: 1 s in the queue of each stage, 2 s of init, 10 s of run, 3 s of evaluation."""
     at = start
-    for stage, took in ((Stage.INIT, 2), (Stage.RUN, 10), (Stage.EVALUATE, 3)):
+    for stage, took, finished in (
+        (Stage.INIT, 2, InitFinished),
+        (Stage.RUN, 10, partial(RunFinished, status=Status.COMPLETED, exit_code=0)),
+        (Stage.EVALUATE, 3, partial(Evaluated, reward=1.0)),
+    ):
         claim = f"{session_id}-{attempt}-{stage.value}"
         at += 1
         yield at, Claimed(f"{claim}-claimed", session_id, attempt, stage, claim, "worker-1")
         at += took
-        yield at, _finished(stage, session_id, attempt, claim, took * 1000)
+        yield at, finished(f"{claim}-done", session_id, attempt, claim, duration_ms=took * 1000)
 
 
-def _finished(stage: Stage, session_id: str, attempt: int, claim: str, took: int) -> object:
-    match stage:
-        case Stage.INIT:
-            return InitFinished(f"{claim}-done", session_id, attempt, claim, duration_ms=took)
-        case Stage.RUN:
-            return RunFinished(f"{claim}-done", session_id, attempt, claim, Status.COMPLETED, 0, duration_ms=took)
-        case Stage.EVALUATE:
-            return Evaluated(f"{claim}-done", session_id, attempt, claim, 1.0, duration_ms=took)
-
-
-def call(session_id: str, turn: int, at: float, base: str | None = None, attempt: int = 1, **more: Any) -> Told:
+def call(
+    session_id: str, turn: int, at: float, base: str | None = None, attempt: int = 1, **more: Any
+) -> tuple[float, Completion]:
     """A call of 20 new prompt tokens and 10 sampled ones that took 0.5 s; with a base, 30 tokens shared for each turn before."""
     ids = np.arange(20, dtype=np.int32)
     fields: dict[str, Any] = {
@@ -113,7 +110,7 @@ def call(session_id: str, turn: int, at: float, base: str | None = None, attempt
     return at, Completion(**fields | more)
 
 
-def conversation(session_id: str, start: float, turns: int, attempt: int = 1) -> list[Told]:
+def conversation(session_id: str, start: float, turns: int, attempt: int = 1) -> list[tuple[float, Completion]]:
     """Calls that each go on from the one before, a second apart."""
     return [
         call(session_id, turn, start + turn, f"{session_id}-{attempt}-{turn - 1}" if turn else None, attempt)
@@ -122,25 +119,19 @@ def conversation(session_id: str, start: float, turns: int, attempt: int = 1) ->
 
 
 def yielded(
-    session_id: str, samples: int, calls: list[Told], status: Status, reward: float | None, **more: Any
+    session_id: str,
+    samples: int,
+    calls: list[tuple[float, Completion]],
+    status: Status,
+    reward: float | None,
+    **more: Any,
 ) -> Trajectory:
     """A trajectory of these calls as one conversation, all of it trained."""
-    completions = [record for _, record in calls if isinstance(record, Completion)]
     made: list[Call] = []
     nodes: list[Node] = []
-    for index, one in enumerate(completions):
-        made.append(
-            Call(
-                one.call_id,
-                one.kind,
-                one.outcome,
-                one.dialect,
-                one.received_at,
-                one.completed_at,
-                parent=completions[index - 1].call_id if index else None,
-                branch=None if index else "root",
-            )
-        )
+    for index, (_, one) in enumerate(calls):
+        tree = {"parent": made[-1].call_id} if made else {"branch": "root"}
+        made.append(Call(one.call_id, one.kind, one.outcome, one.dialect, one.received_at, one.completed_at, **tree))
         nodes.append(Node(len(nodes) - 1, one.prompt.rest))
         nodes.append(Node(len(nodes) - 1, one.sampled, one.logprobs, index))
     trace = Trace(f"{session_id}/{made[-1].call_id}", len(nodes) - 1, list(range(1, len(nodes), 2)), reward=reward)

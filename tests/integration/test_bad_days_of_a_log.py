@@ -20,12 +20,12 @@ from tests.integration.conftest import building, emitted, expire, told
 from tests.waiting import eventually
 from topics import completions, control, trajectories
 from topics.completions import Build, CallRecord, Open
-from topics.contract import catalogue
 from topics.contract.topic import Topic
 from topics.control import Drain
 from topics.environment.settings import Settings
-from topics.log import admin, kafka
+from topics.log import admin
 from topics.log.follow import Follower, Since
+from topics.log.kafka import TopicPartition
 from topics.log.owner import LogGapError, position_within_log, read_back
 from topics.log.partition import partition_of_task
 from topics.log.producer import Ack, LogProducer, UnacknowledgedError
@@ -48,11 +48,10 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
         yield started
 
 
-@pytest.fixture
-async def settings(broker: Broker, namespace: str, tmp_path: Path) -> Settings:
-    made = Settings(kafka=broker.bootstrap, namespace=namespace, data=tmp_path, replication=1, min_insync=1)
-    await admin.apply(made, catalogue.FIXED, embedded=True)
-    return made
+@pytest.fixture(scope="module")
+def kafka(broker: Broker) -> str:
+    """In place of the suite's broker."""
+    return broker.bootstrap
 
 
 async def write(log: LogProducer, *records: CallRecord) -> list[int]:
@@ -204,7 +203,7 @@ async def drains(log: LogProducer, *workers: str) -> None:
 async def test_a_position_that_the_log_no_longer_has_moves_to_its_nearest_end(
     settings: Settings, log: LogProducer
 ) -> None:
-    source = kafka.TopicPartition(completions.TOPIC.full_name(settings.namespace), PARTITION)
+    source = TopicPartition(completions.TOPIC.full_name(settings.namespace), PARTITION)
     offsets: Sequence[int] = await write(log, OPEN, call(0), call(1))
     await expire(settings, offsets[1])
     assert [await position_within_log(settings, source, position) for position in (0, 2, 3, 70)] == [1, 2, 3, 3]

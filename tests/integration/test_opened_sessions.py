@@ -19,10 +19,8 @@ from polar.scripted.engine import Engine as ScriptedEngine
 from proxy.control import opening
 from tests.proxy.conftest import Bench, proxied
 from tests.waiting import eventually
-from topics.contract import catalogue
 from topics.environment.keys import ensure_keys_file
 from topics.environment.settings import Settings
-from topics.log import admin
 from topics.types.errors import NotReadyError
 from topics.types.session import Phase, Status
 
@@ -30,20 +28,11 @@ DEADLINE_S = 30.0
 
 
 @pytest.fixture
-async def bench(kafka: str, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+def bench(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     monkeypatch.setattr(opening, "ASK_AGAIN_S", 0.5)
     (tmp_path / "token").write_text("token")
-    settings = Settings(
-        kafka=kafka,
-        namespace=namespace,
-        data=tmp_path,
-        control_token_file=tmp_path / "token",
-        replication=1,
-        min_insync=1,
-    )
     ensure_keys_file(settings.keys_path)
-    await admin.apply(settings, catalogue.FIXED, embedded=True)
-    return Bench(settings)
+    return Bench(settings.model_copy(update={"control_token_file": tmp_path / "token"}))
 
 
 @asynccontextmanager

@@ -5,23 +5,15 @@ from __future__ import annotations
 import asyncio
 import gc
 import warnings
-from pathlib import Path
 
 import pytest
 
 from topics import sessions
 from topics.environment.settings import Settings
-from topics.log import admin, kafka
+from topics.log import kafka
 from topics.log.owner import FencedProducer, OwnershipLostError, PartitionOwner, Write, read_back
 
 DEADLINE_S = 30.0
-
-
-@pytest.fixture
-async def settings(kafka: str, namespace: str, tmp_path: Path) -> Settings:
-    made = Settings(kafka=kafka, namespace=namespace, data=tmp_path)
-    await admin.apply(made, [sessions.TOPIC], embedded=True)
-    return made
 
 
 def row(settings: Settings, value: bytes | None, partition: int = 0) -> Write:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 
 from consumers.building.builder import run_builder
 from consumers.webhooks.worker import run_webhooks
@@ -12,7 +11,6 @@ from tests.consumers.webhooks.endpoint import receiving
 from tests.waiting import eventually
 from topics import completions, trajectories
 from topics.completions import CloseGroup
-from topics.contract import catalogue
 from topics.environment import webhook_signing as signing
 from topics.environment.settings import Settings
 from topics.log import admin
@@ -23,17 +21,16 @@ from topics.types.trajectory import GroupFinished
 
 
 async def test_a_group_that_ends_is_told_wherever_its_trajectories_go_and_only_where_a_task_asks(
-    kafka: str, namespace: str, tmp_path: Path
+    settings: Settings, namespace: str, log: LogProducer
 ) -> None:
-    settings = Settings(data=tmp_path, namespace=namespace, kafka=kafka, replication=1, min_insync=1)
     signing.ensure_secret_file(settings.webhook_secret_path)
     (secret,) = signing.read_secrets(settings.webhook_secret_path)
     mine = trajectories.topic("mine")
-    await admin.apply(settings, [*catalogue.FIXED, mine], embedded=True)
+    await admin.apply(settings, [mine], embedded=True)
     groups: list[GroupFinished] = []
     follower = Follower(settings, mine, lambda record, _: groups.append(record), since=Since.BEGINNING, committed=True)
-    stop, log = asyncio.Event(), LogProducer(settings)
-    await asyncio.gather(log.start(), follower.start())
+    stop = asyncio.Event()
+    await follower.start()
     running = [asyncio.create_task(run_builder(settings, stop)), asyncio.create_task(run_webhooks(settings, stop))]
     try:
         async with receiving() as endpoint:
@@ -53,7 +50,6 @@ async def test_a_group_that_ends_is_told_wherever_its_trajectories_go_and_only_w
         async with asyncio.timeout(20):
             await asyncio.gather(*running)
         await follower.stop()
-        await log.stop(1.0)
     assert {task: data["output_topic"] for task, data in told.items()} == {
         "named": f"{namespace}.trajectories.mine",
         "judged": f"{namespace}.trajectories.eval",

@@ -16,6 +16,16 @@ from topics.types.session import Stage
 TOPICS: tuple[Topic, ...] = (*catalogue.FIXED, *catalogue.of_pool(catalogue.DEFAULT_POOL))
 RECORDS: tuple[type[msgspec.Struct], ...] = tuple(dict.fromkeys(record for topic in TOPICS for record in topic.records))
 INT64 = st.integers(-(2**63), 2**63 - 1)
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**53), 2**53)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+"""Values that JSON keeps everywhere: integers stay exact as doubles."""
 assert stages.topic(Stage.RUN, catalogue.DEFAULT_POOL) in TOPICS
 
 

@@ -28,13 +28,6 @@ TABLE = "disowned"
 
 
 @pytest.fixture
-def lake(tmp_path: Path) -> Lake:
-    made = Lake(tmp_path / "lake")
-    made.prepare()
-    return made
-
-
-@pytest.fixture
 def writing(lake: Lake) -> Iterator[Writing]:
     with lake.writing() as made:
         yield made
@@ -59,6 +52,11 @@ def add(lake: Lake, writing: Writing, *call_ids: str, table: Any = None) -> Mani
     newest = lake.newest()
     offsets = {("events", 0): (newest.offset(("events", 0)) or 0) + 1}
     return lake.commit(newest, newest.advanced(offsets, {TABLE: [File(name, len(made), size)]}))
+
+
+def add_each(lake: Lake, writing: Writing, count: int = FAN_IN) -> Manifest:
+    """Commit `count` files of one row each: "0", "1", …"""
+    return [add(lake, writing, str(number)) for number in range(count)][-1]
 
 
 def held(lake: Lake, manifest: Manifest | None = None) -> Counter[str]:
@@ -154,7 +152,7 @@ def test_older_files_get_nulls_and_columns_of_newer_writers_stay(lake: Lake, wri
 def test_a_merge_that_meets_other_commits_is_laid_over_them(
     lake: Lake, writing: Writing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    chosen = [add(lake, writing, str(number)) for number in range(3)][-1].files[TABLE]
+    chosen = add_each(lake, writing, 3).files[TABLE]
     commit, met = lake.commit, 0
 
     def late(base: Manifest, new: Manifest) -> Manifest:
@@ -177,7 +175,7 @@ def test_a_merge_that_meets_other_commits_is_laid_over_them(
 
 
 def test_a_merge_whose_files_are_gone_or_that_is_halted_leaves_nothing(lake: Lake, writing: Writing) -> None:
-    chosen = [add(lake, writing, str(number)) for number in range(2)][-1].files[TABLE]
+    chosen = add_each(lake, writing, 2).files[TABLE]
     halted = threading.Event()
     halted.set()
     assert not merge(lake, writing, TABLE, chosen, halted)
@@ -191,7 +189,7 @@ def test_a_merge_whose_files_are_gone_or_that_is_halted_leaves_nothing(lake: Lak
 def test_a_merge_whose_commit_fails_at_its_very_last_step_keeps_its_file(
     lake: Lake, writing: Writing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    chosen = [add(lake, writing, str(number)) for number in range(3)][-1].files[TABLE]
+    chosen = add_each(lake, writing, 3).files[TABLE]
 
     def broken(_: Path) -> None:
         raise OSError(5, "Input/output error")
@@ -204,8 +202,7 @@ def test_a_merge_whose_commit_fails_at_its_very_last_step_keeps_its_file(
 
 
 def test_a_number_that_a_sleeper_used_again_stops_no_removal(lake: Lake, writing: Writing) -> None:
-    for number in range(4):
-        add(lake, writing, str(number))
+    add_each(lake, writing, 4)
     (lake.folder / "manifest" / f"{1:020}.json").rename(lake.folder / "kept")
     lake.remove(2)
     (lake.folder / "kept").rename(lake.folder / "manifest" / f"{1:020}.json")
@@ -218,8 +215,7 @@ def test_a_pinned_manifests_files_stay_until_the_pin_is_gone(lake: Lake, writing
     add(lake, writing, "early")
     prune(lake, 0)
     with lake.pin() as pinned:
-        for number in range(FAN_IN):
-            add(lake, writing, str(number))
+        add_each(lake, writing)
         tidy(lake, writing, HALT, 0)
         prune(lake, 0)
         assert held(lake, pinned) == Counter(["early"])
@@ -232,8 +228,7 @@ def test_a_pinned_manifests_files_stay_until_the_pin_is_gone(lake: Lake, writing
 
 
 def test_a_pin_whose_version_isnt_said_yet_keeps_everything(lake: Lake, writing: Writing) -> None:
-    for number in range(3):
-        add(lake, writing, str(number))
+    add_each(lake, writing, 3)
     with lake.pin():
         (mark,) = lake.readers.iterdir()
         os.truncate(mark, 0)
@@ -244,8 +239,7 @@ def test_a_pin_whose_version_isnt_said_yet_keeps_everything(lake: Lake, writing:
 
 
 def test_what_was_the_newest_within_the_grace_period_stays(lake: Lake, writing: Writing) -> None:
-    for number in range(FAN_IN):
-        add(lake, writing, str(number))
+    add_each(lake, writing)
     tidy(lake, writing, HALT)
     assert len(lake.versions()) == FAN_IN + 1
     assert on_disk(lake) == FAN_IN + 1
@@ -259,8 +253,7 @@ def test_a_clock_that_ran_a_year_ahead_keeps_nothing_for_a_year(
     with monkeypatch.context() as ahead:
         now = time.time()
         ahead.setattr(time, "time", lambda: now + 365 * 86_400)
-        for number in range(FAN_IN):
-            add(lake, writing, str(number))
+        add_each(lake, writing)
     tidy(lake, writing, HALT)
     add(lake, writing, "right")
     tidy(lake, writing, HALT)
@@ -282,8 +275,7 @@ def test_only_a_dead_writers_uncommitted_files_are_orphans(lake: Lake, writing: 
 
 
 def test_only_one_process_tidies_at_a_time(lake: Lake, writing: Writing) -> None:
-    for number in range(FAN_IN):
-        add(lake, writing, str(number))
+    add_each(lake, writing)
     with locks.alone(lake.folder / "compaction.lock") as is_alone:
         assert is_alone
         tidy(lake, writing, HALT, 0)

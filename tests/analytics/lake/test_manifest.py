@@ -18,13 +18,6 @@ WRITERS = 4
 COMMITS = 25
 
 
-@pytest.fixture
-def lake(tmp_path: Path) -> Lake:
-    made = Lake(tmp_path / "lake")
-    made.prepare()
-    return made
-
-
 def read_on(lake: Lake, base: Manifest, offset: int) -> Manifest:
     """Commit partition 0 of `events` as read to `offset`."""
     return lake.commit(base, base.advanced({("events", 0): offset}, {}))

@@ -101,16 +101,8 @@ def test_counts_are_those_of_a_recount_whatever_the_order(changed: list[Row | st
 def test_a_pool_without_workers_is_shown_while_sessions_wait_in_it() -> None:
     rows: list[Row] = [task(pool="gpu"), *(session(n, Phase.QUEUED) for n in range(3)), session(3, Phase.READY)]
     found = folded(*rows).snapshot(NOW)
-    assert load(found, Stage.INIT, "gpu") | {"started": 0} == {
-        "stage": Stage.INIT,
-        "pool": "gpu",
-        "workers": 0,
-        "slots": 0,
-        "busy": 0,
-        "waiting": 3,
-        "started": 0,
-        "finished": 0,
-    }
+    figures = {"workers": 0, "slots": 0, "busy": 0, "waiting": 3, "started": 0, "finished": 0}
+    assert load(found, Stage.INIT, "gpu") | {"started": 0} == {"stage": Stage.INIT, "pool": "gpu", **figures}
     assert load(found, Stage.RUN, "gpu")["waiting"] == 1
     ended = folded(task(pool="gpu"), session(0, Phase.ENDED, status=Status.COMPLETED)).snapshot(NOW)
     assert ended.stages == []
@@ -126,13 +118,8 @@ def test_groups_are_those_that_moved_last_and_a_queued_one_has_not_moved() -> No
     assert [group.task_id for group in groups] == [f"t{n}" for n in reversed(range(2 * RECENT, 3 * RECENT))]
     fold.row(session(1, Phase.ENDED, "t0", status=Status.COMPLETED, reward=0.0), NOW + 5000)
     first = fold.snapshot(NOW).groups[0]
-    assert (first.task_id, first.rewards, first.mean, first.std, first.is_finished) == (
-        "t0",
-        [1.0, 0.0],
-        0.5,
-        0.5,
-        True,
-    )
+    assert (first.task_id, first.rewards, first.is_finished) == ("t0", [1.0, 0.0], True)
+    assert (first.mean, first.std) == (0.5, 0.5)
 
 
 def test_a_session_costs_a_few_bytes() -> None:
@@ -172,31 +159,18 @@ def test_calls_are_counted_by_their_outcome_and_fade_after_a_minute() -> None:
 def a_call(outcome: CallOutcome) -> Completion:
     is_answered = outcome is CallOutcome.ANSWERED
     return Completion(
-        "c",
-        "t.0",
-        1,
-        "claim",
-        outcome,
-        "openai_chat",
-        "vllm",
-        0,
-        1,
-        TokenDelta(b""),
-        MessageDelta(b"[]"),
+        "c", "t.0", 1, "claim", outcome, "openai_chat", "vllm", 0, 1, TokenDelta(b""), MessageDelta(b"[]"),
         sampled=pack_ids([1, 2, 3]) if is_answered else b"",
         error=None if is_answered else CallError("upstream", "the engine said 500", 500),
-    )
+    )  # fmt: skip
 
 
 def test_what_a_stage_started_and_finished_is_told_by_the_phases_that_sessions_pass() -> None:
     row = session(0, Phase.RUNNING)
     fold = folded(task(), session(0, Phase.QUEUED), session(0, Phase.INIT), session(0, Phase.READY), row, row)
     found = fold.snapshot(NOW)
-    assert [(load(found, stage)["started"], load(found, stage)["finished"]) for stage in Stage] == [
-        (1, 1),
-        (1, 0),
-        (0, 0),
-    ]
+    moved = [(load(found, stage)["started"], load(found, stage)["finished"]) for stage in Stage]
+    assert moved == [(1, 1), (1, 0), (0, 0)]
     fold.row(session(0, Phase.ENDED, status=Status.COMPLETED), NOW)
     fold.row(session(0, Phase.ENDED, status=Status.COMPLETED), NOW)
     fold.fact(TrajectoryEmitted("f", "t.0", 1, trainable_tokens=40), NOW)
@@ -252,13 +226,6 @@ def test_the_fleets_state_is_the_newest() -> None:
     fold.fleet(FleetState(3), NOW + 5)
     found = fold.snapshot(NOW + 6)
     assert (found.paused, found.paused_since, found.draining, found.fleet_generation) == (False, None, False, 3)
-
-
-def test_of_two_records_of_one_generation_the_first_counts() -> None:
-    fold = Fold()
-    fold.fleet(FleetState(1, paused=True, by="a"), NOW)
-    fold.fleet(FleetState(1, by="b"), NOW + 1)
-    assert (fold.snapshot(NOW + 2).paused, fold.snapshot(NOW + 2).paused_since) == (True, NOW)
 
 
 # --- errors

@@ -3,35 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from analytics.lake import schema
-from analytics.queries import query, views
+from analytics.lake.manifest import Lake
+from analytics.queries import views
 from analytics.queries.query import Reader
-from tests.analytics.story import story, write
 from topics.environment.settings import Settings
 
 PAGE = (Path(__file__).parents[3] / "docs" / "sql.md").read_text()
 BLOCK = re.compile(r"^(?P<title>[^\n]*):?\n\n```(?P<language>sql|python)\n(?P<text>.*?)^```", re.DOTALL | re.MULTILINE)
 BLOCKS = list(BLOCK.finditer(PAGE))
 QUESTIONS = [pytest.param(block["text"], id=block["title"][:40]) for block in BLOCKS if block["language"] == "sql"]
-
-
-@pytest.fixture(scope="module")
-def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
-    made = Settings(data=tmp_path_factory.mktemp("docs") / ".polar")
-    lake = write(made.lake_folder, story())
-    views.write_database(made.lake_folder.with_name("polar.duckdb"), lake.folder, lake.newest())
-    return made
-
-
-@pytest.fixture(scope="module")
-def reader(settings: Settings) -> Iterator[Reader]:
-    with query.connect(settings) as made:
-        yield made
 
 
 @pytest.mark.parametrize("sql", QUESTIONS)
@@ -53,10 +38,12 @@ def test_a_group_without_differing_rewards_and_the_advantages_are_found(reader: 
 
 
 def test_the_python_block_runs_beside_a_lake(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    told: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (program,) = (block["text"] for block in BLOCKS if block["language"] == "python")
-    monkeypatch.chdir(settings.data.parent)
+    lake = Lake(told.lake_folder)
+    views.write_database(lake.folder.with_name("polar.duckdb"), lake.folder, lake.newest())
+    monkeypatch.chdir(told.data.parent)
     exec(program, {})
     assert "external" in capsys.readouterr().out
 

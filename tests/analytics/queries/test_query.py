@@ -5,7 +5,8 @@ from __future__ import annotations
 import shutil
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
 
@@ -102,19 +103,6 @@ READS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
-    made = Settings(data=tmp_path_factory.mktemp("it's data"))
-    write(made.lake_folder, story())
-    return made
-
-
-@pytest.fixture(scope="module")
-def reader(settings: Settings) -> Iterator[Reader]:
-    with query.connect(settings) as made:
-        yield made
-
-
 def tree(folder: Path) -> dict[str, tuple[int, int]]:
     """Every file below, with its size and when it was written."""
     return {str(file): (file.stat().st_size, file.stat().st_mtime_ns) for file in folder.rglob("*")}
@@ -132,32 +120,16 @@ def test_what_only_reads_is_answered(reader: Reader, sql: str) -> None:
 
 
 @pytest.mark.parametrize("sql", CHANGES)
-def test_what_changes_anything_is_refused_and_nothing_has_changed(settings: Settings, reader: Reader, sql: str) -> None:
-    parquet = next((settings.lake_folder / "completions").iterdir())
-    before = tree(settings.data)
-    given_sql = sql.format(new=settings.lake_folder / "new.csv", parquet=parquet)
+def test_what_changes_anything_is_refused_and_nothing_has_changed(told: Settings, reader: Reader, sql: str) -> None:
+    parquet = next((told.lake_folder / "completions").iterdir())
+    before = tree(told.data)
+    given_sql = sql.format(new=told.lake_folder / "new.csv", parquet=parquet)
     with pytest.raises(InputError, match=r"only queries are allowed|runs text as SQL|^SQL: Parser Error"):
         reader.ask(given_sql)
-    assert tree(settings.data) == before
+    assert tree(told.data) == before
 
 
-words = st.sampled_from(
-    [
-        *READS,
-        *CHANGES,
-        "WITH x AS (",
-        ")",
-        "EXPLAIN",
-        "ANALYZE",
-        "(",
-        ";",
-        "UNION ALL",
-        "SELECT (",
-        "FROM (",
-        "--",
-        "\n",
-    ]
-)
+GLUE = ["WITH x AS (", ")", "EXPLAIN", "ANALYZE", "(", ";", "UNION ALL", "SELECT (", "FROM (", "--", "\n"]
 
 
 @pytest.fixture(scope="module")
@@ -165,15 +137,14 @@ def unlocked() -> Iterator[duckdb.DuckDBPyConnection]:
     """A DuckDB with tables that could be changed: only the guard stands before them, and files can't be reached unnoticed."""
     with duckdb.connect() as connection:
         connection.execute("CREATE SCHEMA lake; CREATE TABLE lake.events (a INT); CREATE TABLE t (a INT)")
-        connection.execute(
-            "CREATE VIEW calls AS SELECT 1 AS kind; CREATE VIEW sessions AS SELECT 'x' AS status, 'y' AS harness"
-        )
+        connection.execute("CREATE VIEW calls AS SELECT 1 AS kind")
+        connection.execute("CREATE VIEW sessions AS SELECT 'x' AS status, 'y' AS harness")
         connection.execute("SET enable_external_access = false")
         yield connection
 
 
 @hypothesis.settings(deadline=None)
-@given(st.lists(words, min_size=1, max_size=4))
+@given(st.lists(st.sampled_from([*READS, *CHANGES, *GLUE]), min_size=1, max_size=4))
 def test_no_mixture_of_statements_changes_anything(unlocked: duckdb.DuckDBPyConnection, parts: list[str]) -> None:
     sql = " ".join(parts).format(new="lake/new", parquet="lake/parquet")
     said = ""
@@ -204,8 +175,8 @@ def test_no_mixture_of_statements_changes_anything(unlocked: duckdb.DuckDBPyConn
         "SELECT * FROM duckdb_secrets()",
     ],
 )
-def test_nothing_but_the_lake_is_read(settings: Settings, reader: Reader, tmp_path: Path, sql: str) -> None:
-    other = shutil.copy(next((settings.lake_folder / "completions").iterdir()), tmp_path / "other.parquet")
+def test_nothing_but_the_lake_is_read(told: Settings, reader: Reader, tmp_path: Path, sql: str) -> None:
+    other = shutil.copy(next((told.lake_folder / "completions").iterdir()), tmp_path / "other.parquet")
     with pytest.raises(SqlError, match=r"Only the lake can be read; its views are: tasks, calls|does not exist"):
         reader.ask(sql.format(other=other))
 
@@ -219,9 +190,9 @@ def test_duckdb_itself_is_locked(reader: Reader, sql: str) -> None:
         reader._connection.execute(sql)
 
 
-def test_a_file_of_the_lake_cant_be_written_anew_beside_it(settings: Settings, reader: Reader) -> None:
+def test_a_file_of_the_lake_cant_be_written_anew_beside_it(told: Settings, reader: Reader) -> None:
     with pytest.raises(duckdb.PermissionException):
-        reader._connection.execute(f"COPY (SELECT 1) TO '{settings.lake_folder / 'new.csv'}'".replace("it's", "it''s"))
+        reader._connection.execute(f"COPY (SELECT 1) TO '{told.lake_folder / 'new.csv'}'".replace("it's", "it''s"))
 
 
 @pytest.mark.parametrize(
@@ -282,26 +253,18 @@ def test_a_reader_sees_the_lake_as_it_was_when_it_came(tmp_path: Path) -> None:
         assert answer(before, count) == [(1,)]
 
 
-def test_many_read_at_once(settings: Settings) -> None:
-    found: list[list[tuple[object, ...]]] = []
+def test_many_read_at_once(told: Settings) -> None:
+    def read(_: int) -> list[tuple[object, ...]]:
+        with query.connect(told) as reader:
+            return answer(reader, "SELECT harness, sum(sampled_tokens) FROM calls GROUP BY 1 ORDER BY 1")
 
-    def read() -> None:
-        with query.connect(settings) as reader:
-            found.append(answer(reader, "SELECT harness, sum(sampled_tokens) FROM calls GROUP BY 1 ORDER BY 1"))
-
-    threads = [threading.Thread(target=read) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(8) as threads:
+        found = list(threads.map(read, range(8)))
     assert found == [[("external", 10), ("pi", 130), ("shell", 40)]] * 8
 
 
 def test_a_long_query_is_interrupted_from_another_thread(reader: Reader) -> None:
-    begun = threading.Event()
-
     def interrupt() -> None:
-        begun.wait()
         while not over.wait(0.05):
             reader.interrupt()
 
@@ -310,7 +273,6 @@ def test_a_long_query_is_interrupted_from_another_thread(reader: Reader) -> None
     helper.start()
     try:
         started = time.monotonic()
-        begun.set()
         with pytest.raises(SqlError, match="Interrupted"):
             answer(reader, "SELECT sum(a.range * b.range) FROM range(100000000) a, range(100000) b")
         assert time.monotonic() - started < 10
@@ -319,11 +281,11 @@ def test_a_long_query_is_interrupted_from_another_thread(reader: Reader) -> None
         helper.join()
 
 
-def test_instants_are_utc_whatever_the_machine_thinks(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_instants_are_utc_whatever_the_machine_thinks(told: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TZ", "America/New_York")
     time.tzset()
     try:
-        with query.connect(settings) as reader:
+        with query.connect(told) as reader:
             [(at, hour)] = answer(reader, "SELECT min(submitted_at), hour(min(submitted_at)) FROM tasks")
     finally:
         monkeypatch.undo()
@@ -333,14 +295,6 @@ def test_instants_are_utc_whatever_the_machine_thinks(settings: Settings, monkey
     assert at.hour == hour
 
 
-def test_no_lake_is_said_with_the_way_out(tmp_path: Path) -> None:
-    with (
-        pytest.raises(NotReadyError, match=r"no lake in .*/lake/polar: .*polar up"),
-        query.connect(Settings(data=tmp_path)),
-    ):
-        pass
-
-
 def test_an_empty_lake_answers(tmp_path: Path) -> None:
     settings = Settings(data=tmp_path)
     Lake(settings.lake_folder).prepare()
@@ -348,21 +302,24 @@ def test_an_empty_lake_answers(tmp_path: Path) -> None:
         assert answer(reader, "SELECT count(*), sum(sampled_tokens) FROM calls") == [(0, None)]
 
 
-def test_a_file_that_is_gone_is_not_the_askers_fault(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("spoil", "error_text"),
+    [
+        (lambda lake, _: shutil.rmtree(lake), r"no lake in .*/lake/polar: .*polar up"),
+        (lambda _, file: file.unlink(), r"the lake in .* can't be read: .*No files found"),
+        (lambda _, file: file.write_bytes(file.read_bytes()[:500]), r"the lake in .* can't be read: .*{file}"),
+    ],
+    ids=["no lake", "a file is gone", "a file is damaged"],
+)
+def test_a_lake_that_cannot_be_read_is_not_the_askers_fault(
+    tmp_path: Path, spoil: Callable[[Path, Path], object], error_text: str
+) -> None:
     settings = Settings(data=tmp_path)
-    lake = write(settings.lake_folder, story())
-    for file in lake.newest().files["events"]:
-        lake.path("events", file).unlink()
-    with pytest.raises(NotReadyError, match=r"the lake in .* can't be read: .*No files found"), query.connect(settings):
-        pass
-
-
-def test_a_file_that_is_damaged_is_not_the_askers_fault(tmp_path: Path) -> None:
-    settings = Settings(data=tmp_path)
-    lake = write(settings.lake_folder, story())
-    path = lake.path("events", lake.newest().files["events"][0])
-    path.write_bytes(path.read_bytes()[:500])
-    with pytest.raises(NotReadyError, match=rf"the lake in .* can't be read: .*{path.name}"), query.connect(settings):
+    lake = write(settings.lake_folder, [(0, submitted("first", 1))])
+    [file] = lake.newest().files["events"]
+    path = lake.path("events", file)
+    spoil(lake.folder, path)
+    with pytest.raises(NotReadyError, match=error_text.format(file=path.name)), query.connect(settings):
         pass
 
 

@@ -23,13 +23,6 @@ PARTITION = ("completions", 0)
 OTHER = ("completions", 1)
 
 
-@pytest.fixture
-def lake(tmp_path: Path) -> Lake:
-    made = Lake(tmp_path / "lake")
-    made.prepare()
-    return made
-
-
 def row(partition: int, offset: int, **more: Any) -> Row:
     return (
         dict.fromkeys(TABLES[TABLE].arrow.names)

@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from structlog.testing import capture_logs
 from analytics.lake.manifest import Lake
 from analytics.writing import retries, writer
 from analytics.writing.writer import run_analytics
-from tests.analytics.loading import arrived, in_the_lake, on_the_log, send, task, tasks
+from tests.analytics.loading import arrived, in_the_lake, on_the_log, rows_of, send, task, tasks
 from tests.waiting import eventually
 from topics import completions, events, trajectories
 from topics.completions import Disowned
@@ -74,9 +74,11 @@ async def test_what_is_on_the_log_is_in_the_lake_once_a_restart_included(setting
         asker = kafka.consumer(settings, group="analytics")
         await asker.start()
         source = kafka.TopicPartition(events.TOPIC.full_name(settings.namespace), 0)
-        async with asyncio.timeout(DEADLINE_S):
-            while await asker.committed(source) != lake.newest().offset(("events", 0)):
-                await asyncio.sleep(0.1)
+
+        async def is_committed() -> bool:
+            return await asker.committed(source) == lake.newest().offset(("events", 0))
+
+        await eventually(is_committed, DEADLINE_S, every_s=0.1)
         await kafka.stop(asker, 5)
     assert lake.newest().version == version, "idle, it writes nothing"
 
@@ -147,11 +149,10 @@ async def test_no_record_stops_the_writer(settings: Settings) -> None:
     await send(settings, good)
     with capture_logs() as said:
         async with writing(settings):
-            await eventually(lambda: rows(settings) == 2, DEADLINE_S)
             lake = Lake(settings.lake_folder)
+            await eventually(lambda: rows_of(lake) == 2, DEADLINE_S)
             await eventually(lambda: lake.newest().offset(("completions", PARTITION)) == 4, DEADLINE_S)
-    actions = Counter(line["action"] for line in said)
-    assert (actions["analytics.undecodable"], actions["analytics.unfit"]) == (2, 1)
+    assert (actions(said)["analytics.undecodable"], actions(said)["analytics.unfit"]) == (2, 1)
     assert {table for table, *_ in in_the_lake(lake)} == {"events", "disowned"}
 
 
@@ -177,15 +178,15 @@ async def test_an_output_topic_that_was_made_anew_is_read_from_its_beginning(set
     await send(settings, *[one for number in range(4) for one in task(number, output="mine")])
     async with writing(settings):
         await arrived(settings, await on_the_log(settings, None, "mine"))
-        before = rows(settings)
+        before = rows_of(lake)
     await delete_topic(settings, trajectories.topic("mine"))
     await admin.apply(settings, [trajectories.topic("mine")], embedded=True)
     added = [sent for sent in task(0, output="mine") if sent.topic.name == "trajectories.mine"]
     await send(settings, *added)
     with capture_logs() as said:
         async with writing(settings):
-            await eventually(lambda: rows(settings) > before, DEADLINE_S)
-    assert "analytics.log_anew" in {line["action"] for line in said}
+            await eventually(lambda: rows_of(lake) > before, DEADLINE_S)
+    assert "analytics.log_anew" in actions(said)
     assert in_the_lake(lake)[("groups", "mine", partition_of_task("t0", 4), 1, None)] == 2
 
 
@@ -202,7 +203,7 @@ async def test_a_log_that_lost_its_end_is_not_written_twice(
     lake.commit(newest, newest.advanced({source: 1000}, {}))
     with capture_logs() as said:
         async with writing(settings):
-            await eventually(lambda: "analytics.log_cut" in {line["action"] for line in said}, DEADLINE_S)
+            await eventually(lambda: "analytics.log_cut" in actions(said), DEADLINE_S)
             await send(settings, *tasks(10, seed=4, start=2))
             await eventually(lambda: lake.newest().offset(source) not in (1000, None), DEADLINE_S)
     assert all(in_the_lake(lake)[row] == 1 for row in before)
@@ -281,12 +282,12 @@ async def test_a_full_disk_costs_time_only_and_readers_go_on(
             await arrived(full, before := await on_the_log(full, None))
             ballast.write_bytes(bytes(free(small_disk)))
             await send(full, *tasks(30, seed=5, start=2))
-            await eventually(lambda: "analytics.failing" in {line["action"] for line in said}, DEADLINE_S)
+            await eventually(lambda: "analytics.failing" in actions(said), DEADLINE_S)
             with lake.pin() as pinned:
                 assert in_the_lake(lake, pinned) == before
             ballast.unlink()
             await arrived(full, await on_the_log(full, None))
-            await eventually(lambda: "analytics.recovered" in {line["action"] for line in said}, DEADLINE_S)
+            await eventually(lambda: "analytics.recovered" in actions(said), DEADLINE_S)
     ours = [line for line in said if line["action"] == "analytics.failing" and "writing the lake in" in line["event"]]
     assert len(ours) == 1
     assert "No space left" in ours[0]["why"]
@@ -297,8 +298,9 @@ def free(disk: Path) -> int:
     return found.f_bavail * found.f_frsize
 
 
-def rows(settings: Settings) -> int:
-    return sum(file.rows for made in Lake(settings.lake_folder).newest().files.values() for file in made)
+def actions(lines: Sequence[Mapping[str, Any]]) -> Counter[str]:
+    """How often each action was logged."""
+    return Counter(line["action"] for line in lines)
 
 
 async def send_raw(settings: Settings, topic: Topic, *values: bytes) -> None:
@@ -327,7 +329,9 @@ async def delete_topic(settings: Settings, topic: Topic) -> None:
     await client.start()
     name = topic.full_name(settings.namespace)
     await client.delete_topics([name])
-    async with asyncio.timeout(DEADLINE_S):
-        while name in await client.list_topics():
-            await asyncio.sleep(0.1)
+
+    async def is_gone() -> bool:
+        return name not in await client.list_topics()
+
+    await eventually(is_gone, DEADLINE_S, every_s=0.1)
     await client.close()

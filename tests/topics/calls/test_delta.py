@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.topics.specimens import JSON
 from topics.calls.delta import BLOCK, MessageIndex, PromptIndex, Spelled, links
 from topics.calls.resolver import BaseMissingError, DeltaError, Resolver
 from topics.types.completion import CallOutcome, Completion, MessageDelta, TokenDelta
@@ -29,21 +30,11 @@ def call(
     messages: MessageDelta = NO_MESSAGES,
     answer: object | None = None,
 ) -> Completion:
+    tokens = pack_ids(ids() if sampled is None else sampled)
+    body = b"" if answer is None else msgspec.json.encode(answer)
     return Completion(
-        call_id=call_id,
-        session_id="t.0",
-        attempt=1,
-        claim_id="c",
-        outcome=CallOutcome.ANSWERED,
-        dialect="openai_chat",
-        engine="vllm_chat",
-        received_at=0,
-        completed_at=0,
-        prompt=prompt,
-        messages=messages,
-        sampled=pack_ids(ids() if sampled is None else sampled),
-        answer=b"" if answer is None else msgspec.json.encode(answer),
-    )
+        call_id, "t.0", 1, "c", CallOutcome.ANSWERED, "openai_chat", "vllm_chat", 0, 0, prompt, messages, sampled=tokens, answer=body
+    )  # fmt: skip
 
 
 class Turn(msgspec.Struct, frozen=True):
@@ -164,15 +155,6 @@ def test_the_first_call_of_an_id_counts() -> None:
     assert resolver.prompt("a").tolist() == [1, 2]
 
 
-JSON = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(-(2**53), 2**53)
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(),
-    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
-    max_leaves=5,
-)
 MESSAGE = st.fixed_dictionaries({"role": st.sampled_from(["user", "assistant"])}, optional={"content": JSON})
 TALKS = st.lists(
     st.tuples(st.integers(0, 5), st.integers(0, 4), st.lists(MESSAGE, max_size=3), st.none() | MESSAGE, st.booleans()),
@@ -206,15 +188,8 @@ def _text(messages: list[Any]) -> bytes:
 def test_messages_are_compared_by_value_and_not_by_spelling() -> None:
     index = MessageIndex()
     index.add("a", Spelled([{"role": "user", "content": "hi"}]), {"role": "assistant", "content": "hello"})
-    delta = index.encode(
-        Spelled(
-            [
-                {"content": "hi", "role": "user"},
-                {"content": "hello", "role": "assistant"},
-                {"role": "user", "content": "bye"},
-            ]
-        )
-    )
+    swapped = [{"content": "hi", "role": "user"}, {"content": "hello", "role": "assistant"}]
+    delta = index.encode(Spelled([*swapped, {"role": "user", "content": "bye"}]))
     assert delta == MessageDelta(b'[{"content":"bye","role":"user"}]', shared=2, base="a")
 
 

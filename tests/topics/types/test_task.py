@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.topics.specimens import JSON
 from topics.types.errors import InputError
 from topics.types.task import INSTRUCTION_LIMIT, TRAINING_DEFAULTS, SamplingSpec, TaskRequest, body_hash, parse
 
@@ -167,13 +168,6 @@ def test_one_body_has_one_spelling_whatever_was_left_out_or_reordered() -> None:
     backwards = dict(reversed(spelled_out.items()))
     assert parse(backwards).canonical() == parse(BODY).canonical()
     assert parse(body(num_samples=2)).canonical() != parse(BODY).canonical()
-
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
-    max_leaves=6,
-)
 
 
 @settings(deadline=None)
