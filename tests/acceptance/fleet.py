@@ -120,14 +120,8 @@ class Fleet:
             "polar.cli", "proxy", "--data", str(self.data), "--engine", self.engine_url, "--mode", self.mode, "--port", port,
             "--control-port", "0", "--ready-file", str(ready),
         )  # fmt: skip
-        async with self._deadline(READY_S, f"{name} wasn't ready", name):
-            await self.spawn(name, *arguments)
-            while not ready.exists() and self.processes[name].returncode in (None, NOT_READY):
-                await asyncio.sleep(0.05)
-                if self.processes[name].returncode == NOT_READY:
-                    # As any supervisor does where the engine, or Kafka, hangs just now.
-                    await self.spawn(name, *arguments)
-        url = (await self._ready(name))["url"]
+        await self.spawn(name, *arguments)
+        url = (await self._ready(name, arguments))["url"]
         if name == "proxy":
             self.proxy_url = url
 
@@ -141,10 +135,13 @@ class Fleet:
             log = (self.data / "logs" / f"{name}.log").read_text(errors="replace")[-LOG_SHOWN:]
             raise AssertionError(f"{what} within {seconds:.0f} s; its log:\n{log}") from None
 
-    async def _ready(self, name: str) -> dict[str, str]:
+    async def _ready(self, name: str, again: Sequence[str] = ()) -> dict[str, str]:
+        """What the process wrote when it was ready. `again` starts it anew, as any supervisor does, where the engine or Kafka hangs."""
         file = self.data / f"{name}.ready"
         async with self._deadline(READY_S, f"{name} wasn't ready", name):
             while not file.exists():
+                if again and self.processes[name].returncode == NOT_READY:
+                    await self.spawn(name, *again)
                 assert self.processes[name].returncode is None, (self.data / "logs" / f"{name}.log").read_text()
                 await asyncio.sleep(0.05)
         found: dict[str, str] = json.loads(file.read_text())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -133,11 +133,8 @@ def test_writers_that_fight_over_partitions_write_each_row_once(lake: Lake, seed
                 except SupersededError:
                     continue
 
-    threads = [threading.Thread(target=write, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(write, range(4)))
     assert sorted(key[2:4] for key in in_the_lake(lake).elements()) == [
         *((0, offset) for offset in range(60)),
         *((1, offset) for offset in range(40)),

@@ -1,7 +1,7 @@
 """The blob store: content-addressed, whole or not at all."""
 
 import hashlib
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -35,14 +35,9 @@ def test_the_same_bytes_are_kept_once(store: BlobStore, tmp_path: Path) -> None:
 
 def test_writers_of_the_same_bytes_at_once_leave_one_whole_file(store: BlobStore, tmp_path: Path) -> None:
     data = b"x" * 1_000_000
-    refs: list[BlobRef] = []
-    threads = [threading.Thread(target=lambda: refs.append(store.put(data))) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(8) as threads:
+        refs = list(threads.map(store.put, [data] * 8))
     assert len(set(map(str, refs))) == 1
-    assert len(refs) == 8
     assert len(files(tmp_path)) == 1
     assert store.get(refs[0].ref) == data
 

@@ -4,6 +4,8 @@ import asyncio
 import os
 import signal
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -15,7 +17,7 @@ from topics.environment.settings import Settings
 from topics.log import admin, heartbeat, kafka
 from topics.log.follow import Follower, Since
 from topics.log.heartbeat import HeartbeatSender
-from topics.log.producer import Ack, LogProducer, UnacknowledgedError
+from topics.log.producer import LogProducer, UnacknowledgedError
 
 pytestmark = pytest.mark.hard
 
@@ -68,10 +70,21 @@ async def test_an_outage_costs_time_only(broker: Broker, namespace: str) -> None
         waiting = asyncio.create_task(patient.send(control.TOPIC, Drain("patient"), key="w"))
         stopped = asyncio.create_task(doomed.send(control.TOPIC, Drain("doomed"), key="w"))
         starting = asyncio.create_task(late.start(deadline_s=60))
-        await _gives_up_by_its_own_clock(hasty)
-        await _stops_in_time(doomed, stopped)
-        _ends_in_time(leaving)
-        await _cut_off_in_time(clients)
+        with within(4):
+            with pytest.raises(UnacknowledgedError, match="no acknowledgement within 1 s"):
+                await hasty.send(control.TOPIC, Drain("hasty"), key="w", deadline_s=1)
+            # By now the line is replaced, and its successor finds no broker.
+            with pytest.raises(UnacknowledgedError, match="not sent"):
+                await hasty.send(control.TOPIC, Drain("hasty too"), key="w", deadline_s=1)
+        with within(4):
+            await doomed.stop(deadline_s=0.5)
+        with pytest.raises(UnacknowledgedError, match="stopped before the acknowledgement"):
+            await stopped
+        with within(2 * heartbeat.STOP_S + 1):
+            leaving.stop()
+        for client in clients:
+            with within(3):
+                await kafka.stop(client, 0.5)
         with pytest.raises(TimeoutError):
             await follower.caught_up(0.5)
         await eventually(lambda: not heart.connected, 2 * heartbeat.CONNECTED_S)
@@ -96,14 +109,11 @@ async def test_an_outage_costs_time_only(broker: Broker, namespace: str) -> None
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
-async def _gives_up_by_its_own_clock(producer: LogProducer) -> None:
+@contextmanager
+def within(seconds: float) -> Iterator[None]:
     began = time.monotonic()
-    with pytest.raises(UnacknowledgedError, match="no acknowledgement within 1 s"):
-        await producer.send(control.TOPIC, Drain("hasty"), key="w", deadline_s=1)
-    # By now the line is replaced, and its successor finds no broker.
-    with pytest.raises(UnacknowledgedError, match="not sent"):
-        await producer.send(control.TOPIC, Drain("hasty too"), key="w", deadline_s=1)
-    assert time.monotonic() - began < 4
+    yield
+    assert time.monotonic() - began < seconds
 
 
 async def _clients_at_work(settings: Settings) -> list[kafka.Client]:
@@ -118,24 +128,3 @@ async def _clients_at_work(settings: Settings) -> list[kafka.Client]:
     await owner.begin_transaction()
     await (await owner.send(name, b"void", key=b"w"))
     return [member, owner]
-
-
-async def _cut_off_in_time(clients: list[kafka.Client]) -> None:
-    for client in clients:
-        began = time.monotonic()
-        await kafka.stop(client, 0.5)
-        assert time.monotonic() - began < 3
-
-
-def _ends_in_time(heart: HeartbeatSender) -> None:
-    began = time.monotonic()
-    heart.stop()
-    assert time.monotonic() - began < 2 * heartbeat.STOP_S + 1
-
-
-async def _stops_in_time(producer: LogProducer, sending: asyncio.Task[Ack]) -> None:
-    began = time.monotonic()
-    await producer.stop(deadline_s=0.5)
-    assert time.monotonic() - began < 4
-    with pytest.raises(UnacknowledgedError, match="stopped before the acknowledgement"):
-        await sending
