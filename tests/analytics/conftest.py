@@ -22,7 +22,7 @@ def lake(tmp_path: Path) -> Lake:
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> Settings:
+def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
     """Settings of a system whose lake holds the story."""
     made = Settings(data=tmp_path_factory.mktemp("it's data") / ".polar")
     write(made.lake_folder, story())
@@ -30,6 +30,6 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Settings:
 
 
 @pytest.fixture(scope="module")
-def reader(told: Settings) -> Iterator[Reader]:
-    with query.connect(told) as made:
+def reader(settings: Settings) -> Iterator[Reader]:
+    with query.connect(settings) as made:
         yield made

@@ -130,7 +130,7 @@ def yielded(
     made: list[Call] = []
     nodes: list[Node] = []
     for index, (_, one) in enumerate(calls):
-        tree = {"parent": made[-1].call_id} if made else {"branch": "root"}
+        tree: dict[str, Any] = {"parent": made[-1].call_id} if made else {"branch": "root"}
         made.append(Call(one.call_id, one.kind, one.outcome, one.dialect, one.received_at, one.completed_at, **tree))
         nodes.append(Node(len(nodes) - 1, one.prompt.rest))
         nodes.append(Node(len(nodes) - 1, one.sampled, one.logprobs, index))

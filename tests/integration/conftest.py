@@ -69,7 +69,7 @@ async def expire(settings: Settings, before: int) -> None:
         await client.close()
 
 
-async def told(settings: Settings, topic: Topic, of: type[Any] = object) -> list[Any]:
+async def records_of(settings: Settings, topic: Topic, of: type[Any] = object) -> list[Any]:
     """All committed records of a type on a topic, partition by partition."""
     codec: Codec[Any] = Codec(*topic.records)
     found = []
@@ -83,7 +83,7 @@ async def told(settings: Settings, topic: Topic, of: type[Any] = object) -> list
 
 async def emitted(settings: Settings) -> Trajectory:
     """The only trajectory of the default output, once it is there."""
-    found = await eventually(lambda: told(settings, trajectories.TOPIC, Trajectory), STOP_S, every_s=0.1)
+    found = await eventually(lambda: records_of(settings, trajectories.TOPIC, Trajectory), STOP_S, every_s=0.1)
     (trajectory,) = found
     assert isinstance(trajectory, Trajectory)
     return trajectory

@@ -16,7 +16,7 @@ from consumers.building import builder
 from consumers.rebuild import run
 from consumers.rebuild.request import RebuildRequest
 from polar.embedded import Broker
-from tests.integration.conftest import building, emitted, expire, told
+from tests.integration.conftest import building, emitted, expire, records_of
 from tests.waiting import eventually
 from topics import completions, control, trajectories
 from topics.completions import Build, CallRecord, Open
@@ -130,7 +130,7 @@ async def _read_by_the_builder(settings: Settings, log: LogProducer, sample: int
     await log.send(completions.TOPIC, other(BUILD, session_id=key, output="other"), key=key, task_id="t")
 
     async def is_out() -> bool:
-        return len(await told(settings, trajectories.topic("other"))) >= sample
+        return len(await records_of(settings, trajectories.topic("other"))) >= sample
 
     await eventually(is_out, DEADLINE_S, every_s=0.1)
 

@@ -12,7 +12,7 @@ import pytest
 from consumers.builders.base import BuiltFrom
 from consumers.builders.per_request import PerRequest
 from consumers.building import builder
-from tests.integration.conftest import building, emitted, told
+from tests.integration.conftest import building, emitted, records_of
 from tests.waiting import eventually
 from topics import completions, dead_letters, trajectories
 from topics.completions import Build, CallRecord, Open
@@ -125,7 +125,7 @@ async def test_an_output_topic_that_was_deleted_is_made_again(settings: Settings
 
     async def found() -> list[object]:
         is_there = gone.full_name(settings.namespace) in {each.name for each in await admin.listing(settings)}
-        return await told(settings, gone) if is_there else []
+        return await records_of(settings, gone) if is_there else []
 
     async with building(settings):
         assert [type(record) for record in await eventually(found, DEADLINE_S, every_s=0.1)] == [Trajectory]

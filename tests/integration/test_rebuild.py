@@ -17,7 +17,7 @@ from consumers.rebuild.request import RebuildReport, RebuildRequest
 from consumers.rebuild.run import rebuild
 from polar.cli.app import app
 from tests.consumers.token_tree.transcripts import Log
-from tests.integration.conftest import building, expire, told
+from tests.integration.conftest import building, expire, records_of
 from tests.waiting import eventually
 from topics import completions, trajectories
 from topics.completions import Build, CallRecord, CloseGroup, Emitted, Open
@@ -70,14 +70,14 @@ async def finished(log: LogProducer, settings: Settings, *tasks: str, output: st
         await write(log, task, CloseGroup(task, 2, [1.0, 1.0], [Status.COMPLETED] * 2, output))
 
     async def all_out() -> bool:
-        return len(await told(settings, completions.TOPIC, Emitted)) >= 3 * len(tasks)
+        return len(await records_of(settings, completions.TOPIC, Emitted)) >= 3 * len(tasks)
 
     async with building(settings):
         await eventually(all_out, DEADLINE_S, every_s=0.1)
 
 
 async def rebuilt(settings: Settings, into: str = "again") -> dict[str, Trajectory]:
-    found = await told(settings, trajectories.topic(into), Trajectory)
+    found = await records_of(settings, trajectories.topic(into), Trajectory)
     assert len({one.session_id for one in found}) == len(found), "each session once"
     return {one.session_id: one for one in found}
 
@@ -86,7 +86,7 @@ async def test_every_session_is_built_again_by_another_builder_and_a_second_run_
     settings: Settings, log: LogProducer
 ) -> None:
     await finished(log, settings, "t", "u")
-    before = await told(settings, trajectories.TOPIC)
+    before = await records_of(settings, trajectories.TOPIC)
     done = await rebuild(settings, PER_REQUEST)
     assert (done.sessions, done.groups, done.traces, done.failed, done.tasks) == (4, 2, 12, {}, {"t", "u"})
     found = await rebuilt(settings)
@@ -95,12 +95,12 @@ async def test_every_session_is_built_again_by_another_builder_and_a_second_run_
         wanted = msgspec.structs.replace(build(session_id), builder="per_request")
         straight = PerRequest().build(BuiltFrom(wanted, calls(session_id)))
         assert trajectory == msgspec.structs.replace(straight, rebuilt_with=b"{}")
-    ends = await told(settings, trajectories.topic("again"), GroupFinished)
+    ends = await records_of(settings, trajectories.topic("again"), GroupFinished)
     assert [(end.rewards, end.rebuilt) for end in ends] == [([1.0, 1.0], True)] * 2
     again = await rebuild(settings, PER_REQUEST)
     assert (again.sessions, again.were_out, again.groups) == (0, 4, 0)
     assert await rebuilt(settings) == found
-    assert await told(settings, trajectories.TOPIC) == before, "the builder's own topic is as it was"
+    assert await records_of(settings, trajectories.TOPIC) == before, "the builder's own topic is as it was"
 
 
 async def test_a_run_that_was_cut_short_is_taken_up(
@@ -124,7 +124,7 @@ async def test_a_run_that_was_cut_short_is_taken_up(
     rest = await rebuild(settings, PER_REQUEST, lambda *far: passed.append(far))
     assert (rest.sessions, rest.were_out, rest.groups) == (2, 2, 2)
     assert sorted(await rebuilt(settings)) == ["t.0", "t.1", "u.0", "u.1"]
-    ends = await told(settings, trajectories.topic("again"), GroupFinished)
+    ends = await records_of(settings, trajectories.topic("again"), GroupFinished)
     assert sorted(end.task_id for end in ends) == ["t", "u"]
     assert passed == sorted(passed)
     assert passed[-1][0] <= passed[-1][1]
@@ -214,7 +214,7 @@ async def test_without_a_builder_each_session_is_built_by_its_own(settings: Sett
     await write(log, "v.1", Open("v.1", 1, "claim"), *calls("v.1"))
     done = await rebuild(settings, RebuildRequest("same"))
     assert (done.sessions, done.unfinished) == (3, 1), "v.0 has its Build, v.1 has not"
-    live = {one.session_id: one for one in await told(settings, trajectories.TOPIC, Trajectory)}
+    live = {one.session_id: one for one in await records_of(settings, trajectories.TOPIC, Trajectory)}
     for session_id, trajectory in (await rebuilt(settings, "same")).items():
         if session_id in live:
             assert msgspec.structs.replace(trajectory, rebuilt_with=None) == live[session_id]

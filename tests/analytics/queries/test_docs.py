@@ -38,12 +38,12 @@ def test_a_group_without_differing_rewards_and_the_advantages_are_found(reader: 
 
 
 def test_the_python_block_runs_beside_a_lake(
-    told: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (program,) = (block["text"] for block in BLOCKS if block["language"] == "python")
-    lake = Lake(told.lake_folder)
+    lake = Lake(settings.lake_folder)
     views.write_database(lake.folder.with_name("polar.duckdb"), lake.folder, lake.newest())
-    monkeypatch.chdir(told.data.parent)
+    monkeypatch.chdir(settings.data.parent)
     exec(program, {})
     assert "external" in capsys.readouterr().out
 

@@ -120,13 +120,13 @@ def test_what_only_reads_is_answered(reader: Reader, sql: str) -> None:
 
 
 @pytest.mark.parametrize("sql", CHANGES)
-def test_what_changes_anything_is_refused_and_nothing_has_changed(told: Settings, reader: Reader, sql: str) -> None:
-    parquet = next((told.lake_folder / "completions").iterdir())
-    before = tree(told.data)
-    given_sql = sql.format(new=told.lake_folder / "new.csv", parquet=parquet)
+def test_what_changes_anything_is_refused_and_nothing_has_changed(settings: Settings, reader: Reader, sql: str) -> None:
+    parquet = next((settings.lake_folder / "completions").iterdir())
+    before = tree(settings.data)
+    given_sql = sql.format(new=settings.lake_folder / "new.csv", parquet=parquet)
     with pytest.raises(InputError, match=r"only queries are allowed|runs text as SQL|^SQL: Parser Error"):
         reader.ask(given_sql)
-    assert tree(told.data) == before
+    assert tree(settings.data) == before
 
 
 GLUE = ["WITH x AS (", ")", "EXPLAIN", "ANALYZE", "(", ";", "UNION ALL", "SELECT (", "FROM (", "--", "\n"]
@@ -175,8 +175,8 @@ def test_no_mixture_of_statements_changes_anything(unlocked: duckdb.DuckDBPyConn
         "SELECT * FROM duckdb_secrets()",
     ],
 )
-def test_nothing_but_the_lake_is_read(told: Settings, reader: Reader, tmp_path: Path, sql: str) -> None:
-    other = shutil.copy(next((told.lake_folder / "completions").iterdir()), tmp_path / "other.parquet")
+def test_nothing_but_the_lake_is_read(settings: Settings, reader: Reader, tmp_path: Path, sql: str) -> None:
+    other = shutil.copy(next((settings.lake_folder / "completions").iterdir()), tmp_path / "other.parquet")
     with pytest.raises(SqlError, match=r"Only the lake can be read; its views are: tasks, calls|does not exist"):
         reader.ask(sql.format(other=other))
 
@@ -190,9 +190,9 @@ def test_duckdb_itself_is_locked(reader: Reader, sql: str) -> None:
         reader._connection.execute(sql)
 
 
-def test_a_file_of_the_lake_cant_be_written_anew_beside_it(told: Settings, reader: Reader) -> None:
+def test_a_file_of_the_lake_cant_be_written_anew_beside_it(settings: Settings, reader: Reader) -> None:
     with pytest.raises(duckdb.PermissionException):
-        reader._connection.execute(f"COPY (SELECT 1) TO '{told.lake_folder / 'new.csv'}'".replace("it's", "it''s"))
+        reader._connection.execute(f"COPY (SELECT 1) TO '{settings.lake_folder / 'new.csv'}'".replace("it's", "it''s"))
 
 
 @pytest.mark.parametrize(
@@ -253,9 +253,9 @@ def test_a_reader_sees_the_lake_as_it_was_when_it_came(tmp_path: Path) -> None:
         assert answer(before, count) == [(1,)]
 
 
-def test_many_read_at_once(told: Settings) -> None:
+def test_many_read_at_once(settings: Settings) -> None:
     def read(_: int) -> list[tuple[object, ...]]:
-        with query.connect(told) as reader:
+        with query.connect(settings) as reader:
             return answer(reader, "SELECT harness, sum(sampled_tokens) FROM calls GROUP BY 1 ORDER BY 1")
 
     with ThreadPoolExecutor(8) as threads:
@@ -281,11 +281,11 @@ def test_a_long_query_is_interrupted_from_another_thread(reader: Reader) -> None
         helper.join()
 
 
-def test_instants_are_utc_whatever_the_machine_thinks(told: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_instants_are_utc_whatever_the_machine_thinks(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TZ", "America/New_York")
     time.tzset()
     try:
-        with query.connect(told) as reader:
+        with query.connect(settings) as reader:
             [(at, hour)] = answer(reader, "SELECT min(submitted_at), hour(min(submitted_at)) FROM tasks")
     finally:
         monkeypatch.undo()

@@ -16,6 +16,7 @@ from analytics.lake import schema
 from analytics.lake.manifest import EMPTY, File, Lake
 from analytics.queries import views
 from tests.analytics.story import NOON, call, story, submitted, write
+from topics.environment.settings import Settings
 from topics.types.completion import PolicySpan
 
 DESIGN = {
@@ -37,13 +38,8 @@ def opened(lake: Lake) -> duckdb.DuckDBPyConnection:
 
 
 @pytest.fixture(scope="module")
-def lake(tmp_path_factory: pytest.TempPathFactory) -> Lake:
-    return write(tmp_path_factory.mktemp("lake") / "it's a lake", story())
-
-
-@pytest.fixture(scope="module")
-def told(lake: Lake) -> Iterator[duckdb.DuckDBPyConnection]:
-    with opened(lake) as connection:
+def told(settings: Settings) -> Iterator[duckdb.DuckDBPyConnection]:
+    with opened(Lake(settings.lake_folder)) as connection:
         yield connection
 
 
