@@ -32,18 +32,11 @@ class Cluster:
     """Apache Kafka on DATA/node-1, DATA/node-2, …. Its methods block: from asyncio call them in a thread."""
 
     def __init__(
-        self,
-        data: Path,
-        nodes: int = 3,
-        *,
-        announce: Callable[[str], None],
-        meter: distribution.Meter | None = None,
-        security: Security | None = None,
+        self, data: Path, nodes: int = 3, *, announce: Callable[[str], None], security: Security | None = None
     ) -> None:
         self._data = data.absolute()
         self._nodes = range(1, nodes + 1)
         self._announce = announce
-        self._meter = meter
         self._security = security
         self._brokers: dict[int, Broker] = {}
 
@@ -149,7 +142,7 @@ class Cluster:
 
     def _seat(self) -> dict[int, Broker]:
         """Give every node its place."""
-        distribution.class_path(self._announce, self._meter)  # once, before all look at once
+        distribution.class_path(self._announce)  # once, before all look at once
         ports: list[Ports] = []
         for node in self._nodes:
             ports.append(self.folder(node).ports(but={port for others in ports for port in others}))

@@ -9,8 +9,13 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-Requests = list[tuple[str, str | None, Any]]
-"""Path, Authorization header and JSON body of each request, in order of arrival."""
+
+class Requests(list[tuple[str, str | None, Any]]):
+    """Path, Authorization header and JSON body of each request, in order of arrival; `methods` likewise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.methods: list[str] = []
 
 
 @contextmanager
@@ -21,21 +26,22 @@ def serving(
 
     `answer` gives status, body and headers for a request's body; a body of bytes is sent as it is, others as JSON.
     """
-    requests: Requests = []
+    requests = Requests()
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))) or b"null")
             requests.append((self.path, self.headers["Authorization"], body))
+            requests.methods.append(self.command)
             status, answered, *more = answer(body)
             data = answered if isinstance(answered, bytes) else json.dumps(answered).encode()
             self.send_response(status)
             for name, value in ({"Content-Length": str(len(data))} | (more[0] if more else {})).items():
                 self.send_header(name, value)
             self.end_headers()
-            self.wfile.write(data)
+            self.wfile.write(b"" if self.command == "HEAD" else data)
 
-        do_GET = do_POST  # noqa: N815 - the name that http.server calls
+        do_GET = do_HEAD = do_POST  # noqa: N815 - the names that http.server calls
 
         def log_message(self, *_: object) -> None: ...
 

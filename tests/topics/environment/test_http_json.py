@@ -2,70 +2,39 @@
 
 from __future__ import annotations
 
-import json
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-
 import pytest
 
+from tests.serving import serving
 from topics.environment.http_json import Answer, NoAnswerError, send
 
 
-class Echo(BaseHTTPRequestHandler):
-    """Answers with the path's status and, as JSON, what it received; `/cut` breaks off within the body."""
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length", 0))).decode()
-        echo = {"method": self.command, "token": self.headers.get("Authorization"), "body": body}
-        status, answer = (200, b"{") if self.path == "/cut" else (int(self.path[1:]), json.dumps(echo).encode())
-        self.send_response(status)
-        self.send_header("Location", "/200")
-        self.send_header("Content-Length", str(len(answer) + (self.path == "/cut")))
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(answer)
-
-    do_GET = do_HEAD = do_POST  # noqa: N815 - the names that http.server calls
-
-    def log_message(self, *_: object) -> None: ...
-
-
-@pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Echo)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    thread.join()
-    server.server_close()
-
-
 @pytest.mark.parametrize("status", [200, 302, 404, 503])
-def test_an_answer_of_any_status_is_returned(url: str, status: int) -> None:
-    answer = send(f"{url}/{status}", {"a": [1]}, token="secret", timeout_s=10)
-    assert answer.status == status
-    assert answer.json() == {"method": "POST", "token": "Bearer secret", "body": '{"a": [1]}'}
+def test_an_answer_of_any_status_is_returned(status: int) -> None:
+    with serving(lambda _: (status, {"b": 2}, {"Location": "/elsewhere"})) as (url, requests):
+        answer = send(f"{url}/path", {"a": [1]}, token="secret", timeout_s=10)
+    assert (answer.status, answer.json()) == (status, {"b": 2})
+    assert (requests.methods, requests) == (["POST"], [("/path", "Bearer secret", {"a": [1]})])
 
 
-def test_the_method_follows_the_payload_unless_named(url: str) -> None:
-    assert send(f"{url}/200", timeout_s=10).json() == {"method": "GET", "token": None, "body": ""}
-    assert send(f"{url}/302", method="HEAD", timeout_s=10) == Answer(302, b"")
+def test_the_method_follows_the_payload_unless_named() -> None:
+    with serving(lambda _: (302, {}, {"Location": "/elsewhere"})) as (url, requests):
+        assert send(url, timeout_s=10) == Answer(302, b"{}")
+        assert send(url, method="HEAD", timeout_s=10) == Answer(302, b"")
+    assert requests.methods == ["GET", "HEAD"]
+    assert {(token, body) for _, token, body in requests} == {(None, None)}
 
 
 @pytest.mark.parametrize("through_proxy", [False, True])
-def test_the_environments_proxy_is_used_only_on_request(
-    url: str, monkeypatch: pytest.MonkeyPatch, through_proxy: bool
-) -> None:
+def test_the_environments_proxy_is_used_only_on_request(monkeypatch: pytest.MonkeyPatch, through_proxy: bool) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
     monkeypatch.delenv("no_proxy", raising=False)
     monkeypatch.delenv("NO_PROXY", raising=False)
-    if through_proxy:
-        with pytest.raises(NoAnswerError, match="refused"):
-            send(f"{url}/200", timeout_s=10, through_proxy=True)
-    else:
-        assert send(f"{url}/200", timeout_s=10).status == 200
+    with serving(lambda _: (200, {})) as (url, _):
+        if through_proxy:
+            with pytest.raises(NoAnswerError, match="refused"):
+                send(url, timeout_s=10, through_proxy=True)
+        else:
+            assert send(url, timeout_s=10).status == 200
 
 
 @pytest.mark.parametrize(
@@ -74,12 +43,15 @@ def test_the_environments_proxy_is_used_only_on_request(
         ("http://127.0.0.1:1", "refused"),
         ("no-scheme", "unknown url type"),
         ("http://127.0.0.1:port", "port"),
-        ("cut", "breaks off"),
+        (None, "breaks off"),
     ],
 )
-def test_a_failure_is_one_error_with_its_reason(url: str, address: str, reason: str) -> None:
-    with pytest.raises(NoAnswerError, match=reason):
-        send(f"{url}/cut" if address == "cut" else address, timeout_s=10)
+def test_a_failure_is_one_error_with_its_reason(address: str | None, reason: str) -> None:
+    with (
+        serving(lambda _: (200, b"{", {"Content-Length": "2"})) as (url, _),
+        pytest.raises(NoAnswerError, match=reason),
+    ):
+        send(address or url, timeout_s=10)
 
 
 def test_a_body_that_is_no_json_is_a_value_error() -> None:
