@@ -159,11 +159,11 @@ async def test_nothing_is_written_before_all_is_known_that_would_be_refused(
     early, late = "a", "u"
     partitions = completions.TOPIC.embedded_partitions
     assert partition_of_task(early, partitions) < partition_of_task(late, partitions)
-    await session(log, f"{early}.0")
-    await session(log, f"{late}.0", "mine")
     await finished(log, settings, "t", output="live")
     with pytest.raises(InputError, match="it is the output of task t, which the builder writes"):
         await rebuild(settings, RebuildRequest("live", "per_request"))
+    await session(log, f"{early}.0")
+    await session(log, f"{late}.0", "mine")
     for tasks in (frozenset[str](), frozenset({early})):
         with pytest.raises(InputError, match=f"it is the output of task {late}, which the builder writes"):
             await rebuild(settings, RebuildRequest("mine", "per_request", tasks=tasks))
