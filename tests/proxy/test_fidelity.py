@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import aiohttp
 import pytest
@@ -15,6 +15,7 @@ from polar.scripted.scripts import Script, ScriptCall, ScriptTurn, Variant
 from proxy.app import Proxy
 from proxy.session_key import KEY_HEADER
 from tests.proxy.conftest import Bench, proxied
+from tests.proxy.talks import DIALECTS
 
 ODD = ('{"n" :1.0, "name": "\\u00e9"}', '{ "deep": {"b": [1e2 , true], "a": null} }')
 SCRIPT = Script(
@@ -30,18 +31,8 @@ SCRIPT = Script(
         ),
     ),
 )
-SCHEMA = {"type": "object", "properties": {}}
+BASH = {"name": "bash", "parameters": {"type": "object", "properties": {}}}
 Json = dict[str, Any]
-
-
-class Harness(NamedTuple):
-    """What one of a dialect sends, and how it repeats what it was told."""
-
-    path: str
-    body: Callable[[list[Json]], Json]
-    opening: Json
-    repeat: Callable[[Json], list[Json]]
-    """An answer as it stands in the next request, with the results of its tool calls."""
 
 
 def compact(arguments: Any) -> str:
@@ -97,51 +88,13 @@ def google(told: Json) -> list[Json]:
     return [{"role": "model", "parts": parts}, {"role": "user", "parts": results}]
 
 
-HARNESSES = {
-    "openai_chat": Harness(
-        "/v1/chat/completions",
-        lambda turns: {
-            "model": "m",
-            "messages": turns,
-            "tools": [{"type": "function", "function": {"name": "bash", "parameters": SCHEMA}}],
-        },
-        {"role": "user", "content": "work"},
-        chat,
-    ),
-    "openai_responses": Harness(
-        "/v1/responses",
-        lambda turns: {
-            "model": "m",
-            "input": turns,
-            "include": ["reasoning.encrypted_content"],
-            "tools": [{"type": "function", "name": "bash", "parameters": SCHEMA}],
-        },
-        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "work"}]},
-        responses,
-    ),
-    "anthropic_messages": Harness(
-        "/v1/messages",
-        lambda turns: {
-            "model": "m",
-            "max_tokens": 1000,
-            "thinking": {"type": "enabled", "budget_tokens": 1024},
-            "messages": turns,
-            "tools": [{"name": "bash", "input_schema": SCHEMA}],
-        },
-        {"role": "user", "content": "work"},
-        anthropic,
-    ),
-    "google_generate_content": Harness(
-        "/v1beta/models/m:generateContent",
-        lambda turns: {
-            "contents": turns,
-            "generationConfig": {"thinkingConfig": {"includeThoughts": True}},
-            "tools": [{"functionDeclarations": [{"name": "bash", "parametersJsonSchema": SCHEMA}]}],
-        },
-        {"role": "user", "parts": [{"text": "work"}]},
-        google,
-    ),
+HARNESSES: dict[str, tuple[Json, Callable[[Json], list[Json]]]] = {
+    "openai_chat": ({}, chat),
+    "openai_responses": ({"include": ["reasoning.encrypted_content"]}, responses),
+    "anthropic_messages": ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, anthropic),
+    "google_generate_content": ({"generationConfig": {"thinkingConfig": {"includeThoughts": True}}}, google),
 }
+"""What a harness sends with each request, and how it repeats an answer in the next one, with the results of its tool calls."""
 
 
 @pytest.fixture
@@ -151,13 +104,13 @@ def scripted() -> ScriptedEngine:
 
 async def turn(http: aiohttp.ClientSession, proxy: Proxy, key: str, dialect: str, turns: list[Json]) -> list[Json]:
     """One request of a conversation; what the harness makes of its answer."""
-    harness = HARNESSES[dialect]
-    body = json.dumps(harness.body(turns))
-    async with http.post(proxy.url + harness.path, headers={KEY_HEADER: key}, data=body) as response:
+    words, (fields, repeat) = DIALECTS[dialect], HARNESSES[dialect]
+    body = words.body(turns) | {"tools": words.tools([BASH])} | fields
+    async with http.post(proxy.url + words.path, headers={KEY_HEADER: key}, json=body) as response:
         # As JavaScript reads it: 1.0 is 1.
         told = json.loads(await response.read(), parse_float=lambda digits: int(float(digits)))
         assert response.status == 200, told
-    return harness.repeat(told)
+    return repeat(told)
 
 
 def is_one_trace(scripted: ScriptedEngine, calls: int) -> bool:
@@ -169,28 +122,17 @@ def is_one_trace(scripted: ScriptedEngine, calls: int) -> bool:
 
 
 @pytest.mark.parametrize("dialect", HARNESSES)
-async def test_a_respelled_conversation_is_one_trace(
-    proxy: Proxy, bench: Bench, scripted: ScriptedEngine, http: aiohttp.ClientSession, dialect: str
-) -> None:
-    turns = [HARNESSES[dialect].opening]
-    for _ in range(3):
-        turns += await turn(http, proxy, bench.key(), dialect, turns)
-    assert is_one_trace(scripted, 3)
-    calls = await bench.calls(3)
-    assert [call.prompt.base for call in calls] == [None, calls[0].call_id, calls[1].call_id]
-    assert [call.messages.base for call in calls] == [None, calls[0].call_id, calls[1].call_id]
-
-
-@pytest.mark.parametrize("dialect", HARNESSES)
-async def test_it_stays_one_trace_where_another_proxy_takes_over(
-    bench: Bench, engine_url: str, scripted: ScriptedEngine, http: aiohttp.ClientSession, dialect: str
+@pytest.mark.parametrize("proxies", [1, 3])
+async def test_a_respelled_conversation_is_one_trace_also_where_other_proxies_take_over(
+    bench: Bench, engine_url: str, scripted: ScriptedEngine, http: aiohttp.ClientSession, dialect: str, proxies: int
 ) -> None:
     lies: dict[str, Any] = await bench.open()
     key = bench.key(issued_at=int(time.time()) - 60, **lies)
-    turns = [HARNESSES[dialect].opening]
-    for _ in range(3):
+    turns = [DIALECTS[dialect].user("work")]
+    for _ in range(proxies):
         async with proxied(bench, engine_url) as proxy:
-            turns += await turn(http, proxy, key, dialect, turns)
+            for _ in range(3 // proxies):
+                turns += await turn(http, proxy, key, dialect, turns)
     assert is_one_trace(scripted, 3)
     calls = await bench.calls(3)
     assert [call.prompt.base for call in calls] == [None, calls[0].call_id, calls[1].call_id]

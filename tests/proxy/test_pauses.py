@@ -11,7 +11,7 @@ from openai import AsyncOpenAI, RateLimitError
 from openai.types.chat import ChatCompletionMessageParam
 
 from polar.scripted.engine import Engine as ScriptedEngine
-from polar.scripted.faults import Hang, Slow
+from polar.scripted.faults import Slow
 from proxy.addresses import Binding
 from proxy.app import Proxy
 from proxy.dialects.base import dialects
@@ -112,18 +112,6 @@ async def test_engines_are_told_to_keep_apart_what_other_weights_cached(
     assert (salts[:2], salts[2::2] == salts[3::2], len(set(salts))) == ([None, None], True, 3)
 
 
-async def test_a_version_that_changed_under_a_call_is_not_told(
-    client: AsyncOpenAI, bench: Bench, scripted: ScriptedEngine
-) -> None:
-    scripted.faults.add(Slow(delay_s=1.0))
-    call = asyncio.ensure_future(ask(client))
-    await eventually(lambda: not scripted.faults.pending())
-    await bench.fleet(PolicyVersion(8))
-    await call
-    [recorded] = await bench.calls(1)
-    assert recorded.policy_version is None
-
-
 async def test_a_call_that_may_finish_says_the_version_from_before_the_update_and_its_end_is_told_at_once(
     client: AsyncOpenAI, bench: Bench, scripted: ScriptedEngine, beats: Beats
 ) -> None:
@@ -160,22 +148,6 @@ async def test_an_aborted_call_is_ended_at_the_engine_and_asked_anew_and_the_har
     assert [(one.call_id, one.outcome, one.policy_version) for one in recorded] == [
         (call_id, "answered", 2) for call_id in ids
     ]
-
-
-async def test_a_harness_that_hangs_up_during_the_pause_is_not_asked_for(
-    client: AsyncOpenAI, bench: Bench, scripted: ScriptedEngine, beats: Beats
-) -> None:
-    scripted.faults.add(Hang())
-    call = asyncio.ensure_future(ask(client))
-    await eventually(lambda: not scripted.faults.pending())
-    await bench.fleet(FleetState(1, paused=True, in_flight="abort"))
-    await eventually(lambda: beats.say(1, 0))
-    call.cancel()
-    [recorded] = await bench.calls(1)
-    assert (recorded.outcome, recorded.error and recorded.error.code) == ("abandoned", "hung_up")
-    await bench.fleet(FleetState(2))
-    await ask(client)
-    assert len(scripted.record.calls("t.0")) == 1, "nobody waited for the first one"
 
 
 async def test_calls_that_wait_for_their_turn_when_a_pause_comes_are_not_asked_in_it(

@@ -17,7 +17,7 @@ from consumers.builders.prefix_merging import PrefixMerging
 from polar.scripted.app import running
 from polar.scripted.drift import Drift
 from polar.scripted.engine import Engine as ScriptedEngine
-from polar.scripted.faults import Slow, Status
+from polar.scripted.faults import Slow
 from polar.scripted.scripts import Script, ScriptTurn, Variant
 from proxy.addresses import Binding
 from proxy.app import Proxy
@@ -107,11 +107,3 @@ async def test_a_harness_that_hangs_up_ends_the_call_at_the_engine(bench: Bench,
         await eventually(lambda: not scripted.faults.pending())
         asked.cancel()
         await eventually(lambda: [call.outcome for call in scripted.record.calls()] == ["aborted"])
-
-
-async def test_a_server_that_fails_is_asked_again(bench: Bench, http: aiohttp.ClientSession) -> None:
-    scripted = drifting()
-    scripted.faults.add(Status(status=503))
-    async with running(scripted) as url, proxied(bench, url, "tokens") as proxy:
-        await Talk(http, bench.key(), "openai_chat").say(proxy.url, "hi")
-    assert len(scripted.record.calls()) == 1

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tests.proxy.talks import DIALECTS
 from tests.vllm.work import TOOLS, Work, schema
 
 Item = dict[str, Any]
@@ -17,22 +18,16 @@ ANSWER_S = 120.0
 
 
 @dataclass(frozen=True)
-class Words:
-    """How a dialect says things."""
+class Tooling:
+    """How a dialect limits answers and calls tools; the rest is `tests/proxy/talks.py`'s."""
 
-    variable: str
-    """Of the environment: the base of its URLs."""
-    path: str
-    key: str
-    """Of the environment."""
-    body: Callable[[list[Item]], Item]
-    heard: Callable[[Item], list[Item]]
-    """What a harness keeps of an answer."""
+    provider: str
+    """Of the environment: the prefix of the base of its URLs and of its key."""
+    limit: Item
     calls: Callable[[list[Item]], list[Item]]
     """Those of what was heard."""
     result: Callable[[Item, Work], Item]
     """A call's, for the conversation."""
-    user: Callable[[str], Item]
     is_cut: Callable[[Item], bool]
     """Whether an answer ended at its limit of tokens."""
 
@@ -42,16 +37,18 @@ def talk(env: Mapping[str, str], dialect: str, work: Work, turns: int) -> int:
 
     Fewer where one is cut behind a call of a tool: nothing goes on from those (docs/proxy.md).
     """
-    words = WORDS[dialect]
+    words, tooling = DIALECTS[dialect], WORDS[dialect]
+    url = env[f"{tooling.provider.replace('GEMINI', 'GOOGLE_GEMINI')}_BASE_URL"].removesuffix("/v1") + words.path
+    fields = {"tools": words.tools(FUNCTIONS)} | tooling.limit
     history = [words.user(work.request)]
     for turn in range(1, turns + 1):
-        payload = _told(env[words.variable] + words.path, env[words.key], words.body(history))
+        payload = _told(url, env[f"{tooling.provider}_API_KEY"], words.body(history) | fields)
         heard = words.heard(payload)
-        calls = words.calls(heard)
-        if calls and words.is_cut(payload):
+        calls = tooling.calls(heard)
+        if calls and tooling.is_cut(payload):
             return turn
         history += heard
-        history += [words.result(call, work) for call in calls] or [words.user(GO_ON)]
+        history += [tooling.result(call, work) for call in calls] or [words.user(GO_ON)]
     return turns
 
 
@@ -93,73 +90,32 @@ def _arguments(text: str) -> Any:
 
 FUNCTIONS = [{"name": name, "parameters": schema(parameters)} for name, parameters in TOOLS.items()]
 WORDS = {
-    "openai_chat": Words(
-        "OPENAI_BASE_URL",
-        "/chat/completions",
-        "OPENAI_API_KEY",
-        lambda history: {
-            "model": "m",
-            "max_tokens": MAX_TOKENS,
-            "messages": history,
-            "tools": [{"type": "function", "function": each} for each in FUNCTIONS],
-        },
-        lambda payload: [payload["choices"][0]["message"]],
+    "openai_chat": Tooling(
+        "OPENAI",
+        {"max_tokens": MAX_TOKENS},
         lambda heard: heard[0].get("tool_calls") or [],
         _chat_result,
-        lambda text: {"role": "user", "content": text},
         lambda payload: bool(payload["choices"][0]["finish_reason"] == "length"),
     ),
-    "openai_responses": Words(
-        "OPENAI_BASE_URL",
-        "/responses",
-        "OPENAI_API_KEY",
-        lambda history: {
-            "model": "m",
-            "max_output_tokens": MAX_TOKENS,
-            "input": history,
-            "tools": [{"type": "function", "strict": False} | each for each in FUNCTIONS],
-        },
-        lambda payload: list(payload["output"]),
+    "openai_responses": Tooling(
+        "OPENAI",
+        {"max_output_tokens": MAX_TOKENS},
         lambda heard: [item for item in heard if item["type"] == "function_call"],
         _responses_result,
-        lambda text: {"type": "message", "role": "user", "content": [{"type": "input_text", "text": text}]},
         lambda payload: bool(payload["status"] == "incomplete"),
     ),
-    "anthropic_messages": Words(
-        "ANTHROPIC_BASE_URL",
-        "/v1/messages",
-        "ANTHROPIC_API_KEY",
-        lambda history: {
-            "model": "m",
-            "max_tokens": MAX_TOKENS,
-            "messages": history,
-            "tools": [{"name": each["name"], "input_schema": each["parameters"]} for each in FUNCTIONS],
-        },
-        lambda payload: [{"role": "assistant", "content": payload["content"]}],
+    "anthropic_messages": Tooling(
+        "ANTHROPIC",
+        {"max_tokens": MAX_TOKENS},
         lambda heard: [block for block in heard[0]["content"] if block["type"] == "tool_use"],
         _anthropic_result,
-        lambda text: {"role": "user", "content": text},
         lambda payload: bool(payload["stop_reason"] == "max_tokens"),
     ),
-    "google_generate_content": Words(
-        "GOOGLE_GEMINI_BASE_URL",
-        "/v1beta/models/m:generateContent",
-        "GEMINI_API_KEY",
-        lambda history: {
-            "contents": history,
-            "generationConfig": {"maxOutputTokens": MAX_TOKENS},
-            "tools": [
-                {
-                    "functionDeclarations": [
-                        {"name": each["name"], "parametersJsonSchema": each["parameters"]} for each in FUNCTIONS
-                    ]
-                }
-            ],
-        },
-        lambda payload: [payload["candidates"][0]["content"]],
+    "google_generate_content": Tooling(
+        "GEMINI",
+        {"generationConfig": {"maxOutputTokens": MAX_TOKENS}},
         lambda heard: [part for part in heard[0].get("parts") or [] if "functionCall" in part],
         _google_result,
-        lambda text: {"role": "user", "parts": [{"text": text}]},
         lambda payload: bool(payload["candidates"][0]["finishReason"] == "MAX_TOKENS"),
     ),
 }

@@ -9,8 +9,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 import numpy as np
-import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from proxy.chat import ChatRequest, FunctionCall, Message, RepeatedAnswer, ToolCall
@@ -76,33 +75,6 @@ YES, GO = Message("assistant", "yes "), Message("user", "go")
 FOUND = Message("tool", "res", tool_call_id="abcdefghi")
 
 
-async def test_a_role_that_the_model_gave_the_word_to_is_its_end() -> None:
-    sampled = [*spelled("YES"), ROLES["user"]]
-    expected = [*glm([ASKED]), ROLES["assistant"], *sampled, *spelled("\ngo"), ROLES["assistant"]]
-    assert await prompt_of(glm, [ASKED, YES, GO], 1, sampled) == expected
-
-
-@pytest.mark.parametrize("between", [Message("system", "REMINDER"), Message("tool", "", tool_call_id="x")])
-async def test_a_message_before_that_role_is_not_lost(between: Message) -> None:
-    assert await prompt_of(glm, [ASKED, YES, between, GO], 1, [*spelled("YES"), ROLES["user"]]) is None
-
-
-async def test_a_message_between_a_call_and_its_result_is_not_lost() -> None:
-    call = calling('{"a": "x"}')
-    sampled = [CALL, *spelled('look {"a":"x"}'), CALLED, ROLES["tool"]]
-    assert await prompt_of(glm, [ASKED, call, Message("user", "NOTE"), FOUND], 1, sampled) is None
-    assert await prompt_of(glm, [ASKED, call, Message("user", "NOTE"), call, FOUND], 1, sampled) is None
-    expected = [*glm([ASKED]), ROLES["assistant"], *sampled, *spelled("\nres"), ROLES["assistant"]]
-    assert await prompt_of(glm, [ASKED, call, FOUND], 1, sampled) == expected
-
-
-@pytest.mark.parametrize("arguments", ["{}", '{"n": [1]}', '{"a": "The twin says 1."}', '{"a": "The twin says 2!" }'])
-async def test_ids_that_are_written_after_the_arguments_are_no_other_message(arguments: str) -> None:
-    sampled = [CALL, *spelled("sampled otherwise"), CALLED, END]
-    prompt = await prompt_of(mistral, [ASKED, calling(arguments), FOUND], 1, sampled)
-    assert prompt == [*mistral([ASKED]), ROLES["assistant"], *sampled, *mistral([FOUND]), ROLES["assistant"]]
-
-
 async def test_a_server_that_refuses_small_conversations_leaves_the_rendering_of_ended_turns_and_is_asked_again() -> (
     None
 ):
@@ -149,11 +121,23 @@ MESSAGES = st.one_of(
     st.builds(calling, st.sampled_from(["{}", '{"a": "1."}', '{"b": {"c": 2}}'])),
 )
 
+ANSWERING_CALLS = [
+    calling(text) for text in ("{}", '{"n": [1]}', '{"a": "The twin says 1."}', '{"a": "The twin says 2!" }')
+]
+"""Ids that a template writes after the arguments aren't taken for another message."""
+
 
 @settings(max_examples=200, deadline=None)
 @given(
-    st.sampled_from([glm, mistral]), st.lists(MESSAGES, min_size=1, max_size=5), st.sampled_from([YES, calling("{}")])
+    st.sampled_from([glm, mistral]),
+    st.lists(MESSAGES, min_size=1, max_size=5),
+    st.sampled_from([YES, *ANSWERING_CALLS]),
 )
+@example(glm, [GO], YES)
+@example(glm, [Message("system", "REMINDER"), GO], YES)
+@example(glm, [Message("tool", "", tool_call_id="x"), GO], YES)
+@example(glm, [Message("user", "NOTE"), calling('{"a": "x"}'), FOUND], calling('{"a": "x"}'))
+@example(mistral, [FOUND], calling('{"a": "The twin says 2!" }'))
 def test_after_what_was_sampled_comes_all_that_the_template_writes_or_the_rendering_stands(
     template: Template, later: list[Message], said: Message
 ) -> None:

@@ -124,11 +124,6 @@ async def test_a_killed_server_costs_no_call_and_has_its_sessions_back_when_it_i
     assert servers.asked("t.0") == {first: 2, second: 3}
 
 
-async def test_a_server_that_dies_unasked_is_down_before_a_call_finds_out(engine: Replicas, servers: Servers) -> None:
-    await servers.kill(servers.urls[0])
-    await until_healthy(engine, 2)
-
-
 async def test_with_every_server_down_they_are_asked_all_the_same(engine: Replicas, servers: Servers) -> None:
     for url in servers.urls:
         await servers.kill(url)

@@ -302,14 +302,6 @@ async def test_a_stop_string_is_among_the_tokens_and_not_in_the_text() -> None:
         assert end == ScriptedEngine().tokenizer.special_ids["<|im_end|>"]
 
 
-async def test_a_turn_that_was_cut_off_gets_the_templates_own_end() -> None:
-    async with opened(drifting()) as session:
-        before, after = await twice(session, sampling=Sampling(max_tokens=5))
-        assert before.finish_reason == "length"
-        assert goes_on(before, after)
-        assert prompt_of(after)[len(prompt_of(before)) + 5] == ScriptedEngine().tokenizer.special_ids["<|im_end|>"]
-
-
 async def test_where_a_call_was_followed_by_a_cut_the_rendering_stands() -> None:
     """After the arguments the template ends the call, and whether the model did can't be told from its message."""
     said = Script("s", "", (Variant((ScriptTurn("", "Hm", (ScriptCall("look", "{}"), ScriptCall("look", "{}"))),)),))
@@ -415,16 +407,6 @@ async def test_no_prompt_goes_on_from_a_call_that_was_not_told() -> None:
         assert after.realigned == 0
         before, after = await twice(Session(session.engine), parallel_tool_calls=True)
         assert goes_on(before, after)
-
-
-async def test_a_template_that_takes_no_twin_leaves_the_rendering() -> None:
-    async def refused(_: ChatRequest) -> Any:
-        raise EngineError("refused", "no")
-
-    tokens, rendered = np.arange(9, dtype=np.int32), np.arange(3, 12, dtype=np.int32)
-    request = ChatRequest([Message("user", "a"), Message("assistant", "b")], continued=RepeatedAnswer(1, tokens, True))
-    prompt = await Continuing(refused).prompt(request, rendered)
-    assert (prompt.ids.tolist(), prompt.realigned) == (rendered.tolist(), 0)
 
 
 async def test_another_end_than_the_templates_stands_before_it() -> None:

@@ -65,7 +65,10 @@ def asked(turn: Turn, said: Sequence[list[Message]]) -> ChatRequest:
     before = said[-1 - turn.after % len(said)] if said else []
     kept = before[: max(0, len(before) - turn.dropped)]
     tools = [Tool(Function(f"f{number}")) for number in range(turn.tools)]
-    return ChatRequest([*kept, Message("user", turn.text)], tools=tools, store=turn.store)
+    kept = kept or [Message("system", "Be brief.")] * turn.store
+    instructed = bool(kept) and kept[0].role == "system"
+    messages = [*kept, Message("user", turn.text)]
+    return ChatRequest(messages, tools=tools, store=turn.store, instructions=instructed)
 
 
 def lived(turns: Sequence[Turn]) -> tuple[ClaimState, list[Completion], frozenset[str], list[list[Message]]]:

@@ -18,6 +18,7 @@ from proxy.request_limits import HEAD_BYTES
 from proxy.session.limits import ClaimUsage, admit
 from proxy.session_key import KEY_HEADER
 from tests.proxy.conftest import Bench, proxied
+from tests.proxy.talks import DIALECTS
 from tests.waiting import eventually
 from topics.environment.keys import CONCURRENT_CALLS, KeyClaims, Limits, Signer
 from topics.types.completion import CallOutcome
@@ -25,25 +26,11 @@ from topics.types.tokens import count
 
 RefusalBody = tuple[int, dict[str, Any], str | None]
 Ask = Callable[..., Awaitable[RefusalBody]]
-DIALECTS: dict[str, tuple[str, Callable[[str], dict[str, Any]]]] = {
-    "openai_chat": ("/v1/chat/completions", lambda text: {"messages": [{"role": "user", "content": text}]}),
-    "openai_responses": ("/v1/responses", lambda text: {"input": text}),
-    "anthropic_messages": (
-        "/v1/messages",
-        lambda text: {"max_tokens": 100, "messages": [{"role": "user", "content": text}]},
-    ),
-    "google_generate_content": (
-        "/v1beta/models/m:generateContent",
-        lambda text: {"contents": [{"role": "user", "parts": [{"text": text}]}]},
-    ),
-}
-PLACES = {
-    "openai_chat": lambda told: told["error"]["type"],
-    "openai_responses": lambda told: told["error"]["type"],
-    "anthropic_messages": lambda told: told["error"]["type"],
-    "google_generate_content": lambda told: told["error"]["status"],
-}
-"""Where a provider's error says what sort it is."""
+
+
+def sort_of(refusal: dict[str, Any]) -> Any:
+    """Where a provider's error says what sort it is; Google's has another field."""
+    return refusal["error"].get("type") or refusal["error"]["status"]
 
 
 @pytest.fixture
@@ -53,8 +40,9 @@ async def ask(proxy: Proxy, http: aiohttp.ClientSession) -> Ask:
     async def ask(
         key: str, dialect: str = "openai_chat", *, text: str = "hi", at: Proxy = proxy, **fields: Any
     ) -> RefusalBody:
-        path, body = DIALECTS[dialect]
-        async with http.post(at.url + path, headers={KEY_HEADER: key}, json=body(text) | fields) as response:
+        words = DIALECTS[dialect]
+        body = words.body([words.user(text)]) | fields
+        async with http.post(at.url + words.path, headers={KEY_HEADER: key}, json=body) as response:
             return response.status, await response.json(), response.headers.get("Retry-After")
 
     return ask
@@ -128,13 +116,13 @@ async def test_limits_are_told_as_the_provider_would(
     spent = bench.key(limits=Limits(calls=1))
     assert (await ask(spent, dialect))[0] == 200
     status, told, _ = await ask(spent, dialect)
-    assert (status, bool(PLACES[dialect](told))) == (403, True)
+    assert (status, bool(sort_of(told))) == (403, True)
     scripted.faults.add(Hang())
     busy = bench.key("t.1", "c2", limits=Limits(concurrent_calls=1))
     under_way = asyncio.ensure_future(ask(busy, dialect))
     await eventually(lambda: not scripted.faults.pending())
     status, told, wait = await ask(busy, dialect, text="ho")
-    assert (status, wait, bool(PLACES[dialect](told))) == (429, "1", True)
+    assert (status, wait, bool(sort_of(told))) == (429, "1", True)
     assert "may have 1" in told["error"]["message"]
     under_way.cancel()
 
@@ -167,23 +155,24 @@ async def test_what_was_spent_is_known_to_the_next_owner(ask: Ask, bench: Bench,
 async def test_a_head_that_is_too_large_is_told_as_the_provider_would(
     proxy: Proxy, bench: Bench, http: aiohttp.ClientSession, dialect: str
 ) -> None:
-    path, body = DIALECTS[dialect]
+    words = DIALECTS[dialect]
+    path, body = words.path, words.body([words.user("hi")])
     headers = {KEY_HEADER: bench.key(), "X-Long": "x" * (HEAD_BYTES // 2), "X-Longer": "y" * (HEAD_BYTES // 2)}
-    async with http.post(proxy.url + path, headers=headers, json=body("hi")) as response:
-        assert (response.status, bool(PLACES[dialect](await response.json()))) == (413, True)
+    async with http.post(proxy.url + path, headers=headers, json=body) as response:
+        assert (response.status, bool(sort_of(await response.json()))) == (413, True)
     del headers["X-Longer"]
-    async with http.post(proxy.url + path, headers=headers, json=body("hi")) as response:
+    async with http.post(proxy.url + path, headers=headers, json=body) as response:
         assert response.status == 200
-    async with http.post(f"{proxy.url}{path}?x={'x' * HEAD_BYTES}", headers=headers, json=body("hi")) as response:
+    async with http.post(f"{proxy.url}{path}?x={'x' * HEAD_BYTES}", headers=headers, json=body) as response:
         assert response.status == 413
 
 
 async def test_endless_nesting_is_told_as_the_provider_would(
     proxy: Proxy, bench: Bench, http: aiohttp.ClientSession
 ) -> None:
-    for dialect, (path, _) in DIALECTS.items():
+    for words in DIALECTS.values():
         for field in (b"messages", b"input", b"contents", b"tools", b"unknown"):
             for opened in (b"[", b'{"a":'):
                 body = b'{"' + field + b'":' + opened * 100_000
-                async with http.post(proxy.url + path, headers={KEY_HEADER: bench.key()}, data=body) as response:
-                    assert (response.status, bool(PLACES[dialect](await response.json()))) == (400, True)
+                async with http.post(proxy.url + words.path, headers={KEY_HEADER: bench.key()}, data=body) as response:
+                    assert (response.status, bool(sort_of(await response.json()))) == (400, True)

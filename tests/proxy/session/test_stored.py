@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -18,10 +17,10 @@ from polar.scripted.engine import Engine as ScriptedEngine
 from polar.scripted.scripts import Script, ScriptCall, ScriptTurn, Variant
 from proxy.app import Proxy
 from proxy.chat import ChatRequest, Message
-from proxy.errors import Refusal, RefusalError
+from proxy.errors import RefusalError
 from proxy.session import stored
 from proxy.session.stored import StoredCalls
-from tests.proxy.conftest import Bench, proxied
+from tests.proxy.conftest import Bench
 from topics.calls.delta import Spelled, spell
 
 SCRIPT = Script(
@@ -86,12 +85,6 @@ def test_a_call_inherits_all_that_was_said_before_it_but_instructions(
         assert whole.messages == [*opening, *history, *own]
         keep(kept, f"c{at}", whole, said(answer))
         inherited.append([*history, *own, said(answer)])
-
-
-def test_what_is_not_known_is_told_in_openais_words() -> None:
-    with pytest.raises(RefusalError, match="Previous response with id 'resp_x' not found") as refused:
-        StoredCalls().continued(ChatRequest([user("hi")], continues="resp_x"))
-    assert (refused.value.refusal, refused.value.field) == (Refusal.INVALID, "previous_response_id")
 
 
 def test_a_request_that_continues_none_stays_as_it_is() -> None:
@@ -163,15 +156,6 @@ async def test_instructions_are_each_requests_own(client: AsyncOpenAI, bench: Be
     assert [call.stored_from for call in calls] == [1, 0, 1]
 
 
-async def test_a_conversation_may_go_on_from_any_of_its_answers(client: AsyncOpenAI, scripted: ScriptedEngine) -> None:
-    first = await client.responses.create(model="m", input="hi")
-    for text in ("ho", "hu"):
-        await client.responses.create(model="m", input=text, previous_response_id=first.id)
-    root, *branches = scripted.record.calls("t.0")
-    seen = root.prompt_token_ids + root.token_ids
-    assert [branch.prompt_token_ids[: len(seen)] for branch in branches] == [seen, seen]
-
-
 @pytest.mark.parametrize("why", ["unknown", "not stored", "another session's"])
 async def test_what_cant_be_continued_is_openais_error(
     client: AsyncOpenAI, bench: Bench, proxy: Proxy, why: str
@@ -185,23 +169,3 @@ async def test_what_cant_be_continued_is_openais_error(
     assert refused.value.code == "previous_response_not_found"
     assert refused.value.param == "previous_response_id"
     assert f"'{named}'" in refused.value.message
-
-
-async def test_another_owner_continues_what_the_first_has_stored(
-    bench: Bench, engine_url: str, scripted: ScriptedEngine
-) -> None:
-    lies: dict[str, Any] = await bench.open()
-    key = bench.key(issued_at=int(time.time()) - 60, **lies)
-    previous: str | None = None
-    for text in ("hi", "ho", "hu"):
-        async with proxied(bench, engine_url) as proxy, at(proxy, key) as client:
-            answer = await client.responses.create(
-                model="m", input=text, instructions="Be brief.", previous_response_id=previous
-            )
-            previous = answer.id
-    books = scripted.record.calls("t.0")
-    seen = [book.prompt_token_ids + book.token_ids for book in books]
-    assert [book.prompt_token_ids[: len(last)] for last, book in zip(seen, books[1:], strict=False)] == seen[:2]
-    async with proxied(bench, engine_url) as proxy, at(proxy, key) as client:
-        with pytest.raises(openai.BadRequestError):
-            await client.responses.create(model="m", input="?", previous_response_id="resp_0")
