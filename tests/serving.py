@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -18,14 +18,18 @@ class Requests(list[tuple[str, str | None, Any]]):
         self.methods: list[str] = []
 
 
-@contextmanager
-def serving(
-    answer: Callable[[Any], tuple[int, object] | tuple[int, object, dict[str, str]]],
-) -> Iterator[tuple[str, Requests]]:
-    """The server's URL and its requests so far, the one being answered included.
+Answer = tuple[int, object] | tuple[int, object, dict[str, str]]
+"""Status, body and headers; a body of bytes is sent as it is, others as JSON."""
 
-    `answer` gives status, body and headers for a request's body; a body of bytes is sent as it is, others as JSON.
-    """
+
+def serving(answer: Callable[[Any], Answer]) -> AbstractContextManager[tuple[str, Requests]]:
+    """The server's URL and its requests so far, the one being answered included; `answer` is called with a request's body."""
+    return serving_by_path(lambda _, body: answer(body))
+
+
+@contextmanager
+def serving_by_path(answer: Callable[[str, Any], Answer]) -> Iterator[tuple[str, Requests]]:
+    """As `serving`, with answers that depend on the request's path, too."""
     requests = Requests()
 
     class Handler(BaseHTTPRequestHandler):
@@ -33,7 +37,7 @@ def serving(
             body = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))) or b"null")
             requests.append((self.path, self.headers["Authorization"], body))
             requests.methods.append(self.command)
-            status, answered, *more = answer(body)
+            status, answered, *more = answer(self.path, body)
             data = answered if isinstance(answered, bytes) else json.dumps(answered).encode()
             self.send_response(status)
             for name, value in ({"Content-Length": str(len(data))} | (more[0] if more else {})).items():

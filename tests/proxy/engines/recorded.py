@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+from tests.serving import serving_by_path
 
 Answer = tuple[int, Any]
 """Status and JSON."""
@@ -93,30 +92,10 @@ FULL: dict[str, CannedAnswer] = {
 def answering(told: Mapping[str, CannedAnswer]) -> Iterator[str]:
     """The base URL of a server with these answers, text as it is; any other path gets a 404."""
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self._answer({})
+    def answer(path: str, body: dict[str, Any]) -> tuple[int, object]:
+        found = told.get(path, NOT_FOUND)
+        status, answered = found(body) if callable(found) else found
+        return status, answered.encode() if isinstance(answered, str) else answered
 
-        def do_POST(self) -> None:
-            self._answer(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-
-        def _answer(self, asked: dict[str, Any]) -> None:
-            answer = told.get(self.path, NOT_FOUND)
-            status, body = answer(asked) if callable(answer) else answer
-            written = (body if isinstance(body, str) else json.dumps(body)).encode()
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(written)))
-            self.end_headers()
-            self.wfile.write(written)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
-            thread.join()
+    with serving_by_path(answer) as (url, _):
+        yield url

@@ -13,7 +13,6 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from proxy.chat import Answer, ChatRequest, ImagePart, ImageUrl, Message, Part, RepeatedAnswer, TextPart
-from proxy.engines.http import is_overflow, overflow_numbers
 from proxy.engines.sglang_tokens import SglangTokens
 from proxy.errors import EngineError
 from topics.types.completion import PolicySpan, Sampling
@@ -142,9 +141,3 @@ async def test_an_answer_without_its_tokens_is_none() -> None:
         await answer_of(Server(output_token_logprobs=None), HI)
     with pytest.raises(EngineError, match="logprob"):
         await answer_of(Server(output_token_logprobs=[[None, 5, None]]), HI)
-
-
-def test_a_prompt_that_does_not_fit_is_known_by_sglangs_words() -> None:
-    words = "The input (5000 tokens) is longer than the model's context length (4096 tokens)."
-    assert is_overflow(words)
-    assert overflow_numbers(words) == (5000, 4096)

@@ -229,32 +229,6 @@ def _doubles(value: Any) -> Any:
     return value if isinstance(value, bool) or not isinstance(value, int | float) else float(value) + 0.0
 
 
-@pytest.mark.parametrize(
-    ("sampled", "repeated"),
-    [
-        ('{"a" :1.0}', '{"a":1}'),
-        ('{"a": "\\u00e9"}', '{"a":"é"}'),
-        ('{"a": -0.0, "b": 1e2}', '{"a":0,"b":100}'),
-        ('{"n": 9007199254740993}', '{"n":9007199254740992}'),
-        ('{"n": 1e400}', '{"n":null}'),
-        ('{"a": 1, "a": 2}', '{"a":2}'),
-        ("", "{}"),
-    ],
-)
-def test_arguments_come_back_in_the_very_string_that_was_sampled(sampled: str, repeated: str) -> None:
-    answer = said("I look.", sampled)
-    assert restored(known(answer), said("I look.", repeated)) == [answer]
-
-
-@pytest.mark.parametrize(
-    ("sampled", "repeated"),
-    [('{"a": true}', '{"a":1}'), ('{"a": 0}', '{"a":null}'), ('{"a": "1"}', '{"a":1}'), ('{"a": 1', '{"a":1}')],
-)
-def test_other_arguments_stay(sampled: str, repeated: str) -> None:
-    answer = said("I look.", repeated)
-    assert restored(known(said("I look.", sampled)), answer) == [answer]
-
-
 def test_endless_nesting_is_compared_as_text() -> None:
     deep = "[" * 100_000 + "]" * 100_000
     answer = said(None, deep)
@@ -311,24 +285,33 @@ def test_a_turn_in_the_very_words_that_were_said_is_never_taken_for_a_newer_one(
 @pytest.mark.parametrize(
     ("sampled", "repeated", "is_it"),
     [
-        ("12345678901234567891", "12345678901234567000", True),  # as JavaScript writes it
-        ("12345678901234567891", "12345678901234567890", False),
-        ("9007199254740993", "9007199254740992", True),
-        ("9007199254740992", "9007199254740993", False),
-        ("0.1000000000000000055", "0.1", True),
-        ("0.1", "0.1000000000000000055", False),
-        ("1e400", "null", True),
-        ("null", "1e400", False),
-        ("1e400", "1e401", False),
-        ("1e-99999999999999999999", "0", True),
-        ("[9007199254740993,1e2]", "[9007199254740992,100]", True),
-        ("1e2", "100.0", True),
+        ('{"a" :1.0}', '{"a":1}', True),
+        ('{"a": "\\u00e9"}', '{"a":"é"}', True),
+        ('{"a": -0.0, "b": 1e2}', '{"a":0,"b":100}', True),
+        ('{"a": 1, "a": 2}', '{"a":2}', True),
+        ("", "{}", True),
+        ('{"a": true}', '{"a":1}', False),
+        ('{"a": 0}', '{"a":null}', False),
+        ('{"a": "1"}', '{"a":1}', False),
+        ('{"a": 1', '{"a":1}', False),
+        ('{"id": 12345678901234567891}', '{"id":12345678901234567000}', True),  # as JavaScript writes it
+        ('{"id": 12345678901234567891}', '{"id":12345678901234567890}', False),
+        ('{"id": 9007199254740993}', '{"id":9007199254740992}', True),
+        ('{"id": 9007199254740992}', '{"id":9007199254740993}', False),
+        ('{"id": 0.1000000000000000055}', '{"id":0.1}', True),
+        ('{"id": 0.1}', '{"id":0.1000000000000000055}', False),
+        ('{"id": 1e400}', '{"id":null}', True),
+        ('{"id": null}', '{"id":1e400}', False),
+        ('{"id": 1e400}', '{"id":1e401}', False),
+        ('{"id": 1e-99999999999999999999}', '{"id":0}', True),
+        ('{"id": [9007199254740993,1e2]}', '{"id":[9007199254740992,100]}', True),
+        ('{"id": 1e2}', '{"id":100.0}', True),
     ],
 )
-def test_numbers_are_those_that_were_said_or_as_javascript_rounds_them(
+def test_arguments_of_the_same_value_or_as_javascript_rounds_it_come_back_in_the_very_string_that_was_sampled(
     sampled: str, repeated: str, is_it: bool
 ) -> None:
-    answer, written = said(None, f'{{"id": {sampled}}}'), said(None, f'{{"id":{repeated}}}')
+    answer, written = said("I look.", sampled), said("I look.", repeated)
     assert restored(known(answer), written) == [answer if is_it else written]
 
 
