@@ -1,6 +1,7 @@
-"""Whatever happens to the bytes of an engine's answer, a harness sees a whole answer or a clean error, and the log has what it saw.
+"""Whatever an engine makes of its answer, a harness sees a whole answer or a clean error, and the log has what it saw.
 
-The engine is the scripted one behind a line that cuts, flips, delays and drops what it sends; the proxy, its dialects and Kafka are real.
+The engine is the scripted one with its faults; the proxy, its dialects and Kafka are real. For bytes that come cut anywhere, in pieces or
+with a bit flipped see engines/test_response.py and engines/test_vllm_chat.py.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ import secrets
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import aiohttp
 import anthropic.types
@@ -27,7 +28,7 @@ from hypothesis import strategies as st
 
 from polar.scripted.app import running
 from polar.scripted.engine import Engine as ScriptedEngine
-from polar.scripted.faults import Fault, Garbage, Slow, Status
+from polar.scripted.faults import Cut, Fault, Garbage, Slow, Status
 from polar.scripted.scripts import Script, ScriptCall, ScriptTurn, Variant
 from proxy.chat import Message
 from tests.proxy.conftest import Bench, benched, proxied
@@ -74,121 +75,39 @@ ASKING = {
 }
 
 
-# --- the line to the engine
-
-
-@dataclass(frozen=True)
-class Harm:
-    """What befalls the bytes of an answer, header and body: a cut before one of them, a bit of one turned, or all in small pieces."""
-
-    kind: Literal["cut", "flip", "pieces", "drop"]
-    at: int = 0
-    """Which byte, modulo as many as there are."""
-    bit: int = 0
-    times: int = EVERY_TRY
-    """Answers that it befalls."""
-
-
-@dataclass
-class Line:
-    """Passes requests on to the engine, and harm on to its answers."""
-
-    engine_port: int
-    harm: Harm | None = None
-    _left: int = 0
-    _server: asyncio.Server | None = None
-    _open: set[asyncio.StreamWriter] = field(default_factory=set)
-    port: int = 0
-
-    async def open(self) -> None:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
-        self.port = self._server.sockets[0].getsockname()[1]
-
-    async def close(self) -> None:
-        assert self._server is not None
-        self._server.close()
-        for writer in self._open:
-            writer.close()
-
-    def befall(self, harm: Harm | None) -> None:
-        self.harm, self._left = harm, harm.times if harm else 0
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._open.add(writer)
-        try:
-            while await self._pass(await _message(reader), writer):
-                pass
-        except (asyncio.IncompleteReadError, ConnectionError):
-            pass
-        finally:
-            self._open.discard(writer)
-            writer.close()
-
-    async def _pass(self, request: bytes, writer: asyncio.StreamWriter) -> bool:
-        """Whether the connection can be used again."""
-        to_engine, from_engine = await asyncio.open_connection("127.0.0.1", self.engine_port)
-        from_engine.write(request)
-        answer = await _message(to_engine)
-        from_engine.close()
-        if self._left == 0 or self.harm is None or not request.startswith(b"POST"):
-            writer.write(answer)
-            return True
-        self._left -= 1
-        await _sent(writer, answer, self.harm)
-        return False
-
-
-async def _message(reader: asyncio.StreamReader) -> bytes:
-    """One request or response, whose header tells its length."""
-    head = await reader.readuntil(b"\r\n\r\n")
-    length = next(
-        (int(line.split(b":")[1]) for line in head.splitlines() if line.lower().startswith(b"content-length:")), 0
-    )
-    return head + await reader.readexactly(length)
-
-
-async def _sent(writer: asyncio.StreamWriter, answer: bytes, harm: Harm) -> None:
-    at = harm.at % len(answer)
-    match harm.kind:
-        case "cut":
-            writer.write(answer[:at])
-        case "flip":
-            writer.write(answer[:at] + bytes([answer[at] ^ 1 << harm.bit]) + answer[at + 1 :])
-        case "pieces":
-            for start in range(0, len(answer), len(answer) // 7):
-                writer.write(answer[start : start + len(answer) // 7])
-                await asyncio.sleep(0.001)
-        case "drop":
-            pass
-
-
 # --- the world that the examples share
 
 
 class World:
-    """A proxy that serves every dialect, in front of an engine on a bad line; what was seen of it."""
+    """A proxy that serves every dialect, in front of an engine with faults; what was seen of it."""
 
     def __init__(self, kafka: str, namespace: str, folder: Path) -> None:
         self._where = kafka, namespace, folder
         self._stack = AsyncExitStack()
         self.scripted = ScriptedEngine([SCRIPT])
+        self._port = 0
         self.seen: dict[str, tuple[str, str] | None] = {}
         """Whole answers by id: text and arguments, of those in OpenAI's bodies; the others' are their conformance tests'."""
         self.refused = 0
-        self.line: Line
+        self._engine = AsyncExitStack()
         self.bench: Bench
 
     async def start(self) -> None:
         enter = self._stack.enter_async_context
         self.bench = await enter(benched(*self._where))
-        engine = await enter(running(self.scripted))
-        self.line = Line(int(engine.rpartition(":")[2]))
-        await self.line.open()
-        self._stack.push_async_callback(self.line.close)
-        proxy = await enter(proxied(self.bench, f"http://127.0.0.1:{self.line.port}"))
+        self._stack.push_async_callback(self.stop_engine)
+        proxy = await enter(proxied(self.bench, await self.start_engine()))
         self._http = await enter(
             aiohttp.ClientSession(proxy.url, headers={"Authorization": f"Bearer {self.bench.key()}"})
         )
+
+    async def start_engine(self) -> str:
+        url = await self._engine.enter_async_context(running(self.scripted, port=self._port))
+        self._port = int(url.rpartition(":")[2])
+        return url
+
+    async def stop_engine(self) -> None:
+        await self._engine.aclose()
 
     async def stop(self) -> None:
         await self._stack.aclose()
@@ -283,16 +202,12 @@ def world(kafka: str, tmp_path_factory: pytest.TempPathFactory, run: Run) -> Ite
             run(world.stop())
 
 
-HARMS = st.one_of(
-    st.builds(Harm, st.just("cut"), st.integers(0, 4000), times=st.sampled_from([1, EVERY_TRY])),
-    st.builds(Harm, st.just("flip"), st.integers(0, 4000), st.integers(0, 7), st.sampled_from([1, EVERY_TRY])),
-    st.builds(Harm, st.just("pieces")),
-    st.builds(Harm, st.just("drop"), times=st.sampled_from([1, EVERY_TRY])),
-)
+TIMES = st.sampled_from([1, EVERY_TRY])
 FORMS: tuple[Any, ...] = ("not_json", "no_token_ids", "length_mismatch", "nan_logprobs", "empty_choices")
 FAULTS = st.one_of(
-    st.builds(Garbage, form=st.sampled_from(FORMS), times=st.sampled_from([1, EVERY_TRY])),
-    st.builds(Status, status=st.sampled_from([400, 404, 429, 500, 503]), times=st.sampled_from([1, EVERY_TRY])),
+    st.builds(Garbage, form=st.sampled_from(FORMS), times=TIMES),
+    st.builds(Status, status=st.sampled_from([400, 404, 429, 500, 503]), times=TIMES),
+    st.builds(Cut, after_bytes=st.none() | st.integers(1, 400), times=TIMES),
     st.builds(Slow, delay_s=st.just(0.02)),
 )
 
@@ -302,24 +217,18 @@ def test_every_dialect_is_put_to_the_test() -> None:
 
 
 @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(dialect=st.sampled_from(sorted(ASKING)), stream=st.booleans(), trouble=HARMS | FAULTS)
+@given(dialect=st.sampled_from(sorted(ASKING)), stream=st.booleans(), trouble=FAULTS)
 def test_a_harness_sees_a_whole_answer_or_a_clean_error_and_the_log_what_it_saw(
-    world: World, run: Run, dialect: str, stream: bool, trouble: Harm | Fault
+    world: World, run: Run, dialect: str, stream: bool, trouble: Fault
 ) -> None:
-    if isinstance(trouble, Harm):
-        world.line.befall(trouble)
-    else:
-        world.scripted.faults.add(trouble)
+    world.scripted.faults.add(trouble)
     status = run(world.ask(dialect, stream=stream))
-    world.line.befall(None)
     world.scripted.faults.clear()
     match trouble:
-        case Harm(kind="pieces") | Slow():
+        case Slow():
             assert status == 200
-        case Harm(kind="cut" | "drop", times=1) | Status(status=429 | 500 | 503, times=1):
+        case Cut(times=1) | Status(status=429 | 500 | 503, times=1):
             assert status == 200, "it is ridden out"
-        case Harm(kind="flip"):
-            assert status in (200, 400, 429, 502), "a bit may make a right answer, or an error, another one"
         case Status(status=400):
             assert status == 400
         case Status(status=429 | 503):
@@ -330,7 +239,7 @@ def test_a_harness_sees_a_whole_answer_or_a_clean_error_and_the_log_what_it_saw(
 
 @pytest.mark.parametrize("dialect", sorted(ASKING))
 def test_an_engine_that_is_gone_is_told_and_one_that_is_back_is_asked(world: World, run: Run, dialect: str) -> None:
-    run(world.line.close())
+    run(world.stop_engine())
     assert run(world.ask(dialect, stream=True)) == 503
-    run(world.line.open())
+    run(world.start_engine())
     assert run(world.ask(dialect, stream=True)) == 200

@@ -16,6 +16,7 @@ from proxy.app import Proxy
 from proxy.session_key import KEY_HEADER
 from tests.proxy.conftest import Bench, proxied
 from tests.proxy.talks import DIALECTS
+from topics.types.tokens import unpack_ids
 
 ODD = ('{"n" :1.0, "name": "\\u00e9"}', '{ "deep": {"b": [1e2 , true], "a": null} }')
 SCRIPT = Script(
@@ -134,7 +135,10 @@ async def test_a_respelled_conversation_is_one_trace_also_where_other_proxies_ta
             for _ in range(3 // proxies):
                 turns += await turn(http, proxy, key, dialect, turns)
     assert is_one_trace(scripted, 3)
-    calls = await bench.calls(3)
+    calls, books = await bench.calls(3), scripted.record.calls("t.0")
     assert [call.prompt.base for call in calls] == [None, calls[0].call_id, calls[1].call_id]
     assert [call.messages.base for call in calls] == [None, calls[0].call_id, calls[1].call_id]
     assert [call.tools is None for call in calls] == [False, True, True]
+    for call, book, last in zip(calls[1:], books[1:], books[:2], strict=True):
+        assert call.prompt.shared == len(last.prompt_token_ids) + len(last.token_ids)
+        assert unpack_ids(call.prompt.rest).tolist() == book.prompt_token_ids[call.prompt.shared :]

@@ -17,12 +17,11 @@ import msgspec
 import openai
 import pytest
 from openai import AsyncOpenAI
-from openai.types.chat import ChatCompletionMessageParam, ChatCompletionToolParam
+from openai.types.chat import ChatCompletionMessageParam
 from prometheus_client.parser import text_string_to_metric_families
 
 from polar.scripted.engine import Engine as ScriptedEngine
 from polar.scripted.faults import Cut, Fault, Garbage, Hang, Slow, Status
-from polar.scripted.scripts import Script, ScriptCall, ScriptTurn, Variant
 from proxy.addresses import Binding
 from proxy.app import Proxy
 from proxy.chat import Answer, ChatRequest, Message, Usage
@@ -37,27 +36,6 @@ from topics.types.completion import CallOutcome, PolicySpan
 from topics.types.tokens import unpack_ids, unpack_logprobs
 
 HI: list[ChatCompletionMessageParam] = [{"role": "user", "content": "hi"}]
-BASH: ChatCompletionToolParam = {
-    "type": "function",
-    "function": {"name": "bash", "parameters": {"type": "object", "properties": {"command": {"type": "string"}}}},
-}
-SCRIPT = Script(
-    "work",
-    "work",
-    (
-        Variant(
-            (
-                ScriptTurn(text="I look.", reasoning="Hm.", calls=(ScriptCall("bash", '{"command" : "ls"}'),)),
-                ScriptTurn(text="Done."),
-            )
-        ),
-    ),
-)
-
-
-@pytest.fixture
-def scripted() -> ScriptedEngine:
-    return ScriptedEngine([SCRIPT])
 
 
 def post(
@@ -97,53 +75,6 @@ async def test_an_answer_is_on_the_log_with_the_engines_very_tokens(
     assert answer.usage is not None
     assert answer.usage.completion_tokens == len(sampled.token_ids)
     assert call.received_at <= call.completed_at <= time.time() * 1000
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_a_conversation_with_tools_grows_by_deltas_on_the_log(
-    client: AsyncOpenAI, bench: Bench, scripted: ScriptedEngine, stream: bool
-) -> None:
-    messages: list[ChatCompletionMessageParam] = [{"role": "user", "content": [{"type": "text", "text": "work"}]}]
-    first, reasoning, arguments = await said(client, messages, stream)
-    assert (first, reasoning, arguments) == ("I look.", "Hm.", '{"command" : "ls"}')
-    messages += [
-        {
-            "role": "assistant",
-            "content": first,
-            "reasoning_content": reasoning,
-            "tool_calls": [{"id": "c", "type": "function", "function": {"name": "bash", "arguments": arguments}}],
-        },  # type: ignore[list-item] # the field is DeepSeek's, not OpenAI's
-        {"role": "tool", "tool_call_id": "c", "content": "a.py"},
-    ]
-    assert (await said(client, messages, stream))[0] == "Done."
-
-    calls = await bench.calls(2)
-    books = scripted.record.calls("t.0")
-    assert calls[1].prompt.base == calls[0].call_id
-    assert calls[1].prompt.shared == len(books[0].prompt_token_ids) + len(books[0].token_ids)
-    assert unpack_ids(calls[1].prompt.rest).tolist() == books[1].prompt_token_ids[calls[1].prompt.shared :]
-    assert [call.stream for call in calls] == [stream] * 2
-    assert (calls[0].tools is None, calls[1].tools) == (False, None)
-
-
-async def said(client: AsyncOpenAI, messages: list[ChatCompletionMessageParam], stream: bool) -> tuple[str, str, str]:
-    """Text, reasoning and first tool call's arguments of one answer."""
-    if not stream:
-        message = (await client.chat.completions.create(model="m", messages=messages, tools=[BASH])).choices[0].message
-        calls = [call.function.arguments for call in message.tool_calls or [] if call.type == "function"]
-        return message.content or "", (message.model_extra or {}).get("reasoning_content", ""), "".join(calls)
-    text, reasoning, arguments = "", "", ""
-    async for chunk in await client.chat.completions.create(
-        model="m", messages=messages, tools=[BASH], stream=True, stream_options={"include_usage": True}
-    ):
-        for choice in chunk.choices:
-            text += choice.delta.content or ""
-            reasoning += (choice.delta.model_extra or {}).get("reasoning_content", "")
-            for piece in choice.delta.tool_calls or []:
-                arguments += (piece.function and piece.function.arguments) or ""
-        usage = chunk.usage
-    assert usage is not None
-    return text, reasoning, arguments
 
 
 async def test_the_keys_sampling_overrides_the_harnesses(proxy: Proxy, bench: Bench, scripted: ScriptedEngine) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import msgspec
@@ -13,11 +13,15 @@ import numpy as np
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
+from hypothesis import given
+from hypothesis import strategies as st
 
 from polar.scripted.app import running
 from polar.scripted.engine import Engine as ScriptedEngine
 from polar.scripted.scripts import Script, ScriptTurn, Variant
 from proxy.chat import Answer, ChatRequest, ImagePart, ImageUrl, Message, TextPart, Tool
+from proxy.engines.http import fault_of
+from proxy.engines.response import BrokenAnswerError, ResponseReader
 from proxy.engines.vllm_chat import VllmChat, from_wire, to_wire
 from proxy.errors import EngineError
 from topics.types.completion import Sampling
@@ -159,6 +163,18 @@ def test_an_answer_that_is_cut_anywhere_is_malformed() -> None:
         with pytest.raises(EngineError) as fault:
             from_wire(WHOLE[:length], "m", "raw")
         assert fault.value.code == "malformed"
+
+
+@given(st.integers(0), st.integers(0, 7))
+def test_a_flipped_bit_makes_an_answer_or_an_error_another_one_and_nothing_else(at: int, bit: int) -> None:
+    received = bytearray(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(WHOLE), WHOLE))
+    received[at % len(received)] ^= 1 << bit
+    reader = ResponseReader()
+    with suppress(BrokenAnswerError, EngineError):
+        response = reader.feed(bytes(received)) or reader.eof()
+        if response.status != 200:
+            raise fault_of(response.status, None, response.body)
+        from_wire(response.body, "m", "raw")
 
 
 def test_a_call_without_an_id_gets_one() -> None:
