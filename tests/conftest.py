@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import secrets
 import sys
@@ -20,6 +21,17 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("polar")
 sys.addaudithook(tiers.guard)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """What collection makes stays to the end: looking through it for garbage, then and later, takes a tenth of a run's CPU."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses by the marks

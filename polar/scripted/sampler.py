@@ -5,7 +5,6 @@ float32 values of at most 0, determined by seed, call and position.
 """
 
 import random
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -21,7 +20,6 @@ from polar.scripted.template import ChatTemplate
 from polar.scripted.tokenizer import Tokenizer
 
 FILLER_TOKENS: Final = (8, 24)
-_WORD: Final = re.compile(rb" ?[A-Za-z][a-z]{2,}")
 
 log = structlog.get_logger(__name__)
 
@@ -46,9 +44,8 @@ class Sampler:
         self._scripts = known
         self._seed = seed
         self._fault_counts: dict[tuple[str, str | None], int] = {}
-        words = _whole_words(tokenizer)
-        self._openers = [word for word in words if word[0].isupper()]
-        self._words = [word for word in words if word[0] == " "]
+        self._openers = [word for word in tokenizer.words if word[0].isupper()]
+        self._words = [word for word in tokenizer.words if word[0] == " "]
 
     def answer(
         self,
@@ -95,10 +92,3 @@ class Sampler:
         rng = np.random.default_rng([self._seed, call])
         drawn: list[float] = (-rng.exponential(0.3, count)).astype(np.float32).tolist()
         return drawn
-
-
-def _whole_words(tokenizer: Tokenizer) -> list[str]:
-    """The words, with a leading space or a capital, that encode to a single token."""
-    candidates = [tokenizer.bytes_of(token_id) for token_id in range(tokenizer.size)]
-    texts = [token.decode() for token in candidates if _WORD.fullmatch(token)]
-    return [text for text in texts if len(tokenizer.encode(text)) == 1]

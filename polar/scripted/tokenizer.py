@@ -7,9 +7,10 @@ Only the chat template (`polar.scripted.template`) inserts special tokens, by id
 
 from __future__ import annotations  # `array[int]` is no expression before Python 3.12
 
+import re
 from array import array
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Final
 
@@ -21,17 +22,15 @@ VOCABULARY_FILE: Final = Path(__file__).with_name("tokenizer.json")
 # Texts whose ids are cached: each call repeats the conversation's earlier messages. With messages of 1.6 kB (400 tokens)
 # a full cache has about 30 MB.
 REMEMBERED_TEXTS: Final = 8192
+_WORD: Final = re.compile(rb" ?[A-Za-z][a-z]{2,}")
 
 
 class Tokenizer:
     """A byte-level BPE over a vocabulary file whose special tokens are `SPECIALS`."""
 
     def __init__(self, file: Path = VOCABULARY_FILE) -> None:
-        self._fast = FastTokenizer.from_file(str(file))
-        self._fast.encode_special_tokens = True  # otherwise "<|im_end|>" in a text would become an end of turn
-        vocabulary: dict[str, int] = self._fast.get_vocab()
-        self.special_ids: Final = {name: vocabulary[name] for name in SPECIALS}
-        self._bytes: Final = _bytes_by_id(vocabulary)
+        self._fast, self._bytes, self.words = _loaded(file)
+        self.special_ids: Final = {name: self._fast.token_to_id(name) for name in SPECIALS}
         self._special: Final = frozenset(self.special_ids.values())
         self._of_byte: Final = {
             raw[0]: token_id
@@ -64,6 +63,16 @@ class Tokenizer:
 
     def _encode(self, text: str) -> array[int]:
         return array("i", self._fast.encode(text, add_special_tokens=False).ids)
+
+
+@cache
+def _loaded(file: Path) -> tuple[FastTokenizer, list[bytes], list[str]]:
+    """The tokenizer of a vocabulary file, the bytes of each token, and the words that are a single token, with a leading space or not."""
+    fast = FastTokenizer.from_file(str(file))
+    fast.encode_special_tokens = True  # otherwise "<|im_end|>" in a text would become an end of turn
+    by_id = _bytes_by_id(fast.get_vocab())
+    candidates = [token.decode() for token in by_id if _WORD.fullmatch(token)]
+    return fast, by_id, [word for word in candidates if len(fast.encode(word, add_special_tokens=False)) == 1]
 
 
 def _bytes_by_id(vocabulary: dict[str, int]) -> list[bytes]:
