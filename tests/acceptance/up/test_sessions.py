@@ -165,6 +165,7 @@ def test_what_can_not_be_says_field_and_reason(up: Up) -> None:
     )
 
 
+@pytest.mark.hard
 def test_the_page_of_the_docs_is_so(up: Up) -> None:
     """Its program as the last of its commands."""
     (program,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)

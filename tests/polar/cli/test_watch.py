@@ -250,6 +250,7 @@ def test_a_page_fits_follows_the_size_and_gives_the_terminal_back(settings: Sett
 # --- while Kafka is away
 
 
+@pytest.mark.hard
 async def test_kafka_going_away_is_told_and_waited_out(tmp_path: Path, namespace: str) -> None:
     with Broker(tmp_path, announce=print) as broker:
         settings = Settings(kafka=broker.bootstrap, namespace=namespace, replication=1, min_insync=1, data=tmp_path)

@@ -16,6 +16,8 @@ from topics.contract import catalogue
 from topics.environment.settings import Settings, write_env_file
 from topics.log import admin
 
+pytestmark = pytest.mark.hard
+
 DOCS = Path(__file__).parents[3] / "docs"
 AT_ONCE = 4
 DEADLINE_S = 60.0
