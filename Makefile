@@ -23,10 +23,10 @@ $(STAMP): pyproject.toml constraints.txt
 demo: install ## a real agent, real Kafka, exact trajectories
 	$(BIN)/python examples/demo/run.py
 
-# Most tests wait for processes rather than compute: three workers keep two cores busy. tests/tiers.py sorts the tests into tiers, and
+# Most tests wait for processes rather than compute: four workers keep two cores busy. tests/tiers.py sorts the tests into tiers, and
 # gives each worker whole files; the two whole systems begin first.
 PYTEST = $(BIN)/pytest -n $(WORKERS) --no-loadscope-reorder
-WORKERS ?= 3
+WORKERS ?= 4
 test: install ## the tiers pure, contract and system, on real Kafka
 	$(PYTEST) -m 'pure or contract or system'
 
