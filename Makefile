@@ -23,6 +23,9 @@ $(STAMP): pyproject.toml constraints.txt
 demo: install ## a real agent, real Kafka, exact trajectories
 	$(BIN)/python examples/demo/run.py
 
+# The hundreds of processes of the tests would otherwise compile the same modules, each for itself.
+unexport PYTHONDONTWRITEBYTECODE
+
 # Most tests wait for processes rather than compute: four workers keep two cores busy. tests/tiers.py sorts the tests into tiers, and
 # gives each worker whole files; the two whole systems begin first.
 PYTEST = $(BIN)/pytest -n $(WORKERS) --no-loadscope-reorder

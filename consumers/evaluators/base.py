@@ -54,4 +54,4 @@ class Evaluator(Protocol):
     """Evaluates one session."""
 
     async def evaluate(self, case: Case) -> Verdict:
-        """Raises EvaluationError, and SandboxError from the runtime; after a SandboxError the evaluation is tried again, three times in all."""
+        """Raises EvaluationError, and SandboxError from the runtime; after a SandboxError it is called again, three times in all."""
