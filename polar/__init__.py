@@ -4,6 +4,8 @@ All public names are here and in `polar.trainer`, and are imported when they are
 names for plug-ins (harnesses, builders, evaluators) are for the workers' environment.
 """
 
+from __future__ import annotations
+
 import importlib.util
 from importlib import import_module
 from pathlib import Path

@@ -4,6 +4,8 @@ A client writes `polar.tasks` and `CancelRequested`. It reads their outcome from
 by `polar.trainer`, and every decision about a task is the coordinator's.
 """
 
+from __future__ import annotations
+
 import asyncio
 import time
 import uuid

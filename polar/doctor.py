@@ -3,6 +3,8 @@
 A finding is about one thing. `later` is what the first use fetches by itself.
 """
 
+from __future__ import annotations
+
 import asyncio
 import importlib.util
 import os

@@ -4,6 +4,8 @@ A session speaks to the control API of a proxy with the standard library alone, 
 for the trajectory if Kafka can be reached. The coordinator decides what a session is and when it ends.
 """
 
+from __future__ import annotations
+
 import asyncio
 import math
 from collections.abc import Coroutine

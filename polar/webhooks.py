@@ -6,6 +6,8 @@ Every library of the Standard Webhooks specification can do this. Signing is in 
 `consumers/webhooks/`.
 """
 
+from __future__ import annotations
+
 import hmac
 import json
 import time

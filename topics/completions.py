@@ -5,6 +5,8 @@ transactional). Read by the builder, analytics and recovering proxies. Key: sess
 order.
 """
 
+from __future__ import annotations
+
 import msgspec
 
 from topics.contract.codec import Codec

@@ -3,6 +3,8 @@
 Workers read it from its end, proxies from 10 min ago (protocol 18, 30). One partition. Key: session id.
 """
 
+from __future__ import annotations
+
 import msgspec
 
 from topics.contract.codec import Codec

@@ -3,6 +3,8 @@
 Any process writes it, people read it. Key: the record's own. One partition.
 """
 
+from __future__ import annotations
+
 from topics.contract.topic import DAY_MS, MIB, Topic
 
 TOPIC = Topic(

@@ -4,6 +4,8 @@ Written by fanout, stage workers, the control API and the builder; read by the c
 or task id for a fact without a session. A session's facts are in order. A fact that is sent again keeps its `fact_id` (protocol 19).
 """
 
+from __future__ import annotations
+
 import re
 from typing import get_args
 

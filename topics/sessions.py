@@ -4,6 +4,8 @@ Only the coordinator that owns the partition writes it, in the transaction of it
 by status and the live page. A tombstone deletes a row.
 """
 
+from __future__ import annotations
+
 import msgspec
 
 from topics.contract.codec import Codec

@@ -4,6 +4,8 @@ The coordinator writes tickets after its commit, and again while unclaimed; the 
 Key: session id. A ticket's partition only steers it to a worker with a free slot. Order is not kept.
 """
 
+from __future__ import annotations
+
 import msgspec
 
 from topics.contract.codec import Codec

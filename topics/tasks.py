@@ -3,6 +3,8 @@
 Key: task id, but nothing relies on it. The order of tasks is not kept.
 """
 
+from __future__ import annotations
+
 from topics.contract.topic import DAY_MS, Topic
 
 TOPIC = Topic(

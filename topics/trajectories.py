@@ -3,6 +3,8 @@
 Only the builder that owns the partition writes it, in transactions. Key: session id, or task id for a group. A group lies in one partition.
 """
 
+from __future__ import annotations
+
 from topics.contract.codec import Codec
 from topics.contract.topic import DAY_MS, MIB, Topic
 from topics.types.trajectory import GroupFinished, Trajectory

@@ -4,6 +4,8 @@ Written by the builder (a task's first Owed, in the transaction of its GroupFini
 from the oldest owed delivery on. Key: task id. Tasks without a `callback_url` have no records.
 """
 
+from __future__ import annotations
+
 import msgspec
 
 from topics.contract.codec import Codec

@@ -3,6 +3,8 @@
 Coordinators (leases, slots), proxies (session owners) and the live page read it from 10 s ago. One partition. Key: worker id.
 """
 
+from __future__ import annotations
+
 import msgspec
 
 from topics.contract.codec import Codec

@@ -6,6 +6,8 @@ a live reader has pinned or that was the newest within the grace period, and the
 row is lost or doubled, and no file of a pinned, recent or future manifest is removed. One process at a time. Blocking.
 """
 
+from __future__ import annotations
+
 import itertools
 import os
 import threading

@@ -4,6 +4,8 @@ Invariant: after `write`, the file is complete and synced. A row with a value th
 that aren't a multiple of a token's size) is left out and counted; other rows aren't affected.
 """
 
+from __future__ import annotations
+
 import os
 from collections.abc import Sequence
 from pathlib import Path

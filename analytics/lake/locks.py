@@ -4,6 +4,8 @@ A killed process is recognised as dead without clean-up or clocks; a suspended o
 supports flock (NFS 4 does). The caller defines what a file and its text mean.
 """
 
+from __future__ import annotations
+
 import fcntl
 import os
 import uuid

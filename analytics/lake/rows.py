@@ -4,6 +4,8 @@ Pure. A fact, a call or a group gives one row; a trajectory gives one row and on
 `polar.completions` that only control the builder (`Open`, `Build`, `CloseGroup`, `Emitted`) give none: their result is the trajectory.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from enum import Enum
 from typing import Any

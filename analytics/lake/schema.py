@@ -5,6 +5,8 @@ Every row says where on the log its record lies; a record may give several rows 
 files. Integers are 64 bits wide, so that no value a record can hold is too large. How records become rows is `analytics/lake/rows.py`'s.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from typing import Any
 

@@ -5,6 +5,8 @@ session counts, is bounded. `analytics/live/view.py` reads the topics. Trajector
 transaction, has the figures needed without the tokens.
 """
 
+from __future__ import annotations
+
 from collections import Counter, defaultdict
 
 import msgspec

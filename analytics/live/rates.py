@@ -4,6 +4,8 @@ Invariant: memory is bounded by two minutes of one-second slots, and events outs
 events are added.
 """
 
+from __future__ import annotations
+
 WINDOW_S = 60
 SLOTS = 2 * WINDOW_S
 """Seconds kept. Two seconds of one slot are more than a window apart, so the newer one may replace the older."""

@@ -4,6 +4,8 @@ Invariant: counts are those of the newest row of each key, in whatever order the
 its task. The groups shown are those of which a session changed its phase last.
 """
 
+from __future__ import annotations
+
 import math
 import sys
 from array import array

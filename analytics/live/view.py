@@ -5,6 +5,8 @@ Invariant: a snapshot is available at any time. While Kafka is unreachable, it s
 broker's: this host's clock, corrected by the newest heartbeats.
 """
 
+from __future__ import annotations
+
 import asyncio
 import time
 from collections.abc import Callable, Collection

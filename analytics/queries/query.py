@@ -4,6 +4,8 @@ Invariant: no statement changes anything, reads a file outside the lake, or sees
 tree contains nothing but reads are run, and DuckDB itself may open only the files of the manifest. `views.py` defines the views.
 """
 
+from __future__ import annotations
+
 import json
 import re
 from collections.abc import Iterator

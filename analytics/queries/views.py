@@ -4,6 +4,8 @@ Views and columns are only added, never removed. The tables are in the schema `l
 lake every view exists with its final types. `query.py` restricts queries.
 """
 
+from __future__ import annotations
+
 import glob
 import time
 import uuid

@@ -4,6 +4,8 @@
 against other commits is no failure; changed offsets of our partitions are. Blocking: run it in a thread.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from types import MappingProxyType

@@ -4,6 +4,8 @@ Membership alone: nothing is read here, and a rebalance is only noted; whoever w
 events, completions and every trajectories topic, named ones as soon as they are made. The offsets committed are for lag metrics only.
 """
 
+from __future__ import annotations
+
 import asyncio
 from collections.abc import Mapping
 from functools import partial

@@ -4,6 +4,8 @@ Invariant: after `start`, each partition's records come in order, each once, fro
 before they were read, and a log that was cut or created anew, are logged and skipped.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Mapping
 
 import structlog

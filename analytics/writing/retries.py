@@ -1,5 +1,7 @@
 """Retries of an operation on the lake: its failure is logged once, its recovery once, and pauses between tries grow."""
 
+from __future__ import annotations
+
 import structlog
 
 from topics.waiting.backoff import Backoff

@@ -3,6 +3,8 @@
 Runs in threads of each writer's process. A failure is logged once and tried again, and doesn't stop the writer.
 """
 
+from __future__ import annotations
+
 import asyncio
 import threading
 from collections.abc import Callable

@@ -6,6 +6,8 @@ offsets changed by another drops its rows and starts again from the newest manif
 again. If the folder can't be written, the writer logs it, keeps its rows, reads up to `FLUSH_BYTES`, and tries again.
 """
 
+from __future__ import annotations
+
 import asyncio
 import time
 from collections import Counter

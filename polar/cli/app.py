@@ -1,5 +1,7 @@
 """The tree of the `polar` command: each subcommand and its module."""
 
+from __future__ import annotations
+
 from typing import Annotated
 
 import typer

@@ -1,5 +1,7 @@
 """Reads slow input, such as lines of a pipe, in a thread, so that the event loop goes on. Nobody waits for the thread to end."""
 
+from __future__ import annotations
+
 import asyncio
 import threading
 from collections.abc import AsyncGenerator, Iterable

@@ -1,5 +1,7 @@
 """`polar doctor` reports what works on this machine, what doesn't, and what to do about it. It changes nothing."""
 
+from __future__ import annotations
+
 import asyncio
 from dataclasses import asdict
 

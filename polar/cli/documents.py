@@ -3,6 +3,8 @@
 Repeated fields, and values that JSON can't carry (dates, NaN, keys that are no strings), are refused, not converted.
 """
 
+from __future__ import annotations
+
 import json
 import math
 import re

@@ -3,6 +3,8 @@
 An expected error ends with one sentence on stderr. A traceback is always a bug of Polar.
 """
 
+from __future__ import annotations
+
 import errno
 from enum import IntEnum
 from typing import Any

@@ -1,5 +1,7 @@
 """`polar keys` rotates the fleet's signing secrets while everything runs. It prints ids of secrets, never a secret."""
 
+from __future__ import annotations
+
 from pathlib import Path
 from typing import Annotated
 

@@ -1,5 +1,7 @@
 """Options that several subcommands share."""
 
+from __future__ import annotations
+
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated

@@ -5,6 +5,8 @@ by their Python escapes (`\\x1b`, `\\u202e`), so no text moves the cursor, chang
 Line ends and tabs stay. Everything drawn by rich goes into `rich.text.Text`, which reads no markup.
 """
 
+from __future__ import annotations
+
 import json
 import unicodedata
 from collections.abc import Iterable, Sequence

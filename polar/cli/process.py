@@ -1,5 +1,7 @@
 """How a command runs as a process: its event loop with signals, and its log on stderr. Results have stdout for themselves."""
 
+from __future__ import annotations
+
 import asyncio
 import logging
 import signal

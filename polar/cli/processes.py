@@ -5,6 +5,8 @@ therefore gets its old ports, which tells the other proxies at once that its ses
 meanwhile. A connection to a port without a live process is refused.
 """
 
+from __future__ import annotations
+
 import asyncio
 import os
 import socket

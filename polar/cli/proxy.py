@@ -1,5 +1,7 @@
 """`polar proxy` runs a model proxy, of one process or several, in front of its engines."""
 
+from __future__ import annotations
+
 import json
 import os
 import sys

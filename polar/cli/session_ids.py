@@ -1,5 +1,7 @@
 """Names of tasks and sessions on the command line."""
 
+from __future__ import annotations
+
 import re
 from dataclasses import dataclass
 

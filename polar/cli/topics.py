@@ -1,5 +1,7 @@
 """`polar topics` creates, lists and describes the topics of the contract."""
 
+from __future__ import annotations
+
 import asyncio
 import re
 from enum import StrEnum

@@ -3,6 +3,8 @@
 Programs rely on the JSON of a line: fields may only be added.
 """
 
+from __future__ import annotations
+
 import asyncio
 import json
 import sys

@@ -1,5 +1,7 @@
 """`polar worker STAGE…` runs one or several consumers in a process. `polar up` starts its consumers with the same command."""
 
+from __future__ import annotations
+
 import asyncio
 import re
 from collections.abc import Awaitable

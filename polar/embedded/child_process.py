@@ -4,6 +4,8 @@ Invariant: at most one process runs at a time, it ends when this process does (`
 the ports on which the child listens into `arguments`: a restarted child then listens on the same ports.
 """
 
+from __future__ import annotations
+
 import asyncio
 import contextlib
 import os

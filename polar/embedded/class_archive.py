@@ -5,6 +5,8 @@ archive of other jars, another Java or damaged bytes, and then loads the classes
 How the archive is recorded is `broker.py`'s matter.
 """
 
+from __future__ import annotations
+
 import hashlib
 import os
 import platform

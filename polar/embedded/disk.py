@@ -1,5 +1,7 @@
 """Free space on the disk of a data folder. Kafka dies on a full disk, so `polar up` checks it before it starts anything."""
 
+from __future__ import annotations
+
 import shutil
 from pathlib import Path
 

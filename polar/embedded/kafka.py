@@ -1,5 +1,7 @@
 """Keeps the embedded Kafka of `polar up` running on its port; the broker's blocking calls run in threads."""
 
+from __future__ import annotations
+
 import asyncio
 import contextlib
 import threading

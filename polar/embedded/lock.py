@@ -4,6 +4,8 @@ It is a flock on DIR/up.lock that `up` acquires and all its children inherit. Th
 new `up` never runs beside children of a killed one. The file contains the process id of `up`.
 """
 
+from __future__ import annotations
+
 import contextlib
 import fcntl
 import os

@@ -3,6 +3,8 @@
 Calls block and open a connection each. Sources: the Kafka protocol guide (Metadata version 1, SaslHandshake 1, SaslAuthenticate 0).
 """
 
+from __future__ import annotations
+
 import socket
 import ssl
 import struct

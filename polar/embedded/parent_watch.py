@@ -5,6 +5,8 @@ process gets SIGTERM, and SIGKILL after GRACE_S; its process group is killed too
 needs no code for this. A pipe, unlike PR_SET_PDEATHSIG, leaves time for a clean stop and works outside Linux.
 """
 
+from __future__ import annotations
+
 import os
 import runpy
 import signal

@@ -1,5 +1,7 @@
 """The server.properties of an embedded broker: a KRaft node on loopback, single or one of three, that restarts fast and stays small."""
 
+from __future__ import annotations
+
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,5 +1,7 @@
 """Waits until the processes of a `polar up` serve. Every wait has a deadline; the error at its end names what didn't answer."""
 
+from __future__ import annotations
+
 import asyncio
 import time
 from collections.abc import Sequence

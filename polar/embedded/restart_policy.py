@@ -1,5 +1,7 @@
 """When a process that died is started again: after pauses that double, and not after too many deaths in a row."""
 
+from __future__ import annotations
+
 import time
 
 from topics.waiting.backoff import Backoff

@@ -4,6 +4,8 @@ Invariant: every child process ends with this process and holds the data folder'
 DIR/polar.env, from which other commands learn the addresses, exists from the time they are known until the stop.
 """
 
+from __future__ import annotations
+
 import asyncio
 import json
 import os

@@ -4,6 +4,8 @@ Invariant: a process that may still act on an older generation is never missing.
 an earlier heartbeat on the log. A process that begins later reads the generation before it acts.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 
 from topics.log.liveness import Leases

@@ -1,5 +1,7 @@
 """Draining: the whole fleet, or some of its processes, finishes its active sessions and accepts no more."""
 
+from __future__ import annotations
+
 import asyncio
 import time
 from collections.abc import Callable, Collection

@@ -3,6 +3,8 @@
 Beside these, a version or a worker that can't be raises InputError, and an unreachable Kafka raises NotReadyError.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 
 from topics.workers import Heartbeat

@@ -4,6 +4,8 @@ Log time stands still when nobody writes, for example after the only proxy was k
 If Kafka doesn't acknowledge these probes, Kafka is away and no lease expires.
 """
 
+from __future__ import annotations
+
 import asyncio
 import time
 from collections.abc import Callable

@@ -4,6 +4,8 @@
 tokens. A constraint on the answer is passed in `sampling_params.structured_outputs`, as in vLLM, in a format of this engine.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Annotated, Any, Final

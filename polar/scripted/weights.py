@@ -4,6 +4,8 @@ The scripted engine's answers don't depend on weights. A name is text: `default`
 answer's tokens are spread evenly over its duration, so an update in between divides them.
 """
 
+from __future__ import annotations
+
 import math
 from collections import deque
 from itertools import groupby, pairwise

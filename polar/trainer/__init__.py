@@ -9,6 +9,8 @@ The builder decides which tokens are trained and with which logprobs (`topics.ty
 into the formats of other trainers.
 """
 
+from __future__ import annotations
+
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 

@@ -4,6 +4,8 @@ Invariant: a rollout counts once, however many traces it has. A rollout without 
 baseline. `rows.py` assigns advantages to tokens.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

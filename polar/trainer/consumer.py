@@ -4,6 +4,8 @@ Invariant: between two items `state_dict()` says exactly what was handed out. It
 only the two together are a checkpoint: no consumer group stores a position. What was handed out is `progress.py`'s, reading `reader.py`'s.
 """
 
+from __future__ import annotations
+
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence

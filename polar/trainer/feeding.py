@@ -9,6 +9,8 @@ whose group didn't arrive have at most `max_in_flight` samples, so a slow traine
 the tasks and bounds the unfinished sessions, including stragglers of incomplete groups, by the same number.
 """
 
+from __future__ import annotations
+
 import asyncio
 import time
 from collections import Counter

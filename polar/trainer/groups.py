@@ -6,6 +6,8 @@ A rule is any function of type `Rule`. Invariant: everything that a rule leaves 
 counts as yielded: after a crash it is checked again only if the loaded state is older.
 """
 
+from __future__ import annotations
+
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass

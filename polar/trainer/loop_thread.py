@@ -1,5 +1,7 @@
 """An event loop in a thread of its own: synchronous code, and notebooks whose own loop is running, can call coroutines."""
 
+from __future__ import annotations
+
 import asyncio
 import threading
 from collections.abc import Coroutine

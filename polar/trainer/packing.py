@@ -4,6 +4,8 @@ Invariant: every trained token is in exactly one batch, unless the caller chose 
 stay together and in order. The same rows give the same batches.
 """
 
+from __future__ import annotations
+
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

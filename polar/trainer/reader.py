@@ -4,6 +4,8 @@ Invariant: `fill` adds each record to `ready` exactly once and in order within i
 failed. Records that retention removed before they were read are an error unless `allow_gap` is set. `progress.py` interprets records.
 """
 
+from __future__ import annotations
+
 import asyncio
 import time
 from collections import deque

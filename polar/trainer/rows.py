@@ -4,6 +4,8 @@ Invariant: each trained token is in exactly one row. The weights of a session su
 has weight 1; in both cases the number of traces has no influence. Sessions without a reward give no rows.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal

@@ -6,6 +6,8 @@ Invariant: a group that passes has no trained token more than `limit` versions o
 which version sampled a token (`span.policy_version`); this module only compares.
 """
 
+from __future__ import annotations
+
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass

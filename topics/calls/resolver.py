@@ -4,6 +4,8 @@ Invariant: an expanded prompt is the one that was written, as its hash link prov
 expanded raises an error that names it; callers handle the gap.
 """
 
+from __future__ import annotations
+
 from typing import Any, Generic, TypeVar
 
 import msgspec

@@ -5,6 +5,8 @@ Describe (Kafka's own rule), and any Write implies IdempotentWrite since Kafka 3
 transactional ids have the namespace as a prefix, so experiments on one cluster have separate rights.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal

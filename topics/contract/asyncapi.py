@@ -4,6 +4,8 @@ Schemas are JSON Schema of the msgpack records; bytes, which JSON lacks, are str
 languages, and for tools that render such documents.
 """
 
+from __future__ import annotations
+
 from importlib.metadata import version
 from typing import Any
 

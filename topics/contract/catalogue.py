@@ -1,5 +1,7 @@
 """All topics, for creation, listing and docs."""
 
+from __future__ import annotations
+
 from topics import (
     completions,
     control,

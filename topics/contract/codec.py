@@ -4,6 +4,8 @@ Schemas evolve by addition with defaults: msgspec skips unknown fields, an unkno
 skip, and bytes that are no record raise `DecodeError`, for the dead letters.
 """
 
+from __future__ import annotations
+
 from typing import Generic, TypeVar, Union
 
 import msgspec

@@ -1,5 +1,7 @@
 """The contract's docstrings as data: a topic's module, a record's class, each field. The one source of every form of the docs."""
 
+from __future__ import annotations
+
 import ast
 import inspect
 import sys

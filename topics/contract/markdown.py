@@ -1,5 +1,7 @@
 """The contract as docs/events.md: each topic's purpose, writers and readers, and every field of every record."""
 
+from __future__ import annotations
+
 import typing
 from collections.abc import Iterable, Iterator
 

@@ -1,5 +1,7 @@
 """A topic's contract: each topic module declares one `Topic`, from which all other forms are rendered."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass, field
 
 import msgspec

@@ -3,6 +3,8 @@
 A reference is `blob:sha256/<hex>`; every reader resolves it against its own `POLAR_BLOBS`. Writing the same bytes twice writes once.
 """
 
+from __future__ import annotations
+
 import hashlib
 import re
 from pathlib import Path

@@ -1,5 +1,7 @@
 """A request over HTTP with JSON in both directions, by the standard library alone: for commands and user programs, outside any loop."""
 
+from __future__ import annotations
+
 import json
 import urllib.request
 from dataclasses import dataclass

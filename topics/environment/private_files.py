@@ -1,5 +1,7 @@
 """Files with mode 0600 from their first byte on, so that no other user ever reads one: secrets, and tasks' data."""
 
+from __future__ import annotations
+
 import os
 import tempfile
 from pathlib import Path

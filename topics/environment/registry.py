@@ -4,6 +4,8 @@ A name is an entry point of the group `polar.<kind>`, of Polar or another packag
 `submit` can check a task on a machine that can't run it.
 """
 
+from __future__ import annotations
+
 import functools
 import importlib
 import re

@@ -3,6 +3,8 @@
 `--data DIR` of a running `polar up` replaces them: DIR/polar.env holds that system's addresses.
 """
 
+from __future__ import annotations
+
 import os
 import tomllib
 from pathlib import Path

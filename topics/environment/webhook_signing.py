@@ -4,6 +4,8 @@ The signature covers id, time and body, which prevents changes and later replays
 one of them, and secrets rotate without a gap. Receivers use `polar/webhooks.py`.
 """
 
+from __future__ import annotations
+
 import base64
 import binascii
 import hashlib

@@ -3,6 +3,8 @@
 Applying twice changes nothing, and settings that an operator added are kept. `topics/contract/catalogue.py` lists the topics.
 """
 
+from __future__ import annotations
+
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Literal, TypeVar

@@ -5,6 +5,8 @@ since it reports that loop's state. If the main loop hangs for 5 s no heartbeat 
 Invariant: only the newest heartbeat is sent; one that isn't acknowledged in time is cut off, not queued.
 """
 
+from __future__ import annotations
+
 import asyncio
 import os
 import secrets

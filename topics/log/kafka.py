@@ -4,6 +4,8 @@ aiokafka ships no types, so only this module imports it (and `topics/log/partiti
 deadline; aiokafka's own stop hangs while no broker answers (protocol 19). Retries and replacements are left to the callers.
 """
 
+from __future__ import annotations
+
 import asyncio
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping, Sequence

@@ -3,6 +3,8 @@
 Log time stands still while nobody writes. A gap of more than 3 s between two records means an outage for everyone and costs no lease.
 """
 
+from __future__ import annotations
+
 LEASE_MS = 6_000
 """Log time without a heartbeat after which a process is lost."""
 GAP_MS = 3_000

@@ -3,6 +3,8 @@
 What a member does with its partitions is the caller's.
 """
 
+from __future__ import annotations
+
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any

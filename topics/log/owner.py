@@ -5,6 +5,8 @@ which fences a paused predecessor, and runs a keeper, which reads its state and 
 memory, and a new one starts from the log.
 """
 
+from __future__ import annotations
+
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence

@@ -3,6 +3,8 @@
 The producer sets it, so co-partitioned topics agree whatever a record's key is.
 """
 
+from __future__ import annotations
+
 from functools import lru_cache
 
 from aiokafka.partitioner import murmur2

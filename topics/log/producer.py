@@ -5,6 +5,8 @@ Deadlines use our own clock. `topics/log/producer_generation.py` replaces a prod
 a lost record (disown it, or send the fact again).
 """
 
+from __future__ import annotations
+
 import asyncio
 from dataclasses import dataclass
 

@@ -5,6 +5,8 @@ record, or left one unacknowledged, is therefore replaced: its successor takes a
 then stopped or cut off. Invariant: there is one newest generation, and every older one ends.
 """
 
+from __future__ import annotations
+
 import asyncio
 
 import structlog

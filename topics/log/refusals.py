@@ -4,6 +4,8 @@ A failed authorization has an error code of its own. A refused login or certific
 reason: `connection_refusal` connects once more to learn it.
 """
 
+from __future__ import annotations
+
 import asyncio
 import ssl
 

@@ -4,6 +4,8 @@ They are on the ground floor, so that `submit` rejects invalid settings without 
 in their constructor, where they run.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from typing import Any, Literal
 

@@ -5,6 +5,8 @@ its prompt + sampled tokens (or messages + answer) is common, and `rest` follows
 `topics/calls/delta.py` makes the deltas, `topics/calls/resolver.py` expands them.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from enum import StrEnum
 from itertools import pairwise

@@ -6,6 +6,8 @@
 - `NotReadyError`: something needed is missing (Kafka, a program, a model); exit code 3 on the command line.
 """
 
+from __future__ import annotations
+
 from enum import StrEnum
 
 import msgspec

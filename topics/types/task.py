@@ -5,6 +5,8 @@ whose feature isn't built is rejected by name. `check_names` checks names of har
 plug-ins, and `building.options` the settings of Polar's own builders.
 """
 
+from __future__ import annotations
+
 import hashlib
 import json
 from typing import Annotated, Any, Literal, Self

@@ -3,6 +3,8 @@
 A value takes four bytes. Readers get numpy views without a copy.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,5 +1,7 @@
 """Pauses between the tries of an operation that keeps failing. How many tries there are is the caller's decision."""
 
+from __future__ import annotations
+
 import math
 from dataclasses import dataclass
 

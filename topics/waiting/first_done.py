@@ -3,6 +3,8 @@
 Invariant: when `first_done` returns or raises, no task that it started still runs.
 """
 
+from __future__ import annotations
+
 import asyncio
 from collections.abc import Coroutine
 from typing import Any, TypeAlias

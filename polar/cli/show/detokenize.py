@@ -4,6 +4,8 @@
 the caller shows ids instead.
 """
 
+from __future__ import annotations
+
 import json
 from collections.abc import Iterator, Sequence
 

@@ -5,6 +5,8 @@ its answer `said`. A call's prompt is the first `shared_tokens` of its `base`'s 
 that are no finite number are null. Fields may only be added.
 """
 
+from __future__ import annotations
+
 import json
 import math
 from typing import Any

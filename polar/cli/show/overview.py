@@ -1,5 +1,7 @@
 """The sections of the overview: head, calls as a tree, traces, artifacts."""
 
+from __future__ import annotations
+
 import shlex
 from collections import Counter, defaultdict
 from collections.abc import Iterator

@@ -4,6 +4,8 @@ Invariant: everything printed passes `escaped` and goes into `rich.text.Text`, w
 controls the terminal. On a terminal text wraps at its width; in a pipe a line stays a line.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Sequence
 
 from rich.console import Console

@@ -4,6 +4,8 @@ trajectories from around the time when it ended.
 Only committed records are read. Raises NotReadyError if Kafka doesn't answer. `assembly.py` interprets the records.
 """
 
+from __future__ import annotations
+
 import asyncio
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager

@@ -3,6 +3,8 @@
 Invariant: a trace's runs, one after the other, are its tokens.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from itertools import groupby
 

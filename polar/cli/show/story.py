@@ -4,6 +4,8 @@ Invariant: `messages` has every message once, after the message that it follows.
 message. `reading.py` and `assembly.py` make the story.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from typing import Any
 

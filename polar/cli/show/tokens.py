@@ -1,5 +1,7 @@
 """The section of `--tokens`: each trace as runs of trained and other tokens, as text if the engine detokenizes, otherwise as ids."""
 
+from __future__ import annotations
+
 import numpy as np
 
 from polar.cli.show.detokenize import detokenize

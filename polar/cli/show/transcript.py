@@ -4,6 +4,8 @@ An answer is printed where it was sampled. An assistant message that no call of 
 and is marked. Text of harnesses and tools is shortened; text of the model only if it is very long.
 """
 
+from __future__ import annotations
+
 import json
 from collections import defaultdict
 from collections.abc import Iterator

@@ -6,6 +6,8 @@ are not empty and have finite logprobs; a message log alternates between user an
 trained. Here one linear trace is one result, and one run of trained tokens is one item.
 """
 
+from __future__ import annotations
+
 from typing import Any
 
 import numpy as np

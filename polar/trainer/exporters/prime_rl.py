@@ -5,6 +5,8 @@ branches are trained in the first branch; one advantage per token, since its tra
 `msgspec.msgpack.encode` of this type gives bytes that prime-rl's type decodes.
 """
 
+from __future__ import annotations
+
 import msgspec
 import numpy as np
 from numpy.typing import NDArray

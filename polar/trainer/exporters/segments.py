@@ -3,6 +3,8 @@
 The response begins with the first trained token.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from dataclasses import dataclass
 

@@ -5,6 +5,8 @@ same length; a trajectory's rows are adjacent, and `is_last_step` is True only o
 alone, and the other rows get its advantage. Here a row is a trace, and the longest is last. Enable `generator.step_wise_trajectories`.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

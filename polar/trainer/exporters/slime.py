@@ -6,6 +6,8 @@ slime's reward normalisation counts rows instead of rollouts: if rollouts have s
 `--disable-rewards-normalization`.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from typing import Any
 

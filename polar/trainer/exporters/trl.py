@@ -7,6 +7,8 @@ completion out of the baseline. A completion is one linear row. The asynchronous
 computed advantages.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from typing import Any, Literal
 

@@ -6,6 +6,8 @@ the last token of the response; `uid` names the group. If a rollout has several 
 the last one to the others, and only the last one enters the group's baseline (`trainer/ppo/v1/utils.py`). Here the longest trace is last.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from typing import Any
 
