@@ -29,8 +29,7 @@ class Tokenizer:
     """A byte-level BPE over a vocabulary file whose special tokens are `SPECIALS`."""
 
     def __init__(self, file: Path = VOCABULARY_FILE) -> None:
-        self._fast, self._bytes, self.words = _loaded(file)
-        self.special_ids: Final = {name: self._fast.token_to_id(name) for name in SPECIALS}
+        self._fast, self.special_ids, self._bytes, self.words = _loaded(file)
         self._special: Final = frozenset(self.special_ids.values())
         self._of_byte: Final = {
             raw[0]: token_id
@@ -66,13 +65,15 @@ class Tokenizer:
 
 
 @cache
-def _loaded(file: Path) -> tuple[FastTokenizer, list[bytes], list[str]]:
-    """The tokenizer of a vocabulary file, the bytes of each token, and the words that are a single token, with a leading space or not."""
+def _loaded(file: Path) -> tuple[FastTokenizer, dict[str, int], list[bytes], list[str]]:
+    """The tokenizer of a vocabulary file, its special tokens' ids, the bytes of each token, and the words that are one token."""
     fast = FastTokenizer.from_file(str(file))
     fast.encode_special_tokens = True  # otherwise "<|im_end|>" in a text would become an end of turn
-    by_id = _bytes_by_id(fast.get_vocab())
+    vocabulary: dict[str, int] = fast.get_vocab()
+    by_id = _bytes_by_id(vocabulary)
     candidates = [token.decode() for token in by_id if _WORD.fullmatch(token)]
-    return fast, by_id, [word for word in candidates if len(fast.encode(word, add_special_tokens=False)) == 1]
+    words = [word for word in candidates if len(fast.encode(word, add_special_tokens=False)) == 1]
+    return fast, {name: vocabulary[name] for name in SPECIALS}, by_id, words
 
 
 def _bytes_by_id(vocabulary: dict[str, int]) -> list[bytes]:
