@@ -338,7 +338,7 @@ def test_text_formats_are_response_formats() -> None:
 def test_a_call_may_continue_another_and_a_count_may_not() -> None:
     body = json.dumps({"input": "x", "previous_response_id": "resp_1"}).encode()
     assert DIALECT.parse(Wire(body)).continues == "resp_1"
-    with pytest.raises(RefusalError) as refused:
+    with pytest.raises(RefusalError, match="send the whole conversation as input") as refused:
         DIALECT.parse(Wire(body, serves=Serves.COUNT))
     assert (refused.value.refusal, refused.value.field) == (Refusal.INVALID, "previous_response_id")
     assert DIALECT.parse(Wire(b'{"input":"x"}', serves=Serves.COUNT)).messages == [Message("user", "x")]
