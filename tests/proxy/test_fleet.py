@@ -128,18 +128,16 @@ async def test_in_a_pause_no_call_begins_and_the_last_one_to_end_is_news() -> No
     assert (fleet.calls, told.news) == (0, 2)
 
 
-async def test_an_older_generation_changes_nothing() -> None:
+@pytest.mark.parametrize(
+    ("first", "later"),
+    [(FleetState(5), FleetState(4, paused=True)), (FleetState(5, paused=True, by="a"), FleetState(5, by="b"))],
+    ids=["older", "of the same"],
+)
+def test_a_record_of_no_newer_generation_changes_nothing(first: FleetState, later: FleetState) -> None:
     fleet = RefusalBody().fleet
-    fleet.apply(FleetState(5), next(offsets))
-    fleet.apply(FleetState(4, paused=True), next(offsets))
-    assert (fleet.generation, fleet.paused) == (5, False)
-
-
-async def test_of_two_records_of_one_generation_the_first_counts() -> None:
-    fleet = RefusalBody().fleet
-    fleet.apply(FleetState(1, paused=True, by="a"), next(offsets))
-    fleet.apply(FleetState(1, by="b"), next(offsets))
-    assert fleet.paused
+    fleet.apply(first, next(offsets))
+    fleet.apply(later, next(offsets))
+    assert (fleet.generation, fleet.paused) == (5, first.paused)
 
 
 async def test_a_call_is_held_until_the_fleet_runs_and_no_longer_than_it_may() -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, Protocol, TypeVar
+
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from tests.serving import serving_by_path
 
@@ -99,3 +102,33 @@ def answering(told: Mapping[str, CannedAnswer]) -> Iterator[str]:
 
     with serving_by_path(answer) as (url, _):
         yield url
+
+
+class Startable(Protocol):
+    """An engine, or several."""
+
+    async def start(self) -> None: ...
+    async def stop(self) -> None: ...
+
+
+E = TypeVar("E", bound=Startable)
+
+
+@asynccontextmanager
+async def started(engine: E) -> AsyncIterator[E]:
+    await engine.start()
+    try:
+        yield engine
+    finally:
+        await engine.stop()
+
+
+@asynccontextmanager
+async def served(
+    answer: Callable[[web.Request], Awaitable[web.Response]], make: Callable[[str], E]
+) -> AsyncIterator[E]:
+    """The engine that `make` gives for the URL of a server which answers each POST so."""
+    app = web.Application()
+    app.router.add_post("/{path:.*}", answer)
+    async with TestServer(app) as server, started(make(str(server.make_url("")).rstrip("/"))) as engine:
+        yield engine

@@ -21,6 +21,7 @@ from proxy.engines.pool import Engines
 from proxy.engines.replicas import Replicas
 from proxy.errors import EngineError, Refusal, refusal_of
 from proxy.rendezvous import ranked
+from tests.proxy.engines.recorded import started
 from topics.environment.settings import EngineSettings
 
 ASKED = ChatRequest([Message("user", "hi")])
@@ -85,11 +86,8 @@ async def engine(servers: Servers) -> AsyncIterator[Replicas]:
 @asynccontextmanager
 async def opened(urls: list[str]) -> AsyncIterator[Replicas]:
     engines = Engines.of({"e": EngineSettings(urls=tuple(urls), model=MODEL)}, deadline_s=5.0)
-    await engines.start()
-    try:
+    async with started(engines):
         yield engines.default
-    finally:
-        await engines.stop()
 
 
 async def until_healthy(engine: Replicas, count: int) -> None:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 from aiohttp import web
-from aiohttp.test_utils import TestServer
 
 from proxy.chat import Answer, ChatRequest, ImagePart, ImageUrl, Message, Part, RepeatedAnswer, TextPart
 from proxy.engines.sglang_tokens import SglangTokens
 from proxy.errors import EngineError
+from tests.proxy.engines.recorded import served
 from topics.types.completion import PolicySpan, Sampling
 from topics.types.tokens import unpack_ids, unpack_logprobs
 
@@ -59,21 +58,12 @@ def rendered(messages: list[dict[str, Any]]) -> list[int]:
     return [*ids, BEGIN]
 
 
-@asynccontextmanager
-async def served(server: Server) -> AsyncIterator[SglangTokens]:
-    app = web.Application()
-    app.router.add_post("/v1/chat/completions", server.answer)
-    async with TestServer(app) as running:
-        engine = SglangTokens(str(running.make_url("")), "m", logprobs_mode="processed")
-        await engine.start()
-        try:
-            yield engine
-        finally:
-            await engine.stop()
+def engine_of(server: Server) -> AbstractAsyncContextManager[SglangTokens]:
+    return served(server.answer, lambda url: SglangTokens(url, "m", logprobs_mode="processed"))
 
 
 async def answer_of(server: Server, request: ChatRequest) -> Answer:
-    async with served(server) as engine:
+    async with engine_of(server) as engine:
         return await engine.complete(request, "t.0")
 
 
@@ -96,7 +86,7 @@ async def test_a_first_call_is_one_request_whose_prompt_the_server_tells() -> No
 
 async def test_the_next_call_goes_on_from_the_tokens() -> None:
     server = Server()
-    async with served(server) as engine:
+    async with engine_of(server) as engine:
         before = await engine.complete(HI, "t.0")
         tokens = np.concatenate((unpack_ids(before.prompt_ids), unpack_ids(before.sampled_ids)))
         said = [*HI.messages, before.message, Message("user", "on")]

@@ -47,6 +47,7 @@ from proxy.engines.vllm_tokens import VllmTokens
 from proxy.errors import EngineError
 from proxy.session.claim_state import ClaimState
 from proxy.session.logged_calls import LoggedCall
+from tests.proxy.engines.recorded import started
 from topics.environment.keys import KeyClaims
 from topics.types.completion import Sampling
 from topics.types.tokens import unpack_ids
@@ -93,13 +94,8 @@ class Session:
 @asynccontextmanager
 async def opened(scripted: ScriptedEngine) -> AsyncIterator[Session]:
     """A session with a running server."""
-    async with running(scripted) as url:
-        engine = VllmTokens(url, MODEL)
-        await engine.start()
-        try:
-            yield Session(engine)
-        finally:
-            await engine.stop()
+    async with running(scripted) as url, started(VllmTokens(url, MODEL)) as engine:
+        yield Session(engine)
 
 
 def drifting(**options: Any) -> ScriptedEngine:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, suppress
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 from aiohttp import web
-from aiohttp.test_utils import TestServer
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,6 +22,7 @@ from proxy.engines.http import fault_of
 from proxy.engines.response import BrokenAnswerError, ResponseReader
 from proxy.engines.vllm_chat import VllmChat, from_wire, to_wire
 from proxy.errors import EngineError
+from tests.proxy.engines.recorded import served, started
 from topics.types.completion import Sampling
 from topics.types.tokens import unpack_ids, unpack_logprobs
 
@@ -44,14 +43,8 @@ GOOD: dict[str, Any] = {
 }
 
 
-@asynccontextmanager
-async def engine_at(url: str) -> AsyncIterator[VllmChat]:
-    engine = VllmChat(url, "polar-scripted")
-    await engine.start()
-    try:
-        yield engine
-    finally:
-        await engine.stop()
+def engine_at(url: str) -> AbstractAsyncContextManager[VllmChat]:
+    return started(VllmChat(url, "polar-scripted"))
 
 
 def told(**changes: Any) -> Answer:
@@ -216,9 +209,7 @@ async def test_what_is_no_text_of_tokens_is_malformed(body: bytes) -> None:
     async def answer(_: web.Request) -> web.Response:
         return web.Response(body=body)
 
-    app = web.Application()
-    app.router.add_post("/detokenize", answer)
-    async with TestServer(app) as server, engine_at(str(server.make_url("/v1"))) as engine:
+    async with served(answer, lambda url: VllmChat(f"{url}/v1", "polar-scripted")) as engine:
         with pytest.raises(EngineError, match="the answer is no text of tokens"):
             await engine.detokenize([1, 2])
 

@@ -5,18 +5,17 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import msgspec
 import pytest
 from aiohttp import web
-from aiohttp.test_utils import TestServer
 
 from proxy.chat import Answer, ChatRequest, Message
 from proxy.engines.vllm_tokens import DERENDER, GENERATE, RENDER, VllmTokens
 from proxy.errors import EngineError, Refusal, refusal_of
+from tests.proxy.engines.recorded import served
 from topics.types.completion import PolicySpan, Sampling
 from topics.types.tokens import unpack_ids, unpack_logprobs
 
@@ -68,21 +67,12 @@ class Server:
         return web.Response(body=msgspec.json.encode(self.told[request.path]), content_type="application/json")
 
 
-@asynccontextmanager
-async def served(server: Server, **options: Any) -> AsyncIterator[VllmTokens]:
-    app = web.Application()
-    app.router.add_post("/{path:.*}", server.answer)
-    async with TestServer(app) as running:
-        engine = VllmTokens(str(running.make_url("")), "m", logprobs_mode="processed", **options)
-        await engine.start()
-        try:
-            yield engine
-        finally:
-            await engine.stop()
+def engine_of(server: Server, **options: Any) -> AbstractAsyncContextManager[VllmTokens]:
+    return served(server.answer, lambda url: VllmTokens(url, "m", logprobs_mode="processed", **options))
 
 
 async def answer_of(server: Server, **fields: Any) -> Answer:
-    async with served(server) as engine:
+    async with engine_of(server) as engine:
         return await engine.complete(ChatRequest([Message("user", "hi")], **fields), "t.0")
 
 
@@ -199,7 +189,7 @@ async def test_half_an_answer_is_none(told: dict[str, Any], code: str) -> None:
 async def test_one_deadline_is_for_all_requests_of_a_call() -> None:
     server = Server()
     server.delay_s = 0.5
-    async with served(server, deadline_s=0.8) as engine:
+    async with engine_of(server, deadline_s=0.8) as engine:
         with pytest.raises(EngineError) as fault:
             await engine.complete(ChatRequest([Message("user", "hi")]), "t.0")
     assert (fault.value.code, fault.value.retryable) == ("timeout", False)
