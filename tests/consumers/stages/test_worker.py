@@ -166,6 +166,20 @@ async def test_a_refused_claim_touches_nothing(settings: Settings, worker: Coord
     assert [f for f in worker.facts if isinstance(f, Stopped | RunFinished)] == []
 
 
+async def test_revoking_a_run_kills_it_and_says_so(settings: Settings, worker: Coordinator) -> None:
+    mark = uuid.uuid4().hex
+    task = shell("revoked", "setsid sleep 60 & sleep 60", agent={"env": {"MARK": mark}})
+    runtime = await worker.initialised(task)
+    claimed = await worker.granted(ticket(task, RUN, runtime=runtime))
+    await eventually(lambda: len(living(mark)) >= 2, PATIENCE_S)
+    await worker.revoke(claimed.claim_id, "revoked.0")
+    stopped = await worker.fact(Stopped, "revoked.0")
+    assert living(mark) == set()
+    assert stopped.claim_id == claimed.claim_id
+    await eventually(lambda: claimed.claim_id not in worker.held(), PATIENCE_S)
+    assert len(folders(settings)) == 1, "the session's runtime isn't this claim's to remove"
+
+
 async def test_revoking_an_init_removes_its_runtime(settings: Settings, worker: Coordinator) -> None:
     mark = uuid.uuid4().hex
     prepare = [{"type": "exec", "command": "sleep 60", "env": {"MARK": mark}}]
