@@ -405,6 +405,16 @@ async def test_no_prompt_goes_on_from_a_call_that_was_not_told() -> None:
         assert goes_on(before, after)
 
 
+async def test_a_template_that_takes_no_twin_leaves_the_rendering() -> None:
+    async def refused(_: ChatRequest) -> Any:
+        raise EngineError("refused", "no")
+
+    tokens, rendered = np.arange(9, dtype=np.int32), np.arange(3, 12, dtype=np.int32)
+    request = ChatRequest([Message("user", "a"), Message("assistant", "b")], continued=RepeatedAnswer(1, tokens, True))
+    prompt = await Continuing(refused).prompt(request, rendered)
+    assert (prompt.ids.tolist(), prompt.realigned) == (rendered.tolist(), 0)
+
+
 async def test_another_end_than_the_templates_stands_before_it() -> None:
     """A model may end a turn with a token that its template never writes."""
 
