@@ -153,6 +153,18 @@ async def test_what_a_run_changed_is_kept_also_of_one_that_overran_and_no_key_is
 # --- claims
 
 
+async def test_a_claim_is_asked_for_again_until_answered(worker: Coordinator) -> None:
+    task = shell("patient", "true")
+    runtime = await worker.initialised(task)
+    await worker.release(ticket(task, RUN, runtime=runtime))
+    first = await worker.fact(Claimed, "patient.0", 1)
+    again = await worker.fact(Claimed, "patient.0", 2)
+    assert again == first
+    assert not worker.of(RunFinished, "patient.0"), "nothing starts before the Grant"
+    await worker.grant(first)
+    assert (await worker.fact(RunFinished, "patient.0")).claim_id == first.claim_id
+
+
 async def test_a_refused_claim_touches_nothing(settings: Settings, worker: Coordinator) -> None:
     task = shell("refused", "touch ran.txt")
     runtime = await worker.initialised(task)
