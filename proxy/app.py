@@ -40,7 +40,7 @@ from proxy.unreadable import Runner
 from topics import control as control_topic
 from topics import fleet as fleet_topic
 from topics import workers as workers_topic
-from topics.control import CloseKey, Control
+from topics.control import CloseKey, Control, Drain
 from topics.environment.keys import Keyring
 from topics.environment.settings import Settings
 from topics.log import kafka
@@ -260,10 +260,7 @@ class Proxy:
 
     def _on_control(self, record: Control, _: object) -> None:
         self._openings.on_control(record)
-        match record:
-            case CloseKey():
-                self._claims.close(record.claim_id)
-            case control_topic.Drain() if record.worker_id == self._worker_id:
-                self._leaving.set()
-            case _:
-                pass
+        if isinstance(record, CloseKey):
+            self._claims.close(record.claim_id)
+        elif isinstance(record, Drain) and record.worker_id == self._worker_id:
+            self._leaving.set()

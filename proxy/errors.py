@@ -8,6 +8,7 @@ Messages are for people and never contain a key or a prompt's text.
 
 from __future__ import annotations
 
+from dataclasses import KW_ONLY, dataclass, replace
 from enum import Enum
 
 from topics.types.completion import CallError
@@ -46,58 +47,49 @@ MESSAGE_LIMIT = 1000
 """Characters of a message: the wrong value that it names may be a whole file."""
 
 
+@dataclass(eq=False)
 class RefusalError(Exception):
     """A call ends without an answer, and its harness gets this error."""
 
-    def __init__(
-        self,
-        refusal: Refusal,
-        message: str,
-        *,
-        field: str | None = None,
-        retry_after_s: int | None = None,
-        context: tuple[int, int] | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.refusal = refusal
-        self.message = message if len(message) <= MESSAGE_LIMIT else message[:MESSAGE_LIMIT] + "…"
-        self.field = field
-        """Path of the request's field at fault."""
-        self.retry_after_s = retry_after_s
-        """Sent as `Retry-After`."""
-        self.context = context
-        """With CONTEXT_LENGTH, if the engine reports them: the prompt's tokens, and the most that fit."""
+    refusal: Refusal
+    message: str
+    _: KW_ONLY
+    field: str | None = None
+    """Path of the request's field at fault."""
+    retry_after_s: int | None = None
+    """Sent as `Retry-After`."""
+    context: tuple[int, int] | None = None
+    """With CONTEXT_LENGTH, if the engine reports them: the prompt's tokens, and the most that fit."""
+
+    def __post_init__(self) -> None:
+        if len(self.message) > MESSAGE_LIMIT:
+            self.message = self.message[:MESSAGE_LIMIT] + "…"
+
+    def __str__(self) -> str:
+        return self.message
 
     def copy(self) -> RefusalError:
         """A copy without traceback, to keep or to raise again: a raised exception refers to every frame that it passed, in a cycle."""
-        return RefusalError(
-            self.refusal, self.message, field=self.field, retry_after_s=self.retry_after_s, context=self.context
-        )
+        return replace(self)
 
 
+@dataclass(eq=False)
 class EngineError(Exception):
     """The engine gave no usable answer. `code` is stable: `no_token_ids`, `length_mismatch`, `timeout`, …"""
 
-    def __init__(
-        self,
-        code: str,
-        message: str,
-        *,
-        status: int | None = None,
-        retryable: bool = False,
-        retry_after_s: int | None = None,
-        context: tuple[int, int] | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.code = code
-        self.message = message
-        self.status = status
-        """The engine's HTTP status, if there was one."""
-        self.retryable = retryable
-        """An immediate retry may succeed: overload, a server error, a lost connection."""
-        self.retry_after_s = retry_after_s
-        self.context = context
-        """With `context_length`, if the engine reports them: the prompt's tokens, and the most that fit."""
+    code: str
+    message: str
+    _: KW_ONLY
+    status: int | None = None
+    """The engine's HTTP status, if there was one."""
+    retryable: bool = False
+    """An immediate retry may succeed: overload, a server error, a lost connection."""
+    retry_after_s: int | None = None
+    context: tuple[int, int] | None = None
+    """With `context_length`, if the engine reports them: the prompt's tokens, and the most that fit."""
+
+    def __str__(self) -> str:
+        return self.message
 
     def as_call_error(self) -> CallError:
         """The error as the log records it."""

@@ -18,33 +18,24 @@ class ProxyMetrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        to = self.registry
-        self.calls = Counter("polar_proxy_calls", "Model calls by outcome", ["dialect", "outcome"], registry=to)
-        self.refusals = Counter("polar_proxy_refusals", "Requests that got an error", ["reason"], registry=to)
-        self.repeated = Counter("polar_proxy_repeated", "Requests that got another's answer", registry=to)
-        self.in_flight = Gauge("polar_proxy_calls_in_flight", "Model calls under way", registry=to)
-        self.engine_s = Histogram(
-            "polar_proxy_engine_seconds", "Engine's part of a call", buckets=BUCKETS_S, registry=to
-        )
-        self.ack_s = Histogram("polar_proxy_ack_seconds", "Wait for Kafka", buckets=ACK_BUCKETS_S, registry=to)
-        self.disowned = Counter("polar_proxy_disowned", "Calls given up after capture began", ["reason"], registry=to)
-        self.forwarded = Counter(
-            "polar_proxy_forwarded", "Requests sent to the proxy that owns their session", ["outcome"], registry=to
-        )
-        self.held = Counter("polar_proxy_held", "Requests that waited for their session's owner", registry=to)
-        self.misdirected = Counter(
-            "polar_proxy_misdirected", "Forwarded requests refused because their session isn't ours", registry=to
-        )
-        self.read_back = Counter("polar_proxy_read_back", "Claims read back from the log", registry=to)
-        self.doubted = Counter(
-            "polar_proxy_policy_doubts",
-            "Answers whose engine didn't name their weights by versions",
-            ["reason"],
-            registry=to,
-        )
-        self.unrecorded = Counter(
-            "polar_proxy_unrecorded", "Records that didn't reach the log", ["record"], registry=to
-        )
+        counter = partial(Counter, registry=self.registry)
+        histogram = partial(Histogram, registry=self.registry)
+        self.calls = counter("polar_proxy_calls", "Model calls by outcome", ["dialect", "outcome"])
+        self.refusals = counter("polar_proxy_refusals", "Requests that got an error", ["reason"])
+        self.repeated = counter("polar_proxy_repeated", "Requests that got another's answer")
+        self.in_flight = Gauge("polar_proxy_calls_in_flight", "Model calls under way", registry=self.registry)
+        self.engine_s = histogram("polar_proxy_engine_seconds", "Engine's part of a call", buckets=BUCKETS_S)
+        self.ack_s = histogram("polar_proxy_ack_seconds", "Wait for Kafka", buckets=ACK_BUCKETS_S)
+        self.disowned = counter("polar_proxy_disowned", "Calls given up after capture began", ["reason"])
+        forwarded = "Requests sent to the proxy that owns their session"
+        self.forwarded = counter("polar_proxy_forwarded", forwarded, ["outcome"])
+        self.held = counter("polar_proxy_held", "Requests that waited for their session's owner")
+        misdirected = "Forwarded requests refused because their session isn't ours"
+        self.misdirected = counter("polar_proxy_misdirected", misdirected)
+        self.read_back = counter("polar_proxy_read_back", "Claims read back from the log")
+        doubted = "Answers whose engine didn't name their weights by versions"
+        self.doubted = counter("polar_proxy_policy_doubts", doubted, ["reason"])
+        self.unrecorded = counter("polar_proxy_unrecorded", "Records that didn't reach the log", ["record"])
 
     def watch(self, name: str, what: str, value: Callable[[], float]) -> None:
         """Adds a gauge whose value is read at each scrape."""

@@ -37,19 +37,15 @@ class PendingReply(Protocol):
     @property
     def done(self) -> asyncio.Future[Any]:
         """Done when there is an answer, or an error in its place."""
-        ...
 
     def join(self) -> None:
         """One more request waits."""
-        ...
 
     def leave(self, *, delivered: bool) -> None:
         """A request ended: with the whole answer, or without it."""
-        ...
 
     def render(self, dialect: Dialect, request: ChatRequest) -> bytes:
         """The answer as it leaves, once done. Raises RefusalError."""
-        ...
 
 
 async def respond(

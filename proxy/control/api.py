@@ -15,6 +15,7 @@ import re
 import time
 import traceback
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Literal, TypeVar
 
@@ -62,15 +63,14 @@ FIELDS = {"samples": "num_samples", "mode": "mode"}
 log = structlog.get_logger(__name__)
 
 
+@dataclass(eq=False)
 class ControlError(Exception):
     """A request fails with this status and JSON error."""
 
-    def __init__(self, status: int, code: str, message: str, *, field: str | None = None) -> None:
-        super().__init__(message)
-        self.status = status
-        self.code = code
-        self.message = message
-        self.field = field
+    status: int
+    code: str
+    message: str
+    field: str | None = None
 
 
 class Body(BaseModel):

@@ -69,13 +69,10 @@ class SessionOpener:
 
     def on_control(self, record: Control) -> None:
         """Applies a record of `polar.control`; most answer no request of this proxy."""
-        match record:
-            case Grant() | Revoke():
-                waiting = self._waiting.get(record.claim_id)
-                if waiting is not None and not waiting.done():
-                    waiting.set_result(record)
-            case _:
-                pass
+        if isinstance(record, Grant | Revoke):
+            waiting = self._waiting.get(record.claim_id)
+            if waiting is not None and not waiting.done():
+                waiting.set_result(record)
 
     async def open(self, request: OpenRequest) -> Grant:
         """The Grant of a new session. Raises SessionDeclinedError, NoAnswerError."""

@@ -32,18 +32,11 @@ from typing import Any
 
 import msgspec
 
-from proxy.chat import (
-    NOT_GIVEN,
-    Answer,
-    ChatRequest,
-    ForcedTool,
-    NamedFunction,
-    ToolChoice,
-)
+from proxy.chat import NOT_GIVEN, Answer, ChatRequest, ForcedTool, NamedFunction, ToolChoice
 from proxy.dialects import signature
 from proxy.dialects.anthropic_content import UNPARSED, OfferedTools, messages_of
 from proxy.dialects.base import Route, Serves, Wire
-from proxy.dialects.codec import decoded, event, invalid, is_present, refusing_bad_json
+from proxy.dialects.codec import decoded, event, invalid, is_object, is_present, refusing_bad_json
 from proxy.errors import Refusal, RefusalError
 from proxy.wire.anthropic_messages import Choice, Format, MessagesRequest
 from topics.types.completion import Sampling
@@ -69,7 +62,6 @@ BUDGETS = ((4096, "low"), (16384, "medium"))
 """The most tokens of a thinking budget for each effort, if no effort is named; any larger budget is high."""
 
 _requests = msgspec.json.Decoder(MessagesRequest)
-_objects = msgspec.json.Decoder(dict[str, Any])
 _encode = msgspec.json.Encoder().encode
 
 
@@ -131,16 +123,8 @@ class AnthropicMessages:
     def models(self, served: Sequence[str], only: str | None) -> bytes:
         """A page of `model` objects, or one."""
         names = served if only is None else [only]
-        data = [
-            {
-                "type": "model",
-                "id": name,
-                "display_name": name,
-                "created_at": "1970-01-01T00:00:00Z",
-                "lifecycle": "active",
-            }
-            for name in names
-        ]
+        fixed = {"type": "model", "created_at": "1970-01-01T00:00:00Z", "lifecycle": "active"}
+        data = [fixed | {"id": name, "display_name": name} for name in names]
         page = {"data": data, "has_more": False, "first_id": names[0], "last_id": names[-1]}
         return _encode(page if only is None else data[0])
 
@@ -300,11 +284,9 @@ def _input(arguments: str) -> msgspec.Raw | dict[str, Any]:
     """Arguments in a body: a JSON object's text as it was sampled, or Claude Code's form for other text."""
     if not arguments:
         return {}
-    try:
-        _objects.decode(arguments)
-    except (msgspec.DecodeError, RecursionError):
-        return {UNPARSED: {"raw": arguments, "len": len(arguments)}}
-    return msgspec.Raw(arguments.encode())
+    if is_object(arguments):
+        return msgspec.Raw(arguments.encode())
+    return {UNPARSED: {"raw": arguments, "len": len(arguments)}}
 
 
 # --- errors

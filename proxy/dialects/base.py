@@ -72,31 +72,24 @@ class Dialect(Protocol):
 
     def parse(self, wire: Wire) -> ChatRequest:
         """The canonical request of a CALL or COUNT route. Raises RefusalError, naming the field, for values that can't be carried."""
-        ...
 
     def body(self, call_id: str, created: int, request: ChatRequest, answers: Sequence[Answer]) -> bytes:
         """The whole body, one answer for each of `request.choices`; `created` is Unix seconds."""
-        ...
 
     def stream(self, call_id: str, created: int, request: ChatRequest, answers: Sequence[Answer]) -> bytes:
         """The answers as this provider streams them, from the first event to the terminal one, with the content of `body`."""
-        ...
 
     def count(self, tokens: int) -> bytes:
         """The body of a COUNT route; `tokens` is the length of the prompt."""
-        ...
 
     def models(self, served: Sequence[str], only: str | None) -> bytes:
         """The body that lists models, or describes `only` one of them."""
-        ...
 
     def error(self, refused: RefusalError) -> bytes:
         """An error's body."""
-        ...
 
     def error_event(self, refused: RefusalError) -> bytes:
         """An error inside a stream whose headers were sent."""
-        ...
 
 
 def dialects() -> list[Dialect]:

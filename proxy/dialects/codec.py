@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any, TypeVar
@@ -19,6 +20,7 @@ ABSENT: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
 written with `omit_defaults`, which compares by identity."""
 LINE_BREAKS = bytes.maketrans(b"\r\n", b"  ")
 _encode = msgspec.json.Encoder().encode
+_objects = msgspec.json.Decoder(dict[str, Any])
 
 
 @contextmanager
@@ -68,6 +70,23 @@ def invalid(field: str, reason: str) -> RefusalError:
 def is_present(raw: msgspec.Raw) -> bool:
     """False for a raw field that is missing or null."""
     return bytes(raw) not in (b"", b"null")
+
+
+def is_object(text: str) -> bool:
+    """True for the text of a JSON object."""
+    try:
+        _objects.decode(text)
+    except (msgspec.DecodeError, RecursionError):
+        return False
+    return True
+
+
+def file_text(name: str, data: str | None) -> str:
+    """A text file's name and text, if `data` is its text in Base64; otherwise a note that the file isn't shown."""
+    try:
+        return f"{name}\n{base64.b64decode(data, validate=True).decode()}" if data else f"[{name}: not shown]"
+    except ValueError:
+        return f"[{name}: not shown]"
 
 
 def inlined(function: Function) -> str:

@@ -18,7 +18,6 @@ Rules:
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 import mimetypes
 from collections.abc import Sequence
@@ -251,5 +250,5 @@ def sealed(reasoning: str) -> str:
 def _unsealed(wire: str | None) -> str | None:
     try:
         return signature.unseal(base64.b64decode(_standard_base64(wire), validate=True).decode()) if wire else None
-    except (binascii.Error, ValueError):
+    except ValueError:
         return None

@@ -31,16 +31,9 @@ from typing import Any
 import msgspec
 
 from proxy import chat
-from proxy.chat import (
-    NOT_GIVEN,
-    Answer,
-    ChatRequest,
-    ForcedTool,
-    NamedFunction,
-    ToolCall,
-)
+from proxy.chat import NOT_GIVEN, Answer, ChatRequest, ForcedTool, NamedFunction, ToolCall
 from proxy.dialects.base import Route, Serves, Wire
-from proxy.dialects.codec import event, invalid, refusing_bad_json
+from proxy.dialects.codec import event, invalid, is_object, refusing_bad_json
 from proxy.dialects.google_contents import messages_of, sealed
 from proxy.errors import Refusal, RefusalError
 from proxy.wire.google_generate_content import (
@@ -92,7 +85,6 @@ LINE_ENDS = {0x85: "\\u0085", 0x2028: "\\u2028", 0x2029: "\\u2029"}
 """Characters at which Google's Python client before version 3 breaks lines, which would cut an event."""
 SPACE = " \t\r\n"
 _encode = msgspec.json.Encoder().encode
-_arguments = msgspec.json.Decoder(dict[str, Any])
 
 
 @dataclass(frozen=True)
@@ -154,16 +146,12 @@ class GoogleGenerateContent:
         context = _context(request)
         if context.is_array:
             return _encode(list(_chunks(_head(call_id, created, request, answers), request, answers)))
-        return _encode(
-            {
-                "candidates": [
-                    _candidate(index, answer, [part for piece in _pieces(answer, context) for part in piece])
-                    for index, answer in enumerate(answers)
-                ],
-                "usageMetadata": _usage(answers),
-                **_head(call_id, created, request, answers),
-            }
-        )
+        candidates = [
+            _candidate(index, answer, [part for piece in _pieces(answer, context) for part in piece])
+            for index, answer in enumerate(answers)
+        ]
+        head = _head(call_id, created, request, answers)
+        return _encode({"candidates": candidates, "usageMetadata": _usage(answers), **head})
 
     def stream(self, call_id: str, created: int, request: ChatRequest, answers: Sequence[Answer]) -> bytes:
         """For each candidate thought, text and calls, the last with the finish reason; usage comes with the last chunk."""
@@ -266,14 +254,8 @@ def _tool(wire: FunctionDeclaration) -> chat.Tool:
 def _response_format(config: GenerationConfig) -> msgspec.Raw:
     newer = next((one.text for one in config.response_format or () if one.text is not None), None)
     kind = (newer and newer.mime_type) or config.response_mime_type or ""
-    schema = next(
-        (
-            schema
-            for schema in (newer and newer.json_schema, config.response_json_schema, config.response_schema)
-            if schema is not None
-        ),
-        None,
-    )
+    schemas = (newer and newer.json_schema, config.response_json_schema, config.response_schema)
+    schema = next((schema for schema in schemas if schema is not None), None)
     if config.response_modalities and "TEXT" not in (one.upper() for one in config.response_modalities):
         raise invalid("generationConfig.responseModalities", "expected TEXT among them: this model says nothing else")
     if kind not in ("", "text/plain", "application/json"):
@@ -354,24 +336,15 @@ def _malformed(answer: Answer) -> ToolCall | None:
 
 def _has_object(call: ToolCall) -> bool:
     """True if a call's arguments are a JSON object; no arguments are an empty object."""
-    try:
-        _arguments.decode(call.function.arguments.strip(SPACE) or "{}")
-    except (msgspec.DecodeError, RecursionError):
-        return False
-    return True
+    return is_object(call.function.arguments.strip(SPACE) or "{}")
 
 
 def _candidate(index: int, answer: Answer, parts: list[dict[str, Any]]) -> dict[str, Any]:
     """A finished candidate."""
     malformed = _malformed(answer)
     if malformed is not None:
-        call = f"{malformed.function.name}({malformed.function.arguments})"
-        return {
-            "content": {},
-            "finishReason": "MALFORMED_FUNCTION_CALL",
-            "finishMessage": f"Malformed function call: {call}",
-            "index": index,
-        }
+        why = f"Malformed function call: {malformed.function.name}({malformed.function.arguments})"
+        return {"content": {}, "finishReason": "MALFORMED_FUNCTION_CALL", "finishMessage": why, "index": index}
     return _unfinished(index, parts) | {"finishReason": FINISH_REASONS[answer.finish_reason]}
 
 

@@ -22,7 +22,6 @@ the deprecated functions and function_call.
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -48,7 +47,7 @@ from proxy.chat import (
 )
 from proxy.dialects import freeform
 from proxy.dialects.base import Route, Serves, Wire
-from proxy.dialects.codec import decoded, event, invalid, is_present
+from proxy.dialects.codec import decoded, event, file_text, invalid, is_present
 from proxy.errors import Refusal, RefusalError
 from proxy.wire.openai_chat import (
     ChatCompletionRequest,
@@ -270,12 +269,8 @@ def _file(data: str, name: str) -> Part:
     head, _, encoded = data.partition(",")
     if head.startswith("data:image/"):
         return ImagePart(ImageUrl(data))
-    if head.startswith("data:text/") and head.endswith(";base64"):
-        try:
-            return TextPart(f"{name}\n{base64.b64decode(encoded, validate=True).decode()}")
-        except ValueError:
-            pass
-    return TextPart(f"[{name}: not shown]")
+    is_text = head.startswith("data:text/") and head.endswith(";base64")
+    return TextPart(file_text(name, encoded if is_text else None))
 
 
 def _tool_call(wire: WireToolCall, field: str) -> ToolCall:

@@ -12,13 +12,12 @@ import msgspec
 
 from proxy.chat import FunctionCall, ToolCall
 from proxy.dialects import freeform
-from proxy.dialects.codec import invalid
+from proxy.dialects.codec import invalid, is_object
 from proxy.wire.openai_responses import BuiltInCallItem, CustomCallItem, FunctionCallItem, SearchCallItem
 
 Kind = Literal["function", "custom", "tool_search", "local_shell", "shell", "apply_patch"]
 UNPARSED = "ctcr_"
 """Prefix of a custom call's id if its `input` is the sampled arguments, which have no `input` of their own."""
-UNREADABLE = (msgspec.DecodeError, RecursionError)
 
 
 @dataclass(frozen=True)
@@ -150,22 +149,22 @@ def item(call: ToolCall, declared: Declared, suffix: str) -> dict[str, Any]:
         case "custom":
             return _custom_item(call, declared, suffix)
         case "tool_search":
-            return _search_item(call, suffix)
+            arguments = call.function.arguments
+            found = msgspec.Raw(arguments.encode()) if is_object(arguments) else arguments
+            return _item("tool_search_call", f"tsc_{suffix}", call) | {"execution": "client", "arguments": found}
         case "local_shell" | "shell" | "apply_patch":
             return _built_in_item(call, declared, suffix)
         case "function":
             return _function_item(call, declared, suffix)
 
 
+def _item(kind: str, item_id: str, call: ToolCall) -> dict[str, Any]:
+    return {"id": item_id, "type": kind, "status": "completed", "call_id": call.id}
+
+
 def _function_item(call: ToolCall, declared: Declared, suffix: str) -> dict[str, Any]:
-    return {
-        "id": f"fc_{suffix}",
-        "type": "function_call",
-        "status": "completed",
-        "call_id": call.id,
-        **_named(declared),
-        "arguments": call.function.arguments,
-    }
+    bare = _item("function_call", f"fc_{suffix}", call)
+    return bare | _named(declared) | {"arguments": call.function.arguments}
 
 
 def _named(declared: Declared) -> dict[str, str]:
@@ -175,50 +174,19 @@ def _named(declared: Declared) -> dict[str, str]:
 def _custom_item(call: ToolCall, declared: Declared, suffix: str) -> dict[str, Any]:
     """Arguments without an input are the input themselves: Codex crashes on a function call to a custom tool."""
     text = freeform.parsed_input(call.function.arguments)
-    return {
-        "id": f"{UNPARSED if text is None else 'ctc_'}{suffix}",
-        "type": "custom_tool_call",
-        "status": "completed",
-        "call_id": call.id,
-        **_named(declared),
-        "input": call.function.arguments if text is None else text,
-    }
-
-
-def _search_item(call: ToolCall, suffix: str) -> dict[str, Any]:
-    return {
-        "id": f"tsc_{suffix}",
-        "type": "tool_search_call",
-        "execution": "client",
-        "call_id": call.id,
-        "status": "completed",
-        "arguments": _object(call.function.arguments),
-    }
-
-
-def _object(arguments: str) -> msgspec.Raw | str:
-    """The text of a JSON object as it is; any other text as a string."""
-    try:
-        is_object = isinstance(_any.decode(arguments), dict)
-    except UNREADABLE:
-        is_object = False
-    return msgspec.Raw(arguments.encode()) if is_object else arguments
+    bare = _item("custom_tool_call", f"{UNPARSED if text is None else 'ctc_'}{suffix}", call)
+    return bare | _named(declared) | {"input": call.function.arguments if text is None else text}
 
 
 def _built_in_item(call: ToolCall, declared: Declared, suffix: str) -> dict[str, Any]:
     """The tool's item, or a function call if the arguments don't fit it."""
     built_in = BUILT_INS[declared.kind]
     try:
-        given = built_in.arguments.decode(call.function.arguments)
-    except UNREADABLE:
+        arguments = built_in.arguments.decode(call.function.arguments)
+    except (msgspec.DecodeError, RecursionError):
         return _function_item(call, declared, suffix)
-    return {
-        "id": f"{built_in.prefix}{suffix}",
-        "type": built_in.item,
-        "call_id": call.id,
-        "status": "completed",
-        built_in.field: built_in.extras | msgspec.to_builtins(given),
-    }
+    bare = _item(built_in.item, f"{built_in.prefix}{suffix}", call)
+    return bare | {built_in.field: built_in.extras | msgspec.to_builtins(arguments)}
 
 
 # --- items to calls
@@ -250,8 +218,7 @@ def built_in_call(kind: Kind, item: BuiltInCallItem, field: str) -> ToolCall:
     raw = bytes(getattr(item, built_in.field))
     value = _any.decode(raw) if raw else None
     if not isinstance(value, dict):
-        where = f"{field}.{built_in.field}"
-        raise invalid(where, "expected an object")
+        raise invalid(f"{field}.{built_in.field}", "expected an object")
     arguments = {
         name: argument
         for name, argument in value.items()

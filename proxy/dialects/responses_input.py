@@ -6,17 +6,16 @@ proxy made belong to the turn in that id. If a harness dropped the ids, an item 
 
 from __future__ import annotations
 
-import base64
-import binascii
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import msgspec
 
 from proxy.chat import Function, ImagePart, ImageUrl, Message, Part, TextPart, ToolCall
 from proxy.dialects import signature
-from proxy.dialects.codec import decoded_part, inlined, invalid
+from proxy.dialects.codec import decoded_part, file_text, inlined, invalid
 from proxy.dialects.responses_calls import BUILT_INS, Kind, built_in_call, custom_call, function_call, search_call
 from proxy.dialects.responses_tools import Tools
 from proxy.wire import openai_responses as wire
@@ -28,7 +27,7 @@ UNREADABLE = frozenset(
 )
 """Items that refer to items outside the request."""
 DETAILS = {"auto": "auto", "low": "low", "high": "high", "original": "high"}
-BUILT_IN_CALLS: dict[str, Kind] = {built_in.item: kind for kind, built_in in BUILT_INS.items()}
+ItemForm = TypeVar("ItemForm", bound=msgspec.Struct)
 _items = msgspec.json.Decoder(wire.Item)
 
 
@@ -63,34 +62,14 @@ class InputReader:
 
     def read(self, raw: msgspec.Raw, at: str) -> None:
         """Read the item whose path in the request is `at`; an item of unknown type is skipped. Raises RefusalError."""
-        kind = decoded_part(raw, _items, at)
-        match kind.type:
-            case "message":
-                self._message(raw, at)
-            case None if kind.role is not None:
-                self._message(raw, at)
-            case "reasoning":
-                self._reasoning(decoded_part(raw, _reasonings, at))
-            case "function_call":
-                call = decoded_part(raw, _function_calls, at)
-                self._call(function_call(call), call.id)
-            case "custom_tool_call":
-                custom = decoded_part(raw, _custom_calls, at)
-                self._call(custom_call(custom), custom.id)
-            case "tool_search_call":
-                search = decoded_part(raw, _search_calls, at)
-                if search.call_id is not None and search.execution != "server":
-                    self._call(search_call(search), search.id)
-            case "local_shell_call" | "shell_call" | "apply_patch_call" as item:
-                built_in = decoded_part(raw, _built_in_calls, at)
-                self._call(built_in_call(BUILT_IN_CALLS[item], built_in, at), built_in.id)
-            case kind_of_item if kind_of_item in UNREADABLE or kind_of_item is None:
-                raise invalid(
-                    at,
-                    f"an item of type {kind_of_item or 'item_reference'!r} can't be read here; send the items themselves",
-                )
-            case kind_of_item if kind_of_item in OTHERS:
-                OTHERS[kind_of_item](self, raw, at)
+        item = decoded_part(raw, _items, at)
+        kind = "message" if item.type is None and item.role is not None else item.type
+        if kind is None or kind in UNREADABLE:
+            what = f"an item of type {kind or 'item_reference'!r}"
+            raise invalid(at, f"{what} can't be read here; send the items themselves")
+        if kind in READERS:
+            decoder, read = READERS[kind]
+            read(self, decoded_part(raw, decoder, at), at)
 
     # --- items of the model
 
@@ -111,7 +90,7 @@ class InputReader:
             turn.ids.add(ours[0])
         return turn
 
-    def _reasoning(self, item: wire.ReasoningItem) -> None:
+    def _reasoning(self, item: wire.ReasoningItem, _: str) -> None:
         text = signature.unseal(item.encrypted_content)
         if text is None:
             text = "\n\n".join(thought.text for thought in item.content or item.summary or ())
@@ -124,13 +103,22 @@ class InputReader:
             content = content[0].text
         self._turn(item.id, lambda turn: turn.content is None and not turn.calls).content = content
 
+    def _function_call(self, item: wire.FunctionCallItem, _: str) -> None:
+        self._call(function_call(item), item.id)
+
+    def _custom_call(self, item: wire.CustomCallItem, _: str) -> None:
+        self._call(custom_call(item), item.id)
+
+    def _search_call(self, item: wire.SearchCallItem, _: str) -> None:
+        if item.call_id is not None and item.execution != "server":
+            self._call(search_call(item), item.id)
+
     def _call(self, call: ToolCall, item_id: str | None) -> None:
         self._turn(item_id, lambda _: True).calls.append(call)
 
     # --- items for the model
 
-    def _message(self, raw: msgspec.Raw, at: str) -> None:
-        item = decoded_part(raw, _messages, at)
+    def _message(self, item: wire.MessageItem, at: str) -> None:
         if item.role == "assistant":
             self._answer_text(item, at)
         else:
@@ -140,34 +128,28 @@ class InputReader:
         self._open = None
         self._read.append(message)
 
-    def _agent_message(self, raw: msgspec.Raw, at: str) -> None:
-        item = decoded_part(raw, _agent_messages, at)
+    def _agent_message(self, item: wire.AgentMessageItem, at: str) -> None:
         self._add(Message("user", _content(item.content, f"{at}.content")))
 
-    def _output(self, raw: msgspec.Raw, at: str) -> None:
-        item = decoded_part(raw, _outputs, at)
+    def _output(self, item: wire.OutputItem, at: str) -> None:
         call_id = item.call_id if item.call_id is not None else item.id
         if call_id is None:
             raise invalid(f"{at}.call_id", "required")
         self._add(Message("tool", _content(item.output, f"{at}.output"), tool_call_id=call_id))
 
-    def _shell_output(self, raw: msgspec.Raw, at: str) -> None:
-        item = decoded_part(raw, _shell_outputs, at)
+    def _shell_output(self, item: wire.ShellOutputItem, _: str) -> None:
         self._add(Message("tool", msgspec.json.format(item.output, indent=-1).decode(), tool_call_id=item.call_id))
 
-    def _apply_patch_output(self, raw: msgspec.Raw, at: str) -> None:
-        item = decoded_part(raw, _apply_patch_outputs, at)
+    def _apply_patch_output(self, item: wire.ApplyPatchOutputItem, _: str) -> None:
         text = f"{item.status}: {item.output}" if item.output else item.status
         self._add(Message("tool", text, tool_call_id=item.call_id))
 
-    def _search_output(self, raw: msgspec.Raw, at: str) -> None:
-        item = decoded_part(raw, _search_outputs, at)
+    def _search_output(self, item: wire.SearchOutputItem, at: str) -> None:
         if item.call_id is not None:
             found = self._tools.declare(item.tools, f"{at}.tools")
             self._add(Message("tool", _definitions(found), tool_call_id=item.call_id))
 
-    def _additional_tools(self, raw: msgspec.Raw, at: str) -> None:
-        item = decoded_part(raw, _additional_tools, at)
+    def _additional_tools(self, item: wire.AdditionalToolsItem, at: str) -> None:
         found = self._tools.declare(item.tools, f"{at}.tools")
         if self._read:
             self._add(Message("developer", _definitions(found)))
@@ -175,28 +157,33 @@ class InputReader:
             self._tools.show(found)
 
 
-OTHERS: dict[str, Callable[[InputReader, msgspec.Raw, str], None]] = {
-    "agent_message": InputReader._agent_message,
-    "function_call_output": InputReader._output,
-    "custom_tool_call_output": InputReader._output,
-    "local_shell_call_output": InputReader._output,
-    "shell_call_output": InputReader._shell_output,
-    "apply_patch_call_output": InputReader._apply_patch_output,
-    "tool_search_output": InputReader._search_output,
-    "additional_tools": InputReader._additional_tools,
+def _built_in_call(kind: Kind) -> Callable[[InputReader, wire.BuiltInCallItem, str], None]:
+    return lambda reader, item, at: reader._call(built_in_call(kind, item, at), item.id)
+
+
+def _reader(
+    form: type[ItemForm], read: Callable[[InputReader, ItemForm, str], None]
+) -> tuple[msgspec.json.Decoder[Any], Callable[[InputReader, Any, str], None]]:
+    return msgspec.json.Decoder(form), read
+
+
+READERS = {
+    "message": _reader(wire.MessageItem, InputReader._message),
+    "agent_message": _reader(wire.AgentMessageItem, InputReader._agent_message),
+    "reasoning": _reader(wire.ReasoningItem, InputReader._reasoning),
+    "function_call": _reader(wire.FunctionCallItem, InputReader._function_call),
+    "custom_tool_call": _reader(wire.CustomCallItem, InputReader._custom_call),
+    "tool_search_call": _reader(wire.SearchCallItem, InputReader._search_call),
+    **{tool.item: _reader(wire.BuiltInCallItem, _built_in_call(kind)) for kind, tool in BUILT_INS.items()},
+    "function_call_output": _reader(wire.OutputItem, InputReader._output),
+    "custom_tool_call_output": _reader(wire.OutputItem, InputReader._output),
+    "local_shell_call_output": _reader(wire.OutputItem, InputReader._output),
+    "shell_call_output": _reader(wire.ShellOutputItem, InputReader._shell_output),
+    "apply_patch_call_output": _reader(wire.ApplyPatchOutputItem, InputReader._apply_patch_output),
+    "tool_search_output": _reader(wire.SearchOutputItem, InputReader._search_output),
+    "additional_tools": _reader(wire.AdditionalToolsItem, InputReader._additional_tools),
 }
-_messages = msgspec.json.Decoder(wire.MessageItem)
-_agent_messages = msgspec.json.Decoder(wire.AgentMessageItem)
-_reasonings = msgspec.json.Decoder(wire.ReasoningItem)
-_function_calls = msgspec.json.Decoder(wire.FunctionCallItem)
-_custom_calls = msgspec.json.Decoder(wire.CustomCallItem)
-_search_calls = msgspec.json.Decoder(wire.SearchCallItem)
-_built_in_calls = msgspec.json.Decoder(wire.BuiltInCallItem)
-_outputs = msgspec.json.Decoder(wire.OutputItem)
-_shell_outputs = msgspec.json.Decoder(wire.ShellOutputItem)
-_apply_patch_outputs = msgspec.json.Decoder(wire.ApplyPatchOutputItem)
-_search_outputs = msgspec.json.Decoder(wire.SearchOutputItem)
-_additional_tools = msgspec.json.Decoder(wire.AdditionalToolsItem)
+"""The form of each type of item, and the method that reads it; items of other types are skipped."""
 
 
 def _definitions(functions: list[Function]) -> str:
@@ -231,12 +218,6 @@ def _part(part: wire.WirePart, at: str) -> Part:
 
 
 def _file(part: wire.WirePart) -> str:
-    """A text file's name and text; for any other file, a note that it isn't shown."""
-    name = part.filename or part.file_url or "file"
     head, _, data = (part.file_data or "").rpartition(",")
-    if not head or head.startswith("data:text/"):
-        try:
-            return f"{name}\n{base64.b64decode(data, validate=True).decode()}" if data else f"[{name}: not shown]"
-        except (binascii.Error, ValueError):
-            pass
-    return f"[{name}: not shown]"
+    is_text = not head or head.startswith("data:text/")
+    return file_text(part.filename or part.file_url or "file", data if is_text else None)

@@ -8,7 +8,6 @@ text, so that nothing has to be looked up. They are not compressed: otherwise sm
 from __future__ import annotations
 
 import base64
-import binascii
 
 PREFIX = "polar:"
 
@@ -24,5 +23,5 @@ def unseal(signature: str | None) -> str | None:
         return None
     try:
         return base64.b64decode(signature[len(PREFIX) :], validate=True).decode()
-    except (binascii.Error, ValueError):
+    except ValueError:
         return None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Mapping
+from wsgiref.util import is_hop_by_hop
 
 import aiohttp
 import msgspec
@@ -32,26 +32,8 @@ CONNECT_S = 2.0
 """For a connection within a cluster: a proxy that takes longer is asked again."""
 KEEPALIVE_S = 30.0
 """Less than the 75 s for which a proxy keeps an idle connection."""
-NOT_CARRIED = frozenset(
-    {
-        "connection",
-        "content-encoding",
-        "content-length",
-        "expect",
-        "host",
-        "keep-alive",
-        "proxy-authenticate",
-        "proxy-authorization",
-        "proxy-connection",
-        "te",
-        "trailer",
-        "transfer-encoding",
-        "upgrade",
-        FORWARDED.lower(),
-    }
-)
-"""Headers that belong to one connection, or to a body's encoding on it."""
-Headers = Mapping[str, str]
+NOT_CARRIED = {"content-encoding", "content-length", "expect", "host", "proxy-connection", "trailer", FORWARDED.lower()}
+"""Headers that belong to one connection, or to a body's encoding on it, beside those of `is_hop_by_hop`."""
 
 
 class PeerError(Exception):
@@ -138,7 +120,9 @@ class Forwarder:
         # Unchanged, with its key: the owner authenticates it again.
         url = URL(peer.address + request.rel_url.raw_path_qs, encoded=True)
         headers = CIMultiDict(
-            (name, value) for name, value in request.headers.items() if name.lower() not in NOT_CARRIED
+            (name, value)
+            for name, value in request.headers.items()
+            if name.lower() not in NOT_CARRIED and not is_hop_by_hop(name)
         )
         headers[FORWARDED] = f"{self._worker_id} {self._ownership.as_of}"
         try:

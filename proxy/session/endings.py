@@ -41,4 +41,3 @@ class EndableCall(Protocol):
 
     def end(self, reason: Ending) -> None:
         """Ends the call soon; it isn't answered any more."""
-        ...

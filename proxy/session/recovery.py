@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from proxy.errors import Refusal, RefusalError
@@ -96,9 +96,8 @@ class Recovery:
         if found is None:
             readings: list[_Reading] = []
             reads = asyncio.get_running_loop().create_task(self._read(partition, readings), name="read back")
-            reads.add_done_callback(
-                lambda done: None if done.cancelled() else done.exception()
-            )  # raised in the requests that still wait
+            # Raised in the requests that still wait.
+            reads.add_done_callback(lambda done: done.cancelled() or done.exception())
             found = self._gathering[partition] = readings, reads
         return found
 
@@ -129,16 +128,8 @@ class Recovery:
         while await consumer.position(source) < end and not all(reading.records.is_over for reading in readings):
             for records in (await consumer.getmany(timeout_ms=1000, max_records=BATCH)).values():
                 for record in records:
-                    _dispatch(by_session.get(record.key or b"", ()), record)
+                    waiting = [each for each in by_session.get(record.key or b"", ()) if record.offset >= each.start]
+                    if waiting and (known := completions.CODEC.known(record.value)) is not None:
+                        for reading in waiting:
+                            reading.take(known)
         return end
-
-
-def _dispatch(readings: Iterable[_Reading], record: kafka.Record) -> None:
-    waiting = [reading for reading in readings if record.offset >= reading.start]
-    if not waiting or record.value is None:
-        return
-    decoded = completions.CODEC.known(record.value)
-    if decoded is None:
-        return
-    for reading in waiting:
-        reading.take(decoded)
