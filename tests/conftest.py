@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import secrets
 import sys
@@ -11,6 +12,7 @@ from typing import Any
 
 import hypothesis
 import pytest
+import structlog
 
 from polar.embedded import Broker
 from tests import tiers
@@ -73,3 +75,12 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def namespace() -> str:
     """A prefix for topics and groups that no other test has."""
     return f"t{secrets.token_hex(4)}"
+
+
+@pytest.fixture(autouse=True)
+def _logs_as_before() -> Iterator[None]:
+    """A command that a test runs in this process sets up the logs of the process."""
+    level = logging.getLogger("aiokafka").level
+    yield
+    logging.getLogger("aiokafka").setLevel(level)
+    structlog.reset_defaults()

@@ -1,25 +1,14 @@
-"""The command line, in this process: what it sets for its own process is put back after each test."""
+"""The command line, in this process."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Iterator
 
 import pytest
-import structlog
 
 from topics.contract import catalogue
 from topics.environment.settings import Settings
 from topics.log import admin
-
-
-@pytest.fixture(autouse=True)
-def _logs_as_before() -> Iterator[None]:
-    level = logging.getLogger("aiokafka").level
-    yield
-    logging.getLogger("aiokafka").setLevel(level)
-    structlog.reset_defaults()
 
 
 @pytest.fixture
