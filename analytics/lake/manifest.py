@@ -46,7 +46,7 @@ class Manifest(msgspec.Struct, frozen=True):
     version: int = 0
     """Counts from 1; 0: nothing was committed yet."""
     committed_at: int = 0
-    """Unix ms on the writer's clock."""
+    """Unix ms on the writer's clock, before the manifest is synced and readers see it."""
     offsets: ByPartition = {}
     """The next offsets to read."""
     times: ByPartition = {}
