@@ -143,8 +143,11 @@ def _kernel() -> Finding:
 
 
 def _memory() -> Finding:
-    meminfo = Path("/proc/meminfo")
-    found = re.search(r"^MemAvailable: +(\d+) kB", meminfo.read_text() if meminfo.exists() else "", re.MULTILINE)
+    try:
+        meminfo = Path("/proc/meminfo").read_text()
+    except OSError:
+        meminfo = ""
+    found = re.search(r"^MemAvailable: +(\d+) kB", meminfo, re.MULTILINE)
     if found is None:
         return Finding("memory", State.LATER, "not known here")
     said = f"{int(found[1]) // 1024} MB available"

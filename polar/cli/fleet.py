@@ -146,7 +146,19 @@ def status(output: Output = Format.TABLE, data: Data = None) -> None:
         return
     typer.echo(f"the fleet {state_in_words(found)}; policy version {versions_in_words(found)}\n")
     columns = ["process", "role", "host", ">pid", ">generation", ">calls", "leaving"]
-    show(columns, ([*(row | {"leaving": "yes" if row["leaving"] else None}).values()] for row in processes))
+    cells = (
+        [
+            row["worker_id"],
+            row["role"],
+            row["host"],
+            row["pid"],
+            row["generation"],
+            row["calls"],
+            "yes" if row["leaving"] else None,
+        ]
+        for row in processes
+    )
+    show(columns, cells)
 
 
 async def _status(fleet: Fleet) -> tuple[FleetStatus, list[Heartbeat]]:

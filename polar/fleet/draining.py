@@ -34,11 +34,10 @@ class _Report:
         self._progress = progress
         self.last: int | None = None
 
-    def __call__(self, count: int) -> int:
+    def __call__(self, count: int) -> None:
         if count != self.last:
             self.last = count
             self._progress(count)
-        return count
 
 
 async def until_drained(
@@ -61,7 +60,9 @@ async def until_drained(
         if time.monotonic() - counted_at < LOOK_S:
             return False
         counted_at = time.monotonic()
-        if report(active()) or watch.processes.behind("coordinator", generation):
+        count = active()
+        report(count)
+        if count or watch.processes.behind("coordinator", generation):
             quiet_since = None
             return False
         quiet_since = quiet_since or time.monotonic()
@@ -96,9 +97,18 @@ async def drain_processes(
         except UnacknowledgedError as error:
             raise NotReadyError(f"Kafka didn't acknowledge the request to {name}: {error}") from None
     report = _Report(progress)
+
+    def remaining() -> list[str]:
+        return sorted(watch.processes.live.keys() & set(names))
+
+    def have_ended() -> bool:
+        report(len(remaining()))
+        return not remaining()
+
     try:
         async with asyncio.timeout(deadline_s):
-            await watch.until(lambda: not report(len(live.keys() & set(names))))
+            await watch.until(have_ended)
     except TimeoutError:
-        remaining = ", ".join(sorted(live.keys() & set(names)))
-        raise DrainTimeoutError(f"{remaining} still live after {deadline_s:g} s; they continue to drain") from None
+        raise DrainTimeoutError(
+            f"{', '.join(remaining())} still live after {deadline_s:g} s; they continue to drain"
+        ) from None

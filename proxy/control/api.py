@@ -15,7 +15,7 @@ import re
 import time
 import traceback
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Literal, TypeVar
 
@@ -70,7 +70,11 @@ class ControlError(Exception):
     status: int
     code: str
     message: str
+    _: KW_ONLY
     field: str | None = None
+
+    def __str__(self) -> str:
+        return self.message
 
 
 class Body(BaseModel):

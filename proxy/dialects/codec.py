@@ -84,9 +84,11 @@ def is_object(text: str) -> bool:
 def file_text(name: str, data: str | None) -> str:
     """A text file's name and text, if `data` is its text in Base64; otherwise a note that the file isn't shown."""
     try:
-        return f"{name}\n{base64.b64decode(data, validate=True).decode()}" if data else f"[{name}: not shown]"
+        if data is not None:
+            return f"{name}\n{base64.b64decode(data, validate=True).decode()}"
     except ValueError:
-        return f"[{name}: not shown]"
+        pass
+    return f"[{name}: not shown]"
 
 
 def inlined(function: Function) -> str:

@@ -220,4 +220,4 @@ def _part(part: wire.WirePart, at: str) -> Part:
 def _file(part: wire.WirePart) -> str:
     head, _, data = (part.file_data or "").rpartition(",")
     is_text = not head or head.startswith("data:text/")
-    return file_text(part.filename or part.file_url or "file", data if is_text else None)
+    return file_text(part.filename or part.file_url or "file", data or None if is_text else None)

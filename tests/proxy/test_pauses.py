@@ -11,7 +11,7 @@ from openai import AsyncOpenAI, RateLimitError
 from openai.types.chat import ChatCompletionMessageParam
 
 from polar.scripted.engine import Engine as ScriptedEngine
-from polar.scripted.faults import Slow
+from polar.scripted.faults import Hang, Slow
 from proxy.addresses import Binding
 from proxy.app import Proxy
 from proxy.dialects.base import dialects
@@ -148,6 +148,22 @@ async def test_an_aborted_call_is_ended_at_the_engine_and_asked_anew_and_the_har
     assert [(one.call_id, one.outcome, one.policy_version) for one in recorded] == [
         (call_id, "answered", 2) for call_id in ids
     ]
+
+
+async def test_a_harness_that_hangs_up_during_the_pause_is_not_asked_for(
+    client: AsyncOpenAI, bench: Bench, scripted: ScriptedEngine, beats: Beats
+) -> None:
+    scripted.faults.add(Hang())
+    call = asyncio.ensure_future(ask(client))
+    await eventually(lambda: not scripted.faults.pending())
+    await bench.fleet(FleetState(1, paused=True, in_flight="abort"))
+    await eventually(lambda: beats.say(1, 0))
+    call.cancel()
+    [recorded] = await bench.calls(1)
+    assert (recorded.outcome, recorded.error and recorded.error.code) == ("abandoned", "hung_up")
+    await bench.fleet(FleetState(2))
+    await ask(client)
+    assert len(scripted.record.calls("t.0")) == 1, "nobody waited for the first one"
 
 
 async def test_calls_that_wait_for_their_turn_when_a_pause_comes_are_not_asked_in_it(

@@ -33,5 +33,5 @@ def replace(path: Path, content: str | bytes, mode: int = 0o600, *, is_durable: 
                 os.fsync(descriptor)
         os.replace(temporary, path)  # noqa: PTH105 - mkstemp returns a string
     except BaseException:
-        Path(temporary).unlink()
+        Path(temporary).unlink(missing_ok=True)
         raise

@@ -13,9 +13,9 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from types import MappingProxyType
 
 import structlog
 
@@ -24,7 +24,7 @@ from topics.environment.settings import Settings
 from topics.log import kafka
 from topics.log.refusals import refusal
 from topics.waiting.first_done import first_done
-from topics.workers import TOPIC, Heartbeat
+from topics.workers import TOPIC, Backlog, Heartbeat, StageSlots
 
 INTERVAL_S = 2.0
 LEAST_GAP_S = 0.1
@@ -102,9 +102,32 @@ class HeartbeatSender:
         self._thread.join(timeout=2 * STOP_S)
 
     @staticmethod
-    def heartbeat(worker_id: str, role: str, **fields: Any) -> Heartbeat:
-        """A heartbeat of this process. `fields`: the other fields of `Heartbeat`."""
-        return Heartbeat(worker_id, role, socket.gethostname(), os.getpid(), **fields)
+    def heartbeat(
+        worker_id: str,
+        role: str,
+        *,
+        stages: Sequence[StageSlots] = (),
+        address: str | None = None,
+        fleet_generation: int = 0,
+        leaving: bool = False,
+        backlogs: Sequence[Backlog] = (),
+        staged: Mapping[str, int] = MappingProxyType({}),
+        calls: int = 0,
+    ) -> Heartbeat:
+        """A heartbeat of this process."""
+        return Heartbeat(
+            worker_id,
+            role,
+            socket.gethostname(),
+            os.getpid(),
+            stages=list(stages),
+            address=address,
+            fleet_generation=fleet_generation,
+            leaving=leaving,
+            backlogs=list(backlogs),
+            staged=dict(staged),
+            calls=calls,
+        )
 
     def _take(self) -> None:
         """On the main loop; the methods below run on the sender's own loop."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from polar.trainer.groups import Group
-from topics.types.trajectory import Call, ExpandedTrace, Trajectory, expand
+from topics.types.trajectory import Call, ExpandedTrace, Trace, Trajectory, expand
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def segments(trajectory: Trajectory) -> list[Segment]:
     Leaves out traces that have no reward although their session has one.
     """
     made = [
-        Segment(index, expanded := expand(trajectory, trace), expanded.spans[0].start)
+        _segment(trajectory, index, trace)
         for index, trace in reversed(list(enumerate(trajectory.traces)))
         if trace.trains and (trace.reward is not None or trajectory.reward is None)
     ]
@@ -91,3 +91,8 @@ def rewarded(group: Group) -> list[tuple[Trajectory, list[Segment]]]:
     """The group's sessions that have a reward and trained tokens, with their segments."""
     found = [(trajectory, segments(trajectory)) for trajectory in group.trajectories if trajectory.reward is not None]
     return [(trajectory, rows) for trajectory, rows in found if rows]
+
+
+def _segment(trajectory: Trajectory, index: int, trace: Trace) -> Segment:
+    expanded = expand(trajectory, trace)
+    return Segment(index, expanded, expanded.spans[0].start)

@@ -159,7 +159,7 @@ def test_an_answer_that_is_cut_anywhere_is_malformed() -> None:
 
 
 @given(st.integers(0), st.integers(0, 7))
-def test_a_flipped_bit_makes_an_answer_or_an_error_another_one_and_nothing_else(at: int, bit: int) -> None:
+def test_an_answer_with_a_flipped_bit_raises_no_error_but_the_engines(at: int, bit: int) -> None:
     received = bytearray(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(WHOLE), WHOLE))
     received[at % len(received)] ^= 1 << bit
     reader = ResponseReader()

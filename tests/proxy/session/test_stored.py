@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -20,8 +21,10 @@ from proxy.chat import ChatRequest, Message
 from proxy.errors import RefusalError
 from proxy.session import stored
 from proxy.session.stored import StoredCalls
-from tests.proxy.conftest import Bench
+from tests.proxy.conftest import Bench, proxied
 from topics.calls.delta import Spelled, spell
+from topics.completions import Build
+from topics.types.session import Status
 
 SCRIPT = Script(
     "work",
@@ -169,3 +172,24 @@ async def test_what_cant_be_continued_is_openais_error(
     assert refused.value.code == "previous_response_not_found"
     assert refused.value.param == "previous_response_id"
     assert f"'{named}'" in refused.value.message
+
+
+async def test_another_owner_continues_what_the_first_has_stored(
+    bench: Bench, engine_url: str, scripted: ScriptedEngine
+) -> None:
+    lies: dict[str, Any] = await bench.open()
+    key = bench.key(issued_at=int(time.time()) - 60, **lies)
+    previous: str | None = None
+    for text in ("hi", "ho", "hu"):
+        async with proxied(bench, engine_url) as proxy, at(proxy, key) as client:
+            answer = await client.responses.create(
+                model="m", input=text, instructions="Be brief.", previous_response_id=previous
+            )
+            previous = answer.id
+    books = scripted.record.calls("t.0")
+    seen = [book.prompt_token_ids + book.token_ids for book in books]
+    assert [book.prompt_token_ids[: len(last)] for last, book in zip(seen, books[1:], strict=False)] == seen[:2]
+    await bench.write(Build("t.0", "t", 0, 1, 1, "c1", Status.COMPLETED, "prefix_merging", b"{}", "shell"))
+    async with proxied(bench, engine_url) as proxy, at(proxy, key) as client:
+        with pytest.raises(openai.ConflictError):
+            await client.responses.create(model="m", input="?", previous_response_id=previous)
