@@ -5,7 +5,7 @@
 | `pure` | this process alone: no broker and no other process |
 | `contract` | the broker of its worker, or processes of its own |
 | `system` | one of the two whole systems that the run starts: one for each of `SHARED_FOLDERS` |
-| `hard` | minutes, kills of brokers, Docker, vLLM, or all pages of the docs |
+| `hard` | minutes, kills of brokers, proxies and trainers, Docker, vLLM, or all pages of the docs |
 
 A mark names the tier of a test; Docker, vLLM and the large CLIs are `hard`. Without a mark, the folder decides (`FOLDERS`). Elsewhere a
 test that uses the broker is `contract`, and any other test is `pure`. A pure test fails if it starts a process (`guard`).

@@ -74,6 +74,7 @@ def trained(checkpoint: Path) -> list[str]:
     return found
 
 
+@pytest.mark.hard
 @pytest.mark.parametrize("items", ["trajectories", "groups"])
 async def test_a_trainer_killed_between_checkpoints_gets_nothing_twice_and_misses_nothing(
     data: Path, writer: Writer, items: str

@@ -103,6 +103,7 @@ async def talk_on(talk: Talk, url: str, turns: int) -> None:
                 await asyncio.sleep(0.1)
 
 
+@pytest.mark.hard
 @pytest.mark.parametrize("mode", ["chat", "tokens"])
 async def test_a_killed_process_costs_its_sessions_nothing_and_each_is_one_trace(
     bench: Bench, tmp_path: Path, mode: str
