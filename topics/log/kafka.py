@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Protocol, TypeVar
 
@@ -16,7 +16,7 @@ import aiokafka
 import structlog
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
-from aiokafka.conn import create_conn
+from aiokafka.conn import AIOKafkaConnection, create_conn
 from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
 from aiokafka.errors import (
     AuthenticationFailedError,
@@ -105,6 +105,20 @@ class OffsetAndTime(Protocol):
     """The first record at or after a time."""
 
     offset: int
+
+
+def _close_dropped(dropped: Any, _end: Callable[[Any], None] = AIOKafkaConnection.__del__) -> None:
+    """Close a connection that its client dropped.
+
+    aiokafka 0.14 drops a connection that the broker ended, and closes only one that wasn't ended. Unless the connection's reader came
+    first, each restart of a broker would leave an open socket.
+    """
+    _end(dropped)
+    if dropped._reader is not None and not dropped._loop.is_closed():
+        dropped._writer.close()
+
+
+AIOKafkaConnection.__del__ = _close_dropped
 
 
 class Client(Protocol):

@@ -4,6 +4,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from aiokafka.conn import create_conn
 
 from topics.environment.settings import Settings
 from topics.log import kafka as client
@@ -65,3 +66,13 @@ async def test_who_is_cancelled_while_a_client_stops_is_cancelled(kafka: str, st
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+
+
+async def test_a_connection_that_its_broker_ended_is_closed_when_the_client_drops_it(kafka: str) -> None:
+    """A client drops a connection at its end, perhaps before the connection's own reader has noticed the end."""
+    host, _, port = kafka.rpartition(":")
+    dropped = await create_conn(host, int(port))
+    socket = dropped._writer.transport
+    dropped._reader.feed_eof()
+    del dropped
+    assert socket.is_closing()
