@@ -1,0 +1,1 @@
+"""The runtime `cell`: bubblewrap, a network of its own, a seccomp filter and limits."""
