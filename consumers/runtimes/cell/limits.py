@@ -3,7 +3,7 @@
 | limit | with a cgroup (v2 or v1) | without |
 |---|---|---|
 | `cpus` | cgroup: CPU time of all programs in 100 ms; they wait | not enforced |
-| `memory_mb` | cgroup: all programs, page cache, tmpfs, swap; the kernel kills | RLIMIT_DATA: each process by itself; allocations fail |
+| `memory_mb` | cgroup: all programs, caches, tmpfs, swap; the kernel kills | RLIMIT_DATA: each process, 4 GB or more; allocations fail |
 | `pids` | cgroup: processes and threads of all programs; forks fail | RLIMIT_NPROC: as with a cgroup, but of each program by itself |
 | `storage_mb` | watch: the session ends; RLIMIT_FSIZE: one file, writes fail | the same |
 | `files` | RLIMIT_NOFILE: each process by itself; opens fail | the same |
@@ -12,10 +12,10 @@ The kernel enforces all but `storage_mb`. Programs can't raise a limit: rlimits 
 At the limit of `memory_mb` v2 kills all programs of the session, and v1 only one process, so the harness may continue. Swap is limited if
 the kernel accounts for it.
 
-Without a memory cgroup, RLIMIT_DATA bounds a process and not RLIMIT_AS, because runtimes reserve far more address space than they use:
-with RLIMIT_AS of 4 GB, node 20 can't make its first WebAssembly memory. RLIMIT_DATA counts only private writable memory, so node runs
-with 256 MB, a JVM with 512 MB and Claude Code (Bun) with 1 GB. A program with many processes, and every program that writes to shared
-memory, still gets more than `memory_mb`.
+Without a memory cgroup, the limit is RLIMIT_DATA. RLIMIT_AS would also count address space that runtimes only reserve: with 4 GB, node 20
+can't make its first WebAssembly memory. RLIMIT_DATA counts writable private memory, used or not, of which node 24 reserves 512 MB for each
+thread that runs JavaScript. It is therefore never below DATA_LEAST_MB. A program with many processes, and every program that writes to
+shared memory or tmpfs, gets more than `memory_mb`. So a host without cgroups can run out of memory.
 
 RLIMIT_NPROC counts the processes of a user id in a user namespace. Since Linux 5.14 they count in each namespace above as well, where the
 limit holds that the creator had at the creation. So a program must have its own user id or user namespace *before* the limit is set. Set
@@ -47,6 +47,8 @@ STORAGE_MB = 10_240
 """Default `storage_mb`. A large repository with its dependencies and build output takes 1 to 5 GB."""
 FILES = 65_536
 """Default `files`. Docker's and systemd's usual limits are this or more, and no tool of an agent needs as many."""
+DATA_LEAST_MB = 4096
+"""The least RLIMIT_DATA: enough for node 24 with six threads."""
 
 _MB = 1024 * 1024
 _MEMORY_INFO = "/proc/meminfo"
@@ -140,7 +142,7 @@ class Host:
             resource.RLIMIT_FSIZE: wanted.storage_mb * _MB,
         }
         if self.means["memory_mb"] is Means.RLIMIT:
-            values[resource.RLIMIT_DATA] = wanted.memory_mb * _MB
+            values[resource.RLIMIT_DATA] = max(wanted.memory_mb, DATA_LEAST_MB) * _MB
         if self.means["pids"] is Means.RLIMIT:
             values[resource.RLIMIT_NPROC] = wanted.pids
         return [(which, _within_hard(which, value)) for which, value in values.items()]
@@ -166,7 +168,8 @@ def probe(mounts: str = "/proc/self/mountinfo") -> Host:
     if means["memory_mb"] is Means.NONE:
         means["memory_mb"] = Means.RLIMIT
         reasons["memory_mb"] = (
-            f"The memory of each process is limited, but not their sum, nor shared memory: {found.reasons['memory']}."
+            f"Each process may allocate memory_mb, and at least {DATA_LEAST_MB} MB; their sum and shared memory are not limited: "
+            f"{found.reasons['memory']}."
         )
     if means["pids"] is Means.NONE and _processes_are_counted_apart():
         means["pids"] = Means.RLIMIT

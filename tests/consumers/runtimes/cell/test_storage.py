@@ -88,20 +88,27 @@ def test_a_file_occupies_what_is_allocated_and_not_what_it_seems(tmp_path: Path)
 
 
 @pytest.fixture
-def deep(tmp_path: Path) -> Iterator[Path]:
-    """300 folders in one another with a file of 100 kB in each, and no path as long as that."""
-    top = tmp_path / "deep"
-    top.mkdir()
-    folder = os.open(top, os.O_RDONLY)
-    for _ in range(300):
-        make_file(folder, "file", 100_000)
-        os.mkdir("f" * 200, dir_fd=folder)
-        below = os.open("f" * 200, os.O_RDONLY, dir_fd=folder)
+def deep() -> Iterator[Path]:
+    """300 folders in one another with a file of 10 kB in each, and no path as long as that; on a disk that few others use."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as place:
+        top = Path(place) / "deep"
+        top.mkdir()
+        folder = os.open(top, os.O_RDONLY)
+        for _ in range(300):
+            make_file(folder, "file", 10_000)
+            os.mkdir("f" * 200, dir_fd=folder)
+            folder = inner(folder)
         os.close(folder)
-        folder = below
-    os.close(folder)
-    yield top
-    remove_deep(top)
+        yield top
+        for tree in list(top.parent.iterdir()):
+            remove_deep(tree)
+
+
+def inner(folder: int) -> int:
+    try:
+        return os.open("f" * 200, os.O_RDONLY, dir_fd=folder)
+    finally:
+        os.close(folder)
 
 
 def make_file(folder: int, name: str, size: int) -> None:
@@ -122,44 +129,46 @@ def remove_deep(top: Path) -> None:
 def test_a_deep_tree_is_counted_with_few_open_folders(deep: Path) -> None:
     most_open = 0
 
-    def count() -> None:
+    def look() -> None:
         nonlocal most_open
-        most_open = max(most_open, len(os.listdir("/proc/self/fd")))
+        most_open = max(most_open, open_files())
 
-    before = len(os.listdir("/proc/self/fd"))
-    SCAN_HOOKS.append(count)
+    before = open_files()
+    SCAN_HOOKS.append(look)
     try:
         usage = measure(str(deep), NO_LIMIT)
     finally:
         SCAN_HOOKS.clear()
     assert usage.complete
     assert usage.entries == 600
-    assert usage.bytes >= 300 * 100_000
+    assert usage.bytes >= 300 * 10_000
     assert most_open < before + 70
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert open_files() == before
 
 
-def test_a_folder_that_moves_away_deep_inside_is_reported(deep: Path, tmp_path: Path) -> None:
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - pathlib's way would call SCAN_HOOKS
+
+
+def test_a_folder_that_moves_away_deep_inside_is_reported(deep: Path) -> None:
     scans = 0
 
     def move() -> None:
+        """When the walk is 199 folders deep, of which it has 64 open, move a folder that it must return through."""
         nonlocal scans
         scans += 1
-        if scans == 200:  # the walk is 199 folders deep, and holds 64 of them open
-            place = os.open(deep, os.O_RDONLY)
-            for _ in range(100):
-                below = os.open("f" * 200, os.O_RDONLY, dir_fd=place)
-                os.close(place)
-                place = below
+        if scans == 200:
             SCAN_HOOKS.clear()
-            os.rename("f" * 200, tmp_path / "moved", src_dir_fd=place)
-            os.close(place)
+            folder = os.open(deep, os.O_RDONLY)
+            for _ in range(100):
+                folder = inner(folder)
+            os.rename("f" * 200, deep.parent / "moved", src_dir_fd=folder)
+            os.close(folder)
 
     SCAN_HOOKS.append(move)
     usage = measure(str(deep), NO_LIMIT)
     assert not usage.complete
-    assert usage.entries == 600  # the way down is not disturbed
-    remove_deep(tmp_path / "moved")
+    assert usage.entries == 600  # it had passed all on the way down
 
 
 def test_a_tree_that_changes_all_the_time_is_counted_without_an_error(tmp_path: Path) -> None:
@@ -278,6 +287,31 @@ def test_closed_folders_hide_nothing_from_an_unprivileged_worker(tmp_path: Path)
         argv = [sys.executable, "-c", CLOSED, place]
         output = subprocess.run(argv, stdout=subprocess.PIPE, text=True, check=True).stdout
     assert output.splitlines() == ["False 0", "True 3", "0o0 0o400 0o100"]
+
+
+UNCOUNTABLE = """
+import os, sys
+from pathlib import Path
+from consumers.runtimes.cell.storage import StorageWatch
+os.setresuid(12345, 12345, 12345)
+for session in ("open", "uncountable"):
+    watch = StorageWatch(Path(sys.argv[1]) / session, storage_mb=8)
+    (Path(sys.argv[1]) / f"not of {session}").write_bytes(b"x" * 20 * 1024 * 1024)
+    print(watch.walk())
+"""
+
+
+@pytest.mark.contract
+@pytest.mark.skipif(os.geteuid() != 0, reason="runs a program as another user")
+def test_a_session_that_cannot_be_counted_is_charged_for_the_growth_of_the_disk() -> None:
+    """It has a folder of another user here, which its worker can't open."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as place:  # a disk that few others use
+        os.chown(place, 12345, 12345)
+        (Path(place) / "open").mkdir()
+        (Path(place) / "uncountable" / "closed").mkdir(mode=0o700, parents=True)
+        argv = [sys.executable, "-c", UNCOUNTABLE, place]
+        output = subprocess.run(argv, stdout=subprocess.PIPE, text=True, check=True).stdout
+    assert output.splitlines() == ["", "The session's files occupy more than 8 MB, its limit (storage_mb)."]
 
 
 async def test_a_watch_of_a_folder_that_is_removed_ends_with_an_error(tmp_path: Path) -> None:
