@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from consumers.builders.base import Builder, BuiltFrom, refuse_unknown
     from consumers.evaluators.base import Case, EvaluationError, Evaluator, Verdict
-    from consumers.harnesses.base import Harness, Launch, ModelAccess, checked_settings
-    from consumers.runtimes.base import Runtime
+    from consumers.harnesses.base import Harness, Launch, checked_settings
+    from consumers.runtimes.base import ModelAccess, Runtime
     from consumers.token_tree.assembly import trace as make_trace
     from consumers.token_tree.assembly import trajectory as make_trajectory
     from consumers.token_tree.tree import grow as grow_tree
@@ -48,8 +48,8 @@ if TYPE_CHECKING:
 _NAMES = {
     "consumers.builders.base": "Builder BuiltFrom refuse_unknown",
     "consumers.evaluators.base": "Case EvaluationError Evaluator Verdict",
-    "consumers.harnesses.base": "Harness Launch ModelAccess checked_settings",
-    "consumers.runtimes.base": "Runtime",
+    "consumers.harnesses.base": "Harness Launch checked_settings",
+    "consumers.runtimes.base": "ModelAccess Runtime",
     "consumers.token_tree.assembly": "make_trace make_trajectory",
     "consumers.token_tree.tree": "grow_tree",
     "polar.client": "Client SessionTable",

@@ -62,6 +62,7 @@ class Finding:
 def machine(data: Path) -> Iterator[Finding]:
     yield Finding("python", State.GOOD, f"{platform.python_version()} at {sys.executable}")
     yield _kernel()
+    yield _cells()
     yield _memory()
     yield _disk(data)
     yield _folder(data)
@@ -140,6 +141,20 @@ def _kernel() -> Finding:
     if platform.system() == "Linux" and all(map(str.isdigit, digits)) and tuple(map(int, digits)) >= KERNEL:
         return Finding("kernel", State.GOOD, said)
     return Finding("kernel", State.BAD, said, f"run workers need Linux {KERNEL[0]}.{KERNEL[1]} or newer")
+
+
+def _cells() -> Finding:
+    try:
+        # Imported only here: it needs packages of an extra, whose absence another check reports.
+        from consumers.runtimes.cell.runtime import check
+
+        asyncio.run(check())
+    except (ImportError, NotReadyError) as error:
+        todo = (
+            "run workers where they work, or trust the tasks (--trust-tasks); docs/security.md says what each enforces"
+        )
+        return Finding("cells", State.BAD, f"tasks can't be confined: {error}", todo)
+    return Finding("cells", State.GOOD, "tasks run confined")
 
 
 def _memory() -> Finding:

@@ -8,34 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Annotated, Literal, Protocol, TypeVar, get_args, get_origin
 
 import msgspec
 
-from consumers.runtimes.base import Runtime
+from consumers.runtimes.base import ModelAccess, Runtime
 from topics.environment import registry
-from topics.environment.keys import environment
 from topics.types.errors import InputError
 from topics.types.task import AgentSpec
 
 S = TypeVar("S", bound=msgspec.Struct)
-
-
-@dataclass(frozen=True)
-class ModelAccess:
-    """How the harness reaches the model."""
-
-    proxy_url: str
-    """Without a trailing slash or `/v1`."""
-    key: str = field(repr=False)
-    model_name: str
-    """The model's name in the harness's requests; the proxy decides which engine serves it."""
-
-    @property
-    def env(self) -> dict[str, str]:
-        """The variables that every harness gets; each URL has the form that its client expects."""
-        return environment(self.proxy_url, self.key)
 
 
 @dataclass(frozen=True)
@@ -53,6 +36,10 @@ class Launch:
 
 class Harness(Protocol):
     """One agent program, set up for one session."""
+
+    @property
+    def tools(self) -> tuple[Path, ...]:
+        """Folders of this host that the program needs to read, beside `/usr` and the worker's Python."""
 
     async def install(self) -> None:
         """Install the program on this host, shared by all sessions; returns at once if it is there. Raises NotReadyError."""

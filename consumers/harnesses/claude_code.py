@@ -13,10 +13,10 @@ from pathlib import PurePosixPath
 
 import msgspec
 
-from consumers.harnesses.base import INSTRUCTION_LIMIT, Launch, ModelAccess, Tokens
+from consumers.harnesses.base import INSTRUCTION_LIMIT, Launch, Tokens
 from consumers.harnesses.cli import CliHarness
 from consumers.harnesses.npm import NpmCli, native
-from consumers.runtimes.base import Runtime
+from consumers.runtimes.base import ModelAccess, Runtime
 from consumers.stages.artifacts import TRANSCRIPT
 
 QUIET = {"CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1", "DISABLE_AUTOUPDATER": "1"}

@@ -176,6 +176,10 @@ class CliHarness(Generic[S]):
     def __init__(self, agent: AgentSpec) -> None:
         self._settings = checked_settings(agent, self.settings_type)
 
+    @property
+    def tools(self) -> tuple[Path, ...]:
+        return (self.cli.folder,)
+
     async def install(self) -> None:
         """Install it in a process of its own, with progress in our log; a cancellation kills that process. Raises NotReadyError."""
         self.cli.command()

@@ -13,10 +13,10 @@ from pathlib import PurePosixPath
 
 import msgspec
 
-from consumers.harnesses.base import Launch, ModelAccess, Tokens
+from consumers.harnesses.base import Launch, Tokens
 from consumers.harnesses.cli import CliHarness
 from consumers.harnesses.npm import NpmCli
-from consumers.runtimes.base import Runtime
+from consumers.runtimes.base import ModelAccess, Runtime
 from consumers.stages.artifacts import TRANSCRIPT
 
 CONFIG = """\

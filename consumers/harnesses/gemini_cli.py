@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from pathlib import PurePosixPath
 
-from consumers.harnesses.base import Launch, ModelAccess, NoSettings
+from consumers.harnesses.base import Launch, NoSettings
 from consumers.harnesses.cli import CliHarness, write_json
 from consumers.harnesses.npm import NpmCli
-from consumers.runtimes.base import Runtime
+from consumers.runtimes.base import ModelAccess, Runtime
 from consumers.stages.artifacts import TRANSCRIPT
 
 SETTINGS = {

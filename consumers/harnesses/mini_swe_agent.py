@@ -12,10 +12,10 @@ from typing import Literal
 
 import msgspec
 
-from consumers.harnesses.base import INSTRUCTION_LIMIT, Launch, ModelAccess
+from consumers.harnesses.base import INSTRUCTION_LIMIT, Launch
 from consumers.harnesses.cli import CliHarness, write_json
 from consumers.harnesses.pypi import PypiCli
-from consumers.runtimes.base import Runtime
+from consumers.runtimes.base import ModelAccess, Runtime
 from consumers.stages.artifacts import TRANSCRIPT
 
 TRIES = 3

@@ -12,10 +12,10 @@ from typing import Literal
 
 import msgspec
 
-from consumers.harnesses.base import Launch, ModelAccess, Tokens
+from consumers.harnesses.base import Launch, Tokens
 from consumers.harnesses.cli import CliHarness, write_json
 from consumers.harnesses.npm import NpmCli
-from consumers.runtimes.base import Runtime
+from consumers.runtimes.base import ModelAccess, Runtime
 from consumers.stages.artifacts import TRANSCRIPT
 
 QUIET = {"PI_OFFLINE": "1", "PI_TELEMETRY": "0", "PI_SKIP_VERSION_CHECK": "1"}

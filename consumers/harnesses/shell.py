@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from pathlib import PurePosixPath
 
-from consumers.harnesses.base import Launch, ModelAccess, NoSettings, checked_settings
-from consumers.runtimes.base import Runtime
+from consumers.harnesses.base import Launch, NoSettings, checked_settings
+from consumers.runtimes.base import ModelAccess, Runtime
 from topics.types.task import AgentSpec
 
 
 class Shell:
     """See `base.Harness`."""
+
+    tools = ()
 
     def __init__(self, agent: AgentSpec) -> None:
         assert agent.custom_shell is not None, "a TaskRequest with harness 'shell' has custom_shell"

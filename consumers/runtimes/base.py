@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Protocol
 
+from topics.environment.keys import environment
 from topics.types.task import RuntimeSpec
 
 Handle = Mapping[str, str]
@@ -68,6 +69,22 @@ class Labelled:
 
 
 @dataclass(frozen=True)
+class ModelAccess:
+    """How the harness reaches the model."""
+
+    proxy_url: str
+    """Without a trailing slash or `/v1`."""
+    key: str = field(repr=False)
+    model_name: str
+    """The model's name in the harness's requests; the proxy decides which engine serves it."""
+
+    @property
+    def env(self) -> dict[str, str]:
+        """The variables that every harness gets; each URL has the form that its client expects."""
+        return environment(self.proxy_url, self.key)
+
+
+@dataclass(frozen=True)
 class Exec:
     """A program to run. `command` is a text for `bash -c` with pipefail, or an argument vector."""
 
@@ -82,6 +99,10 @@ class Exec:
     """Name of the file in the runtime's `logs` that takes stdout and stderr and replaces an older file."""
     log_limit: int = LOG_LIMIT
     timeout_s: float | None = None
+    model: ModelAccess | None = None
+    """The model that the program may call, where its harness finds it (`Runtime.reached_at`). None: it is given no way to a model."""
+    tools: tuple[Path, ...] = ()
+    """Folders of this host that the program may read, at the same paths inside."""
 
 
 @dataclass(frozen=True)
@@ -134,6 +155,9 @@ class Runtime(Protocol):
     def logs(self) -> Path:
         """On this host."""
 
+    def reached_at(self, model: ModelAccess) -> ModelAccess:
+        """How programs inside reach `model`, if `Exec.model` names it: a sandbox may have a URL of its own, and keep the key outside."""
+
     async def is_empty(self) -> bool:
         """Whether the workspace has no entries; also False if the backend would have to start a program to know."""
 
@@ -168,8 +192,12 @@ class RuntimeBackend(Protocol):
     async def create(self, labels: Labels, spec: RuntimeSpec) -> Runtime:
         """An empty, labelled sandbox. `prepare.py` carries out `spec.prepare`, on any runtime."""
 
-    async def attach(self, handle: Handle, claim_id: str, spec: RuntimeSpec) -> Runtime:
-        """The runtime of `handle`, for the claim `claim_id`. SandboxError `runtime_gone`."""
+    async def attach(self, handle: Handle, claim_id: str, spec: RuntimeSpec, *, fresh: bool = False) -> Runtime:
+        """The runtime of `handle`, for the claim `claim_id`. SandboxError `runtime_gone`.
+
+        `fresh`: for an evaluation. It sees the workspace as the run left it and the home as `create` and `prepare` left it; its own changes
+        are seen by nobody else.
+        """
 
     async def labelled(self) -> list[Labelled]:
         """All runtimes of this kind on this host, half-made runtimes included."""

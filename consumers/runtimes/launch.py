@@ -11,7 +11,7 @@ import marshal
 import os
 import socket
 from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from dataclasses import dataclass
 
 from consumers.runtimes.base import SandboxError
@@ -22,8 +22,13 @@ from topics.waiting.first_done import first_done
 _READ = 65536
 _REPORT_S = GRACE_S + KILL_S + 5
 """From the request to stop to the report; a supervisor that takes longer hangs and is killed."""
+_LISTENERS = 8
+"""More sockets than a cell listens on."""
 _CLOSE_S = 1.0
 """For the socket of a killed supervisor to close."""
+
+
+WaysOut = Callable[[list[socket.socket]], AbstractAsyncContextManager[None]]
 
 
 @dataclass(frozen=True)
@@ -42,8 +47,11 @@ async def launch(
     timeout_s: float | None,
     stop: asyncio.Event | None,
     sweep: Callable[[], Awaitable[None]],
+    ways_out: WaysOut | None = None,
 ) -> ProgramEnd:
     """Run one program under a supervisor of its own until its whole process tree is dead.
+
+    `ways_out`: serves the sockets on which a cell listens, from its start to its end.
 
     `sweep` kills all processes with the marks of `orders`, the supervisor included. Cancellation kills at once, and is raised when all
     are dead. Raises SandboxError `supervisor_lost`, `not_started`, `unkillable`.
@@ -54,7 +62,7 @@ async def launch(
         raise SandboxError("not_started", f"no supervisor could be started: {error}") from error
     with line:
         line.setblocking(False)
-        report = asyncio.create_task(_read_whole(line), name="supervisor-report")
+        report = asyncio.create_task(_read_whole(line, ways_out), name="supervisor-report")
         time_is_up = False
         try:
             data = marshal.dumps(dict(orders))
@@ -74,13 +82,32 @@ async def launch(
     return _read(report.result(), time_is_up)
 
 
-async def _read_whole(line: socket.socket) -> bytes:
+async def _read_whole(line: socket.socket, ways_out: WaysOut | None) -> bytes:
     loop = asyncio.get_running_loop()
     data = b""
-    with suppress(ConnectionError):  # killed before it had read all
-        while more := await loop.sock_recv(line, _READ):
-            data += more
+    async with AsyncExitStack() as open_ways:
+        with suppress(ConnectionError):  # killed before it had read all
+            if ways_out is not None:
+                data, listeners = await _first(line)
+                if listeners:
+                    await open_ways.enter_async_context(ways_out(listeners))
+            while more := await loop.sock_recv(line, _READ):
+                data += more
     return data
+
+
+async def _first(line: socket.socket) -> tuple[bytes, list[socket.socket]]:
+    """A cell's sockets, or the first byte of a report on a cell that was never made."""
+    loop = asyncio.get_running_loop()
+    is_readable = asyncio.Event()
+    loop.add_reader(line, is_readable.set)
+    try:
+        await is_readable.wait()
+    finally:
+        loop.remove_reader(line)
+    data, descriptors, _, _ = socket.recv_fds(line, 1, _LISTENERS)
+    listeners = [socket.socket(fileno=descriptor) for descriptor in descriptors]
+    return (b"" if listeners else data), listeners
 
 
 async def _send(line: socket.socket, data: bytes) -> None:

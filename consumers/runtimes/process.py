@@ -1,9 +1,7 @@
 """The runtime `process`: a folder on the worker's host, a clean environment, and programs under a supervisor.
 
-Owns `<root>/<claim id of the maker>/` with `workspace home tmp logs meta.json`. Invariants: a folder's name is the claim that made
-it, so half-made and half-removed folders are found and reaped too. Paths that a caller names never lead out of the folder. All
-programs inside have the marks `POLAR_RUNTIME` (the maker's claim) and `POLAR_CLAIM` (the claim that started the program) in their
-environment.
+The folder holds `workspace home tmp logs` (`session_folder.py`). Invariants: paths that a caller names never lead out of the folder, and
+all programs inside have the folder's marks in their environment.
 
 This keeps sessions apart, but it confines nobody. A program runs as the worker's own user and can read and signal whatever that user
 can. A task that isn't trusted needs a container.
@@ -14,57 +12,39 @@ from __future__ import annotations
 import asyncio
 import os
 import pwd
-import re
-import shutil
-import socket
-import subprocess
 import sys
 import time
 from pathlib import Path, PurePosixPath
 
-import msgspec
-
-from consumers.runtimes import proctree
-from consumers.runtimes.base import Exec, ExecResult, Handle, Labelled, Labels, SandboxError
+from consumers.runtimes import session_folder
+from consumers.runtimes.base import Exec, ExecResult, Handle, Labelled, Labels, ModelAccess
 from consumers.runtimes.forkserver import ForkServer
 from consumers.runtimes.launch import launch
+from consumers.runtimes.session_folder import CLAIM_MARK, RUNTIME_MARK, SessionFolders, check_claim_id, kill_marked
 from topics.types.errors import InputError, NotReadyError
 from topics.types.task import RuntimeSpec
 
 NAME = "process"
-RUNTIME_MARK = "POLAR_RUNTIME"
-CLAIM_MARK = "POLAR_CLAIM"
-
-_CLAIM_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 _FOLDERS = ("workspace", "home", "tmp", "logs")
-_META = "meta.json"
-_META_BYTES = 4096
-_SWEEP_S = 10.0
-"""Limit for killing all processes with a mark; see `supervisor.KILL_S`."""
-
-
-class _Meta(msgspec.Struct):
-    """The labels in a runtime's folder."""
-
-    namespace: str = ""
-    session_id: str = ""
-    attempt: int = 0
 
 
 class ProcessRuntime:
     """One folder, used by one claim; see `base.Runtime`."""
 
-    def __init__(self, folder: Path, claim_id: str, spec: RuntimeSpec, forks: ForkServer) -> None:
+    def __init__(
+        self, folders: SessionFolders, folder: Path, claim_id: str, spec: RuntimeSpec, forks: ForkServer
+    ) -> None:
         """Raises InputError if `spec.workdir` leads out of the folder."""
         self._folder = folder
+        self._folders = folders
         self._forks = forks
-        self._marks = {RUNTIME_MARK: folder.name, CLAIM_MARK: claim_id}
+        self._marks = session_folder.marks(folder, claim_id)
         self._env = dict(spec.env)
         self.workdir = self._inside(spec.workdir or ".", field="runtime.workdir")
 
     @property
     def handle(self) -> Handle:
-        return {"backend": NAME, "host": socket.gethostname(), "id": self._folder.name}
+        return self._folders.handle(self._folder)
 
     @property
     def workspace(self) -> PurePosixPath:
@@ -78,6 +58,9 @@ class ProcessRuntime:
     def logs(self) -> Path:
         return self._folder / "logs"
 
+    def reached_at(self, model: ModelAccess) -> ModelAccess:
+        return model
+
     async def is_empty(self) -> bool:
         try:
             with os.scandir(self.workspace) as entries:
@@ -88,22 +71,16 @@ class ProcessRuntime:
     async def write_file(self, path: str | PurePosixPath, data: bytes, mode: int = 0o600) -> None:
         target = self._inside(path)
         target.parent.mkdir(parents=True, exist_ok=True)
-        _write(target, data, mode)
+        session_folder.write(target, data, mode)
 
     async def read_file(self, path: str | PurePosixPath, limit: int) -> bytes:
-        return _read(self._inside(path), limit)
+        return session_folder.read(self._inside(path), limit)
 
     async def upload(self, source: Path, path: str | PurePosixPath) -> None:
-        target = self._inside(path)
-        copy = _copy_folder if source.is_dir() else shutil.copy2
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            await asyncio.to_thread(copy, source, target)
-        except (FileExistsError, FileNotFoundError, NotADirectoryError, PermissionError) as error:
-            raise InputError("path", str(path), f"can't take {source}: {error}") from error
+        await session_folder.copy(source, self._inside(path), str(path))
 
     async def exec(self, what: Exec, stop: asyncio.Event | None = None) -> ExecResult:
-        log = self._log(what.log)
+        log = session_folder.log_path(self._folder, what.log)
         argv = ("bash", "-o", "pipefail", "-c", what.command) if isinstance(what.command, str) else what.command
         started = time.monotonic()
         ended = await launch(
@@ -116,11 +93,12 @@ class ProcessRuntime:
                 "log_limit": what.log_limit,
                 "marks": self._marks,
                 "worker": os.getpid(),
+                "cell": None,
             },
             self._forks,
             timeout_s=what.timeout_s,
             stop=stop,
-            sweep=lambda: _kill_marked(CLAIM_MARK, self._marks[CLAIM_MARK]),
+            sweep=lambda: kill_marked(CLAIM_MARK, self._marks[CLAIM_MARK]),
         )
         return ExecResult(
             exit_code=ended.exit_code,
@@ -131,10 +109,10 @@ class ProcessRuntime:
         )
 
     async def kill_all(self) -> None:
-        await _kill_marked(RUNTIME_MARK, self._folder.name)
+        await kill_marked(RUNTIME_MARK, self._folder.name)
 
     async def remove(self) -> None:
-        await _remove(self._folder)
+        await session_folder.remove(self._folder)
 
     def _inside(self, path: str | PurePosixPath, *, field: str = "path") -> Path:
         """`path` on this host, with symbolic links resolved. InputError if it leads out of the folder."""
@@ -155,11 +133,6 @@ class ProcessRuntime:
             raise InputError("cwd", cwd, "is no folder in the sandbox; runtime.prepare can make it")
         return found
 
-    def _log(self, name: str) -> Path:
-        if name in ("", ".", "..") or "/" in name or "\0" in name:
-            raise InputError("log", name, "must be a plain file name")
-        return self.logs / name
-
 
 class ProcessBackend:
     """Makes and finds `process` runtimes under `root`, which all workers of a pool on this host share."""
@@ -170,74 +143,34 @@ class ProcessBackend:
             raise NotReadyError(
                 f"the runtime 'process' needs Linux, not {sys.platform}; run the workers in a container"
             )
-        self._root = root.absolute()
+        self.folders = SessionFolders(root, NAME)
         self._forks = ForkServer()
 
     async def create(self, labels: Labels, spec: RuntimeSpec) -> ProcessRuntime:
         """Raises SandboxError `runtime_exists` if the claim has made a runtime before, and InputError for a `workdir` outside."""
-        _check_claim_id(labels.claim_id)
-        folder = self._root / labels.claim_id
-        runtime = ProcessRuntime(folder, labels.claim_id, spec, self._forks)
-        self._root.mkdir(parents=True, exist_ok=True)
-        try:
-            folder.mkdir(mode=0o700)
-        except FileExistsError as error:
-            raise SandboxError("runtime_exists", f"claim {labels.claim_id} has made a runtime before") from error
-        meta = _Meta(labels.namespace, labels.session_id, labels.attempt)
-        (folder / _META).write_bytes(msgspec.json.encode(meta))
-        for name in _FOLDERS:
-            (folder / name).mkdir()
+        check_claim_id(labels.claim_id)
+        runtime = self._runtime(self.folders.root / labels.claim_id, labels.claim_id, spec)
+        self.folders.new(labels, _FOLDERS)
         runtime.workdir.mkdir(parents=True, exist_ok=True)
         return runtime
 
-    async def attach(self, handle: Handle, claim_id: str, spec: RuntimeSpec) -> ProcessRuntime:
-        folder = self._folder_of(handle)
-        _check_claim_id(claim_id)
-        if not (folder / "workspace").is_dir():
-            raise SandboxError(
-                "runtime_gone",
-                f"no runtime {folder.name} under {self._root} on {socket.gethostname()}; it was made on {handle.get('host')}",
-            )
-        return ProcessRuntime(folder, claim_id, spec, self._forks)
+    async def attach(self, handle: Handle, claim_id: str, spec: RuntimeSpec, *, fresh: bool = False) -> ProcessRuntime:  # noqa: ARG002
+        """`fresh` changes nothing here: programs may have written anywhere, so an evaluation can only trust them."""
+        check_claim_id(claim_id)
+        return self._runtime(self.folders.live(handle), claim_id, spec)
 
     async def labelled(self) -> list[Labelled]:
-        if not self._root.is_dir():
-            return []
-        host = socket.gethostname()
-        return [
-            Labelled(_labels(folder), {"backend": NAME, "host": host, "id": folder.name})
-            for folder in sorted(self._root.iterdir())
-            if _CLAIM_ID.fullmatch(folder.name) and folder.is_dir()
-        ]
+        return self.folders.labelled()
 
     async def remove(self, handle: Handle) -> None:
-        await _remove(self._folder_of(handle))
+        await session_folder.remove(self.folders.found(handle))
 
     async def kill_claim(self, claim_id: str) -> None:
-        _check_claim_id(claim_id)
-        await _kill_marked(CLAIM_MARK, claim_id)
+        check_claim_id(claim_id)
+        await kill_marked(CLAIM_MARK, claim_id)
 
-    def _folder_of(self, handle: Handle) -> Path:
-        """Raises SandboxError for a foreign handle: it came over the network and names a folder that may be removed."""
-        claim_id = handle.get("id", "")
-        if _CLAIM_ID.fullmatch(claim_id) is None:
-            raise SandboxError("runtime_gone", f"no runtime has the id {claim_id!r:.200}")
-        return self._root / claim_id
-
-
-def _check_claim_id(claim_id: str) -> None:
-    if not _CLAIM_ID.fullmatch(claim_id):
-        raise InputError("claim_id", claim_id, f"must match {_CLAIM_ID.pattern}, since it names a folder")
-
-
-def _labels(folder: Path) -> Labels:
-    """The labels of a folder. Without readable labels its claim is enough to reap it: its maker may have died before it wrote them, or a
-    program inside may have overwritten them."""
-    try:
-        meta = msgspec.json.decode(_read(folder / _META, _META_BYTES), type=_Meta)
-    except (OSError, msgspec.DecodeError):
-        meta = _Meta()
-    return Labels(meta.namespace, meta.session_id, meta.attempt, folder.name)
+    def _runtime(self, folder: Path, claim_id: str, spec: RuntimeSpec) -> ProcessRuntime:
+        return ProcessRuntime(self.folders, folder, claim_id, spec, self._forks)
 
 
 def _host_env(folder: Path) -> dict[str, str]:
@@ -255,45 +188,3 @@ def _host_env(folder: Path) -> dict[str, str]:
         # A workspace inside another project's checkout doesn't belong to it: agents would read it and commit to it.
         "GIT_CEILING_DIRECTORIES": str(folder),
     }
-
-
-def _write(path: Path, data: bytes, mode: int) -> None:
-    # O_NONBLOCK here and below: a named pipe that a program has put there gives an error instead of an endless wait.
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK, mode)
-    with os.fdopen(fd, "wb") as file:
-        os.fchmod(fd, mode)  # also if the file existed before, or the umask removed bits
-        file.write(data)
-
-
-def _read(path: Path, limit: int) -> bytes:
-    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
-        return file.read(limit) or b""  # None from an empty pipe that a program keeps open
-
-
-def _copy_folder(source: Path, target: Path) -> None:
-    shutil.copytree(source, target, symlinks=True, dirs_exist_ok=True)
-
-
-async def _kill_marked(name: str, value: str) -> None:
-    left = await asyncio.to_thread(proctree.kill_until_gone, lambda: proctree.marked(name, value), _SWEEP_S)
-    if left:
-        raise SandboxError("unkillable", f"processes {sorted(left)} with {name}={value} can't be killed")
-
-
-async def _remove(folder: Path) -> None:
-    await _kill_marked(RUNTIME_MARK, folder.name)
-    await asyncio.to_thread(_delete, folder)
-
-
-def _delete(folder: Path) -> None:
-    try:
-        shutil.rmtree(folder)
-    except FileNotFoundError:
-        if folder.exists():  # another worker removes it at the same time
-            _delete(folder)
-    except (PermissionError, RecursionError):
-        # Read-only folders, as in Go's module cache, or folders nested deeper than Python's recursion limit.
-        for command in (["chmod", "-Rf", "u+rwX"], ["rm", "-rf"]):
-            ended = subprocess.run([*command, "--", str(folder)], stderr=subprocess.PIPE, check=False)
-        if ended.returncode != 0:
-            raise SandboxError("not_removed", ended.stderr.decode(errors="replace")) from None

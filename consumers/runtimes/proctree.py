@@ -80,12 +80,12 @@ def kill_until_gone(find: Callable[[], set[int]], deadline_s: float) -> set[int]
         frozen: set[int] = set()
         while new := find() - frozen:
             for pid in new:
-                _signal(pid, SIGSTOP)
+                send(pid, SIGSTOP)
             frozen |= new
             if time.monotonic() > end:
                 break
         for pid in frozen:
-            _signal(pid, SIGKILL)
+            send(pid, SIGKILL)
         if not frozen or time.monotonic() > end:
             return frozen
         time.sleep(pause)
@@ -122,7 +122,8 @@ def _holds(pid: int, mark: bytes) -> bool:
     return mark in environment and mark in environment.split(b"\0")
 
 
-def _signal(pid: int, number: int) -> None:
+def send(pid: int, number: int) -> None:
+    """Send a signal; no error if the process has ended or is another user's."""
     try:
         os.kill(pid, number)
     except (ProcessLookupError, PermissionError):

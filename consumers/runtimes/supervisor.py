@@ -25,10 +25,14 @@ import time
 from typing import TypedDict
 
 from consumers.runtimes import proctree
+from consumers.runtimes.cell.enter import CellOrders, enter
 
 
 class Orders(TypedDict):
-    """The program to run. `worker`: the pid whose death ends the program. `marks`: shown by the supervisor itself, see `proctree`."""
+    """The program to run. `worker`: the pid whose death ends the program. `marks`: shown by the supervisor itself, see `proctree`.
+
+    With a `cell` the program runs in it, `env` and `cwd` are the cell's to set, and all other paths are this host's.
+    """
 
     argv: list[str]
     env: dict[str, str]
@@ -38,6 +42,7 @@ class Orders(TypedDict):
     log_limit: int
     marks: dict[str, str]
     worker: int
+    cell: CellOrders | None
 
 
 class Report(TypedDict):
@@ -54,6 +59,8 @@ GRACE_S = 2.0
 """From SIGTERM to SIGKILL: enough to write a last line, short beside any budget."""
 KILL_S = 10.0
 """Limit for killing the whole tree; only uninterruptible sleep or another user's process takes longer."""
+STARTED = b'"exit-code"'
+"""In bubblewrap's report if it has started the program."""
 REPORTED = 4096
 """Bytes of output in the report. The report has them because the program could replace its log."""
 TAIL = 1024 * 1024
@@ -123,9 +130,11 @@ class Supervision:
         self._status: int | None = None
         self._stopped = False
         self._unstarted, why = os.pipe()  # a successful exec closes it, like all our descriptors
-        self._program = _start(orders, writer, why)
-        os.close(writer)
-        os.close(why)
+        self._is_cell = orders["cell"] is not None
+        self._cell_status, status = os.pipe()
+        self._program = _start(orders, writer, why, line, status)
+        for descriptor in (writer, why, status):
+            os.close(descriptor)
         self._exit = os.pidfd_open(self._program)
 
     def run(self) -> Report:
@@ -139,8 +148,21 @@ class Supervision:
             "status": None if self._stopped else self._status,
             "tail": self._log.last,
             "left": sorted(left),
-            "error": "" if left else os.read(self._unstarted, _READ).decode(errors="replace"),
+            "error": "" if left else self._why_unstarted(),
         }
+
+    def _why_unstarted(self) -> str:
+        """Why the program was never started; empty if it was.
+
+        Bubblewrap fails with exit code 1, as programs do, but it reports an exit code only of a program that it has started. A signal
+        that ends bubblewrap is the program's end: the kernel may kill all of a cell that is out of memory.
+        """
+        error = os.read(self._unstarted, _READ).decode(errors="replace")
+        if error or not self._is_cell or self._stopped or self._status is None or not os.WIFEXITED(self._status):
+            return error
+        if STARTED in os.read(self._cell_status, _READ):
+            return ""
+        return self._log.last.decode(errors="replace").strip() or f"bubblewrap ended with {self._status}"
 
     def _watch(self) -> None:
         """Wait until the program has ended or must be killed. Wakes at least once a second, to reap daemons that ended."""
@@ -166,6 +188,13 @@ class Supervision:
                 return
 
     def _ask_to_stop(self) -> None:
+        if self._is_cell:
+            # A signal for bubblewrap would kill the cell at once, and the first process inside ignores it.
+            tree = proctree.parents()
+            first = {pid for pid, parent in tree.items() if parent == self._program}
+            for pid in proctree.descendants(first, tree):
+                proctree.send(pid, signal.SIGTERM)
+            return
         try:
             os.killpg(self._program, signal.SIGTERM)
         except ProcessLookupError:  # it hasn't called setsid yet
@@ -203,8 +232,11 @@ class Supervision:
         return bool(data)
 
 
-def _start(orders: Orders, output: int, why: int) -> int:
-    """Fork the program in a session of its own; an error that prevents its start is written to `why`."""
+def _start(orders: Orders, output: int, why: int, line: int, status: int) -> int:
+    """Fork the program in a session of its own; an error that prevents its start is written to `why`.
+
+    `line` and `status`: for a cell, see `cell.enter`.
+    """
     supervisor = os.getpid()
     if pid := os.fork():
         return pid
@@ -218,8 +250,12 @@ def _start(orders: Orders, output: int, why: int) -> int:
         os.dup2(os.open(orders["stdin"], os.O_RDONLY), 0)
         os.dup2(output, 1)
         os.dup2(output, 2)
-        os.chdir(orders["cwd"])
-        os.execvpe(orders["argv"][0], orders["argv"], orders["env"])  # noqa: S606 - the purpose of this process
+        argv, env = orders["argv"], orders["env"]
+        if orders["cell"] is None:
+            os.chdir(orders["cwd"])
+        else:
+            argv, env = enter(orders["cell"], argv, line, status), {}
+        os.execvpe(argv[0], argv, env)  # noqa: S606 - the purpose of this process
     except OSError as error:
         # For a program looked up in PATH, execvpe names the last folder tried, as bytes.
         looked_up = not isinstance(error.filename, str)

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from consumers.evaluators.base import Case, EvaluationError, Evaluator, Verdict
 from consumers.runtimes.base import Runtime, SandboxError
+from consumers.runtimes.prepare import prepare
 from consumers.stages import artifacts
 from consumers.stages.budget import BudgetExceededError
 from consumers.stages.claim_runner import Claim, StageFact
@@ -39,7 +40,7 @@ class Evaluate:
         claim, ticket = self._claim, self._claim.ticket
         task = claim.task(self._context.blobs)
         budget = self._context.budget(ticket.budget_s)
-        self._runtime = await self._context.attach(ticket.runtime, claim.id, task.runtime)
+        self._runtime = await self._context.attach(ticket.runtime, claim.id, task.runtime, fresh=True)
         await self._runtime.kill_all()
         try:
             return await self._fact(await budget.within(self._verdict(self._runtime, task)))
@@ -69,6 +70,13 @@ class Evaluate:
             error=ticket.error,
             env=task.evaluator.env,
         )
+        try:
+            await prepare(runtime, task.runtime.eval_prepare or (), field="runtime.eval_prepare")
+        except SandboxError as error:
+            if error.code != "prepare_failed":
+                raise
+            # The command ran in what the agent left, so its failure is the agent's: otherwise a bad reward could be turned into none.
+            return Verdict(0.0, artifacts={"evaluation_output": str(error).encode()})
         try:
             return await evaluator.evaluate(case)
         except (InputError, NotReadyError, SandboxError, EvaluationError):

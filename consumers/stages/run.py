@@ -16,8 +16,8 @@ from typing import ClassVar
 
 import structlog
 
-from consumers.harnesses.base import Launch, ModelAccess, harness_of
-from consumers.runtimes.base import LOG_LIMIT, Exec, ExecResult, Runtime, SandboxError
+from consumers.harnesses.base import Harness, Launch, harness_of
+from consumers.runtimes.base import LOG_LIMIT, Exec, ExecResult, ModelAccess, Runtime, SandboxError
 from consumers.stages import artifacts, patch
 from consumers.stages.budget import Budget, BudgetExceededError
 from consumers.stages.claim_runner import Claim, StageFact
@@ -64,11 +64,13 @@ class Run:
         access = self._access(task)
         self._runtime = await self._context.attach(ticket.runtime, self._claim.id, task.runtime)
         try:
-            launch = await budget.within(self._set_up(self._runtime, task, access))
+            harness = harness_of(task.agent)
+            launch = await budget.within(self._set_up(harness, self._runtime, task, access))
         except BudgetExceededError:
             return self._fact(None, {})
         before = await patch.snapshot(self._runtime)
-        result = await self._launch(self._runtime, task, access, launch, budget)
+        program = self._program(self._runtime, task, access, harness, launch)
+        result = await self._launch(self._runtime, task, program, budget)
         kept = await self._keep(self._runtime, result, launch, before)
         return self._fact(result.exit_code, kept, redacted(result.output_end)[-OUTPUT_LIMIT:])
 
@@ -101,36 +103,39 @@ class Run:
         )
         return ModelAccess(settings.proxy_url.rstrip("/"), key, task.agent.model_name)
 
-    async def _set_up(self, runtime: Runtime, task: TaskRequest, access: ModelAccess) -> Launch:
-        harness = harness_of(task.agent)
+    async def _set_up(self, harness: Harness, runtime: Runtime, task: TaskRequest, access: ModelAccess) -> Launch:
         await harness.install()
         instruction = runtime.home / "instruction.txt"
         await runtime.write_file(instruction, task.instruction.encode())
-        return await harness.prepare(runtime, access, instruction)
+        return await harness.prepare(runtime, runtime.reached_at(access), instruction)
 
-    async def _launch(
-        self, runtime: Runtime, task: TaskRequest, access: ModelAccess, launch: Launch, budget: Budget
-    ) -> ExecResult:
+    def _program(
+        self, runtime: Runtime, task: TaskRequest, access: ModelAccess, harness: Harness, launch: Launch
+    ) -> Exec:
         session_id = self._claim.ticket.session_id
         variables = {
             "POLAR_SESSION_ID": session_id,
             "POLAR_TASK_ID": task_id_of(session_id),
             "POLAR_INSTRUCTION_FILE": str(runtime.home / "instruction.txt"),
         }
-        program = Exec(
+        return Exec(
             launch.command,
             cwd=launch.cwd,
-            env=access.env | variables | dict(launch.env) | task.agent.env,
+            env=runtime.reached_at(access).env | variables | dict(launch.env) | task.agent.env,
             stdin=str(launch.stdin) if launch.stdin else None,
             log="agent.log",
+            model=access,
+            tools=harness.tools,
         )
+
+    async def _launch(self, runtime: Runtime, task: TaskRequest, program: Exec, budget: Budget) -> ExecResult:
         async with budget.alarm() as spent:
             try:
                 return await runtime.exec(program, stop=spent)
             except InputError as error:
                 if task.agent.custom_shell is None:
                     raise
-                raise InputError("agent.custom_shell.cwd", launch.cwd, error.reason) from error
+                raise InputError("agent.custom_shell.cwd", program.cwd, error.reason) from error
 
     async def _keep(
         self, runtime: Runtime, result: ExecResult, launch: Launch, before: patch.Snapshot | None

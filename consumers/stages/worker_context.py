@@ -12,8 +12,12 @@ from topics.environment import registry
 from topics.environment.blobs import BlobStore
 from topics.environment.settings import Settings
 from topics.fleet import FleetView
-from topics.types.errors import InputError
-from topics.types.task import RuntimeSpec
+from topics.types.errors import InputError, NotReadyError
+from topics.types.task import Network, RuntimeSpec
+
+CONFINED, UNCONFINED = "cell", "process"
+NETWORKS = ("network", "setup_network", "verifier_network")
+TRUST = "Workers that trust their tasks allow it: --trust-tasks"
 
 log = structlog.get_logger()
 
@@ -40,24 +44,48 @@ class WorkerContext:
         """The runtimes of one kind, by registry name or `module:Class`. Raises InputError if this worker doesn't have that kind."""
         if name not in self._backends:
             # The namespace is in the path, so whatever lies there is ours to reap: half-made and unlabelled runtimes too.
-            folder = self.settings.data / "runtimes" / self.settings.namespace
+            folder = self.settings.data / "runtimes" / self.settings.namespace / name
             self._backends[name] = registry.load(registry.Kind.RUNTIME, name)(folder)
         return self._backends[name]
 
     def backend_of(self, spec: RuntimeSpec) -> RuntimeBackend:
-        return self.backend(spec.import_path or spec.backend)
+        """Raises InputError for what only a worker that trusts its tasks allows, and NotReadyError if this host can't run the kind."""
+        if not self.settings.trust_tasks:
+            if spec.backend == UNCONFINED:
+                raise InputError(
+                    "runtime.backend", UNCONFINED, f"would run the task unconfined; leave it out for a cell. {TRUST}"
+                )
+            for field in NETWORKS:
+                if (policy := getattr(spec, field)) is Network.HOST:
+                    raise InputError(
+                        f"runtime.{field}", policy, f"lets the task reach all that this host reaches. {TRUST}"
+                    )
+        if (name := spec.import_path or spec.backend) is not None:
+            return self.backend(name)
+        try:
+            return self.backend(CONFINED)
+        except NotReadyError:
+            if not self.settings.trust_tasks:
+                raise
+        try:
+            spec.check_kept(UNCONFINED)
+        except ValueError as error:
+            raise InputError("runtime", UNCONFINED, f"{error}; this worker's host can't run cells") from None
+        return self.backend(UNCONFINED)
 
-    async def attach(self, handle: dict[str, str] | None, claim_id: str, spec: RuntimeSpec) -> Runtime:
-        """The runtime that init made. Raises InputError, SandboxError `runtime_gone`."""
+    async def attach(
+        self, handle: dict[str, str] | None, claim_id: str, spec: RuntimeSpec, *, fresh: bool = False
+    ) -> Runtime:
+        """The runtime that init made; `fresh`: for an evaluation. Raises InputError, SandboxError `runtime_gone`."""
         assert handle is not None, "a ticket past init carries a runtime"
-        return await self.backend_of(spec).attach(handle, claim_id, spec)
+        return await self.backend_of(spec).attach(handle, claim_id, spec, fresh=fresh)
 
     def backends(self) -> list[RuntimeBackend]:
         """All kinds that this worker has or has used: leftovers may lie in each."""
         for name in registry.names(registry.Kind.RUNTIME):
             try:
                 self.backend(name)
-            except InputError:
+            except (InputError, NotReadyError):
                 continue  # installed without what it needs: no runtime of this kind was made here
         return list(self._backends.values())
 

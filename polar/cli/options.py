@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from topics.environment.settings import Settings
+
 Data = Annotated[
     Path | None,
     typer.Option(
@@ -28,6 +30,19 @@ EngineMode = Annotated[
         help="chat: send messages. tokens: send token ids and continue from the sampled ones. Or the name of an engine plug-in.",
     ),
 ]
+
+
+TrustTasks = Annotated[
+    bool,
+    typer.Option(
+        "--trust-tasks", help="Allow tasks to run unconfined, as your own user: runtime `process`, network `host`."
+    ),
+]
+
+
+def trusting(found: Settings, trust_tasks: bool) -> Settings:
+    """The settings with the option `--trust-tasks`."""
+    return found.model_copy(update={"trust_tasks": True}) if trust_tasks else found
 
 
 class Format(StrEnum):

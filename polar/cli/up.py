@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from polar.cli import process, progress
-from polar.cli.options import Data, EngineMode, EngineUrl, Model
+from polar.cli.options import Data, EngineMode, EngineUrl, Model, TrustTasks, trusting
 from polar.cli.output import note
 from topics.environment import settings
 from topics.environment.settings import ENV_FILE, Settings, write_env_file
-from topics.types.errors import InputError
+from topics.types.errors import InputError, NotReadyError
 from topics.waiting.first_done import first_done
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ def up(
         ),
     ] = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the proxy; 0 takes a free one.")] = 0,
+    trust_tasks: TrustTasks = False,
 ) -> None:
     """Run the whole system on this machine until Ctrl-C.
 
@@ -71,7 +72,8 @@ def up(
     try:
         # The file of a killed `up` is out of date and must not be read as settings.
         (folder / ENV_FILE).unlink(missing_ok=True)
-        found = settings.load(data)
+        found = trusting(settings.load(data), trust_tasks)
+        found = trusting(found, not asyncio.run(_has_cells()))
         options = Options(engine=upstream, mode=mode, scripts=scripts or [], port=port)
         process.serve(lambda stop: _run(found, options, lock_file, ready_file, stop))
     finally:
@@ -87,6 +89,20 @@ async def _examine(upstream: ServedModel, mode: str) -> None:
     await probe.try_call(upstream, mode)
     if found is not None:
         note(f"the engine: {found.summary}")
+
+
+async def _has_cells() -> bool:
+    """Whether tasks run in cells; a warning if they can't."""
+    from consumers.runtimes.cell.runtime import check
+
+    try:
+        await check()
+    except NotReadyError as error:
+        note(
+            f"warning: this machine can't run cells ({error}), so tasks run unconfined, as your own user (docs/security.md)"
+        )
+        return False
+    return True
 
 
 async def _run(found: Settings, options: Options, lock_file: int, ready_file: Path | None, stop: asyncio.Event) -> None:

@@ -14,7 +14,7 @@ import structlog
 import typer
 
 from polar.cli import process
-from polar.cli.options import Data
+from polar.cli.options import Data, TrustTasks, trusting
 from topics.environment import settings
 from topics.types.errors import InputError
 from topics.types.session import Stage
@@ -69,6 +69,7 @@ def worker(
             "hands them back at once.",
         ),
     ] = 0.0,
+    trust_tasks: TrustTasks = False,
     metrics_port: Annotated[
         int | None,
         typer.Option(
@@ -85,7 +86,7 @@ def worker(
     process.log_events()
     if POOL.fullmatch(pool) is None:
         raise InputError("--pool", pool, "a pool's name has at most 63 lower-case letters, digits and dashes")
-    found = settings.load(data)
+    found = trusting(settings.load(data), trust_tasks)
 
     hurry = asyncio.Event()
     stages = [stage for stage in Stage if stage.value in roles]

@@ -190,10 +190,11 @@ class System:
         return answer
 
     def _launch(self, name: str, arguments: list[str]) -> ChildProcess:
+        trust = {"POLAR_TRUST_TASKS": str(self._user_settings.trust_tasks).lower()}
         child = ChildProcess(
             name,
             arguments,
-            environment=os.environ | self.addresses | {"PYTHONUNBUFFERED": "1"},
+            environment=os.environ | self.addresses | trust | {"PYTHONUNBUFFERED": "1"},
             log=self._data / "logs" / f"{name}.log",
             lock=self._lock,
             announce=self._announce,

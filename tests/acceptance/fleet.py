@@ -73,7 +73,8 @@ class Fleet:
         return self.data / "answers"
 
     def _environment(self) -> dict[str, str]:
-        return {name: value for name, value in os.environ.items() if not name.startswith("POLAR_")}
+        own = {name: value for name, value in os.environ.items() if not name.startswith("POLAR_")}
+        return own | {"POLAR_TRUST_TASKS": "true"}
 
     async def spawn(self, name: str, *arguments: str) -> None:
         """Start a process, its output in DATA/logs/<name>.log."""
@@ -224,11 +225,19 @@ class Fleet:
         return process.returncode, out.decode(), err.decode()
 
     def task(self, task_id: str, turns: int, samples: int, *, pause_s: float = 0, **more: Any) -> dict[str, Any]:
-        """A TaskRequest whose harness makes `turns` growing calls."""
+        """A TaskRequest whose harness makes `turns` growing calls, and writes what it saw to a folder of ours."""
         command = f"{sys.executable} {AGENT}"
         env = {"ANSWERS": str(self.answers), "TURNS": str(turns), "PAUSE_S": str(pause_s)}
         agent = {"harness": "shell", "custom_shell": {"command": command}, "env": env}
-        return {"task_id": task_id, "instruction": "talk on", "num_samples": samples, "agent": agent, **more}
+        runtime = {"backend": "process"}
+        return {
+            "task_id": task_id,
+            "instruction": "talk on",
+            "num_samples": samples,
+            "agent": agent,
+            "runtime": runtime,
+            **more,
+        }
 
     def answered(self) -> list[dict[str, str]]:
         """All that harnesses saw answered."""
@@ -281,7 +290,7 @@ class Fleet:
 
     def runtimes(self) -> list[Path]:
         """Sandboxes that still lie there."""
-        return list((self.data / "runtimes" / self.settings.namespace).glob("*"))
+        return list((self.data / "runtimes" / self.settings.namespace).glob("*/*"))
 
     async def boot(self, names: Sequence[str], *engine_options: str) -> None:
         """Make the topics, then start engine, proxy and these workers, in order."""

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from consumers.runtimes.base import Labels
-from consumers.runtimes.process import ProcessBackend, ProcessRuntime
+from consumers.runtimes.base import Labels, Runtime, RuntimeBackend
+from consumers.runtimes.process import ProcessBackend
 from tests.consumers.stages.coordinating import Coordinator, coordinating, settings_for
 from topics.environment.settings import Settings
 from topics.types.task import RuntimeSpec
@@ -38,7 +38,7 @@ def claim() -> str:
 
 
 @pytest.fixture
-async def runtime(backend: ProcessBackend, claim: str) -> AsyncIterator[ProcessRuntime]:
+async def runtime(backend: RuntimeBackend, claim: str) -> AsyncIterator[Runtime]:
     made = await backend.create(Labels("polar", "task.0", 1, claim), RuntimeSpec())
     yield made
     await made.remove()

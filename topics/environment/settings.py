@@ -94,6 +94,8 @@ class Settings(BaseSettings):
     """Secrets that sign webhooks, one `whsec_` secret a line. Default: DATA/webhook.secret."""
     webhook_hosts: str = "*"
     """Hosts that webhooks may call: names or patterns, separated by commas; `*`: any."""
+    trust_tasks: bool = False
+    """Allow tasks to run unconfined, as this worker's own user: the runtime `process`, and the network policy `host`."""
     engines: dict[EngineName, EngineSettings] = {}
     """By name; the first serves models that no other engine lists."""
 

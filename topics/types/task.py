@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from enum import StrEnum
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
@@ -97,31 +98,45 @@ class PrepareAction(Part):
         return self
 
 
-SANDBOX_FIELDS = (
-    "image",
-    "network",
-    "allow_internet",
-    "cpus",
-    "memory_mb",
-    "storage_mb",
-    "gpus",
-    "eval_prepare",
-    "kwargs",
-)
-"""Fields of `RuntimeSpec` that a plain process can't enforce."""
+class Network(StrEnum):
+    """What programs in a sandbox reach."""
+
+    PROXY_ONLY = "proxy_only"
+    """The model, through Polar's proxy, if they are the harness; otherwise nothing."""
+    NONE = "none"
+    ALLOWLIST = "allowlist"
+    """As `proxy_only`, and by HTTP and HTTPS the hosts of `allowed_hosts`."""
+    HOST = "host"
+    """Whatever the worker's host reaches; only workers that trust their tasks allow it."""
+
+
+CELL_LACKS = ("image", "allow_internet", "cpus", "memory_mb", "storage_mb", "gpus", "kwargs")
+UNKEPT = {
+    "cell": CELL_LACKS,
+    "process": (*CELL_LACKS, "network", "setup_network", "verifier_network", "allowed_hosts"),
+}
+"""Fields of `RuntimeSpec` that a backend doesn't keep: one that a task sets is refused, never ignored."""
 
 
 class RuntimeSpec(Part):
     """The sandbox of a session."""
 
-    backend: str = "process"
+    backend: str | None = None
+    """None: a `cell`, or a `process` where the worker's host can't run cells and the worker trusts its tasks."""
     pool: PoolName = "default"
     prepare: list[PrepareAction] = []
     env: Environment = {}
     workdir: str | None = None
     """Relative to the workspace."""
     image: str | None = None
-    network: str | None = None
+    network: Network | None = None
+    """For the harness. None: `proxy_only`, but `host` in a `process`, which can't do less."""
+    setup_network: Network = Network.NONE
+    """For `prepare`."""
+    verifier_network: Network = Network.NONE
+    """For the evaluation."""
+    allowed_hosts: list[str] = []
+    """For the policy `allowlist`: names like `pypi.org` or `*.pypi.org`, with `:port` unless it is 80 or 443."""
     allow_internet: bool = True
     cpus: float | None = None
     memory_mb: int | None = None
@@ -132,15 +147,27 @@ class RuntimeSpec(Part):
     kwargs: dict[str, Any] = {}
 
     @model_validator(mode="after")
-    def _only_what_a_process_keeps(self) -> Self:
-        """Reject limits that a plain process can't enforce."""
-        if self.backend != "process":
-            return self
-        for name in SANDBOX_FIELDS:
-            value = getattr(self, name)
-            if value != type(self).model_fields[name].default and (name, value) != ("network", "host"):
-                raise ValueError(f"{name}={value!r} can't be kept by runtime.backend 'process'; leave {name} out")
+    def _hosts_for_a_list(self) -> Self:
+        has_list = Network.ALLOWLIST in (self.network, self.setup_network, self.verifier_network)
+        if has_list and not self.allowed_hosts:
+            raise ValueError("allowed_hosts is empty; the policy 'allowlist' needs at least one host")
+        if self.allowed_hosts and not has_list:
+            raise ValueError(
+                "allowed_hosts goes with the policy 'allowlist' of network, setup_network or verifier_network"
+            )
         return self
+
+    @model_validator(mode="after")
+    def _is_kept(self) -> Self:
+        self.check_kept(self.backend or "cell")
+        return self
+
+    def check_kept(self, backend: str) -> None:
+        """Raises ValueError for a field that `backend` doesn't keep."""
+        for name in UNKEPT.get(backend, ()) if self.import_path is None else ():
+            value = getattr(self, name)
+            if value != type(self).model_fields[name].default and (name, value) != ("network", Network.HOST):
+                raise ValueError(f"{name}={value!r} can't be kept by runtime.backend {backend!r}; leave {name} out")
 
 
 MODEL_VARIABLES = frozenset(
@@ -402,6 +429,6 @@ def check_names(task: TaskRequest) -> None:
         (registry.Kind.EVALUATOR, "evaluator.strategy", task.evaluator.strategy),
         (registry.Kind.BUILDER, "builder.strategy", task.builder.strategy),
     ):
-        if not registry.is_known(kind, name):
+        if name is not None and not registry.is_known(kind, name):
             known = ", ".join(registry.names(kind))
             raise InputError(field, name, f"no such {kind.value}; there are: {known}, or module:Class")

@@ -89,7 +89,13 @@ async def send(system: Fleet, topic: Topic, *values: bytes) -> None:
 def shell(task_id: str, samples: int, seconds: float, held: Path) -> dict[str, Any]:
     command = f"sleep {seconds}; while [ -e {held} ]; do sleep 0.1; done"
     agent = {"harness": "shell", "custom_shell": {"command": command}}
-    return {"task_id": task_id, "instruction": "wait", "num_samples": samples, "agent": agent}
+    return {
+        "task_id": task_id,
+        "instruction": "wait",
+        "num_samples": samples,
+        "agent": agent,
+        "runtime": {"backend": "process"},
+    }
 
 
 def ended(table: SessionTable, task_id: str) -> list[SessionState]:

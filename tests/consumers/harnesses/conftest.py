@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from consumers.harnesses.base import Launch, ModelAccess, harness_of
-from consumers.runtimes.base import Exec, ExecResult
+from consumers.harnesses.base import Launch, harness_of
+from consumers.runtimes.base import Exec, ExecResult, ModelAccess
 from consumers.runtimes.process import ProcessRuntime
 from consumers.stages.artifacts import newest_file
 from polar.scripted.app import running

@@ -8,7 +8,23 @@ from pathlib import Path
 
 import pytest
 
+from consumers.runtimes.base import Runtime, RuntimeBackend
+from topics.environment import registry
+
 Living = Callable[[], list[str]]
+KINDS = ("process", "cell")
+
+
+@pytest.fixture(params=KINDS)
+def backend(request: pytest.FixtureRequest, tmp_path: Path) -> RuntimeBackend:
+    """Each backend in turn: what a test shows with it holds for all."""
+    made: RuntimeBackend = registry.load(registry.Kind.RUNTIME, request.param)(tmp_path / "runtimes")
+    return made
+
+
+def workspace_of(runtime: Runtime) -> Path:
+    """On this host."""
+    return runtime.logs.parent / "workspace"
 
 
 @pytest.fixture

@@ -12,9 +12,9 @@ import psutil
 import pytest
 
 from consumers.runtimes import forkserver, launch, proctree
-from consumers.runtimes.base import Exec, SandboxError
+from consumers.runtimes.base import Exec, Runtime, SandboxError
 from consumers.runtimes.forkserver import ForkServer
-from consumers.runtimes.process import ProcessRuntime
+from tests.consumers.runtimes.conftest import workspace_of
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.contract
@@ -26,10 +26,10 @@ def servers() -> set[int]:
     return {pid for pid in children if b"runtimes.forkserver" in Path(f"/proc/{pid}/cmdline").read_bytes()}
 
 
-async def test_a_server_that_was_killed_is_replaced_and_its_supervisors_work_on(runtime: ProcessRuntime) -> None:
+async def test_a_server_that_was_killed_is_replaced_and_its_supervisors_work_on(runtime: Runtime) -> None:
     others = servers()
     long = asyncio.create_task(runtime.exec(Exec("touch begun; until [ -e go ]; do sleep 0.01; done", log="long.log")))
-    await eventually(Path(runtime.workspace, "begun").exists)
+    await eventually((workspace_of(runtime) / "begun").exists)
     (server,) = servers() - others
     os.kill(server, signal.SIGKILL)
     # Its memory goes before its sockets do: only a zombie has let go of both.
@@ -39,7 +39,7 @@ async def test_a_server_that_was_killed_is_replaced_and_its_supervisors_work_on(
 
 
 async def test_a_server_that_hangs_is_a_fault_of_one_program_and_is_replaced(
-    runtime: ProcessRuntime, monkeypatch: pytest.MonkeyPatch
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(launch, "_REPORT_S", 0.2)
     others = servers()

@@ -45,4 +45,4 @@ class Host:
 
 @pytest.fixture
 def host(settings: Settings) -> Host:
-    return Host(ProcessBackend(settings.data / "runtimes" / settings.namespace))
+    return Host(ProcessBackend(settings.data / "runtimes" / settings.namespace / "process"))

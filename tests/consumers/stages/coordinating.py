@@ -141,9 +141,12 @@ def ticket(task: TaskRequest, stage: Stage, index: int = 0, *, budget_s: float =
 
 
 def shell(task_id: str, command: str, **changes: Any) -> TaskRequest:
-    """A task whose harness is a shell command."""
+    """A task whose harness is a shell command, unconfined: tests look at its files and processes."""
     agent = {"harness": "shell", "custom_shell": {"command": command}, **changes.pop("agent", {})}
-    return TaskRequest.model_validate({"task_id": task_id, "instruction": "Say hi.", "agent": agent, **changes})
+    runtime = {"backend": "process", **changes.pop("runtime", {})}
+    return TaskRequest.model_validate(
+        {"task_id": task_id, "instruction": "Say hi.", "agent": agent, "runtime": runtime, **changes}
+    )
 
 
 @asynccontextmanager
@@ -184,4 +187,6 @@ async def working(
 
 def settings_for(kafka: str, namespace: str, data: Path) -> Settings:
     ensure_keys_file(data / "keys.json")
-    return Settings(data=data, namespace=namespace, kafka=kafka, replication=1, min_insync=1, proxy_url=PROXY)
+    return Settings(
+        data=data, namespace=namespace, kafka=kafka, replication=1, min_insync=1, proxy_url=PROXY, trust_tasks=True
+    )

@@ -38,7 +38,7 @@ async def test_a_runtime_goes_when_neither_heartbeat_nor_table_holds_it(
         ("i-unknown", "unknown.0"),
     ):
         await host.left_by(claim_id, session_id)
-    (host.backend._root / "i-half-made").mkdir()
+    (host.backend.folders.root / "i-half-made").mkdir()
     await coordinator.row(SessionState("kept.0", "kept", 0, Phase.READY, 0, runtime=kept))
     await coordinator.row(SessionState("made.0", "made", 0, Phase.INIT, 0, claim_id="i-being-made"))
     await coordinator.row(SessionState("again.0", "again", 0, Phase.READY, 0, attempt=2, runtime=kept))
@@ -70,7 +70,7 @@ async def test_what_a_worker_made_that_died_before_it_could_report_is_gone(
     mark = uuid.uuid4().hex
     prepare = [{"type": "exec", "command": "setsid sleep 60 & sleep 60", "env": {"MARK": mark}}]
     task = shell("crashed", "true", runtime={"prepare": prepare})
-    names = ("data", "kafka", "namespace", "replication", "min_insync", "proxy_url")
+    names = ("data", "kafka", "namespace", "replication", "min_insync", "proxy_url", "trust_tasks")
     environment = {f"POLAR_{name.upper()}": str(getattr(settings, name)) for name in names}
     dying = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "polar.cli", "worker", "init",

@@ -29,7 +29,7 @@ INIT, RUN, EVALUATE = Stage.INIT, Stage.RUN, Stage.EVALUATE
 
 
 def folders(settings: Settings) -> list[Path]:
-    root = settings.data / "runtimes" / settings.namespace
+    root = settings.data / "runtimes" / settings.namespace / "process"
     return sorted(root.iterdir()) if root.exists() else []
 
 

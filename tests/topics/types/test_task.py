@@ -46,7 +46,7 @@ def test_a_short_body_gets_our_defaults() -> None:
     task = parse(BODY)
     assert (task.num_samples, task.max_attempts, task.priority, task.mode) == (1, 3, 0, "train")
     assert (task.timeouts.init, task.run_budget_s, task.timeouts.evaluate) == (600, 3600, 600)
-    assert (task.runtime.backend, task.runtime.pool) == ("process", "default")
+    assert (task.runtime.backend, task.runtime.pool) == (None, "default")
     assert (task.builder.strategy, task.evaluator.strategy) == ("prefix_merging", "session_completed")
     assert task.output is None
 

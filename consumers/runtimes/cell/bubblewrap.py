@@ -1,0 +1,103 @@
+"""What a cell shows of this host, as bubblewrap's options and as mounts for `enter.py`. Pure, except for a look at the host's root.
+
+Inside: the host's `/usr` and named folders, read-only; an `/etc` of a few files; `/workspace`, `/home/agent` and `/tmp`, which belong to
+the session; `/proc` of the cell's own processes; `/dev` without devices of the host. The programs are user 1000, without capabilities, and
+make no user namespaces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from consumers.runtimes.cell.enter import Mount
+
+WORKSPACE = PurePosixPath("/workspace")
+HOME = PurePosixPath("/home/agent")
+TMP = PurePosixPath("/tmp")  # noqa: S108 - the cell's own
+USER = "agent"
+USER_ID = 1000
+SHARED_MEMORY = 1 << 30
+"""Bytes of /dev/shm, which is memory: enough for what browsers and PyTorch's loaders keep there."""
+SCRATCH = 64 << 20
+"""Bytes of /run, which holds sockets and pid files."""
+
+ROOT_FOLDERS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
+"""Links into /usr on merged systems, folders on others."""
+ETC = (
+    *("alternatives", "ca-certificates", "ssl", "pki", "crypto-policies"),
+    *("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime", "mime.types", "services", "protocols"),
+)
+"""Entries of the host's /etc that programs need and that name nobody: links of commands, certificates, the loader's list."""
+FILES: Mapping[str, str] = {
+    "/etc/passwd": f"root:x:0:0:root:/root:/usr/sbin/nologin\n{USER}:x:{USER_ID}:{USER_ID}:agent:{HOME}:/bin/bash\n",
+    "/etc/group": f"root:x:0:\n{USER}:x:{USER_ID}:\n",
+    "/etc/hosts": "127.0.0.1 localhost cell\n::1 localhost\n",
+    "/etc/nsswitch.conf": "passwd: files\ngroup: files\nhosts: files dns\n",
+}
+
+
+@dataclass(frozen=True)
+class Overlay:
+    """Where changes to a folder go that itself stays as it is. `work`: an empty folder on the same file system as `upper`."""
+
+    upper: Path
+    work: Path
+
+
+def mount(
+    source: Path, inside: PurePosixPath | Path, *, writable: bool = False, overlay: Overlay | None = None
+) -> Mount:
+    """One mount, as `enter` takes it."""
+    upper, work = (str(overlay.upper), str(overlay.work)) if overlay else ("", "")
+    return Mount(source=str(source), inside=str(inside), writable=writable, upper=upper, work=work)
+
+
+def system() -> tuple[list[Mount], list[str]]:
+    """The mounts and options that show this host's programs."""
+    mounts = [mount(Path("/usr"), Path("/usr"))]
+    options: list[str] = []
+    for name in ROOT_FOLDERS:
+        path = Path("/", name)
+        if path.is_symlink():
+            options += ["--symlink", str(path.readlink()), str(path)]
+        elif path.is_dir():
+            mounts.append(mount(path, path))
+    mounts += [mount(path, path) for name in ETC if (path := Path("/etc", name)).exists()]
+    return mounts, options
+
+
+def tools(paths: Iterable[Path]) -> list[Mount]:
+    """Mounts of folders that programs need, at the same paths; none for what `/usr` holds, or another of them."""
+    found: list[Path] = []
+    for path in sorted(set(paths)):
+        if not path.is_relative_to("/usr") and not any(path.is_relative_to(other) for other in found):
+            found.append(path)
+    return [mount(path, path) for path in found]
+
+
+def options(environment: Mapping[str, str], cwd: PurePosixPath) -> list[str]:
+    """Bubblewrap's options for namespaces, system folders and what the program gets. They travel through a descriptor, so they may hold
+    secrets. ValueError for a zero byte."""
+    chosen = [
+        *("--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"),
+        *("--disable-userns", "--die-with-parent", "--new-session", "--cap-drop", "ALL", "--clearenv"),
+        *("--uid", str(USER_ID), "--gid", str(USER_ID), "--hostname", "cell"),
+        *("--proc", "/proc", "--dev", "/dev", "--remount-ro", "/dev"),
+        *("--size", str(SHARED_MEMORY), "--tmpfs", "/dev/shm"),  # noqa: S108 - the cell's own
+        *("--size", str(SCRATCH), "--tmpfs", "/run"),
+        *("--dir", "/var", "--symlink", str(TMP), "/var/tmp"),  # noqa: S108
+        *("--remount-ro", "/", "--chdir", str(cwd)),
+    ]
+    for name, value in environment.items():
+        chosen += ["--setenv", name, value]
+    _refuse_zero_bytes(chosen)
+    return chosen
+
+
+def _refuse_zero_bytes(texts: Sequence[str]) -> None:
+    # They separate the options.
+    for text in texts:
+        if "\0" in text:
+            raise ValueError(f"holds a zero byte: {text!r:.200}")

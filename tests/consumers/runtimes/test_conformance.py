@@ -1,0 +1,133 @@
+"""What every runtime owes its callers: what paths may name, how a runtime is found again and removed. See also `test_supervisor.py`."""
+
+from __future__ import annotations
+
+import sys
+import uuid
+from pathlib import Path
+
+import pytest
+
+from consumers.runtimes.base import Exec, Labels, Runtime, RuntimeBackend, SandboxError
+from tests.consumers.runtimes.conftest import workspace_of
+from topics.environment import registry
+from topics.types.errors import InputError
+from topics.types.task import RuntimeSpec
+
+pytestmark = pytest.mark.contract
+
+CLAIM = f"claim-{uuid.uuid4().hex}"
+"""Unlike that of any other run on this machine: processes are killed by it."""
+LABELS = Labels("polar", "task.0", 1, CLAIM)
+
+
+async def test_a_program_has_no_open_files_but_its_three(runtime: Runtime) -> None:
+    result = await runtime.exec(Exec("ls /proc/$$/fd; true"))
+    assert result.tail.split() == ["0", "1", "2"]
+
+
+async def test_programs_start_in_the_workspace_or_the_tasks_workdir_or_where_they_are_told(
+    backend: RuntimeBackend,
+) -> None:
+    runtime = await backend.create(LABELS, RuntimeSpec(workdir="repo"))
+    inside = await runtime.exec(Exec("pwd"))
+    above = await runtime.exec(Exec("pwd", cwd="."))
+    assert inside.tail == f"{runtime.workspace}/repo\n"
+    assert above.tail == f"{runtime.workspace}\n"
+
+
+@pytest.mark.parametrize("path", ["../../x", "/etc/polar-x", "a/../../../x", "link/x", "a\0b"])
+async def test_a_path_that_leaves_the_sandbox_is_refused(runtime: Runtime, tmp_path: Path, path: str) -> None:
+    (workspace_of(runtime) / "link").symlink_to(tmp_path)
+    with pytest.raises(InputError, match="path"):
+        await runtime.write_file(path, b"x")
+    with pytest.raises(InputError, match="path"):
+        await runtime.read_file(path, 1)
+    with pytest.raises(InputError, match="path"):
+        await runtime.upload(Path(__file__), path)
+    with pytest.raises(InputError, match="cwd"):
+        await runtime.exec(Exec("true", cwd=path))
+    with pytest.raises(InputError, match="stdin"):
+        await runtime.exec(Exec("true", stdin=path))
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize("name", ["../x.log", "a/b.log", "", ".", "..", "/tmp/x.log", "a\0"])
+async def test_a_log_is_a_plain_file_name(runtime: Runtime, name: str) -> None:
+    with pytest.raises(InputError, match="log"):
+        await runtime.exec(Exec("true", log=name))
+
+
+async def test_a_workdir_outside_is_refused_before_anything_is_made(backend: RuntimeBackend, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"runtime\.workdir: leads out of the sandbox"):
+        await backend.create(LABELS, RuntimeSpec(workdir="/testbed"))
+    assert await backend.labelled() == []
+
+
+@pytest.mark.parametrize("claim", ["", ".", "..", "../x", "a/b", "/x", "a\n", "-x", "a" * 201])
+async def test_a_claim_id_that_names_no_folder_of_its_own_is_refused(backend: RuntimeBackend, claim: str) -> None:
+    handle = {"backend": "process", "host": "here", "id": claim}
+    with pytest.raises(InputError, match="claim_id"):
+        await backend.create(Labels("polar", "task.0", 1, claim), RuntimeSpec())
+    with pytest.raises(SandboxError, match="no runtime has the id"):
+        await backend.attach(handle, "b", RuntimeSpec())
+    with pytest.raises(SandboxError, match="no runtime has the id"):
+        await backend.remove(handle)
+
+
+async def test_files_are_written_with_their_mode_and_read_up_to_a_limit(runtime: Runtime) -> None:
+    await runtime.write_file(runtime.home / ".agent/settings.json", b"{}")
+    await runtime.write_file("bin/run", b"#!/bin/sh\necho ran\n", mode=0o755)
+    assert (await runtime.exec(Exec(("./bin/run",)))).tail == "ran\n"
+    assert await runtime.read_file(runtime.home / ".agent/settings.json", 100) == b"{}"
+    assert await runtime.read_file("bin/run", 5) == b"#!/bi"
+    assert (workspace_of(runtime).with_name("home") / ".agent/settings.json").stat().st_mode & 0o777 == 0o600
+
+
+async def test_another_worker_attaches_by_the_handle_alone(backend: RuntimeBackend, tmp_path: Path) -> None:
+    made = await backend.create(LABELS, RuntimeSpec())
+    await made.exec(Exec("echo mended > file"))
+
+    again: RuntimeBackend = registry.load(registry.Kind.RUNTIME, made.handle["backend"])(tmp_path / "runtimes")
+    other = await again.attach(dict(made.handle), "claim-b", RuntimeSpec())
+
+    assert (await other.exec(Exec("cat file"))).tail == "mended\n"
+    assert other.handle == made.handle
+
+
+async def test_runtimes_are_found_by_label_half_made_ones_by_their_claim(
+    backend: RuntimeBackend, tmp_path: Path
+) -> None:
+    made = await backend.create(LABELS, RuntimeSpec())
+    (tmp_path / "runtimes" / "claim-of-a-dead-worker").mkdir()
+
+    whole, half = await backend.labelled()
+
+    assert (whole.labels, whole.handle) == (LABELS, made.handle)
+    assert half.labels.claim_id == "claim-of-a-dead-worker"
+    for found in (whole, half):
+        await backend.remove(found.handle)
+        await backend.remove(found.handle)
+    assert await backend.labelled() == []
+    with pytest.raises(SandboxError, match=f"no runtime {CLAIM}"):
+        await backend.attach(whole.handle, "claim-b", RuntimeSpec())
+
+
+async def test_a_runtime_with_folders_nested_without_end_is_removed(backend: RuntimeBackend) -> None:
+    made = await backend.create(LABELS, RuntimeSpec())
+    nest = "import os\nfor _ in range(3000): os.mkdir('d'); os.chdir('d')"
+    assert (await made.exec(Exec((sys.executable, "-c", nest)))).exit_code == 0
+    await made.remove()
+    assert await backend.labelled() == []
+
+
+async def test_one_claim_makes_one_runtime(backend: RuntimeBackend) -> None:
+    await backend.create(LABELS, RuntimeSpec())
+    with pytest.raises(SandboxError, match="has made a runtime before"):
+        await backend.create(LABELS, RuntimeSpec())
+
+
+async def test_a_workspace_is_empty_until_something_lies_in_it(runtime: Runtime) -> None:
+    assert await runtime.is_empty()
+    await runtime.write_file(".hidden", b"")
+    assert not await runtime.is_empty()
