@@ -119,6 +119,9 @@ class ExecResult:
     tail: str
     """The log's last 4 KiB (TAIL_BYTES), undecodable bytes replaced."""
 
+    exceeded: str = ""
+    """One sentence on the limit of the sandbox that ended it; empty for every other end."""
+
     @property
     def output_end(self) -> str:
         """The end of its output, as the end of a sentence for people.

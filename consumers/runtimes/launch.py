@@ -10,7 +10,7 @@ import asyncio
 import marshal
 import os
 import socket
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from dataclasses import dataclass
 
@@ -45,7 +45,7 @@ async def launch(
     forks: ForkServer,
     *,
     timeout_s: float | None,
-    stop: asyncio.Event | None,
+    stops: Sequence[asyncio.Event],
     sweep: Callable[[], Awaitable[None]],
     ways_out: WaysOut | None = None,
 ) -> ProgramEnd:
@@ -53,8 +53,8 @@ async def launch(
 
     `ways_out`: serves the sockets on which a cell listens, from its start to its end.
 
-    `sweep` kills all processes with the marks of `orders`, the supervisor included. Cancellation kills at once, and is raised when all
-    are dead. Raises SandboxError `supervisor_lost`, `not_started`, `unkillable`.
+    Each of `stops` asks it to end. `sweep` kills all processes with the marks of `orders`, the supervisor included. Cancellation kills
+    at once, and is raised when all are dead. Raises SandboxError `supervisor_lost`, `not_started`, `unkillable`.
     """
     try:
         line = forks.fork()
@@ -67,7 +67,7 @@ async def launch(
         try:
             data = marshal.dumps(dict(orders))
             await _send(line, len(data).to_bytes(4, "big") + data)
-            time_is_up = not await first_done(report, *([stop] if stop else []), timeout_s=timeout_s)
+            time_is_up = not await first_done(report, *stops, timeout_s=timeout_s)
             if not report.done():
                 await _send(line, b"!")
                 await asyncio.wait({report}, timeout=_REPORT_S)

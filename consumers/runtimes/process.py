@@ -97,7 +97,7 @@ class ProcessRuntime:
             },
             self._forks,
             timeout_s=what.timeout_s,
-            stop=stop,
+            stops=[stop] if stop else [],
             sweep=lambda: kill_marked(CLAIM_MARK, self._marks[CLAIM_MARK]),
         )
         return ExecResult(

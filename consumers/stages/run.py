@@ -72,7 +72,7 @@ class Run:
         program = self._program(self._runtime, task, access, harness, launch)
         result = await self._launch(self._runtime, task, program, budget)
         kept = await self._keep(self._runtime, result, launch, before)
-        return self._fact(result.exit_code, kept, redacted(result.output_end)[-OUTPUT_LIMIT:])
+        return self._fact(result.exit_code, kept, redacted(result.output_end)[-OUTPUT_LIMIT:], result.exceeded)
 
     async def tidy(self, fact: StageFact | None) -> None:
         """Remove the runtime after a run that won't be evaluated. A run without a result was revoked: its session may need the runtime."""
@@ -156,10 +156,14 @@ class Run:
             found[artifacts.PATCH] = changed
         return await artifacts.stored(self._context.blobs, self._claim.id, found)
 
-    def _fact(self, exit_code: int | None, kept: dict[str, str], output: str = "") -> StageFact:
-        """`exit_code` None: the run's budget was used up. `output`: the end of the harness's output, as part of a sentence."""
+    def _fact(self, exit_code: int | None, kept: dict[str, str], output: str = "", exceeded: str = "") -> StageFact:
+        """`exit_code` None: the run's budget was used up, or a limit of its sandbox was `exceeded`. `output`: the end of the harness's
+        output, as part of a sentence."""
         status, error = Status.COMPLETED, None
-        if exit_code is None:
+        if exceeded:
+            status = Status.FAILED
+            error = SessionError(Stage.RUN.value, Kind.AGENT, "limit_exceeded", f"{exceeded} {output}")
+        elif exit_code is None:
             message = f"the harness worked longer than timeouts.run = {self._claim.ticket.budget_s:g} s"
             status, error = Status.TIMED_OUT, SessionError(Stage.RUN.value, Kind.BUDGET, "timeout", message)
         elif exit_code != 0:

@@ -110,10 +110,13 @@ class Network(StrEnum):
     """Whatever the worker's host reaches; only workers that trust their tasks allow it."""
 
 
-CELL_LACKS = ("image", "allow_internet", "cpus", "memory_mb", "storage_mb", "gpus", "kwargs")
+CELL_LACKS = ("image", "allow_internet", "gpus", "kwargs")
 UNKEPT = {
     "cell": CELL_LACKS,
-    "process": (*CELL_LACKS, "network", "setup_network", "verifier_network", "allowed_hosts"),
+    "process": (
+        *(*CELL_LACKS, "network", "setup_network", "verifier_network", "allowed_hosts"),
+        *("cpus", "memory_mb", "storage_mb", "pids", "files"),
+    ),
 }
 """Fields of `RuntimeSpec` that a backend doesn't keep: one that a task sets is refused, never ignored."""
 
@@ -138,9 +141,15 @@ class RuntimeSpec(Part):
     allowed_hosts: list[str] = []
     """For the policy `allowlist`: names like `pypi.org` or `*.pypi.org`, with `:port` unless it is 80 or 443."""
     allow_internet: bool = True
-    cpus: float | None = None
-    memory_mb: int | None = None
-    storage_mb: int | None = None
+    cpus: float | None = Field(default=None, gt=0)
+    memory_mb: int | None = Field(default=None, ge=16)
+    """Of the session's programs together; over it the kernel kills one or all of them."""
+    storage_mb: int | None = Field(default=None, ge=1)
+    """Of the session's files; over it the session ends."""
+    pids: int | None = Field(default=None, ge=4)
+    """Processes and threads."""
+    files: int | None = Field(default=None, ge=16)
+    """Open files of one process."""
     gpus: int = 0
     eval_prepare: list[PrepareAction] | None = None
     import_path: str | None = None

