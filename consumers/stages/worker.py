@@ -185,6 +185,7 @@ class _Worker:
             await self._leave(running)
 
     async def _start(self) -> None:
+        await self._context.check_cells()
         await self._log.start()
         await self._control.start()
         await self._fleet.start()

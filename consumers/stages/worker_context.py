@@ -7,6 +7,7 @@ from collections.abc import Callable
 import structlog
 
 from consumers.runtimes.base import Labelled, Runtime, RuntimeBackend, SandboxError
+from consumers.runtimes.cell.runtime import check
 from consumers.stages.budget import Budget
 from topics.environment import registry
 from topics.environment.blobs import BlobStore
@@ -31,6 +32,21 @@ class WorkerContext:
         self.is_connected = is_connected
         self.fleet = FleetView()
         self._backends: dict[str, RuntimeBackend] = {}
+        self._without_cells: NotReadyError | None = None
+        """Why this host can't run cells."""
+
+    async def check_cells(self) -> None:
+        """Find out whether this host can run cells; a log line if it can't."""
+        try:
+            await check()
+        except NotReadyError as error:
+            self._without_cells = error
+            what = (
+                "tasks run unconfined"
+                if self.settings.trust_tasks
+                else "tasks can't run here, unless they are trusted (--trust-tasks)"
+            )
+            log.warning(f"no cells: {what}", action="worker.no_cells", why=str(error))
 
     def budget(self, seconds: float) -> Budget:
         """A budget that starts now and stands still without Kafka."""
@@ -62,11 +78,10 @@ class WorkerContext:
                     )
         if (name := spec.import_path or spec.backend) is not None:
             return self.backend(name)
-        try:
+        if self._without_cells is None:
             return self.backend(CONFINED)
-        except NotReadyError:
-            if not self.settings.trust_tasks:
-                raise
+        if not self.settings.trust_tasks:
+            raise NotReadyError(f"this worker's host can't run cells: {self._without_cells}")
         try:
             spec.check_kept(UNCONFINED)
         except ValueError as error:

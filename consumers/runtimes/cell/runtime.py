@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import os
+import platform
 import secrets
 import shutil
 import socket
@@ -30,7 +31,7 @@ from pathlib import Path, PurePosixPath
 
 from consumers.runtimes import session_folder
 from consumers.runtimes.base import Exec, ExecResult, Handle, Labelled, Labels, ModelAccess, SandboxError
-from consumers.runtimes.cell import bubblewrap, limits
+from consumers.runtimes.cell import bubblewrap, limits, seccomp
 from consumers.runtimes.cell.allowlist import allowlist_proxy
 from consumers.runtimes.cell.bubblewrap import HOME, TMP, USER, WORKSPACE, Overlay
 from consumers.runtimes.cell.cgroup import Group
@@ -211,7 +212,7 @@ class CellRuntime:
             ports=ways.ports,
             groups=group.join_paths,
             rlimits=limits.host().rlimits(self._limits),
-            seccomp=b"",
+            seccomp=self._backend.filter,
         )
 
     def _environment(self) -> dict[str, str]:
@@ -319,6 +320,7 @@ class CellBackend:
         self.tools = (python, Path(sys.base_prefix))
         """The worker's Python, so that tasks have one that is installed anyway."""
         self.path = _PATH if python.is_relative_to("/usr") else f"{python}/bin:{_PATH}"
+        self.filter = seccomp.program(platform.machine())
         self._user_ids = _user_ids()
 
     def user_id(self, maker: str) -> int | None:
