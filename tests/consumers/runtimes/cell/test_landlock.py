@@ -61,6 +61,10 @@ def move():
     Path("write/moved").touch()
     os.rename("write/moved", "write/folder/moved")
 
+def mount():
+    if ctypes.CDLL(None, use_errno=True).mount(b"none", b"write", b"tmpfs", 0, None):
+        raise OSError(ctypes.get_errno(), "mount")
+
 def signal_own_child():
     child = subprocess.Popen(["sleep", "100"])
     child.kill()
@@ -209,12 +213,13 @@ def test_devices_and_processes_outside_are_out_of_reach(around: Surroundings) ->
         "make a device": "os.mknod('write/disk', 0o60600, 0x700)",
         "memory of the parent": "open(f'/proc/{os.getppid()}/mem', 'rb')",
         "own memory": "open('/proc/self/mem', 'rb')",
+        "mount": "mount()",
     }
     outcome = attempted(around, attempts)
     assert Guard.FILES in outcome["guards"], "the kernel that runs this test has no Landlock"
     ioctl = errno.EACCES if Guard.DEVICES in outcome["guards"] else errno.ENOTTY
     refused = dict.fromkeys(("make a device", "memory of the parent"), errno.EACCES)
-    assert outcome["errors"] == {"ioctl": ioctl, "own memory": 0, **refused}
+    assert outcome["errors"] == {"ioctl": ioctl, "own memory": 0, "mount": errno.EPERM, **refused}
 
 
 def test_with_the_seccomp_filter_no_other_way_leads_to_a_tcp_server(around: Surroundings) -> None:

@@ -171,14 +171,9 @@ def _expected_of(name: str, arguments: Sequence[int]) -> int:
     return EPERM if refused else ALLOWED
 
 
-ARGUMENTS = st.one_of(
-    st.integers(0, 40),
-    st.integers(0, 31).map(lambda bit: 1 << bit),
-    st.sampled_from(
-        [0x5412, 0x541C, 0x5401, 0x40000, 0x40008, 0xFFFFFFFF, 0x80801, 0x80802, 0x80803, 132, 136, 255, 256, 262]
-    ),
-    st.integers(0, 0xFFFFFFFF),
-)
+BITS = [1 << bit for bit in range(32)]
+ODD = [0x5412, 0x541C, 0x5401, 0x40008, 0xFFFFFFFF, 0x80801, 0x80802, 0x80803, 0x11, *range(40), 58, 132, 136, 255, 262]
+ARGUMENTS = st.one_of(st.sampled_from(BITS + ODD), st.integers(0, 0xFFFFFFFF))
 WIDE = st.builds(lambda low, high: high << 32 | low, ARGUMENTS, st.sampled_from([0, 0, 1, 0xFFFFFFFF]))
 """The kernel ignores the upper half of each argument that the filter looks at."""
 
@@ -205,6 +200,19 @@ def test_the_filter_decides_by_its_rule(call: tuple[str, int, int, list[int]]) -
     machine, arch, number, arguments = call
     data = struct.pack("=IIQ6Q", number, arch, 0x1234, *arguments)
     assert interpreted(seccomp.program(machine), data) == expected(machine, arch, number, arguments)
+
+
+@pytest.mark.parametrize("machine", sorted(ARCHES))
+@pytest.mark.parametrize("usual", [(0, 0, 0, 0), (2, 1, 6, 0)])
+@pytest.mark.parametrize("name", sorted(seccomp.BY_ARGUMENT))
+def test_every_bit_and_every_odd_number_is_decided_by_its_rule(name: str, usual: tuple[int, ...], machine: str) -> None:
+    program = seccomp.program(machine)
+    number = seccomp.BY_ARGUMENT[name][("x86_64", "aarch64").index(machine)]
+    for position in range(4):
+        for value in BITS + ODD:
+            arguments = [*usual[:position], value, *usual[position + 1 :], 0, 0]
+            data = struct.pack("=IIQ6Q", number, ARCHES[machine], 0, *arguments)
+            assert interpreted(program, data) == expected(machine, ARCHES[machine], number, arguments), arguments
 
 
 @pytest.mark.parametrize("machine", sorted(ARCHES))
