@@ -197,12 +197,13 @@ class CellRuntime:
         self, environment: Mapping[str, str], cwd: PurePosixPath, tools: tuple[Path, ...], ways: _WaysOut, group: Group
     ) -> CellOrders:
         mounts, links = bubblewrap.system()
-        mounts += bubblewrap.tools((*self._backend.tools, *tools))
         mounts += [
             bubblewrap.mount(self._folder / "workspace", WORKSPACE, writable=True, overlay=self._view.overlay),
             bubblewrap.mount(self._view.home, HOME, writable=True),
             bubblewrap.mount(self._view.tmp, TMP, writable=True),
         ]
+        # Last: a tool may lie below /tmp on this host.
+        mounts += bubblewrap.tools((*self._backend.tools, *tools))
         return CellOrders(
             bubblewrap=self._backend.bubblewrap,
             mounts=mounts,

@@ -80,6 +80,16 @@ async def test_a_program_sees_no_file_of_the_host_but_programs(runtime: CellRunt
     assert "Read-only file system" in (await runtime.exec(Exec("touch /usr/bin/x"))).tail
 
 
+async def test_a_tool_is_seen_wherever_it_lies_on_the_host(runtime: CellRuntime, tmp_path: Path) -> None:
+    assert tmp_path.is_relative_to("/tmp"), "where the cell has a folder of its own"  # noqa: S108
+    tool = tmp_path / "tools" / "tool"
+    tool.parent.mkdir()
+    tool.write_text("#!/bin/sh\necho ran\n")
+    tool.chmod(0o755)
+    assert (await runtime.exec(Exec((str(tool),), tools=(tool.parent,)))).tail == "ran\n"
+    assert "Read-only" in (await runtime.exec(Exec(f"touch {tool}", tools=(tool.parent,)))).tail
+
+
 async def test_a_program_sees_no_process_of_the_host_and_no_supervisor(runtime: CellRuntime) -> None:
     seen = await output(runtime, "for process in /proc/[0-9]*; do cat $process/comm; done")
     assert set(seen.split()) == {"bwrap", "bash"}
