@@ -84,7 +84,9 @@ def options(environment: Mapping[str, str], cwd: PurePosixPath) -> list[str]:
         *("--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"),
         *("--disable-userns", "--die-with-parent", "--new-session", "--cap-drop", "ALL", "--clearenv"),
         *("--uid", str(USER_ID), "--gid", str(USER_ID), "--hostname", "cell"),
-        *("--proc", "/proc", "--dev", "/dev", "--remount-ro", "/dev"),
+        # Covers bubblewrap's own process, which runs inside as the same user: its memory could be written there, see `seccomp.py`.
+        *("--proc", "/proc", "--tmpfs", "/proc/1", "--remount-ro", "/proc/1"),
+        *("--dev", "/dev", "--remount-ro", "/dev"),
         *("--size", str(SHARED_MEMORY), "--tmpfs", "/dev/shm"),  # noqa: S108 - the cell's own
         *("--size", str(SCRATCH), "--tmpfs", "/run"),
         *("--dir", "/var", "--symlink", str(TMP), "/var/tmp"),  # noqa: S108
