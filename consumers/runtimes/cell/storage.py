@@ -2,7 +2,7 @@
 
 A `StorageWatch` asks the file system twice a second for its used bytes and inodes: one system call. Only when these have grown by a
 noticeable part of what the session has left, it walks the session's folder (`measure`). A growth that others' removals hide is found by a
-walk every five minutes, which an unchanged file system spares. So an idle session costs no walk, and a session that fills the disk is
+walk every ten seconds, which an unchanged file system spares. So an idle session costs no walk, and a session that fills the disk is
 found at the next look.
 
 The folder belongs to a program that may want to mislead the walk or make it endless. Therefore:
@@ -40,7 +40,7 @@ _PART_LEFT = 4
 """A growth by this part of what is left starts a walk: what is left shrinks by a quarter, so a filler causes some ten walks."""
 _REST_FACTOR = 4
 """A walk is followed by a pause of so many times its duration."""
-_REGULAR_S = 300.0
+_REGULAR_S = 10.0
 """Between regular walks: a growth that other removals hide doesn't endanger the host, as the disk doesn't fill."""
 _REGULAR_FACTOR = 1000
 """Regular walks use at most a thousandth of a core."""
