@@ -24,7 +24,7 @@ from topics.log.kafka import Record
 from topics.log.producer import LogProducer, UnacknowledgedError
 from topics.types.errors import InputError, NotReadyError
 from topics.types.session import Phase, SessionState, TaskState, task_id_of
-from topics.types.task import TaskRequest, body_hash
+from topics.types.task import TaskRequest, body_hash, check_settings
 from topics.waiting.first_done import first_done
 
 BODY_LIMIT = tasks.TOPIC.max_bytes - 64 * 1024
@@ -133,9 +133,9 @@ class Client:
     ) -> list[str]:
         """Produce all tasks, or none, and wait `answer_s` for a coordinator to show them. The ids that none has shown.
 
-        A task that was submitted before with an equal body is the same task. Raises InputError for a body that is too large and
-        for an id in use by another body: before anything is sent, unless both bodies are submitted at the same time. Raises
-        NotReadyError if Kafka doesn't acknowledge all tasks: submitting them again is safe.
+        A task that was submitted before with an equal body is the same task. Raises InputError for a body that is too large, for
+        settings that a plug-in refuses, and for an id in use by another body: before anything is sent, unless both bodies are submitted
+        at the same time. Raises NotReadyError if Kafka doesn't acknowledge all tasks: submitting them again is safe.
         """
         bodies = {request.task_id: _sized_body(request) for request in requests}
         hashes = {task_id: body_hash(body) for task_id, body in bodies.items()}
@@ -260,7 +260,8 @@ async def require_topic(settings: Settings, topic: Topic) -> None:
 
 
 def _sized_body(request: TaskRequest) -> bytes:
-    """The canonical body. Raises InputError if it is too large."""
+    """The canonical body. Raises InputError if it is too large, or a plug-in refuses its settings."""
+    check_settings(request)
     body = request.canonical()
     if len(body) > BODY_LIMIT:
         raise InputError(request.task_id, f"{len(body)} bytes", f"a task has at most {BODY_LIMIT} bytes")

@@ -57,6 +57,8 @@ class Build(msgspec.Struct, frozen=True, tag="build", omit_defaults=True):
     output: str | None = None
     """Suffix of the trajectories topic; None: the default one."""
     mode: str = "train"
+    reward_reason: str | None = None
+    """As in the session's row."""
 
 
 class CloseGroup(msgspec.Struct, frozen=True, tag="close_group", omit_defaults=True):

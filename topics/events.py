@@ -83,6 +83,8 @@ class Evaluated(msgspec.Struct, frozen=True, tag="evaluated", omit_defaults=True
     error: SessionError | None = None
     artifacts: dict[str, str] | None = None
     duration_ms: int = 0
+    reason: str | None = None
+    """Why the reward is what it is, in the evaluator's words; None: it gave no reason."""
 
 
 class Stopped(msgspec.Struct, frozen=True, tag="stopped", omit_defaults=True):

@@ -147,7 +147,7 @@ def _sample_index(session_id: str) -> int | None:
 
 TRAJECTORY_FIELDS = (
     "session_id", "task_id", "sample_index", "num_samples", "attempt", "status", "harness", "builder", "reward", "artifacts",
-    "metadata", "mode",
+    "metadata", "mode", "reward_reason",
 )  # fmt: skip
 CALL_FIELDS = (
     "call_id", "branch", "kind", "outcome", "dialect", "received_at", "completed_at", "prompt_tokens", "sampled_tokens",

@@ -204,6 +204,9 @@ TRAJECTORIES = Table(
         Column("metadata", TEXT, "JSON object: the task's"),
         Column("mode", TEXT, "train or eval"),
         *OUTPUT,
+        Column(
+            "reward_reason", TEXT, "the evaluator's words, or its error; null: no reason was given, and in older files"
+        ),
     ),
 )
 TRAJECTORY_CALLS = Table(

@@ -161,6 +161,7 @@ SESSIONS = View(
         "error_code": "the error: `exit_code`, `timeout`, `lost`, …",
         "error_message": "the message",
         "reward": "the evaluator's reward; null: none, or the session hasn't ended",
+        "reward_reason": "why: the evaluator's words, or for a null reward the error of the evaluation; null: no reason was given",
         "submitted_at": "when its task was submitted",
         "ended_at": "when its trajectory was written; null: not yet",
     },
@@ -174,7 +175,7 @@ SESSIONS = View(
     SELECT
         session_id, expected.task_id, expected.sample_index, coalesce(ended.attempt, newest.attempt, 1) AS attempt,
         coalesce(ended.harness, expected.harness) AS harness, status,
-        error_stage, error_kind, error_code, error_message, reward, submitted_at, logged_at AS ended_at
+        error_stage, error_kind, error_code, error_message, reward, reward_reason, submitted_at, logged_at AS ended_at
     FROM expected
     LEFT JOIN newest USING (session_id)
     LEFT JOIN lake.trajectories AS ended USING (session_id)
@@ -239,6 +240,7 @@ TRAJECTORIES = View(
         "harness": "by name, or `module:Class`; `external` for an opened session",
         "status": "`COMPLETED`, `FAILED`, `TIMED_OUT` or `CANCELLED`",
         "reward": "null: no evaluator gave one",
+        "reward_reason": "why: the evaluator's words, or for a null reward the error of the evaluation; null: no reason was given",
         "traces": "number of traces",
         "calls": "number of calls, including those without an answer",
         "answered": "number of calls with an answer",

@@ -117,4 +117,6 @@ def encoded(trajectory: Trajectory, build: Build, topic: Topic) -> tuple[Traject
 def failed(build: Build, code: str, message: str, calls: int, kind: Kind = Kind.INFRA) -> Trajectory:
     """The trajectory of a session that couldn't be built: FAILED `<kind>/<code>`, no traces, no reward."""
     error = SessionError("build", kind, code, message)
-    return replace(empty(build), status=Status.FAILED, reward=None, error=error, stats=Stats(calls=calls))
+    return replace(
+        empty(build), status=Status.FAILED, reward=None, reward_reason=None, error=error, stats=Stats(calls=calls)
+    )

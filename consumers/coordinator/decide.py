@@ -106,6 +106,7 @@ def _evaluated(table: Table, session: SessionState, fact: events.Evaluated, now:
         # A worker that evaluates also removes the runtime; one that fails leaves it to be discarded.
         runtime=session.runtime if fact.error else None,
         reward=fact.reward,
+        reward_reason=fact.reason,
         call_rewards=fact.call_rewards,
         accounting=replace(session.accounting, evaluate_ms=fact.duration_ms),
         artifacts={**(session.artifacts or {}), **(fact.artifacts or {})} or None,

@@ -13,6 +13,8 @@ from topics.types.session import Accounting, Phase, SessionState, Status, TaskSt
 
 EVALUATIONS = 3
 """Attempts at an evaluation before its reward is null (protocol 15)."""
+REASON_LIMIT = 1000
+"""Characters of the reason for a null reward; `error` has the whole message, unless the run's own error takes its place."""
 
 
 def initial_sessions(table: Table, task: TaskState, phase: Phase, now: int) -> Decision:
@@ -100,6 +102,7 @@ def build(task: TaskState, session: SessionState, now: int) -> Decision:
         metadata=task.plan.metadata,
         output=task.plan.output,
         mode=task.plan.mode,
+        reward_reason=session.reward_reason,
     )
     opened = () if session.run_claim_id else (Open(session.session_id, session.attempt, claim_id),)
     building = replace(session, phase=Phase.BUILDING, since=now, claim_id=None, worker_id=None, ticket_released_at=None)
@@ -162,8 +165,15 @@ def evaluation_failed(session: SessionState, error: SessionError | None) -> Sess
     """A completed run whose evaluation failed is FAILED; a worse status stays."""
     if error is None:
         return session
-    status = Status.FAILED if session.status is Status.COMPLETED else session.status
-    return replace(session, status=status, error=session.error or error, reward=None, call_rewards=None)
+    return replace(
+        session,
+        status=Status.FAILED if session.status is Status.COMPLETED else session.status,
+        error=session.error or error,
+        evaluation_error=error,
+        reward=None,
+        reward_reason=f"{error.kind}/{error.code}: {error.message}"[:REASON_LIMIT],
+        call_rewards=None,
+    )
 
 
 def _closing(session: SessionState, now: int, status: Status, error: SessionError | None) -> SessionState:

@@ -1,8 +1,11 @@
 """The interface of evaluators: a verdict on one session, inside the session's runtime.
 
-An evaluator object is made for each session with the task's `evaluator.config`; its constructor raises InputError for a bad config. It is
-cancelled when its budget is used up. A reward is a number only if the evaluator gave it; an evaluator that can't decide returns None or
-raises.
+An evaluator object is made for each session with the task's `evaluator.config`; its constructor raises InputError for a bad config. `polar
+submit` and fanout also make one, to refuse a bad config early, so the constructor only checks. It is cancelled when its budget is used up.
+
+A reward is a number only if the evaluator gave it; an evaluator that can't decide returns None or raises. A session without a reward trains
+nothing, so an agent that can cause that escapes a bad reward. An evaluator therefore gives 0 with a reason for everything that files of the
+run can cause, and raises only for a failure of the machine (SandboxError) or of itself.
 """
 
 from __future__ import annotations
@@ -14,6 +17,9 @@ from typing import Protocol
 from consumers.runtimes.base import Runtime
 from topics.types.errors import SessionError
 from topics.types.session import Status
+
+REASON_LIMIT = 1000
+"""Characters of a verdict's reason: it is in a session's row and in its trajectory, which stay small."""
 
 
 class EvaluationError(Exception):
@@ -37,6 +43,9 @@ class Case:
     error: SessionError | None
     env: Mapping[str, str]
     """The task's `evaluator.env`, for programs that the evaluator starts."""
+    budget_s: float | None = None
+    """After this many seconds the evaluator is cancelled, and there is no reward; None: not limited. Programs that the agent could make
+    hang need a shorter limit of the evaluator's own."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +57,9 @@ class Verdict:
     """By call id, if the evaluator rewards single calls."""
     artifacts: dict[str, bytes] = field(default_factory=dict)
     """Contents by name; stored in the blob store."""
+    reason: str | None = None
+    """Why the reward is what it is: `polar show` prints it, and SQL has it as `reward_reason`. At most REASON_LIMIT characters are kept.
+    None: there is nothing to explain."""
 
 
 class Evaluator(Protocol):

@@ -1,6 +1,7 @@
 """Artifacts: what a session leaves behind besides its calls, in the blob store, by name.
 
-The run gives `agent_log`, `agent_transcript` and `patch`, the evaluation `evaluation_output`; a harness or an evaluator may add more.
+The run gives `agent_log`, `agent_transcript` and `patch`, the evaluation `evaluation_output` or
+`evaluator_traceback`; a harness or an evaluator may add more.
 Invariant: no session key stands in an artifact. An artifact never fails a session: one that can't be stored is logged and left out.
 """
 
@@ -22,6 +23,8 @@ AGENT_LOG = "agent_log"
 """The harness's stdout and stderr."""
 TRANSCRIPT = "agent_transcript"
 """The harness's own record of its session, in its own form."""
+TRACEBACK = "evaluator_traceback"
+"""What an evaluator raised; `polar show` prints it."""
 PATCH = "patch"
 """The run's changes to its repository; see `consumers.stages.patch`."""
 SEARCH_S = 10.0

@@ -29,6 +29,11 @@ class Budget:
         self._checked_at = time.monotonic()
 
     @property
+    def remaining_s(self) -> float:
+        """At most TICK_S more than remains."""
+        return max(self._remaining_s, TICK_S)
+
+    @property
     def is_spent(self) -> bool:
         return self._remaining_s <= 0
 

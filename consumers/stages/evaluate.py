@@ -7,19 +7,21 @@ ever invented. The stage first kills all that earlier claims left in the runtime
 from __future__ import annotations
 
 import math
+import numbers
 import traceback
 from typing import ClassVar
 
 from msgspec.structs import replace
 
-from consumers.evaluators.base import Case, EvaluationError, Evaluator, Verdict
+from consumers.evaluators.base import REASON_LIMIT, Case, EvaluationError, Evaluator, Verdict
 from consumers.runtimes.base import Runtime, SandboxError
 from consumers.runtimes.prepare import prepare
 from consumers.stages import artifacts
-from consumers.stages.budget import BudgetExceededError
+from consumers.stages.budget import Budget, BudgetExceededError
 from consumers.stages.claim_runner import Claim, StageFact
 from consumers.stages.worker_context import WorkerContext
 from topics.environment import registry
+from topics.environment.keys import redacted
 from topics.events import Evaluated
 from topics.types.errors import InputError, Kind, NotReadyError
 from topics.types.session import Status
@@ -35,6 +37,7 @@ class Evaluate:
         self._context = context
         self._claim = claim
         self._runtime: Runtime | None = None
+        self._is_preparing = False
 
     async def do(self) -> StageFact:
         claim, ticket = self._claim, self._claim.ticket
@@ -43,13 +46,15 @@ class Evaluate:
         self._runtime = await self._context.attach(ticket.runtime, claim.id, task.runtime, fresh=True)
         await self._runtime.kill_all()
         try:
-            return await self._fact(await budget.within(self._verdict(self._runtime, task)))
+            return await self._fact(await budget.within(self._verdict(self._runtime, task, budget)))
         except EvaluationError as error:
             failure = claim.failure(error.code, Kind.EVALUATION, str(error))
             return replace(failure, artifacts=await self._stored(error.artifacts))
         except BudgetExceededError:
-            message = f"the evaluation took longer than timeouts.evaluate = {ticket.budget_s:g} s"
-            return claim.failure("timeout", Kind.EVALUATION, message)
+            longer = f"took longer than timeouts.evaluate = {ticket.budget_s:g} s"
+            if self._is_preparing:
+                return await self._fact(Verdict(0.0, reason=f"runtime.eval_prepare {longer}"))
+            return claim.failure("timeout", Kind.EVALUATION, f"the evaluation {longer}")
 
     async def tidy(self, fact: StageFact | None) -> None:
         """Remove the runtime after a final verdict; an evaluation that will be tried again needs it."""
@@ -57,10 +62,18 @@ class Evaluate:
         if is_final and self._runtime is not None:
             await self._runtime.remove()
 
-    async def _verdict(self, runtime: Runtime, task: TaskRequest) -> Verdict:
+    async def _verdict(self, runtime: Runtime, task: TaskRequest, budget: Budget) -> Verdict:
         """Raises EvaluationError, also for what the evaluator raised; InputError, NotReadyError and SandboxError aren't its fault."""
         make = registry.load(registry.Kind.EVALUATOR, task.evaluator.strategy)
-        evaluator: Evaluator = make(task.evaluator.config)
+        try:
+            self._is_preparing = True
+            await prepare(runtime, task.runtime.eval_prepare or (), field="runtime.eval_prepare")
+            self._is_preparing = False
+        except (SandboxError, InputError) as error:
+            if not _is_agents(error):
+                raise
+            # The actions met what the agent left, so their failure is the agent's: otherwise a bad reward could be turned into none.
+            return Verdict(0.0, reason=str(error), artifacts={"evaluation_output": str(error).encode()})
         ticket = self._claim.ticket
         case = Case(
             runtime=runtime,
@@ -69,33 +82,39 @@ class Evaluate:
             exit_code=ticket.exit_code,
             error=ticket.error,
             env=task.evaluator.env,
+            budget_s=budget.remaining_s,
         )
         try:
-            await prepare(runtime, task.runtime.eval_prepare or (), field="runtime.eval_prepare")
-        except SandboxError as error:
-            if error.code != "prepare_failed":
-                raise
-            # The command ran in what the agent left, so its failure is the agent's: otherwise a bad reward could be turned into none.
-            return Verdict(0.0, artifacts={"evaluation_output": str(error).encode()})
-        try:
+            evaluator: Evaluator = make(task.evaluator.config)
             return await evaluator.evaluate(case)
         except (InputError, NotReadyError, SandboxError, EvaluationError):
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             trace = "".join(traceback.format_exception(error))
             raise EvaluationError(
-                "evaluator_raised", f"{type(error).__name__}: {error}", {"evaluation_output": trace.encode()}
+                "evaluator_raised", f"{type(error).__name__}: {error}", {artifacts.TRACEBACK: trace.encode()}
             ) from error
 
-    async def _fact(self, verdict: Verdict) -> StageFact:
-        for reward in (verdict.reward, *(verdict.call_rewards or {}).values()):
-            if reward is not None and not math.isfinite(reward):
+    async def _fact(self, verdict: object) -> StageFact:
+        if not isinstance(verdict, Verdict):
+            raise EvaluationError("bad_reward", f"an evaluator must return a Verdict, got {type(verdict).__name__}")
+        rewards: list[object] = [verdict.reward, *(verdict.call_rewards or {}).values()]
+        for reward in rewards:
+            if reward is not None and not (isinstance(reward, numbers.Real) and math.isfinite(reward)):
                 raise EvaluationError("bad_reward", f"a reward must be a finite number or None, got {reward!r}")
         return self._claim.fact(
             reward=None if verdict.reward is None else float(verdict.reward),
+            reason=redacted(verdict.reason)[:REASON_LIMIT] if verdict.reason else None,
             call_rewards=dict(verdict.call_rewards) if verdict.call_rewards else None,
             artifacts=await self._stored(verdict.artifacts),
         )
 
     async def _stored(self, found: dict[str, bytes]) -> dict[str, str] | None:
         return await artifacts.stored(self._context.blobs, self._claim.id, found) or None
+
+
+def _is_agents(error: SandboxError | InputError) -> bool:
+    """Whether what the agent left can be why an action of `eval_prepare` failed: its command, its target or its folder, not its source."""
+    if isinstance(error, SandboxError):
+        return error.code == "prepare_failed"
+    return not error.field.endswith(".source")

@@ -83,6 +83,7 @@ def empty(build: Build) -> Trajectory:
         artifacts=build.artifacts,
         metadata=build.metadata,
         mode=build.mode,
+        reward_reason=build.reward_reason,
     )
 
 

@@ -24,6 +24,9 @@ from topics.types.task import TaskRequest, parse
 if TYPE_CHECKING:
     from polar.client import Client, SessionTable
 
+NOT_THE_AGENTS = (Kind.INFRA, Kind.INPUT, Kind.EVALUATION)
+"""Kinds of error that `--wait` reports as failed work; others are outcomes of a session."""
+
 
 def submit(
     files: Annotated[
@@ -44,7 +47,7 @@ def submit(
 ) -> None:
     """Submit tasks and print their ids.
 
-    --wait also names failed sessions, and exits with 1 if the error of one is `infra` or `input`.
+    --wait also names failed sessions, and exits with 1 if the error of one is `infra` or `input`, or if its evaluation failed.
     """
     if max_in_flight is not None:
         raise typer.Exit(asyncio.run(_feed(settings.load(data), files, max_in_flight, wait, output)))
@@ -161,10 +164,15 @@ async def _ended(client: Client, table: SessionTable, samples: Mapping[str, int]
 
 
 def _failures(table: SessionTable, ids: Sequence[str]) -> int:
-    """Print each failed session and its error on stderr; exit code 1 if an error isn't the agent's."""
-    failed = [row for task_id in ids for row in table.ended(task_id) if row.status is Status.FAILED]
-    errors = [(row.session_id, row.error) for row in failed if row.error is not None]
-    for session_id, error in errors:
+    """Print each failed session, each failed evaluation and their errors on stderr; exit code 1 if an error isn't the agent's."""
+    rows = [row for task_id in ids for row in table.ended(task_id)]
+    errors = [
+        (row, error)
+        for row in rows
+        for error in dict.fromkeys((row.error if row.status is Status.FAILED else None, row.evaluation_error))
+        if error is not None
+    ]
+    for row, error in errors:
         message = one_line(error.message)
-        note(f"{session_id} FAILED: {error.stage} {error.kind}/{error.code}: {message}")
-    return Exit.FAILED if any(error.kind in (Kind.INFRA, Kind.INPUT) for _, error in errors) else 0
+        note(f"{row.session_id} {row.status}: {error.stage} {error.kind}/{error.code}: {message}")
+    return Exit.FAILED if any(error.kind in NOT_THE_AGENTS for _, error in errors) else 0

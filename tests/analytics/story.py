@@ -176,7 +176,10 @@ def _mend() -> Iterator[Told]:
     )  # fmt: skip
     error = SessionError("run", Kind.AGENT, "exit_code", "the harness exited with 1")
     stats = Stats(5, 4, 1, 60, 40, 20, {"side_call": 10, "undelivered": 10})
-    yield 18, yielded("mend.1", 4, failed, Status.FAILED, 0.0, error=error, stats=stats)
+    yield (
+        18,
+        yielded("mend.1", 4, failed, Status.FAILED, 0.0, error=error, stats=stats, reward_reason="1 of 2 tests differ"),
+    )
     # 2
     yield from stages("mend.2", 0.5)
     slow = conversation("mend.2", 6, 4)

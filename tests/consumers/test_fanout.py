@@ -100,6 +100,8 @@ async def test_what_is_no_task_is_buried_with_field_and_reason_and_the_next_one_
         b'{"task_id": NaN}': "NaN",
         json.dumps(BODY | {"instrucktion": "x"}).encode(): "misspelt",
         json.dumps(BODY | {"agent": {"harness": "cursor"}}).encode(): "no such harness",
+        json.dumps(BODY | {"evaluator": {"strategy": "test_on_output"}}).encode(): "must be a command",
+        json.dumps(BODY | {"agent": {"harness": "pi", "settings": {"x": 1}}}).encode(): "no such setting",
         json.dumps(BODY | {"metadata": {"x": "\ud800"}}).encode(): "surrogate",
         json.dumps(BODY | {"instruction": "x" * 1_100_000}).encode(): "bytes",
     }

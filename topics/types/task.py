@@ -2,13 +2,14 @@
 
 Accepts the bodies of NVIDIA's Polar (arXiv 2605.24220), whose `timeout_seconds` is the run's budget, and fills in our defaults. A field
 whose feature isn't built is rejected by name. `check_names` checks names of harnesses, evaluators and builders against the installed
-plug-ins, and `building.options` the settings of Polar's own builders.
+plug-ins, and `check_settings` their settings.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
@@ -395,7 +396,7 @@ def body_hash(canonical: bytes) -> str:
 
 
 def parse(body: object) -> TaskRequest:
-    """A TaskRequest from decoded JSON or YAML, with its names checked.
+    """A TaskRequest from decoded JSON or YAML, with its names and the settings of its plug-ins checked.
 
     Raises InputError for the first error.
     """
@@ -410,8 +411,7 @@ def parse(body: object) -> TaskRequest:
         raise InputError(field, first["input"], reason) from None
     _check_json(task)
     check_names(task)
-    if task.builder.strategy in building.OPTIONS:
-        building.options(task.builder.strategy, task.builder.config)
+    check_settings(task)
     return task
 
 
@@ -441,3 +441,33 @@ def check_names(task: TaskRequest) -> None:
         if name is not None and not registry.is_known(kind, name):
             known = ", ".join(registry.names(kind))
             raise InputError(field, name, f"no such {kind.value}; there are: {known}, or module:Class")
+
+
+def check_settings(task: TaskRequest) -> None:
+    """Reject settings that a harness, an evaluator or a builder refuses: its own constructor raises InputError.
+
+    Left to the workers, which report it: plug-ins named `module:Class`, those that can't be imported here, and constructors that raise
+    anything else.
+    Settings of Polar's own builders are checked without importing a builder.
+    """
+    _construct(registry.Kind.HARNESS, task.agent.name, lambda plug_in: plug_in(task.agent))
+    _construct(registry.Kind.EVALUATOR, task.evaluator.strategy, lambda plug_in: plug_in(task.evaluator.config))
+    if task.builder.strategy in building.OPTIONS:
+        building.options(task.builder.strategy, task.builder.config)
+    else:
+        _construct(registry.Kind.BUILDER, task.builder.strategy, lambda plug_in: plug_in(**task.builder.config))
+
+
+def _construct(kind: registry.Kind, name: str, construct: Callable[[Any], object]) -> None:
+    if name not in registry.names(kind):
+        return
+    try:
+        plug_in = registry.load(kind, name)
+    except (Exception, SystemExit):
+        return
+    try:
+        construct(plug_in)
+    except InputError:
+        raise
+    except (Exception, SystemExit):
+        return

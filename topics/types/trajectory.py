@@ -124,6 +124,8 @@ class Trajectory(msgspec.Struct, frozen=True, tag="trajectory", omit_defaults=Tr
     mode: str = "train"
     rebuilt_with: bytes | None = None
     """JSON object of builder settings if `polar rebuild` made it; None: the builder made it, once per session."""
+    reward_reason: str | None = None
+    """Why the reward is what it is: the evaluator's words, or the error of the evaluation; None: no reason was given."""
 
     def expanded(self) -> list[ExpandedTrace]:
         """Its expanded traces, in order; expanded again at each call."""

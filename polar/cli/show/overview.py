@@ -16,6 +16,9 @@ from topics.types.session import Accounting, Phase, Stage, Status
 from topics.types.tokens import count
 from topics.types.trajectory import Trace, Trajectory, path
 
+TRACEBACK = "evaluator_traceback"
+"""The artifact of an evaluation that raised (`consumers.stages.artifacts`), which is printed: nobody else can say what went wrong."""
+TRACEBACK_LINES = 60
 STATUS_STYLES = {
     Status.COMPLETED: "green",
     Status.FAILED: "red",
@@ -43,9 +46,12 @@ def draw_head(page: Page, story: Story) -> None:
     if session.exit_code:
         page.line(f"the harness ended with exit code {session.exit_code}", indent=2)
     error = (story.trajectory.error if story.trajectory else None) or session.error
-    if error is not None:
-        page.line((f"{error.stage} {error.kind.value}/{error.code}:", "red"), indent=2)
-        page.shortened(error.message, 6)
+    for one in filter(None, dict.fromkeys((error, session.evaluation_error))):
+        page.line((f"{one.stage} {one.kind.value}/{one.code}:", "red"), indent=2)
+        page.shortened(one.message, 6)
+    if session.reward_reason is not None and session.evaluation_error is None:
+        page.line("the evaluator's reason:", indent=2)
+        page.shortened(session.reward_reason, 6)
     page.line(_times(session.accounting), indent=2)
     page.line(_counts(story), indent=2)
     for note in story.notes:
@@ -171,6 +177,18 @@ def draw_artifacts(page: Page, story: Story, blobs: BlobStore, command: str) -> 
         [name, _bytes(blobs, ref), f"{command} --artifact {shlex.quote(name)}"] for name, ref in story.artifacts.items()
     )
     page.table(["artifact", ">size", "print it"], rows)
+    if (ref := story.artifacts.get(TRACEBACK)) is not None and (text := _text(blobs, ref)) is not None:
+        page.line()
+        page.line((f"{TRACEBACK}:", "red"), indent=2)
+        page.shortened(text, TRACEBACK_LINES)
+
+
+def _text(blobs: BlobStore, ref: str) -> str | None:
+    """A blob as text. None if this store doesn't have all of it."""
+    try:
+        return blobs.get(ref).decode(errors="replace").rstrip("\n")
+    except (OSError, ValueError):
+        return None
 
 
 def _bytes(blobs: BlobStore, ref: str) -> str:

@@ -180,6 +180,7 @@ TRAJECTORY = Trajectory(
     artifacts={"agent_log": "blob:sha256/00"},
     metadata=b'{"user": {"name": "na\xc3\xafve"}}',
     mode="eval",
+    reward_reason="1 of 2 tests differ: näive",
 )  # fmt: skip
 
 

@@ -116,6 +116,9 @@ def test_sessions_are_there_from_when_their_task_is_known(told: duckdb.DuckDBPyC
         "SELECT session_id, attempt, harness, status, error_code, reward, epoch_ms(ended_at) - epoch_ms(submitted_at) "
         "FROM sessions ORDER BY session_id",
     )
+    reasons = "SELECT session_id, reward_reason FROM {} WHERE reward_reason IS NOT NULL"
+    for view in ("sessions", "trajectories"):
+        assert rows(told, reasons.format(view)) == [("mend.1", "1 of 2 tests differ")]
     assert found == [
         ("mend.0", 2, "pi", "COMPLETED", None, 1.0, 38_000),
         ("mend.1", 1, "pi", "FAILED", "exit_code", 0.0, 18_000),

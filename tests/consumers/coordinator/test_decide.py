@@ -6,6 +6,7 @@ from msgspec.structs import replace
 
 from consumers.coordinator import commands
 from consumers.coordinator.deadlines import BUILDING_MS, CLOSING_MS, EXPIRY_MS, QUEUE_MS, TICKET_MS
+from consumers.coordinator.endings import REASON_LIMIT
 from tests.consumers.coordinator.bench import PLAN, Bench, submitted, wants
 from topics import events
 from topics.completions import CloseGroup
@@ -74,8 +75,9 @@ def test_a_build_holds_the_results_of_run_and_evaluation_and_is_repeated_after_a
     bench.assign(Stage.EVALUATE)
     bench.claim(Stage.EVALUATE, "e1")
     bench.now = 5_000
-    bench.give(events.Evaluated("f", "t.0", 1, "e1", 0.5, {"c": 1.0}, artifacts={"both": "evaluation"}))
+    bench.give(events.Evaluated("f", "t.0", 1, "e1", 0.5, {"c": 1.0}, artifacts={"both": "evaluation"}, reason="half"))
     build = bench.builds["t.0"]
+    assert build.reward_reason == "half"
     assert (build.status, build.error) == (Status.TIMED_OUT, late), (
         "a run that timed out is evaluated, and keeps its status"
     )
@@ -95,10 +97,27 @@ def test_a_run_refused_for_its_input_is_built_at_once_and_a_failed_evaluation_gi
     bench.give(events.Evaluated("f", "t.0", 1, "e1", 1.0, {"c": 1.0}, error=unevaluated))
     build = bench.builds["t.0"]
     assert (build.status, build.error, build.reward, build.call_rewards) == (Status.FAILED, unevaluated, None, None)
+    assert build.reward_reason == "evaluation/raised: no"
     bench.run("u.0")
     unfit = SessionError("run", Kind.INPUT, "bad_input", "no such folder")
     bench.give(events.RunFinished("f", "u.0", 1, "r1", Status.FAILED, None, unfit))
     assert (bench.builds["u.0"].status, bench.builds["u.0"].error) == (Status.FAILED, unfit)
+
+
+def test_a_failed_evaluation_is_known_beside_the_runs_own_error() -> None:
+    bench = Bench()
+    bench.give(submitted())
+    bench.run()
+    wrong = SessionError("run", Kind.AGENT, "exit_code", "3")
+    bench.give(events.RunFinished("f", "t.0", 1, "r1", Status.FAILED, 3, wrong))
+    bench.assign(Stage.EVALUATE)
+    bench.claim(Stage.EVALUATE, "e1")
+    raised = SessionError("evaluate", Kind.EVALUATION, "evaluator_raised", "x" * 4096)
+    bench.give(events.Evaluated("f", "t.0", 1, "e1", error=raised, reason="never read"))
+    row = bench.table.session("t.0")
+    assert row is not None
+    assert (row.error, row.evaluation_error, row.reward) == (wrong, raised, None)
+    assert bench.builds["t.0"].reward_reason == ("evaluation/evaluator_raised: " + "x" * 4096)[:REASON_LIMIT]
 
 
 def test_a_closed_run_has_two_seconds_from_then_on() -> None:

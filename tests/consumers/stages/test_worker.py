@@ -334,23 +334,45 @@ async def test_an_init_that_overruns_may_be_tried_again(settings: Settings, work
 
 
 class Hostile:
-    """An evaluator that raises, judges with no number, or never ends."""
+    """An evaluator that raises, exits, judges with no number or no verdict, or never ends."""
 
     def __init__(self, config: dict[str, object]) -> None:
         self._how = config["how"]
+        if self._how == "construct":
+            raise ZeroDivisionError("judged by nothing")
 
     async def evaluate(self, case: object) -> object:
         from consumers.evaluators.base import Verdict
 
-        if self._how == "hang":
-            await asyncio.sleep(3600)
-        if self._how == "nan":
-            return Verdict(float("nan"))
+        match self._how:
+            case "hang":
+                await asyncio.sleep(3600)
+            case "nan":
+                return Verdict(float("nan"))
+            case "text":
+                return Verdict("1.0")  # type: ignore[arg-type]
+            case "nothing":
+                return None
+            case "exit":
+                raise SystemExit("judged by nothing")
         raise ZeroDivisionError("judged by nothing")
 
 
-@pytest.mark.parametrize(("how", "code"), [("raise", "evaluator_raised"), ("nan", "bad_reward"), ("hang", "timeout")])
-async def test_an_evaluator_that_cannot_judge_gives_no_reward(worker: Coordinator, how: str, code: str) -> None:
+@pytest.mark.parametrize(
+    ("how", "code"),
+    [
+        ("raise", "evaluator_raised"),
+        ("construct", "evaluator_raised"),
+        ("exit", "evaluator_raised"),
+        ("nan", "bad_reward"),
+        ("text", "bad_reward"),
+        ("nothing", "bad_reward"),
+        ("hang", "timeout"),
+    ],
+)
+async def test_an_evaluator_that_cannot_judge_gives_no_reward(
+    settings: Settings, worker: Coordinator, how: str, code: str
+) -> None:
     strategy = f"{__name__}:Hostile"
     task = shell("judged", "true", evaluator={"strategy": strategy, "config": {"how": how}})
     runtime, _ = await worker.run(task)
@@ -359,6 +381,25 @@ async def test_an_evaluator_that_cannot_judge_gives_no_reward(worker: Coordinato
     assert fact.reward is None
     assert fact.error is not None
     assert (fact.error.kind, fact.error.code, fact.error.retryable) == (Kind.EVALUATION, code, False)
+    artifacts = fact.artifacts or {}
+    if code != "evaluator_raised":
+        assert artifacts == {}
+        return
+    trace = blob(settings, artifacts["evaluator_traceback"])
+    assert trace.startswith("Traceback (most recent call last):\n")
+    assert trace.endswith(": judged by nothing\n")
+    assert "in __init__\n" in trace if how == "construct" else "in evaluate\n" in trace
+
+
+async def test_a_lost_reward_comes_with_its_reason_and_its_report(settings: Settings, worker: Coordinator) -> None:
+    config = {"test_command": "echo 'a: FAILED'; sleep 60", "expected_output_json": {"a": "PASSED"}}
+    task = shell("lost", "true", evaluator={"strategy": "test_on_output", "config": config})
+    runtime, _ = await worker.run(task)
+    await worker.granted(ticket(task, EVALUATE, runtime=runtime, status=Status.COMPLETED, budget_s=4.0))
+    fact = await worker.fact(Evaluated, "lost.0")
+    assert (fact.reward, fact.error) == (0.0, None), "a hang is the agent's failure, and no missing reward"
+    assert fact.reason == "the test command didn't end within timeout_s = 2 s, and was killed"
+    assert fact.reason in blob(settings, (fact.artifacts or {})["evaluation_report"])
 
 
 async def test_a_runtime_that_is_gone_fails_the_attempt_not_the_worker(worker: Coordinator) -> None:

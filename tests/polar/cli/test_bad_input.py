@@ -42,6 +42,19 @@ def _no_system(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
             {"builder": {"strategy": "per_request", "config": {"filters": {"min_tokens": 3}}}},
             "builder.config.filters.min_tokens: no such setting of this builder; there are: drop_truncated, engines, kinds, max_tokens",
         ),
+        (
+            {
+                "evaluator": {
+                    "strategy": "test_on_output",
+                    "config": {"test_command": "t", "expected_output_json": {"a": "OK"}},
+                }
+            },
+            "evaluator.config.expected_output_json: must map test names to one of PASSED, FAILED, ERROR, SKIPPED (got {'a': 'OK'})",
+        ),
+        (
+            {"agent": {"harness": "pi", "settings": {"api": "openai"}}},
+            "agent.settings.api: must be one of openai-completions, openai-responses, anthropic-messages, google-",
+        ),
         ({"num_samples": 1025}, "num_samples: Input should be less than or equal to 1024 (got 1025)"),
         ({"task_id": "a.0"}, "task_id: String should match pattern"),
         ({"timeout_seconds": 90_000}, "timeout_seconds: Input should be less than or equal to 86400"),

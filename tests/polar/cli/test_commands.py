@@ -127,6 +127,21 @@ def test_wait_ends_with_1_where_a_session_failed_for_what_is_not_the_agents_doin
     assert json.loads(stdout) == [ended]
 
 
+@pytest.mark.parametrize("status", [Status.COMPLETED, Status.FAILED, Status.TIMED_OUT])
+def test_wait_ends_with_1_where_an_evaluation_failed_however_the_run_ended(settings: Settings, status: Status) -> None:
+    raised = SessionError("evaluate", Kind.EVALUATION, "evaluator_raised", "ZeroDivisionError: division by zero")
+    of_run = SessionError("run", Kind.AGENT, "exit_code", "ended with 3")
+    error = raised if status is Status.COMPLETED else of_run
+    ended = Status.FAILED if status is Status.COMPLETED else status
+    row = session_row(1, status=ended, error=error, evaluation_error=raised)
+    write_rows(settings, task_row(), session_row(0, status=Status.COMPLETED, reward=0.0), row)
+    code, _, stderr = polar("submit", "--wait", "-", stdin=json.dumps(BODY))
+    assert code == 1
+    told = f"polar: t.1 {ended}: evaluate evaluation/evaluator_raised: ZeroDivisionError: division by zero"
+    assert stderr.splitlines().count(told) == 1
+    assert ("ended with 3" in stderr) is (status is Status.FAILED)
+
+
 @pytest.mark.parametrize("target", ["t", "t.3"])
 def test_cancel_writes_the_fact_where_the_task_lies(settings: Settings, target: str) -> None:
     write_rows(settings, task_row(BODY | {"num_samples": 4}), session_row(3, Phase.RUNNING))

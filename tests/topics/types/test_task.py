@@ -1,6 +1,9 @@
 """TaskRequests: what is taken, what is refused with which words, and the one spelling of a body."""
 
 import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.topics.specimens import JSON
+from topics.environment import registry
 from topics.types.errors import InputError
 from topics.types.task import INSTRUCTION_LIMIT, TRAINING_DEFAULTS, SamplingSpec, TaskRequest, body_hash, parse
 
@@ -90,6 +94,22 @@ def test_a_body_of_nvidias_polar_is_taken() -> None:
         ({"builder": {"strategy": "per_token"}}, "builder.strategy: no such builder; there are: "),
         ({"evaluator": {"strategy": "swe"}}, "evaluator.strategy: no such evaluator; there are: "),
         ({"evaluator": {"refresh_runtime": True}}, "evaluator.refresh_runtime: "),
+        ({"evaluator": {"config": {"x": 1}}}, "evaluator.config.x: session_completed has no settings"),
+        ({"evaluator": {"strategy": "test_on_output"}}, "evaluator.config.test_command: must be a command"),
+        (
+            {"evaluator": {"strategy": "test_on_output", "config": {"test_command": "t", "timeout": 1}}},
+            "evaluator.config.timeout: no such setting; there are: test_command, ",
+        ),
+        (
+            {"agent": {"harness": "pi", "settings": {"speed": 1}}},
+            "agent.settings.speed: pi has no such setting; there are: api",
+        ),
+        ({"agent": {"harness": "pi", "settings": {"max_tokens": 0}}}, "agent.settings.max_tokens: "),
+        (
+            {"agent": {"harness": "shell", "custom_shell": {"command": "x"}, "settings": {"a": 1}}},
+            "agent.settings.a: shell has no such setting; there are: none",
+        ),
+        ({"builder": {"config": {"rewards": "most"}}}, "builder.config.rewards: "),
         ({"callback_url": "ftp://x"}, "callback_url: must be an http or https URL"),
         ({"callback_url": "http://me:secret@x"}, "callback_url: must hold no user or password"),
         ({"early_stop": {"usable": 2}, "num_samples": 1}, "early_stop: usable=2 is more than num_samples=1"),
@@ -146,8 +166,64 @@ def test_what_is_no_task_at_all_is_refused(wrong: object) -> None:
 
 
 def test_a_class_is_taken_by_its_path_without_importing_it() -> None:
-    task = parse(body(agent={"import_path": "my_lab.agents:Agent"}))
+    task = parse(body(agent={"import_path": "my_lab.agents:Agent", "settings": {"any": 1}}))
     assert task.agent.name == "my_lab.agents:Agent"
+    strategy = {"strategy": "my_lab.parts:Part", "config": {"any": 1}}
+    assert parse(body(evaluator=strategy, builder=strategy)).evaluator.config == {"any": 1}
+
+
+PLUG_INS = """
+from topics.types.errors import InputError
+
+class Strict:
+    def __init__(self, *settings, **config):
+        raise InputError("strict.x", settings, "is refused")
+
+class Raising:
+    def __init__(self, *settings, **config):
+        raise OSError("no such file on this machine")
+
+class Exiting:
+    def __init__(self, *settings, **config):
+        raise SystemExit
+"""
+
+
+@pytest.fixture
+def plug_ins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """An installed package of another project, with plug-ins of three kinds that can't be constructed here, or not even imported."""
+    (tmp_path / "my_parts.py").write_text(PLUG_INS)
+    (tmp_path / "my_broken_parts.py").write_text("1 / 0")
+    installed = tmp_path / "my_parts-1.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: my-parts\nVersion: 1\n")
+    places = {"strict": "my_parts:Strict", "raising": "my_parts:Raising", "exiting": "my_parts:Exiting"}
+    places |= {"absent": "no_such_module:Class", "broken": "my_broken_parts:Class"}
+    points = "".join(f"{name} = {place}\n" for name, place in places.items())
+    (installed / "entry_points.txt").write_text(
+        "".join(f"[polar.{kind}]\n{points}" for kind in ("harness", "evaluator", "builder"))
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    registry._installed.cache_clear()
+    yield
+    registry._installed.cache_clear()
+    sys.modules.pop("my_parts", None)
+
+
+def naming(part: str, name: str) -> dict[str, Any]:
+    return {"agent": {"harness": name}} if part == "agent" else {part: {"strategy": name}}
+
+
+@pytest.mark.parametrize("part", ["agent", "evaluator", "builder"])
+def test_a_plug_in_of_another_package_refuses_its_settings_itself(plug_ins: None, part: str) -> None:
+    with pytest.raises(InputError, match=r"strict\.x: is refused"):
+        parse(body(**naming(part, "strict")))
+
+
+@pytest.mark.parametrize("part", ["agent", "evaluator", "builder"])
+@pytest.mark.parametrize("name", ["raising", "exiting", "absent", "broken"])
+def test_a_plug_in_that_does_not_work_here_is_left_to_the_workers(plug_ins: None, part: str, name: str) -> None:
+    assert parse(body(**naming(part, name))).task_id == "fix-1"
 
 
 def test_training_imposes_the_engines_own_distribution_unless_told() -> None:

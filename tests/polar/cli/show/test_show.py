@@ -23,6 +23,7 @@ from topics.environment.settings import Settings
 from topics.log import admin
 from topics.log import kafka as clients
 from topics.log.partition import partition_of_task
+from topics.types.errors import Kind, SessionError
 from topics.types.session import Phase, SessionState, Status
 from topics.types.trajectory import Trajectory
 
@@ -77,6 +78,38 @@ def test_a_session_that_has_ended_is_told_whole(settings: Settings) -> None:
     prompt = whole[: done["record"]["shared_tokens"]] + done["record"]["prompt_rest"]
     assert prompt + done["record"]["sampled"] == found["traces"][0]["token_ids"]
     assert found["messages"][done["asked"]]["message"]["role"] == "tool"
+
+
+def test_why_a_reward_is_what_it_is_is_told(settings: Settings) -> None:
+    recording = a_session()
+    reason = "1 of 2 tests differ: t::a is FAILED, not PASSED"
+    write_session(settings, recording, recording.build(reward=0.0), row(reward=0.0, reward_reason=reason))
+    _, out, _ = show("t.0")
+    assert out.startswith("t.0  COMPLETED  reward 0\n")
+    assert f"  the evaluator's reason:\n    {reason}\n" in out
+    assert json.loads(show("t.0", "--format", "json")[1])["reward_reason"] == reason
+
+
+def test_what_an_evaluator_raised_is_printed_with_its_traceback(settings: Settings) -> None:
+    trace = "Traceback (most recent call last):\n" + "  File x\n" * 30 + "ZeroDivisionError: \x1b[31mby zero\n"
+    artifacts = {"evaluator_traceback": BlobStore(settings.blobs_folder).put(trace.encode()).ref}
+    of_run = SessionError("run", Kind.AGENT, "exit_code", "ended with 3")
+    raised = SessionError("evaluate", Kind.EVALUATION, "evaluator_raised", "ZeroDivisionError: by zero")
+    state = row(
+        status=Status.FAILED,
+        reward=None,
+        error=of_run,
+        evaluation_error=raised,
+        reward_reason="evaluation/evaluator_raised: ZeroDivisionError: by zero",
+        artifacts=artifacts,
+    )
+    recording = a_session()
+    write_session(settings, recording, recording.build(status=Status.FAILED, reward=None, artifacts=artifacts), state)
+    _, out, _ = show("t.0")
+    assert out.count("ZeroDivisionError: by zero") == 1
+    assert "  run agent/exit_code:\n    ended with 3\n  evaluate evaluation/evaluator_raised:\n" in out
+    assert out.split("evaluator_traceback:\n")[1].splitlines()[0] == "    Traceback (most recent call last):"
+    assert "    ZeroDivisionError: \\x1b[31mby zero\n" in out
 
 
 def test_one_call_is_told_alone_by_number_or_id(settings: Settings) -> None:
