@@ -83,7 +83,7 @@ _PLACEHOLDER = re.compile(r"(?<!\$)\{report\}")
 """Not `${report}`, a variable of the shell."""
 _OF_THE_MACHINE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO})
 """Errors of file operations that no file of the agent's causes."""
-_CONTROL = 'type -- "$1" >/dev/null 2>&1; echo "$? $PATH"'
+_LOOK_UP = 'type -- "$1" >/dev/null 2>&1; echo "$? $PATH"'
 
 
 @dataclass(frozen=True)
@@ -273,8 +273,7 @@ async def _report_path(runtime: Runtime, name: PurePosixPath) -> PurePosixPath:
 async def _is_agents_doing(runtime: Runtime, env: Mapping[str, str]) -> bool:
     """Whether files of the run can be why no program starts in the workspace: its folder, or a bash of the agent's own."""
     with suppress(SandboxError):
-        control = Exec(("bash", "-c", ":"), cwd=str(runtime.home), env=env, log="control.log", timeout_s=CONTROL_S)
-        await runtime.exec(control)
+        await runtime.exec(_control(runtime, env, "bash", "-p", "-c", ":"))
         return True
     _, folders = await _looked_up(runtime, "bash", env)
     return any(_is_inside(runtime, folder) for folder in folders)
@@ -294,15 +293,21 @@ async def _missing_program(runtime: Runtime, command: str, env: Mapping[str, str
 
 async def _looked_up(runtime: Runtime, program: str, env: Mapping[str, str]) -> tuple[bool, list[str]]:
     """Whether bash finds no such program, and the folders of PATH. False and no folders if bash doesn't start."""
-    # By its path: a bash of the agent's own, in a folder of PATH, must not answer.
-    asked = ("/bin/bash", "-c", _CONTROL, "bash", program)
-    control = Exec(asked, cwd=str(runtime.home), env=env, log="control.log", timeout_s=CONTROL_S)
+    # By its path: a bash of the agent's own, in a folder of PATH, must not answer. -p: it runs no script that BASH_ENV names.
     try:
-        ended = await runtime.exec(control)
-    except SandboxError:
+        ended = await runtime.exec(_control(runtime, env, "/bin/bash", "-p", "-c", _LOOK_UP, "bash", program))
+    except SandboxError as error:
+        if error.code != "not_started":
+            raise
         return False, []
     code, _, path = ended.tail.removesuffix("\n").partition(" ")
     return ended.exit_code == 0 and code == "1", path.split(":")
+
+
+def _control(runtime: Runtime, env: Mapping[str, str], *argv: str) -> Exec:
+    """A program outside of the workspace, with a log that nothing of the agent's can stand in the way of."""
+    log = f"control-{secrets.token_hex(8)}.log"
+    return Exec(argv, cwd=str(runtime.home), env=env, log=log, timeout_s=CONTROL_S)
 
 
 def _is_inside(runtime: Runtime, folder: str) -> bool:

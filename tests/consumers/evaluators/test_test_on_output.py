@@ -351,6 +351,21 @@ async def test_a_bash_of_the_workspace_that_cannot_start_is_worth_0(
     assert verdict.reward == 0.0
 
 
+async def test_a_script_of_the_workspace_has_no_say_in_what_the_worker_lacks(case: Case) -> None:
+    """BASH_ENV names a script that every bash of the task runs first; the agent has written it anew."""
+    await case.runtime.write_file("env.sh", b"PATH=/usr/bin; type() { return 1; }")
+    env = {"BASH_ENV": f"{case.runtime.workspace}/env.sh", "PATH": f"{case.runtime.workspace}/bin:/usr/bin:/bin"}
+    assert (await TestOnOutput({"test_command": "runner"}).evaluate(replace(case, env=env))).reward == 0.0
+
+
+@pytest.mark.parametrize("name", ["evaluation.log", "control.log"])
+async def test_a_folder_in_the_place_of_a_log_is_worth_0(case: Case, name: str) -> None:
+    await case.runtime.exec(Exec(f"mkdir -p ../logs/evaluation.log/x ../logs/{name}/x"))
+    verdict = await TestOnOutput({"test_command": "true"}).evaluate(case)
+    assert verdict.reward == 0.0
+    assert verdict.reason
+
+
 @pytest.mark.parametrize("env", [{"PATH": "/no"}, {"PATH": "/no:/nowhere"}])
 async def test_a_path_without_bash_is_no_verdict(case: Case, env: dict[str, str]) -> None:
     """The task's mistake, or its worker's: the agent can't change it."""
