@@ -175,7 +175,8 @@ class TestOnOutput:
         self, runtime: Runtime, result: ExecResult, output: bytes, report: PurePosixPath | None, timeout_s: float | None
     ) -> Score:
         if result.exit_code is None:
-            return Score(f"the test command didn't end within timeout_s = {timeout_s or 0:g} s, and was killed")
+            why = "" if result.exceeded else f" It didn't end within timeout_s = {timeout_s or 0:g} s."
+            return Score(f"the test command was stopped.{why}{_exceeded(result)}")
         if report is None:
             return await asyncio.to_thread(self._score_output, result, output)
         try:
@@ -367,7 +368,16 @@ def _reason(differences: Collection[Difference], tests: int) -> str | None:
 
 
 def _bad_exit(result: ExecResult) -> str | None:
-    return None if result.exit_code == 0 else f"the test command ended with exit code {result.exit_code}"
+    if result.exit_code == 0:
+        return None
+    return (
+        f"the test command ended with exit code {result.exit_code}{'.' if result.exceeded else ''}{_exceeded(result)}"
+    )
+
+
+def _exceeded(result: ExecResult) -> str:
+    """The limit of the session's that its programs exceeded, as a further sentence."""
+    return f" {result.exceeded}" if result.exceeded else ""
 
 
 def _also(*reasons: str | None) -> str | None:

@@ -30,7 +30,7 @@ class Budget:
 
     @property
     def remaining_s(self) -> float:
-        """At most TICK_S more than remains."""
+        """Seconds of work that remain, renewed every TICK_S while `spent` is awaited; at least TICK_S."""
         return max(self._remaining_s, TICK_S)
 
     @property

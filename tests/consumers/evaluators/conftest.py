@@ -1,14 +1,24 @@
-"""A session to evaluate."""
+"""A session to evaluate, in each kind of sandbox."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 
 from consumers.evaluators.base import Case
-from consumers.runtimes.process import ProcessRuntime
+from consumers.runtimes.base import Runtime, RuntimeBackend
+from topics.environment import registry
 from topics.types.session import Status
 
 
+@pytest.fixture(params=["process", "cell"])
+def backend(request: pytest.FixtureRequest, tmp_path: Path) -> RuntimeBackend:
+    """Each backend in turn."""
+    made: RuntimeBackend = registry.load(registry.Kind.RUNTIME, request.param)(tmp_path / "runtimes")
+    return made
+
+
 @pytest.fixture
-def case(runtime: ProcessRuntime) -> Case:
+def case(runtime: Runtime) -> Case:
     return Case(runtime, "task.0", Status.COMPLETED, 0, None, {"GREETING": "hi"})

@@ -28,8 +28,8 @@ from consumers.evaluators.test_on_output import (
     command_limit,
     statuses,
 )
-from consumers.runtimes.base import Exec, ExecResult, SandboxError
-from consumers.runtimes.process import ProcessBackend, ProcessRuntime
+from consumers.runtimes.base import Exec, ExecResult, RuntimeBackend, SandboxError
+from consumers.runtimes.process import ProcessRuntime
 from topics.types.errors import InputError
 from topics.types.task import RuntimeSpec
 
@@ -52,6 +52,8 @@ def broken(): raise OSError("no")
 
 def test_error(broken): pass
 """
+IN_REACH = pytest.mark.parametrize("backend", ["process"], indirect=True)
+"""For what programs of the sandbox `process` can reach; a cell keeps it out of theirs."""
 OUTCOMES = {"test_it.py::test_good": "PASSED", "test_it.py::test_bad": "FAILED", "test_it.py::test_error": "ERROR"}
 
 
@@ -283,7 +285,7 @@ async def test_a_command_that_hangs_is_worth_0(case: Case) -> None:
     config = {"test_command": "echo begun; sleep 60", "timeout_s": 0.5}
     verdict = await TestOnOutput(config).evaluate(case)
     assert (verdict.reward, verdict.artifacts[OUTPUT]) == (0.0, b"begun\n")
-    assert verdict.reason == "the test command didn't end within timeout_s = 0.5 s, and was killed"
+    assert verdict.reason == "the test command was stopped. It didn't end within timeout_s = 0.5 s."
 
 
 @pytest.mark.parametrize(
@@ -307,7 +309,7 @@ async def test_a_hang_without_a_setting_of_its_own_is_worth_0_within_the_budget(
     verdict = await TestOnOutput({"test_command": "sleep 60"}).evaluate(replace(case, budget_s=1.0))
     assert (verdict.reward, verdict.reason) == (
         0.0,
-        "the test command didn't end within timeout_s = 0.5 s, and was killed",
+        "the test command was stopped. It didn't end within timeout_s = 0.5 s.",
     )
 
 
@@ -330,7 +332,7 @@ async def test_a_command_that_the_agent_could_have_broken_is_worth_0(
     assert reason in (verdict.reason or "")
 
 
-async def test_a_program_that_the_agents_shim_hides_is_worth_0(case: Case, backend: ProcessBackend, claim: str) -> None:
+async def test_a_program_that_the_agents_shim_hides_is_worth_0(case: Case, backend: RuntimeBackend, claim: str) -> None:
     """PATH leads through the workspace first, so that the agent decides what a bare name starts."""
     spec = RuntimeSpec(env={"PATH": f"{case.runtime.workspace}/bin:/usr/bin:/bin"})
     runtime = await backend.attach(case.runtime.handle, claim, spec)
@@ -342,7 +344,7 @@ async def test_a_program_that_the_agents_shim_hides_is_worth_0(case: Case, backe
 
 
 async def test_a_bash_of_the_workspace_that_cannot_start_is_worth_0(
-    case: Case, backend: ProcessBackend, claim: str
+    case: Case, backend: RuntimeBackend, claim: str
 ) -> None:
     spec = RuntimeSpec(env={"PATH": f"{case.runtime.workspace}/bin"})
     runtime = await backend.attach(case.runtime.handle, claim, spec)
@@ -358,6 +360,7 @@ async def test_a_script_of_the_workspace_has_no_say_in_what_the_worker_lacks(cas
     assert (await TestOnOutput({"test_command": "runner"}).evaluate(replace(case, env=env))).reward == 0.0
 
 
+@IN_REACH
 @pytest.mark.parametrize("name", ["evaluation.log", "control.log"])
 async def test_a_folder_in_the_place_of_a_log_is_worth_0(case: Case, name: str) -> None:
     await case.runtime.exec(Exec(f"mkdir -p ../logs/evaluation.log/x ../logs/{name}/x"))
@@ -392,7 +395,7 @@ async def test_a_program_that_the_worker_lacks_is_no_verdict(
     ["rm -rf ../workspace/sub", "rm -rf sub; ln -s / sub", "rm -rf sub; touch sub", "rm -rf ../home; ln -s / ../home"],
 )
 async def test_a_folder_that_the_run_replaced_is_worth_0(
-    case: Case, backend: ProcessBackend, claim: str, left: str
+    case: Case, backend: RuntimeBackend, claim: str, left: str
 ) -> None:
     await case.runtime.exec(Exec(f"mkdir sub; {left}"))
     config = {"test_command": "cd sub && true", "report": "junit.xml"}
@@ -401,6 +404,7 @@ async def test_a_folder_that_the_run_replaced_is_worth_0(
     assert verdict.reason
 
 
+@IN_REACH
 async def test_a_workspace_that_is_gone_is_worth_0(case: Case) -> None:
     await case.runtime.exec(Exec("rm -rf ../workspace"))
     verdict = await TestOnOutput({"test_command": "true"}).evaluate(case)
@@ -408,6 +412,7 @@ async def test_a_workspace_that_is_gone_is_worth_0(case: Case) -> None:
     assert "couldn't be started in the workspace that the run left" in (verdict.reason or "")
 
 
+@IN_REACH
 @pytest.mark.parametrize("code", ["not_started", "supervisor_lost", "unkillable", "runtime_gone"])
 async def test_a_failure_of_the_machine_is_no_verdict(case: Case, code: str) -> None:
     """A sandbox that starts no program at all, in the place of a machine without memory or processes."""
@@ -422,6 +427,7 @@ async def test_a_failure_of_the_machine_is_no_verdict(case: Case, code: str) -> 
         await TestOnOutput({"test_command": "true"}).evaluate(replace(case, runtime=failing))
 
 
+@IN_REACH
 async def test_a_worker_without_descriptors_is_no_verdict(case: Case) -> None:
     """A runtime whose worker has run out of descriptors."""
 

@@ -398,7 +398,7 @@ async def test_a_lost_reward_comes_with_its_reason_and_its_report(settings: Sett
     await worker.granted(ticket(task, EVALUATE, runtime=runtime, status=Status.COMPLETED, budget_s=4.0))
     fact = await worker.fact(Evaluated, "lost.0")
     assert (fact.reward, fact.error) == (0.0, None), "a hang is the agent's failure, and no missing reward"
-    assert fact.reason == "the test command didn't end within timeout_s = 2 s, and was killed"
+    assert fact.reason == "the test command was stopped. It didn't end within timeout_s = 2 s."
     assert fact.reason in blob(settings, (fact.artifacts or {})["evaluation_report"])
 
 
