@@ -402,6 +402,36 @@ async def test_a_lost_reward_comes_with_its_reason_and_its_report(settings: Sett
     assert fact.reason in blob(settings, (fact.artifacts or {})["evaluation_report"])
 
 
+@pytest.mark.parametrize("backend", ["process", "cell"])
+@pytest.mark.parametrize(
+    ("action", "reason"),
+    [
+        ({"type": "exec", "command": "bash run.sh"}, "runtime.eval_prepare[0]: 'bash run.sh' ended with exit code 127"),
+        ({"type": "exec", "command": "true", "cwd": "tests"}, "runtime.eval_prepare[0].cwd: "),
+        ({"type": "exec", "command": "sleep 60"}, "runtime.eval_prepare took longer than timeouts.evaluate = 1.5 s"),
+    ],
+    ids=["failed", "folder gone", "hang"],
+)
+async def test_what_the_run_did_to_the_preparation_of_its_evaluation_is_worth_0(
+    worker: Coordinator, backend: str, action: dict[str, object], reason: str
+) -> None:
+    task = shell("prepared", "rm -rf tests", runtime={"backend": backend, "eval_prepare": [action]})
+    runtime, ran = await worker.run(task)
+    await worker.granted(ticket(task, EVALUATE, runtime=runtime, status=ran.status, budget_s=1.5))
+    fact = await worker.fact(Evaluated, "prepared.0")
+    assert (fact.reward, fact.error) == (0.0, None)
+    assert (fact.reason or "").startswith(reason)
+
+
+async def test_a_source_that_the_worker_lacks_is_no_verdict(worker: Coordinator) -> None:
+    upload = {"type": "upload_file", "source": "/nowhere", "target": "x"}
+    fact = await worker.evaluated(shell("sourceless", "true", runtime={"eval_prepare": [upload]}))
+    assert fact.reward is None
+    assert fact.error is not None
+    assert (fact.error.kind, fact.error.code) == (Kind.INPUT, "bad_input")
+    assert "runtime.eval_prepare[0].source" in fact.error.message
+
+
 async def test_a_runtime_that_is_gone_fails_the_attempt_not_the_worker(worker: Coordinator) -> None:
     task = shell("gone", "true")
     handle = {"backend": "process", "host": "elsewhere", "id": "i-0000"}

@@ -86,7 +86,7 @@ def test_a_body_of_nvidias_polar_is_taken() -> None:
         ),
         ({"agent": {"harness": "pi", "mcp_servers": [{"name": "x"}]}}, "agent: mcp_servers isn't built yet"),
         ({"runtime": {"backend": "docker"}}, "runtime.backend: no such runtime; there are: "),
-        ({"runtime": {"cpus": 2}}, "runtime: cpus=2.0 can't be kept"),
+        ({"runtime": {"backend": "process", "cpus": 2}}, "runtime: cpus=2.0 can't be kept"),
         ({"runtime": {"allow_internet": False}}, "runtime: allow_internet=False can't be kept"),
         ({"runtime": {"prepare": [{"type": "exec"}]}}, "runtime.prepare.0: command is needed"),
         ({"runtime": {"prepare": [{"type": "upload_file", "source": "a"}]}}, "runtime.prepare.0: target is needed"),
