@@ -30,6 +30,8 @@ NUMERIC = re.compile(r"[0-9]+|0x[0-9a-f]*")
 """A last label that makes a whole name an IPv4 address to some resolvers: 2130706433, 0x7f.1, 127.1 (WHATWG URL, "ends in a number")."""
 PORT = re.compile(r"[0-9]{1,5}")
 PRIVATE = tuple(map(ip_network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "fc00::/7")))
+METADATA = frozenset(map(ip_address, ("100.100.100.200", "fd00:ec2::254")))
+"""Clouds' metadata servers in private networks (Alibaba, AWS); the usual one, 169.254.169.254, is link-local."""
 UNICAST = ip_network("2000::/3")
 """The only IPv6 addresses that are assigned for global use (IANA)."""
 NAT64 = IPv6Network("64:ff9b::/96")
@@ -124,6 +126,8 @@ def address_of(host: str) -> Address | None:
 def reach_of(address: Address) -> Reach:
     """Who is reached at an address; of an IPv6 address that stands for an IPv4 address, who is reached at that."""
     address = _embedded(address)
+    if address in METADATA:
+        return Reach.LOCAL
     if any(address in network for network in PRIVATE if network.version == address.version):
         return Reach.PRIVATE
     is_unicast = address.version == 4 or address in UNICAST
