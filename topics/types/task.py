@@ -28,6 +28,7 @@ from pydantic import (
 
 from topics.environment import registry
 from topics.types import building, ids
+from topics.types.allowed_hosts import AllowedHost
 from topics.types.errors import InputError
 
 INSTRUCTION_LIMIT = 1024 * 1024
@@ -48,6 +49,14 @@ TaskId = Annotated[str, StringConstraints(pattern=f"^{ids.TASK_ID}$")]
 POOL_NAME = f"^{ids.NAME}$"
 PoolName = Annotated[str, StringConstraints(pattern=POOL_NAME)]
 TopicName = Annotated[str, StringConstraints(pattern=f"^{ids.NAME}$")]
+
+
+def _is_host(entry: str) -> str:
+    AllowedHost.parse(entry)
+    return entry
+
+
+HostEntry = Annotated[str, AfterValidator(_is_host)]
 
 
 def _fits(value: str) -> str:
@@ -139,8 +148,11 @@ class RuntimeSpec(Part):
     """For `prepare`."""
     verifier_network: Network = Network.NONE
     """For the evaluation."""
-    allowed_hosts: list[str] = []
-    """For the policy `allowlist`: names like `pypi.org` or `*.pypi.org`, with `:port` unless it is 80 or 443."""
+    allowed_hosts: list[HostEntry] = []
+    """For the policy `allowlist`: names like `pypi.org` or `*.pypi.org`, with `:port` unless it is 80 or 443.
+
+    All forms: `topics/types/allowed_hosts.py`.
+    """
     allow_internet: bool = True
     cpus: float | None = Field(default=None, gt=0)
     memory_mb: int | None = Field(default=None, ge=16)

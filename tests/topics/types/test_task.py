@@ -91,6 +91,10 @@ def test_a_body_of_nvidias_polar_is_taken() -> None:
         ({"runtime": {"prepare": [{"type": "exec"}]}}, "runtime.prepare.0: command is needed"),
         ({"runtime": {"prepare": [{"type": "upload_file", "source": "a"}]}}, "runtime.prepare.0: target is needed"),
         ({"runtime": {"pool": "Big"}}, "runtime.pool: "),
+        (
+            {"runtime": {"network": "allowlist", "allowed_hosts": ["pypi.org", "https://a.org"]}},
+            "runtime.allowed_hosts.1: expected a port from 1 to 65535, got '//a.org'",
+        ),
         ({"builder": {"strategy": "per_token"}}, "builder.strategy: no such builder; there are: "),
         ({"evaluator": {"strategy": "swe"}}, "evaluator.strategy: no such evaluator; there are: "),
         ({"evaluator": {"refresh_runtime": True}}, "evaluator.refresh_runtime: "),
