@@ -15,7 +15,6 @@ from urllib.parse import quote_from_bytes
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from multidict import CIMultiDict
 from structlog.testing import capture_logs
 from yarl import URL
 
@@ -74,10 +73,10 @@ def test_no_credential_of_the_client_is_led_on_and_every_other_header_is(headers
     kept = [line for line, (name, _) in zip(lines, headers, strict=True) if name.lower() not in CREDENTIALS]
     own = [line for line in sent if KEY.encode() in line]
     assert [line for line in sent[1:] if line not in own] == kept
-    received = CIMultiDict(tuple(line.decode("latin-1").split(": ", 1)) for line in own)
+    received = [line.decode().lower().split(": ") for line in own]
     replaced = {name.decode().lower() for name, _ in headers if name.lower() in CREDENTIALS[:4]}
-    assert {name.lower() for name in received} == (replaced or {"x-polar-key"})
-    assert set(received.values()) <= {KEY, f"Bearer {KEY}"}
+    assert {name for name, _ in received} == (replaced or {"x-polar-key"})
+    assert {value for _, value in received} <= {KEY, f"bearer {KEY}"}
 
 
 spelled = st.text("key", min_size=3, max_size=3).filter("key".__eq__) | st.lists(
