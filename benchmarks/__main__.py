@@ -20,6 +20,7 @@ from benchmarks import (
     pauses,
     pipeline,
     proxy,
+    relay,
     report,
     scaling,
     trainer,
@@ -28,6 +29,7 @@ from benchmarks import (
 BENCHMARKS = (
     proxy,
     http_client,
+    relay,
     log_bytes,
     idle_memory,
     builder,

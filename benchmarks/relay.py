@@ -45,7 +45,7 @@ CASES = (("short answer", "/v1/short", 1), ("short answer, 16 at once", "/v1/sho
 STREAMS = (("512 events in one write", "/v1/whole", 1), ("512 events, each its own write", "/v1/events", 1))
 CONNECTING = "short answer, each on a new connection"
 BLOCK = 320
-STREAM_BLOCK = 32
+STREAM_BLOCK = 160
 BLOCKS = 12
 WARM_UP = 2
 """Blocks that don't count."""

@@ -124,13 +124,16 @@ class AllowlistConnection(CellConnection):
         try:
             async with asyncio.timeout(CONNECT_S):
                 addresses = await self._allowlist.addresses(entry, host, port)
-                for left, address in enumerate(addresses, 1 - len(addresses)):
-                    try:
+            for left, address in enumerate(addresses, 1 - len(addresses)):
+                try:
+                    async with asyncio.timeout(
+                        CONNECT_S / len(addresses)
+                    ):  # one that is silent leaves time for the others
                         await self._loop.create_connection(lambda: Outer(self), str(address), port)
-                        return
-                    except OSError:
-                        if not left:
-                            raise
+                    return
+                except OSError:
+                    if not left:
+                        raise
         except TimeoutError as error:
             raise RequestRefusedError(504, "Gateway Timeout", f"{host}:{port}: {cause_of(error)}") from None
         except OSError as error:

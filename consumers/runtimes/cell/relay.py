@@ -34,6 +34,8 @@ PIPELINED = 64
 """Requests on one connection that await their answers: clients that pipeline at all send a few."""
 KEY_HEADER = b"X-Polar-Key"
 """The proxy's own header for keys (`proxy/session_key.py`)."""
+NOT_SERVED = frozenset({b"CONNECT", b"TRACE", b"TRACK"})
+"""CONNECT asks for another host. A server before the proxy might answer TRACE with the request, and so with the key."""
 OWN_HEADERS = b"x-polar-"
 """Headers between proxies, which no client sends."""
 KEY_HEADERS = frozenset({b"authorization", b"x-api-key", b"x-goog-api-key", b"api-key"})
@@ -76,8 +78,8 @@ def rewritten(head: RequestHead, to: Destination) -> bytes:
 
     Credentials are replaced; everything else of method, target and headers stays as it is, byte for byte, except headers of one hop.
     """
-    if head.method == b"CONNECT":
-        raise bad_request("CONNECT isn't served here: this address leads to the model only")
+    if head.method in NOT_SERVED:
+        raise bad_request(f"{head.method.decode()} isn't served here: this address leads to the model only")
     # A HEAD's answer has no body whatever its head says: it is the connection's last, so that its end is known.
     is_last = head.is_last or head.method == b"HEAD"
     lines = [b"%b %b%b HTTP/%b\r\nHost: %b\r\n" % (head.method, to.path, _target(head.target), head.version, to.netloc)]

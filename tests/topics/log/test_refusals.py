@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import shutil
 import ssl
-import subprocess
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 import pytest_asyncio
 from aiokafka.errors import GroupAuthorizationFailedError, TopicAuthorizationFailedError
 
+from tests.certificates import certificate
 from topics.environment.settings import Settings
 from topics.log import kafka
 from topics.log.refusals import connection_refusal, refusal
@@ -37,14 +37,6 @@ class Server:
 
     def settings(self, **files: Any) -> Settings:
         return Settings(kafka=f"127.0.0.1:{self.port}", kafka_security_protocol="SSL", **files)
-
-
-def certificate(folder: Path, name: str) -> None:
-    """`<name>.pem`, self-signed for loopback, and `<name>.key`."""
-    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    subject = ["-subj", f"/CN={name}", "-addext", "subjectAltName=IP:127.0.0.1", "-days", "1"]
-    files = ["-keyout", str(folder / f"{name}.key"), "-out", str(folder / f"{name}.pem")]
-    subprocess.run([*command, *subject, *files], check=True, capture_output=True, timeout=DEADLINE_S)
 
 
 @pytest_asyncio.fixture

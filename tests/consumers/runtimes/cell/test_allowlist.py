@@ -232,7 +232,7 @@ async def test_a_host_that_does_not_answer_is_504(internet: Internet, monkeypatc
             return await connect(protocol, host, port, **options)
         return await asyncio.Event().wait()
 
-    internet.names["slow.org"] = ["151.101.0.223"]
+    internet.names["slow.org"] = ["151.101.0.223", "151.101.0.224"]
     monkeypatch.setattr(allowlist, "CONNECT_S", 0.05)
     monkeypatch.setattr(loop, "create_connection", never)
     listener = listening()
@@ -240,6 +240,27 @@ async def test_a_host_that_does_not_answer_is_504(internet: Internet, monkeypatc
         status, _, message = await refusal(listener, b"CONNECT slow.org:443 HTTP/1.1\r\n\r\n")
     assert status == 504
     assert message.startswith("slow.org:443: no connection within")
+
+
+async def test_an_address_that_is_silent_leaves_time_for_the_next(
+    internet: Internet, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    internet.names["two.org"] = ["151.101.0.223", "151.101.0.224"]
+    monkeypatch.setattr(allowlist, "CONNECT_S", 0.2)
+    loop = asyncio.get_running_loop()
+    connect = loop.create_connection
+
+    async def first_is_silent(protocol: Any, host: str, port: int, **options: Any) -> Any:
+        if host == "151.101.0.223":
+            await asyncio.Event().wait()
+        return await connect(protocol, host, port, **options)
+
+    monkeypatch.setattr(loop, "create_connection", first_is_silent)
+    listener = listening()
+    async with allowlist_proxy(listener, ["two.org"]), client_of(listener) as client:
+        await client.send(b"CONNECT two.org:443 HTTP/1.1\r\n\r\n")
+        assert (await client.head()).startswith(b"HTTP/1.1 200 ")
+    assert internet.connected == [("151.101.0.224", 443)]
 
 
 @pytest.mark.parametrize(

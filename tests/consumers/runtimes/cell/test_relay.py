@@ -8,8 +8,10 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from pathlib import Path
 from urllib.parse import quote_from_bytes
 
 import pytest
@@ -21,6 +23,7 @@ from yarl import URL
 from consumers.runtimes.cell import connections, relay
 from consumers.runtimes.cell.http_requests import HEAD_BYTES, RequestHead, RequestReader, RequestRefusedError
 from consumers.runtimes.cell.relay import Destination, model_relay, rewritten
+from tests.certificates import certificate
 from tests.consumers.runtimes.cell.wires import Upstream, Wire, client_of, listening, upstream_at
 from tests.waiting import eventually
 from topics.environment.keys import PREFIX
@@ -150,9 +153,10 @@ def test_a_target_that_is_no_plain_path_is_refused(target: bytes) -> None:
     assert refused.value.status == 400
 
 
-def test_connect_is_refused() -> None:
+@pytest.mark.parametrize("request_line", [b"CONNECT other:443", b"TRACE /v1/models"])
+def test_what_could_lead_elsewhere_or_show_the_key_is_refused(request_line: bytes) -> None:
     with pytest.raises(RequestRefusedError, match="the model only"):
-        rewritten(head_of(b"CONNECT other:443 HTTP/1.1\r\n\r\n"), TO)
+        rewritten(head_of(request_line + b" HTTP/1.1\r\n\r\n"), TO)
 
 
 @pytest.mark.parametrize("url", ["ftp://a", "a:1", "http://", "http://u:p@a", "http://a?b", "http://a:x"])
@@ -379,6 +383,31 @@ async def test_an_unreachable_proxy_is_a_502_without_its_address_and_is_logged_o
     [entry] = [entry for entry in logs if entry["action"] == "cell.proxy_unreachable"]
     assert str(port) in entry["url"]
     assert KEY not in str(logs)
+
+
+@pytest.mark.contract
+@pytest.mark.parametrize("is_trusted", [True, False])
+async def test_an_https_proxy_is_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_trusted: bool) -> None:
+    for name in ("proxy", "stranger"):
+        certificate(tmp_path, name)
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / ("proxy.pem" if is_trusted else "stranger.pem")))
+    relay._tls.cache_clear()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "proxy.pem", tmp_path / "proxy.key")
+    listener = listening()
+    async with upstream_at(tls=context) as upstream:
+        url = f"https://127.0.0.1:{upstream.port}"
+        async with model_relay(listener, url, KEY), client_of(listener) as client:
+            await client.send(b"GET / HTTP/1.1\r\nConnection: close\r\n\r\n")
+            if is_trusted:
+                proxy = await upstream.accepted()
+                assert KEY.encode() in await proxy.head()
+                await proxy.send(OK)
+                proxy.close()
+                assert await client.rest() == OK
+            else:
+                assert b"TLS failed (CERTIFICATE_VERIFY_FAILED)" in await client.rest()
+    relay._tls.cache_clear()
 
 
 async def test_a_head_over_the_limit_gets_431(client: Wire, upstream: Upstream) -> None:

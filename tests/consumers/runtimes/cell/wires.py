@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -91,7 +92,7 @@ class Upstream:
 
 
 @asynccontextmanager
-async def upstream_at(host: str = "127.0.0.1") -> AsyncIterator[Upstream]:
+async def upstream_at(*, tls: ssl.SSLContext | None = None) -> AsyncIterator[Upstream]:
     upstream = Upstream()
     wires: list[asyncio.StreamWriter] = []
 
@@ -99,7 +100,7 @@ async def upstream_at(host: str = "127.0.0.1") -> AsyncIterator[Upstream]:
         wires.append(writer)
         await upstream.serve(reader, writer)
 
-    server = await asyncio.start_server(serve, host, 0)
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=tls)
     upstream.port = server.sockets[0].getsockname()[1]
     try:
         yield upstream
