@@ -68,6 +68,12 @@ def system() -> tuple[list[Mount], list[str]]:
     return mounts, options
 
 
+def resolver() -> list[Mount]:
+    """The mount that makes names of the network known, for a cell with the host's network."""
+    path = Path("/etc/resolv.conf")
+    return [mount(path.resolve(), path)] if path.exists() else []
+
+
 def tools(paths: Iterable[Path]) -> list[Mount]:
     """Mounts of folders that programs need, at the same paths; none for what `/usr` holds, or another of them."""
     found: list[Path] = []

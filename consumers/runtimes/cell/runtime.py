@@ -202,6 +202,8 @@ class CellRuntime:
             bubblewrap.mount(self._view.home, HOME, writable=True),
             bubblewrap.mount(self._view.tmp, TMP, writable=True),
         ]
+        if ways.ports is None:
+            mounts += bubblewrap.resolver()
         # Last: a tool may lie below /tmp on this host.
         mounts += bubblewrap.tools((*self._backend.tools, *tools))
         return CellOrders(

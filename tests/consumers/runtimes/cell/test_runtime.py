@@ -20,7 +20,7 @@ from consumers.runtimes.cell.runtime import OUT_OF_MEMORY, CellBackend, CellRunt
 from tests.consumers.runtimes.conftest import processes, workspace_of
 from tests.serving import serving
 from tests.waiting import eventually
-from topics.types.task import RuntimeSpec
+from topics.types.task import Network, RuntimeSpec
 
 pytestmark = pytest.mark.contract
 
@@ -143,6 +143,13 @@ async def test_a_program_reaches_no_listener_of_the_host(runtime: CellRuntime) -
             with pytest.raises(BlockingIOError):
                 server.accept()
     assert (await runtime.exec(Exec("getent hosts example.org", timeout_s=5))).exit_code == 2
+
+
+async def test_with_the_hosts_network_a_program_reaches_what_the_host_does(backend: CellBackend, claim: str) -> None:
+    spec = RuntimeSpec(setup_network=Network.HOST)
+    made = await backend.create(Labels("polar", "task.0", 1, claim), spec)
+    with serving(lambda _: (200, b"answered")) as (url, _):
+        assert await output(made, f"curl -sS {url}; cmp /etc/resolv.conf <(cat /etc/resolv.conf)") == "answered"
 
 
 async def test_the_harness_alone_reaches_its_model_and_with_the_key_of_its_session_alone(
