@@ -6,6 +6,8 @@
 itself: tickets, claims, grants, sandboxes, facts, a call, a build, with the default slots (init 4, run 8, evaluate 4). An indication:
 everything shares this machine, and a coding agent's own work, minutes of it, comes on top.
 
+*Sandboxes*: the same task in cells and in plain processes, by turns, in one system.
+
 *Slots*: 10,240 sessions are queued for 4 workers of 8 run slots; their harness sleeps, log-normally, 5 s in the mean with sigma 1.2.
 For a minute the coordinator's table is watched: how many of the slots run a harness, how many sessions lie READY, and how soon tasks of
 priority 100 start that are submitted behind all the others.
@@ -17,6 +19,7 @@ import asyncio
 import math
 import random
 import shutil
+import statistics
 import time
 from collections import Counter
 from contextlib import ExitStack
@@ -34,6 +37,8 @@ from topics.types.session import Phase, SessionState
 from topics.types.task import parse
 
 SAMPLES = 500
+TURNS, SAMPLES_A_TURN = 4, 100
+"""Of each sandbox."""
 WARM_UP = 50
 ONE_CALL = r"""
 body='{"model": "polar-scripted", "messages": [{"role": "user", "content": "hello"}]}'
@@ -58,8 +63,8 @@ START_S = 30.0
 WAITING = (Phase.QUEUED, Phase.INIT, Phase.READY)
 
 
-def task(name: str, samples: int, command: str, priority: int = 0) -> dict[str, Any]:
-    """A TaskRequest of a shell command."""
+def task(name: str, samples: int, command: str, priority: int = 0, backend: str | None = None) -> dict[str, Any]:
+    """A TaskRequest of a shell command; without a backend it runs in a cell."""
     agent = {"harness": "shell", "custom_shell": {"command": command}}
     return {
         "task_id": name,
@@ -67,6 +72,7 @@ def task(name: str, samples: int, command: str, priority: int = 0) -> dict[str, 
         "num_samples": samples,
         "agent": agent,
         "priority": priority,
+        "runtime": {"backend": backend},
     }
 
 
@@ -143,6 +149,34 @@ async def throughput() -> list[Figure]:
     ]
 
 
+async def sandboxes() -> list[Figure]:
+    """What a cell costs beside a process: the same task in both, by turns, in one system."""
+    spent: dict[str, list[float]] = {"cell": [], "process": []}
+    init: dict[str, list[float]] = {"cell": [], "process": []}
+    async with up("--trust-tasks") as system:
+        for turn in range(-1, TURNS):
+            for backend in spent:
+                before, name = system.cpu(), f"{backend}{turn}"
+                await system.run(task(name, SAMPLES_A_TURN, ONE_CALL, backend=backend))
+                used = (sum(system.cpu().values()) - sum(before.values())) / SAMPLES_A_TURN * 1e3
+                if turn >= 0:  # the first warms up
+                    spent[backend].append(used)
+                    init[backend] += await _init_ms(system.settings, name)
+    cpu = {backend: statistics.median(turns) for backend, turns in spent.items()}
+    took = {backend: statistics.median(times) for backend, times in init.items()}
+    return [
+        *(Figure(f"CPU of a session in a {backend}", cpu[backend], "ms") for backend in spent),
+        Figure("CPU: cell / process", cpu["cell"] / cpu["process"], "", "≤ 1.1"),
+        Figure("INIT: cell - process, p50", took["cell"] - took["process"], "ms", "≤ 50"),
+    ]
+
+
+async def _init_ms(settings: Settings, task_id: str) -> list[float]:
+    """How long each session's INIT took."""
+    async with Client(settings).table({task_id}) as table:
+        return [row.accounting.init_ms for row in table.sessions[task_id].values()]
+
+
 async def slots() -> list[Figure]:
     """Watches a backlog for a minute, urgent tasks among it."""
     async with up() as system:
@@ -194,7 +228,7 @@ async def _submit(system: System, bodies: list[dict[str, Any]]) -> None:
 
 def run() -> list[Figure]:
     """All figures."""
-    return [*asyncio.run(throughput()), *asyncio.run(slots())]
+    return [*asyncio.run(throughput()), *asyncio.run(sandboxes()), *asyncio.run(slots())]
 
 
 if __name__ == "__main__":
