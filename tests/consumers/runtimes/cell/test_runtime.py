@@ -246,6 +246,7 @@ async def test_a_program_has_no_more_open_files_than_its_limit(backend: CellBack
     assert await output(made, "ulimit -Hn") == "40\n"
 
 
+@pytest.mark.hard
 def test_all_of_this_holds_without_privileges_too() -> None:
     """In a user namespace we are root of nothing: mounts and networks are made in a namespace of the cell's own."""
     files = [Path(__file__), PROJECT / "tests/consumers/runtimes/test_conformance.py"]
