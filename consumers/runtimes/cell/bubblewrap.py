@@ -25,6 +25,8 @@ SCRATCH = 64 << 20
 
 ROOT_FOLDERS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 """Links into /usr on merged systems, folders on others."""
+FOLDERS = ("/etc", "/proc", "/dev", "/run", "/var")
+"""What the root holds for others to fill."""
 ETC = (
     *("alternatives", "ca-certificates", "ssl", "pki", "crypto-policies"),
     *("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime", "mime.types", "services", "protocols"),
@@ -51,21 +53,22 @@ def mount(
 ) -> Mount:
     """One mount, as `enter` takes it."""
     upper, work = (str(overlay.upper), str(overlay.work)) if overlay else ("", "")
-    return Mount(source=str(source), inside=str(inside), writable=writable, upper=upper, work=work)
+    covered = any(Path(inside).is_relative_to(top) and Path(inside) != Path(top) for top in (WORKSPACE, HOME, TMP))
+    return Mount(source=str(source), inside=str(inside), writable=writable, covered=covered, upper=upper, work=work)
 
 
-def system() -> tuple[list[Mount], list[str]]:
-    """The mounts and options that show this host's programs."""
+def system() -> tuple[list[Mount], dict[str, str]]:
+    """The mounts and links that show this host's programs."""
     mounts = [mount(Path("/usr"), Path("/usr"))]
-    options: list[str] = []
+    links = {"/var/tmp": str(TMP)}  # noqa: S108 - the cell's own
     for name in ROOT_FOLDERS:
         path = Path("/", name)
         if path.is_symlink():
-            options += ["--symlink", str(path.readlink()), str(path)]
+            links[str(path)] = str(path.readlink())
         elif path.is_dir():
             mounts.append(mount(path, path))
     mounts += [mount(path, path) for name in ETC if (path := Path("/etc", name)).exists()]
-    return mounts, options
+    return mounts, links
 
 
 def resolver() -> list[Mount]:
@@ -95,8 +98,7 @@ def options(environment: Mapping[str, str], cwd: PurePosixPath) -> list[str]:
         *("--dev", "/dev", "--remount-ro", "/dev"),
         *("--size", str(SHARED_MEMORY), "--tmpfs", "/dev/shm"),  # noqa: S108 - the cell's own
         *("--size", str(SCRATCH), "--tmpfs", "/run"),
-        *("--dir", "/var", "--symlink", str(TMP), "/var/tmp"),  # noqa: S108
-        *("--remount-ro", "/", "--chdir", str(cwd)),
+        *("--chdir", str(cwd)),
     ]
     for name, value in environment.items():
         chosen += ["--setenv", name, value]

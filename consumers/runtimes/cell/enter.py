@@ -29,16 +29,22 @@ _LOCALHOST = "127.0.0.1"
 _NEW_MOUNTS, _NEW_USER, _NEW_NETWORK = 0x00020000, 0x10000000, 0x40000000
 _READ_ONLY, _NO_SETUID, _NO_DEVICES, _BIND, _RECURSIVE, _PRIVATE = 1, 2, 4, 4096, 16384, 1 << 18
 _INTERFACE_UP, _INTERFACE_RUNNING, _SET_INTERFACE_FLAGS = 0x1, 0x40, 0x8914
+_MOUNT_SETATTR, _HERE, _RECURSIVELY = 442, -100, 0x8000
+"""mount_setattr(2), since Linux 5.12; the number is the same on all machines."""
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 class Mount(TypedDict):
-    """A folder or file of the host, and its place in the cell. With `upper` and `work` the cell's changes go to these folders."""
+    """A folder or file of the host, and its place in the cell. With `upper` and `work` the cell's changes go to these folders.
+
+    `covered`: the place lies in another mount, which is writable.
+    """
 
     source: str
     inside: str
     writable: bool
+    covered: bool
     upper: str
     work: str
 
@@ -46,13 +52,16 @@ class Mount(TypedDict):
 class CellOrders(TypedDict):
     """The cell to make.
 
-    `bubblewrap`: folders of the package, by name. `uid`: the host's user id of the programs inside; None: our own. `ports`: where
+    `bubblewrap`: folders of the package. `folders`, `links` (to their targets) and `files` (their texts): what the root holds beside the
+    mounts. `uid`: the host's user id of the programs inside; None: our own. `ports`: where
     the worker listens on the cell's loopback; None: the cell has the host's network. `options`: bubblewrap's, beside the mounts.
     """
 
     bubblewrap: list[str]
-    mounts: list[Mount]
+    folders: list[str]
+    links: dict[str, str]
     files: dict[str, str]
+    mounts: list[Mount]
     options: list[str]
     uid: int | None
     ports: list[int] | None
@@ -69,6 +78,8 @@ def enter(orders: CellOrders, program: list[str], line: int, status: int) -> lis
         with open(path, "w") as group:  # noqa: PTH123 - a forked child imports as little as it can
             group.write("0")
     _unshare(orders)
+    if orders["ports"] is not None:
+        _bring_loopback_up()
     if orders["ports"]:
         _listen(orders["ports"], line)
     options = _stage(orders) + orders["options"]
@@ -106,13 +117,17 @@ def _unshare(orders: CellOrders) -> None:
             file.write(text)
 
 
+def _bring_loopback_up() -> None:
+    with socket.socket() as any_socket:
+        flags = struct.pack("16sh22x", b"lo", _INTERFACE_UP | _INTERFACE_RUNNING)
+        fcntl.ioctl(any_socket, _SET_INTERFACE_FLAGS, flags)
+
+
 def _listen(ports: list[int], line: int) -> None:
     """Listen on the cell's loopback, and send the sockets to the worker in the order of `ports`."""
     listeners = []
     for port in ports:
         listener = socket.socket()
-        flags = struct.pack("16sh22x", b"lo", _INTERFACE_UP | _INTERFACE_RUNNING)
-        fcntl.ioctl(listener, _SET_INTERFACE_FLAGS, flags)
         listener.bind((_LOCALHOST, port))
         listener.listen(_BACKLOG)
         listeners.append(listener)
@@ -123,33 +138,43 @@ def _listen(ports: list[int], line: int) -> None:
 
 
 def _stage(orders: CellOrders) -> list[str]:
-    """Mount everything below `_STAGE`; bubblewrap's options that take it from there."""
+    """Make the cell's root below `_STAGE`; bubblewrap's options that take it from there.
+
+    All of it is one bind for bubblewrap, which would otherwise read the list of all mounts again for each.
+    """
     _mount(None, "/", None, _RECURSIVE | _PRIVATE)
     # Opened before the stage covers what lies there, in this namespace: the kernel binds nothing from another one.
     opened = {path: os.open(path, os.O_PATH | os.O_CLOEXEC) for path in _sources(orders)}
-    _mount("tmpfs", _STAGE, "tmpfs", _NO_SETUID | _NO_DEVICES, "mode=0755")
-    os.mkdir(f"{_STAGE}/bubblewrap")  # noqa: PTH102 - as above
+    _mount("tmpfs", _STAGE, "tmpfs", _NO_SETUID | _NO_DEVICES, "mode=0755,size=1m")
     for path in orders["bubblewrap"]:
-        _bind(opened[path], f"{_STAGE}/bubblewrap/{path.rpartition('/')[2]}", is_folder=True)
-    options = []
-    for number, mount in enumerate(orders["mounts"]):
-        place, source = f"{_STAGE}/{number}", opened[mount["source"]]
-        if mount["upper"]:
-            os.mkdir(place)  # noqa: PTH102 - as above
-            layers = (
-                f"lowerdir={_at(source)},upperdir={_at(opened[mount['upper']])},workdir={_at(opened[mount['work']])}"
-            )
-            own = "" if orders["uid"] is not None else ",userxattr"
-            _mount("overlay", place, "overlay", _NO_SETUID | _NO_DEVICES, layers + own)
-        else:
-            _bind(source, place, is_folder=os.path.isdir(_at(source)))  # noqa: PTH112 - as above
-        options += ["--bind" if mount["writable"] else "--ro-bind", place, mount["inside"]]
-    for number, (inside, text) in enumerate(orders["files"].items()):
-        place = f"{_STAGE}/file-{number}"
-        with open(place, "w") as file:  # noqa: PTH123 - as above
+        _bind(opened[path], f"{_STAGE}/bubblewrap/{path.rpartition('/')[2]}", writable=False)
+    root = f"{_STAGE}/root"
+    for folder in orders["folders"]:
+        os.makedirs(f"{root}{folder}")  # noqa: PTH103 - as above
+    for inside, target in orders["links"].items():
+        os.symlink(target, f"{root}{inside}")  # noqa: PTH211 - as above
+    for inside, text in orders["files"].items():
+        with open(f"{root}{inside}", "w") as file:  # noqa: PTH123 - as above
             file.write(text)
-        os.chmod(place, 0o644)  # noqa: PTH101 - as above
-        options += ["--ro-bind", place, inside]
+        os.chmod(f"{root}{inside}", 0o644)  # noqa: PTH101 - as above
+    _mount(root, root, None, _BIND)
+    options = ["--bind", root, "/"]
+    for number, mount in enumerate(orders["mounts"]):
+        place = f"{root}{mount['inside']}"
+        if mount["covered"]:
+            # Its place lies in a folder that programs write to: a link there could lead us anywhere, but bubblewrap only where they may.
+            place = f"{_STAGE}/{number}"
+            options += ["--ro-bind", place, mount["inside"]]
+        source = opened[mount["source"]]
+        if mount["upper"]:
+            os.makedirs(place)  # noqa: PTH103 - as above
+            upper, work = _at(opened[mount["upper"]]), _at(opened[mount["work"]])
+            own = "" if orders["uid"] is not None else ",userxattr"
+            layers = f"lowerdir={_at(source)},upperdir={upper},workdir={work}{own}"
+            _mount("overlay", place, "overlay", _NO_SETUID | _NO_DEVICES, layers)
+        else:
+            _bind(source, place, writable=mount["writable"])
+    _set_attributes(root, _READ_ONLY | _NO_SETUID | _NO_DEVICES)
     return options
 
 
@@ -158,12 +183,25 @@ def _sources(orders: CellOrders) -> set[str]:
     return (folders | set(orders["bubblewrap"])) - {""}
 
 
-def _bind(source: int, place: str, *, is_folder: bool) -> None:
-    if is_folder:
-        os.mkdir(place)  # noqa: PTH102 - as above
+def _bind(source: int, place: str, *, writable: bool) -> None:
+    if os.path.isdir(_at(source)):  # noqa: PTH112 - as above
+        os.makedirs(place)  # noqa: PTH103 - as above
     else:
+        os.makedirs(place.rpartition("/")[0], exist_ok=True)  # noqa: PTH103 - as above
         os.close(os.open(place, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC))
     _mount(_at(source), place, None, _BIND | _RECURSIVE)
+    _set_attributes(place, _NO_SETUID | _NO_DEVICES | (0 if writable else _READ_ONLY), recursive=True)
+
+
+def _set_attributes(place: str, attributes: int, *, recursive: bool = False) -> None:
+    """Set attributes of a mount, and `recursive` of all below it. The numbers of MOUNT_ATTR_* are those of MS_*."""
+    what = struct.pack("=QQQQ", attributes, 0, 0, 0)
+    flags = ctypes.c_uint(_RECURSIVELY if recursive else 0)
+    place_name = os.fsencode(place)
+    found = _LIBC.syscall(
+        ctypes.c_long(_MOUNT_SETATTR), ctypes.c_int(_HERE), place_name, flags, what, ctypes.c_size_t(len(what))
+    )
+    _check(found, f"can't protect {place}")
 
 
 def _at(opened: int) -> str:

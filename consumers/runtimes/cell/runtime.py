@@ -208,9 +208,11 @@ class CellRuntime:
         mounts += bubblewrap.tools((*self._backend.tools, *tools))
         return CellOrders(
             bubblewrap=self._backend.bubblewrap,
-            mounts=mounts,
+            folders=list(bubblewrap.FOLDERS),
+            links=links,
             files=dict(bubblewrap.FILES),
-            options=links + bubblewrap.options(environment, cwd),
+            mounts=mounts,
+            options=bubblewrap.options(environment, cwd),
             uid=self._user_id,
             ports=ways.ports,
             groups=group.join_paths,
