@@ -61,6 +61,9 @@ KILL_S = 10.0
 """Limit for killing the whole tree; only uninterruptible sleep or another user's process takes longer."""
 STARTED = b'"exit-code"'
 """In bubblewrap's report if it has started the program."""
+CELL_S = 1.0
+"""Limit for a cell to end by itself, before its processes are looked for one by one: the kernel needs a few milliseconds."""
+REAP_S = 0.001
 REPORTED = 4096
 """Bytes of output in the report. The report has them because the program could replace its log."""
 TAIL = 1024 * 1024
@@ -202,10 +205,20 @@ class Supervision:
 
     def _kill_all(self) -> set[int]:
         """Kill all descendants, until no child is left: /proc alone could miss a process whose parent dies meanwhile."""
+        if self._is_cell:
+            self._end_cell()
         left: set[int] = set()
         while not left and self._reap():
             left = proctree.kill_until_gone(lambda: proctree.descendants({os.getpid()}, proctree.parents()), KILL_S)
         return left
+
+    def _end_cell(self) -> None:
+        """Kill the cell by its first process, which becomes our child and ends last: the kernel kills all others."""
+        if self._status is None:
+            proctree.send(self._program, signal.SIGKILL)
+        end = time.monotonic() + CELL_S
+        while self._reap() and time.monotonic() < end:
+            time.sleep(REAP_S)
 
     def _reap(self) -> bool:
         """Reap dead children; False if no child is left, dead or alive, and so no descendant."""

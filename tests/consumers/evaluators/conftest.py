@@ -1,4 +1,4 @@
-"""A session to evaluate, in each kind of sandbox."""
+"""A session to evaluate, in a cell."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from topics.environment import registry
 from topics.types.session import Status
 
 
-@pytest.fixture(params=["process", "cell"])
+@pytest.fixture(params=["cell"])
 def backend(request: pytest.FixtureRequest, tmp_path: Path) -> RuntimeBackend:
-    """Each backend in turn."""
+    """Where evaluations run by default; a test names another."""
     made: RuntimeBackend = registry.load(registry.Kind.RUNTIME, request.param)(tmp_path / "runtimes")
     return made
 
