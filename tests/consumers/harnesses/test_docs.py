@@ -53,7 +53,9 @@ async def test_a_class_of_another_package_is_a_harness(
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(program.parent), prepend=":")
     launch = await set_up(runtime, access_to("http://proxy"), "Mend.\n", mine)
-    result = await runtime.exec(Exec(launch.command, stdin=str(launch.stdin)))
+    tools = harness_of(mine).tools
+    assert tools == (tmp_path,)
+    result = await runtime.exec(Exec(launch.command, stdin=str(launch.stdin), tools=tools))
     assert result.tail == (
         f"--model {MODEL} --turns 20\nbase_url = http://proxy/v1\nkey_variable = OPENAI_API_KEY\nMend.\n"
     )
