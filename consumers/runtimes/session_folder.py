@@ -8,10 +8,12 @@ maker's claim) and `POLAR_CLAIM` (the claim that started the program), so whatev
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import re
 import shutil
 import socket
+import stat
 import subprocess
 from collections.abc import Iterable
 from pathlib import Path
@@ -26,6 +28,11 @@ RUNTIME_MARK = "POLAR_RUNTIME"
 CLAIM_MARK = "POLAR_CLAIM"
 CLAIM_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
+_UNUSABLE = {
+    *(errno.EEXIST, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP),
+    *(errno.EACCES, errno.EPERM, errno.ENXIO, errno.ENAMETOOLONG),
+}
+"""Errors that what lies at a path causes, rather than this machine."""
 _META = "meta.json"
 _META_BYTES = 4096
 _SWEEP_S = 10.0
@@ -128,13 +135,19 @@ def read(path: Path, limit: int) -> bytes:
 
 
 async def copy(source: Path, target: Path, path: str) -> None:
-    """Copy a file or a folder of this host to `target`, and make its folders. Raises InputError for `path`, the caller's name of `target`,
-    if either can't be used."""
-    copied = _copy_folder if source.is_dir() else shutil.copy2
+    """Copy a file or a folder of this host to `target`, and make its folders. No link at the target is followed: a program may have made
+    it, and this process may write where that program may not.
+
+    Raises InputError for `path`, the caller's name of `target`, if either can't be used.
+    """
+    if target.is_dir() and not source.is_dir():
+        target /= source.name
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        await asyncio.to_thread(copied, source, target)
-    except (FileExistsError, FileNotFoundError, NotADirectoryError, PermissionError) as error:
+        await asyncio.to_thread(_copy, source, target)
+    except OSError as error:
+        if error.errno not in _UNUSABLE:
+            raise
         raise InputError("path", path, f"can't take {source}: {error}") from error
 
 
@@ -161,8 +174,31 @@ def _labels(folder: Path) -> Labels:
     return Labels(meta.namespace, meta.session_id, meta.attempt, folder.name)
 
 
-def _copy_folder(source: Path, target: Path) -> None:
-    shutil.copytree(source, target, symlinks=True, dirs_exist_ok=True)
+def _copy(source: Path, target: Path) -> None:
+    if not source.is_dir():
+        _copy_file(source, target)
+        return
+    if target.is_symlink():
+        raise NotADirectoryError(errno.ENOTDIR, "is a symbolic link", str(target))
+    target.mkdir(exist_ok=True)
+    for entry in source.iterdir():
+        place = target / entry.name
+        if entry.is_symlink():
+            place.unlink(missing_ok=True)
+            place.symlink_to(entry.readlink())
+        else:
+            _copy(entry, place)
+    shutil.copystat(source, target)
+
+
+def _copy_file(source: Path, target: Path) -> None:
+    with source.open("rb") as original:
+        found = os.fstat(original.fileno())
+        fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+        with os.fdopen(fd, "wb") as file:
+            shutil.copyfileobj(original, file)
+            os.fchmod(fd, stat.S_IMODE(found.st_mode))
+            os.utime(fd, ns=(found.st_atime_ns, found.st_mtime_ns))
 
 
 def _delete(folder: Path) -> None:

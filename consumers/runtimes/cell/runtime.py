@@ -117,9 +117,7 @@ class CellRuntime:
         target = self._on_host(path, to_write=True)
         self._make_folders(target.parent)
         await session_folder.copy(source, target, str(path))
-        await asyncio.to_thread(
-            self._give_all, target / source.name if target.is_dir() and source.is_file() else target
-        )
+        await asyncio.to_thread(self._give_all, target)
 
     async def exec(self, what: Exec, stop: asyncio.Event | None = None) -> ExecResult:
         log = session_folder.log_path(self._folder, what.log)
@@ -366,7 +364,8 @@ class CellBackend:
         folder = self.folders.found(handle)
         await session_folder.remove(folder)
         for group in limits.host().leftovers(folder.name):
-            await asyncio.to_thread(group.remove)
+            if group.name == folder.name:  # not another claim's whose id begins like this one
+                await asyncio.to_thread(group.remove)
 
     async def kill_claim(self, claim_id: str) -> None:
         check_claim_id(claim_id)

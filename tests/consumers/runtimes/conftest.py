@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,10 +16,12 @@ KINDS = ("process", "cell")
 
 
 @pytest.fixture(params=KINDS)
-def backend(request: pytest.FixtureRequest, tmp_path: Path) -> RuntimeBackend:
+async def backend(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[RuntimeBackend]:
     """Each backend in turn: what a test shows with it holds for all."""
     made: RuntimeBackend = registry.load(registry.Kind.RUNTIME, request.param)(tmp_path / "runtimes")
-    return made
+    yield made
+    for left in await made.labelled():
+        await made.remove(left.handle)
 
 
 def workspace_of(runtime: Runtime) -> Path:

@@ -121,6 +121,47 @@ async def test_a_runtime_with_folders_nested_without_end_is_removed(backend: Run
     assert await backend.labelled() == []
 
 
+@pytest.mark.parametrize(
+    ("links", "source"),
+    [
+        ("mkdir d; ln -s {out}/kept d/file", "file"),
+        ("mkdir d; ln -s {out}/kept d/file", "folder"),
+        ("mkdir d; ln -s {out} d/sub", "folder"),
+        ("mkdir -p d/sub; ln -s {out}/kept d/sub/inner", "folder"),
+    ],
+)
+async def test_an_upload_follows_no_link_that_a_program_has_made(
+    runtime: Runtime, tmp_path: Path, links: str, source: str
+) -> None:
+    out = tmp_path / "outside"
+    out.mkdir()
+    (out / "kept").write_text("kept")
+    folder = tmp_path / "folder"
+    (folder / "sub").mkdir(parents=True)
+    for path in (tmp_path / "file", folder / "file", folder / "sub" / "inner"):
+        path.write_text("new")
+    assert (await runtime.exec(Exec(links.format(out=out)))).exit_code == 0
+    with pytest.raises(InputError, match="can't take"):
+        await runtime.upload(tmp_path / source, "d")
+    assert [path.name for path in out.iterdir()] == ["kept"]
+    assert (out / "kept").read_text() == "kept"
+
+
+async def test_an_upload_keeps_modes_links_and_what_lies_beside_it(runtime: Runtime, tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    (folder / "sub").mkdir(parents=True)
+    (folder / "sub" / "run").write_text("#!/bin/sh\necho ran\n")
+    (folder / "sub" / "run").chmod(0o755)
+    (folder / "link").symlink_to("sub/run")
+    await runtime.write_file("sub/kept", b"kept")
+    for _ in range(2):  # the second replaces the first
+        await runtime.upload(folder, ".")
+    assert (await runtime.exec(Exec("./link; cat sub/kept; echo more >> sub/kept"))).tail == "ran\nkept"
+    await runtime.upload(folder / "sub" / "run", "sub")
+    await runtime.upload(folder / "sub" / "run", "new/place")
+    assert (await runtime.exec(Exec("sub/run; new/place"))).tail == "ran\nran\n"
+
+
 async def test_one_claim_makes_one_runtime(backend: RuntimeBackend) -> None:
     await backend.create(LABELS, RuntimeSpec())
     with pytest.raises(SandboxError, match="has made a runtime before"):
