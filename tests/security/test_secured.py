@@ -125,7 +125,9 @@ def blabbing(task_id: str, code: int = 0, **more: Any) -> str:
     shell = {"command": f"{sys.executable} {BLABBER}", **more.pop("shell", {})}
     env = {"CODE": str(code), **more.pop("env", {})}
     agent = {"harness": "shell", "custom_shell": shell, "env": env}
-    return json.dumps({"task_id": task_id, "instruction": "say all", "agent": agent, **more})
+    # A process has its key in its environment, where a cell has none.
+    runtime = {"backend": "process", **more.pop("runtime", {})}
+    return json.dumps({"task_id": task_id, "instruction": "say all", "agent": agent, "runtime": runtime, **more})
 
 
 async def misbehave(system: Secured) -> None:

@@ -68,6 +68,7 @@ class Pausing:
         env = {"ANSWERS": str(self.system.answers), "STOP": str(self._stop)}
         agent = {"harness": "shell", "custom_shell": {"command": f"sh {talker}"}, "env": env}
         task = {"task_id": "talk", "instruction": "talk on", "num_samples": samples, "agent": agent}
+        task["runtime"] = {"backend": "process"}  # the harness writes what it saw to a folder of ours
         code, _, said = await self.system.polar("submit", "-", stdin=json.dumps(task))
         assert code == 0, said
         async with SessionTable(self.system.settings, {"talk"}) as table:

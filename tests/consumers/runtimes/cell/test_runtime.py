@@ -238,7 +238,7 @@ async def test_what_takes_too_much_ends_its_own_session_alone(backend: CellBacke
     assert ended.duration_s < 30
     for made in (hostile, neighbour):
         await made.remove()
-        assert limits.host().leftovers(made.handle["id"]) == []
+        assert made.handle["id"] not in {group.name for group in limits.host().leftovers()}
 
 
 async def test_a_program_has_no_more_open_files_than_its_limit(backend: CellBackend, claim: str) -> None:
