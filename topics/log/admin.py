@@ -23,6 +23,8 @@ LOOK_S = 0.05
 """Between two looks whether brokers know a change."""
 REACH_S = 8.0
 """Limit for a first answer; a broker of `polar up` that died is back by then."""
+FENCED_S = 20.0
+"""Limit for an answer while some broker is reached: the others name a dead broker as theirs for 9 s (broker.session.timeout.ms)."""
 RETRY_S = 0.3
 """Between two tries to reach a broker."""
 OK = 0
@@ -119,7 +121,7 @@ async def partition_count(settings: Settings, name: str, *, reach_s: float = REA
 async def _retried(settings: Settings, request: Callable[[kafka.Admin], Awaitable[T]], reach_s: float) -> T:
     """The result of `request`, retried while the chosen broker doesn't answer: it may just have died while others live.
 
-    Raises NotReadyError if no broker answered within `reach_s`, or if requests to answering brokers have failed for 8 s.
+    Raises NotReadyError if no broker answered within `reach_s`, or if requests to answering brokers have failed for 20 s.
     """
     now = asyncio.get_running_loop().time
     began, reached = now(), False
@@ -137,7 +139,7 @@ async def _retried(settings: Settings, request: Callable[[kafka.Admin], Awaitabl
         if not reached and (refused := await connection_refusal(settings)) is not None:
             raise refused from None
         is_final = isinstance(failed, kafka.KafkaError) and not kafka.is_retriable(failed)
-        if (is_final and reached) or now() > began + (max(reach_s, REACH_S) if reached else reach_s):
+        if (is_final and reached) or now() > began + (max(reach_s, FENCED_S) if reached else reach_s):
             raise unreachable(settings, failed) from None
         await asyncio.sleep(RETRY_S)
 
