@@ -197,6 +197,7 @@ def _copy_file(source: Path, target: Path) -> None:
         fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
         with os.fdopen(fd, "wb") as file:
             shutil.copyfileobj(original, file)
+            file.flush()  # a later write would set the time again
             os.fchmod(fd, stat.S_IMODE(found.st_mode))
             os.utime(fd, ns=(found.st_atime_ns, found.st_mtime_ns))
 

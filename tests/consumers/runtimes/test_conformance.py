@@ -159,6 +159,8 @@ async def test_an_upload_keeps_modes_links_and_what_lies_beside_it(runtime: Runt
     assert (await runtime.exec(Exec("./link; cat sub/kept; echo more >> sub/kept"))).tail == "ran\nkept"
     await runtime.upload(folder / "sub" / "run", "sub")
     await runtime.upload(folder / "sub" / "run", "new/place")
+    old = (folder / "sub" / "run").stat().st_mtime_ns
+    assert (workspace_of(runtime) / "new" / "place").stat().st_mtime_ns == old, "Python's caches go by it"
     assert (await runtime.exec(Exec("sub/run; new/place"))).tail == "ran\nran\n"
 
 
