@@ -2,10 +2,10 @@
 
     python -m benchmarks.coordinator [--format table|json]
 
-Deciding is one process without Kafka: facts as bytes are decoded, decided, applied to the table, and rows and records encoded, as a
-coordinator does between two transactions. Sessions go the plain way from TaskSubmitted to TrajectoryEmitted, eight to a task; their slots
-are decided, too, and not counted. A second is one of CPU. Memory is what the process grows by with the table and its indexes. The restart
-is a coordinator's process on a real broker, from its start until it has decided a new task in every partition.
+Deciding is one process without Kafka: facts as bytes are decoded, their MACs verified, decided, applied to the table, and rows and records
+encoded, as a coordinator does between two transactions. Sessions go the plain way from TaskSubmitted to TrajectoryEmitted, eight to a task;
+their slots are decided, too, and not counted. A second is one of CPU. Memory is what the process grows by with the table and its indexes.
+The restart is a coordinator's process on a real broker, from its start until it has decided a new task in every partition.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import asyncio
 import gc
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -24,6 +25,7 @@ from benchmarks import report
 from benchmarks.report import Figure
 from benchmarks.system import child, cpu
 from consumers.coordinator.batch import Batch
+from consumers.coordinator.claim_proofs import is_proven
 from consumers.coordinator.commands import SlotAssigned
 from consumers.coordinator.decide import decide
 from consumers.coordinator.state import Table
@@ -31,9 +33,20 @@ from polar.embedded import Broker
 from topics import events, sessions
 from topics.contract import catalogue
 from topics.contract.codec import UnknownRecord, encode
+from topics.environment.claim_keys import ClaimKeys, headers, new_claim_id, ticket_id, ticket_of
+from topics.environment.keys import ensure_keys_file
 from topics.environment.settings import ENV_FILE, Settings, load, write_env_file
-from topics.events import Claimed, Evaluated, Fact, InitFinished, RunFinished, TaskSubmitted, TrajectoryEmitted
-from topics.log import admin
+from topics.events import (
+    Claimed,
+    ClaimFact,
+    Evaluated,
+    Fact,
+    InitFinished,
+    RunFinished,
+    TaskSubmitted,
+    TrajectoryEmitted,
+)
+from topics.log import admin, kafka
 from topics.log.follow import Follower, Since
 from topics.log.partition import partition_of_task
 from topics.log.producer import LogProducer
@@ -80,16 +93,46 @@ def deciding() -> list[Figure]:
     return [Figure("facts decided", max(rates), "/s", "≥ 20,000")]
 
 
+@dataclass
+class Written:
+    """A fact as a consumer gets it."""
+
+    value: bytes | None
+    headers: kafka.Headers
+    topic: str = ""
+    partition: int = 0
+    offset: int = 0
+    timestamp: int = 0
+    key: bytes | None = None
+
+
+def written(fact: Fact, keys: ClaimKeys) -> Written:
+    value = encode(fact)
+    named = ticket_of(fact.claim_id) if isinstance(fact, ClaimFact) else None
+    if named is None or not isinstance(fact, ClaimFact):
+        return Written(value, ())
+    return Written(value, headers(keys.key(fact.session_id, fact.attempt, *named), value))
+
+
 def rate() -> float:
     """One table from its first fact to its last."""
-    script = [encode(given) if not isinstance(given, SlotAssigned) else given for given in lives(TASKS)]
-    facts = sum(isinstance(given, bytes) for given in script)
+    with tempfile.TemporaryDirectory(prefix="polar-bench-") as folder:
+        ensure_keys_file(Path(folder) / "keys.json")
+        keys = ClaimKeys(Path(folder) / "keys.json")
+        script = [given if isinstance(given, SlotAssigned) else written(given, keys) for given in lives(TASKS)]
+        return _rate(script, keys)
+
+
+def _rate(script: Sequence[Written | SlotAssigned], keys: ClaimKeys) -> float:
+    facts = sum(isinstance(given, Written) for given in script)
     table = Table(0)
     began = time.process_time()
     batch = Batch()
     for now, given in enumerate(script):
-        known = events.CODEC.decode(given) if isinstance(given, bytes) else given
+        known = events.CODEC.decode(given.value or b"") if isinstance(given, Written) else given
         assert not isinstance(known, UnknownRecord)
+        if isinstance(known, ClaimFact) and isinstance(given, Written):
+            assert is_proven(known, given, table.session(known.session_id), keys)
         decision = decide(table, known, now)
         batch_of = Batch.of(decision)
         if not batch.fits(batch_of):
@@ -108,6 +151,7 @@ async def restarting() -> list[Figure]:
         try:
             write_env_file(data / ENV_FILE, {"POLAR_KAFKA": broker.bootstrap, "POLAR_NAMESPACE": "bench"})
             settings = load(data)
+            ensure_keys_file(settings.keys_path)
             await admin.apply(settings, catalogue.FIXED, embedded=True)
             await write(settings)
             took, cpu_s = await until_decided(settings, folder)
@@ -190,21 +234,28 @@ def table_rows(tasks: int) -> Iterator[TaskState | SessionState]:
 
 
 def lives(tasks: int) -> Iterator[Fact | SlotAssigned]:
-    """All that happens to sessions whose tasks come one after the other."""
+    """All that happens to sessions whose tasks come one after the other; the n-th input happens at time n."""
+    now = 0
     for number in range(tasks):
         task_id = f"task-{number:06}"
         yield TaskSubmitted(f"{task_id}.f", task_id, SAMPLES, "0" * 64, PLAN, body=BODY)
         sessions = [session_id_of(task_id, index) for index in range(SAMPLES)]
+        since = dict.fromkeys(sessions, now)
+        now += 1
         for stage in Stage:
             for session_id in sessions:
-                yield from worked(session_id, stage)
+                inputs = list(worked(session_id, stage, since[session_id]))
+                yield from inputs
+                now += len(inputs)
+                since[session_id] = now - 1
+        now += len(sessions)
         for session_id in sessions:
             yield TrajectoryEmitted(f"{session_id}.t", session_id, 1, 1, 400, 3, Status.COMPLETED, None, 1.0)
 
 
-def worked(session_id: str, stage: Stage) -> Iterator[Fact | SlotAssigned]:
-    """One stage of a session: a slot, a claim, and what the worker reports."""
-    claim = f"{stage.value[0]}-{session_id}"
+def worked(session_id: str, stage: Stage, since: int) -> Iterator[Fact | SlotAssigned]:
+    """One stage of a session that waited since then: a slot, a claim, and what the worker reports."""
+    claim = new_claim_id(stage, ticket_id(since, 1))
     yield SlotAssigned(stage, PLAN.pool, "worker-1", 0)
     yield Claimed(f"{claim}.c", session_id, 1, stage, claim, "worker-1")
     told = (f"{claim}.f", session_id, 1, claim)

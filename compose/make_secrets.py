@@ -1,8 +1,8 @@
 #!/opt/polar/bin/python
 """Makes what the processes of a fleet share, in the folder that is named, each unless it is there.
 
-keys.json signs the sessions' keys, webhook.secret the webhooks, control.token opens the proxies' control ports; Prometheus reads that
-one through its group.
+keys.json signs session keys, and claim keys are derived from it. webhook.secret signs the webhooks, control.token opens the proxies'
+control ports; Prometheus reads that one through its group.
 """
 
 import secrets

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from consumers.token_tree.assembly import trace as make_trace
     from consumers.token_tree.assembly import trajectory as make_trajectory
     from consumers.token_tree.tree import grow as grow_tree
-    from polar.client import Client, SessionTable
+    from polar.client import Client, SessionTable, TaskRefusedError
     from polar.fleet import (
         DrainTimeoutError,
         Fleet,
@@ -52,7 +52,7 @@ _NAMES = {
     "consumers.runtimes.base": "ModelAccess Runtime",
     "consumers.token_tree.assembly": "make_trace make_trajectory",
     "consumers.token_tree.tree": "grow_tree",
-    "polar.client": "Client SessionTable",
+    "polar.client": "Client SessionTable TaskRefusedError",
     "polar.fleet": "DrainTimeoutError Fleet FleetError FleetStatus Pause PauseLostError PauseReport PauseTimeoutError PausedByOtherError",
     "polar.sessions": "Session SessionRefusedError",
     "polar.trainer.consumer": "TrajectoryConsumer",
@@ -78,8 +78,8 @@ __all__ = [
     "Evaluator", "Fleet", "FleetError", "FleetStatus", "Harness", "InputError", "Launch", "ModelAccess",
     "NotReadyError", "Pause", "PauseLostError", "PauseReport", "PauseTimeoutError", "PausedByOtherError",
     "Runtime", "Session", "SessionRefusedError", "SessionState", "SessionTable", "Settings", "Status",
-    "TaskRequest", "Trace", "Trajectory", "TrajectoryConsumer", "Verdict", "WebhookSignatureError",
-    "checked_settings", "grow_tree", "load_settings", "make_trace", "make_trajectory", "parse_task",
+    "TaskRefusedError", "TaskRequest", "Trace", "Trajectory", "TrajectoryConsumer", "Verdict",
+    "WebhookSignatureError", "checked_settings", "grow_tree", "load_settings", "make_trace", "make_trajectory", "parse_task",
     "refuse_unknown", "verify_webhook",
 ]  # fmt: skip
 

@@ -1,7 +1,7 @@
 """`Client`, for programs that produce tasks: submit them, follow the coordinator's table, cancel.
 
-A client writes `polar.tasks` and `CancelRequested`. It reads their outcome from committed rows of `polar.sessions`. Trajectories are read
-by `polar.trainer`, and every decision about a task is the coordinator's.
+A client writes `polar.tasks` and `CancelRequested`. It reads their outcome from committed rows of `polar.sessions`, and refused tasks from
+`polar.dead-letters`. Trajectories are read by `polar.trainer`, and every decision about a task is the coordinator's.
 """
 
 from __future__ import annotations
@@ -12,18 +12,21 @@ import uuid
 from collections import Counter
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
 
-from topics import events, sessions, tasks
+from topics import dead_letters, events, sessions, tasks, workers
 from topics.contract.topic import Topic
+from topics.dead_letters import Letter
 from topics.environment.settings import Settings, load
 from topics.log import admin
 from topics.log.follow import Follower, Since
 from topics.log.kafka import Record
+from topics.log.liveness import Leases
 from topics.log.producer import LogProducer, UnacknowledgedError
 from topics.types.errors import InputError, NotReadyError
-from topics.types.session import Phase, SessionState, TaskState, task_id_of
+from topics.types.session import Phase, SessionState, Stage, TaskState, task_id_of
 from topics.types.task import TaskRequest, body_hash, check_settings
 from topics.waiting.first_done import first_done
 
@@ -41,15 +44,54 @@ GONE_S = 120.0
 """How long Kafka may be away before a wait ends: longer than a broker's restart."""
 AT_ONCE = 100
 """Tasks sent before their acknowledgements are awaited."""
+HEARTBEATS_FROM_S = 10.0
+"""How far back `polar.workers` is read to find live workers (protocol 30)."""
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A submitted task that became a dead letter instead of sessions."""
+
+    task_id: str
+    letter_id: int
+    """`polar dead-letters show` prints it."""
+    process: str
+    """Who refused it."""
+    field: str
+    """The invalid field; empty if none is to blame."""
+    reason: str
+
+    def __str__(self) -> str:
+        field = f"{self.field}: " if self.field else ""
+        return f"{self.task_id}: {self.process} refused it: {field}{self.reason}"
+
+
+class TaskRefusedError(InputError):
+    """Tasks were submitted and refused; the other tasks of the submission go on."""
+
+    def __init__(self, refusals: Sequence[Refusal], unanswered: Sequence[str] = ()) -> None:
+        """`unanswered`: other ids that no coordinator has shown yet."""
+        first = refusals[0]
+        super().__init__(first.field or "task_id", first.task_id, first.reason)
+        self.args = ("; ".join(map(str, refusals)),)
+        self.refusals = list(refusals)
+        self.unanswered = list(unanswered)
 
 
 class SessionTable:
     """A live copy of the coordinator's rows for some tasks, or for all. Inside `async with` it is complete and follows every change."""
 
-    def __init__(self, settings: Settings, task_ids: Collection[str] | None = None) -> None:
+    def __init__(
+        self, settings: Settings, task_ids: Collection[str] | None = None, *, with_refusals: bool = False
+    ) -> None:
+        """`with_refusals`: also read which tasks that `expect` names are refused."""
         self.tasks: dict[str, TaskState] = {}
         self.sessions: dict[str, dict[int, SessionState]] = {}
         """By task id and sample index."""
+        self.refusals: dict[str, Refusal] = {}
+        """By task id."""
+        self._expected: dict[str, str] = {}
+        """Body hashes of submitted tasks, by task id."""
         self._ended: Counter[str] = Counter()
         """Number of ended sessions by task id, so that `is_finished` is cheap: it is called at every change, for thousands of sessions."""
         self._settings = settings
@@ -63,14 +105,34 @@ class SessionTable:
             on_tombstone=self._on_tombstone,
             committed=True,
         )
+        self._letters = (
+            Follower(settings, dead_letters.TOPIC, self._on_letter, since=Since.END) if with_refusals else None
+        )
 
     async def __aenter__(self) -> Self:
         await require_topic(self._settings, sessions.TOPIC)
-        await self._follower.start(TABLE_S)
+        try:
+            if self._letters is not None:
+                await self._letters.start()
+            await self._follower.start(TABLE_S)
+        except BaseException:
+            await self.__aexit__()
+            raise
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._follower.stop()
+        for follower in self._followers:
+            await follower.stop()
+
+    @property
+    def _followers(self) -> list[Follower]:
+        return [self._follower] if self._letters is None else [self._follower, self._letters]
+
+    def expect(self, hashes: Mapping[str, str]) -> None:
+        """Look out for refusals of these tasks (body hash by id); call it before they are sent."""
+        self._expected.update(hashes)
+        for task_id in hashes:
+            self.refusals.pop(task_id, None)
 
     def ended(self, task_id: str) -> list[SessionState]:
         """The task's sessions whose trajectory has been written."""
@@ -81,13 +143,17 @@ class SessionTable:
         task = self.tasks.get(task_id)
         return task is not None and task.body_hash is not None and self._ended[task_id] == task.num_samples
 
+    def is_over(self, task_id: str) -> bool:
+        """Whether the task is finished, or was refused and never will be."""
+        return task_id in self.refusals or self.is_finished(task_id)
+
     async def until(self, holds: Callable[[], bool], deadline_s: float | None) -> bool:
         """Wait until `holds()`, called after each change. False if the deadline passes. Raises the error that ended the reading."""
         with suppress(TimeoutError):
             async with asyncio.timeout(deadline_s):
                 while not holds():
                     self._changed.clear()
-                    await first_done(self._changed, self._follower.failed)
+                    await first_done(self._changed, *(follower.failed for follower in self._followers))
         return holds()
 
     def _on_row(self, row: sessions.Row, _: Record) -> None:
@@ -99,6 +165,16 @@ class SessionTable:
                 self._ended[row.task_id] += _has_ended(row) - _has_ended(rows.get(row.sample_index))
                 rows[row.sample_index] = row
         self._changed.set()
+
+    def _on_letter(self, _: bytes, record: Record) -> None:
+        letter = dead_letters.parse(record)
+        if not isinstance(letter, Letter):
+            return
+        task_id = (letter.key or b"").decode(errors="replace")
+        # Another task of the same id may be the one that was refused.
+        if task_id in self._expected and _refused_hash(letter) == self._expected[task_id]:
+            self.refusals[task_id] = Refusal(task_id, letter.id, letter.process, letter.field, letter.reason)
+            self._changed.set()
 
     def _is_wanted(self, task_id: str) -> bool:
         return self._task_ids is None or task_id in self._task_ids
@@ -113,6 +189,14 @@ class SessionTable:
         self._changed.set()
 
 
+def _refused_hash(letter: Letter) -> str | None:
+    """Body hash of the task that a letter refuses, as a request or as the fact that fanout made of it; None if it refuses none."""
+    if letter.topic.endswith(f".{tasks.TOPIC.name}"):
+        return body_hash(letter.value)
+    fact = events.CODEC.known(letter.value) if letter.topic.endswith(f".{events.TOPIC.name}") else None
+    return fact.body_hash if isinstance(fact, events.TaskSubmitted) else None
+
+
 def _has_ended(row: SessionState | None) -> bool:
     return row is not None and row.phase is Phase.ENDED
 
@@ -125,8 +209,8 @@ class Client:
         self.settings = settings or load()
 
     def table(self, task_ids: Collection[str] | None = None) -> SessionTable:
-        """The coordinator's table for these tasks, or for all."""
-        return SessionTable(self.settings, task_ids)
+        """The coordinator's table for these tasks, or for all, with the refusals of those that are submitted with it."""
+        return SessionTable(self.settings, task_ids, with_refusals=True)
 
     async def submit(
         self, requests: Sequence[TaskRequest], table: SessionTable, *, answer_s: float = ANSWER_S
@@ -135,7 +219,10 @@ class Client:
 
         A task that was submitted before with an equal body is the same task. Raises InputError for a body that is too large, for
         settings that a plug-in refuses, and for an id in use by another body: before anything is sent, unless both bodies are submitted
-        at the same time. Raises NotReadyError if Kafka doesn't acknowledge all tasks: submitting them again is safe.
+        at the same time. Raises NotReadyError if Kafka doesn't acknowledge all tasks: submitting them again is safe. Raises
+        TaskRefusedError, when the wait is over, for tasks that the system refuses; later refusals are in `table.refusals`.
+
+        `table` is one of `Client.table`.
         """
         bodies = {request.task_id: _sized_body(request) for request in requests}
         hashes = {task_id: body_hash(body) for task_id, body in bodies.items()}
@@ -143,10 +230,16 @@ class Client:
         def missing() -> list[str]:
             return [task_id for task_id, expected in hashes.items() if not _is_shown(table, task_id, expected)]
 
+        def unanswered() -> list[str]:
+            return [task_id for task_id in missing() if task_id not in table.refusals]
+
         missing()  # raises InputError for an id in use
+        table.expect(hashes)
         await self._produce(bodies)
-        await table.until(lambda: not missing(), answer_s)
-        return missing()
+        await table.until(lambda: not unanswered(), answer_s)
+        if refusals := [table.refusals[task_id] for task_id in hashes if task_id in table.refusals]:
+            raise TaskRefusedError(refusals, unanswered())
+        return unanswered()
 
     async def feed(
         self,
@@ -161,18 +254,28 @@ class Client:
         `table` follows all tasks, since nobody knows which will come. A task that had finished before counts as finished, so a feed
         may start again from its beginning. `on_sent` gets each task and the number of unfinished sessions, including its own. There is
         no deadline: the coordinator ends every session. Raises InputError for a task with more than `max_in_flight` samples, for a
-        body that is too large and for an id in use by another body. Raises NotReadyError if Kafka doesn't acknowledge a task. Tasks sent
-        before an error stay sent.
+        body that is too large and for an id in use by another body, and TaskRefusedError as soon as the system refuses a task.
+        Raises NotReadyError if Kafka doesn't acknowledge a task. Tasks sent before an error stay sent.
+
+        After the last task, waits up to ANSWER_S for a coordinator to show those that it hasn't shown, or for their refusal.
         """
-        unfinished_tasks: dict[str, TaskRequest] = {}
+        waiting: dict[str, tuple[int, str]] = {}
+        """Number of samples and body hash of unfinished tasks, by id."""
 
         def unfinished() -> int:
-            for task_id in [task_id for task_id in unfinished_tasks if table.is_finished(task_id)]:
-                del unfinished_tasks[task_id]
-            return sum(task.num_samples - len(table.ended(task_id)) for task_id, task in unfinished_tasks.items())
+            if refusals := [table.refusals[task_id] for task_id in waiting if task_id in table.refusals]:
+                raise TaskRefusedError(refusals)
+            for task_id in [task_id for task_id in waiting if table.is_finished(task_id)]:
+                del waiting[task_id]
+            return sum(samples - len(table.ended(task_id)) for task_id, (samples, _) in waiting.items())
 
         def has_room(samples: int) -> bool:
             return unfinished() + samples <= max_in_flight
+
+        def all_shown() -> bool:
+            return unfinished() == 0 or all(
+                _is_shown(table, task_id, expected) for task_id, (_, expected) in waiting.items()
+            )
 
         topic = tasks.TOPIC.full_name(self.settings.namespace)
         async with self._producer() as producer:
@@ -182,16 +285,43 @@ class Client:
                     field = f"{request.task_id}: num_samples"
                     raise InputError(field, samples, f"more than {max_in_flight} sessions in flight; allow more")
                 body = _sized_body(request)
-                _is_shown(table, request.task_id, body_hash(body))  # raises InputError for an id in use
+                expected = body_hash(body)
+                _is_shown(table, request.task_id, expected)  # raises InputError for an id in use
                 await table.until(partial(has_room, samples), None)
+                table.expect({request.task_id: expected})
                 try:
                     await producer.send_bytes(topic, body, key=request.task_id.encode(), headers=[], deadline_s=SEND_S)
                 except UnacknowledgedError as error:
                     raise NotReadyError(
                         f"Kafka didn't acknowledge task {request.task_id}: {error}; feed the tasks again, none runs twice"
                     ) from None
-                unfinished_tasks[request.task_id] = request
+                waiting[request.task_id] = samples, expected
                 on_sent(request, unfinished())
+        await table.until(all_shown, ANSWER_S)
+
+    async def unserved(self, pools: Collection[str]) -> dict[str, list[Stage]]:
+        """The stages that no live worker serves now, by pool; pools that are served in every stage are left out."""
+        leases = Leases()
+        serving: dict[str, set[tuple[str, Stage]]] = {}
+
+        def on_sign(sign: workers.Sign, record: Record) -> None:
+            for worker_id in leases.tick(record.timestamp):
+                del serving[worker_id]
+            if not isinstance(sign, workers.Heartbeat):
+                return
+            if not sign.leaving:
+                leases.renew(sign.worker_id)
+                serving[sign.worker_id] = {(slots.pool, slots.stage) for slots in sign.stages}
+            elif sign.worker_id in leases:
+                leases.end(sign.worker_id)
+                del serving[sign.worker_id]
+
+        follower = Follower(self.settings, workers.TOPIC, on_sign, since=Since.ago(HEARTBEATS_FROM_S))
+        await follower.start()
+        await follower.stop()
+        served = set().union(*serving.values())
+        missing = {pool: [stage for stage in Stage if (pool, stage) not in served] for pool in sorted(pools)}
+        return {pool: stages for pool, stages in missing.items() if stages}
 
     async def cancel(self, name: str) -> None:
         """Request the end of a task, or of one session of it, known to the coordinator or not. Raises NotReadyError."""

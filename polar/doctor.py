@@ -27,6 +27,7 @@ from proxy.engines import capabilities, probe
 from proxy.engines.connection import UnreachableError
 from topics.contract import catalogue
 from topics.environment import cache, http_json, registry
+from topics.environment.keys import read_keys_file
 from topics.environment.settings import Settings
 from topics.log import admin
 from topics.types.errors import InputError, NotReadyError
@@ -94,6 +95,7 @@ async def system(settings: Settings) -> list[Finding]:
     for look in (_topics, _fleet, _parts):
         if found[-1].state is not State.BAD:  # without the one the other would only wait
             found.append(await look(settings))
+    found.append(_keys(settings.keys_path))
     if settings.control_url is not None:
         found.append(await _proxy(settings.control_url))
     return found
@@ -238,6 +240,22 @@ async def _kafka(settings: Settings) -> Finding:
         todo = "is it up? POLAR_KAFKA names it; `polar up` starts one"
         return Finding("broker", State.BAD, str(error) or "no answer", todo)
     return Finding("broker", State.GOOD, f"{settings.bootstrap} answers; {len(topics)} topics of {settings.namespace}")
+
+
+def _keys(path: Path) -> Finding:
+    """The fleet's keys file, which some roles can't start without. Other hosts need none."""
+    try:
+        count = len(read_keys_file(path))
+    except FileNotFoundError:
+        said = f"no {path}: coordinators, run workers and proxies don't start on this host"
+        return Finding(
+            "keys", State.LATER, said, "if they should run here, copy the fleet's keys file, or set POLAR_KEYS_FILE"
+        )
+    except (OSError, ValueError) as error:
+        return Finding("keys", State.BAD, str(error), "copy the fleet's keys file again")
+    return Finding(
+        "keys", State.GOOD, f"{count} signing secrets in {path}" if count > 1 else f"a signing secret in {path}"
+    )
 
 
 async def _topics(settings: Settings) -> Finding:

@@ -2,6 +2,7 @@
 
 Written by fanout, stage workers, the control API and the builder; read by the coordinator, analytics and the live page. Key: session id,
 or task id for a fact without a session. A session's facts are in order. A fact that is sent again keeps its `fact_id` (protocol 19).
+Facts about a claim (`ClaimFact`) have the header `claim-mac`; without the right one they change nothing (protocol 33).
 """
 
 from __future__ import annotations
@@ -177,6 +178,8 @@ Fact = (
     | SessionOpenRequested | SessionOpenWithdrawn | SessionCloseRequested | TrajectoryEmitted | GroupEmitted
 )  # fmt: skip
 RECORDS: tuple[type[Fact], ...] = get_args(Fact)
+ClaimFact = Claimed | InitFinished | RunFinished | Evaluated | Stopped | HandedBack
+"""Facts that only the worker with the claim may report."""
 CODEC: Codec[Fact] = Codec(*RECORDS)
 TOPIC = Topic(
     name="events",

@@ -34,6 +34,10 @@ class Ticket(msgspec.Struct, frozen=True, tag="ticket", omit_defaults=True):
     """Evaluate: how the run ended."""
     exit_code: int | None = None
     error: SessionError | None = None
+    ticket_id: str | None = None
+    """Part of the ids of this ticket's claims; None if the coordinator is older than claim keys."""
+    claim_key: bytes | None = None
+    """Signs the facts about this ticket's claims (`topics/environment/claim_keys.py`). Set together with `ticket_id`."""
 
 
 CODEC: Codec[Ticket] = Codec(Ticket)

@@ -16,7 +16,9 @@ from consumers.coordinator.commands import Command, RejectTask, ReleaseTicket
 from consumers.coordinator.deadlines import budget_s
 from consumers.coordinator.state import Table
 from topics import control, dead_letters, events, stages
+from topics.contract.codec import encode
 from topics.control import CloseKey, Discard, Grant, Revoke
+from topics.environment.claim_keys import ClaimKeys, ticket_id
 from topics.environment.settings import Settings
 from topics.log import kafka
 from topics.log.owner import OwnershipLostError
@@ -30,8 +32,9 @@ log = structlog.get_logger()
 class CommandSender:
     """Sends the commands of decisions, with what the table says now."""
 
-    def __init__(self, settings: Settings, producer: LogProducer, table: Table) -> None:
+    def __init__(self, settings: Settings, producer: LogProducer, table: Table, claim_keys: ClaimKeys) -> None:
         self._settings = settings
+        self._claim_keys = claim_keys
         self._producer = producer
         self._table = table
 
@@ -72,6 +75,7 @@ class CommandSender:
     async def _release(self, command: ReleaseTicket, session: SessionState) -> None:
         task = self._table.task_of(session)
         assert task.plan is not None, "a session's task is known"
+        name = ticket_id(session.since, session.releases)
         ticket = Ticket(
             session.session_id,
             session.sample_index,
@@ -85,6 +89,8 @@ class CommandSender:
             status=session.status,
             exit_code=session.exit_code,
             error=session.error,
+            ticket_id=name,
+            claim_key=self._claim_keys.key(session.session_id, session.attempt, command.stage, name),
         )
         topic = stages.topic(command.stage, task.plan.pool)
         await self._producer.send(topic, ticket, key=session.session_id, partition=command.queue_partition)
@@ -93,11 +99,10 @@ class CommandSender:
         await self._producer.send(control.TOPIC, command, key=command.session_id)
 
     async def _reject(self, command: RejectTask, position: int) -> None:
-        body = command.fact.body or (command.fact.body_ref or "").encode()
         log.warning("task rejected", action="coordinator.rejected", task=command.fact.task_id, reason=command.reason)
         await self._producer.send_bytes(
             dead_letters.TOPIC.full_name(self._settings.namespace),
-            body,
+            encode(command.fact),
             key=command.fact.task_id.encode(),
             headers=dead_letters.headers(
                 reason=command.reason,

@@ -20,6 +20,7 @@ from consumers.coordinator.scheduling.scheduler import Scheduler
 from consumers.coordinator.scheduling.shares import ROLE
 from consumers.metrics import Metrics
 from topics import events, fleet, workers
+from topics.environment.claim_keys import ClaimKeys
 from topics.environment.settings import Settings
 from topics.fleet import FleetRecord, FleetView
 from topics.log import kafka
@@ -27,6 +28,7 @@ from topics.log.follow import Follower, Since
 from topics.log.heartbeat import HeartbeatSender, new_worker_id
 from topics.log.owner import FencedProducer, PartitionOwner
 from topics.log.producer import LogProducer, UnacknowledgedError
+from topics.types.errors import NotReadyError
 from topics.types.session import Phase, Stage
 from topics.waiting.first_done import first_done
 from topics.workers import Backlog, Heartbeat, Probe
@@ -42,7 +44,10 @@ log = structlog.get_logger()
 
 
 async def run_coordinator(settings: Settings, stop: asyncio.Event, metrics: Metrics | None = None) -> None:
-    """Coordinate until `stop`. Any number of processes share the partitions. Raises what ended one of its tasks."""
+    """Coordinate until `stop`. Any number of processes share the partitions.
+
+    Raises NotReadyError without a keys file, and what ended one of its tasks.
+    """
     coordinator = Coordinator(settings)
     coordinator.register(metrics or Metrics())
     await coordinator.run(stop)
@@ -53,6 +58,7 @@ class Coordinator:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
+        self._claim_keys = _claim_keys(settings)
         self._worker_id = new_worker_id(ROLE)
         self._leases = Leases()
         self._free_slots = FreeSlots()
@@ -152,6 +158,7 @@ class Coordinator:
             self._free_slots,
             self._assign_slots,
             self._fleet,
+            self._claim_keys,
         )
         self._partitions[number] = partition
         self._scheduler.demands[number] = partition.demand
@@ -222,6 +229,16 @@ class Coordinator:
 
     def _assign_slots(self) -> None:
         self._scheduler.assign(self._leases.clock)
+
+
+def _claim_keys(settings: Settings) -> ClaimKeys:
+    """Raises NotReadyError."""
+    try:
+        return ClaimKeys(settings.keys_path)
+    except (FileNotFoundError, ValueError) as error:
+        raise NotReadyError(
+            f"no keys to verify workers with: {error}; copy the fleet's keys file, or set POLAR_KEYS_FILE"
+        ) from None
 
 
 def _by_pool(counts: Mapping[StagePool, int]) -> dict[tuple[str, str], float]:

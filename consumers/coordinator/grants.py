@@ -8,6 +8,7 @@ from consumers.coordinator.commands import Decision, ReleaseTicket, SlotAssigned
 from consumers.coordinator.state import Table
 from topics.completions import Open
 from topics.control import Grant, Revoke
+from topics.environment.claim_keys import is_of_wait, ticket_of
 from topics.events import Claimed
 from topics.types.session import CLAIMED_PHASES, CLAIMED_STAGES, WAITING_STAGES, Phase, SessionState, Stage
 
@@ -26,7 +27,13 @@ def answer_claim(table: Table, session: SessionState | None, fact: Claimed, now:
     if session.claim_id == fact.claim_id and session.phase in CLAIMED_STAGES:
         return Decision(commands=(grant(table, session),))
     stage = WAITING_STAGES.get(session.phase)
-    if stage is None or stage != fact.stage or session.attempt != fact.attempt or not session.releases:
+    if (
+        stage is None
+        or stage != fact.stage
+        or session.attempt != fact.attempt
+        or not session.releases
+        or _is_of_earlier_wait(session, fact)
+    ):
         reason = "ended" if session.phase in (Phase.BUILDING, Phase.ENDED) else "taken"
         return Decision(commands=(Revoke(fact.session_id, fact.claim_id, reason),))
     granted = replace(
@@ -43,6 +50,12 @@ def answer_claim(table: Table, session: SessionState | None, fact: Claimed, now:
         if fact.stage is Stage.RUN
         else Decision((), (granted,), commands=(grant(table, granted),))
     )
+
+
+def _is_of_earlier_wait(session: SessionState, fact: Claimed) -> bool:
+    """Whether the claim's ticket was for a wait that is over: its claim ended, and must not be granted again if it is sent again."""
+    named = ticket_of(fact.claim_id)
+    return named is not None and not is_of_wait(named[1], session.since)
 
 
 def start_run(table: Table, granted: SessionState, now: int) -> Decision:

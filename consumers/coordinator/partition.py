@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from consumers.coordinator import commands
 from consumers.coordinator.batch import Batch, Transaction
+from consumers.coordinator.claim_proofs import is_proven
 from consumers.coordinator.command_sender import CommandSender
 from consumers.coordinator.commands import Input
 from consumers.coordinator.deadlines import Pauses
@@ -30,8 +31,9 @@ from consumers.coordinator.state import Table
 from topics import completions, events, sessions
 from topics.completions import Open
 from topics.contract.codec import DecodeError, UnknownRecord, encode
+from topics.environment.claim_keys import ClaimKeys
 from topics.environment.settings import Settings
-from topics.events import Claimed, Evaluated, HandedBack, InitFinished, RunFinished, Stopped
+from topics.events import Claimed, ClaimFact, Evaluated, HandedBack, InitFinished, RunFinished, Stopped
 from topics.fleet import FleetView
 from topics.log import kafka
 from topics.log.owner import STOP_DEADLINE_S, FencedProducer, Write, position_within_log, read_back
@@ -77,12 +79,14 @@ class PartitionCoordinator:
         free_slots: FreeSlots,
         assign_slots: Callable[[], None],
         fleet: FleetView,
+        claim_keys: ClaimKeys,
     ) -> None:
         self.table = Table(partition)
         self._settings = settings
         self._partition = partition
         self._fenced = fenced
-        self._sender = CommandSender(settings, producer, self.table)
+        self._sender = CommandSender(settings, producer, self.table, claim_keys)
+        self._claim_keys = claim_keys
         self._batch = Batch()
         self._leases = leases
         self._free_slots = free_slots
@@ -255,7 +259,25 @@ class PartitionCoordinator:
         if (flaw := events.flaw(fact)) is not None:
             await self._sender.dead_letter(record, flaw)
             return None
+        if isinstance(fact, ClaimFact) and not self._is_proven(fact, record):
+            return None
         return fact
+
+    def _is_proven(self, fact: ClaimFact, record: kafka.Record) -> bool:
+        """Whether the fact comes from the worker with the claim; counted and logged if it doesn't."""
+        if is_proven(fact, record, self.table.session(fact.session_id), self._claim_keys):
+            return True
+        self.skipped["unproven"] += 1
+        log.warning(
+            "fact without a valid MAC of its claim",
+            action="coordinator.unproven",
+            type=type(fact).__name__,
+            session=fact.session_id,
+            claim=fact.claim_id,
+            partition=self._partition,
+            offset=record.offset,
+        )
+        return False
 
     def _position_due(self) -> bool:
         moved = self._position - self._written_position

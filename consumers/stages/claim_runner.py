@@ -7,7 +7,6 @@ the claim means that the fact is on the log. When a claim has ended, nothing tha
 from __future__ import annotations
 
 import asyncio
-import secrets
 import time
 import traceback
 from collections import Counter
@@ -19,7 +18,9 @@ import structlog
 from consumers.runtimes.base import SandboxError
 from consumers.stages.claims import UNGRANTED, Action, Event, State, step
 from topics import events
+from topics.contract.codec import encode
 from topics.control import Grant, Revoke
+from topics.environment import claim_keys
 from topics.environment.blobs import BlobStore
 from topics.environment.keys import redacted
 from topics.events import Claimed, Evaluated, Fact, HandedBack, InitFinished, RunFinished, Stopped
@@ -57,7 +58,7 @@ class Claim:
     """One worker's hold on one stage of one attempt."""
 
     def __init__(self, ticket: Ticket) -> None:
-        self.id = f"{ticket.stage.value[0]}-{secrets.token_hex(8)}"
+        self.id = claim_keys.new_claim_id(ticket.stage, ticket.ticket_id)
         self.ticket = ticket
         self.grant: Grant | None = None
         """Set before work that needs it starts."""
@@ -219,9 +220,9 @@ class ClaimRunner:
             case Action.STOP | Action.CUT_OFF:
                 self._start(claim, self._stop(claim, again=action is Action.STOP))
             case Action.SEND_STOPPED:
-                self._start(claim, self._report(Stopped(**claim.ids(claim.ending))))
+                self._start(claim, self._report(claim, Stopped(**claim.ids(claim.ending))))
             case Action.SEND_HANDED_BACK:
-                self._start(claim, self._report(HandedBack(**claim.ids(claim.ending))))
+                self._start(claim, self._report(claim, HandedBack(**claim.ids(claim.ending))))
             case Action.RELEASE:
                 del self._claims[claim.id]
                 self.ended[claim.ticket.stage.value, claim.ending] += 1
@@ -251,7 +252,7 @@ class ClaimRunner:
     async def _report_result(self, claim: Claim) -> None:
         assert claim.result is not None, "only work that is done is reported"
         try:
-            await self._report(claim.result)
+            await self._report(claim, claim.result)
             claim.is_reported = True
         finally:
             if claim.action is asyncio.current_task():
@@ -281,23 +282,24 @@ class ClaimRunner:
     async def _send_claimed(self, claim: Claim) -> None:
         fact = Claimed(**claim.ids("claimed"), stage=claim.ticket.stage, worker_id=self._worker_id)
         try:
-            await self._send(fact)
+            await self._send(claim, fact)
         except UnacknowledgedError as error:
             log.warning("claim not acknowledged", action="claim.unacknowledged", claim=claim.id, why=str(error))
 
-    async def _report(self, fact: Fact) -> None:
+    async def _report(self, claim: Claim, fact: Fact) -> None:
         """Send a fact until it is acknowledged. Raises UnacknowledgedError after REPORT_S."""
         end = time.monotonic() + REPORT_S
         while True:
             try:
-                return await self._send(fact)
+                return await self._send(claim, fact)
             except UnacknowledgedError:
                 if time.monotonic() > end:
                     raise
 
-    async def _send(self, fact: Fact) -> None:
+    async def _send(self, claim: Claim, fact: Fact) -> None:
         key = events.key_of(fact)
-        await self._log.send(events.TOPIC, fact, key=key, task_id=task_id_of(key), deadline_s=SEND_S)
+        headers = claim_keys.headers(claim.ticket.claim_key, encode(fact))
+        await self._log.send(events.TOPIC, fact, key=key, task_id=task_id_of(key), headers=headers, deadline_s=SEND_S)
 
 
 async def outcome(claim: Claim) -> StageFact:

@@ -9,6 +9,7 @@ import typer
 import polar
 from polar.cli import (
     cancel,
+    dead_letters,
     doctor,
     fleet,
     keys,
@@ -65,3 +66,4 @@ app.add_typer(session.app, name="session")
 app.add_typer(fleet.app, name="fleet")
 app.add_typer(fleet.policy_app, name="policy")
 app.add_typer(topics.app, name="topics")
+app.add_typer(dead_letters.app, name="dead-letters")

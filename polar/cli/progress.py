@@ -22,11 +22,11 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from polar.cli.output import bars, counted, note
+from polar.cli.output import bars, counted, note, one_line
 from polar.cli.status import of_task
 
 if TYPE_CHECKING:
-    from polar.client import SessionTable
+    from polar.client import Refusal, SessionTable
     from polar.embedded.distribution import Meter
 
 LOOK_S = 1.0
@@ -106,7 +106,8 @@ def _progress(*columns: ProgressColumn, transient: bool = False) -> Progress:
 
 
 async def until_finished(table: SessionTable, samples: Mapping[str, int]) -> None:
-    """Wait until every session of these tasks (number of samples by id) has its trajectory. Print each group's rewards when it ends.
+    """Wait until every session of these tasks (number of samples by id) has its trajectory, or its task was refused. Print each group's
+    rewards when it ends.
 
     There is no deadline here: the coordinator has one for each state of each session.
     """
@@ -126,19 +127,26 @@ async def until_finished(table: SessionTable, samples: Mapping[str, int]) -> Non
             bar.update(sessions, completed=ended, description=words)
 
 
+def refused(refusal: Refusal) -> str:
+    """A sentence on a refused task."""
+    return f"{refusal} (`polar dead-letters show {refusal.letter_id}`)"
+
+
 class _Groups:
-    """Reports each group once."""
+    """Reports each group once; the caller has reported tasks that were refused before."""
 
     def __init__(self, table: SessionTable, samples: Mapping[str, int]) -> None:
         self._table = table
-        self._unreported = dict(samples)
+        self._unreported = {task_id: count for task_id, count in samples.items() if task_id not in table.refusals}
 
     def finished(self) -> list[str]:
-        """One line for each group that has ended since the last call."""
-        names = [task_id for task_id in self._unreported if self._table.is_finished(task_id)]
+        """One line for each group that has ended, or was refused, since the last call."""
+        names = [task_id for task_id in self._unreported if self._table.is_over(task_id)]
         return [self._line(task_id, self._unreported.pop(task_id)) for task_id in names]
 
     def _line(self, task_id: str, samples: int) -> str:
+        if (refusal := self._table.refusals.get(task_id)) is not None:
+            return one_line(refused(refusal))
         rows = {row.sample_index: row for row in self._table.ended(task_id)}
         rewards = [rows[index].reward if index in rows else None for index in range(samples)]
         known = [reward for reward in rewards if reward is not None]
@@ -154,7 +162,7 @@ async def _summaries(table: SessionTable, samples: Mapping[str, int]) -> AsyncIt
     shown = None
     finished = False
     while not finished:
-        finished = await table.until(lambda: all(map(table.is_finished, samples)), LOOK_S)
+        finished = await table.until(lambda: all(map(table.is_over, samples)), LOOK_S)
         summary = _summary(table, samples)
         if summary != shown:
             yield summary

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -47,7 +47,8 @@ def submit(
 ) -> None:
     """Submit tasks and print their ids.
 
-    --wait also names failed sessions, and exits with 1 if the error of one is `infra` or `input`, or if its evaluation failed.
+    --wait also names failed sessions, and exits with 1 if the error of one is `infra` or `input`, or if its evaluation failed. Exits with
+    2 if the system refuses a task.
     """
     if max_in_flight is not None:
         raise typer.Exit(asyncio.run(_feed(settings.load(data), files, max_in_flight, wait, output)))
@@ -96,18 +97,24 @@ def _warn_of_missing(place: str, request: TaskRequest) -> None:
 
 async def _submit(found: Settings, requests: list[TaskRequest], wait: bool, output: Format) -> int:
     """Submit all tasks; the exit code."""
-    from polar.client import ANSWER_S, Client
+    from polar.client import ANSWER_S, Client, TaskRefusedError
 
     client = Client(found)
     ids = [request.task_id for request in requests]
     async with client.table(set(ids)) as table:
-        unanswered = await client.submit(requests, table, answer_s=ANSWER_S)
+        try:
+            unanswered = await client.submit(requests, table, answer_s=ANSWER_S)
+        except TaskRefusedError as error:
+            unanswered = error.unanswered
+            for refusal in error.refusals:
+                note(progress.refused(refusal))
+        await _warn_of_unserved(client, {request.runtime.pool for request in requests})
         if output is Format.TABLE:
             typer.echo("\n".join(ids))
         if unanswered:
             note(
                 f"no coordinator has shown {', '.join(unanswered)} within {ANSWER_S:.0f} s: they are on Kafka, and start "
-                "when `polar worker fanout coordinator` runs (refused ones are in polar.dead-letters)"
+                "when `polar worker fanout coordinator` runs (`polar dead-letters list` shows refused ones)"
             )
         return await _ended(client, table, {request.task_id: request.num_samples for request in requests}, wait, output)
 
@@ -126,7 +133,7 @@ async def _feed(found: Settings, files: Sequence[str], max_in_flight: int, wait:
             typer.echo(request.task_id)
         announce(f"{len(samples)} tasks submitted, {unfinished} of at most {max_in_flight} sessions unfinished")
 
-    requests = read_in_background(_one_by_one(files))
+    requests = _warned_of_pools(client, read_in_background(_one_by_one(files)))
     async with client.table() as table:
         feeding = client.feed(requests, table, max_in_flight=max_in_flight, on_sent=on_sent)
         try:
@@ -149,6 +156,25 @@ def _one_by_one(files: Sequence[str]) -> Iterator[TaskRequest]:
                 raise
 
 
+async def _warned_of_pools(client: Client, requests: AsyncIterator[TaskRequest]) -> AsyncIterator[TaskRequest]:
+    """The requests; warns once of each pool."""
+    seen: set[str] = set()
+    async for request in requests:
+        if request.runtime.pool not in seen:
+            seen.add(request.runtime.pool)
+            await _warn_of_unserved(client, {request.runtime.pool})
+        yield request
+
+
+async def _warn_of_unserved(client: Client, pools: Collection[str]) -> None:
+    """Warn of pools without live workers. No error: workers may come later."""
+    for pool, stages in (await client.unserved(pools)).items():
+        names = " ".join(stage.value for stage in stages)
+        note(
+            f"pool {pool} has no live worker for {names}; sessions wait for one (`polar worker {names} --pool {pool}`)"
+        )
+
+
 async def _ended(client: Client, table: SessionTable, samples: Mapping[str, int], wait: bool, output: Format) -> int:
     """Wait for the tasks, print them, and return the exit code. `samples`: their number by task id."""
     if wait:
@@ -160,7 +186,8 @@ async def _ended(client: Client, table: SessionTable, samples: Mapping[str, int]
     if output is Format.JSON:
         tasks = [of_task(task_id, count, table) for task_id, count in samples.items()]
         print_json(tasks)
-    return _failures(table, list(samples)) if wait else 0
+    failed = _failures(table, list(samples)) if wait else 0
+    return Exit.BAD_INPUT if not table.refusals.keys().isdisjoint(samples) else failed
 
 
 def _failures(table: SessionTable, ids: Sequence[str]) -> int:

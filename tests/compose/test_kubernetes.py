@@ -136,14 +136,14 @@ def test_control_ports_open_to_prometheus_alone(example: list[Manifest]) -> None
 
 
 def test_secrets_are_files_for_those_who_need_them(example: list[Manifest]) -> None:
-    """No value of a secret is in an environment; only proxies, run workers and webhooks have the folder."""
+    """No value of a secret is in an environment; only coordinators, proxies, run workers and webhooks have the folder."""
     readers = set()
     for name, deployment in of_kind(example, "Deployment").items():
         container = pod(deployment)["containers"][0]
         assert "secretKeyRef" not in json.dumps(container)
         if any("secret" in volume for volume in pod(deployment)["volumes"]):
             readers.add(name)
-    assert readers == {"proxy", "run", "webhooks"}
+    assert readers == {"coordinator", "proxy", "run", "webhooks"}
     assert not of_kind(build(MANIFESTS / "base"), "Secret")
 
 

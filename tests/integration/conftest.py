@@ -17,6 +17,7 @@ from topics import completions, trajectories
 from topics.contract import catalogue
 from topics.contract.codec import Codec
 from topics.contract.topic import Topic
+from topics.environment.keys import ensure_keys_file
 from topics.environment.settings import Settings
 from topics.log import admin, kafka
 from topics.log.owner import read_back
@@ -31,6 +32,7 @@ STOP_S = 60.0
 async def settings(kafka: str, namespace: str, tmp_path: Path) -> Settings:
     """Of a system whose topics are there."""
     made = Settings(kafka=kafka, namespace=namespace, data=tmp_path, replication=1, min_insync=1)
+    ensure_keys_file(made.keys_path)
     await admin.apply(made, catalogue.FIXED, embedded=True)
     return made
 

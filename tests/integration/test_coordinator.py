@@ -15,6 +15,7 @@ from consumers.coordinator.partition import PartitionCoordinator
 from consumers.coordinator.scheduling.free_slots import FreeSlots
 from polar.client import SessionTable
 from topics import completions, dead_letters, events, sessions
+from topics.environment.claim_keys import ClaimKeys
 from topics.environment.settings import Settings
 from topics.events import CancelRequested, InitFinished, TaskSubmitted
 from topics.fleet import FleetState, FleetView
@@ -124,7 +125,15 @@ async def coordinating(
     fenced = FencedProducer(settings, f"coordinator.{PARTITION}")
     await fenced.start()
     partition = PartitionCoordinator(
-        settings, PARTITION, fenced, log, leases, FreeSlots(), lambda: None, fleet or FleetView()
+        settings,
+        PARTITION,
+        fenced,
+        log,
+        leases,
+        FreeSlots(),
+        lambda: None,
+        fleet or FleetView(),
+        ClaimKeys(settings.keys_path),
     )
     running = asyncio.create_task(partition.run())
     try:

@@ -8,15 +8,18 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from polar.client import Client
-from topics import sessions
+from polar.client import Client, TaskRefusedError
+from topics import dead_letters, events, sessions, tasks, workers
 from topics.contract import catalogue
+from topics.contract.codec import encode
+from topics.contract.topic import Topic
 from topics.environment.settings import Settings
 from topics.log import admin
 from topics.log.producer import LogProducer
 from topics.types.errors import InputError, NotReadyError
-from topics.types.session import Phase, SessionState, TaskState, session_id_of
+from topics.types.session import Phase, Plan, SessionState, Stage, TaskState, session_id_of
 from topics.types.task import TaskRequest, body_hash, parse
+from topics.workers import Heartbeat, StageSlots
 
 
 @pytest.fixture
@@ -72,7 +75,8 @@ async def one_by_one(*requests: TaskRequest) -> AsyncIterator[TaskRequest]:
 class Coordinator:
     """A stand-in: shows tasks, and ends their sessions when it is told to."""
 
-    def __init__(self, producer: LogProducer) -> None:
+    def __init__(self, settings: Settings, producer: LogProducer) -> None:
+        self._settings = settings
         self._producer = producer
 
     async def show(self, request: TaskRequest) -> None:
@@ -84,6 +88,25 @@ class Coordinator:
             name = session_id_of(request.task_id, index)
             await self._write(SessionState(name, request.task_id, index, Phase.ENDED, since=0), request.task_id)
 
+    async def refuse(self, request: TaskRequest, topic: Topic = tasks.TOPIC, value: bytes | None = None) -> None:
+        """As fanout refuses a task, or with another topic and value."""
+        headers = dead_letters.headers(
+            reason="no such harness (got 'mine')",
+            field="agent.harness",
+            process="fanout",
+            topic=topic.full_name(self._settings.namespace),
+            partition=0,
+            offset=0,
+        )
+        name = dead_letters.TOPIC.full_name(self._settings.namespace)
+        value = request.canonical() if value is None else value
+        await self._producer.send_bytes(name, value, key=request.task_id.encode(), headers=headers)
+
+    async def beat(self, worker_id: str, *stages: Stage, pool: str = "default", leaving: bool = False) -> None:
+        slots = [StageSlots(stage, pool, 1, 1, [0]) for stage in stages]
+        beat = Heartbeat(worker_id, "worker", "host", 1, slots, leaving=leaving)
+        await self._producer.send(workers.TOPIC, beat, key=worker_id)
+
     async def _write(self, row: sessions.Row, task_id: str) -> None:
         await self._producer.send(sessions.TOPIC, row, key=sessions.key_of(row), task_id=task_id)
 
@@ -92,7 +115,7 @@ class Coordinator:
 async def coordinator(settings: Settings) -> AsyncIterator[Coordinator]:
     producer = LogProducer(settings)
     await producer.start()
-    yield Coordinator(producer)
+    yield Coordinator(settings, producer)
     await producer.stop()
 
 
@@ -131,6 +154,7 @@ async def test_a_feed_keeps_so_many_sessions_unfinished_and_no_more(
         assert sent.empty()
         await coordinator.end(c, 0)
         assert await next_sent() == ("d", 4)
+        await coordinator.show(d)
         async with asyncio.timeout(20):
             await feeding
 
@@ -147,3 +171,79 @@ async def test_a_task_larger_than_what_may_be_in_flight_is_refused(settings: Set
                 on_sent=lambda request, _: sent.append(request.task_id),
             )
         assert sent == ["small"]
+
+
+# --- refusals ------------------------------------------------------------------------------------------------------------------
+
+
+async def test_who_submits_is_told_which_tasks_are_refused_and_the_others_go_on(
+    settings: Settings, coordinator: Coordinator
+) -> None:
+    good, bad, slow = task("good", 1), task("bad", 1), task("slow", 1)
+    client = Client(settings)
+    async with client.table({"good", "bad", "slow"}) as table:
+        submitting = asyncio.create_task(client.submit([good, bad, slow], table, answer_s=2.0))
+        await coordinator.show(good)
+        await coordinator.refuse(bad)
+        with pytest.raises(TaskRefusedError) as refused:
+            await submitting
+        assert str(refused.value) == "bad: fanout refused it: agent.harness: no such harness (got 'mine')"
+        assert refused.value.unanswered == ["slow"]
+        assert (table.is_over("bad"), table.is_finished("bad"), table.is_over("good")) == (True, False, False)
+        await coordinator.refuse(slow)
+        assert await table.until(lambda: table.is_over("slow"), 20), "also when the answer comes late"
+
+
+async def test_a_coordinator_refuses_an_id_that_is_used_and_another_body_s_refusal_is_not_ours(
+    settings: Settings, coordinator: Coordinator
+) -> None:
+    own, other = task("t", 1), task("t", 2)
+    plan = Plan("default", 0, 3, 600, 3600, 600, "shell", "prefix_merging", b"{}", None, "train", b"{}")
+
+    def fact(request: TaskRequest) -> bytes:
+        return encode(events.TaskSubmitted("f", "t", 1, body_hash(request.canonical()), plan))
+
+    client = Client(settings)
+    async with client.table({"t"}) as table:
+        submitting = asyncio.create_task(client.submit([own], table, answer_s=20.0))
+        await coordinator.refuse(other)
+        await coordinator.refuse(other, events.TOPIC, fact(other))
+        await coordinator.refuse(own, events.TOPIC, b"\xff")
+        await coordinator.refuse(own, events.TOPIC, fact(own))
+        with pytest.raises(TaskRefusedError) as refused:
+            await submitting
+    (refusal,) = refused.value.refusals
+    assert refusal.letter_id == 3
+
+
+async def test_a_feed_ends_with_the_first_task_that_is_refused(settings: Settings, coordinator: Coordinator) -> None:
+    """Otherwise its sessions would stay in flight for ever."""
+    first, bad, last = task("first", 2), task("bad", 2), task("last", 1)
+    sent: asyncio.Queue[str] = asyncio.Queue()
+    client = Client(settings)
+    async with client.table() as table:
+        feeding = asyncio.create_task(
+            client.feed(
+                one_by_one(first, bad, last),
+                table,
+                max_in_flight=4,
+                on_sent=lambda request, _: sent.put_nowait(request.task_id),
+            )
+        )
+        async with asyncio.timeout(20):
+            assert [await sent.get(), await sent.get()] == ["first", "bad"]
+            await coordinator.refuse(bad)
+            with pytest.raises(TaskRefusedError, match="bad: fanout refused it"):
+                await feeding
+    assert sent.empty()
+
+
+async def test_a_pool_is_served_by_live_workers_that_stay(settings: Settings, coordinator: Coordinator) -> None:
+    client = Client(settings)
+    assert await client.unserved({"default"}) == {"default": list(Stage)}
+    await coordinator.beat("a", Stage.INIT, Stage.RUN)
+    await coordinator.beat("b", Stage.EVALUATE)
+    await coordinator.beat("c", Stage.RUN, pool="gpu")
+    assert await client.unserved({"default", "gpu"}) == {"gpu": [Stage.INIT, Stage.EVALUATE]}
+    await coordinator.beat("b", Stage.EVALUATE, leaving=True)
+    assert await client.unserved({"default"}) == {"default": [Stage.EVALUATE]}

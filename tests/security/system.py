@@ -30,7 +30,7 @@ from topics.environment.settings import Settings
 from topics.log import kafka
 
 WORKERS = (*ROLES, "analytics", "webhooks")
-USERS = (*WORKERS, "proxy", "admin", "submitter", "reader", "trainer", "rebuild", "nobody")
+USERS = (*WORKERS, "proxy", "admin", "submitter", "reader", "trainer", "rebuild", "replayer", "nobody")
 """By role; `nobody` has a password and no right at all."""
 SUPER = "super"
 """Whom the authorizer doesn't judge: makes the topics, applies the rights, and reads for the tests."""

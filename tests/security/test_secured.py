@@ -22,7 +22,7 @@ from tests.security import scan
 from tests.security.system import CONTROL, WEBHOOK, WORKERS, Secured, secured
 from tests.security.watching import Processes
 from tests.waiting import eventually
-from topics import control, stages
+from topics import control, stages, tasks
 from topics.control import Discard
 from topics.environment.keys import KEY_SHOWN
 from topics.log import kafka
@@ -91,6 +91,29 @@ async def test_a_session_goes_its_whole_way_with_each_role_in_its_own_rights(sys
     assert json.loads(shown)["status"] == "COMPLETED"
     await ended_well(system, "trainer", "fleet", "resume")
     assert all("efused" not in system.log(f"{role}-1") for role in WORKERS)
+
+
+async def test_dead_letters_are_listed_by_readers_and_sent_again_by_who_may_replay(system: Secured) -> None:
+    producer = LogProducer(system.settings)
+    await producer.start()
+    await producer.send_bytes(tasks.TOPIC.full_name(system.settings.namespace), b"{", key=b"unreadable")
+    await producer.stop()
+
+    async def letters() -> list[int]:
+        found = json.loads(await ended_well(system, "reader", "dead-letters", "list", "--format", "json"))
+        return [one["letter"] for one in found if one["key"] == "unreadable"]
+
+    (letter,) = await eventually(letters, DEADLINE_S)
+    await ended_well(system, "reader", "dead-letters", "show", str(letter))
+    sent = json.loads(await ended_well(system, "replayer", "dead-letters", "replay", str(letter), "--format", "json"))
+    assert [one["sent"] for one in sent] == [True]
+
+    async def is_refused_again() -> bool:
+        return len(await letters()) == 2
+
+    await eventually(is_refused_again, DEADLINE_S)
+    said = await refused(system, "reader", "dead-letters", "replay", str((await letters())[-1]))
+    assert "Kafka refuses reader the topic" in said
 
 
 async def test_who_lacks_a_right_or_isnt_let_in_is_told_so_in_seconds(system: Secured, data: Path) -> None:

@@ -72,7 +72,7 @@ _STAGE = (
     (sessions.TOPIC, control.TOPIC, fleet.TOPIC, workers.TOPIC),
     (events.TOPIC, workers.TOPIC, dead_letters.TOPIC),
 )
-_WATCHED = (sessions.TOPIC, workers.TOPIC, fleet.TOPIC, events.TOPIC, completions.TOPIC)
+_WATCHED = (sessions.TOPIC, workers.TOPIC, fleet.TOPIC, events.TOPIC, completions.TOPIC, dead_letters.TOPIC)
 
 _ROLES: dict[str, _Role] = {
     "fanout": _Role(
@@ -137,9 +137,19 @@ _ROLES: dict[str, _Role] = {
         "polar rebuild", reads=(completions.TOPIC,), transactional="rebuild.", named=("Read", "Write", *MAKING)
     ),
     "submitter": _Role(
-        "polar submit, cancel; polar.client", reads=(sessions.TOPIC,), writes=(tasks.TOPIC, events.TOPIC)
+        "polar submit, cancel; polar.client",
+        # It finds out who refuses its tasks, and warns of pools without workers.
+        reads=(sessions.TOPIC, dead_letters.TOPIC, workers.TOPIC),
+        writes=(tasks.TOPIC, events.TOPIC),
     ),
-    "reader": _Role("polar status, watch, show, trajectories", reads=_WATCHED, outputs=("Read",)),
+    "reader": _Role(
+        "polar status, watch, show, trajectories, dead-letters list and show", reads=_WATCHED, outputs=("Read",)
+    ),
+    "replayer": _Role(
+        "polar dead-letters replay",
+        reads=(dead_letters.TOPIC,),
+        writes=(tasks.TOPIC, events.TOPIC, webhooks.TOPIC, dead_letters.TOPIC),
+    ),
     "admin": _Role("polar topics apply, list"),
 }
 ROLES: Mapping[str, str] = {name: role.what for name, role in _ROLES.items()}

@@ -13,6 +13,8 @@ import msgspec
 T = TypeVar("T")
 
 _encoder = msgspec.msgpack.Encoder()
+_UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What msgspec raises for hostile bytes: also for text that isn't UTF-8, and for endless nesting."""
 
 
 class DecodeError(ValueError):
@@ -48,11 +50,11 @@ class Codec(Generic[T]):
         """Raises DecodeError for bytes that are no tagged msgpack map, or a known type with a wrong field."""
         try:
             return self._decoder.decode(data)
-        except msgspec.DecodeError as error:
+        except _UNDECODABLE as error:
             # Only failures pay for decoding the tag separately.
             try:
                 tag = _tag_decoder.decode(data).type
-            except msgspec.DecodeError:
+            except _UNDECODABLE:
                 raise DecodeError(f"not a record: {error}") from None
             if tag in self._tags:
                 raise DecodeError(f"{tag}: {error}") from None

@@ -1,8 +1,8 @@
-"""Session keys: signed tokens with a call's session, attempt, claim and sampling settings.
+"""Session keys: signed tokens with a call's session, attempt, claim and sampling settings; and the fleet's secrets in the keys file.
 
 The run worker mints a key at the grant, or for an opened session the proxy that got the request; every proxy verifies it without a lookup.
 The fleet's secret signs it (HS256; the `kid` header names the secret). `CloseKey` ends a key (protocol 17); the expiry, a day past the
-run's budget, is a backstop.
+run's budget, is a backstop. `claim_keys` derives other keys from the same secrets.
 
 Secrets are in a keys file, JSON `{key_id: secret}`: the last one signs, all verify. The file may change while processes run (`Keyring`),
 so secrets rotate without a gap: add a secret on every host, let it sign, remove the old one.
@@ -88,6 +88,8 @@ class Signer:
             raise ValueError("a keys file holds at least one signing key")
         self._secrets = secrets_by_id
         self._signing_id = list(secrets_by_id)[-1]
+        self.secrets = [secret.encode() for secret in secrets_by_id.values()]
+        """In order: the last one signs."""
 
     @classmethod
     def from_file(cls, path: Path) -> Signer:
@@ -145,6 +147,11 @@ class Keyring:
             if error.reason == "expired" or not self.refresh(at_once=True):
                 raise
             return self._signer.check(key, now_s)
+
+    def secrets(self) -> list[bytes]:
+        """The current secrets, in order: the last one signs."""
+        self.refresh()
+        return self._signer.secrets
 
     def refresh(self, *, at_once: bool = False) -> bool:
         """Read the file again if it changed; True if the secrets changed."""

@@ -72,13 +72,15 @@ class Follower:
         letters: LogProducer | None = None,
         committed: bool = False,
     ) -> None:
-        """`on_record` gets one of `topic.records` and its envelope. It must be quick; an exception from it ends the follower.
+        """`on_record` gets one of `topic.records`, or bytes if the topic has none, and its envelope. It must be quick; an exception from it
+        ends the follower.
 
         `letters`: a started producer that writes undecodable records to the dead letters; None where another reader writes them.
         """
         self._settings = settings
         self._name = topic.full_name(settings.namespace)
-        self._codec: Codec[Any] = Codec(*topic.records)
+        self._codec: Codec[Any] | None = Codec(*topic.records) if topic.records else None
+        """None for a topic of bytes."""
         self._on_record = on_record
         self._on_tombstone = on_tombstone
         self._letters = letters
@@ -235,6 +237,9 @@ class Follower:
         if record.value is None:
             if self._on_tombstone is not None:
                 self._on_tombstone(record)
+            return None
+        if self._codec is None:
+            self._on_record(record.value, record)
             return None
         try:
             decoded = self._codec.decode(record.value)

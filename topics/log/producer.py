@@ -101,6 +101,7 @@ class LogProducer:
         key: str,
         task_id: str | None = None,
         partition: int | None = None,
+        headers: kafka.Headers = (),
         deadline_s: float = DEADLINE_S,
     ) -> Ack:
         """Send a record of the contract; on a co-partitioned topic `task_id` decides the partition.
@@ -113,7 +114,7 @@ class LogProducer:
             topic.full_name(self._settings.namespace),
             encode(record),
             key.encode(),
-            (),
+            headers,
             partition,
             task_id if topic.copartitioned else None,
         )
@@ -126,10 +127,12 @@ class LogProducer:
         *,
         key: bytes | None = None,
         headers: kafka.Headers = (),
+        partition: int | None = None,
         deadline_s: float = DEADLINE_S,
     ) -> Ack:
         """Send bytes as they are to a topic's full name: tasks, dead letters. Raises as `send` does."""
-        return await self._send(_Outgoing(topic, value, key, headers), dead_letters.TOPIC.max_bytes, deadline_s)
+        outgoing = _Outgoing(topic, value, key, headers, partition)
+        return await self._send(outgoing, dead_letters.TOPIC.max_bytes, deadline_s)
 
     def has_room(self, size: int) -> bool:
         """Whether `size` more bytes may go unacknowledged; always true for a first record."""
@@ -246,7 +249,7 @@ async def dead_letter(
     field: str | None = None,
     process: str,
 ) -> Ack:
-    """Write a record's unchanged bytes to the dead letters, with reason and origin as headers. Raises as `LogProducer.send` does."""
+    """Write a record's unchanged bytes to the dead letters, with reason, origin and its own headers. Raises as `LogProducer.send` does."""
     headers = dead_letters.headers(
         reason=reason,
         field=field,
@@ -254,6 +257,7 @@ async def dead_letter(
         topic=record.topic,
         partition=record.partition,
         offset=record.offset,
+        kept=record.headers,
     )
     name = dead_letters.TOPIC.full_name(settings.namespace)
     return await producer.send_bytes(name, record.value or b"", key=record.key, headers=headers)

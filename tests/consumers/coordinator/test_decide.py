@@ -11,6 +11,7 @@ from tests.consumers.coordinator.bench import PLAN, Bench, submitted, wants
 from topics import events
 from topics.completions import CloseGroup
 from topics.control import Discard, Grant, Revoke
+from topics.environment.claim_keys import new_claim_id, ticket_id
 from topics.types.errors import Kind, SessionError
 from topics.types.session import Accounting, Phase, Stage, Status
 
@@ -237,3 +238,18 @@ def test_a_runtime_and_revoked_claims_are_kept_until_the_trajectory_is_written()
     assert (bench.session().revoked_claims, bench.session().runtime) == (["e1"], {"dir": "x"})
     bench.give(events.TrajectoryEmitted("f", "t.0", 1))
     assert (bench.session().revoked_claims, bench.session().runtime) == ([], None)
+
+
+def test_a_claim_of_an_earlier_wait_is_not_granted_again() -> None:
+    """Someone sends a `Claimed` again, unchanged and with its MAC, after its claim was handed back."""
+    bench = Bench(now=1_000)
+    bench.give(submitted())
+    bench.assign(Stage.INIT)
+    first = new_claim_id(Stage.INIT, ticket_id(bench.session().since, bench.session().releases))
+    assert bench.claim(Stage.INIT, first).commands == (Grant("t.0", 1, first),)
+    bench.now = 2_000
+    bench.give(events.HandedBack("f", "t.0", 1, first))
+    bench.assign(Stage.INIT)
+    assert bench.claim(Stage.INIT, first).commands == (Revoke("t.0", first, "taken"),)
+    second = new_claim_id(Stage.INIT, ticket_id(bench.session().since, bench.session().releases))
+    assert bench.claim(Stage.INIT, second).commands == (Grant("t.0", 1, second),)

@@ -20,6 +20,7 @@ from topics.environment.settings import Settings
 from topics.events import Claimed, Evaluated, Fact, InitFinished, RunFinished
 from topics.log import admin
 from topics.log.follow import Follower, Since
+from topics.log.kafka import Record
 from topics.log.producer import LogProducer
 from topics.stages import Ticket
 from topics.types.session import SessionState, Stage, session_id_of
@@ -47,10 +48,13 @@ class Coordinator:
     settings: Settings
     log: LogProducer
     facts: list[Fact] = field(default_factory=list)
+    envelopes: list[Record] = field(default_factory=list)
+    """The records that held the facts."""
     beats: list[Heartbeat] = field(default_factory=list)
 
-    def _fact(self, fact: Fact, _: object) -> None:
+    def _fact(self, fact: Fact, envelope: Record) -> None:
         self.facts.append(fact)
+        self.envelopes.append(envelope)
 
     def _beat(self, sign: workers.Sign, _: object) -> None:
         if isinstance(sign, Heartbeat):

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import ClassVar
 
 import pytest
+from msgspec.structs import replace
 
 from consumers.runtimes.base import SandboxError
 from consumers.stages import claim_runner
@@ -16,12 +17,15 @@ from consumers.stages.claims import Event
 from tests.consumers.stages.coordinating import PATIENCE_S, Coordinator, coordinating
 from tests.waiting import eventually
 from topics.control import Grant, Revoke
+from topics.environment import claim_keys
 from topics.environment.settings import Settings
 from topics.events import Claimed, Evaluated, Fact, HandedBack, InitFinished, RunFinished, Stopped
 from topics.log.producer import LogProducer
 from topics.stages import Ticket
 from topics.types.errors import InputError, Kind
 from topics.types.session import Stage, Status
+
+TICKET = Ticket("task.0", 0, 1, Stage.RUN, 60.0, body=b"{}")
 
 
 class Job:
@@ -56,12 +60,12 @@ class Worker:
         self.claims = ClaimRunner(producer, "worker-1", lambda: self.changes.append(self.claims.ids(Stage.RUN)))
         self.job: Job
 
-    async def request(self, kind: type[Job] = Job) -> None:
+    async def request(self, kind: type[Job] = Job, ticket: Ticket = TICKET) -> None:
         def make(claim: Claim) -> Job:
             self.job = claim.work = kind(claim)
             return self.job
 
-        await self.claims.request(Ticket("task.0", 0, 1, Stage.RUN, 60.0, body=b"{}"), make)
+        await self.claims.request(ticket, make)
 
     def grant(self) -> None:
         self.claims.on_answer(Grant("task.0", 1, self.job.claim.id))
@@ -219,3 +223,28 @@ async def test_work_that_raises_gives_a_fact_with_an_error(
     assert result.error is not None
     assert (result.error.stage, result.error.kind, result.error.code) == (stage.value, kind, code)
     assert result.error.retryable is (kind is Kind.INFRA)
+
+
+@pytest.mark.parametrize(
+    ("event", "kind"), [(None, RunFinished), (Event.REVOKED, Stopped), (Event.LEAVING, HandedBack)]
+)
+@pytest.mark.parametrize("claim_key", [b"k" * 32, None], ids=["key", "no key"])
+async def test_each_fact_is_signed_with_the_ticket_s_key_and_with_none_if_it_has_none(
+    settings: Settings, event: Event | None, kind: type[Fact], claim_key: bytes | None
+) -> None:
+    """A coordinator without claim keys, an older one, writes tickets without a key and verifies nothing."""
+    ticket = replace(TICKET, ticket_id="1a2b.1" if claim_key else None, claim_key=claim_key)
+    async with coordinating(settings) as coordinator, working(settings) as worker:
+        await worker.request(ticket=ticket)
+        worker.grant()
+        await worker.job.begun.wait()
+        if event is None:
+            worker.job.end.set_result(None)
+        else:
+            worker.claims.feed_all(event)
+        await worker.ended()
+        await coordinator.fact(kind, "task.0")
+    assert kinds(coordinator.facts) == [Claimed, kind]
+    assert claim_keys.ticket_of(worker.job.claim.id) == ((Stage.RUN, "1a2b.1") if claim_key else None)
+    for envelope in coordinator.envelopes:
+        assert list(envelope.headers) == claim_keys.headers(claim_key, envelope.value or b"")

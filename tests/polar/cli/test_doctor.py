@@ -17,6 +17,7 @@ from polar.embedded import disk
 from polar.scripted.app import running
 from polar.scripted.engine import Engine
 from polar.scripted.faults import Garbage
+from topics.environment.keys import ensure_keys_file
 from topics.environment.settings import Settings
 
 pytestmark = pytest.mark.contract
@@ -104,6 +105,21 @@ async def test_a_broker_without_topics_is_told(kafka: str, namespace: str) -> No
     assert found["broker"].state is State.GOOD
     assert found["topics"].state is State.BAD
     assert found["topics"].todo == "make them: polar topics apply"
+
+
+async def test_a_keys_file_that_is_missing_or_no_keys_file_is_told(tmp_path: Path) -> None:
+    settings = Settings(kafka="127.0.0.1:9", keys_file=tmp_path / "keys.json")
+
+    async def found() -> doctor.Finding:
+        return {one.what: one for one in await doctor.system(settings)}["keys"]
+
+    missing = await found()
+    assert missing.state is State.LATER
+    assert "coordinators, run workers and proxies don't start on this host" in missing.said
+    ensure_keys_file(settings.keys_path)
+    assert (await found()).state is State.GOOD
+    settings.keys_path.write_text("{}")
+    assert (await found()).state is State.BAD
 
 
 async def test_an_engine_is_asked_for_a_token() -> None:

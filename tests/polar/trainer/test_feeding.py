@@ -37,7 +37,7 @@ async def system(settings: Settings) -> AsyncIterator[None]:
     producer = LogProducer(settings)
     await producer.start()
     async with Writer(settings) as writer:
-        running = asyncio.create_task(work(settings, Coordinator(producer), writer), name="system")
+        running = asyncio.create_task(work(settings, Coordinator(settings, producer), writer), name="system")
         yield
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)

@@ -12,14 +12,13 @@ from topics import stages, trajectories
 from topics.contract import acl, catalogue
 from topics.types.session import Stage
 
-READ_BY_PEOPLE = {"dead-letters"}
 ALONE = {
-    "tasks": {"submitter"},
+    "tasks": {"submitter", "replayer"},
     "sessions": {"coordinator"},
     "fleet": {"trainer"},
     "control": {"coordinator", "trainer"},
     "completions": {"coordinator", "builder", "proxy"},
-    "webhooks": {"builder", "webhooks"},
+    "webhooks": {"builder", "webhooks", "replayer"},
     trajectories.TOPIC.name: {"builder"},
     trajectories.EVAL.name: {
         "builder",
@@ -44,7 +43,7 @@ def roles_that(operation: str, topic: str) -> set[str]:
 def test_every_topic_is_written_and_read_by_someone_and_decisions_by_their_owner_alone() -> None:
     for topic in (*catalogue.FIXED, *catalogue.of_pool("default")):
         assert roles_that("Write", topic.name), topic.name
-        assert roles_that("Read", topic.name) or topic.name in READ_BY_PEOPLE, topic.name
+        assert roles_that("Read", topic.name), topic.name
     assert {name: roles_that("Write", name) for name in ALONE} == ALONE
 
 

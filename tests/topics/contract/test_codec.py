@@ -76,6 +76,26 @@ def test_any_bytes_are_a_record_or_unknown_or_a_decode_error(topic: Topic) -> No
     is_one_of_three()
 
 
+@pytest.mark.parametrize("record", RECORDS, ids=tag)
+def test_a_record_with_a_changed_byte_is_a_record_or_unknown_or_a_decode_error(record: type[msgspec.Struct]) -> None:
+    """Also where the byte was a part of a text's UTF-8, in a field or in the type's name."""
+    codec, written = codec_of(record), encode(full(record))
+    for place in range(len(written)):
+        for bits in (0x01, 0x80, 0xFF):
+            changed = bytearray(written)
+            changed[place] ^= bits
+            with suppress(DecodeError):
+                codec.decode(bytes(changed))
+
+
+@pytest.mark.parametrize(
+    "start", [b"\x82\xa4type\xa5drain\xa1x", b"\x82\xa4type\xa5other\xa1x"], ids=["known", "unknown"]
+)
+def test_endless_nesting_is_a_decode_error(start: bytes) -> None:
+    with pytest.raises(DecodeError):
+        control.CODEC.decode(start + b"\x91" * 200_000 + b"\x01")
+
+
 def test_a_newer_writers_field_is_skipped() -> None:
     newer = msgspec.msgpack.decode(encode(control.Drain("w1"))) | {"patience_s": 3}
     assert control.CODEC.decode(msgspec.msgpack.encode(newer)) == control.Drain("w1")
