@@ -132,6 +132,7 @@ class Pipeline:
         except UnacknowledgedError:
             # Counted, and not recorded: there is no room for a record.
             self._count(call, CallOutcome.FAILED)
+            call.spec.claim.fail(CallError("unrecorded", "Kafka took no records"))
             raise RefusalError(
                 Refusal.OVERLOADED, "too much waits to be recorded; try again", retry_after_s=RETRY_AFTER_S
             ) from None
@@ -148,6 +149,8 @@ class Pipeline:
 
     def _unanswered(self, call: CallTask, outcome: CallOutcome, error: CallError) -> None:
         self._count(call, outcome)
+        if outcome is CallOutcome.FAILED:
+            call.spec.claim.fail(error)
         self._capture.unanswered(call.spec, outcome, error)
 
     def _count(self, call: CallTask, outcome: CallOutcome) -> None:

@@ -81,6 +81,7 @@ class Capture:
         except UnacknowledgedError as error:
             log.warning("call not acknowledged", action="call_unacknowledged", call_id=spec.call_id, reason=str(error))
             self.disown(spec, "unacknowledged")
+            spec.claim.fail(CallError("unrecorded", "Kafka didn't acknowledge the call"))
             raise RefusalError(
                 Refusal.UNAVAILABLE, "the call could not be recorded; try again", retry_after_s=RETRY_AFTER_S
             ) from None

@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
+import msgspec
 from aiohttp import web
 
 from proxy.auth import Authenticator
@@ -19,15 +20,17 @@ from proxy.errors import EngineError, Refusal, RefusalError, refusal_of
 from proxy.intake import Intake
 from proxy.metrics import ProxyMetrics
 from proxy.peers import forwarding
-from proxy.peers.forwarding import Forwarder
+from proxy.peers.forwarding import Forwarder, PeerError
 from proxy.peers.ownership import Peer
 from proxy.peers.routing import MisdirectedError, RoutedReply, Router
 from proxy.request_limits import require_head, require_values
+from proxy.session.claim_cache import OwnerChangedError
 from proxy.session.claim_state import ClaimState
 from proxy.session.reply import SharedCalls
 from proxy.session_key import PATH_PREFIX, key_of, path_of
 from proxy.streaming import JSON, refusal_from, respond
 from topics.environment.keys import redacted, redacted_bytes
+from topics.types import last_call
 
 BODY_BYTES = 64 * 1024 * 1024
 BODY_S = 60.0
@@ -87,6 +90,7 @@ class ModelApi:
         for (method, path), candidates in shared.items():
             for prefix in ("", PATH_PREFIX):
                 app.router.add_route(method, prefix + path, self._handler(candidates))
+        app.router.add_route("GET", last_call.PATH, self._handler([(self._dialects[0], self._last_call)]))
         app.router.add_route(
             "*", r"/{path:[\s\S]*}", self._handler([(dialect, self._unknown) for dialect in self._dialects])
         )
@@ -142,6 +146,28 @@ class ModelApi:
             return await respond(request, dialect, chat, reply, whole=is_forwarded)
         finally:
             del self._replies[id(request)]
+
+    async def _last_call(self, request: web.Request, _: Dialect) -> web.StreamResponse:
+        """How the claim's last call ended; the session's owner knows."""
+        key = self._authenticator.claims_of(key_of(request))
+        ownership = self._router.ownership
+        if is_forwarded := forwarding.is_forwarded(request):
+            await ownership.caught_up(forwarding.as_of(request))
+        owner = ownership.owner_of(key.session_id)
+        try:
+            if ownership.is_mine(key.session_id):
+                answer = msgspec.json.encode((await self._router.claims.get(key)).last_call)
+            elif is_forwarded:
+                raise MisdirectedError
+            elif owner is None:
+                raise PeerError("lost")
+            else:
+                answer = await self._forwarder.send(owner, request, b"")
+        except (PeerError, OwnerChangedError):
+            raise RefusalError(
+                Refusal.UNAVAILABLE, "the session's proxy can't be asked; try again", retry_after_s=RETRY_AFTER_S
+            ) from None
+        return web.Response(body=answer, headers=JSON)
 
     async def _count(self, request: web.Request, dialect: Dialect) -> web.StreamResponse:
         self._authenticator.claims_of(key_of(request))

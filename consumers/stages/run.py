@@ -4,8 +4,8 @@ In: a ticket with a runtime. Out: `RunFinished`, sent when no process of the har
 files that it keeps and its changes (`patch`) become artifacts. The session's key is made here, after the Grant. It is only in the
 harness's environment: never on a command line, in a log line or in an artifact.
 
-A harness that ends with an exit code has worked and is evaluated. A harness that can't be started is no failure of an agent: the error
-has kind `input` or `infra`.
+A harness that ends with an exit code has worked and is evaluated, unless a failure of the engine or a proxy ended it (`model_failure`).
+Such a failure, like a harness that can't be started, is none of the agent's: the error has kind `infra` or `input`.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from consumers.runtimes.base import LOG_LIMIT, Exec, ExecResult, ModelAccess, Ru
 from consumers.stages import artifacts, patch
 from consumers.stages.budget import Budget, BudgetExceededError
 from consumers.stages.claim_runner import Claim, StageFact
+from consumers.stages.model_failure import model_failure
 from consumers.stages.worker_context import WorkerContext
 from topics.environment.keys import BACKSTOP_S, KeyClaims, Limits, Signer, redacted
 from topics.environment.settings import Settings
@@ -72,6 +73,12 @@ class Run:
         program = self._program(self._runtime, task, access, harness, launch)
         result = await self._launch(self._runtime, task, program, budget)
         kept = await self._keep(self._runtime, result, launch, before)
+        failure = None if result.exceeded else await model_failure(access.proxy_url, access.key, result.exit_code)
+        if failure is not None:
+            error = SessionError(Stage.RUN.value, Kind.INFRA, "model_failed", failure, retryable=True)
+            return self._claim.fact(
+                status=Status.FAILED, exit_code=result.exit_code, error=error, artifacts=kept or None
+            )
         return self._fact(result.exit_code, kept, redacted(result.output_end)[-OUTPUT_LIMIT:], result.exceeded)
 
     async def tidy(self, fact: StageFact | None) -> None:

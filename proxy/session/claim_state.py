@@ -14,6 +14,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from proxy.chat import ChatRequest, RepeatedAnswer
+from proxy.errors import REQUESTS_FAULT
 from proxy.request_limits import CALL_S
 from proxy.session.endings import EndableCall
 from proxy.session.history import CallHistory, Transcript, frame_of, transcript
@@ -25,7 +26,8 @@ from proxy.session.stored import StoredCalls
 from proxy.session.turns import SampledTurns
 from topics.calls.delta import Spelled
 from topics.environment.keys import KeyClaims
-from topics.types.completion import Completion
+from topics.types.completion import CallError, CallOutcome, Completion
+from topics.types.last_call import LastCall
 from topics.types.tokens import count
 
 NO_FRAME = b""
@@ -46,6 +48,7 @@ class ClaimState:
         self.repeats: RepeatIndex[Any] = RepeatIndex()
         self.usage = ClaimUsage()
         self.in_flight: set[EndableCall] = set()
+        self.last_call = LastCall()
         self.is_stale = False
         """The session had another owner while calls were in flight here: that owner's calls must be read back."""
         self._known: set[str] = set()
@@ -61,6 +64,7 @@ class ClaimState:
         """Adds an acknowledged call; `prompt` is in full, int32 LE. Nobody has seen the answer of a disowned call."""
         record, call_id = call.record, call.record.call_id
         self._known.add(call_id)
+        self.last_call = LastCall()
         self.usage.add(count(record.sampled))
         self.history.add(call_id, call.transcript, prompt, record.sampled, call.answer)
         if is_disowned:
@@ -79,6 +83,10 @@ class ClaimState:
     def disown(self, call_id: str) -> None:
         """Forgets an answer that no harness has seen."""
         self.turns.forget(call_id)
+
+    def fail(self, error: CallError) -> None:
+        """A call ended without an answer, and not because the harness gave it up."""
+        self.last_call = LastCall(None if error.code in REQUESTS_FAULT else error)
 
     def restore(self, request: ChatRequest, engine: str | None) -> tuple[ChatRequest, Transcript]:
         """The request in full, with its messages as the model sampled and read them, and its transcript.
@@ -105,6 +113,10 @@ class ClaimState:
     def take_over(self, log: ClaimLog) -> None:
         """Adds all calls on the claim's log, after it was read back from its beginning."""
         self._recall(log)
+        ended = [call for call in log.calls if call.outcome is not CallOutcome.ABANDONED]
+        if ended and ended[-1].error is not None:
+            self.fail(ended[-1].error)
+        self.last_call = replace(self.last_call, moved=True)
         self.is_stale = False
         self._read_back_at = time.monotonic()
 

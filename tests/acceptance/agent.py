@@ -15,8 +15,8 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-TRY_S = 150
-"""For one call, all its tries included: longer than the proxy's own wait for an acknowledgement."""
+TRY_S = float(os.environ.get("TRY_S", "150"))
+"""For one call, all its tries included: by default longer than the proxy's own wait for an acknowledgement."""
 
 
 def complete(messages: list[dict[str, Any]]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,13 +11,21 @@ import pytest
 from consumers.runtimes.base import Labels, Runtime, RuntimeBackend
 from consumers.runtimes.process import ProcessBackend
 from tests.consumers.stages.coordinating import Coordinator, coordinating, settings_for
+from tests.serving import serving
 from topics.environment.settings import Settings
 from topics.types.task import RuntimeSpec
 
 
+@pytest.fixture(scope="session")
+def proxy_url() -> Iterator[str]:
+    """Stands in for a proxy that all last calls went well at. A harness that calls the model gets nothing of use."""
+    with serving(lambda _: (200, {})) as (url, _):
+        yield url
+
+
 @pytest.fixture
-def settings(kafka: str, namespace: str, tmp_path: Path) -> Settings:
-    return settings_for(kafka, namespace, tmp_path)
+def settings(kafka: str, namespace: str, tmp_path: Path, proxy_url: str) -> Settings:
+    return settings_for(kafka, namespace, tmp_path, proxy_url)
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from tests.acceptance.fleet import Fleet
+from tests.waiting import eventually
 from topics.types.session import Status
 from topics.types.trajectory import GroupFinished, Trajectory, expand
 
@@ -93,6 +95,26 @@ async def test_a_harness_that_forks_daemons_leaves_none(system: Fleet) -> None:
         assert trajectory.error is not None
         assert (trajectory.error.kind.value, trajectory.error.code) == ("agent", "exit_code")
         assert trajectory.reward == 0.0
+
+
+async def test_an_engine_that_dies_costs_attempts_and_no_reward(system: Fleet) -> None:
+    task = system.task("cut-off", 1000, 2, pause_s=0.05)
+    task["agent"]["env"]["TRY_S"] = "0.5"
+    ended = asyncio.create_task(submitted(system, task, code=1))
+    await eventually(lambda: all(len(system.sampled(f"cut-off.{i}")) > 2 for i in range(2)), 60)
+    await system.kill("engine")
+    try:
+        found = await ended
+    finally:
+        await system.start("engine")
+    for trajectory in found:
+        assert trajectory.error is not None
+        assert (trajectory.status, trajectory.error.kind, trajectory.error.code) == (
+            Status.FAILED,
+            "infra",
+            "model_failed",
+        )
+        assert (trajectory.reward, trajectory.attempt) == (None, 3)
 
 
 async def test_bad_tasks_from_a_foreign_producer_end_as_dead_letters_and_the_rest_goes_on(system: Fleet) -> None:

@@ -30,7 +30,6 @@ from topics.workers import Heartbeat
 POOL = "default"
 PATIENCE_S = 120.0
 """For a worker's processes on a busy machine."""
-PROXY = "http://127.0.0.1:9"
 ALL = list(Stage)
 
 T = TypeVar("T")
@@ -189,8 +188,8 @@ async def working(
         await asyncio.wait_for(worker, 15)
 
 
-def settings_for(kafka: str, namespace: str, data: Path) -> Settings:
+def settings_for(kafka: str, namespace: str, data: Path, proxy_url: str) -> Settings:
     ensure_keys_file(data / "keys.json")
     return Settings(
-        data=data, namespace=namespace, kafka=kafka, replication=1, min_insync=1, proxy_url=PROXY, trust_tasks=True
+        data=data, namespace=namespace, kafka=kafka, replication=1, min_insync=1, proxy_url=proxy_url, trust_tasks=True
     )

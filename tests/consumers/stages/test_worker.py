@@ -13,8 +13,9 @@ import pytest
 
 from consumers.runtimes import proctree
 from consumers.stages.worker import run_worker
-from tests.consumers.stages.coordinating import ALL, PATIENCE_S, PROXY, Coordinator, living, shell, ticket, working
+from tests.consumers.stages.coordinating import ALL, PATIENCE_S, Coordinator, living, shell, ticket, working
 from tests.consumers.test_fanout import letters
+from tests.serving import serving
 from tests.waiting import eventually
 from topics import fleet, stages
 from topics.environment.blobs import BlobStore
@@ -23,6 +24,7 @@ from topics.environment.settings import Settings
 from topics.events import Claimed, Evaluated, HandedBack, InitFinished, RunFinished, Stopped
 from topics.fleet import FleetState
 from topics.types.errors import Kind, NotReadyError
+from topics.types.last_call import PATH
 from topics.types.session import Stage, Status
 
 INIT, RUN, EVALUATE = Stage.INIT, Stage.RUN, Stage.EVALUATE
@@ -84,7 +86,7 @@ async def test_a_harness_finds_the_model_and_its_key_names_the_grant(settings: S
     seen = dict(line.partition("=")[::2] for line in env.splitlines())
     key = seen["OPENAI_API_KEY"]
     assert key == seen["ANTHROPIC_API_KEY"] == seen["GEMINI_API_KEY"]
-    assert (seen["OPENAI_BASE_URL"], seen["ANTHROPIC_BASE_URL"]) == (f"{PROXY}/v1", PROXY)
+    assert (seen["OPENAI_BASE_URL"], seen["ANTHROPIC_BASE_URL"]) == (f"{settings.proxy_url}/v1", settings.proxy_url)
     assert (seen["POLAR_SESSION_ID"], seen["POLAR_TASK_ID"], seen["MINE"]) == ("access.0", "access", "1")
     claims = Signer.from_file(settings.keys_path).check(key, time.time())
     assert (claims.session_id, claims.claim_id, claims.log_partition, claims.log_offset) == (
@@ -108,6 +110,31 @@ async def test_a_harness_that_fails_is_evaluated_all_the_same(worker: Coordinato
     assert (ran.error.kind, ran.error.code, ran.error.retryable) == (Kind.AGENT, "exit_code", False)
     assert "ends with:\nsorry" in ran.error.message
     assert fact.reward == 0.0
+
+
+@pytest.mark.parametrize("command", ["exit 3", "exit 0", "sleep 60"])
+async def test_a_run_that_a_failed_engine_ended_is_no_failure_of_the_agent(
+    settings: Settings, coordinator: Coordinator, command: str
+) -> None:
+    told = {"failure": {"code": "unreachable", "message": "no connection to the engine"}}
+    with serving(lambda _: (200, told)) as (url, asked):
+        async with working(settings.model_copy(update={"proxy_url": url}), ALL):
+            task = shell("cut-off", command)
+            runtime = await coordinator.initialised(task)
+            await coordinator.granted(ticket(task, RUN, runtime=runtime, budget_s=1.0))
+            ran = await coordinator.fact(RunFinished, "cut-off.0")
+            await eventually(lambda: not folders(settings), PATIENCE_S)
+    assert ran.error is not None
+    assert (ran.status, ran.error.kind, ran.error.code, ran.error.retryable) == (
+        Status.FAILED,
+        Kind.INFRA,
+        "model_failed",
+        True,
+    )
+    assert "unreachable" in ran.error.message
+    (path, authorization, _) = asked[0]
+    key = Signer.from_file(settings.keys_path).check((authorization or "").removeprefix("Bearer "), time.time())
+    assert (path, key.session_id) == (PATH, "cut-off.0")
 
 
 async def test_a_harness_that_overruns_is_timed_out_and_dead(settings: Settings, worker: Coordinator) -> None:
