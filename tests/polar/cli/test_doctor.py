@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from consumers.harnesses import manifest
+from consumers.harnesses.pi import Pi
 from polar import doctor
 from polar.cli.app import app
 from polar.doctor import State
@@ -67,6 +69,23 @@ def test_downloads_that_cannot_come_are_told(monkeypatch: pytest.MonkeyPatch, tm
     assert found["Kafka"].state is State.BAD
     assert "can't be reached" in found["Kafka"].said
     assert found["pi"].state is State.BAD
+
+
+def test_a_harness_with_a_changed_file_is_bad_and_the_file_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("POLAR_CACHE", str(tmp_path))
+    program = Pi.cli.folder / "node_modules" / Pi.cli.program
+    program.parent.mkdir(parents=True)
+    program.write_text("good")
+    manifest.seal(Pi.cli.folder, Pi.cli.manifest)
+    program.chmod(0o644)
+    program.write_text("evil")
+    program.chmod(0o444)
+    found = next(one for one in doctor.harnesses() if one.what == "pi")
+    assert found.state is State.BAD
+    assert f"{program} was changed after its installation" in found.said
+    assert "python -m consumers.harnesses.install pi" in (found.todo or "")
 
 
 def test_a_package_index_is_asked_for_its_first_line_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import signal
+import tempfile
 import threading
 from collections.abc import Callable
 from multiprocessing.synchronize import Event
@@ -14,6 +15,7 @@ from tests.waiting import until
 from topics.environment import cache
 
 DEADLINE_S = 20.0
+NOBODY = 65534
 SPAWN = multiprocessing.get_context("spawn")
 
 
@@ -57,6 +59,41 @@ def test_a_broken_entry_heals() -> None:
     said: list[str] = []
     assert whole(install(build, said))
     assert said == [f"{entry} was broken and is replaced"]
+
+
+def _replace_unprivileged(root: Path) -> None:
+    """In a process of its own: root could delete files from read-only folders."""
+    if os.geteuid() == 0:
+        os.chown(root, NOBODY, NOBODY)
+        os.setgroups([])
+        os.setgid(NOBODY)
+        os.setuid(NOBODY)
+    os.environ["POLAR_CACHE"] = str(root)
+
+    def read_only(folder: Path) -> None:
+        (folder / "lib").mkdir()
+        (folder / "lib" / "half").touch()
+        build(folder)
+        (folder / "lib").chmod(0o555)
+        folder.chmod(0o555)
+
+    entry = install(read_only)
+    (entry / "tool").write_text("half")
+    assert whole(install(read_only))
+    with pytest.raises(cache.CacheError, match="came out incomplete"):
+        cache.installed("tool-1", read_only, whole=lambda _: False, announce=lambda _: None)
+
+
+def test_a_read_only_entry_is_replaced_by_a_user_without_privileges() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        root = Path(folder) / "cache"
+        root.mkdir()
+        process = SPAWN.Process(target=_replace_unprivileged, args=(root,))
+        process.start()
+        process.join(DEADLINE_S)
+        assert process.exitcode == 0
+        assert {path.name for path in root.iterdir()} == {"tool-1", ".tool-1.lock"}
 
 
 def test_a_build_that_fails_leaves_nothing_and_the_next_one_succeeds(tmp_path: Path) -> None:
