@@ -1,8 +1,8 @@
 """Notices of changes in an installed tree: the kernel's (inotify), or by a look at every file where it gives none.
 
 A notice is only a hint: something was touched, and a full verification must follow. With the kernel's notices a check of any tree takes
-2 µs; a look at the 14,000 files of pi takes 40 ms of CPU. Not noticed: writes through a mapping, until it is closed, and through a hard
-link outside of the tree. Sealed files have no such link.
+2 µs; a look at the 14,000 files of pi takes 40 ms of CPU. Notices miss writes through a mapping, until it is closed, and writes
+through a hard link that lies outside of the tree. Both need the worker's user or root; the next full verification finds them.
 """
 
 from __future__ import annotations
