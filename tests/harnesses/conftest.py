@@ -10,7 +10,8 @@ import pytest
 
 from consumers.harnesses.base import harness_of
 from consumers.harnesses.cli import Cli, CliHarness
-from tests.consumers.conftest import backend, claim, runtime  # noqa: F401 - fixtures
+from consumers.runtimes.cell.runtime import CellBackend
+from tests.consumers.conftest import claim, runtime  # noqa: F401 - fixtures
 from tests.consumers.harnesses.conftest import model  # noqa: F401 - a fixture
 from tests.harnesses.outcome import Outcome
 from tests.harnesses.speakers import Speaker
@@ -43,6 +44,12 @@ def cli_of(speaker: Speaker) -> Cli:
     harness = harness_of(AgentSpec(harness=speaker.specimen.harness))
     assert isinstance(harness, CliHarness)
     return harness.cli
+
+
+@pytest.fixture
+def backend(tmp_path: Path) -> CellBackend:
+    """As sessions run by default."""
+    return CellBackend(tmp_path / "runtimes")
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from consumers.runtimes.process import ProcessRuntime
+from consumers.runtimes.base import Runtime
 from tests.consumers.harnesses.conftest import Models
 from tests.harnesses.conftest import cli_of
 from tests.harnesses.outcome import outcome_of
@@ -18,7 +18,7 @@ from tests.harnesses.test_runs import script, work
 
 @those()
 async def test_the_bodies_of_a_plain_run_are_written_down(
-    speaker: Speaker, runtime: ProcessRuntime, model: Models, request: pytest.FixtureRequest
+    speaker: Speaker, runtime: Runtime, model: Models, request: pytest.FixtureRequest
 ) -> None:
     folder: str | None = request.config.getoption("--record", default=None)
     if folder is None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from consumers.runtimes.base import ExecResult
-from consumers.runtimes.process import ProcessRuntime
+from consumers.runtimes.base import ExecResult, Runtime
 from tests.consumers.harnesses.conftest import Model, Models, launched, set_up, worked
 from tests.consumers.harnesses.specimens import Turn, in_workspace
 from tests.harnesses.conftest import Told
@@ -14,18 +13,18 @@ from topics.types.task import AgentSpec
 INSTRUCTION = "Mend the text."
 
 
-async def work(speaker: Speaker, runtime: ProcessRuntime, served: Model) -> ExecResult:
+async def work(speaker: Speaker, runtime: Runtime, served: Model) -> ExecResult:
     _, result = await worked(runtime, served.access, INSTRUCTION, speaker.specimen.harness, settings=speaker.settings)
     assert result.exit_code == 0, result.tail
     return result
 
 
-def script(speaker: Speaker, runtime: ProcessRuntime, *turns: Turn) -> list[Turn]:
+def script(speaker: Speaker, runtime: Runtime, *turns: Turn) -> list[Turn]:
     return in_workspace([*turns, speaker.specimen.end], runtime.workspace)
 
 
 @those(always=True)
-async def test_a_plain_run_is_one_trace(speaker: Speaker, runtime: ProcessRuntime, model: Models, tell: Told) -> None:
+async def test_a_plain_run_is_one_trace(speaker: Speaker, runtime: Runtime, model: Models, tell: Told) -> None:
     await runtime.write_file("a.txt", b"this is wrong\n")
     async with model(script(speaker, runtime, *speaker.specimen.turns)) as served:
         await work(speaker, runtime, served)
@@ -39,7 +38,7 @@ async def test_a_plain_run_is_one_trace(speaker: Speaker, runtime: ProcessRuntim
 
 @those(lambda speaker: speaker.parallel)
 async def test_tools_that_are_called_at_once_stay_one_trace(
-    speaker: Speaker, runtime: ProcessRuntime, model: Models, tell: Told
+    speaker: Speaker, runtime: Runtime, model: Models, tell: Told
 ) -> None:
     await runtime.write_file("a.txt", b"this is right\n")
     both: Turn = {"text": "Now both.", "calls": list(speaker.parallel)}
@@ -55,7 +54,7 @@ async def test_tools_that_are_called_at_once_stay_one_trace(
 
 @those(lambda speaker: speaker.delegate)
 async def test_a_sub_agents_work_is_beside_the_main_agents_one_trace(
-    speaker: Speaker, runtime: ProcessRuntime, model: Models, tell: Told
+    speaker: Speaker, runtime: Runtime, model: Models, tell: Told
 ) -> None:
     assert speaker.delegate is not None
     zebra = {"name": "zebra", "match": "Zebra", "variants": [{"turns": list(speaker.delegated)}]}
@@ -75,7 +74,7 @@ async def test_a_sub_agents_work_is_beside_the_main_agents_one_trace(
 
 @those(lambda speaker: speaker.resume)
 async def test_a_session_that_is_resumed_goes_on_as_the_same_trace(
-    speaker: Speaker, runtime: ProcessRuntime, model: Models, tell: Told
+    speaker: Speaker, runtime: Runtime, model: Models, tell: Told
 ) -> None:
     assert speaker.resume is not None
     await runtime.write_file("a.txt", b"this is wrong\n")
@@ -86,7 +85,7 @@ async def test_a_session_that_is_resumed_goes_on_as_the_same_trace(
             harness=speaker.specimen.harness, model_name=served.access.model_name, settings=speaker.settings
         )
         launch = await set_up(runtime, served.access, "Go on.", agent)
-        result = await launched(runtime, served.access, speaker.resume(launch))
+        result = await launched(runtime, served.access, speaker.resume(launch), agent)
         assert result.exit_code == 0, result.tail
         outcome = await outcome_of(served)
     tell(speaker, "resume", outcome)

@@ -13,8 +13,7 @@ import msgspec
 import pytest
 
 from consumers.harnesses.base import Launch, harness_of
-from consumers.runtimes.base import Exec, ExecResult, ModelAccess
-from consumers.runtimes.process import ProcessRuntime
+from consumers.runtimes.base import Exec, ExecResult, ModelAccess, Runtime
 from consumers.stages.artifacts import newest_file
 from polar.scripted.app import running
 from polar.scripted.engine import Engine
@@ -83,37 +82,39 @@ def access_to(url: str) -> ModelAccess:
     return ModelAccess(url, KEY, MODEL)
 
 
-async def set_up(runtime: ProcessRuntime, access: ModelAccess, instruction: str, agent: AgentSpec) -> Launch:
+async def set_up(runtime: Runtime, access: ModelAccess, instruction: str, agent: AgentSpec) -> Launch:
     """As a run worker does it."""
     harness = harness_of(agent)
     await harness.install()
     file = runtime.home / "instruction.txt"
     await runtime.write_file(file, instruction.encode())
-    return await harness.prepare(runtime, access, file)
+    return await harness.prepare(runtime, runtime.reached_at(access), file)
 
 
 async def worked(
-    runtime: ProcessRuntime, access: ModelAccess, instruction: str, harness: str, **agent: Any
+    runtime: Runtime, access: ModelAccess, instruction: str, harness: str, **agent: Any
 ) -> tuple[Launch, ExecResult]:
     """Set a harness up, and let it work."""
     spec = AgentSpec(harness=harness, model_name=access.model_name, **agent)
     launch = await set_up(runtime, access, instruction, spec)
-    return launch, await launched(runtime, access, launch)
+    return launch, await launched(runtime, access, launch, spec)
 
 
-async def launched(runtime: ProcessRuntime, access: ModelAccess, launch: Launch) -> ExecResult:
+async def launched(runtime: Runtime, access: ModelAccess, launch: Launch, agent: AgentSpec) -> ExecResult:
     """Let a harness that is set up work."""
     what = Exec(
         launch.command,
         cwd=launch.cwd,
-        env=access.env | dict(launch.env),
+        env=runtime.reached_at(access).env | dict(launch.env),
         stdin=str(launch.stdin) if launch.stdin else None,
         timeout_s=90,
+        model=access,
+        tools=harness_of(agent).tools,
     )
     return await runtime.exec(what)
 
 
-async def transcript_of(runtime: ProcessRuntime, launch: Launch) -> str:
+async def transcript_of(runtime: Runtime, launch: Launch) -> str:
     """The artifact `agent_transcript`."""
     path = await newest_file(runtime, launch.keep["agent_transcript"])
     assert path is not None
