@@ -93,6 +93,8 @@ class Pipeline:
             raise refusal_of(error) from None
         except asyncio.CancelledError:
             self._unanswered(call, CallOutcome.ABANDONED, (call.ended or Ending.STOPPED).call_error)
+            if call.ended is Ending.HUNG_UP and not self.engines.for_model(spec.request.model).healthy:
+                spec.claim.fail(CallError("unreachable", "the harness gave up while no server of the engine answered"))
             raise
 
     async def _sample(self, call: CallTask, size: int) -> Answer:

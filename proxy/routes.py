@@ -24,13 +24,13 @@ from proxy.peers.forwarding import Forwarder, PeerError
 from proxy.peers.ownership import Peer
 from proxy.peers.routing import MisdirectedError, RoutedReply, Router
 from proxy.request_limits import require_head, require_values
-from proxy.session.claim_cache import OwnerChangedError
 from proxy.session.claim_state import ClaimState
 from proxy.session.reply import SharedCalls
 from proxy.session_key import PATH_PREFIX, key_of, path_of
 from proxy.streaming import JSON, refusal_from, respond
 from topics.environment.keys import redacted, redacted_bytes
 from topics.types import last_call
+from topics.types.last_call import LastCall
 
 BODY_BYTES = 64 * 1024 * 1024
 BODY_S = 60.0
@@ -156,14 +156,15 @@ class ModelApi:
         owner = ownership.owner_of(key.session_id)
         try:
             if ownership.is_mine(key.session_id):
-                answer = msgspec.json.encode((await self._router.claims.get(key)).last_call)
+                claim = self._router.claims.cached(key)
+                answer = msgspec.json.encode(LastCall(moved=True) if claim is None else claim.last_call)
             elif is_forwarded:
                 raise MisdirectedError
             elif owner is None:
                 raise PeerError("lost")
             else:
                 answer = await self._forwarder.send(owner, request, b"")
-        except (PeerError, OwnerChangedError):
+        except PeerError:
             raise RefusalError(
                 Refusal.UNAVAILABLE, "the session's proxy can't be asked; try again", retry_after_s=RETRY_AFTER_S
             ) from None

@@ -30,8 +30,8 @@ class Revoke(msgspec.Struct, frozen=True, tag="revoke", omit_defaults=True):
     """The task id if no session was found for the claim."""
     claim_id: str
     reason: str
-    """`taken`, `lost`, `cancelled`, `ended`, `deadline`; for requests about opened sessions also `submitted`, `samples`, `mode`,
-    `unopened`, `unknown` (protocol 28)."""
+    """`taken`, `lost`, `cancelled`, `ended`, `deadline`, `unproven` (protocol 33); for requests about opened sessions also
+    `submitted`, `samples`, `mode`, `unopened`, `unknown` (protocol 28)."""
 
 
 class CloseKey(msgspec.Struct, frozen=True, tag="close_key", omit_defaults=True):

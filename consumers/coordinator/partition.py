@@ -31,6 +31,7 @@ from consumers.coordinator.state import Table
 from topics import completions, events, sessions
 from topics.completions import Open
 from topics.contract.codec import DecodeError, UnknownRecord, encode
+from topics.control import Revoke
 from topics.environment.claim_keys import ClaimKeys
 from topics.environment.settings import Settings
 from topics.events import Claimed, ClaimFact, Evaluated, HandedBack, InitFinished, RunFinished, Stopped
@@ -260,6 +261,7 @@ class PartitionCoordinator:
             await self._sender.dead_letter(record, flaw)
             return None
         if isinstance(fact, ClaimFact) and not self._is_proven(fact, record):
+            await self._refuse(fact)
             return None
         return fact
 
@@ -278,6 +280,12 @@ class PartitionCoordinator:
             offset=record.offset,
         )
         return False
+
+    async def _refuse(self, fact: ClaimFact) -> None:
+        """Revoke a claim that is no claim, or its worker would keep a slot for it; never the one that the row holds, which is another's."""
+        session = self.table.session(fact.session_id)
+        if isinstance(fact, Claimed) and (session is None or session.claim_id != fact.claim_id):
+            await self._sender.send([Revoke(fact.session_id, fact.claim_id, "unproven")], self._position)
 
     def _position_due(self) -> bool:
         moved = self._position - self._written_position

@@ -26,7 +26,7 @@ from proxy.session.stored import StoredCalls
 from proxy.session.turns import SampledTurns
 from topics.calls.delta import Spelled
 from topics.environment.keys import KeyClaims
-from topics.types.completion import CallError, CallOutcome, Completion
+from topics.types.completion import CallError, Completion
 from topics.types.last_call import LastCall
 from topics.types.tokens import count
 
@@ -85,7 +85,7 @@ class ClaimState:
         self.turns.forget(call_id)
 
     def fail(self, error: CallError) -> None:
-        """A call ended without an answer, and not because the harness gave it up."""
+        """A call ended without an answer."""
         self.last_call = LastCall(None if error.code in REQUESTS_FAULT else error)
 
     def restore(self, request: ChatRequest, engine: str | None) -> tuple[ChatRequest, Transcript]:
@@ -113,10 +113,7 @@ class ClaimState:
     def take_over(self, log: ClaimLog) -> None:
         """Adds all calls on the claim's log, after it was read back from its beginning."""
         self._recall(log)
-        ended = [call for call in log.calls if call.outcome is not CallOutcome.ABANDONED]
-        if ended and ended[-1].error is not None:
-            self.fail(ended[-1].error)
-        self.last_call = replace(self.last_call, moved=True)
+        self.last_call = LastCall(moved=True)
         self.is_stale = False
         self._read_back_at = time.monotonic()
 

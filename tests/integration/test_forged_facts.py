@@ -16,9 +16,10 @@ from consumers.stages.worker import run_worker
 from polar.client import SessionTable
 from tests.integration.conftest import records_of
 from tests.waiting import eventually
-from topics import completions, events, sessions, workers
+from topics import completions, control, events, sessions, workers
 from topics.completions import Build
 from topics.contract import catalogue
+from topics.control import Revoke
 from topics.environment.settings import Settings
 from topics.events import Claimed, Evaluated, Fact, HandedBack, InitFinished, RunFinished, Stopped, TaskSubmitted
 from topics.log import admin
@@ -105,12 +106,14 @@ async def test_a_forged_reward_for_a_live_session_changes_nothing_and_the_true_o
             Evaluated(*about, reward=1.0),
             Stopped(*about),
             HandedBack(*about),
+            Claimed("forged", "t.0", row.attempt, Stage.EVALUATE, row.claim_id, "stranger"),
             RunFinished(*about, Status.COMPLETED, 0),
             InitFinished(*about, runtime={"id": "elsewhere"}),
         ]
         offsets = [await send(log, fact) for fact in forged]
         await until_decided(settings, offsets[-1])
         assert table.sessions["t"][0] == row
+        assert row.claim_id not in {revoke.claim_id for revoke in await records_of(settings, control.TOPIC, Revoke)}
         file.touch()
         ended = await phase(table, Phase.BUILDING)
     assert (ended.status, ended.reward, ended.attempt, ended.evaluations_lost) == (Status.COMPLETED, 0.25, 1, 0)
@@ -134,6 +137,8 @@ async def test_the_first_claim_of_a_ticket_is_a_stranger_s_and_is_not_granted(
         for claim_id in ("i-0123456789abcdef", "i-0.1-0123456789abcdef"):
             offset = await send(log, Claimed(claim_id, "t.0", 1, Stage.INIT, claim_id, "stranger"))
         await until_decided(settings, offset)
+        revoked = [revoke.claim_id for revoke in await records_of(settings, control.TOPIC, Revoke)]
+        assert revoked == ["i-0123456789abcdef", "i-0.1-0123456789abcdef"]
         row = table.sessions["t"][0]
         assert (row.phase, row.claim_id, row.worker_id) == (Phase.QUEUED, None, None)
     stop.set()

@@ -85,10 +85,25 @@ async def test_any_proxy_knows_and_one_that_took_the_session_over_says_so(
             assert failed == await told(http, second, key)
             assert failed.failure is not None
             owner = first if first._ownership.is_mine("t.0") else second
-            await bench.calls(1)
         await eventually(lambda: first._ownership.is_mine("t.0"))
         after = await told(http, first, key)
-    assert after == LastCall(failed.failure, moved=owner is second or failed.moved)
+    assert after == (failed if owner is first else LastCall(moved=True))
+
+
+async def test_a_call_that_a_harness_gave_up_counts_if_the_engine_was_down(
+    bench: Bench, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retry, "PAUSES_S", (5.0,))
+    async with proxied(bench, "http://127.0.0.1:9") as proxy:
+        async with AsyncOpenAI(base_url=proxy.url + "/v1", api_key=bench.key(), max_retries=0, timeout=0.5) as client:
+            with pytest.raises(openai.APITimeoutError):
+                await call(client)
+
+        async def is_told() -> bool:
+            failure = (await told(http, proxy, bench.key())).failure
+            return failure is not None and failure.code == "unreachable"
+
+        await eventually(is_told)
 
 
 async def test_a_stranger_is_told_nothing(proxy: Proxy, http: aiohttp.ClientSession) -> None:

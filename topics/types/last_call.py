@@ -11,9 +11,9 @@ PATH = "/polar/last-call"
 
 
 class LastCall(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The claim's last call that has ended. Calls that the harness itself gave up don't count."""
+    """The claim's last call that has ended. Calls that the harness itself gave up don't count, except those of an engine that was down."""
 
     failure: CallError | None = None
     """The engine or a proxy failed, and no later call was answered. None: answered, or its request was at fault, or there was no call."""
     moved: bool = False
-    """The session has come to another proxy since: an answer may have been lost on the way."""
+    """The session has come to another proxy since: an answer may have been lost with the first one."""

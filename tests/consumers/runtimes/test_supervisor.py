@@ -226,7 +226,7 @@ async def test_when_the_worker_is_killed_nothing_of_its_programs_lives_on(
     worker = await start_worker(tmp_path, claim, daemon(name, token) + "sleep 1000", forks, kind)
     try:
         await eventually((tmp_path / claim / "workspace" / "pid").exists)
-        assert programs(living())
+        await eventually(lambda: programs(living()))
         worker.kill()
         await worker.wait()
         await eventually(lambda: not programs(living()) and not supervisors_of(claim))

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from topics.environment.keys import ensure_keys_file
+
 pytestmark = pytest.mark.contract
 
 PROGRAM = """
@@ -74,6 +76,7 @@ def test_a_consumer_whose_kafka_answers_nothing_leaves_when_it_is_told_to(role: 
     with socket.create_server(("127.0.0.1", 0)) as silent:
         kafka = {"POLAR_KAFKA": f"127.0.0.1:{silent.getsockname()[1]}", "POLAR_DATA": str(tmp_path)}
         (tmp_path / "webhook.secret").write_text("whsec_" + "A" * 43 + "=")
+        ensure_keys_file(tmp_path / "keys.json")
         command = [sys.executable, "-m", "polar.cli", "worker", role]
         with subprocess.Popen(command, env=os.environ | kafka) as process:
             try:
