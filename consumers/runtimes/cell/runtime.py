@@ -3,10 +3,11 @@
 The folder holds `workspace`, `home` (as `prepare` left it), `logs`, and `views/<claim>/` with each later claim's own copy of the home, its
 own `tmp`, and for an evaluation the layer that takes its changes to the workspace. Each program runs in a bubblewrap of its own (`enter`,
 `bubblewrap`), so with its PID namespace all of it ends. Invariants: programs see no file of the host but those of `bubblewrap.system`, the
-tools that they are given and their view; logs lie outside; the key of the session is never inside.
+tools that they are given and their view; logs lie outside; the key of the session is inside only with the host's network.
 
 The network inside is loopback. `Exec.model` is answered at MODEL_PORT: the worker leads all that comes there to the proxy, with the
-session's key (`relay`). With the policy `allowlist` a filtering proxy answers at ALLOWLIST_PORT (`allowlist`).
+session's key (`relay`). With the policy `allowlist` a filtering proxy answers at ALLOWLIST_PORT (`allowlist`). With the policy `host` there
+is neither: programs call the proxy themselves.
 
 If the worker is privileged, each runtime has a user id of its own on the host. Otherwise it has the worker's.
 """
@@ -98,6 +99,8 @@ class CellRuntime:
         return self._folder / "logs"
 
     def reached_at(self, model: ModelAccess) -> ModelAccess:
+        if self._spec.network is Network.HOST:
+            return model
         return replace(model, proxy_url=f"http://127.0.0.1:{MODEL_PORT}", key=MODEL_KEY)
 
     async def is_empty(self) -> bool:
