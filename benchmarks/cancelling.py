@@ -77,7 +77,7 @@ async def _cancelled(system: Fleet, table: SessionTable, name: str, state: State
     behind = f"before-{name}"
     if Phase.READY in state.phases:
         await _stand(system, table, behind, State(frozenset({Phase.RUNNING}), RUN_SLOTS), {})
-    await _stand(system, table, name, state, {"ANSWERS": str(system.answers)})
+    await _stand(system, table, name, state, system.mark)
     others = RUN_SLOTS if Phase.READY in state.phases else 0
     began = time.monotonic()
     await Client(system.settings).cancel(name)
@@ -94,7 +94,7 @@ async def _cancelled(system: Fleet, table: SessionTable, name: str, state: State
 async def _stand(system: Fleet, table: SessionTable, name: str, state: State, env: dict[str, str]) -> None:
     """Submit a task, and wait until each of its sessions is in one of these phases, and one is in each.
 
-    `ANSWERS` in `env` marks harnesses that must be gone in the end.
+    `Fleet.mark` in `env` marks harnesses that must be gone in the end.
     """
     shell = {"harness": "shell", "custom_shell": {"command": state.command}, "env": env}
     body = {"task_id": name, "instruction": "wait", "num_samples": state.samples, "agent": shell, **state.more}

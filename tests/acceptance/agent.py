@@ -1,7 +1,7 @@
 """A harness of few lines, run by `shell`: a conversation that grows by a turn with each call. Standard library alone.
 
-`TURNS` calls; what was answered is written to `ANSWERS` before the next call, a JSON line each, so that a test knows what a harness saw.
-Errors that a provider's client would retry are retried, within a budget. `PAUSE_S` lies between two calls.
+`TURNS` calls, with `PAUSE_S` between two. Each answer is a JSON line on stdout before the next call: a test knows from the log what a
+harness saw. Errors that a provider's client would retry are retried, for `TRY_S` at most.
 """
 
 from __future__ import annotations
@@ -45,19 +45,12 @@ def main() -> None:
     assert sys.stdin.read() == instruction, "the instruction is on stdin, too"
     session = os.environ["POLAR_SESSION_ID"]
     messages: list[dict[str, Any]] = [{"role": "user", "content": f"{session}: {instruction}"}]
-    with open(Path(os.environ["ANSWERS"]) / f"{session}.jsonl", "a") as answers:  # noqa: PTH123 - appended to by every attempt
-        for turn in range(int(os.environ["TURNS"])):
-            answer = complete(messages)
-            message = answer["choices"][0]["message"]
-            answers.write(
-                json.dumps({"session_id": session, "call_id": answer["id"], "content": message["content"]}) + "\n"
-            )
-            answers.flush()
-            messages += [
-                {"role": "assistant", "content": message["content"]},
-                {"role": "user", "content": f"go on, {turn}"},
-            ]
-            time.sleep(float(os.environ.get("PAUSE_S", "0")))
+    for turn in range(int(os.environ["TURNS"])):
+        answer = complete(messages)
+        content = answer["choices"][0]["message"]["content"]
+        print(json.dumps({"session_id": session, "call_id": answer["id"], "content": content}), flush=True)
+        messages += [{"role": "assistant", "content": content}, {"role": "user", "content": f"go on, {turn}"}]
+        time.sleep(float(os.environ.get("PAUSE_S", "0")))
 
 
 if __name__ == "__main__":

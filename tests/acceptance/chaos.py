@@ -280,8 +280,10 @@ async def check(system: Fleet, names: list[str]) -> None:
         check_tokens(trajectory, sampled[trajectory.session_id])
         assert len([call for call in trajectory.calls if call.outcome == "answered"]) >= TURNS
     logged = Counter(call.call_id for call in await system.calls() if isinstance(call, Completion) and call.sampled)
-    seen = [answer["call_id"] for answer in system.answered()]
-    assert len(seen) >= len(expected) * TURNS
+    answers = system.answered()
+    turns = Counter(answer["session_id"] for answer in answers)
+    assert {session_id: turns[session_id] >= TURNS for session_id in expected} == dict.fromkeys(expected, True)
+    seen = [answer["call_id"] for answer in answers]
     assert {call_id: logged[call_id] for call_id in seen} == dict.fromkeys(seen, 1)
     assert await system.dead_letters() == 0
     assert system.leftovers() == []

@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -41,6 +41,10 @@ READY_S = 180.0
 """Two seconds on an idle machine; a proxy waits for brokers that were killed, and those for each other."""
 STOP_S = 45.0
 """A second or two on an idle machine."""
+LOOK_S = 0.03
+"""Between two looks for logs of new runs."""
+ANSWER = '{"session_id": '
+"""How a line of a log begins by which a harness reports an answer."""
 LOG_SHOWN = 4000
 """Characters of a log that a failure shows."""
 NOT_READY = 3
@@ -51,7 +55,7 @@ class Leftover(NamedTuple):
     """A process of a harness that still lives."""
 
     pid: int
-    claim_id: str | None
+    session_id: str | None
     command: list[str]
 
 
@@ -67,14 +71,34 @@ class Fleet:
     engine_url: str = ""
     mode: str = "chat"
     """How proxies ask the engine."""
+    _keeping: asyncio.Task[None] | None = None
 
     @property
-    def answers(self) -> Path:
-        return self.data / "answers"
+    def mark(self) -> dict[str, str]:
+        """The variable by which `leftovers` knows the harnesses of this system."""
+        return {"FLEET": str(self.data)}
+
+    @property
+    def agent_logs(self) -> Path:
+        """A link to the log of every run, those of lost attempts included. It stays when the sandbox goes."""
+        return self.data / "agent-logs"
+
+    async def _keep_logs(self) -> None:
+        """A run takes longer than the time between two looks: its program has to start, and its end to be evaluated."""
+        new = self.agent_logs / "new"
+        known: set[int] = set()
+        while True:
+            for log in [log for folder in self.runtimes() for log in folder.glob("logs/agent.log")]:
+                with suppress(FileNotFoundError):  # the sandbox is gone
+                    if log.stat().st_ino not in known:
+                        new.hardlink_to(log)
+                        inode = new.stat().st_ino
+                        known.add(inode)
+                        new.rename(self.agent_logs / f"{inode}.log")
+            await asyncio.sleep(LOOK_S)
 
     def _environment(self) -> dict[str, str]:
-        own = {name: value for name, value in os.environ.items() if not name.startswith("POLAR_")}
-        return own | {"POLAR_TRUST_TASKS": "true"}
+        return {name: value for name, value in os.environ.items() if not name.startswith("POLAR_")}
 
     async def spawn(self, name: str, *arguments: str) -> None:
         """Start a process, its output in DATA/logs/<name>.log."""
@@ -225,11 +249,14 @@ class Fleet:
         return process.returncode, out.decode(), err.decode()
 
     def task(self, task_id: str, turns: int, samples: int, *, pause_s: float = 0, **more: Any) -> dict[str, Any]:
-        """A TaskRequest whose harness makes `turns` growing calls, and writes what it saw to a folder of ours."""
-        command = f"{sys.executable} {AGENT}"
-        env = {"ANSWERS": str(self.answers), "TURNS": str(turns), "PAUSE_S": str(pause_s)}
+        """A TaskRequest whose harness makes `turns` growing calls in a cell, and writes what it saw to its log."""
+        command = f"{sys.executable} {AGENT.name}"
+        env = self.mark | {"TURNS": str(turns), "PAUSE_S": str(pause_s)}
         agent = {"harness": "shell", "custom_shell": {"command": command}, "env": env}
-        runtime = {"backend": "process"}
+        runtime = {
+            "backend": "cell",
+            "prepare": [{"type": "upload_file", "source": str(AGENT), "target": AGENT.name}],
+        }
         return {
             "task_id": task_id,
             "instruction": "talk on",
@@ -240,8 +267,9 @@ class Fleet:
         }
 
     def answered(self) -> list[dict[str, str]]:
-        """All that harnesses saw answered."""
-        return [json.loads(line) for file in sorted(self.answers.iterdir()) for line in file.read_text().splitlines()]
+        """All that harnesses saw answered: `session_id`, `call_id` and maybe more. A line without its end was cut by a kill."""
+        lines = [line for log in self.agent_logs.glob("*.log") for line in log.read_text().splitlines(keepends=True)]
+        return [json.loads(line) for line in lines if line.startswith(ANSWER) and line.endswith("\n")]
 
     async def calls(self) -> list[CallRecord]:
         """All that `polar.completions` holds, partition by partition."""
@@ -277,13 +305,13 @@ class Fleet:
         return next(each.records for each in listed if each.name.endswith("dead-letters"))
 
     def leftovers(self) -> list[Leftover]:
-        """Processes of harnesses that still live: they carry this data folder in their environment."""
+        """Processes of harnesses that still live, by their mark."""
         found: list[Leftover] = []
         for process in psutil.process_iter():
             try:
                 environment = process.environ()
-                if str(self.data) in environment.get("ANSWERS", ""):
-                    found.append(Leftover(process.pid, environment.get("POLAR_CLAIM"), process.cmdline()))
+                if self.mark.items() <= environment.items():
+                    found.append(Leftover(process.pid, environment.get("POLAR_SESSION_ID"), process.cmdline()))
             except (psutil.NoSuchProcess, psutil.AccessDenied):
                 continue
         return found
@@ -294,6 +322,8 @@ class Fleet:
 
     async def boot(self, names: Sequence[str], *engine_options: str) -> None:
         """Make the topics, then start engine, proxy and these workers, in order."""
+        self.agent_logs.mkdir()
+        self._keeping = asyncio.create_task(self._keep_logs(), name="agent-logs")
         topics = [*catalogue.FIXED, *catalogue.of_pool(catalogue.DEFAULT_POOL)]
         await admin.apply(self.settings, topics, embedded=isinstance(self.kafka, Broker), reach_s=READY_S)
         self.write_env()
@@ -314,6 +344,9 @@ class Fleet:
             except TimeoutError:
                 process.kill()
                 await process.wait()
+        if self._keeping is not None:
+            self._keeping.cancel()
+            await asyncio.wait({self._keeping})
         await asyncio.to_thread(self.kafka.stop)
 
 
@@ -323,7 +356,6 @@ async def fleet(
 ) -> AsyncIterator[Fleet]:
     """A system with these workers, started in order, on one broker or several; all of it is stopped at the end."""
     data.mkdir(exist_ok=True)
-    (data / "answers").mkdir()
     ensure_keys_file(data / "keys.json")
     ensure_secret_file(data / "webhook.secret")
     kafka = Broker(data, announce=print) if brokers == 1 else Cluster(data, brokers, announce=print)

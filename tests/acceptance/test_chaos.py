@@ -42,10 +42,12 @@ async def test_a_killed_run_worker_costs_one_attempt_and_leaves_nothing(tmp_path
             assert await table.until(lambda: all(s.phase is Phase.RUNNING for s in rows.values()), 60)
             lost = {s.sample_index for s in rows.values() if s.worker_id == lost_worker}
             assert lost
-            claims = {s.claim_id for s in rows.values() if s.sample_index in lost}
+            sessions = {f"killed.{n}" for n in lost}
+            assert sessions <= {each.session_id for each in system.leftovers()}, "they run"
             await system.kill("run-1")
             killed_at = time.monotonic()
-            await eventually(lambda: not [each for each in system.leftovers() if each.claim_id in claims])
+            # Long before their next attempts, which a lease must end for.
+            await eventually(lambda: not [each for each in system.leftovers() if each.session_id in sessions])
             print(f"nothing of them lives {time.monotonic() - killed_at:.2f} s after the kill")
             assert await table.until(
                 lambda: all(rows[n].attempt == 2 and rows[n].phase is Phase.RUNNING for n in lost), 60

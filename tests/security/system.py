@@ -90,6 +90,7 @@ class Secured(Fleet):
                 "POLAR_CONTROL_TOKEN_FILE": str(self.secrets / "control.token"),
                 "POLAR_WEBHOOK_SECRET_FILE": str(self.secrets / "webhook.secret"),
                 "POLAR_KEYS_FILE": str(self.secrets / "keys.json"),
+                "POLAR_TRUST_TASKS": "true",
             }
             | dict(self.override)
         )
@@ -144,7 +145,7 @@ class Secured(Fleet):
 @asynccontextmanager
 async def secured(data: Path, names: Sequence[str], *engine_options: str) -> AsyncIterator[Secured]:
     """A system with these workers; all of it is stopped at the end."""
-    for folder in (data, data / "answers", data / "kafka"):
+    for folder in (data, data / "kafka"):
         folder.mkdir(exist_ok=True)
     security = Security(
         "SASL_SSL",

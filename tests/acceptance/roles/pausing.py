@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import re
 from bisect import bisect_right
 from collections import Counter
 
@@ -26,19 +25,18 @@ ENGINE = ("--fault", '{"kind": "slow", "delay_s": 0.25, "times": 1000000}')
 TALKER = """\
 set -e
 turn=0
-while [ ! -e "$STOP" ]; do
+while [ ! -e stop ]; do
   turn=$((turn + 1))
   stream=false
   if [ $((turn % 2)) = 0 ]; then stream=true; fi
   body='{"model": "m", "stream": '$stream', "messages": [{"role": "user", "content": "'$POLAR_SESSION_ID' turn '$turn'"}]}'
-  file="$ANSWERS/$POLAR_SESSION_ID.$turn"
-  curl -sS --fail -o "$file.part" -H "Authorization: Bearer $OPENAI_API_KEY" -H 'Content-Type: application/json' \\
+  curl -sS --fail -o answer -H "Authorization: Bearer $OPENAI_API_KEY" -H 'Content-Type: application/json' \\
     -d "$body" "$OPENAI_BASE_URL/chat/completions"
-  if [ $stream = true ]; then grep -q '^data: \\[DONE\\]' "$file.part"; fi
-  mv "$file.part" "$file"
+  if [ $stream = true ]; then grep -q '^data: \\[DONE\\]' answer; fi
+  id=$(grep -oEm1 'chatcmpl-[^"]+' answer)
+  printf '{"session_id": "%s", "call_id": "%s"}\\n' "$POLAR_SESSION_ID" "$id"
 done
 """
-ID = re.compile(r'"id": ?"(chatcmpl-[^"]+)"')
 UPDATE_S = (0.0, 0.2)
 """What an update takes."""
 BETWEEN_S = (0.1, 0.6)
@@ -54,7 +52,6 @@ class Pausing:
         self.system = system
         self.controls = controls
         self._chance = chance
-        self._stop = system.data / "stop"
         self._samples = 0
         self._updates: list[int] = []
         """How many answers the engine had completed when each version from 1 on was published."""
@@ -63,12 +60,8 @@ class Pausing:
         """Version 0 is served, and so many sessions of the task `talk` run."""
         await self.controls.publish(0)
         self._samples = samples
-        talker = self.system.data / "talker.sh"
-        talker.write_text(TALKER)
-        env = {"ANSWERS": str(self.system.answers), "STOP": str(self._stop)}
-        agent = {"harness": "shell", "custom_shell": {"command": f"sh {talker}"}, "env": env}
+        agent = {"harness": "shell", "custom_shell": {"command": TALKER}, "env": self.system.mark}
         task = {"task_id": "talk", "instruction": "talk on", "num_samples": samples, "agent": agent}
-        task["runtime"] = {"backend": "process"}  # the harness writes what it saw to a folder of ours
         code, _, said = await self.system.polar("submit", "-", stdin=json.dumps(task))
         assert code == 0, said
         async with SessionTable(self.system.settings, {"talk"}) as table:
@@ -93,7 +86,8 @@ class Pausing:
 
     def tell_to_end(self) -> None:
         """Each session's harness ends after its call."""
-        self._stop.touch()
+        for sandbox in self.system.runtimes():
+            (sandbox / "workspace" / "stop").touch()
 
     async def end(self) -> None:
         """All sessions come to a good end."""
@@ -110,7 +104,7 @@ class Pausing:
         """
         calls = [call for call in await self.system.calls() if isinstance(call, Completion)]
         logged = Counter(call.call_id for call in calls if call.outcome is CallOutcome.ANSWERED)
-        seen = [_id_in(file.read_text()) for file in self.system.answers.iterdir()]
+        seen = [answer["call_id"] for answer in self.system.answered()]
         assert len(seen) == len(set(seen)) >= self._samples * len(self._updates) / 4
         if some_asked_twice:
             assert {call_id: logged[call_id] for call_id in seen} == dict.fromkeys(seen, 1)
@@ -135,10 +129,3 @@ class Pausing:
             version = bisect_right(self._updates, number)
             found.setdefault((call.session_id, tuple(call.token_ids)), set()).add(version)
         return found
-
-
-def _id_in(answer: str) -> str:
-    """The call id of a body or of a stream."""
-    found = ID.search(answer)
-    assert found is not None, answer
-    return found[1]

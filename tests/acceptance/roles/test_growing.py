@@ -6,7 +6,8 @@ import asyncio
 import json
 import re
 import urllib.request
-from pathlib import Path
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, cast
 
 import msgspec
@@ -86,16 +87,26 @@ async def send(system: Fleet, topic: Topic, *values: bytes) -> None:
         await producer.stop()
 
 
-def shell(task_id: str, samples: int, seconds: float, held: Path) -> dict[str, Any]:
-    command = f"sleep {seconds}; while [ -e {held} ]; do sleep 0.1; done"
+def shell(task_id: str, samples: int, seconds: float) -> dict[str, Any]:
+    """A task whose sessions end when a `Gate` is open."""
+    command = f"sleep {seconds}; until [ -e open ]; do sleep 0.1; done"
     agent = {"harness": "shell", "custom_shell": {"command": command}}
-    return {
-        "task_id": task_id,
-        "instruction": "wait",
-        "num_samples": samples,
-        "agent": agent,
-        "runtime": {"backend": "process"},
-    }
+    return {"task_id": task_id, "instruction": "wait", "num_samples": samples, "agent": agent}
+
+
+@dataclass
+class Gate:
+    """While it is open, sessions of `shell` end; one that a closed gate finds stays, however long a process takes to start."""
+
+    system: Fleet
+    is_open: bool = True
+
+    async def keep(self) -> None:
+        while True:
+            for sandbox in self.system.runtimes() if self.is_open else []:
+                with suppress(FileNotFoundError):  # it ended
+                    (sandbox / "workspace" / "open").touch()
+            await asyncio.sleep(0.1)
 
 
 def ended(table: SessionTable, task_id: str) -> list[SessionState]:
@@ -147,18 +158,18 @@ async def test_workers_and_owners_come_and_go_and_every_session_completes_in_its
     system: Fleet,
 ) -> None:
     finished = ("polar_claims_ended_total", "finished", "run")
-    held = system.data / "held"
-    """While it lies there no session ends: however long a process takes to start, there is work."""
-    async with SessionTable(system.settings, ["grown"]) as table:
-        await send(system, tasks.TOPIC, json.dumps(shell("grown", SAMPLES, 0.3, held)).encode())
+    gate = Gate(system)
+    async with SessionTable(system.settings, ["grown"]) as table, asyncio.TaskGroup() as group:
+        keeping = group.create_task(gate.keep(), name="gate")
+        await send(system, tasks.TOPIC, json.dumps(shell("grown", SAMPLES, 0.3)).encode())
         await eventually(lambda: len(ended(table, "grown")) >= 5, PATIENCE_S)
-        held.touch()
+        gate.is_open = False
         for name in ("run-2", "run-3", "run-4", *(f"{role}-2" for role in DECIDING)):
             await start(system, name)
         for name in ("run-2", "run-3", "run-4"):
             await full(system, name)
         assert len(ended(table, "grown")) < SAMPLES, "they came while there was work"
-        held.unlink()
+        gate.is_open = True
         for name in ("run-2", "run-3", "run-4"):
             await has(system, name, finished, 1)
         for name in ("coordinator-2", "builder-2"):
@@ -167,6 +178,7 @@ async def test_workers_and_owners_come_and_go_and_every_session_completes_in_its
         await asyncio.gather(*(leave(system, name) for name in ("run-1", "run-2", "run-3")))
         await asyncio.gather(*(leave(system, f"{role}-1") for role in DECIDING))
         await eventually(lambda: len(ended(table, "grown")) == SAMPLES, PATIENCE_S)
+        keeping.cancel()
     rows = list(table.sessions["grown"].values())
     assert {(row.status, row.attempt, row.spent, row.accounting.attempts_lost) for row in rows} == {
         (Status.COMPLETED, 1, 0, 0)
