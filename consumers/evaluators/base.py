@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from consumers.runtimes.base import Runtime
 from topics.types.errors import SessionError
@@ -67,3 +67,14 @@ class Evaluator(Protocol):
 
     async def evaluate(self, case: Case) -> Verdict:
         """Raises EvaluationError, and SandboxError from the runtime; after a SandboxError it is called again, three times in all."""
+
+
+@runtime_checkable
+class Protecting(Evaluator, Protocol):
+    """An evaluator that keeps files from the run. Its class must be installed on init workers, too."""
+
+    async def keep(self, runtime: Runtime) -> None:
+        """Called at the end of INIT, after `runtime.prepare`. The evaluation's home begins as this leaves it."""
+
+    async def restore(self, runtime: Runtime) -> str | None:
+        """Called before `runtime.eval_prepare`. A reason gives the reward 0.0 at once: files of the run are in the way."""

@@ -8,6 +8,8 @@ Config:
 - `report`: a file name. The command writes a JUnit XML report of this name into a new folder, whose name nobody knows beforehand:
   `{report}` in `test_command`, and the variable POLAR_REPORT, are its path. Statuses then come from the report alone, and the exit code
   must be 0 as well. Without a map no test of the report may have failed, and one must have passed.
+- `protected`: a list of paths in the workspace. They are put back as `prepare` left them, together with the files that steer a test runner
+  (`protection.py`). `false`: nothing is put back.
 - `timeout_s`: limit of the command. In any case it must end before `timeouts.evaluate`, by a tenth of that or by 10 s.
 
 Without `report`, a test's status is a line of the output as pytest writes it (`PASSED path::name`, `FAILED path::name - why`,
@@ -40,13 +42,13 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any
 
-from consumers.evaluators import junit
+from consumers.evaluators import junit, protection
 from consumers.evaluators.base import Case, EvaluationError, Verdict
 from consumers.evaluators.junit import ReportError, Result
 from consumers.runtimes.base import LOG_LIMIT, Exec, ExecResult, Runtime, SandboxError
 from topics.types.errors import InputError
 
-SETTINGS = ("test_command", "expected_output_json", "exact", "report", "timeout_s")
+SETTINGS = ("test_command", "expected_output_json", "exact", "report", "protected", "timeout_s")
 STATUSES = ("PASSED", "FAILED", "ERROR", "SKIPPED")
 OUTPUT = "evaluation_output"
 """The artifact with the command's output."""
@@ -94,6 +96,8 @@ class Settings:
     expected: dict[str, str] | None
     is_exact: bool
     report: PurePosixPath | None
+    protected: tuple[str, ...] | None
+    """None: no file is protected."""
     timeout_s: float | None
 
 
@@ -127,13 +131,26 @@ class Score:
 
 
 class TestOnOutput:
-    """See `base.Evaluator`."""
+    """See `base.Protecting`."""
 
     __test__ = False
     """Keeps pytest from collecting it."""
 
     def __init__(self, config: Mapping[str, object]) -> None:
         self._settings = settings_of(config)
+
+    async def keep(self, runtime: Runtime) -> None:
+        if self._settings.protected is not None:
+            await protection.keep(runtime, self._settings.protected)
+
+    async def restore(self, runtime: Runtime) -> str | None:
+        try:
+            if self._settings.protected is not None:
+                await protection.restore(runtime, self._settings.protected)
+        except (protection.ObstructedError, InputError, OSError) as error:
+            _raise_fault(error)
+            return str(error)
+        return None
 
     async def evaluate(self, case: Case) -> Verdict:
         try:
@@ -237,6 +254,7 @@ def settings_of(config: Mapping[str, object]) -> Settings:
         expected,
         exact,
         PurePosixPath(report) if isinstance(report, str) else None,
+        _protected(config),
         float(timeout_s) if isinstance(timeout_s, int | float) else None,
     )
 
@@ -413,6 +431,25 @@ def command_limit(timeout_s: float | None, budget_s: float | None) -> float | No
         return timeout_s
     longest = max(budget_s - max(budget_s / 10, MARGIN_S), budget_s / 2)
     return longest if timeout_s is None else min(timeout_s, longest)
+
+
+def _protected(config: Mapping[str, object]) -> tuple[str, ...] | None:
+    value = config.get("protected", [])
+    if value is False:
+        return None
+    if isinstance(value, list) and all(_is_path(path) for path in value):
+        return tuple(value)
+    raise _refused("protected", config, "must be false, or a list of paths relative to the workspace, without ..")
+
+
+def _is_path(value: object) -> bool:
+    return (
+        isinstance(value, str)
+        and "\0" not in value
+        and value.strip("./") != ""
+        and not value.startswith("/")
+        and ".." not in PurePosixPath(value).parts
+    )
 
 
 def _is_duration(value: object) -> bool:

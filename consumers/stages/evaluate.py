@@ -9,11 +9,13 @@ from __future__ import annotations
 import math
 import numbers
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import ClassVar
 
 from msgspec.structs import replace
 
-from consumers.evaluators.base import REASON_LIMIT, Case, EvaluationError, Evaluator, Verdict
+from consumers.evaluators.base import REASON_LIMIT, Case, EvaluationError, Evaluator, Protecting, Verdict
 from consumers.runtimes.base import Runtime, SandboxError
 from consumers.runtimes.prepare import prepare
 from consumers.stages import artifacts
@@ -53,7 +55,7 @@ class Evaluate:
         except BudgetExceededError:
             longer = f"took longer than timeouts.evaluate = {ticket.budget_s:g} s"
             if self._is_preparing:
-                return await self._fact(Verdict(0.0, reason=f"runtime.eval_prepare {longer}"))
+                return await self._fact(Verdict(0.0, reason=f"preparing the evaluation {longer}"))
             return claim.failure("timeout", Kind.EVALUATION, f"the evaluation {longer}")
 
     async def tidy(self, fact: StageFact | None) -> None:
@@ -65,15 +67,22 @@ class Evaluate:
     async def _verdict(self, runtime: Runtime, task: TaskRequest, budget: Budget) -> Verdict:
         """Raises EvaluationError, also for what the evaluator raised; InputError, NotReadyError and SandboxError aren't its fault."""
         make = registry.load(registry.Kind.EVALUATOR, task.evaluator.strategy)
+        with _own_failures():
+            evaluator: Evaluator = make(task.evaluator.config)
+        self._is_preparing = True
         try:
-            self._is_preparing = True
-            await prepare(runtime, task.runtime.eval_prepare or (), field="runtime.eval_prepare")
-            self._is_preparing = False
+            with _own_failures():
+                reason = await evaluator.restore(runtime) if isinstance(evaluator, Protecting) else None
+            if reason is None:
+                await prepare(runtime, task.runtime.eval_prepare or (), field="runtime.eval_prepare")
         except (SandboxError, InputError) as error:
             if not _is_agents(error):
                 raise
             # The actions met what the agent left, so their failure is the agent's: otherwise a bad reward could be turned into none.
-            return Verdict(0.0, reason=str(error), artifacts={"evaluation_output": str(error).encode()})
+            reason = str(error)
+        if reason is not None:
+            return Verdict(0.0, reason=reason, artifacts={"evaluation_output": reason.encode()})
+        self._is_preparing = False
         ticket = self._claim.ticket
         case = Case(
             runtime=runtime,
@@ -84,16 +93,8 @@ class Evaluate:
             env=task.evaluator.env,
             budget_s=budget.remaining_s,
         )
-        try:
-            evaluator: Evaluator = make(task.evaluator.config)
+        with _own_failures():
             return await evaluator.evaluate(case)
-        except (InputError, NotReadyError, SandboxError, EvaluationError):
-            raise
-        except (Exception, SystemExit) as error:
-            trace = "".join(traceback.format_exception(error))
-            raise EvaluationError(
-                "evaluator_raised", f"{type(error).__name__}: {error}", {artifacts.TRACEBACK: trace.encode()}
-            ) from error
 
     async def _fact(self, verdict: object) -> StageFact:
         if not isinstance(verdict, Verdict):
@@ -111,6 +112,20 @@ class Evaluate:
 
     async def _stored(self, found: dict[str, bytes]) -> dict[str, str] | None:
         return await artifacts.stored(self._context.blobs, self._claim.id, found) or None
+
+
+@contextmanager
+def _own_failures() -> Iterator[None]:
+    """Make an EvaluationError of what an evaluator raised by mistake."""
+    try:
+        yield
+    except (InputError, NotReadyError, SandboxError, EvaluationError):
+        raise
+    except (Exception, SystemExit) as error:
+        trace = "".join(traceback.format_exception(error))
+        raise EvaluationError(
+            "evaluator_raised", f"{type(error).__name__}: {error}", {artifacts.TRACEBACK: trace.encode()}
+        ) from error
 
 
 def _is_agents(error: SandboxError | InputError) -> bool:

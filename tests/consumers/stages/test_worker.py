@@ -435,7 +435,10 @@ async def test_a_lost_reward_comes_with_its_reason_and_its_report(settings: Sett
     [
         ({"type": "exec", "command": "bash run.sh"}, "runtime.eval_prepare[0]: 'bash run.sh' ended with exit code 127"),
         ({"type": "exec", "command": "true", "cwd": "tests"}, "runtime.eval_prepare[0].cwd: "),
-        ({"type": "exec", "command": "sleep 60"}, "runtime.eval_prepare took longer than timeouts.evaluate = 1.5 s"),
+        (
+            {"type": "exec", "command": "sleep 60"},
+            "preparing the evaluation took longer than timeouts.evaluate = 1.5 s",
+        ),
     ],
     ids=["failed", "folder gone", "hang"],
 )
@@ -448,6 +451,18 @@ async def test_what_the_run_did_to_the_preparation_of_its_evaluation_is_worth_0(
     fact = await worker.fact(Evaluated, "prepared.0")
     assert (fact.reward, fact.error) == (0.0, None)
     assert (fact.reason or "").startswith(reason)
+
+
+async def test_an_evaluation_finds_protected_files_as_they_were_prepared(worker: Coordinator) -> None:
+    config = {"test_command": '[ "$(cat given.txt new.txt)" = "prepared\nmade" ]', "protected": ["given.txt"]}
+    task = shell(
+        "protected",
+        "echo changed >given.txt; echo made >new.txt",
+        runtime={"prepare": [{"type": "exec", "command": "echo prepared >given.txt"}]},
+        evaluator={"strategy": "test_on_output", "config": config},
+    )
+    fact = await worker.evaluated(task)
+    assert (fact.reward, fact.reason) == (1.0, None)
 
 
 async def test_a_source_that_the_worker_lacks_is_no_verdict(worker: Coordinator) -> None:

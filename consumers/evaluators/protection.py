@@ -1,0 +1,198 @@
+"""Keeps an agent's files from steering a test runner: what the runner reads or runs by itself is as `runtime.prepare` left it.
+
+`keep` runs at the end of INIT, before any agent, and stores the files in the home. `restore` runs in the evaluation, before
+`runtime.eval_prepare` brings tests, and takes them from the home as `prepare` left it, which no run can change (in the runtime `process`
+it can). It removes what the run added, and puts back what the run changed or removed:
+
+- files that pytest or Python run without being named (STEERING);
+- files with pytest's settings (CONFIGURATION), if the run changed these settings; its other changes stay;
+- compiled modules, which Python would run in place of their source; none is put back;
+- modules that hide one of the standard library or of pytest (HIDEABLE), in the working directory and in folders that are no packages;
+- the paths of the setting `protected`, with all that lies below them.
+
+Other code that the tests import and run is the agent's work, and isn't touched.
+"""
+
+from __future__ import annotations
+
+import io
+import os.path
+import re
+import secrets
+import shlex
+import sys
+import tarfile
+import tomllib
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from consumers.runtimes.base import LOG_LIMIT, Exec, ExecResult, Runtime
+from topics.types.errors import InputError
+
+FIELD = "evaluator.config.protected"
+STEERING = frozenset(
+    ("conftest.py", "pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml", "sitecustomize.py", "usercustomize.py")
+)
+CONFIGURATION = frozenset(("pyproject.toml", "setup.cfg", "tox.ini"))
+HIDEABLE = (sys.stdlib_module_names - {"test"}) | {"pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments"}
+"""What a test runner imports at its start. `test` is a usual name for a folder of tests, and nothing imports the library's."""
+STEP_S = 60.0
+"""Limit of one program here; to list 100,000 files takes 0.5 s."""
+SETTINGS_LIMIT = 1024 * 1024
+"""Bytes of a file with settings. A larger one counts as changed."""
+
+_STORE = PurePosixPath(".polar", "protected.tar")
+"""Below the home."""
+_CACHE = "__pycache__"
+_PACKAGE = "__init__.py"
+_LIST = """printf '%s\\0' "$PWD"; cd "$WORKSPACE" && find . -name .git -prune -o \\( TESTS \\) -print0 2>/dev/null"""
+_KEEP = 'cd "$WORKSPACE" && tar --create --no-recursion --null --files-from="$FILES" --file="$STORE"'
+_RESTORE = """\
+cd "$WORKSPACE" && xargs -0 -r rm -rf -- <"$REMOVED" || exit
+[ ! -s "$RESTORED" ] || tar --extract --no-recursion --null --files-from="$RESTORED" --file="$STORE"
+"""
+_PYTEST_SECTION = re.compile(r"^[^\n]*\[[^\n]*pytest[^\n]*(?:\n(?!\[)[^\n]*)*", re.MULTILINE)
+"""Of an INI file, generously: pytest's own parser must find no section that isn't found here."""
+
+
+class ObstructedError(Exception):
+    """Files of the run keep the protected ones from being put back."""
+
+
+@dataclass(frozen=True)
+class Steering:
+    """The files of a workspace that steer a test runner: paths like `./a/b`, relative to the workspace."""
+
+    plain: frozenset[str]
+    """STEERING, and what lies below the paths of the setting."""
+    configuration: frozenset[str]
+    compiled: frozenset[str]
+    hiding: frozenset[str]
+
+    @classmethod
+    def among(cls, found: Collection[str], workdir: PurePosixPath, paths: Sequence[str]) -> Steering:
+        """`workdir`: where the tests start, relative to the workspace. `paths`: the setting `protected`."""
+        names = {path: PurePosixPath(path).name for path in found}
+        tops = {PurePosixPath(), workdir}
+        plain = {path for path, name in names.items() if name in STEERING or _is_below(path, paths)}
+        compiled = {path for path, name in names.items() if name == _CACHE or name.endswith(".pyc")}
+        packages = {PurePosixPath(path).parent for path, name in names.items() if name == _PACKAGE}
+        return cls(
+            frozenset(plain),
+            frozenset(path for path, name in names.items() if name in CONFIGURATION) - plain,
+            frozenset(compiled),
+            frozenset(path for path in names if _hides(PurePosixPath(path), packages, tops)) - plain - compiled,
+        )
+
+
+async def keep(runtime: Runtime, paths: Sequence[str]) -> None:
+    """Store the protected files. Raises InputError if there are too many or they are too large."""
+    if await runtime.is_empty():
+        return
+    try:
+        found = Steering.among(*await _found(runtime, paths), paths)
+        files = found.plain | found.configuration | found.hiding
+        if not files:
+            return
+        result = await _run(runtime, _KEEP, FILES=sorted(files))
+        if result.exit_code != 0:
+            raise ObstructedError(result.output_end)
+        if len(await runtime.read_file(runtime.home / _STORE, LOG_LIMIT + 1)) > LOG_LIMIT:
+            raise ObstructedError(f"they exceed {LOG_LIMIT} bytes")
+    except ObstructedError as error:
+        raise InputError(FIELD, paths, f"the protected files can't be stored: {error}") from None
+
+
+async def restore(runtime: Runtime, paths: Sequence[str]) -> None:
+    """Undo what the run did to protected files. Raises ObstructedError, and InputError or OSError for a workspace that is gone."""
+    if await runtime.is_empty():
+        return
+    stored = await _stored(runtime)
+    found, workdir = await _found(runtime, paths)
+    before, now = (Steering.among(each, workdir, paths) for each in (stored, found))
+    same = {
+        path
+        for path in before.configuration | now.configuration
+        if _settings(path, stored.get(path, b"")) == _settings(path, await _content(runtime, path))
+    }
+    removed = now.plain | now.compiled | (now.configuration - same) | (now.hiding - before.hiding)
+    restored = before.plain | (before.configuration - same)
+    if removed or restored:
+        result = await _run(runtime, _RESTORE, REMOVED=sorted(removed), RESTORED=sorted(restored))
+        if result.exit_code != 0:
+            raise ObstructedError(f"the protected files can't be put back: {result.output_end}")
+
+
+def _is_below(path: str, paths: Sequence[str]) -> bool:
+    return any(PurePosixPath(path).is_relative_to(protected) for protected in paths)
+
+
+def _hides(path: PurePosixPath, packages: Collection[PurePosixPath], tops: Collection[PurePosixPath]) -> bool:
+    """Whether the file is a module that hides another one, as far as a runner looks for modules where it lies."""
+    module = path.parent if path.name == _PACKAGE else path.with_name(path.name.partition(".")[0])
+    return module.name in HIDEABLE and (module.parent in tops or module.parent not in packages)
+
+
+async def _found(runtime: Runtime, paths: Sequence[str]) -> tuple[set[str], PurePosixPath]:
+    """All paths that may steer and all modules of Python, and the working directory. Raises ObstructedError."""
+    names = [*sorted(STEERING | CONFIGURATION), _CACHE, "*.py", "*.pyc", "*.so"]
+    tests = [f"-name {shlex.quote(name)}" for name in names]
+    for path in paths:
+        literal = re.sub(r"([*?\[\\])", r"\\\1", f"./{PurePosixPath(path)}")
+        tests += [f"-path {shlex.quote(literal)}", f"-path {shlex.quote(literal + '/*')}"]
+    result = await _run(runtime, _LIST.replace("TESTS", " -o ".join(tests)))
+    output = result.output()
+    if result.exit_code != 0 or len(output) > LOG_LIMIT:
+        raise ObstructedError("the files can't be listed: a folder can't be read, or they are too many")
+    workdir, *found = output.decode(errors="surrogateescape").split("\0")
+    return set(found) - {""}, PurePosixPath(os.path.relpath(workdir, runtime.workspace))
+
+
+async def _run(runtime: Runtime, script: str, **lists: Sequence[str]) -> ExecResult:
+    """Run a script with the store's path and with files of paths, each with a zero byte behind it, in variables."""
+    folder = runtime.home / _STORE.parent / secrets.token_hex(8)
+    env = {"STORE": str(runtime.home / _STORE), "WORKSPACE": str(runtime.workspace), "LC_ALL": "C"}
+    for name, paths in lists.items():
+        env[name] = str(folder / name)
+        data = "".join(f"{path}\0" for path in paths)
+        await runtime.write_file(folder / name, data.encode(errors="surrogateescape"))
+    return await runtime.exec(Exec(("bash", "-p", "-c", script), env=env, log="protection.log", timeout_s=STEP_S))
+
+
+async def _stored(runtime: Runtime) -> dict[str, bytes]:
+    """Contents by path, as `keep` found them; empty for what is no file. Raises ObstructedError."""
+    try:
+        archive = await runtime.read_file(runtime.home / _STORE, LOG_LIMIT + 1)
+        with tarfile.open(fileobj=io.BytesIO(archive), mode="r:") as stored:
+            return {member.name: _member(stored, member) for member in stored}
+    except FileNotFoundError:
+        return {}
+    except (tarfile.TarError, ValueError, EOFError) as error:  # in the runtime `process` a run can replace it
+        raise ObstructedError(f"the stored files can't be read: {error}") from None
+
+
+def _member(stored: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
+    file = stored.extractfile(member) if member.isreg() else None
+    return b"" if file is None else file.read()
+
+
+async def _content(runtime: Runtime, path: str) -> bytes:
+    """The file as the run left it; empty if there is none."""
+    try:
+        return await runtime.read_file(path, SETTINGS_LIMIT + 1)
+    except FileNotFoundError:
+        return b""
+
+
+def _settings(path: str, content: bytes) -> object:
+    """Something that is equal for files with the same settings of pytest."""
+    text = content.decode(errors="surrogateescape")
+    if len(content) > SETTINGS_LIMIT:
+        return text
+    if not path.endswith(".toml"):
+        return _PYTEST_SECTION.findall(text)
+    try:
+        return tomllib.loads(text).get("tool", {}).get("pytest")
+    except (ValueError, AttributeError, RecursionError):
+        return text
