@@ -71,7 +71,6 @@ class Fleet:
     engine_url: str = ""
     mode: str = "chat"
     """How proxies ask the engine."""
-    _keeping: asyncio.Task[None] | None = None
 
     @property
     def mark(self) -> dict[str, str]:
@@ -83,8 +82,11 @@ class Fleet:
         """A link to the log of every run, those of lost attempts included. It stays when the sandbox goes."""
         return self.data / "agent-logs"
 
-    async def _keep_logs(self) -> None:
-        """A run takes longer than the time between two looks: its program has to start, and its end to be evaluated."""
+    async def keep_logs(self) -> None:
+        """Fill `agent_logs` until cancelled.
+
+        A run takes longer than the time between two looks: its program has to start, and its end to be evaluated.
+        """
         new = self.agent_logs / "new"
         known: set[int] = set()
         while True:
@@ -322,8 +324,6 @@ class Fleet:
 
     async def boot(self, names: Sequence[str], *engine_options: str) -> None:
         """Make the topics, then start engine, proxy and these workers, in order."""
-        self.agent_logs.mkdir()
-        self._keeping = asyncio.create_task(self._keep_logs(), name="agent-logs")
         topics = [*catalogue.FIXED, *catalogue.of_pool(catalogue.DEFAULT_POOL)]
         await admin.apply(self.settings, topics, embedded=isinstance(self.kafka, Broker), reach_s=READY_S)
         self.write_env()
@@ -344,9 +344,6 @@ class Fleet:
             except TimeoutError:
                 process.kill()
                 await process.wait()
-        if self._keeping is not None:
-            self._keeping.cancel()
-            await asyncio.wait({self._keeping})
         await asyncio.to_thread(self.kafka.stop)
 
 
@@ -363,8 +360,12 @@ async def fleet(
     copies, in_sync = (1, 1) if brokers == 1 else (3, 2)
     settings = Settings(kafka=kafka.bootstrap, data=data, namespace="polar", replication=copies, min_insync=in_sync)
     made = Fleet(data, kafka, settings, mode=mode)
+    made.agent_logs.mkdir()
+    keeping = asyncio.create_task(made.keep_logs(), name="agent-logs")
     try:
         await made.boot(names, *engine_options)
         yield made
     finally:
         await made.stop()
+        keeping.cancel()
+        await asyncio.wait({keeping})
