@@ -31,16 +31,16 @@ unexport PYTHONDONTWRITEBYTECODE
 PYTEST = $(BIN)/pytest -n $(WORKERS) --no-loadscope-reorder
 WORKERS ?= 4
 test: install ## the tiers pure, contract and system, on real Kafka
-	$(PYTEST) -m 'pure or contract or system'
+	$(PYTEST) -m '(pure or contract or system) and not hard'
 
 test-pure: install ## tests without a broker or another process
-	$(PYTEST) -m pure
+	$(PYTEST) -m 'pure and not hard'
 
 test-contract: install ## tests on a real broker, or with processes of their own
-	$(PYTEST) -m contract
+	$(PYTEST) -m 'contract and not hard'
 
 test-system: install ## tests of the two whole systems
-	$(PYTEST) -m system
+	$(PYTEST) -m 'system and not hard'
 
 test-hard: install ## kills of everything, outages, all pages of the docs; test-vllm and test-docker have the others of this tier
 	$(PYTEST) -m 'hard and not (docker or harnesses or vllm)'
