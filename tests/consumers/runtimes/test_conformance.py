@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import uuid
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from consumers.runtimes.base import Exec, Labels, Runtime, RuntimeBackend, SandboxError
 from tests.consumers.runtimes.conftest import workspace_of
+from tests.waiting import eventually
 from topics.environment import registry
 from topics.types.errors import InputError
 from topics.types.task import RuntimeSpec
@@ -174,3 +176,21 @@ async def test_a_workspace_is_empty_until_something_lies_in_it(runtime: Runtime)
     assert await runtime.is_empty()
     await runtime.write_file(".hidden", b"")
     assert not await runtime.is_empty()
+
+
+CELLS = 64
+WAIT_AT_GATE = "mkfifo gate; touch started; read word < gate; echo $word; ls"
+
+
+async def test_64_sessions_run_at_once_and_each_is_by_itself(backend: RuntimeBackend) -> None:
+    labels = [Labels("polar", f"task.{number}", 1, f"{CLAIM}-{number}") for number in range(CELLS)]
+    made = [await backend.create(each, RuntimeSpec()) for each in labels]
+    workspaces = [workspace_of(runtime) for runtime in made]
+    running = [asyncio.create_task(runtime.exec(Exec(WAIT_AT_GATE, timeout_s=120))) for runtime in made]
+    await eventually(lambda: all((workspace / "started").exists() for workspace in workspaces), 60)
+    for number, workspace in enumerate(workspaces):
+        await asyncio.to_thread((workspace / "gate").write_text, f"{number}\n")
+    for number, ended in enumerate(await asyncio.gather(*running)):
+        assert (ended.exit_code, ended.tail) == (0, f"{number}\ngate\nstarted\n")
+    await asyncio.gather(*(runtime.remove() for runtime in made))
+    assert await backend.labelled() == []

@@ -15,14 +15,17 @@ import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from consumers.runtimes.base import Exec, Labels, ModelAccess, Runtime, RuntimeBackend, SandboxError
+from consumers.runtimes.cell.runtime import ALLOWLIST_PORT
 from polar.scripted.engine import Engine as ScriptedEngine
 from proxy.app import Proxy
 from tests.consumers.runtimes.conftest import KINDS, Living, workspace_of
 from tests.proxy.conftest import Bench, bench, engine_url, proxy, scripted
+from tests.serving import serving
 from tests.waiting import eventually
 from topics import events, trajectories
 from topics.contract.codec import encode
@@ -215,6 +218,61 @@ async def test_from_inside_the_model_answers_and_nothing_else_does(
     assert await outside.reached() == succeeded - {"control port", "another session's port"}
     for each in (neighbour, made):
         await each.remove()
+
+
+PUBLIC = "93.184.215.14"
+NAMES = {"allowed.example": PUBLIC, "other.example": PUBLIC, "sub.allowed.example": PUBLIC, "evil.example": "127.0.0.1"}
+GET = "curl -sS -o /dev/null -w '%{http_code} '"
+PROXIED = {
+    "allowed": (f"{GET} http://allowed.example/; {GET} -p http://allowed.example:443/", "200 200 "),
+    "another name of its address": (f"{GET} http://other.example/; {GET} http://sub.allowed.example/", "403 403 "),
+    "its address": (f"{GET} http://{PUBLIC}/", "403 "),
+    "another port": (f"{GET} http://allowed.example:8080/", "403 "),
+    "another name for itself": (f"{GET} -H 'Host: allowed.example' http://other.example/", "403 "),
+    "the host": (f"{GET} http://evil.example:$PORT/; {GET} --noproxy '' http://127.0.0.1:$PORT/", "403 403 "),
+    "without the proxy": (
+        f"{GET} --noproxy '*' http://allowed.example/ http://{PUBLIC}/ http://127.0.0.1:$PORT/ 2>&-",
+        "000 000 000 ",
+    ),
+}
+"""Commands, and the statuses that they print; 000 is no answer."""
+
+
+async def test_with_an_allowlist_exactly_one_host_more_answers(
+    tmp_path: Path, claim: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The internet is a server on loopback: names and the way to public addresses lead there."""
+    loop, looked_up, connected = asyncio.get_running_loop(), set(), set()
+    connect = loop.create_connection
+
+    def getaddrinfo(host: str, port: int, **_: Any) -> list[Any]:
+        looked_up.add(host)
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (NAMES[host], port))]
+
+    async def create_connection(protocol: Any, host: str, port: int, **options: Any) -> Any:
+        connected.add((host, port))
+        return await connect(protocol, "127.0.0.1", internet_port, **options)
+
+    policy = {"network": Network.ALLOWLIST, "allowed_hosts": ["allowed.example"]}
+    spec = RuntimeSpec.model_validate(policy)
+    backend = backend_of("cell", tmp_path)
+    made = await backend.create(Labels("polar", "t.0", 1, claim), spec)
+    run = await backend.attach(made.handle, f"{claim}-run", spec)
+    evaluation = await backend.attach(made.handle, f"{claim}-evaluation", spec, fresh=True)
+    with serving(lambda _: (200, b"answered")) as (url, requests):
+        internet_port = int(url.rpartition(":")[2])
+        monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+        monkeypatch.setattr(loop, "create_connection", create_connection)
+        model = ModelAccess(url, "sk-polar-own", "m")
+        for command, statuses in PROXIED.values():
+            ended = await run.exec(Exec(f"{command}; true", env={"PORT": str(internet_port)}, model=model))
+            assert ended.tail == statuses, command
+        assert len(requests) == 2
+        outer = await evaluation.exec(Exec(f"{GET} -x http://127.0.0.1:{ALLOWLIST_PORT} http://allowed.example/ 2>&-"))
+        assert outer.tail == "000 ", "the policy of an evaluation is its own"
+    assert looked_up == {"allowed.example"}
+    assert connected == {(PUBLIC, 80), (PUBLIC, 443)}
+    await made.remove()
 
 
 HOLD_A_SECRET = """

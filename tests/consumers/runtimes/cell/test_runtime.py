@@ -14,10 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from consumers.runtimes.base import Exec, Labels, ModelAccess
+from consumers.runtimes.base import LOG_LIMIT, NOTE_LIMIT, Exec, Labels, ModelAccess
 from consumers.runtimes.cell import limits
 from consumers.runtimes.cell.runtime import OUT_OF_MEMORY, CellBackend, CellRuntime
-from tests.consumers.runtimes.conftest import processes, workspace_of
+from tests.consumers.runtimes.conftest import Living, processes, workspace_of
+from tests.consumers.runtimes.test_supervisor import daemon, programs, start_worker
 from tests.serving import serving
 from tests.waiting import eventually
 from topics.types.task import Network, RuntimeSpec
@@ -210,18 +211,37 @@ async def test_a_link_that_leads_out_of_the_cell_is_followed_by_nobody(runtime: 
     assert (tmp_path / "secret").read_text() == "secret"
 
 
+async def test_nothing_of_a_killed_workers_cell_is_left_after_reaping(
+    backend: CellBackend, tmp_path: Path, claim: str, token: str, living: Living
+) -> None:
+    command = daemon("without environment", token) + "sleep 1000"
+    worker = await start_worker(tmp_path / "runtimes", claim, command, kind="cell")
+    await eventually((tmp_path / "runtimes" / claim / "workspace" / "pid").exists)
+    worker.kill()
+    await worker.wait()
+    [found] = await backend.labelled()
+    assert found.labels.claim_id == claim
+    await backend.remove(found.handle)
+    assert programs(living()) == []
+    assert await backend.labelled() == []
+    assert limits.host().leftovers(claim) == []
+    assert claim not in Path("/proc/mounts").read_text()
+
+
 FORK_BOMB = "bomb() { bomb | bomb & }; bomb; sleep 1000"
 FILL = "for n in $(seq 1000); do head -c 10M /dev/zero > $n; done; sleep 1000"
+FLOOD = "yes"
 HOG = "python -c 'import time; held = b\"x\" * (400 << 20); time.sleep(1000)'"
 
 
-@pytest.mark.parametrize("name", ["fork bomb", "disk filler", "memory hog"])
+@pytest.mark.parametrize("name", ["fork bomb", "disk filler", "log flooder", "memory hog"])
 async def test_what_takes_too_much_ends_its_own_session_alone(backend: CellBackend, claim: str, name: str) -> None:
     spec = RuntimeSpec(memory_mb=100, pids=50, storage_mb=100)
     hostile = await backend.create(Labels("polar", "task.0", 1, claim), spec)
     neighbour = await backend.create(Labels("polar", "task.1", 1, f"{claim}-neighbour"), spec)
-    command = {"fork bomb": FORK_BOMB, "disk filler": FILL, "memory hog": HOG}[name]
-    running = asyncio.create_task(hostile.exec(Exec(command, timeout_s=3 if name == "fork bomb" else 60)))
+    command = {"fork bomb": FORK_BOMB, "disk filler": FILL, "log flooder": FLOOD, "memory hog": HOG}[name]
+    timeout_s = 3 if name in ("fork bomb", "log flooder") else 60
+    running = asyncio.create_task(hostile.exec(Exec(command, timeout_s=timeout_s)))
     while not running.done():
         assert await output(neighbour, "echo $(( $(seq 20 | wc -l) ))") == "20\n"
     ended = await running
@@ -229,6 +249,9 @@ async def test_what_takes_too_much_ends_its_own_session_alone(backend: CellBacke
         case "fork bomb":
             assert (ended.timed_out, ended.exceeded) == (True, "")
             assert "Resource temporarily unavailable" in ended.tail
+        case "log flooder":
+            assert (ended.timed_out, ended.exceeded) == (True, "")
+            assert LOG_LIMIT / 2 < ended.log.stat().st_size <= LOG_LIMIT + NOTE_LIMIT
         case "disk filler":
             assert (ended.exit_code, ended.timed_out) == (None, False)
             assert "more than 100 MB, its limit (storage_mb)" in ended.exceeded
