@@ -17,6 +17,7 @@ from consumers.runtimes.process import ProcessBackend
 from consumers.runtimes.supervisor import BoundedLog
 from tests.consumers.runtimes.conftest import KINDS, Living, command_lines, processes, workspace_of
 from tests.waiting import eventually
+from topics.environment import registry
 from topics.types.task import RuntimeSpec
 
 pytestmark = pytest.mark.contract
@@ -232,6 +233,9 @@ async def test_when_the_worker_is_killed_nothing_of_its_programs_lives_on(
         await eventually(lambda: not programs(living()) and not supervisors_of(claim))
     finally:
         kill_group(worker.pid)
+        backend: RuntimeBackend = registry.load(registry.Kind.RUNTIME, kind)(tmp_path)
+        for left in await backend.labelled():
+            await backend.remove(left.handle)
 
 
 async def test_a_stopped_workers_programs_are_killed_by_another_worker(
