@@ -15,14 +15,16 @@ import pwd
 import sys
 import time
 from pathlib import Path, PurePosixPath
+from typing import ClassVar
 
 from consumers.runtimes import session_folder
 from consumers.runtimes.base import Exec, ExecResult, Handle, Labelled, Labels, ModelAccess
 from consumers.runtimes.forkserver import ForkServer
 from consumers.runtimes.launch import launch
 from consumers.runtimes.session_folder import CLAIM_MARK, RUNTIME_MARK, SessionFolders, check_claim_id, kill_marked
+from consumers.runtimes.supervisor import GuardOrders
 from topics.types.errors import InputError, NotReadyError
-from topics.types.task import RuntimeSpec
+from topics.types.task import Network, RuntimeSpec
 
 NAME = "process"
 _FOLDERS = ("workspace", "home", "tmp", "logs")
@@ -35,7 +37,7 @@ class ProcessRuntime:
         self, folders: SessionFolders, folder: Path, claim_id: str, spec: RuntimeSpec, forks: ForkServer
     ) -> None:
         """Raises InputError if `spec.workdir` leads out of the folder."""
-        self._folder = folder
+        self.folder = folder
         self._folders = folders
         self._forks = forks
         self._marks = session_folder.marks(folder, claim_id)
@@ -44,19 +46,19 @@ class ProcessRuntime:
 
     @property
     def handle(self) -> Handle:
-        return self._folders.handle(self._folder)
+        return self._folders.handle(self.folder)
 
     @property
     def workspace(self) -> PurePosixPath:
-        return PurePosixPath(self._folder / "workspace")
+        return PurePosixPath(self.folder / "workspace")
 
     @property
     def home(self) -> PurePosixPath:
-        return PurePosixPath(self._folder / "home")
+        return PurePosixPath(self.folder / "home")
 
     @property
     def logs(self) -> Path:
-        return self._folder / "logs"
+        return self.folder / "logs"
 
     def reached_at(self, model: ModelAccess) -> ModelAccess:
         return model
@@ -80,19 +82,20 @@ class ProcessRuntime:
         await session_folder.copy(source, self._inside(path), str(path))
 
     async def exec(self, what: Exec, stop: asyncio.Event | None = None) -> ExecResult:
-        log = session_folder.log_path(self._folder, what.log)
+        log = session_folder.log_path(self.folder, what.log)
         argv = ("bash", "-o", "pipefail", "-c", what.command) if isinstance(what.command, str) else what.command
         started = time.monotonic()
         ended = await launch(
             {
                 "argv": list(argv),
-                "env": _host_env(self._folder) | self._env | dict(what.env) | self._marks,
+                "env": self.environment() | self._env | dict(what.env) | self._marks,
                 "cwd": str(self.workdir if what.cwd is None else self._folder_inside(what.cwd)),
                 "stdin": os.devnull if what.stdin is None else str(self._inside(what.stdin, field="stdin")),
                 "log": str(log),
                 "log_limit": what.log_limit,
                 "marks": self._marks,
                 "worker": os.getpid(),
+                "guard": self.guard(what),
                 "cell": None,
             },
             self._forks,
@@ -108,18 +111,38 @@ class ProcessRuntime:
             tail=ended.tail.decode(errors="replace"),
         )
 
+    def environment(self) -> dict[str, str]:
+        """The variables that a program gets from the worker's own environment, or instead of them."""
+        try:
+            user = pwd.getpwuid(os.getuid()).pw_name
+        except KeyError:  # a container that runs as a number
+            user = str(os.getuid())
+        return {
+            "PATH": os.environ.get("PATH", os.defpath),
+            "LANG": os.environ.get("LANG", "C.UTF-8"),
+            "HOME": str(self.folder / "home"),
+            "TMPDIR": str(self.folder / "tmp"),
+            "USER": user,
+            # A workspace inside another project's checkout doesn't belong to it: agents would read it and commit to it.
+            "GIT_CEILING_DIRECTORIES": str(self.folder),
+        }
+
+    def guard(self, what: Exec) -> GuardOrders | None:  # noqa: ARG002 - for `guarded.py`
+        """What the program may do; None: all that the worker's user may."""
+        return None
+
     async def kill_all(self) -> None:
-        await kill_marked(RUNTIME_MARK, self._folder.name)
+        await kill_marked(RUNTIME_MARK, self.folder.name)
 
     async def remove(self) -> None:
-        await session_folder.remove(self._folder)
+        await session_folder.remove(self.folder)
 
     def _inside(self, path: str | PurePosixPath, *, field: str = "path") -> Path:
         """`path` on this host, with symbolic links resolved. InputError if it leads out of the folder."""
         if "\0" in str(path):
             raise InputError(field, str(path), "holds a zero byte")
-        found = Path(os.path.realpath(self._folder / "workspace" / path))
-        if not found.is_relative_to(os.path.realpath(self._folder)):
+        found = Path(os.path.realpath(self.folder / "workspace" / path))
+        if not found.is_relative_to(os.path.realpath(self.folder)):
             raise InputError(
                 field,
                 str(path),
@@ -137,27 +160,30 @@ class ProcessRuntime:
 class ProcessBackend:
     """Makes and finds `process` runtimes under `root`, which all workers of a pool on this host share."""
 
+    name: ClassVar[str] = NAME
+
     def __init__(self, root: Path) -> None:
         """Raises NotReadyError on other systems than Linux: only its kernel (≥ 5.3) can guarantee that no process is left behind."""
         if sys.platform != "linux":
             raise NotReadyError(
                 f"the runtime 'process' needs Linux, not {sys.platform}; run the workers in a container"
             )
-        self.folders = SessionFolders(root, NAME)
-        self._forks = ForkServer()
+        self.folders = SessionFolders(root, self.name)
+        self.forks = ForkServer()
 
     async def create(self, labels: Labels, spec: RuntimeSpec) -> ProcessRuntime:
         """Raises SandboxError `runtime_exists` if the claim has made a runtime before, and InputError for a `workdir` outside."""
         check_claim_id(labels.claim_id)
-        runtime = self._runtime(self.folders.root / labels.claim_id, labels.claim_id, spec)
+        runtime = self._runtime(self.folders.root / labels.claim_id, labels.claim_id, spec, spec.setup_network)
         self.folders.new(labels, _FOLDERS)
         runtime.workdir.mkdir(parents=True, exist_ok=True)
         return runtime
 
-    async def attach(self, handle: Handle, claim_id: str, spec: RuntimeSpec, *, fresh: bool = False) -> ProcessRuntime:  # noqa: ARG002
-        """`fresh` changes nothing here: programs may have written anywhere, so an evaluation can only trust them."""
+    async def attach(self, handle: Handle, claim_id: str, spec: RuntimeSpec, *, fresh: bool = False) -> ProcessRuntime:
+        """`fresh` changes no file here: programs may have written to all of them, so an evaluation can only trust them."""
         check_claim_id(claim_id)
-        return self._runtime(self.folders.live(handle), claim_id, spec)
+        network = spec.verifier_network if fresh else Network.NONE
+        return self._runtime(self.folders.live(handle), claim_id, spec, network)
 
     async def labelled(self) -> list[Labelled]:
         return self.folders.labelled()
@@ -169,22 +195,6 @@ class ProcessBackend:
         check_claim_id(claim_id)
         await kill_marked(CLAIM_MARK, claim_id)
 
-    def _runtime(self, folder: Path, claim_id: str, spec: RuntimeSpec) -> ProcessRuntime:
-        return ProcessRuntime(self.folders, folder, claim_id, spec, self._forks)
-
-
-def _host_env(folder: Path) -> dict[str, str]:
-    """The variables that a program gets from the worker's own environment, or instead of them."""
-    try:
-        user = pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:  # a container that runs as a number
-        user = str(os.getuid())
-    return {
-        "PATH": os.environ.get("PATH", os.defpath),
-        "LANG": os.environ.get("LANG", "C.UTF-8"),
-        "HOME": str(folder / "home"),
-        "TMPDIR": str(folder / "tmp"),
-        "USER": user,
-        # A workspace inside another project's checkout doesn't belong to it: agents would read it and commit to it.
-        "GIT_CEILING_DIRECTORIES": str(folder),
-    }
+    def _runtime(self, folder: Path, claim_id: str, spec: RuntimeSpec, network: Network) -> ProcessRuntime:  # noqa: ARG002
+        """`network`: the policy for programs that aren't the harness. Nothing here can keep one."""
+        return ProcessRuntime(self.folders, folder, claim_id, spec, self.forks)

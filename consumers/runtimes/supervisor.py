@@ -22,16 +22,27 @@ import os
 import select
 import signal
 import time
+from pathlib import Path
 from typing import TypedDict
 
-from consumers.runtimes import proctree
+from consumers.runtimes import landlock, proctree, seccomp
 from consumers.runtimes.cell.enter import CellOrders, enter
+
+
+class GuardOrders(TypedDict):
+    """What the program may do: `landlock.restrict` explains the paths and ports, `seccomp.install` the filter."""
+
+    read: list[str]
+    write: list[str]
+    ports: list[int] | None
+    filter: bytes
 
 
 class Orders(TypedDict):
     """The program to run. `worker`: the pid whose death ends the program. `marks`: shown by the supervisor itself, see `proctree`.
 
-    With a `cell` the program runs in it, `env` and `cwd` are the cell's to set, and all other paths are this host's.
+    With a `cell` the program runs in it, `env` and `cwd` are the cell's to set, and all other paths are this host's. A `guard` restricts
+    a program without a cell.
     """
 
     argv: list[str]
@@ -42,6 +53,7 @@ class Orders(TypedDict):
     log_limit: int
     marks: dict[str, str]
     worker: int
+    guard: GuardOrders | None
     cell: CellOrders | None
 
 
@@ -73,7 +85,10 @@ _READ = 65536
 _PIPE_READS = 32
 """More than the largest pipe holds (1 MiB); a limit in case a process elsewhere was passed the descriptor and goes on writing."""
 _PR_SET_PDEATHSIG = 1
+_PR_CAPBSET_DROP = 24
 _PR_SET_CHILD_SUBREAPER = 36
+_CAPABILITIES = 64
+"""More than any kernel has."""
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
@@ -266,6 +281,8 @@ def _start(orders: Orders, output: int, why: int, line: int, status: int) -> int
         argv, env = orders["argv"], orders["env"]
         if orders["cell"] is None:
             os.chdir(orders["cwd"])
+            if orders["guard"] is not None:
+                _restrict(orders["guard"])
         else:
             argv, env = enter(orders["cell"], argv, line, status), {}
         os.execvpe(argv[0], argv, env)  # noqa: S606 - the purpose of this process
@@ -278,6 +295,20 @@ def _start(orders: Orders, output: int, why: int, line: int, status: int) -> int
         os.write(why, str(error).encode())
     finally:
         os._exit(127)
+
+
+def _restrict(guard: GuardOrders) -> None:
+    """Restrict this process, and so the program. Raises OSError."""
+    for capability in range(_CAPABILITIES):
+        # Without it in the bounding set no program gets it, though its user be root. Only root may remove it, and only root has it.
+        _LIBC.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0)
+    try:
+        landlock.restrict(
+            [Path(path) for path in guard["read"]], [Path(path) for path in guard["write"]], guard["ports"]
+        )
+        seccomp.install(guard["filter"])
+    except OSError as error:
+        raise OSError(error.errno, error.strerror or str(error), "the program can't be restricted") from error
 
 
 def _read(line: int, size: int) -> bytes:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import structlog
 
+from consumers.runtimes import guarded, landlock
 from consumers.runtimes.base import Labelled, Runtime, RuntimeBackend, SandboxError
 from consumers.runtimes.cell.runtime import check
 from consumers.stages.budget import Budget
@@ -16,7 +17,7 @@ from topics.fleet import FleetView
 from topics.types.errors import InputError, NotReadyError
 from topics.types.task import Network, RuntimeSpec
 
-CONFINED, UNCONFINED = "cell", "process"
+CONFINED, GUARDED, UNCONFINED = "cell", "landlock", "process"
 NETWORKS = ("network", "setup_network", "verifier_network")
 TRUST = "Workers that trust their tasks allow it: --trust-tasks"
 
@@ -34,6 +35,8 @@ class WorkerContext:
         self._backends: dict[str, RuntimeBackend] = {}
         self._without_cells: NotReadyError | None = None
         """Why this host can't run cells."""
+        self._without_cells_by = UNCONFINED
+        """The kind of runtimes instead of cells, for a worker that trusts its tasks."""
 
     async def check_cells(self) -> None:
         """Find out whether this host can run cells; a log line if it can't."""
@@ -41,8 +44,10 @@ class WorkerContext:
             await check()
         except NotReadyError as error:
             self._without_cells = error
+            if landlock.abi() >= guarded.LEAST_ABI:
+                self._without_cells_by = GUARDED
             what = (
-                "tasks run unconfined"
+                f"tasks run in the runtime {self._without_cells_by!r}, which enforces less (docs/security.md)"
                 if self.settings.trust_tasks
                 else "tasks can't run here, unless they are trusted (--trust-tasks)"
             )
@@ -67,9 +72,9 @@ class WorkerContext:
     def backend_of(self, spec: RuntimeSpec) -> RuntimeBackend:
         """Raises InputError for what only a worker that trusts its tasks allows, and NotReadyError if this host can't run the kind."""
         if not self.settings.trust_tasks:
-            if spec.backend == UNCONFINED:
+            if spec.backend in (GUARDED, UNCONFINED):
                 raise InputError(
-                    "runtime.backend", UNCONFINED, f"would run the task unconfined; leave it out for a cell. {TRUST}"
+                    "runtime.backend", spec.backend, f"would run the task outside of a cell; leave it out. {TRUST}"
                 )
             for field in NETWORKS:
                 if (policy := getattr(spec, field)) is Network.HOST:
@@ -83,10 +88,12 @@ class WorkerContext:
         if not self.settings.trust_tasks:
             raise NotReadyError(f"this worker's host can't run cells: {self._without_cells}")
         try:
-            spec.check_kept(UNCONFINED)
+            spec.check_kept(self._without_cells_by)
         except ValueError as error:
-            raise InputError("runtime", UNCONFINED, f"{error}; this worker's host can't run cells") from None
-        return self.backend(UNCONFINED)
+            raise InputError(
+                "runtime", self._without_cells_by, f"{error}; this worker's host can't run cells"
+            ) from None
+        return self.backend(self._without_cells_by)
 
     async def attach(
         self, handle: dict[str, str] | None, claim_id: str, spec: RuntimeSpec, *, fresh: bool = False

@@ -10,11 +10,12 @@ import pytest
 
 from consumers.harnesses.base import harness_of
 from consumers.harnesses.cli import Cli, CliHarness
-from consumers.runtimes.cell.runtime import CellBackend
+from consumers.runtimes.base import RuntimeBackend
 from tests.consumers.conftest import claim, runtime  # noqa: F401 - fixtures
 from tests.consumers.harnesses.conftest import model  # noqa: F401 - a fixture
 from tests.harnesses.outcome import Outcome
 from tests.harnesses.speakers import Speaker
+from topics.environment import registry
 from topics.types.task import AgentSpec
 
 COLUMNS = (
@@ -37,6 +38,7 @@ Told = Callable[[Speaker, str, Outcome], None]
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Where this folder is named on the command line."""
     parser.addoption("--table", metavar="FILE", help="write the table of runs of harnesses here, too")
+    parser.addoption("--runtime", metavar="NAME", default="cell", help="run the CLIs in this runtime")
     parser.addoption("--record", metavar="DIR", help="write down what each CLI sends, private text removed")
 
 
@@ -47,9 +49,10 @@ def cli_of(speaker: Speaker) -> Cli:
 
 
 @pytest.fixture
-def backend(tmp_path: Path) -> CellBackend:
-    """As sessions run by default."""
-    return CellBackend(tmp_path / "runtimes")
+def backend(request: pytest.FixtureRequest, tmp_path: Path) -> RuntimeBackend:
+    name = request.config.getoption("--runtime", default="cell")
+    made: RuntimeBackend = registry.load(registry.Kind.RUNTIME, name)(tmp_path / "runtimes")
+    return made
 
 
 @pytest.fixture

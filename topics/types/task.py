@@ -121,12 +121,11 @@ class Network(StrEnum):
 
 
 CELL_LACKS = ("image", "allow_internet", "gpus", "kwargs")
+LANDLOCK_LACKS = (*CELL_LACKS, "allowed_hosts", "cpus", "memory_mb", "storage_mb", "pids", "files")
 UNKEPT = {
     "cell": CELL_LACKS,
-    "process": (
-        *(*CELL_LACKS, "network", "setup_network", "verifier_network", "allowed_hosts"),
-        *("cpus", "memory_mb", "storage_mb", "pids", "files"),
-    ),
+    "landlock": LANDLOCK_LACKS,
+    "process": (*LANDLOCK_LACKS, "network", "setup_network", "verifier_network"),
 }
 """Fields of `RuntimeSpec` that a backend doesn't keep: one that a task sets is refused, never ignored."""
 
@@ -135,7 +134,8 @@ class RuntimeSpec(Part):
     """The sandbox of a session."""
 
     backend: str | None = None
-    """None: a `cell`, or a `process` where the worker's host can't run cells and the worker trusts its tasks."""
+    """None: a `cell`. Where the worker's host can't run cells and the worker trusts its tasks: `landlock` if the kernel has it, otherwise
+    `process`."""
     pool: PoolName = "default"
     prepare: list[PrepareAction] = []
     env: Environment = {}

@@ -30,9 +30,9 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
-from consumers.runtimes import session_folder
+from consumers.runtimes import seccomp, session_folder
 from consumers.runtimes.base import Exec, ExecResult, Handle, Labelled, Labels, ModelAccess, SandboxError
-from consumers.runtimes.cell import bubblewrap, limits, seccomp
+from consumers.runtimes.cell import bubblewrap, limits
 from consumers.runtimes.cell.allowlist import allowlist_proxy
 from consumers.runtimes.cell.bubblewrap import HOME, TMP, USER, WORKSPACE, Overlay
 from consumers.runtimes.cell.cgroup import Group
@@ -150,6 +150,7 @@ class CellRuntime:
                     "log_limit": what.log_limit,
                     "marks": self._marks,
                     "worker": os.getpid(),
+                    "guard": None,
                     "cell": cell,
                 },
                 self._backend.forks,

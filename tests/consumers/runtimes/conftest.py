@@ -12,7 +12,7 @@ from consumers.runtimes.base import Runtime, RuntimeBackend
 from topics.environment import registry
 
 Living = Callable[[], list[str]]
-KINDS = ("process", "cell")
+KINDS = ("process", "landlock", "cell")
 
 
 @pytest.fixture(params=KINDS)

@@ -15,12 +15,15 @@ from hypothesis import strategies as st
 from consumers.runtimes.base import Exec, Labels, Runtime, RuntimeBackend, SandboxError
 from consumers.runtimes.process import ProcessBackend
 from consumers.runtimes.supervisor import BoundedLog
-from tests.consumers.runtimes.conftest import KINDS, Living, command_lines, processes, workspace_of
+from tests.consumers.runtimes.conftest import Living, command_lines, processes, workspace_of
 from tests.waiting import eventually
 from topics.environment import registry
 from topics.types.task import RuntimeSpec
 
 pytestmark = pytest.mark.contract
+
+KINDS = ("process", "cell")
+"""`landlock` differs from `process` in what its programs may do."""
 
 PYTHON_DAEMON = """
 import os, sys, time

@@ -1,4 +1,4 @@
-"""Attacks by a session's programs on the rest of the system. As a process each succeeds, in a cell it fails.
+"""Attacks by a session's programs on the rest of the system. As a process each succeeds, in a cell it fails, and under Landlock as well.
 
 The success as a process shows that an attack is one: an attack on a wrong address would fail in a cell as well. Proxy and Kafka are real,
 the engine is the scripted one. Servers of this module stand in for the internet and a name server.
@@ -60,14 +60,14 @@ CALL = """curl -sS --fail -H "Authorization: Bearer $OPENAI_API_KEY" -H 'Content
 ATTACKS = {
     "forged reward": f"export TOPIC=$EVENTS VALUE={REWARD.hex()}; {WRITE_TO_KAFKA}",
     "forged trajectory": f"export TOPIC=$TRAJECTORIES VALUE={TRAJECTORY.hex()}; {WRITE_TO_KAFKA}",
-    "engine": f"{CALL} $ENGINE/v1/chat/completions | grep -q chatcmpl",
-    "control port": "curl -sS --fail $CONTROL/metrics | grep -q polar_",
+    "engine": f"{CALL} $ENGINE/v1/chat/completions | grep chatcmpl >/dev/null",
+    "control port": "curl -sS --fail $CONTROL/metrics | grep polar_ >/dev/null",
     "fix from the internet": '[ "$(curl -sS --fail $INTERNET/fix.patch)" = "the fix" ]',
     "name server": 'exec 3<>/dev/udp/127.0.0.1/$NAME_SERVER; echo query >&3; [ "$(timeout 5 head -n1 <&3)" = answer ]',
     "another session's port": '[ "$(cat < /dev/tcp/127.0.0.1/$NEIGHBOUR)" = "the secret" ]',
 }
 """Commands that succeed if their target answers as it does to its own clients."""
-ANSWERED = f"{CALL} $OPENAI_BASE_URL/chat/completions | grep -q chatcmpl && echo the model answered\n"
+ANSWERED = f"{CALL} $OPENAI_BASE_URL/chat/completions | grep chatcmpl >/dev/null && echo the model answered\n"
 LISTEN = """
 import socket
 with socket.create_server(("127.0.0.1", 0)) as server:
@@ -180,6 +180,8 @@ def backend_of(kind: str, folder: Path) -> RuntimeBackend:
         pytest.param("cell", None, True, id="agent"),
         pytest.param("cell", Network.ALLOWLIST, True, id="agent with an allowlist"),
         pytest.param("cell", None, False, id="evaluation"),
+        pytest.param("landlock", None, True, id="agent under Landlock"),
+        pytest.param("landlock", None, False, id="evaluation under Landlock"),
     ],
 )
 async def test_from_inside_the_model_answers_and_nothing_else_does(
@@ -192,11 +194,15 @@ async def test_from_inside_the_model_answers_and_nothing_else_does(
     tmp_path: Path,
     claim: str,
 ) -> None:
-    """An evaluation runs what the agent has left, and has no model either. With the host's network a cell reaches all but other cells."""
+    """An evaluation runs what the agent has left, and has no model either. With the host's network a cell reaches all but other cells.
+
+    Landlock doesn't keep a program from UDP.
+    """
     backend = backend_of(kind, tmp_path)
     hosts = {"allowed_hosts": ["example.org"]} if network is Network.ALLOWLIST else {}
     spec = RuntimeSpec.model_validate({"network": network, **hosts})
-    neighbour = await backend.create(Labels("polar", "n.0", 1, f"{claim}-neighbour"), RuntimeSpec())
+    listens = backend_of("process", tmp_path / "neighbour") if kind == "landlock" else backend  # it can't listen itself
+    neighbour = await listens.create(Labels("polar", "n.0", 1, f"{claim}-neighbour"), RuntimeSpec())
     made = await backend.create(Labels("polar", "t.0", 1, claim), spec)
     inside = await backend.attach(made.handle, f"{claim}-later", spec, fresh=not is_agent)
     model = ModelAccess(proxy.url, bench.key("t.0"), "m") if is_agent else None
@@ -214,7 +220,7 @@ async def test_from_inside_the_model_answers_and_nothing_else_does(
     if network is Network.HOST:
         assert succeeded == set(ATTACKS) - {"another session's port"}
     else:
-        assert succeeded == (set(ATTACKS) if kind == "process" else set())
+        assert succeeded == {"process": set(ATTACKS), "landlock": {"name server"}, "cell": set()}[kind]
     assert await outside.reached() == succeeded - {"control port", "another session's port"}
     for each in (neighbour, made):
         await each.remove()
@@ -345,9 +351,9 @@ async def test_an_agent_puts_nothing_in_the_place_of_its_log_or_of_its_evaluatio
         f"rm -rf {log}; {instead.format(log=log, logs=run.logs, out=out)}"
         for log in (run.logs / "agent.log", run.logs / "evaluate.log")
     )
-    ended = await run.exec(Exec(f"echo ran; {attack}", log="agent.log"))
+    ended = await run.exec(Exec(f"echo ran; {{ {attack}; }} 2>/dev/null", log="agent.log"))
     logs = {path.name: path.is_file() and not path.is_symlink() for path in run.logs.iterdir()}
-    assert logs == ({"agent.log": True} if kind == "cell" else {"agent.log": False, "evaluate.log": False})
+    assert logs == ({"agent.log": True} if kind != "process" else {"agent.log": False, "evaluate.log": False})
     assert ended.output() == b"ran\n"
     evaluating = Exec("echo evaluated", log="evaluate.log")
     if kind == "process" and "{out}" not in instead:

@@ -15,16 +15,16 @@ from typing import TypedDict
 
 import pytest
 
-from consumers.runtimes.cell import landlock
-from consumers.runtimes.cell.landlock import SINCE, Guard
-from tests.consumers.runtimes.cell.bare import ROOT, run_bare
+from consumers.runtimes import landlock
+from consumers.runtimes.landlock import SINCE, Guard
+from tests.consumers.runtimes.bare import ROOT, run_bare
 
 pytestmark = pytest.mark.contract
 
 ATTEMPTS = """
 import ctypes, fcntl, json, os, socket, subprocess, sys
 from pathlib import Path
-from consumers.runtimes.cell import landlock, seccomp
+from consumers.runtimes import landlock, seccomp
 
 def error_of(attempt):
     try:

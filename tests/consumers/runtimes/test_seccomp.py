@@ -20,9 +20,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from consumers.harnesses.npm import node
-from consumers.runtimes.cell import seccomp
-from consumers.runtimes.cell.seccomp import Instruction, assemble
-from tests.consumers.runtimes.cell.bare import Ended, run_bare
+from consumers.runtimes import seccomp
+from consumers.runtimes.seccomp import Instruction, assemble
+from tests.consumers.runtimes.bare import Ended, run_bare
 from topics.types.errors import NotReadyError
 
 MACHINE = os.uname().machine
@@ -263,7 +263,7 @@ MARK = 4000
 def filtered(code: str, program: bytes | None = None) -> Ended:
     """Run Python code under the filter."""
     chosen = seccomp.program(MACHINE) if program is None else program
-    install = f"from consumers.runtimes.cell import seccomp; seccomp.install({chosen!r})\n"
+    install = f"from consumers.runtimes import seccomp; seccomp.install({chosen!r})\n"
     return run_bare(install + CALLED + code)
 
 
