@@ -151,13 +151,17 @@ def _kernel() -> Finding:
 
 def _cells() -> Finding:
     try:
-        # Imported only here: it needs packages of an extra, whose absence another check reports.
+        # Imported only here: they need packages of an extra, whose absence another check reports.
+        from consumers.runtimes import guarded
         from consumers.runtimes.cell.runtime import check
 
         asyncio.run(check())
-    except (ImportError, NotReadyError) as error:
+    except ImportError as error:
+        return Finding("cells", State.BAD, f"tasks can't be confined: {error}")
+    except NotReadyError as error:
         todo = (
-            "run workers where they work, or trust the tasks (--trust-tasks); docs/security.md says what each enforces"
+            "run workers where they work, or trust the tasks (--trust-tasks), which then run in the runtime "
+            f"{guarded.instead_of_cells()!r}; docs/security.md says what each enforces"
         )
         return Finding("cells", State.BAD, f"tasks can't be confined: {error}", todo)
     return Finding("cells", State.GOOD, "tasks run confined")

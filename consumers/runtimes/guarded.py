@@ -19,7 +19,7 @@ from typing import ClassVar
 
 from yarl import URL
 
-from consumers.runtimes import landlock, seccomp
+from consumers.runtimes import landlock, process, seccomp
 from consumers.runtimes.base import Exec
 from consumers.runtimes.cell import bubblewrap
 from consumers.runtimes.forkserver import ForkServer
@@ -37,6 +37,11 @@ ACCOUNTS = ("passwd", "group", "hosts", "nsswitch.conf", "resolv.conf")
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty", "ptmx", "pts")
 """No /dev/shm: all sessions would share it."""
 OWN = ("workspace", "home", "tmp")
+
+
+def instead_of_cells() -> str:
+    """The kind of runtimes for trusted tasks on a host that can't run cells."""
+    return NAME if landlock.abi() >= LEAST_ABI else process.NAME
 
 
 class GuardedRuntime(ProcessRuntime):

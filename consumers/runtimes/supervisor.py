@@ -284,7 +284,8 @@ def _start(orders: Orders, output: int, why: int, line: int, status: int) -> int
             if orders["guard"] is not None:
                 _restrict(orders["guard"])
         else:
-            argv, env = enter(orders["cell"], argv, line, status), {}
+            # The marks are bubblewrap's, by which the cell is found if this supervisor is killed; the program gets another environment.
+            argv, env = enter(orders["cell"], argv, line, status), orders["marks"]
         os.execvpe(argv[0], argv, env)  # noqa: S606 - the purpose of this process
     except OSError as error:
         # For a program looked up in PATH, execvpe names the last folder tried, as bytes.

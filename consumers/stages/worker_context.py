@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import structlog
 
-from consumers.runtimes import guarded, landlock
+from consumers.runtimes import guarded
 from consumers.runtimes.base import Labelled, Runtime, RuntimeBackend, SandboxError
 from consumers.runtimes.cell.runtime import check
 from consumers.stages.budget import Budget
@@ -17,7 +17,9 @@ from topics.fleet import FleetView
 from topics.types.errors import InputError, NotReadyError
 from topics.types.task import Network, RuntimeSpec
 
-CONFINED, GUARDED, UNCONFINED = "cell", "landlock", "process"
+CONFINED = "cell"
+TRUSTED = ("landlock", "process")
+"""Kinds for tasks that the worker trusts."""
 NETWORKS = ("network", "setup_network", "verifier_network")
 TRUST = "Workers that trust their tasks allow it: --trust-tasks"
 
@@ -35,8 +37,6 @@ class WorkerContext:
         self._backends: dict[str, RuntimeBackend] = {}
         self._without_cells: NotReadyError | None = None
         """Why this host can't run cells."""
-        self._without_cells_by = UNCONFINED
-        """The kind of runtimes instead of cells, for a worker that trusts its tasks."""
 
     async def check_cells(self) -> None:
         """Find out whether this host can run cells; a log line if it can't."""
@@ -44,10 +44,8 @@ class WorkerContext:
             await check()
         except NotReadyError as error:
             self._without_cells = error
-            if landlock.abi() >= guarded.LEAST_ABI:
-                self._without_cells_by = GUARDED
             what = (
-                f"tasks run in the runtime {self._without_cells_by!r}, which enforces less (docs/security.md)"
+                f"tasks run in the runtime {guarded.instead_of_cells()!r}, which enforces less (docs/security.md)"
                 if self.settings.trust_tasks
                 else "tasks can't run here, unless they are trusted (--trust-tasks)"
             )
@@ -72,7 +70,7 @@ class WorkerContext:
     def backend_of(self, spec: RuntimeSpec) -> RuntimeBackend:
         """Raises InputError for what only a worker that trusts its tasks allows, and NotReadyError if this host can't run the kind."""
         if not self.settings.trust_tasks:
-            if spec.backend in (GUARDED, UNCONFINED):
+            if spec.backend in TRUSTED:
                 raise InputError(
                     "runtime.backend", spec.backend, f"would run the task outside of a cell; leave it out. {TRUST}"
                 )
@@ -87,13 +85,12 @@ class WorkerContext:
             return self.backend(CONFINED)
         if not self.settings.trust_tasks:
             raise NotReadyError(f"this worker's host can't run cells: {self._without_cells}")
+        instead = guarded.instead_of_cells()
         try:
-            spec.check_kept(self._without_cells_by)
+            spec.check_kept(instead)
         except ValueError as error:
-            raise InputError(
-                "runtime", self._without_cells_by, f"{error}; this worker's host can't run cells"
-            ) from None
-        return self.backend(self._without_cells_by)
+            raise InputError("runtime", instead, f"{error}; this worker's host can't run cells") from None
+        return self.backend(instead)
 
     async def attach(
         self, handle: dict[str, str] | None, claim_id: str, spec: RuntimeSpec, *, fresh: bool = False

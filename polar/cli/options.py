@@ -35,7 +35,8 @@ EngineMode = Annotated[
 TrustTasks = Annotated[
     bool,
     typer.Option(
-        "--trust-tasks", help="Allow tasks to run unconfined, as your own user: runtime `process`, network `host`."
+        "--trust-tasks",
+        help="Allow tasks to run outside of cells, as your own user: runtimes `landlock` and `process`, network `host`.",
     ),
 ]
 

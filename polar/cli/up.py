@@ -93,13 +93,15 @@ async def _examine(upstream: ServedModel, mode: str) -> None:
 
 async def _has_cells() -> bool:
     """Whether tasks run in cells; a warning if they can't."""
+    from consumers.runtimes import guarded
     from consumers.runtimes.cell.runtime import check
 
     try:
         await check()
     except NotReadyError as error:
         note(
-            f"warning: this machine can't run cells ({error}), so tasks run unconfined, as your own user (docs/security.md)"
+            f"warning: this machine can't run cells ({error}), so tasks run in the runtime {guarded.instead_of_cells()!r}, "
+            "as your own user (docs/security.md)"
         )
         return False
     return True
