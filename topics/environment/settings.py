@@ -115,7 +115,7 @@ class Settings(BaseSettings):
         """Bootstrap servers. Raises NotReadyError if none are set."""
         if self.kafka is None:
             raise NotReadyError(
-                f"no Kafka: {self.data / ENV_FILE} doesn't exist and POLAR_KAFKA isn't set; "
+                f"no Kafka: no Polar runs on the data folder {self.data} ({ENV_FILE} doesn't exist), and POLAR_KAFKA isn't set; "
                 "start one with `polar up`, name the folder of one that runs (--data), or name your Kafka"
             )
         return self.kafka

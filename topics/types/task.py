@@ -7,11 +7,12 @@ plug-ins, and `check_settings` their settings.
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import StrEnum
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 from urllib.parse import urlsplit
 
 from pydantic import (
@@ -216,7 +217,9 @@ class AgentSpec(Part):
             raise ValueError("give exactly one of harness and import_path")
         if self.harness == "shell" and self.custom_shell is None:
             raise ValueError("harness 'shell' needs custom_shell: {command: …}")
-        if self.harness != "shell" and self.custom_shell is not None:
+        # A name that nobody knows is reported as such by `check_names`.
+        is_known = self.harness is None or registry.is_known(registry.Kind.HARNESS, self.harness)
+        if self.harness != "shell" and self.custom_shell is not None and is_known:
             raise ValueError(f"custom_shell goes with harness 'shell' alone, and harness is {self.name!r}")
         for name in ("mcp_servers", "skills_path"):
             if getattr(self, name):
@@ -419,12 +422,33 @@ def parse(body: object) -> TaskRequest:
         field = ".".join(map(str, first["loc"])) or "task"
         reason = first["msg"].removeprefix("Value error, ")
         if first["type"] == "extra_forbidden":
-            reason = "no such field; is it misspelt?"
+            reason = f"no such field; {_fields_at(first['loc'])}"
         raise InputError(field, first["input"], reason) from None
     _check_json(task)
     check_names(task)
     check_settings(task)
     return task
+
+
+def _fields_at(place: Sequence[str | int]) -> str:
+    """For people: the field that an unknown one at `place` is perhaps meant to be, or all that there are."""
+    model: type[BaseModel] = TaskRequest
+    for name in place[:-1]:
+        field = model.model_fields.get(str(name))
+        found = [] if field is None else [part for part in _parts(field.annotation) if issubclass(part, BaseModel)]
+        model = found[0] if found else model
+    meant = difflib.get_close_matches(str(place[-1]), model.model_fields, n=1)
+    return f"do you mean {meant[0]}?" if meant else f"there are: {', '.join(model.model_fields)}"
+
+
+def _parts(annotation: Any) -> list[type]:
+    """The classes in a type: `Part` in `list[Part] | None`."""
+    inner = get_args(annotation)
+    return (
+        [annotation]
+        if isinstance(annotation, type) and not inner
+        else [part for each in inner for part in _parts(each)]
+    )
 
 
 def _check_json(task: TaskRequest) -> None:

@@ -32,7 +32,7 @@ def _no_system(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"instructions": "x"}, "instructions: no such field; is it misspelt? (got 'x')"),
+        ({"instructions": "x"}, "instructions: no such field; do you mean instruction? (got 'x')"),
         ({"agent": {"harness": "claud"}}, "agent.harness: no such harness; there are: claude_code, codex, "),
         (
             {"builder": {"config": {"merge": 1}}},
@@ -152,7 +152,7 @@ OTHER = json.dumps(GOOD | {"instruction": "another"})
         ("worker run --concurrency 0", None, 2, "--concurrency"),
         ("submit -", json.dumps(GOOD | {"\u202e\x07field": 1}), 2, r"\u202e\x07field: no such field"),
         ("submit -", f"{ONE}\n{OTHER}", 2, "line 2: task_id: another body of this submission has the same id (got 'good')"),
-        ("submit -", ONE, 3, "no Kafka: .polar/polar.env doesn't exist and POLAR_KAFKA isn't set; start one with `polar up`"),
+        ("submit -", ONE, 3, "no Kafka: no Polar runs on the data folder .polar (polar.env doesn't exist), and POLAR_KAFKA isn't set"),
         ("worker run --pool GPU_1", None, 2, "--pool: a pool's name has at most 63 lower-case letters, digits and dashes (got 'GPU_1')"),
         ("up --engine http://127.0.0.1:9/v1", None, 3, "the engine at http://127.0.0.1:9 doesn't answer"),
         ("up --engine host:1", None, 2, "--engine: expected http://host:port, with or without /v1 (got 'host:1')"),

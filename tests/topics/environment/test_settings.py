@@ -31,7 +31,7 @@ def test_without_anything_there_are_defaults_and_no_kafka(clean: Path) -> None:
     assert (found.namespace, found.data, found.replication) == ("polar", Path(".polar"), 3)
     assert (found.blobs_folder, found.keys_path) == (Path(".polar/blobs"), Path(".polar/keys.json"))
     with pytest.raises(
-        NotReadyError, match=r"polar.env doesn't exist and POLAR_KAFKA isn't set; start one with `polar up`"
+        NotReadyError, match=r"polar.env doesn't exist\), and POLAR_KAFKA isn't set; start one with `polar up`"
     ):
         _ = found.bootstrap
 
