@@ -54,6 +54,8 @@ class InitFinished(msgspec.Struct, frozen=True, tag="init_finished", omit_defaul
     """The handle that the other stages attach to; None with an error."""
     error: SessionError | None = None
     duration_ms: int = 0
+    unenforced: list[str] | None = None
+    """What the runtime doesn't enforce on this host, see `RuntimeBackend.unenforced`; None if the worker doesn't report it."""
 
 
 class RunFinished(msgspec.Struct, frozen=True, tag="run_finished", omit_defaults=True):

@@ -71,8 +71,9 @@ def _init_finished(table: Table, session: SessionState, fact: events.InitFinishe
     timed = replace(session, accounting=replace(session.accounting, init_ms=fact.duration_ms))
     if fact.error is not None:
         return endings.attempt_failed(table, timed, fact.error, now)
+    made = replace(timed, backend=(fact.runtime or {}).get("backend"), unenforced=fact.unenforced)
     return Decision(
-        sessions=(endings.start_waiting(timed, Phase.READY, now, runtime=fact.runtime, init_claim_id=fact.claim_id),)
+        sessions=(endings.start_waiting(made, Phase.READY, now, runtime=fact.runtime, init_claim_id=fact.claim_id),)
     )
 
 
@@ -161,7 +162,9 @@ def _pool_offline(table: Table, session: SessionState, event: commands.PoolOffli
 
     A released run ticket names the old runtime and may be claimed when the pool returns. It must not count then, so its attempt ends.
     """
-    queued = endings.start_waiting(session, Phase.QUEUED, now, runtime=None, init_claim_id=None)
+    queued = endings.start_waiting(
+        session, Phase.QUEUED, now, runtime=None, init_claim_id=None, backend=None, unenforced=None
+    )
     return Decision(
         sessions=(endings.next_attempt(session, now) if session.releases else queued,),
         commands=endings.discard_runtime(session),

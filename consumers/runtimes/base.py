@@ -84,6 +84,20 @@ class ModelAccess:
         return environment(self.proxy_url, self.key)
 
 
+LIMITS = ("cpus", "memory_mb", "pids", "storage_mb", "files")
+"""Fields of `RuntimeSpec`."""
+UNENFORCED = {
+    "host_files": "reads and writes what the worker's user can",
+    "network": "reaches what the host reaches",
+    "udp": "reaches all hosts by UDP, and any host by TCP at the proxy's port",
+    "processes": "sees the host's processes",
+    "system_calls": "may make all system calls",
+    "session_key": "has the session's key",
+    "evaluation": "prepares the home that its evaluation gets",
+}
+"""What a program can do in a runtime that doesn't keep it from that."""
+
+
 @dataclass(frozen=True)
 class Exec:
     """A program to run. `command` is a text for `bash -c` with pipefail, or an argument vector."""
@@ -201,6 +215,9 @@ class RuntimeBackend(Protocol):
         `fresh`: for an evaluation. It sees the workspace as the run left it and the home as `create` and `prepare` left it; its own changes
         are seen by nobody else.
         """
+
+    def unenforced(self, spec: RuntimeSpec) -> list[str]:
+        """What a runtime with this `spec` doesn't enforce here: names of its limits, and of UNENFORCED."""
 
     async def labelled(self) -> list[Labelled]:
         """All runtimes of this kind on this host, half-made runtimes included."""

@@ -88,6 +88,7 @@ class GuardedBackend(ProcessBackend):
     """Makes and finds `landlock` runtimes under `root`, which all workers of a pool on this host share."""
 
     name: ClassVar[str] = NAME
+    enforced: ClassVar[tuple[str, ...]] = ("host_files", "network", "system_calls")
 
     def __init__(self, root: Path) -> None:
         """Raises NotReadyError if the kernel can't guard programs."""

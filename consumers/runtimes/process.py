@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath
 from typing import ClassVar
 
 from consumers.runtimes import session_folder
-from consumers.runtimes.base import Exec, ExecResult, Handle, Labelled, Labels, ModelAccess
+from consumers.runtimes.base import LIMITS, UNENFORCED, Exec, ExecResult, Handle, Labelled, Labels, ModelAccess
 from consumers.runtimes.forkserver import ForkServer
 from consumers.runtimes.launch import launch
 from consumers.runtimes.session_folder import CLAIM_MARK, RUNTIME_MARK, SessionFolders, check_claim_id, kill_marked
@@ -161,6 +161,8 @@ class ProcessBackend:
     """Makes and finds `process` runtimes under `root`, which all workers of a pool on this host share."""
 
     name: ClassVar[str] = NAME
+    enforced: ClassVar[tuple[str, ...]] = ()
+    """Names of UNENFORCED."""
 
     def __init__(self, root: Path) -> None:
         """Raises NotReadyError on other systems than Linux: only its kernel (≥ 5.3) can guarantee that no process is left behind."""
@@ -184,6 +186,9 @@ class ProcessBackend:
         check_claim_id(claim_id)
         network = spec.verifier_network if fresh else Network.NONE
         return self._runtime(self.folders.live(handle), claim_id, spec, network)
+
+    def unenforced(self, spec: RuntimeSpec) -> list[str]:  # noqa: ARG002
+        return [name for name in (*UNENFORCED, *LIMITS) if name not in self.enforced]
 
     async def labelled(self) -> list[Labelled]:
         return self.folders.labelled()

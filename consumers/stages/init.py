@@ -41,7 +41,7 @@ class Init:
         except BudgetExceededError:
             message = f"preparing the runtime took longer than timeouts.init = {budget_s:g} s"
             return claim.failure("timeout", Kind.INFRA, message, retryable=True)
-        return claim.fact(runtime=dict(handle))
+        return claim.fact(runtime=dict(handle), unenforced=self._backend.unenforced(task.runtime))
 
     async def tidy(self, fact: StageFact | None) -> None:
         """Remove the runtime, half-made or whole, unless the session goes on in it."""

@@ -129,6 +129,10 @@ class SessionState(msgspec.Struct, frozen=True, gc=False, tag="session", omit_de
     """Why the reward is what it is: the evaluator's words, or the error of the evaluation; None: no reason was given."""
     evaluation_error: SessionError | None = None
     """Set if the evaluation failed, so there is no reward. `error` is the run's own error if it has one."""
+    backend: str | None = None
+    """The kind of this attempt's runtime."""
+    unenforced: list[str] | None = None
+    """What that runtime doesn't enforce; None: nobody reported it."""
     paused_ms: int = 0
     """Total of the partition's pauses when the run began; later pauses don't count against the run's deadline (protocol 18)."""
 

@@ -79,7 +79,7 @@ class CellRuntime:
         self._spec = spec
         self._view = view
         self._user_id = backend.user_id(folder.name)
-        self._limits = Limits(spec.cpus, spec.memory_mb, spec.pids, spec.storage_mb, spec.files)
+        self._limits = _limits(spec)
         self._workdir = self._inside(spec.workdir or ".", field="runtime.workdir")
 
     @property
@@ -361,6 +361,9 @@ class CellBackend:
         view = View(home, tmp, network, Overlay(upper, work) if fresh else None)
         return CellRuntime(self, folder, claim_id, spec, view)
 
+    def unenforced(self, spec: RuntimeSpec) -> list[str]:
+        return sorted(limits.host().unenforced(_limits(spec)))
+
     async def labelled(self) -> list[Labelled]:
         return self.folders.labelled()
 
@@ -384,6 +387,10 @@ class CellBackend:
         self._give(maker, top)
         for parent, folders, files in os.walk(top):
             self._give(maker, *(Path(parent, name) for name in (*folders, *files)))
+
+
+def _limits(spec: RuntimeSpec) -> Limits:
+    return Limits(spec.cpus, spec.memory_mb, spec.pids, spec.storage_mb, spec.files)
 
 
 async def _cancelled(watch: asyncio.Task[str]) -> str:

@@ -52,6 +52,8 @@ def draw_head(page: Page, story: Story) -> None:
     if session.reward_reason is not None and session.evaluation_error is None:
         page.line("the evaluator's reason:", indent=2)
         page.shortened(session.reward_reason, 6)
+    if session.unenforced:
+        page.line((f"runtime {session.backend}, without: {', '.join(session.unenforced)}", "yellow"), indent=2)
     page.line(_times(session.accounting), indent=2)
     page.line(_counts(story), indent=2)
     for note in story.notes:

@@ -65,6 +65,19 @@ def test_a_session_accounts_for_its_waiting_and_working_times_and_knows_its_clai
     assert bench.session().accounting == Accounting(attempts_lost=1), "each attempt stands alone"
 
 
+def test_a_row_tells_what_the_runtime_of_its_attempt_does_not_enforce() -> None:
+    bench = Bench()
+    bench.give(submitted())
+    bench.assign(Stage.INIT)
+    bench.claim(Stage.INIT, "i1")
+    bench.give(events.InitFinished("f", "t.0", 1, "i1", runtime={"backend": "landlock"}, unenforced=["udp"]))
+    assert (bench.session().backend, bench.session().unenforced) == ("landlock", ["udp"])
+    bench.assign(Stage.RUN)
+    bench.claim(Stage.RUN, "r1")
+    bench.give(commands.ClaimLost("t.0", "r1"))
+    assert (bench.session().attempt, bench.session().backend, bench.session().unenforced) == (2, None, None)
+
+
 def test_a_build_holds_the_results_of_run_and_evaluation_and_is_repeated_after_a_minute() -> None:
     bench = Bench()
     late = SessionError("run", Kind.BUDGET, "timeout", "over")

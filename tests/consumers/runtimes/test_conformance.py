@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from consumers.runtimes.base import Exec, Labels, Runtime, RuntimeBackend, SandboxError
+from consumers.runtimes.base import LIMITS, UNENFORCED, Exec, Labels, Runtime, RuntimeBackend, SandboxError
 from tests.consumers.runtimes.conftest import workspace_of
 from tests.waiting import eventually
 from topics.environment import registry
@@ -194,3 +194,14 @@ async def test_64_sessions_run_at_once_and_each_is_by_itself(backend: RuntimeBac
         assert (ended.exit_code, ended.tail) == (0, f"{number}\ngate\nstarted\n")
     await asyncio.gather(*(runtime.remove() for runtime in made))
     assert await backend.labelled() == []
+
+
+async def test_a_backend_names_what_it_does_not_enforce(backend: RuntimeBackend, runtime: Runtime) -> None:
+    """Known words, so that people find them in the docs; those of a cell are its limits."""
+    found = backend.unenforced(RuntimeSpec())
+    assert set(found) <= {*UNENFORCED, *LIMITS}
+    assert ("session_key" in found, "host_files" in found) == {
+        "cell": (False, False),
+        "landlock": (True, False),
+        "process": (True, True),
+    }[runtime.handle["backend"]]

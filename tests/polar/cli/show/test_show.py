@@ -90,6 +90,14 @@ def test_why_a_reward_is_what_it_is_is_told(settings: Settings) -> None:
     assert json.loads(show("t.0", "--format", "json")[1])["reward_reason"] == reason
 
 
+def test_what_its_runtime_does_not_enforce_is_told(settings: Settings) -> None:
+    recording = a_session()
+    write_session(settings, recording, recording.build(), row(backend="landlock", unenforced=["udp", "session_key"]))
+    assert "  runtime landlock, without: udp, session_key\n" in show("t.0")[1]
+    found = json.loads(show("t.0", "--format", "json")[1])
+    assert (found["backend"], found["unenforced"]) == ("landlock", ["udp", "session_key"])
+
+
 def test_what_an_evaluator_raised_is_printed_with_its_traceback(settings: Settings) -> None:
     trace = "Traceback (most recent call last):\n" + "  File x\n" * 30 + "ZeroDivisionError: \x1b[31mby zero\n"
     artifacts = {"evaluator_traceback": BlobStore(settings.blobs_folder).put(trace.encode()).ref}
