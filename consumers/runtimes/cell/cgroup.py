@@ -1,4 +1,4 @@
-"""Control groups of sessions: where they can be made, one session's `Group`, and the groups that dead workers left.
+"""Control groups of sessions: where they can be made, and one session's `Group`.
 
 Owns the groups `polar-<name>` below this process's own group, in cgroup v2 or v1. A hybrid host has some controllers in each. Groups lie
 below our own group because limits are hierarchical: a limit of the worker's service or container then holds for its sessions too.
@@ -19,7 +19,7 @@ import re
 import secrets
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -39,8 +39,6 @@ _KILL_S = 10.0
 """Limit for killing a group's processes; only uninterruptible sleep takes longer."""
 _REMOVE_S = 5.0
 """Limit for removing a group. The kernel refuses while the last dead process is still on its way out, usually for milliseconds."""
-_DEPTH = 12
-"""How deep `leftovers` looks. Kubernetes' groups, the deepest in common use, are five levels deep."""
 _CHARGE = 4 * 1024 * 1024
 """A group is at its limit if less than this is left: an allocation that doesn't fit is no part of the peak; a huge page has 2 MiB."""
 _UNLIMITED = 2**60
@@ -79,6 +77,10 @@ class Group:
         """When this object was made."""
 
     @property
+    def folders(self) -> list[str]:
+        return list(self._folders)
+
+    @property
     def join_paths(self) -> list[str]:
         """Files to each of which a forked child writes `0` before it gives up privileges or executes a program."""
         return [f"{folder}/cgroup.procs" for folder in self._folders]
@@ -108,10 +110,8 @@ class Group:
         return proctree.kill_until_gone(self.pids, deadline_s)
 
     def remove(self, deadline_s: float = _REMOVE_S) -> None:
-        """Remove the group, whose processes must be dead. Raises SandboxError `not_removed` if it isn't empty at the deadline."""
-        end = time.monotonic() + deadline_s
-        for folder in self._folders:
-            _remove(folder, end)
+        """As the function `remove`."""
+        remove(self._folders, deadline_s)
 
     def _killed_for_memory(self) -> bool:
         return self._memory_events().get("oom_kill", 0) > self._before.get("oom_kill", 0)
@@ -153,15 +153,11 @@ def make(name: str, parents: Mapping[str, Parent], limits: Mapping[str, float | 
     return Group(name, folders)
 
 
-def leftovers(found: Found, prefix: str = "") -> list[Group]:
-    """All groups on this host whose name begins with `prefix`, of living and dead workers, wherever a worker's own group was."""
-    folders: dict[str, dict[str, Parent]] = {}
-    for parent in {parent.mount: parent for parent in found.parents.values()}.values():
-        for folder in _groups_below(parent.mount, _DEPTH):
-            name = folder.rpartition("/")[2].removeprefix(_PREFIX)
-            if name.startswith(prefix):
-                folders.setdefault(name, {})[folder] = parent
-    return [Group(name, places) for name, places in sorted(folders.items())]
+def remove(folders: Iterable[str], deadline_s: float = _REMOVE_S) -> None:
+    """Remove a group, whose processes must be dead. Raises SandboxError `not_removed` if it isn't empty at the deadline."""
+    end = time.monotonic() + deadline_s
+    for folder in folders:
+        _remove(folder, end)
 
 
 def find(mounts: str = "/proc/self/mountinfo", own: str = "/proc/self/cgroup") -> Found:
@@ -318,19 +314,6 @@ def _remove(folder: str, end: float) -> None:
                 raise SandboxError("not_removed", f"the group {folder} can't be removed: {error.strerror}") from error
         time.sleep(pause)
         pause = min(2 * pause, 0.05)
-
-
-def _groups_below(folder: str, depth: int) -> Iterator[str]:
-    try:
-        with os.scandir(folder) as entries:
-            below = [entry for entry in entries if entry.is_dir(follow_symlinks=False)]
-    except OSError:  # removed, or not ours to read
-        return
-    for entry in below:
-        if entry.name.startswith(_PREFIX):
-            yield entry.path
-        if depth > 1:
-            yield from _groups_below(entry.path, depth - 1)
 
 
 def _unescaped(field: str) -> str:

@@ -124,10 +124,6 @@ class Host:
             {"cpu": wanted.cpus, "memory": wanted.memory_mb * _MB, "pids": wanted.pids},
         )
 
-    def leftovers(self, prefix: str = "") -> list[Group]:
-        """Groups on this host whose name begins with `prefix`, also those of living sessions: the caller knows which are dead."""
-        return cgroup.leftovers(self.cgroups, prefix)
-
     def rlimits(self, limits: Limits) -> list[tuple[int, int]]:
         """Pairs for `resource.setrlimit(pair[0], (pair[1], pair[1]))` in the forked child, as its last step before it executes the program
         and after it has got its own user id or user namespace. A value above our own hard limit is cut to it."""

@@ -32,7 +32,7 @@ from pathlib import Path, PurePosixPath
 
 from consumers.runtimes import seccomp, session_folder
 from consumers.runtimes.base import Exec, ExecResult, Handle, Labelled, Labels, ModelAccess, SandboxError
-from consumers.runtimes.cell import bubblewrap, limits
+from consumers.runtimes.cell import bubblewrap, cgroup, limits
 from consumers.runtimes.cell.allowlist import allowlist_proxy
 from consumers.runtimes.cell.bubblewrap import HOME, TMP, USER, WORKSPACE, Overlay
 from consumers.runtimes.cell.cgroup import Group
@@ -57,6 +57,8 @@ OUT_OF_MEMORY = 137
 CHECK_S = 10.0
 """A cell starts in 20 ms; a busy host takes longer."""
 
+_GROUPS = "groups"
+"""A file in a session's folder, where no program sees it: the folders of its control groups, one a line."""
 _FOLDERS = ("workspace", "home", "tmp", "logs", "views")
 _TOP_USER_ID = 2_000_000_000
 """Each runtime's user id on the host lies below this number, and above the ids that distributions give to people and containers."""
@@ -80,6 +82,7 @@ class CellRuntime:
         self._view = view
         self._user_id = backend.user_id(folder.name)
         self._limits = _limits(spec)
+        self._recorded: list[str] = []
         self._workdir = self._inside(spec.workdir or ".", field="runtime.workdir")
 
     @property
@@ -132,6 +135,7 @@ class CellRuntime:
             raise InputError("cwd", str(what.cwd), "is no folder in the sandbox; runtime.prepare can make it")
         environment = self._environment() | ways.environment | self._spec.env | dict(what.env)
         group = limits.host().group(self._folder.name, self._limits)
+        self._record(group)
         try:
             cell = self._cell(environment, cwd, what.tools, ways, group)
         except ValueError as error:
@@ -176,6 +180,13 @@ class CellRuntime:
             tail=ended.tail.decode(errors="replace"),
             exceeded=problem,
         )
+
+    def _record(self, group: Group) -> None:
+        """Record where the group lies, before anything is in it: whoever removes the sandbox may be in another group."""
+        if self._recorded != (folders := group.folders):
+            with (self._folder / _GROUPS).open("a") as file:
+                file.writelines(f"{folder}\n" for folder in folders)
+            self._recorded = folders
 
     async def kill_all(self) -> None:
         await kill_marked(RUNTIME_MARK, self._folder.name)
@@ -369,10 +380,9 @@ class CellBackend:
 
     async def remove(self, handle: Handle) -> None:
         folder = self.folders.found(handle)
+        groups = await asyncio.to_thread(_groups_of, folder)
         await session_folder.remove(folder)
-        for group in limits.host().leftovers(folder.name):
-            if group.name == folder.name:  # not another claim's whose id begins like this one
-                await asyncio.to_thread(group.remove)
+        await asyncio.to_thread(cgroup.remove, groups)
 
     async def kill_claim(self, claim_id: str) -> None:
         check_claim_id(claim_id)
@@ -387,6 +397,14 @@ class CellBackend:
         self._give(maker, top)
         for parent, folders, files in os.walk(top):
             self._give(maker, *(Path(parent, name) for name in (*folders, *files)))
+
+
+def _groups_of(folder: Path) -> list[str]:
+    """The folders of a session's control groups, in each hierarchy and from each worker."""
+    try:
+        return list(dict.fromkeys((folder / _GROUPS).read_text().splitlines()))
+    except FileNotFoundError:
+        return []  # no program has run, or another worker removes the sandbox
 
 
 def _limits(spec: RuntimeSpec) -> Limits:

@@ -57,3 +57,9 @@ def processes(file: str) -> Iterator[tuple[int, bytes]]:
                 yield int(folder.name), (folder / file).read_bytes()
             except OSError:  # it ended meanwhile
                 continue
+
+
+def groups_named(prefix: str) -> list[Path]:
+    """Control groups of sessions whose name begins with `prefix`, in all hierarchies; those that lie in others come first."""
+    found = Path("/sys/fs/cgroup").rglob(f"polar-{prefix}*")
+    return sorted((path for path in found if path.is_dir()), key=lambda path: -len(path.parts))

@@ -16,9 +16,8 @@ from pathlib import Path
 import pytest
 
 from consumers.runtimes.base import LOG_LIMIT, NOTE_LIMIT, Exec, Labels, ModelAccess
-from consumers.runtimes.cell import limits
 from consumers.runtimes.cell.runtime import OUT_OF_MEMORY, CellBackend, CellRuntime
-from tests.consumers.runtimes.conftest import Living, processes, workspace_of
+from tests.consumers.runtimes.conftest import Living, groups_named, processes, workspace_of
 from tests.consumers.runtimes.test_supervisor import daemon, programs, start_worker
 from tests.serving import serving
 from tests.waiting import eventually
@@ -228,7 +227,7 @@ async def test_nothing_of_a_killed_workers_cell_is_left_after_reaping(
     await backend.remove(found.handle)
     assert programs(living()) == []
     assert await backend.labelled() == []
-    assert limits.host().leftovers(claim) == []
+    assert groups_named(claim) == []
     assert claim not in Path("/proc/mounts").read_text()
 
 
@@ -265,7 +264,7 @@ async def test_what_takes_too_much_ends_its_own_session_alone(backend: CellBacke
     assert ended.duration_s < 30
     for made in (hostile, neighbour):
         await made.remove()
-        assert made.handle["id"] not in {group.name for group in limits.host().leftovers()}
+        assert groups_named(made.handle["id"]) == []
 
 
 async def test_a_program_has_no_more_open_files_than_its_limit(backend: CellBackend, claim: str) -> None:
