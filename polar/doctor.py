@@ -64,6 +64,7 @@ def machine(data: Path) -> Iterator[Finding]:
     yield Finding("python", State.GOOD, f"{platform.python_version()} at {sys.executable}")
     yield _kernel()
     yield _cells()
+    yield from _unenforced()
     yield _memory()
     yield _disk(data)
     yield _folder(data)
@@ -165,6 +166,24 @@ def _cells() -> Finding:
         )
         return Finding("cells", State.BAD, f"tasks can't be confined: {error}", todo)
     return Finding("cells", State.GOOD, "tasks run confined")
+
+
+def _unenforced() -> Iterator[Finding]:
+    """What each kind of runtime doesn't enforce on this host."""
+    try:
+        # As in `_cells`.
+        from consumers.runtimes.base import LIMITS, UNENFORCED
+        from consumers.runtimes.cell import limits
+        from consumers.runtimes.guarded import GuardedBackend
+        from consumers.runtimes.process import ProcessBackend
+    except ImportError:
+        return
+    without = {"cell": [f"{name} ({reason})" for name, reason in sorted(limits.host().reasons.items())]}
+    for kind in (GuardedBackend, ProcessBackend):
+        without[kind.name] = [name for name in (*UNENFORCED, *LIMITS) if name not in kind.enforced]
+    for name, words in without.items():
+        said = f"doesn't enforce: {', '.join(words)}" if words else "enforces all of its limits"
+        yield Finding(f"runtime {name}", State.GOOD, said)
 
 
 def _memory() -> Finding:

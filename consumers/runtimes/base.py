@@ -90,6 +90,7 @@ UNENFORCED = {
     "host_files": "reads and writes what the worker's user can",
     "network": "reaches what the host reaches",
     "udp": "reaches all hosts by UDP, and any host by TCP at the proxy's port",
+    "unix_sockets": "connects to the host's named Unix sockets that the worker's user may use",
     "processes": "sees the host's processes",
     "system_calls": "may make all system calls",
     "session_key": "has the session's key",

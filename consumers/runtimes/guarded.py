@@ -4,9 +4,9 @@ Most containers are such hosts: bubblewrap needs rights there that these two don
 and its own folder, writes to its own folder, and connects by TCP to the proxy's port only. It can't trace or signal processes outside, and
 reads neither their memory nor their environment. It has no capabilities.
 
-Not enforced: UDP, so names can be resolved; another host at the proxy's port; limits of CPU, memory, processes and disk; names and
-arguments of all processes of the host are visible; the session's key is in the harness's environment; an evaluation has the home that the
-run left. So only workers that trust their tasks run this kind.
+Not enforced: UDP, so names can be resolved; another host at the proxy's port; named Unix sockets, such as Docker's; limits of CPU,
+memory, processes and disk; names and arguments of all processes of the host are visible; the session's key is in the harness's
+environment; an evaluation has the home that the run left. So only workers that trust their tasks run this kind.
 """
 
 from __future__ import annotations

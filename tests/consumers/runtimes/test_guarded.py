@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -93,6 +94,17 @@ async def test_the_policy_decides_which_ports_it_may_connect_to(backend: Guarded
     }
     assert (await output(made, connect, model=model)).splitlines() == expected[network]
     assert (await output(made, connect)).splitlines() == [denied, denied]
+
+
+async def test_it_declares_that_it_leaves_named_unix_sockets_open(backend: GuardedBackend, tmp_path: Path) -> None:
+    """Such as Docker's. Fails when this becomes enforced, and then the word must go."""
+    made = await backend.create(LABELS, RuntimeSpec())
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(tmp_path / "s"))
+        listening.listen()
+        connect = f"import socket; socket.socket(socket.AF_UNIX).connect({str(tmp_path / 's')!r}); print('reached')"
+        reached = "reached" in await output(made, f'{sys.executable} -c "{connect}"')
+    assert reached == ("unix_sockets" in backend.unenforced(RuntimeSpec()))
 
 
 def test_limits_and_hosts_that_it_can_not_keep_are_refused() -> None:

@@ -52,6 +52,14 @@ def test_a_machine_that_runs_the_tests_is_well_and_nothing_is_made_on_it(tmp_pat
     assert not (tmp_path / "data").exists()
 
 
+def test_it_says_what_each_runtime_does_not_enforce() -> None:
+    found = {one.what: one.said for one in doctor.machine(Path())}
+    assert "unix_sockets" in found["runtime landlock"]
+    assert "host_files" not in found["runtime landlock"]
+    assert "host_files" in found["runtime process"]
+    assert "host_files" not in found["runtime cell"]
+
+
 def test_people_get_a_table_and_what_to_do() -> None:
     result = CliRunner().invoke(app, ["doctor"])
     assert "✓ kernel" in " ".join(result.stdout.split())
