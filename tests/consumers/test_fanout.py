@@ -98,7 +98,7 @@ async def test_what_is_no_task_is_buried_with_field_and_reason_and_the_next_one_
         b"{": "JSON",
         b"[" * 100_000: "nested",
         b'{"task_id": NaN}': "NaN",
-        json.dumps(BODY | {"instrucktion": "x"}).encode(): "misspelt",
+        json.dumps(BODY | {"instrucktion": "x"}).encode(): "do you mean instruction?",
         json.dumps(BODY | {"agent": {"harness": "cursor"}}).encode(): "no such harness",
         json.dumps(BODY | {"evaluator": {"strategy": "test_on_output"}}).encode(): "must be a command",
         json.dumps(BODY | {"agent": {"harness": "pi", "settings": {"x": 1}}}).encode(): "no such setting",

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -87,8 +88,13 @@ def name(host: Host) -> Iterator[str]:
     prefix = f"test-{secrets.token_hex(4)}"
     yield prefix
     for folder in groups_named(prefix):
-        proctree.kill_until_gone(lambda folder=folder: set(map(int, (folder / "cgroup.procs").read_text().split())), 10)
+        members = folder / "cgroup.procs"
+        proctree.kill_until_gone(partial(_pids, members), 10)
         cgroup.remove([str(folder)])
+
+
+def _pids(members: Path) -> set[int]:
+    return set(map(int, members.read_text().split()))
 
 
 @pytest.fixture
@@ -219,7 +225,7 @@ def test_a_group_is_removed_from_outside_once_it_is_empty(host: Host, name: str,
     remains = groups_named(f"{name}-claim")
     with pytest.raises(SandboxError, match="busy"):
         cgroup.remove(map(str, remains), deadline_s=0.1)
-    (pid,) = {int(pid) for folder in remains for pid in (folder / "cgroup.procs").read_text().split()}
+    (pid,) = set[int]().union(*(_pids(folder / "cgroup.procs") for folder in remains))
     assert SLEEP in psutil.Process(pid).cmdline()
     os.kill(pid, signal.SIGKILL)
     cgroup.remove(map(str, remains))

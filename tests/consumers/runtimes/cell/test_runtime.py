@@ -264,7 +264,7 @@ async def test_what_takes_too_much_ends_its_own_session_alone(backend: CellBacke
     assert ended.duration_s < 30
     for made in (hostile, neighbour):
         await made.remove()
-        assert groups_named(made.handle["id"]) == []
+    assert groups_named(claim) == []
 
 
 async def test_a_program_has_no_more_open_files_than_its_limit(backend: CellBackend, claim: str) -> None:
