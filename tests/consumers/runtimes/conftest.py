@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -61,5 +62,7 @@ def processes(file: str) -> Iterator[tuple[int, bytes]]:
 
 def groups_named(prefix: str) -> list[Path]:
     """Control groups of sessions whose name begins with `prefix`, in all hierarchies; those that lie in others come first."""
-    found = Path("/sys/fs/cgroup").rglob(f"polar-{prefix}*")
-    return sorted((path for path in found if path.is_dir()), key=lambda path: -len(path.parts))
+    # Not rglob, which fails where other tests' groups go meanwhile.
+    names = [(parent, name) for parent, names, _ in os.walk("/sys/fs/cgroup") for name in names]
+    found = (Path(parent, name) for parent, name in names if name.startswith(f"polar-{prefix}"))
+    return sorted(found, key=lambda path: -len(path.parts))
