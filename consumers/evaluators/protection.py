@@ -2,7 +2,7 @@
 
 `keep` runs at the end of INIT, before any agent, and stores the files in the home. `restore` runs in the evaluation, before
 `runtime.eval_prepare` brings tests, and takes them from the home as `prepare` left it, which no run can change (in the runtime `process`
-it can). It removes what the run added, and puts back what the run changed or removed:
+it can, as in `landlock`). It removes what the run added, and puts back what the run changed or removed:
 
 - files that pytest or Python run without being named (STEERING);
 - files with pytest's settings (CONFIGURATION), if the run changed these settings; its other changes stay;
