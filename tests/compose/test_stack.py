@@ -86,6 +86,24 @@ def test_nothing_but_the_proxy_is_reached_from_outside(stack: Stack) -> None:
     assert published == {("proxy", "127.0.0.1")}
 
 
+def test_a_harness_reaches_neither_the_secrets_nor_kafka_and_its_session_says_what_it_reaches(stack: Stack) -> None:
+    """Its worker, in the same container, reaches both."""
+    read, connect = "cat /var/lib/polar/secrets/keys.json", "exec 3<>/dev/tcp/kafka-1/9092"
+    for attack in (read, connect):
+        stack.inside("run", "bash", "-c", attack)
+    ask = 'curl -fsS "$OPENAI_BASE_URL/models" -H "Authorization: Bearer $OPENAI_API_KEY"'
+    command = f"{ask} || exit 1; ({read}) && exit 2; ({connect}) && exit 3; echo only the model answered"
+    task = {
+        "task_id": "attack",
+        "instruction": "Try.",
+        "agent": {"harness": "shell", "custom_shell": {"command": command}},
+    }
+    stack.polar("submit", "-", "--wait", stdin=json.dumps(task))
+    assert [one["reward"] for one in trajectories(stack, "attack")] == [1.0]
+    assert "only the model answered" in stack.polar("show", "attack.0", "--artifact", "agent_log")
+    assert "runtime landlock, without: udp, unix_sockets" in stack.polar("show", "attack.0")
+
+
 def test_every_service_scales_and_prometheus_finds_every_replica(stack: Stack) -> None:
     wanted = dict.fromkeys((*CONSUMERS, "proxy"), 2) | {"run": 3}
     stack.scale(**wanted, prometheus=1)
