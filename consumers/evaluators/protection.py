@@ -32,11 +32,20 @@ from topics.types.errors import InputError
 
 FIELD = "evaluator.config.protected"
 STEERING = frozenset(
-    ("conftest.py", "pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml", "sitecustomize.py", "usercustomize.py")
+    (
+        *("conftest.py", "pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml"),
+        *("sitecustomize.py", "usercustomize.py", "entry_points.txt"),
+    )
 )
+"""`entry_points.txt`: a folder `x.dist-info` with it, in the working directory, is an installed plug-in for pytest."""
 CONFIGURATION = frozenset(("pyproject.toml", "setup.cfg", "tox.ini"))
-HIDEABLE = (sys.stdlib_module_names - {"test"}) | {"pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments"}
+HIDEABLE = (sys.stdlib_module_names - {"test"}) | {
+    *("pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments", "exceptiongroup", "tomli", "py"),
+    *("_hypothesis_pytestplugin", "hypothesis", "anyio", "xdist", "execnet", "coverage"),
+}
 """What a test runner imports at its start. `test` is a usual name for a folder of tests, and nothing imports the library's."""
+PLUG_IN = "pytest_"
+"""The names of most of pytest's plug-ins begin so; a runner imports all that are installed."""
 STEP_S = 60.0
 """Limit of one program here; to list 100,000 files takes 0.5 s."""
 SETTINGS_LIMIT = 1024 * 1024
@@ -52,8 +61,9 @@ _RESTORE = """\
 cd "$WORKSPACE" && xargs -0 -r rm -rf -- <"$REMOVED" || exit
 [ ! -s "$RESTORED" ] || tar --extract --no-recursion --null --files-from="$RESTORED" --file="$STORE"
 """
-_PYTEST_SECTION = re.compile(r"^[^\n]*\[[^\n]*pytest[^\n]*(?:\n(?!\[)[^\n]*)*", re.MULTILINE)
-"""Of an INI file, generously: pytest's own parser must find no section that isn't found here."""
+_PYTEST_SECTION = re.compile(r"^[^\n]*\[[^\n]*pytest[^\n]*(?:\n(?!\[[^#;\n]*\][ \t]*(?:[#;]|$))[^\n]*)*", re.MULTILINE)
+"""Of an INI file, generously: pytest's own parser must find no section that isn't found here, and no earlier end of one. For it a line that
+begins with a bracket and has no closing one continues the value before."""
 
 
 class ObstructedError(Exception):
@@ -131,7 +141,8 @@ def _is_below(path: str, paths: Sequence[str]) -> bool:
 def _hides(path: PurePosixPath, packages: Collection[PurePosixPath], tops: Collection[PurePosixPath]) -> bool:
     """Whether the file is a module that hides another one, as far as a runner looks for modules where it lies."""
     module = path.parent if path.name == _PACKAGE else path.with_name(path.name.partition(".")[0])
-    return module.name in HIDEABLE and (module.parent in tops or module.parent not in packages)
+    is_hideable = module.name in HIDEABLE or module.name.startswith(PLUG_IN)
+    return is_hideable and (module.parent in tops or module.parent not in packages)
 
 
 async def _found(runtime: Runtime, paths: Sequence[str]) -> tuple[set[str], PurePosixPath]:

@@ -208,8 +208,8 @@ def _delete(folder: Path) -> None:
     except FileNotFoundError:
         if folder.exists():  # another worker removes it at the same time
             _delete(folder)
-    except (PermissionError, RecursionError):
-        # Read-only folders, as in Go's module cache, or folders nested deeper than Python's recursion limit.
+    except (OSError, RecursionError):
+        # Read-only folders, as in Go's module cache, or folders nested deeper than Python's recursion limit or our limit of open files.
         for command in (["chmod", "-Rf", "u+rwX"], ["rm", "-rf"]):
             ended = subprocess.run([*command, "--", str(folder)], stderr=subprocess.PIPE, check=False)
         if ended.returncode != 0:

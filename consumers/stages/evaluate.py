@@ -16,7 +16,7 @@ from typing import ClassVar
 from msgspec.structs import replace
 
 from consumers.evaluators.base import REASON_LIMIT, Case, EvaluationError, Evaluator, Protecting, Verdict
-from consumers.runtimes.base import Runtime, SandboxError
+from consumers.runtimes.base import Exec, Runtime, SandboxError
 from consumers.runtimes.prepare import prepare
 from consumers.stages import artifacts
 from consumers.stages.budget import Budget, BudgetExceededError
@@ -28,6 +28,9 @@ from topics.events import Evaluated
 from topics.types.errors import InputError, Kind, NotReadyError
 from topics.types.session import Status
 from topics.types.task import TaskRequest
+
+CONTROL_S = 10.0
+"""Limit of a program that does nothing."""
 
 
 class Evaluate:
@@ -76,7 +79,7 @@ class Evaluate:
             if reason is None:
                 await prepare(runtime, task.runtime.eval_prepare or (), field="runtime.eval_prepare")
         except (SandboxError, InputError) as error:
-            if not _is_agents(error):
+            if not await _is_agents(error, runtime):
                 raise
             # The actions met what the agent left, so their failure is the agent's: otherwise a bad reward could be turned into none.
             reason = str(error)
@@ -128,8 +131,17 @@ def _own_failures() -> Iterator[None]:
         ) from error
 
 
-def _is_agents(error: SandboxError | InputError) -> bool:
-    """Whether what the agent left can be why an action of `eval_prepare` failed: its command, its target or its folder, not its source."""
-    if isinstance(error, SandboxError):
-        return error.code == "prepare_failed"
-    return not error.field.endswith(".source")
+async def _is_agents(error: SandboxError | InputError, runtime: Runtime) -> bool:
+    """Whether what the agent left can be why an action before the tests failed: its command, its target or its folder, not its source."""
+    if isinstance(error, InputError):
+        return not error.field.endswith(".source")
+    return error.code == "prepare_failed" or (error.code == "not_started" and await _starts_in_the_home(runtime))
+
+
+async def _starts_in_the_home(runtime: Runtime) -> bool:
+    """Whether programs start where the agent never was: then those that can't be started in the workspace can't because of the run."""
+    try:
+        await runtime.exec(Exec(("true",), cwd=str(runtime.home), log="control.log", timeout_s=CONTROL_S))
+    except SandboxError:
+        return False
+    return True

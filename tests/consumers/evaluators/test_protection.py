@@ -10,7 +10,7 @@ from pathlib import Path
 
 import iniconfig
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from consumers.evaluators import protection
@@ -110,6 +110,18 @@ def compiled(code: str, folder: Path) -> bytes:
             {"pyproject.toml": '[tool.pytest.ini_options]\naddopts = "-p evil"\n', "evil.py": CHEAT},
             {},
             id="pyproject.toml",
+        ),
+        pytest.param(
+            {
+                "evil-1.0.dist-info/entry_points.txt": "[pytest11]\nevil = evil\n",
+                "evil-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: evil\nVersion: 1.0\n",
+                "evil.py": CHEAT,
+            },
+            {"env": {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": ""}},
+            id="a plug-in by its metadata",
+        ),
+        pytest.param(
+            {"pytest_timeout.py": CHEAT}, {"env": {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": ""}}, id="a plug-in's module"
         ),
         pytest.param({"pytest/__init__.py": "", "pytest/__main__.py": POSE}, {}, id="a package in pytest's place"),
         pytest.param({"json.py": HIDE}, {}, id="a module of the standard library"),
@@ -212,6 +224,9 @@ LINES = st.lists(
             "[pytest] # x",
             "[other]",
             "[",
+            "[dummy",
+            "[a;b]",
+            "[c] # x",
             "addopts = -p evil",
             "  more",
             "x = 1",
@@ -226,6 +241,7 @@ LINES = st.lists(
 
 
 @given(LINES, LINES)
+@example("[tool:pytest]\nmarkers =\n  slow: x", "[tool:pytest]\nmarkers =\n  slow: x\n\n[dummy\naddopts = -p evil")
 def test_ini_files_whose_settings_differ_for_pytest_differ_for_us(one: str, other: str) -> None:
     def read(text: str) -> object:
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 import sys
 import uuid
 from pathlib import Path
@@ -205,3 +206,27 @@ async def test_a_backend_names_what_it_does_not_enforce(backend: RuntimeBackend,
         "landlock": (True, False),
         "process": (True, True),
     }[runtime.handle["backend"]]
+
+
+REMOVE = """
+import asyncio, os, resource, sys
+from pathlib import Path
+from consumers.runtimes import session_folder
+folder = Path(sys.argv[1])
+folder.mkdir()
+os.chdir(folder)
+for _ in range(200):
+    os.mkdir("d")
+    os.chdir("d")
+os.chdir("/")
+resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))
+asyncio.run(session_folder.remove(folder))
+"""
+
+
+def test_a_folder_deeper_than_the_limit_of_open_files_is_removed(tmp_path: Path) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", REMOVE, tmp_path / "i-1"], capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert not (tmp_path / "i-1").exists()

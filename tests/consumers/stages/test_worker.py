@@ -453,6 +453,21 @@ async def test_what_the_run_did_to_the_preparation_of_its_evaluation_is_worth_0(
     assert (fact.reason or "").startswith(reason)
 
 
+@pytest.mark.parametrize("eval_prepare", [None, [{"type": "exec", "command": "true"}]])
+@pytest.mark.parametrize("protected", [[], False])
+async def test_a_workdir_that_the_run_has_closed_is_worth_0(
+    worker: Coordinator, eval_prepare: list[dict[str, str]] | None, protected: object
+) -> None:
+    task = shell(
+        "closed",
+        "echo >a; chmod 000 .",
+        runtime={"backend": "cell", "workdir": "repo", "eval_prepare": eval_prepare},
+        evaluator={"strategy": "test_on_output", "config": {"test_command": "false", "protected": protected}},
+    )
+    fact = await worker.evaluated(task)
+    assert (fact.reward, fact.error) == (0.0, None)
+
+
 async def test_an_evaluation_finds_protected_files_as_they_were_prepared(worker: Coordinator) -> None:
     config = {"test_command": '[ "$(cat given.txt new.txt)" = "prepared\nmade" ]', "protected": ["given.txt"]}
     task = shell(
