@@ -30,7 +30,7 @@ FIELD = "LETTER"
 
 @dataclass(frozen=True)
 class Replayed:
-    """What a replay did with a letter."""
+    """The outcome of a replay for one letter."""
 
     id: int
     sent_to: str

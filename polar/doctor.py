@@ -169,10 +169,9 @@ def _cells() -> Finding:
 
 
 def _unenforced() -> Iterator[Finding]:
-    """What each kind of runtime doesn't enforce on this host."""
+    """The gaps of each kind of runtime on this host."""
     try:
         # As in `_cells`.
-        from consumers.runtimes.base import LIMITS, UNENFORCED
         from consumers.runtimes.cell import limits
         from consumers.runtimes.guarded import GuardedBackend
         from consumers.runtimes.process import ProcessBackend
@@ -180,7 +179,7 @@ def _unenforced() -> Iterator[Finding]:
         return
     without = {"cell": [f"{name} ({reason})" for name, reason in sorted(limits.host().reasons.items())]}
     for kind in (GuardedBackend, ProcessBackend):
-        without[kind.name] = [name for name in (*UNENFORCED, *LIMITS) if name not in kind.enforced]
+        without[kind.name] = kind.gaps()
     for name, words in without.items():
         said = f"doesn't enforce: {', '.join(words)}" if words else "enforces all of its limits"
         yield Finding(f"runtime {name}", State.GOOD, said)

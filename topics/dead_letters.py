@@ -103,7 +103,7 @@ def replay_headers(letter_id: int, sent_to: str) -> list[Header]:
 
 
 def parse(record: kafka.Record) -> Letter | Replay:
-    """What a record of this topic says."""
+    """The letter, or the replay of one, in a record of this topic."""
     texts = {name: (value or b"").decode(errors="replace") for name, value in record.headers}
     if (replayed := _number(texts.get(_REPLAYED))) is not None:
         return Replay(replayed, texts.get(_SENT_TO, ""), record.timestamp)

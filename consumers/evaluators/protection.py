@@ -43,7 +43,7 @@ HIDEABLE = (sys.stdlib_module_names - {"test"}) | {
     *("pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments", "exceptiongroup", "tomli", "py"),
     *("_hypothesis_pytestplugin", "hypothesis", "anyio", "xdist", "execnet", "coverage"),
 }
-"""What a test runner imports at its start. `test` is a usual name for a folder of tests, and nothing imports the library's."""
+"""Modules that a test runner imports at its start. `test` isn't one: it is a usual name for a folder of tests."""
 PLUG_IN = "pytest_"
 """The names of most of pytest's plug-ins begin so; a runner imports all that are installed."""
 STEP_S = 60.0
@@ -62,8 +62,8 @@ cd "$WORKSPACE" && xargs -0 -r rm -rf -- <"$REMOVED" || exit
 [ ! -s "$RESTORED" ] || tar --extract --no-recursion --null --files-from="$RESTORED" --file="$STORE"
 """
 _PYTEST_SECTION = re.compile(r"^[^\n]*\[[^\n]*pytest[^\n]*(?:\n(?!\[[^#;\n]*\][ \t]*(?:[#;]|$))[^\n]*)*", re.MULTILINE)
-"""Of an INI file, generously: pytest's own parser must find no section that isn't found here, and no earlier end of one. For it a line that
-begins with a bracket and has no closing one continues the value before."""
+"""A section of an INI file that may be pytest's. Its parser finds no other, and no later end of one. There, a line that begins with a
+bracket and has no closing one continues the value before, so it doesn't end a section here either."""
 
 
 class ObstructedError(Exception):

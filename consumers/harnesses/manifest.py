@@ -1,4 +1,4 @@
-"""What an installed CLI consists of: a manifest of hashes, made at its installation, and what differs from it.
+"""The manifest of an installed CLI: the hashes of its files, made at its installation, and the search for a file that differs.
 
 Owns the manifest's form, the read-only modes of an installed folder, and the comparison. The manifest lies beside the folder, so it is
 in no sandbox, and only its owner can read or write it.

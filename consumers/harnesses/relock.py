@@ -22,7 +22,7 @@ KEPT = frozenset(
     {"name", "version", "integrity", "bin", "optional", "os", "cpu", "libc", "engines"}
     | {"dependencies", "optionalDependencies", "peerDependencies", "peerDependenciesMeta"}
 )
-"""What `npm ci` reads of a package. The rest is for people, and has addresses."""
+"""The fields of a package that `npm ci` reads. The rest is for people, and has addresses."""
 
 
 def main() -> None:

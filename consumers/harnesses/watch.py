@@ -93,7 +93,7 @@ class Looks:
         return next((path for path in before | now if before.get(path) != now.get(path)), None)
 
     def _look(self) -> dict[str, tuple[int, ...]]:
-        """What changes with any change: mode, inode, size and times."""
+        """By path: mode, inode, size and times. Any change of a file changes one of them."""
         found: dict[str, tuple[int, ...]] = {}
         for parent, folders, files in os.walk(self._folder):
             for path in (parent, *(f"{parent}/{name}" for name in (*folders, *files))):

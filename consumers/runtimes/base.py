@@ -84,19 +84,17 @@ class ModelAccess:
         return environment(self.proxy_url, self.key)
 
 
-LIMITS = ("cpus", "memory_mb", "pids", "storage_mb", "files")
-"""Fields of `RuntimeSpec`."""
-UNENFORCED = {
-    "host_files": "reads and writes what the worker's user can",
-    "network": "reaches what the host reaches",
-    "udp": "reaches all hosts by UDP, and any host by TCP at the proxy's port",
-    "unix_sockets": "connects to the host's named Unix sockets that the worker's user may use",
-    "processes": "sees the host's processes",
-    "system_calls": "may make all system calls",
-    "session_key": "has the session's key",
-    "evaluation": "prepares the home that its evaluation gets",
-}
-"""What a program can do in a runtime that doesn't keep it from that."""
+UNENFORCED = (
+    "host_files",  # reads and writes what the worker's user can
+    "network",  # reaches what the host reaches
+    "udp",  # reaches all hosts by UDP, and any host by TCP at the proxy's port
+    "unix_sockets",  # connects to named Unix sockets of the host that the worker's user may use
+    "processes",  # sees the host's processes
+    "system_calls",  # may make all system calls
+    "session_key",  # has the session's key
+    "evaluation",  # prepares the home that its evaluation gets
+)
+"""Words for the things that a program can do in a runtime that doesn't keep it from them; docs/security.md has them."""
 
 
 @dataclass(frozen=True)
@@ -218,7 +216,7 @@ class RuntimeBackend(Protocol):
         """
 
     def unenforced(self, spec: RuntimeSpec) -> list[str]:
-        """What a runtime with this `spec` doesn't enforce here: names of its limits, and of UNENFORCED."""
+        """The gaps of a runtime with this `spec` on this host: names of its limits (`topics.types.task.LIMITS`), and of UNENFORCED."""
 
     async def labelled(self) -> list[Labelled]:
         """All runtimes of this kind on this host, half-made runtimes included."""

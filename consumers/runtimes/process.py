@@ -18,13 +18,13 @@ from pathlib import Path, PurePosixPath
 from typing import ClassVar
 
 from consumers.runtimes import session_folder
-from consumers.runtimes.base import LIMITS, UNENFORCED, Exec, ExecResult, Handle, Labelled, Labels, ModelAccess
+from consumers.runtimes.base import UNENFORCED, Exec, ExecResult, Handle, Labelled, Labels, ModelAccess
 from consumers.runtimes.forkserver import ForkServer
 from consumers.runtimes.launch import launch
 from consumers.runtimes.session_folder import CLAIM_MARK, RUNTIME_MARK, SessionFolders, check_claim_id, kill_marked
 from consumers.runtimes.supervisor import GuardOrders
 from topics.types.errors import InputError, NotReadyError
-from topics.types.task import Network, RuntimeSpec
+from topics.types.task import LIMITS, Network, RuntimeSpec
 
 NAME = "process"
 _FOLDERS = ("workspace", "home", "tmp", "logs")
@@ -128,7 +128,7 @@ class ProcessRuntime:
         }
 
     def guard(self, what: Exec) -> GuardOrders | None:  # noqa: ARG002 - for `guarded.py`
-        """What the program may do; None: all that the worker's user may."""
+        """The restrictions of a program; None: it may do all that the worker's user may."""
         return None
 
     async def kill_all(self) -> None:
@@ -187,8 +187,13 @@ class ProcessBackend:
         network = spec.verifier_network if fresh else Network.NONE
         return self._runtime(self.folders.live(handle), claim_id, spec, network)
 
+    @classmethod
+    def gaps(cls) -> list[str]:
+        """As `unenforced`, on every host and for every task."""
+        return [name for name in (*UNENFORCED, *LIMITS) if name not in cls.enforced]
+
     def unenforced(self, spec: RuntimeSpec) -> list[str]:  # noqa: ARG002
-        return [name for name in (*UNENFORCED, *LIMITS) if name not in self.enforced]
+        return self.gaps()
 
     async def labelled(self) -> list[Labelled]:
         return self.folders.labelled()

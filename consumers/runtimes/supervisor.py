@@ -30,7 +30,7 @@ from consumers.runtimes.cell.enter import CellOrders, enter
 
 
 class GuardOrders(TypedDict):
-    """What the program may do: `landlock.restrict` explains the paths and ports, `seccomp.install` the filter."""
+    """Restrictions of the program: `landlock.restrict` explains the paths and ports, `seccomp.install` the filter."""
 
     read: list[str]
     write: list[str]

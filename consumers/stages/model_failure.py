@@ -10,7 +10,7 @@ from topics.environment import http_json
 from topics.types.last_call import PATH, LastCall
 
 TRY_S = 10.0
-"""For one answer: the session may have to be read back from the log."""
+"""For one answer: the proxy may have to ask another one."""
 ASKING_S = 20.0
 """Longer than another proxy needs to take the sessions of a dead one over."""
 PAUSE_S = 0.5

@@ -115,7 +115,7 @@ def replay(
 
 
 def readable(value: bytes) -> Any:
-    """What a record's bytes hold: its fields, its text, or base64 if they are neither."""
+    """The fields of a record, its text, or base64 if its bytes are neither."""
     for decode in (msgspec.json.decode, msgspec.msgpack.decode):
         try:
             found = decode(value)

@@ -21,6 +21,7 @@ from tests.proxy.conftest import Bench, benched, proxied
 from tests.waiting import eventually
 from topics.completions import CallRecord, Disowned
 from topics.types.completion import Completion
+from topics.types.last_call import PATH
 
 pytestmark = pytest.mark.hard
 
@@ -101,6 +102,9 @@ async def test_a_call_that_kafka_never_acknowledges_is_disowned_and_a_retriable_
             told = await response.json()
             assert (response.status, told["error"]["code"]) == (503, "service_unavailable")
             assert "Retry-After" in response.headers
+        authorization = {"Authorization": f"Bearer {bench.key()}"}
+        async with http.get(proxy.url + PATH, headers=authorization) as response:
+            assert (await response.json())["failure"]["code"] == "unrecorded"
     _, given_up = await disowned(bench, "t.0")
     assert given_up.reason == "unacknowledged"
     async with call(http, proxy, bench.key(), stream=False) as response:

@@ -122,7 +122,9 @@ class Network(StrEnum):
 
 
 CELL_LACKS = ("image", "allow_internet", "gpus", "kwargs")
-LANDLOCK_LACKS = (*CELL_LACKS, "allowed_hosts", "cpus", "memory_mb", "storage_mb", "pids", "files")
+LIMITS = ("cpus", "memory_mb", "pids", "storage_mb", "files")
+"""Fields of `RuntimeSpec` that limit a session."""
+LANDLOCK_LACKS = (*CELL_LACKS, "allowed_hosts", *LIMITS)
 UNKEPT = {
     "cell": CELL_LACKS,
     "landlock": LANDLOCK_LACKS,

@@ -1,4 +1,4 @@
-"""What a manifest finds: any file of an installed tree that was changed, added or removed, by name."""
+"""A manifest finds every file of an installed tree that was changed, added or removed, and names it."""
 
 from __future__ import annotations
 

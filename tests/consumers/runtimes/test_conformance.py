@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from consumers.runtimes.base import LIMITS, UNENFORCED, Exec, Labels, Runtime, RuntimeBackend, SandboxError
+from consumers.runtimes.base import UNENFORCED, Exec, Labels, Runtime, RuntimeBackend, SandboxError
 from tests.consumers.runtimes.conftest import workspace_of
 from tests.waiting import eventually
 from topics.environment import registry
 from topics.types.errors import InputError
-from topics.types.task import RuntimeSpec
+from topics.types.task import LIMITS, RuntimeSpec
 
 pytestmark = pytest.mark.contract
 

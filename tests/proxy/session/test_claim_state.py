@@ -18,7 +18,8 @@ from proxy.session.logged_calls import LoggedCall
 from proxy.session.recovery import ClaimLog
 from topics.calls.delta import Spelled
 from topics.environment.keys import KeyClaims
-from topics.types.completion import CallOutcome, Completion, MessageDelta, TokenDelta
+from topics.types.completion import CallError, CallOutcome, Completion, MessageDelta, TokenDelta
+from topics.types.last_call import LastCall
 from topics.types.tokens import pack_ids
 
 KEY = KeyClaims("t.0", 1, "c", expires_at=2**31, issued_at=0)
@@ -159,3 +160,17 @@ def test_what_a_log_lacks_costs_the_calls_that_need_it_and_no_others() -> None:
     assert claim.usage.calls == 1
     assert claim.turns.unknown_turns(said[1]) != frozenset()
     assert claim.turns.unknown_turns([Message("assistant", "three")]) == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("code", "is_ours"),
+    [(code, False) for code in ("context_length", "refused", "too_large")]
+    + [
+        (code, True)
+        for code in ("unreachable", "overloaded", "timeout", "server_error", "paused", "proxy_fault", "unrecorded")
+    ],
+)
+def test_a_failed_call_is_told_unless_its_request_was_at_fault(code: str, is_ours: bool) -> None:
+    claim, error = ClaimState(KEY), CallError(code, "why")
+    claim.fail(error)
+    assert claim.last_call == LastCall(error if is_ours else None)
