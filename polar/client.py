@@ -11,7 +11,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
@@ -121,8 +121,9 @@ class SessionTable:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        for follower in self._followers:
-            await follower.stop()
+        async with AsyncExitStack() as ends:  # all are stopped, even if this is cancelled
+            for follower in self._followers:
+                ends.push_async_callback(follower.stop)
 
     @property
     def _followers(self) -> list[Follower]:

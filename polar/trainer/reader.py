@@ -76,9 +76,11 @@ class Reader:
         self._client.assign(list(self._partitions.values()))
 
     async def close(self) -> None:
-        await self._stop_polling()
-        if self._client is not None:
-            await kafka.stop(self._client, STOP_S)
+        try:
+            await self._stop_polling()
+        finally:
+            if self._client is not None:
+                await kafka.stop(self._client, STOP_S)
 
     async def place(self, start: Start | Mapping[int, int]) -> None:
         """Drop `ready` and read from `start`: an end of the log, or offsets by partition.

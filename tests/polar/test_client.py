@@ -247,3 +247,17 @@ async def test_a_pool_is_served_by_live_workers_that_stay(settings: Settings, co
     assert await client.unserved({"default", "gpu"}) == {"gpu": [Stage.INIT, Stage.EVALUATE]}
     await coordinator.beat("b", Stage.EVALUATE, leaving=True)
     assert await client.unserved({"default"}) == {"default": [Stage.EVALUATE]}
+
+
+async def test_a_table_whose_end_is_cancelled_leaves_nothing_running(settings: Settings) -> None:
+    """A feed's end cancels its task, which may be leaving the table just then."""
+    await admin.apply(settings, catalogue.FIXED, embedded=True)
+    before = asyncio.all_tasks()
+    for steps in range(1, 9):
+        table = await Client(settings).table().__aenter__()
+        ending = asyncio.create_task(table.__aexit__())
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        ending.cancel()
+        await asyncio.wait({ending})
+        assert asyncio.all_tasks() == before, f"cancelled after {steps} steps"

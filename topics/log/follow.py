@@ -147,14 +147,16 @@ class Follower:
                 self.failed.result()
 
     async def stop(self) -> None:
-        """Stop reading, within seconds."""
+        """Stop reading, within seconds. If cancelled, the connection is closed all the same."""
         task, self._task = self._task, None
-        if task is not None and not task.done():
-            task.cancel()
-            await asyncio.wait([task])
         reader, self._reader = self._reader, None
-        if reader is not None:
-            await kafka.stop(reader, STOP_S)
+        try:
+            if task is not None and not task.done():
+                task.cancel()
+                await asyncio.wait([task])
+        finally:
+            if reader is not None:
+                await kafka.stop(reader, STOP_S)
 
     async def _open(self) -> None:
         count = await admin.partition_count(self._settings, self._name)

@@ -354,6 +354,7 @@ async def _cut_off(client: Any) -> None:
     inner = client.client if is_producer else client._client
     parts = [(getattr(client, part, None), name) for part, name in (PRODUCER_TASKS if is_producer else CONSUMER_TASKS)]
     tasks = {task for part, name in parts if (task := getattr(part, name, None)) is not None}
+    tasks |= getattr(getattr(client, "_fetcher", None), "_pending_tasks", set())  # requests on the wire
     # The sender's clean-up awaits its requests, so it may need a second cancellation.
     for _ in range(5):
         tasks = {task for task in tasks if not task.done()}
