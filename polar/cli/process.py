@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import resource
 import signal
 import sys
 import time
@@ -14,13 +15,24 @@ import structlog
 REPEAT_S = 10.0
 """A message is logged at most once in this time: aiokafka reports a missing broker hundreds of times a second."""
 
+OPEN_FILES = 1 << 20
+"""The usual hard limit."""
+
 
 def serve(main: Callable[[asyncio.Event], Awaitable[None]], hurry: asyncio.Event | None = None) -> None:
     """Run `main` to its end. SIGINT, SIGTERM or SIGHUP sets the event that `main` gets; a second one ends the process at once.
 
     With `hurry`, a second signal sets `hurry`, and a third one of the same kind ends the process.
     """
+    _raise_open_files()
     asyncio.run(_serve(main, hurry))
+
+
+def _raise_open_files() -> None:
+    """Allow this process as many open files as it may allow itself: the usual soft limit, 1,024, is for programs that call select."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = min(hard, OPEN_FILES) if hard != resource.RLIM_INFINITY else OPEN_FILES
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
 
 
 async def _serve(main: Callable[[asyncio.Event], Awaitable[None]], hurry: asyncio.Event | None) -> None:

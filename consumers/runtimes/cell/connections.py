@@ -4,26 +4,28 @@ A `CellConnection` is the cell's side; an `Outer` is the side outside, opened on
 back-pressure: while one side doesn't read, nothing is read from the other. Where a request goes, the subclass decides: `relay.py`,
 `allowlist.py`.
 
-Invariants: at most CONNECTIONS of a listener are open at once, each ends when nothing has moved on it for its `patience_s`, the end of one
-side ends the other, and none is left when `serving` ends.
+Invariants: at most CONNECTIONS of a listener are open at once, and fewer where this process may open few files. Each ends when nothing has
+moved on it for its `patience_s`, the end of one side ends the other, and none is left when `serving` ends.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import socket
 import ssl
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import asynccontextmanager
-from typing import Any, cast
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, ClassVar, cast
 
 from consumers.runtimes.cell.http_requests import RequestHead, RequestReader, RequestRefusedError, error_answer
 
 CONNECTIONS = 64
-"""Of one listener; further ones get 503. As many as a session's calls at a time (`topics.environment.keys.CONCURRENT_CALLS`), and so few
-that a cell can't use up the worker's open files: each takes two."""
+"""Of one listener; further ones get 503. As many as a session's calls at a time (`topics.environment.keys.CONCURRENT_CALLS`)."""
+LEAST_CONNECTIONS = 4
+"""Of one listener, however many there are."""
 READ_BYTES = 64 * 1024
 """At once. It bounds for how long one connection keeps the event loop: 64 KiB of chunks of one byte take 5 ms to read."""
 CONNECT_S = 10.0
@@ -34,9 +36,7 @@ SWEEP_S = 2.0
 """Between two looks at connections on which nothing moves."""
 STOP_S = 2.0
 """For connections to end once they are aborted, which takes one turn of the event loop."""
-FULL = error_answer(
-    503, "Service Unavailable", f"over {CONNECTIONS} connections are open in this cell; close some, or wait"
-)
+FULL = error_answer(503, "Service Unavailable", "too many connections are open in this cell; close some, or wait")
 
 
 class CellConnection(asyncio.BufferedProtocol):
@@ -250,6 +250,9 @@ class Outer(asyncio.BufferedProtocol):
 class Connections:
     """The open connections of one listener."""
 
+    _listeners: ClassVar[int] = 0
+    """Of this process."""
+
     def __init__(self) -> None:
         self.buffer = memoryview(bytearray(READ_BYTES))
         """Of all connections: what one read brings is passed on before the next."""
@@ -258,8 +261,10 @@ class Connections:
         self._changed = asyncio.Event()
 
     def add(self, connection: CellConnection) -> bool:
-        """Whether there is room."""
-        if len(self._open) >= CONNECTIONS:
+        """Whether there is room. Each takes two open files, and all of this process together take at most half of those it may have."""
+        open_files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        share = open_files // 4 // Connections._listeners
+        if len(self._open) >= min(CONNECTIONS, max(share, LEAST_CONNECTIONS)):
             return False
         self._open.add(connection)
         return True
@@ -275,6 +280,15 @@ class Connections:
         self._openings.add(task)
         task.add_done_callback(self._openings.discard)
         return task
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """The listener takes part in the shares of all."""
+        Connections._listeners += 1
+        try:
+            yield
+        finally:
+            Connections._listeners -= 1
 
     async def sweep(self) -> None:
         """Ends idle connections, until cancelled."""
@@ -303,15 +317,16 @@ async def serving(listener: socket.socket, connection: Callable[[Connections], C
     """Serve connections to `listener`, a listening socket of any network namespace; it is closed at the end, as all its connections are."""
     connections = Connections()
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: connection(connections), sock=listener)
-    sweeping = loop.create_task(connections.sweep(), name="cell-sweep")
-    try:
-        yield
-    finally:
-        server.close()
-        sweeping.cancel()
-        await asyncio.gather(sweeping, return_exceptions=True)
-        await connections.stop()
+    with connections.counted():
+        server = await loop.create_server(lambda: connection(connections), sock=listener)
+        sweeping = loop.create_task(connections.sweep(), name="cell-sweep")
+        try:
+            yield
+        finally:
+            server.close()
+            sweeping.cancel()
+            await asyncio.gather(sweeping, return_exceptions=True)
+            await connections.stop()
 
 
 def cause_of(error: OSError) -> str:

@@ -77,6 +77,8 @@ def enter(orders: CellOrders, program: list[str], line: int, status: int) -> lis
     for path in orders["groups"]:
         with open(path, "w") as group:  # noqa: PTH123 - a forked child imports as little as it can
             group.write("0")
+    with open("/proc/self/oom_score_adj", "w") as score:  # noqa: PTH123 - as above
+        score.write("1000")  # when the host's memory ends, programs go before their worker, unless they take this back
     _unshare(orders)
     if orders["ports"] is not None:
         _bring_loopback_up()

@@ -22,6 +22,9 @@ limit holds that the creator had at the creation. So a program must have its own
 before the namespace is made, the limit would count all of the user's processes on the host. User id 0 of the host is never limited. With
 a privileged worker, whose sessions have user ids of their own, all programs of a session count together.
 
+RLIMIT_NOFILE is never above half of the worker's own soft limit. The kernel counts the descriptors that a user's processes have sent and
+not yet received, and lets nobody send who has a lower limit than that count. So sessions of the worker's user can't keep it from sending.
+
 cgroups are in `cgroup`, and the watch is `storage`.
 """
 
@@ -47,6 +50,8 @@ STORAGE_MB = 10_240
 """Default `storage_mb`. A large repository with its dependencies and build output takes 1 to 5 GB."""
 FILES = 65_536
 """Default `files`. Docker's and systemd's usual limits are this or more, and no tool of an agent needs as many."""
+FILES_LEAST = 1024
+"""What a session may have even where that is more than half of the worker's: no CLI of an agent starts with a few hundred."""
 DATA_LEAST_MB = 4096
 """The least RLIMIT_DATA: enough for node 24 with six threads."""
 
@@ -134,7 +139,9 @@ class Host:
         assert wanted.files is not None
         values = {
             resource.RLIMIT_CORE: 0,
-            resource.RLIMIT_NOFILE: wanted.files,
+            resource.RLIMIT_NOFILE: min(
+                wanted.files, max(resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2, FILES_LEAST)
+            ),
             resource.RLIMIT_FSIZE: wanted.storage_mb * _MB,
         }
         if self.means["memory_mb"] is Means.RLIMIT:

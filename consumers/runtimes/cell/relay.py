@@ -5,8 +5,8 @@ answers for one claim alone. Each connection from the cell is led on over one of
 (`rewritten`, `http_requests.py`); answers pass as they come, byte for byte, and are read only to know where each ends.
 
 What a client sees is what the proxy answers; the relay itself answers 400 or 431 to a request that it doesn't lead on, 502 if the
-proxy can't be reached or drops a request without an answer, and 503 over `CONNECTIONS`. A client that hangs up ends its calls at the proxy.
-WebSockets aren't served: an Upgrade isn't led on, and the proxy answers 426 on the path where Codex tries one.
+proxy can't be reached or drops a request without an answer, and 503 to too many connections (`connections.py`). A client that hangs up
+ends its calls at the proxy. WebSockets aren't served: an Upgrade isn't led on, and the proxy answers 426 on the path where Codex tries one.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ from pathlib import Path, PurePosixPath
 
 from consumers.runtimes import seccomp, session_folder
 from consumers.runtimes.base import Exec, ExecResult, Handle, Labelled, Labels, ModelAccess, SandboxError
-from consumers.runtimes.cell import bubblewrap, cgroup, limits
+from consumers.runtimes.cell import bubblewrap, cgroup, layered, limits
 from consumers.runtimes.cell.allowlist import allowlist_proxy
 from consumers.runtimes.cell.bubblewrap import HOME, TMP, USER, WORKSPACE, Overlay
 from consumers.runtimes.cell.cgroup import Group
@@ -111,16 +111,24 @@ class CellRuntime:
             return next(entries, None) is None
 
     async def write_file(self, path: str | PurePosixPath, data: bytes, mode: int = 0o600) -> None:
-        target = self._on_host(path, to_write=True)
+        if self._is_layered(inside := self._inside(path)):
+            await layered.write(self, inside, data, mode)
+            return
+        target = self._on_host(path)
         self._make_folders(target.parent)
         session_folder.write(target, data, mode)
         self._give(target)
 
     async def read_file(self, path: str | PurePosixPath, limit: int) -> bytes:
+        if self._is_layered(inside := self._inside(path)):
+            return await layered.read(self, inside, limit)
         return session_folder.read(self._on_host(path), limit)
 
     async def upload(self, source: Path, path: str | PurePosixPath) -> None:
-        target = self._on_host(path, to_write=True)
+        if self._is_layered(inside := self._inside(path)):
+            await layered.upload(self, source, inside)
+            return
+        target = self._on_host(path)
         self._make_folders(target.parent)
         await session_folder.copy(source, target, str(path))
         await asyncio.to_thread(self._give_all, target)
@@ -131,8 +139,11 @@ class CellRuntime:
         policy = self._spec.network or Network.PROXY_ONLY if what.model else self._view.network
         ways = _WaysOut(policy, self._spec.allowed_hosts, what.model)
         cwd = self._workdir if what.cwd is None else self._inside(what.cwd, field="cwd")
-        if not self._on_host(cwd, field="cwd").is_dir():
+        # In a layered workspace bubblewrap finds out, and the program isn't started.
+        if not self._is_layered(cwd) and not self._on_host(cwd, field="cwd").is_dir():
             raise InputError("cwd", str(what.cwd), "is no folder in the sandbox; runtime.prepare can make it")
+        if what.stdin is not None and self._is_layered(self._inside(what.stdin, field="stdin")):
+            raise InputError("stdin", what.stdin, "lies in an evaluation's workspace; redirect it in the command")
         environment = self._environment() | ways.environment | self._spec.env | dict(what.env)
         group = limits.host().group(self._folder.name, self._limits)
         self._record(group)
@@ -204,7 +215,7 @@ class CellRuntime:
 
     def make_workdir(self) -> None:
         """Make the task's working directory."""
-        self._make_folders(self._on_host(self._workdir, to_write=True))
+        self._make_folders(self._on_host(self._workdir))
 
     def _cell(
         self, environment: Mapping[str, str], cwd: PurePosixPath, tools: tuple[Path, ...], ways: _WaysOut, group: Group
@@ -250,21 +261,21 @@ class CellRuntime:
             raise InputError(field, str(path), reason)
         return found
 
-    def _on_host(self, path: str | PurePosixPath, *, field: str = "path", to_write: bool = False) -> Path:
-        """`path` on this host, with symbolic links resolved. InputError if it leads out of the cell's folder of that name."""
+    def _is_layered(self, inside: PurePosixPath) -> bool:
+        """Whether only programs inside see what is at this path: what the run left, and the evaluation's changes over it."""
+        return self._view.overlay is not None and inside.is_relative_to(WORKSPACE)
+
+    def _on_host(self, path: str | PurePosixPath, *, field: str = "path") -> Path:
+        """`path`, which isn't layered, on this host, with symbolic links resolved. InputError if it leads out of the cell's folder of
+        that name."""
         inside = self._inside(path, field=field)
-        tops = {HOME: [self._view.home], TMP: [self._view.tmp], WORKSPACE: [self._folder / "workspace"]}
-        if (overlay := self._view.overlay) is not None:
-            tops[WORKSPACE].insert(0, overlay.upper)
+        assert not self._is_layered(inside), "programs inside see something else"
+        tops = {HOME: self._view.home, TMP: self._view.tmp, WORKSPACE: self._folder / "workspace"}
         top = next(top for top in tops if inside.is_relative_to(top))
-        layers = tops[top][:1] if to_write else tops[top]
-        for layer in layers:
-            found = Path(os.path.realpath(layer / inside.relative_to(top)))
-            if not found.is_relative_to(os.path.realpath(layer)):
-                raise InputError(field, str(path), "leads out of the sandbox by a symbolic link")
-            if layer is layers[-1] or os.path.lexists(found):
-                return found
-        raise AssertionError("the last layer is taken")
+        found = Path(os.path.realpath(tops[top] / inside.relative_to(top)))
+        if not found.is_relative_to(os.path.realpath(tops[top])):
+            raise InputError(field, str(path), "leads out of the sandbox by a symbolic link")
+        return found
 
     def _make_folders(self, folder: Path) -> None:
         missing = [folder, *folder.parents]

@@ -52,6 +52,13 @@ def said(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline().strip()
 
 
+def test_a_service_may_open_as_many_files_as_it_may_allow_itself() -> None:
+    program = "import resource; from polar.cli import process\n"
+    program += "async def main(stop): print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])\nprocess.serve(main)"
+    shell = ("bash", "-c", 'ulimit -Sn 300; ulimit -Hn 700; exec "$@"', "-", sys.executable, "-c", program)
+    assert subprocess.check_output(shell, text=True) == "700\n"
+
+
 @pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
 def test_with_a_grace_a_second_signal_hurries_and_a_third_ends(second: signal.Signals) -> None:
     with running(hurries=True) as process:

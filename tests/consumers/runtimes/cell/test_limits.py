@@ -171,6 +171,17 @@ def test_open_files_and_the_size_of_one_file_are_limited(bare: Host, tmp_path: P
     assert output == ["Too many open files 49", f"File too large {MB}", "(0, 0)"]
 
 
-def test_a_limit_above_our_own_hard_limit_is_cut_to_it(bare: Host) -> None:
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    assert (resource.RLIMIT_NOFILE, hard) in bare.rlimits(Limits(files=hard + 1))
+def test_a_limit_above_our_own_hard_limit_is_cut_to_it(bare: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1 << 30, 1 << 30))
+    assert (resource.RLIMIT_FSIZE, 1 << 30) in bare.rlimits(Limits(storage_mb=2048))
+
+
+@pytest.mark.parametrize(
+    ("soft", "wanted", "limit"),
+    [(1 << 20, None, 65_536), (20_000, None, 10_000), (20_000, 9000, 9000), (1024, None, 1024), (512, None, 512)],
+)
+def test_a_session_has_at_most_half_of_the_open_files_that_its_worker_has(
+    bare: Host, monkeypatch: pytest.MonkeyPatch, soft: int, wanted: int | None, limit: int
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, soft))
+    assert (resource.RLIMIT_NOFILE, limit) in bare.rlimits(Limits(files=wanted))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import resource
 import socket
 import ssl
 from collections.abc import AsyncIterator
@@ -466,6 +467,23 @@ async def test_connections_over_the_limit_get_503(listener: socket.socket, upstr
         async with asyncio.TaskGroup() as group:
             group.create_task(answered())
             await eventually(is_served)
+
+
+async def test_listeners_share_the_open_files_of_their_process(upstream: Upstream) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    count = 8
+    async with AsyncExitStack() as stack:
+        listeners = [listening() for _ in range(4)]
+        for one in listeners:
+            await stack.enter_async_context(model_relay(one, upstream.url, KEY))
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (4 * len(listeners) * count, hard))
+        for one in listeners:
+            clients = [await stack.enter_async_context(client_of(one)) for _ in range(count)]
+            await clients[-1].send(GET)
+            await upstream.accepted()
+            async with client_of(one) as refused:
+                assert (await refused.rest()).startswith(b"HTTP/1.1 503 Service Unavailable\r\n")
 
 
 async def test_idle_connections_end_and_waiting_ones_do_not(

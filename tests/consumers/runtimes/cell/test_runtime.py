@@ -183,6 +183,39 @@ async def test_an_abstract_socket_of_the_host_is_not_reached(runtime: CellRuntim
     assert "ConnectionRefusedError" in ended.tail
 
 
+HOLD = """
+import array, errno, os, pathlib, socket, time
+fd, kept = os.open("/dev/null", os.O_RDONLY), []
+try:
+    while True:
+        kept += socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+        for _ in range(5):
+            kept[-1].sendmsg([b"x"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd] * 200))])
+except OSError as error:
+    pathlib.Path("held").write_text(errno.errorcode[error.errno])
+time.sleep(60)
+"""
+
+
+async def test_descriptors_that_a_cell_has_in_flight_keep_no_other_from_starting(
+    backend: CellBackend, runtime: CellRuntime, claim: str
+) -> None:
+    """The kernel counts them by user, and an unprivileged worker's cells have the worker's."""
+    holder = await backend.create(Labels("polar", "task.1", 1, f"{claim}-holder"), RuntimeSpec())
+    stop = asyncio.Event()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(holder.exec(Exec(("python", "-c", HOLD), timeout_s=60), stop))
+        held = workspace_of(holder) / "held"
+        await eventually(held.exists)
+        assert await output(runtime, "echo fine") == "fine\n"
+        stop.set()
+    assert held.read_text() == "ETOOMANYREFS"
+
+
+async def test_programs_go_first_when_the_hosts_memory_ends(runtime: CellRuntime) -> None:
+    assert await output(runtime, "cat /proc/self/oom_score_adj") == "1000\n"
+
+
 async def test_an_evaluation_sees_the_prepared_home_and_the_runs_workspace_and_changes_neither(
     backend: CellBackend, claim: str
 ) -> None:
@@ -275,11 +308,13 @@ async def test_a_program_has_no_more_open_files_than_its_limit(backend: CellBack
 @pytest.mark.hard
 def test_all_of_this_holds_without_privileges_too() -> None:
     """In a user namespace we are root of nothing: mounts and networks are made in a namespace of the cell's own."""
-    attacks, conformance = (
-        Path(__file__).with_name("test_attacks.py"),
-        Path(__file__).parents[1] / "test_conformance.py",
-    )
-    files = [Path(__file__), attacks, conformance]
+    here = Path(__file__)
+    files = [
+        here,
+        here.with_name("test_attacks.py"),
+        here.with_name("test_layered.py"),
+        here.parents[1] / "test_conformance.py",
+    ]
     ended = subprocess.run(
         [
             *(

@@ -1,0 +1,76 @@
+"""Files of a workspace that an evaluation changes in a layer of its own, read and written by programs that see it as its tests do.
+
+What the evaluation removed or replaced is only right in the mounted overlay: the folders of its layers, which lie on the host, also hold
+the marks of what is gone and the links that the run left. Each function runs one program, which starts where the agent never was.
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+
+from consumers.runtimes import session_folder
+from consumers.runtimes.base import Exec, ExecResult, Runtime
+from consumers.runtimes.cell.bubblewrap import TMP
+from topics.types.errors import InputError
+
+_NO_FILE, _NOT_REGULAR = 3, 4
+"""Exit codes of `_READ`, which no program in it has."""
+_READ = f"""\
+[ -e "$FILE" ] || exit {_NO_FILE}
+[ -f "$FILE" ] || exit {_NOT_REGULAR}
+exec head -c "$LIMIT" -- "$FILE"
+"""
+_PLACE = """\
+if [ -n "$NAME" ] && [ -d "$TARGET" ] && [ ! -d "$SOURCE" ]; then TARGET=$TARGET/$NAME; fi
+mkdir -p -- "$(dirname -- "$TARGET")" && cp --archive --no-target-directory --remove-destination -- "$SOURCE" "$TARGET"
+code=$?
+rm -rf -- "$SOURCE"
+exit $code
+"""
+"""Links at the target are replaced, and not followed."""
+
+
+async def read(runtime: Runtime, path: PurePosixPath, limit: int) -> bytes:
+    """As `Runtime.read_file`. InputError for anything but a readable file."""
+    result = await _run(runtime, _READ, limit, FILE=path, LIMIT=limit)
+    if result.exit_code == _NO_FILE:
+        raise FileNotFoundError(f"no file {path} in the sandbox")
+    if result.exit_code == _NOT_REGULAR:
+        raise InputError("path", str(path), "is no regular file")
+    if result.exit_code != 0:
+        raise InputError("path", str(path), f"can't be read: {result.output_end}")
+    return session_folder.read(result.log, limit)
+
+
+async def write(runtime: Runtime, path: PurePosixPath, data: bytes, mode: int) -> None:
+    """As `Runtime.write_file`. InputError if what lies there is in the way."""
+    staged = _staged()
+    await runtime.write_file(staged, data, mode)
+    await _place(runtime, staged, path, name="")
+
+
+async def upload(runtime: Runtime, source: Path, path: PurePosixPath) -> None:
+    """As `Runtime.upload`. InputError if what lies there is in the way."""
+    staged = _staged()
+    await runtime.upload(source, staged)
+    await _place(runtime, staged, path, name=source.name)
+
+
+async def _place(runtime: Runtime, staged: PurePosixPath, path: PurePosixPath, *, name: str) -> None:
+    """`name`: of a file that is put into the folder at `path`, if one is there; empty: the file takes its place or fails."""
+    result = await _run(runtime, _PLACE, SOURCE=staged, TARGET=path, NAME=name)
+    if result.exit_code != 0:
+        raise InputError("path", str(path), f"can't be written: {result.output_end}")
+
+
+def _staged() -> PurePosixPath:
+    return TMP / f"staged-{secrets.token_hex(16)}"
+
+
+async def _run(runtime: Runtime, script: str, limit: int | None = None, **variables: object) -> ExecResult:
+    """`limit`: the most bytes that the script writes."""
+    env = {"LC_ALL": "C"} | {name: str(value) for name, value in variables.items()}
+    what = Exec(("bash", "-p", "-c", script), cwd=str(TMP), env=env, log="layered.log")
+    return await runtime.exec(what if limit is None else replace(what, log_limit=limit))
