@@ -44,6 +44,11 @@ async def read(runtime: Runtime, path: PurePosixPath, limit: int) -> bytes:
     return session_folder.read(result.log, limit)
 
 
+async def is_folder(runtime: Runtime, path: PurePosixPath) -> bool:
+    """Whether programs can start there."""
+    return (await _run(runtime, 'cd -- "$FILE"', FILE=path)).exit_code == 0
+
+
 async def write(runtime: Runtime, path: PurePosixPath, data: bytes, mode: int) -> None:
     """As `Runtime.write_file`. InputError if what lies there is in the way."""
     staged = _staged()

@@ -139,9 +139,8 @@ class CellRuntime:
         policy = self._spec.network or Network.PROXY_ONLY if what.model else self._view.network
         ways = _WaysOut(policy, self._spec.allowed_hosts, what.model)
         cwd = self._workdir if what.cwd is None else self._inside(what.cwd, field="cwd")
-        # In a layered workspace bubblewrap finds out, and the program isn't started.
         if not self._is_layered(cwd) and not self._on_host(cwd, field="cwd").is_dir():
-            raise InputError("cwd", str(what.cwd), "is no folder in the sandbox; runtime.prepare can make it")
+            raise _no_folder(what.cwd)
         if what.stdin is not None and self._is_layered(self._inside(what.stdin, field="stdin")):
             raise InputError("stdin", what.stdin, "lies in an evaluation's workspace; redirect it in the command")
         environment = self._environment() | ways.environment | self._spec.env | dict(what.env)
@@ -174,6 +173,10 @@ class CellRuntime:
                 sweep=lambda: kill_marked(CLAIM_MARK, self._marks[CLAIM_MARK]),
                 ways_out=ways.served if ways.ports else None,
             )
+        except SandboxError as error:
+            if error.code == "not_started" and self._is_layered(cwd) and not await layered.is_folder(self, cwd):
+                raise _no_folder(what.cwd) from None
+            raise
         finally:
             problem = await _cancelled(storage)
         if group.host_out_of_memory():
@@ -408,6 +411,10 @@ class CellBackend:
         self._give(maker, top)
         for parent, folders, files in os.walk(top):
             self._give(maker, *(Path(parent, name) for name in (*folders, *files)))
+
+
+def _no_folder(cwd: str | None) -> InputError:
+    return InputError("cwd", str(cwd), "is no folder in the sandbox; runtime.prepare can make it")
 
 
 def _groups_of(folder: Path) -> list[str]:
