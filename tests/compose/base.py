@@ -11,12 +11,12 @@ from docker.errors import ImageNotFound
 
 from topics.environment import cache
 
-IMAGE = "polar-base:bookworm"
+IMAGE = "polar-base:bookworm-2"
 SUITE = "bookworm"
 CERTIFICATES = Path("/usr/local/share/ca-certificates")
 """Authorities that this machine trusts beyond Debian's: a registry's mirror may be signed by one."""
 BUNDLE = "/etc/ssl/certs/ca-certificates.crt"
-ENVIRONMENT = f"ENV PIP_CERT={BUNDLE} REQUESTS_CA_BUNDLE={BUNDLE}"
+ENVIRONMENT = f"ENV PIP_CERT={BUNDLE} REQUESTS_CA_BUNDLE={BUNDLE} NODE_EXTRA_CA_CERTS={BUNDLE}"
 
 
 def ensure_image(client: docker.DockerClient) -> str:

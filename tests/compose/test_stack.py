@@ -17,6 +17,7 @@ import yaml
 
 from tests.compose.stack import COMPOSE, Stack
 from tests.waiting import until
+from topics.environment import registry
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(1800)]
 
@@ -102,6 +103,18 @@ def test_a_harness_reaches_neither_the_secrets_nor_kafka_and_its_session_says_wh
     assert [one["reward"] for one in trajectories(stack, "attack")] == [1.0]
     assert "only the model answered" in stack.polar("show", "attack.0", "--artifact", "agent_log")
     assert "runtime landlock, without: udp, unix_sockets" in stack.polar("show", "attack.0")
+
+
+def test_the_clis_of_all_presets_run_in_containers(stack: Stack) -> None:
+    """Without privileges, in the runtime `landlock`; each CLI is downloaded at its first use."""
+    presets = [name for name in registry.names(registry.Kind.HARNESS) if name != "shell"]
+    tasks = [{"task_id": f"cli-{name}", "instruction": "Say hello.", "agent": {"harness": name}} for name in presets]
+    stack.polar("submit", "-", "--wait", stdin="\n".join(map(json.dumps, tasks)))
+    for name in presets:
+        [found] = trajectories(stack, f"cli-{name}")
+        assert found["status"] == "COMPLETED", (name, found["error"])
+        assert sum(sum(trace["loss_mask"]) for trace in found["traces"]) > 0, name
+        assert "runtime landlock, without: udp, unix_sockets" in stack.polar("show", f"cli-{name}.0")
 
 
 def test_every_service_scales_and_prometheus_finds_every_replica(stack: Stack) -> None:
