@@ -16,7 +16,7 @@ REPEAT_S = 10.0
 """A message is logged at most once in this time: aiokafka reports a missing broker hundreds of times a second."""
 
 OPEN_FILES = 1 << 20
-"""The usual hard limit."""
+"""Linux' usual hard limit of open files."""
 
 
 def serve(main: Callable[[asyncio.Event], Awaitable[None]], hurry: asyncio.Event | None = None) -> None:

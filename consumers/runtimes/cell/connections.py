@@ -23,9 +23,10 @@ from typing import Any, ClassVar, cast
 from consumers.runtimes.cell.http_requests import RequestHead, RequestReader, RequestRefusedError, error_answer
 
 CONNECTIONS = 64
-"""Of one listener; further ones get 503. As many as a session's calls at a time (`topics.environment.keys.CONCURRENT_CALLS`)."""
+"""How many one listener has open at most; further ones get 503. A session may make as many calls at once
+(`topics.environment.keys.CONCURRENT_CALLS`)."""
 LEAST_CONNECTIONS = 4
-"""Of one listener, however many there are."""
+"""How many each listener may have open, however few files this process may open."""
 READ_BYTES = 64 * 1024
 """At once. It bounds for how long one connection keeps the event loop: 64 KiB of chunks of one byte take 5 ms to read."""
 CONNECT_S = 10.0
@@ -251,7 +252,7 @@ class Connections:
     """The open connections of one listener."""
 
     _listeners: ClassVar[int] = 0
-    """Of this process."""
+    """How many listeners this process serves now."""
 
     def __init__(self) -> None:
         self.buffer = memoryview(bytearray(READ_BYTES))
@@ -261,7 +262,8 @@ class Connections:
         self._changed = asyncio.Event()
 
     def add(self, connection: CellConnection) -> bool:
-        """Whether there is room. Each takes two open files, and all of this process together take at most half of those it may have."""
+        """Whether there is room. A connection takes two open files. Those of all listeners together take at most half of the process's
+        limit, or LEAST_CONNECTIONS each."""
         open_files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         share = open_files // 4 // Connections._listeners
         if len(self._open) >= min(CONNECTIONS, max(share, LEAST_CONNECTIONS)):

@@ -22,8 +22,9 @@ limit holds that the creator had at the creation. So a program must have its own
 before the namespace is made, the limit would count all of the user's processes on the host. User id 0 of the host is never limited. With
 a privileged worker, whose sessions have user ids of their own, all programs of a session count together.
 
-RLIMIT_NOFILE is never above half of the worker's own soft limit. The kernel counts the descriptors that a user's processes have sent and
-not yet received, and lets nobody send who has a lower limit than that count. So sessions of the worker's user can't keep it from sending.
+RLIMIT_NOFILE is at most half of the worker's own soft limit, or FILES_LEAST. The kernel counts the descriptors that a user's processes have
+sent and not yet received, and lets nobody send who has a lower limit than that count. So sessions of the worker's user can't keep it from
+sending, unless its own limit is FILES_LEAST or less.
 
 cgroups are in `cgroup`, and the watch is `storage`.
 """
@@ -51,7 +52,7 @@ STORAGE_MB = 10_240
 FILES = 65_536
 """Default `files`. Docker's and systemd's usual limits are this or more, and no tool of an agent needs as many."""
 FILES_LEAST = 1024
-"""What a session may have even where that is more than half of the worker's: no CLI of an agent starts with a few hundred."""
+"""The least RLIMIT_NOFILE that is chosen because the worker's own is low: an agent's CLI opens hundreds of files when it starts."""
 DATA_LEAST_MB = 4096
 """The least RLIMIT_DATA: enough for node 24 with six threads."""
 

@@ -101,7 +101,7 @@ async def test_a_file_is_read_byte_by_byte_up_to_the_limit(after: After) -> None
 @pytest.mark.parametrize("ran", ["mkdir x", "mkfifo x", "echo x > x; chmod 0 x"])
 async def test_what_is_no_readable_file_is_an_error_of_the_path(after: After, ran: str) -> None:
     runtime = await after("true", ran)
-    with pytest.raises(InputError, match=r"^path: .*/workspace/x|^path: (is no|can't be)"):
+    with pytest.raises(InputError, match=r"^path: (is no regular file|can't be read)"):
         await runtime.read_file("x", 10)
 
 
