@@ -128,22 +128,46 @@ def test_control_ports_open_to_prometheus_alone(example: list[Manifest]) -> None
     assert closed["podSelector"]["matchLabels"] == {"app.kubernetes.io/part-of": "polar"}
     assert "ingress" not in closed
     names = {"model": 8400, "control": 8401, "metrics": 9464}
-    for name, policy in policies.items():
+    opening = {name: policy for name, policy in policies.items() if "ingress" in policy["spec"]}
+    assert "figures" in opening
+    for name, policy in opening.items():
         for rule in policy["spec"]["ingress"]:
             opened = {names.get(port["port"], port["port"]) for port in rule["ports"]}
             assert opened.isdisjoint(CONTROL_PORTS) or name == "figures", name
             assert rule["from"], name
 
 
-def test_secrets_are_files_for_those_who_need_them(example: list[Manifest]) -> None:
-    """No value of a secret is in an environment; only coordinators, proxies, run workers and webhooks have the folder."""
-    readers = set()
+def test_pods_that_run_tasks_reach_kafka_the_model_and_names_alone(example: list[Manifest]) -> None:
+    policy = of_kind(example, "NetworkPolicy")["stages"]["spec"]
+    assert policy["policyTypes"] == ["Egress"]
+    reached = set()
+    for rule in policy["egress"]:
+        labels = {label for to in rule["to"] for label in to["podSelector"]["matchLabels"].values()}
+        assert not any("ipBlock" in to for to in rule["to"])
+        reached |= {(label, port["port"]) for label in labels - {"polar"} for port in rule["ports"]}
+    assert reached == {("kube-dns", 53), ("kafka", 9092), ("proxy", 8400)}
+    chosen = policy["podSelector"]["matchLabels"].items()
+    deployments = of_kind(example, "Deployment")
+    of_pods = {name: one["spec"]["template"]["metadata"]["labels"] for name, one in deployments.items()}
+    assert {name for name in of_pods if chosen <= of_pods[name].items()} == {"init", "run", "evaluate"}
+
+
+def test_each_pod_has_the_secrets_that_it_uses_alone_as_files(example: list[Manifest]) -> None:
+    """No value of a secret is in an environment."""
+    files = {}
     for name, deployment in of_kind(example, "Deployment").items():
         container = pod(deployment)["containers"][0]
         assert "secretKeyRef" not in json.dumps(container)
-        if any("secret" in volume for volume in pod(deployment)["volumes"]):
-            readers.add(name)
-    assert readers == {"coordinator", "proxy", "run", "webhooks"}
+        secrets = [volume["secret"] for volume in pod(deployment)["volumes"] if "secret" in volume]
+        if secrets:
+            # Without `items` all files of the secret would be there.
+            files[name] = {item["path"] for secret in secrets for item in secret["items"]}
+    assert files == {
+        "coordinator": {"keys.json"},
+        "proxy": {"keys.json", "control.token"},
+        "run": {"keys.json"},
+        "webhooks": {"webhook.secret"},
+    }
     assert not of_kind(build(MANIFESTS / "base"), "Secret")
 
 
