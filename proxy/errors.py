@@ -101,7 +101,7 @@ ENGINE_RETRY_AFTER_S = 2
 LONGEST_RETRY_AFTER_S = 30
 """Most harnesses wait as long as they are told, at their run's cost; an engine that asks for an hour may be back in a minute."""
 OVERLOAD = frozenset({429, 503})
-REQUESTS_FAULT = frozenset({"context_length", "refused", "too_large"})
+REQUESTS_FAULT = frozenset({"context_length", "refused", "too_large", "unanswerable"})
 """Codes of `CallError`: the request itself makes its call fail. All others are failures of the engine, of Kafka, or of a proxy."""
 
 

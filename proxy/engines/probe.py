@@ -11,15 +11,14 @@ from dataclasses import dataclass
 
 import structlog
 
-from proxy.chat import ChatRequest, Message
 from proxy.engines import capabilities
 from proxy.engines.capabilities import Capabilities
 from proxy.engines.connection import UnreachableError
 from proxy.engines.pool import plug_in_of
+from proxy.engines.replicas import PROBE
 from proxy.errors import EngineError
 from topics.environment import http_json
 from topics.environment.settings import EngineSettings
-from topics.types.completion import Sampling
 from topics.types.errors import InputError, NotReadyError
 
 ANSWER_S = 10.0
@@ -110,10 +109,9 @@ async def try_call(served: ServedModel, mode: str = "chat") -> None:
     Raises NotReadyError, with what the server lacks and what to do, and InputError for an unknown mode.
     """
     engine = plug_in_of(mode, "--mode")(served.url, served.model, deadline_s=PROBE_S)
-    request = ChatRequest([Message("user", content="Say a word.")], sampling=Sampling(temperature=1, max_tokens=1))
     await engine.start()
     try:
-        await engine.complete(request, "polar-probe.0")
+        await engine.complete(PROBE, "polar-probe.0")
     except EngineError as error:
         cause = CAUSES.get(error.code, f"it gave no usable answer ({error.code}: {error.message})")
         raise _unusable(served, cause) from None

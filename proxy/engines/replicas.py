@@ -3,6 +3,9 @@
 Invariant: while its server is up, a session's calls go to that server, which has their prefix in its cache; all proxies choose the same
 server. At most `concurrency` calls are under way here. A failed attempt is repeated within the retry budget, at another server if one is
 up. If none is up, the servers are tried all the same.
+
+A request that a working engine can't answer is at fault itself: an agent could otherwise end its attempt without a reward by such a request
+(protocol 34). So when all attempts have failed, the engine gets a request of ours; if it answers, the call gets its attempts once more.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from typing import TypeVar
 
 import msgspec
 
-from proxy.chat import Answer, ChatRequest
+from proxy.chat import Answer, ChatRequest, Message
 from proxy.engines.admission import Admission
 from proxy.engines.base import Engine
 from proxy.engines.health import Server
@@ -23,9 +26,17 @@ from proxy.engines.retry import with_retries
 from proxy.errors import EngineError
 from proxy.fleet import EngineCall
 from proxy.rendezvous import ranked
+from topics.types.completion import Sampling
 
 ANY = "*"
 """The entry in an engine's `models` that stands for any requested name."""
+
+BROKE = frozenset({"server_error", "cut"})
+"""Codes of `EngineError` that tell nothing about whose fault it was."""
+PROBE = ChatRequest([Message("user", "Say a word.")], sampling=Sampling(temperature=1, max_tokens=1))
+"""Asks for one token."""
+PROBE_S = 30.0
+"""Deadline for the engine's answer to `PROBE`: a loaded engine answers one token within seconds."""
 
 T = TypeVar("T")
 
@@ -82,7 +93,33 @@ class Replicas:
             return engine.complete(msgspec.structs.replace(request, salt=salt), session_id)
 
         async with self.admission.turn(patiently=patiently), under_way or nullcontext():
-            return await self._with_retries(session_id, ask)
+            try:
+                return await self._with_retries(session_id, ask)
+            except EngineError as fault:
+                if fault.code not in BROKE or not await self._is_answering():
+                    raise
+            try:
+                return await self._with_retries(session_id, ask)
+            except EngineError as fault:
+                if fault.code not in BROKE:
+                    raise
+                raise EngineError(
+                    "unanswerable",
+                    f"the engine fails at this request and answers others: {fault.message}",
+                    status=fault.status,
+                ) from None
+
+    async def _is_answering(self) -> bool:
+        """Whether the engine answers a request of ours, at the first attempt."""
+        session_id = secrets.token_hex(4)
+        servers = [self._servers[url] for url in ranked(session_id, self._servers)]
+        server = min(servers, key=lambda each: not each.is_up)
+        try:
+            async with asyncio.timeout(PROBE_S):
+                await server.engine.complete(PROBE, session_id)
+        except (EngineError, TimeoutError):
+            return False
+        return True
 
     async def count_tokens(self, request: ChatRequest) -> int:
         """As `Engine` defines, by any server that is up. Raises EngineError."""

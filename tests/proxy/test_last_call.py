@@ -12,8 +12,10 @@ import openai
 import pytest
 from openai import AsyncOpenAI
 
+from polar.scripted.app import running
 from polar.scripted.engine import Engine as ScriptedEngine
-from polar.scripted.faults import Hang, Status
+from polar.scripted.faults import Cut, Fault, Hang, Status
+from polar.scripted.scripts import Script, ScriptTurn, Variant
 from proxy.app import Proxy
 from proxy.engines import retry
 from tests.proxy.conftest import Bench, proxied
@@ -21,6 +23,9 @@ from tests.waiting import eventually
 from topics.types.last_call import PATH, LastCall
 
 HI = [{"role": "user", "content": "hi"}]
+OUTAGE = 4
+"""Failed requests that make an outage: a call's three attempts, and the proxy's own request after them."""
+POISON = [{"role": "user", "content": "answer this with an error"}]
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +50,7 @@ async def test_the_last_call_that_ended_counts_and_only_failures_of_ours(
     assert await told(http, proxy, key) == LastCall()
     await call(client)
     assert await told(http, proxy, key) == LastCall()
-    scripted.faults.add(Status(status=500, times=3))
+    scripted.faults.add(Status(status=500, times=OUTAGE))
     with pytest.raises(openai.InternalServerError):
         await call(client)
     failed = await told(http, proxy, key)
@@ -66,6 +71,26 @@ async def test_the_last_call_that_ended_counts_and_only_failures_of_ours(
     assert await told(http, proxy, key) == LastCall()
 
 
+@pytest.mark.parametrize("fault", [Status(status=500, times=99), Cut(times=99)], ids=["error", "cut"])
+async def test_a_request_that_a_working_engine_cannot_answer_is_at_fault(
+    bench: Bench, http: aiohttp.ClientSession, fault: Fault
+) -> None:
+    engine = ScriptedEngine([Script("poison", POISON[0]["content"], (Variant((ScriptTurn(fault=fault),)),))])
+    async with running(engine) as url, proxied(bench, url) as proxy:
+        key = bench.key()
+        async with AsyncOpenAI(base_url=proxy.url + "/v1", api_key=key, max_retries=0) as client:
+            with pytest.raises(openai.InternalServerError, match="unanswerable"):
+                await call(client, messages=POISON)
+        assert await told(http, proxy, key) == LastCall()
+
+
+async def test_a_call_survives_an_outage_that_ends_while_it_is_tried(
+    client: AsyncOpenAI, scripted: ScriptedEngine
+) -> None:
+    scripted.faults.add(Status(status=500, times=3))
+    await call(client)
+
+
 async def test_any_proxy_knows_and_one_that_took_the_session_over_says_so(
     bench: Bench, engine_url: str, scripted: ScriptedEngine, http: aiohttp.ClientSession
 ) -> None:
@@ -78,7 +103,7 @@ async def test_any_proxy_knows_and_one_that_took_the_session_over_says_so(
             client = await stack.enter_async_context(
                 AsyncOpenAI(base_url=second.url + "/v1", api_key=key, max_retries=0)
             )
-            scripted.faults.add(Status(status=500, times=3))
+            scripted.faults.add(Status(status=500, times=OUTAGE))
             with pytest.raises(openai.InternalServerError):
                 await call(client)
             failed = await told(http, first, key)

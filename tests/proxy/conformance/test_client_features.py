@@ -159,7 +159,7 @@ async def test_google_is_told_when_to_come_again_and_of_an_error_inside_a_stream
     monkeypatch.setattr("proxy.streaming.QUIET_S", 0.02)
     monkeypatch.setattr("proxy.engines.retry.PAUSES_S", (0.2,))
     scripted.faults.add(Status(status=429, retry_after_s=60))
-    scripted.faults.add(Status(status=500, times=2))
+    scripted.faults.add(Status(status=500, times=3))  # two attempts, and the proxy's own request
     async with Generate(proxy.url, bench.key()) as google:
         with pytest.raises(errors.ClientError) as overloaded:
             await google.ask([google.user("hi")])

@@ -93,7 +93,8 @@ async def test_answered_calls_are_counted_and_failed_ones_are_not(
 ) -> None:
     monkeypatch.setattr("proxy.engines.retry.PAUSES_S", ())
     key = bench.key(limits=Limits(calls=2))
-    scripted.faults.add(Status(status=500))
+    # Of the call, and of the proxy's own request after it.
+    scripted.faults.add(Status(status=500, times=2))
     assert [(await ask(key))[0] for _ in range(4)] == [502, 200, 200, 403]
     status, told, wait = await ask(key)
     assert (status, told["error"]["message"], wait) == (403, "this session has had 2 of its 2 calls", None)

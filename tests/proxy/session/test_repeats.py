@@ -123,7 +123,8 @@ async def test_a_retry_of_what_failed_is_sampled_anew(
 ) -> None:
     monkeypatch.setattr("proxy.engines.retry.PAUSES_S", ())
     given = await ask("0")
-    scripted.faults.add(Status(status=500))
+    # Of the call, and of the proxy's own request after it.
+    scripted.faults.add(Status(status=500, times=2))
     assert (await ask("0"))[0] == 502
     repeated = await ask("1")
     assert repeated[0] == 200
