@@ -103,6 +103,7 @@ async def test_every_session_is_built_again_by_another_builder_and_a_second_run_
     assert await records_of(settings, trajectories.TOPIC) == before, "the builder's own topic is as it was"
 
 
+@pytest.mark.hard
 async def test_a_run_that_was_cut_short_is_taken_up(
     settings: Settings, log: LogProducer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -130,6 +131,7 @@ async def test_a_run_that_was_cut_short_is_taken_up(
     assert passed[-1][0] <= passed[-1][1]
 
 
+@pytest.mark.hard
 async def test_tasks_may_be_added(settings: Settings, log: LogProducer) -> None:
     await finished(log, settings, "t", "u")
     nothing = await rebuild(settings, RebuildRequest("again", "per_request", tasks=frozenset({"none"})))
@@ -143,6 +145,7 @@ async def test_tasks_may_be_added(settings: Settings, log: LogProducer) -> None:
     assert sorted(await rebuilt(settings)) == ["t.0", "t.1", "u.0", "u.1"]
 
 
+@pytest.mark.hard
 async def test_two_runs_at_once_into_one_topic_write_each_session_once(settings: Settings, log: LogProducer) -> None:
     await finished(log, settings, "t", "u")
     both = await asyncio.gather(*(rebuild(settings, PER_REQUEST) for _ in range(2)), return_exceptions=True)
@@ -153,6 +156,7 @@ async def test_two_runs_at_once_into_one_topic_write_each_session_once(settings:
     assert sorted(await rebuilt(settings)) == ["t.0", "t.1", "u.0", "u.1"]
 
 
+@pytest.mark.hard
 async def test_nothing_is_written_before_all_is_known_that_would_be_refused(
     settings: Settings, log: LogProducer
 ) -> None:
@@ -192,6 +196,7 @@ class Unwell:
         return PerRequest().build(session)
 
 
+@pytest.mark.hard
 async def test_what_a_builder_failed_on_is_built_when_the_builder_is_mended(
     settings: Settings, log: LogProducer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -208,6 +213,7 @@ async def test_what_a_builder_failed_on_is_built_when_the_builder_is_mended(
     assert {one.builder for one in (await rebuilt(settings)).values()} == {wanted.builder}
 
 
+@pytest.mark.hard
 async def test_without_a_builder_each_session_is_built_by_its_own(settings: Settings, log: LogProducer) -> None:
     await finished(log, settings, "t")
     await session(log, "v.0")
@@ -237,6 +243,7 @@ async def test_sessions_whose_calls_have_left_the_log_are_told(settings: Setting
     assert (trajectory.status, trajectory.error.code, trajectory.reward) == (Status.FAILED, "log_gap", None)
 
 
+@pytest.mark.hard
 async def test_a_log_that_is_cut_between_looking_and_building_ends_the_run(
     settings: Settings, log: LogProducer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -111,6 +111,7 @@ async def test_without_a_kafka_to_read_it_says_so(tmp_path: Path) -> None:
         await run_analytics(Settings(data=tmp_path), asyncio.Event())
 
 
+@pytest.mark.hard
 async def test_two_writers_share_a_lake_through_rebalances(settings: Settings) -> None:
     """The first leaves while records come, a third joins."""
     load = tasks(60, seed=3)

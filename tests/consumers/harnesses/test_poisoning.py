@@ -143,6 +143,7 @@ async def test_a_changed_file_is_found_before_the_next_session_and_replaced(
     assert {"action": "harness.touched", "path": str(program())}.items() <= logs[0].items()
 
 
+@pytest.mark.hard
 async def test_a_changed_file_is_never_used_where_it_cannot_be_replaced(
     locked: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -198,6 +199,7 @@ def wheel(folder: Path, source: str) -> bytes:
     return path.read_bytes()
 
 
+@pytest.mark.hard
 def test_an_index_with_another_wheel_than_the_locks_is_refused(
     tmp_path: Path, empty_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -78,7 +78,13 @@ def test_without_a_grace_a_second_signal_ends_the_process() -> None:
         assert process.wait(15) == -signal.SIGTERM
 
 
-@pytest.mark.parametrize("role", ["fanout", "coordinator", "builder", "analytics", "webhooks"])
+@pytest.mark.parametrize(
+    "role",
+    [
+        "coordinator",
+        *(pytest.param(role, marks=pytest.mark.hard) for role in ("fanout", "builder", "analytics", "webhooks")),
+    ],
+)
 def test_a_consumer_whose_kafka_answers_nothing_leaves_when_it_is_told_to(role: str, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         kafka = {"POLAR_KAFKA": f"127.0.0.1:{silent.getsockname()[1]}", "POLAR_DATA": str(tmp_path)}
