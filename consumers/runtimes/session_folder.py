@@ -161,7 +161,7 @@ async def kill_marked(name: str, value: str) -> None:
 async def remove(folder: Path) -> None:
     """Kill whatever runs in the folder and delete it. Raises SandboxError `unkillable`, `not_removed`."""
     await kill_marked(RUNTIME_MARK, folder.name)
-    await asyncio.to_thread(_delete, folder)
+    await asyncio.to_thread(delete, folder)
 
 
 def _labels(folder: Path) -> Labels:
@@ -202,12 +202,13 @@ def _copy_file(source: Path, target: Path) -> None:
             os.utime(fd, ns=(found.st_atime_ns, found.st_mtime_ns))
 
 
-def _delete(folder: Path) -> None:
+def delete(folder: Path) -> None:
+    """Delete a folder in which nothing runs. Raises SandboxError `not_removed`."""
     try:
         shutil.rmtree(folder)
     except FileNotFoundError:
         if folder.exists():  # another worker removes it at the same time
-            _delete(folder)
+            delete(folder)
     except (OSError, RecursionError):
         # Read-only folders, as in Go's module cache, or folders nested deeper than Python's recursion limit or our limit of open files.
         for command in (["chmod", "-Rf", "u+rwX"], ["rm", "-rf"]):

@@ -19,7 +19,7 @@ import re
 import secrets
 import subprocess
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -86,12 +86,8 @@ class Group:
         return [f"{folder}/cgroup.procs" for folder in self._folders]
 
     def pids(self) -> set[int]:
-        """All processes in the group, without zombies and without processes that this process's PID namespace doesn't show."""
-        found: set[int] = set()
-        for path in self.join_paths:
-            with suppress(FileNotFoundError):
-                found.update(map(int, _read(path).split()))
-        return found - {0}  # v1 shows a process outside of our namespace as 0
+        """As the function `pids`."""
+        return pids(self._folders)
 
     def oom_killed(self) -> bool:
         """True if the kernel has killed a process of the group because the group reached its own limit."""
@@ -100,18 +96,6 @@ class Group:
     def host_out_of_memory(self) -> bool:
         """True if the kernel has killed a process of the group although the group was within its limit: a failure of the machine."""
         return self._killed_for_memory() and not self._was_at_limit()
-
-    def kill(self, deadline_s: float = _KILL_S) -> set[int]:
-        """Kill all processes of the group, also those that are forked meanwhile. Returns those that couldn't be killed."""
-        for folder, parent in self._folders.items():
-            if parent.version == 2:
-                with suppress(OSError):  # Linux < 5.14 lacks the file
-                    _write(f"{folder}/cgroup.kill", "1")
-        return proctree.kill_until_gone(self.pids, deadline_s)
-
-    def remove(self, deadline_s: float = _REMOVE_S) -> None:
-        """As the function `remove`."""
-        remove(self._folders, deadline_s)
 
     def _killed_for_memory(self) -> bool:
         return self._memory_events().get("oom_kill", 0) > self._before.get("oom_kill", 0)
@@ -151,6 +135,23 @@ def make(name: str, parents: Mapping[str, Parent], limits: Mapping[str, float | 
     except OSError as error:
         raise SandboxError("not_started", f"the limits of {name} can't be set: {error}") from error
     return Group(name, folders)
+
+
+def pids(folders: Iterable[str]) -> set[int]:
+    """All processes in a group, without zombies and without processes that this process's PID namespace doesn't show."""
+    found: set[int] = set()
+    for folder in folders:
+        with suppress(FileNotFoundError):
+            found.update(map(int, _read(f"{folder}/cgroup.procs").split()))
+    return found - {0}  # v1 shows a process outside of our namespace as 0
+
+
+def kill(folders: Collection[str], deadline_s: float = _KILL_S) -> set[int]:
+    """Kill all processes of a group, also those that are forked meanwhile. Returns those that couldn't be killed."""
+    for folder in folders:
+        with suppress(OSError):  # only v2 has the file, since Linux 5.14
+            _write(f"{folder}/cgroup.kill", "1")
+    return proctree.kill_until_gone(lambda: pids(folders), deadline_s)
 
 
 def remove(folders: Iterable[str], deadline_s: float = _REMOVE_S) -> None:

@@ -1,9 +1,10 @@
 """The runtime `cell`: a folder on the worker's host, of which programs see their own part and little else.
 
-The folder holds `workspace`, `home` (as `prepare` left it), `logs`, and `views/<claim>/` with each later claim's own copy of the home, its
-own `tmp`, and for an evaluation the layer that takes its changes to the workspace. Each program runs in a bubblewrap of its own (`enter`,
-`bubblewrap`), so with its PID namespace all of it ends. Invariants: programs see no file of the host but those of `bubblewrap.system`, the
-tools that they are given and their view; logs lie outside; the key of the session is inside only with the host's network.
+The folder holds `workspace`, `home` (as `prepare` left it), `logs`, and `views/<claim>/` (`view`) with each later claim's own copy of the
+home, its own `tmp`, and for an evaluation the layer that takes its changes to the workspace. Each program runs in a bubblewrap of its own
+(`enter`, `bubblewrap`), so with its PID namespace all of it ends. Invariants: programs see no file of the host but those of
+`bubblewrap.system`, the tools that they are given and their view; logs lie outside; the key of the session is inside only with the host's
+network.
 
 The network inside is loopback. `Exec.model` is answered at MODEL_PORT: the worker leads all that comes there to the proxy, with the
 session's key (`relay`). With the policy `allowlist` a filtering proxy answers at ALLOWLIST_PORT (`allowlist`). With the policy `host` there
@@ -19,7 +20,6 @@ import importlib.util
 import os
 import platform
 import secrets
-import shutil
 import socket
 import sys
 import tempfile
@@ -34,12 +34,13 @@ from consumers.runtimes import seccomp, session_folder
 from consumers.runtimes.base import Exec, ExecResult, Handle, Labelled, Labels, ModelAccess, SandboxError
 from consumers.runtimes.cell import bubblewrap, cgroup, layered, limits
 from consumers.runtimes.cell.allowlist import allowlist_proxy
-from consumers.runtimes.cell.bubblewrap import HOME, TMP, USER, WORKSPACE, Overlay
+from consumers.runtimes.cell.bubblewrap import HOME, TMP, USER, WORKSPACE
 from consumers.runtimes.cell.cgroup import Group
 from consumers.runtimes.cell.enter import CellOrders
 from consumers.runtimes.cell.limits import Limits
 from consumers.runtimes.cell.relay import model_relay
 from consumers.runtimes.cell.storage import StorageWatch
+from consumers.runtimes.cell.view import ClaimView, View, give, give_all
 from consumers.runtimes.forkserver import ForkServer
 from consumers.runtimes.launch import launch
 from consumers.runtimes.session_folder import CLAIM_MARK, RUNTIME_MARK, SessionFolders, check_claim_id, kill_marked
@@ -111,29 +112,33 @@ class CellRuntime:
             return next(entries, None) is None
 
     async def write_file(self, path: str | PurePosixPath, data: bytes, mode: int = 0o600) -> None:
+        await self._view.make()
         if self._is_layered(inside := self._inside(path)):
             await layered.write(self, inside, data, mode)
             return
         target = self._on_host(path)
         self._make_folders(target.parent)
         session_folder.write(target, data, mode)
-        self._give(target)
+        give(target, self._user_id)
 
     async def read_file(self, path: str | PurePosixPath, limit: int) -> bytes:
+        await self._view.make()
         if self._is_layered(inside := self._inside(path)):
             return await layered.read(self, inside, limit)
         return session_folder.read(self._on_host(path), limit)
 
     async def upload(self, source: Path, path: str | PurePosixPath) -> None:
+        await self._view.make()
         if self._is_layered(inside := self._inside(path)):
             await layered.upload(self, source, inside)
             return
         target = self._on_host(path)
         self._make_folders(target.parent)
         await session_folder.copy(source, target, str(path))
-        await asyncio.to_thread(self._give_all, target)
+        await asyncio.to_thread(give_all, target, self._user_id)
 
     async def exec(self, what: Exec, stop: asyncio.Event | None = None) -> ExecResult:
+        await self._view.make()
         log = session_folder.log_path(self._folder, what.log)
         argv = ("bash", "-o", "pipefail", "-c", what.command) if isinstance(what.command, str) else what.command
         policy = self._spec.network or Network.PROXY_ONLY if what.model else self._view.network
@@ -203,7 +208,7 @@ class CellRuntime:
             self._recorded = folders
 
     async def kill_all(self) -> None:
-        await kill_marked(RUNTIME_MARK, self._folder.name)
+        await _kill_all(self._folder)
 
     async def remove(self) -> None:
         await self._backend.remove(self.handle)
@@ -223,8 +228,9 @@ class CellRuntime:
     def _cell(
         self, environment: Mapping[str, str], cwd: PurePosixPath, tools: tuple[Path, ...], ways: _WaysOut, group: Group
     ) -> CellOrders:
-        mounts, links = bubblewrap.system()
-        mounts += [
+        mounts, links = self._backend.system
+        mounts = [
+            *mounts,
             bubblewrap.mount(self._folder / "workspace", WORKSPACE, writable=True, overlay=self._view.overlay),
             bubblewrap.mount(self._view.home, HOME, writable=True),
             bubblewrap.mount(self._view.tmp, TMP, writable=True),
@@ -285,28 +291,7 @@ class CellRuntime:
         missing = missing[: next(index for index, path in enumerate(missing) if path.exists())]
         for path in reversed(missing):
             path.mkdir()
-            self._give(path)
-
-    def _give_all(self, path: Path) -> None:
-        self._give(path)
-        for parent, folders, files in os.walk(path):
-            for name in (*folders, *files):
-                self._give(Path(parent, name))
-
-    def _give(self, path: Path) -> None:
-        """Make it the session's."""
-        if self._user_id is not None:
-            os.chown(path, self._user_id, self._user_id, follow_symlinks=False)
-
-
-class View:
-    """What one claim sees of a runtime. `network`: the policy for programs that aren't the harness."""
-
-    def __init__(self, home: Path, tmp: Path, network: Network, overlay: Overlay | None = None) -> None:
-        self.home = home
-        self.tmp = tmp
-        self.network = network
-        self.overlay = overlay
+            give(path, self._user_id)
 
 
 class _WaysOut:
@@ -351,6 +336,8 @@ class CellBackend:
         python = Path(sys.prefix)
         self.tools = (python, Path(sys.base_prefix))
         """The worker's Python, so that tasks have one that is installed anyway."""
+        self.system = bubblewrap.system()
+        """The mounts and links that show this host's programs: looked for once, not for each program."""
         self.path = _PATH if python.is_relative_to("/usr") else f"{python}/bin:{_PATH}"
         self.filter = seccomp.program(platform.machine())
         self._user_ids = _user_ids()
@@ -367,23 +354,16 @@ class CellBackend:
         view = View(folder / "home", folder / "tmp", spec.setup_network)
         runtime = CellRuntime(self, folder, labels.claim_id, spec, view)
         self.folders.new(labels, _FOLDERS)
-        self._give(folder.name, folder / "workspace", view.home, view.tmp)
+        for path in (folder / "workspace", view.home, view.tmp):
+            give(path, self.user_id(folder.name))
         runtime.make_workdir()
         return runtime
 
     async def attach(self, handle: Handle, claim_id: str, spec: RuntimeSpec, *, fresh: bool = False) -> CellRuntime:
         check_claim_id(claim_id)
         folder = self.folders.live(handle)
-        own = folder / "views" / claim_id
-        home, tmp, upper, work = (own / name for name in ("home", "tmp", "upper", "work"))
-        if not own.is_dir():
-            await asyncio.to_thread(shutil.copytree, folder / "home", home, symlinks=True)
-            for path in (tmp, upper, work):
-                path.mkdir()
-            self._give(folder.name, tmp, upper, work)
-            await asyncio.to_thread(self._give_tree, folder.name, home)
         network = spec.verifier_network if fresh else Network.NONE
-        view = View(home, tmp, network, Overlay(upper, work) if fresh else None)
+        view = ClaimView(folder, claim_id, network, self.user_id(folder.name), fresh=fresh)
         return CellRuntime(self, folder, claim_id, spec, view)
 
     def unenforced(self, spec: RuntimeSpec) -> list[str]:
@@ -394,23 +374,14 @@ class CellBackend:
 
     async def remove(self, handle: Handle) -> None:
         folder = self.folders.found(handle)
-        groups = await asyncio.to_thread(_groups_of, folder)
-        await session_folder.remove(folder)
+        groups = _groups_of(folder)
+        await _kill_all(folder)
+        await asyncio.to_thread(session_folder.delete, folder)
         await asyncio.to_thread(cgroup.remove, groups)
 
     async def kill_claim(self, claim_id: str) -> None:
         check_claim_id(claim_id)
         await kill_marked(CLAIM_MARK, claim_id)
-
-    def _give(self, maker: str, *paths: Path) -> None:
-        if (user_id := self.user_id(maker)) is not None:
-            for path in paths:
-                os.chown(path, user_id, user_id, follow_symlinks=False)
-
-    def _give_tree(self, maker: str, top: Path) -> None:
-        self._give(maker, top)
-        for parent, folders, files in os.walk(top):
-            self._give(maker, *(Path(parent, name) for name in (*folders, *files)))
 
 
 def _no_folder(cwd: str | None) -> InputError:
@@ -423,6 +394,20 @@ def _groups_of(folder: Path) -> list[str]:
         return list(dict.fromkeys((folder / _GROUPS).read_text().splitlines()))
     except FileNotFoundError:
         return []  # no program has run, or another worker removes the sandbox
+
+
+async def _kill_all(folder: Path) -> None:
+    """Kill all programs of the cells in a folder, and their supervisors. Raises SandboxError `unkillable`.
+
+    The kernel lists the programs, so usually no search of all processes finds that there are none. It is needed if something runs, for
+    the supervisors, and if no group is seen here: the host makes none, or a worker in another container made them.
+    """
+    groups = _groups_of(folder)
+    if groups and all(os.path.isdir(group) for group in groups) and not cgroup.pids(groups):  # noqa: PTH112 - texts, as in `cgroup`
+        return
+    await kill_marked(RUNTIME_MARK, folder.name)
+    if left := await asyncio.to_thread(cgroup.kill, groups):
+        raise SandboxError("unkillable", f"processes {sorted(left)} of {folder.name} can't be killed")
 
 
 def _limits(spec: RuntimeSpec) -> Limits:

