@@ -61,7 +61,9 @@ class Alone:
         now = int(time.time())
         session = f"b{self._sessions}.0"
         # Issued a second ahead, it is newer than the proxy, which then needn't read the session back from the log.
-        claims = KeyClaims(session, 1, f"claim-{self._sessions}", expires_at=now + KEY_S, issued_at=now + 1)
+        claims = KeyClaims(
+            session, 1, f"claim-{self._sessions}", now + KEY_S, issued_at=now + 1, namespace=self.settings.namespace
+        )
         return claims, self._signer.mint(claims)
 
     async def recorded(self) -> int:

@@ -107,13 +107,16 @@ class Proxy:
         routes = Router(self._ownership, self._claims, self._metrics)
         pipeline = Pipeline(engines, self._producer, self._capture, self._fleet, self._metrics)
         keyring = Keyring(settings.keys_path)
-        self._model_api = ModelApi(dialects, Authenticator(keyring), routes, self._forwarder, pipeline, self._metrics)
+        self._model_api = ModelApi(
+            dialects, Authenticator(keyring, settings.namespace), routes, self._forwarder, pipeline, self._metrics
+        )
         self._openings = SessionOpener(self._producer)
         token = control.token_in(settings.control_token_file)
         api = ControlApi(
             self._openings,
             engines,
             keyring,
+            namespace=settings.namespace,
             token=token,
             proxy_url=lambda: (settings.proxy_url or self.url).rstrip("/"),
             is_serving=lambda: self._serving,

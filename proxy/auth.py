@@ -1,4 +1,4 @@
-"""Verifies a request's API key (signature and expiry) and returns its claims. `proxy/session/claim_cache.py` knows closed keys.
+"""Verifies a request's API key (signature, expiry and namespace) and returns its claims. `proxy/session/claim_cache.py` knows closed keys.
 
 No message contains any part of a key.
 """
@@ -17,14 +17,16 @@ WORDS = {
     "unknown": "this API key is not one of Polar's session keys; use the key that the session was given",
     "forged": "this API key's signature is not ours",
     "expired": "this API key has expired",
+    "elsewhere": "this API key is of another namespace; use the proxy that the session was given",
 }
 
 
 class Authenticator:
     """Verifies keys with the fleet's secrets."""
 
-    def __init__(self, keyring: Keyring) -> None:
+    def __init__(self, keyring: Keyring, namespace: str) -> None:
         self._keyring = keyring
+        self._namespace = namespace
         self._checked: OrderedDict[str, KeyClaims] = OrderedDict()
         self._checked_with = keyring.generation
 
@@ -45,6 +47,9 @@ class Authenticator:
             claims = self._keyring.check(key, now)
         except KeyRefusedError as error:
             raise RefusalError(Refusal.UNAUTHENTICATED, WORDS[error.reason]) from None
+        if claims.namespace != self._namespace:
+            # Two namespaces may share a keys file, but not `polar.control`: this proxy can't know whether the key is closed.
+            raise RefusalError(Refusal.UNAUTHENTICATED, WORDS["elsewhere"])
         self._checked[key] = claims
         if len(self._checked) > REMEMBERED:
             self._checked.popitem(last=False)

@@ -171,7 +171,7 @@ class ModelApi:
         return web.Response(body=answer, headers=JSON)
 
     async def _count(self, request: web.Request, dialect: Dialect) -> web.StreamResponse:
-        self._authenticator.claims_of(key_of(request))
+        await self._router.claims.require_open(self._authenticator.claims_of(key_of(request)))
         chat = dialect.parse(await _wire_of(request, Serves.COUNT))
         try:
             tokens = await self._pipeline.engines.for_model(chat.model).count_tokens(chat)
@@ -180,7 +180,7 @@ class ModelApi:
         return web.Response(body=dialect.count(tokens), headers=JSON)
 
     async def _models(self, request: web.Request, dialect: Dialect) -> web.StreamResponse:
-        self._authenticator.claims_of(key_of(request))
+        await self._router.claims.require_open(self._authenticator.claims_of(key_of(request)))
         listed = dialect.models(self._pipeline.engines.models, request.match_info.get("model"))
         return web.Response(body=listed, headers=JSON)
 

@@ -101,6 +101,7 @@ class Run:
                 claim_id=grant.claim_id,
                 expires_at=now + int(self._claim.ticket.budget_s) + BACKSTOP_S,
                 issued_at=now,
+                namespace=settings.namespace,
                 mode=task.mode,
                 sampling=task.effective_sampling().model_dump(exclude_none=True),
                 limits=Limits(**task.limits.model_dump(exclude_none=True)),

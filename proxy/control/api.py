@@ -117,6 +117,7 @@ class ControlApi:
         engines: Engines,
         keyring: Keyring,
         *,
+        namespace: str,
         token: str | None,
         proxy_url: Callable[[], str],
         is_serving: Callable[[], bool],
@@ -124,6 +125,7 @@ class ControlApi:
         self._openings = openings
         self._engines = engines
         self._keyring = keyring
+        self._namespace = namespace
         self._token = token
         self._proxy_url = proxy_url
         self._is_serving = is_serving
@@ -162,7 +164,7 @@ class ControlApi:
             raise ControlError(503, "unanswered", str(unanswered)) from None
         log.info("session opened", action="session_opened", session=grant.session_id, ttl_s=body.ttl_s)
         now = time.time()
-        key = self._keyring.mint(_claims(grant, body, int(now)))
+        key = self._keyring.mint(_claims(grant, body, int(now), self._namespace))
         opened = {
             "session_id": grant.session_id,
             "key": key,
@@ -237,7 +239,7 @@ async def json_errors(request: web.Request, handler: Handler) -> web.StreamRespo
     return _json(answer.status, {"error": {name: value for name, value in error_body.items() if value is not None}})
 
 
-def _claims(grant: Grant, body: OpenBody, now: int) -> KeyClaims:
+def _claims(grant: Grant, body: OpenBody, now: int, namespace: str) -> KeyClaims:
     imposed = TRAINING_DEFAULTS.model_dump(exclude_none=True) if body.mode == "train" else {}
     return KeyClaims(
         session_id=grant.session_id,
@@ -245,6 +247,7 @@ def _claims(grant: Grant, body: OpenBody, now: int) -> KeyClaims:
         claim_id=grant.claim_id,
         expires_at=now + int(body.ttl_s) + BACKSTOP_S,
         issued_at=now,
+        namespace=namespace,
         mode=body.mode,
         sampling=imposed,
         limits=Limits(**body.limits.model_dump(exclude_none=True)),

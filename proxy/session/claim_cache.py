@@ -55,6 +55,8 @@ class ClaimCache:
         self._owned_since = owned_since
         self._claims: OrderedDict[str, ClaimState] = OrderedDict()
         self._closed = ClosedKeys()
+        self._open: OrderedDict[str, None] = OrderedDict()
+        """Claims older than our knowledge that the log showed to be open; what closes them later is seen."""
         self._take_overs: dict[str, asyncio.Task[None]] = {}
         """Under way, by claim id."""
         self._complete_since = float("inf")
@@ -96,6 +98,19 @@ class ClaimCache:
                 self.close(key.claim_id)
         return claim
 
+    async def require_open(self, key: KeyClaims) -> None:
+        """Raises RefusalError for a closed key, whichever proxy owns its session, or for an unreadable log."""
+        claim_id, is_known = key.claim_id, key.issued_at >= max(self._complete_since, self._closed.forgotten_until)
+        if not (is_known or claim_id in self._open or claim_id in self._closed):
+            if (await self._read_back(key, key.log_offset)).is_over:
+                self.close(claim_id)
+            else:
+                self._open[claim_id] = None
+                if len(self._open) > CLAIMS:
+                    self._open.popitem(last=False)
+        if claim_id in self._closed:
+            raise Ending.KEY_CLOSED.refusal
+
     def release(self, is_ours: Callable[[str], bool]) -> None:
         """Forgets the claims of sessions that other proxies own now; their calls in flight go on."""
         for claim_id, claim in list(self._claims.items()):
@@ -109,6 +124,7 @@ class ClaimCache:
     def close(self, claim_id: str) -> None:
         """Closes a claim's key: its calls in flight end, further calls are refused."""
         self._closed.add(claim_id)
+        self._open.pop(claim_id, None)
         claim = self._claims.pop(claim_id, None)
         for call in list(claim.in_flight) if claim is not None else ():
             call.end(Ending.KEY_CLOSED)

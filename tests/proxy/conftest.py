@@ -55,7 +55,12 @@ class Bench:
     def key(self, session_id: str = "t.0", claim_id: str = "c1", **fields: Any) -> str:
         """A key as the run worker mints it, minted now and valid for an hour unless told otherwise."""
         now = int(time.time())
-        told = {"attempt": 1, "issued_at": now + 1, "expires_at": now + 3600} | fields
+        told: dict[str, Any] = {
+            "attempt": 1,
+            "issued_at": now + 1,
+            "expires_at": now + 3600,
+            "namespace": self.settings.namespace,
+        } | fields
         return self.signer.mint(KeyClaims(session_id=session_id, claim_id=claim_id, **told))
 
     async def open(self, session_id: str = "t.0", claim_id: str = "c1") -> dict[str, int]:

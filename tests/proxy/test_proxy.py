@@ -30,8 +30,11 @@ from proxy.engines.replicas import Replicas
 from proxy.engines.vllm_chat import VllmChat
 from tests.proxy.conftest import Bench
 from tests.waiting import eventually
+from topics import completions
+from topics.environment.keys import PREFIX
 from topics.fleet import PolicyVersion
 from topics.types.completion import CallOutcome, PolicySpan
+from topics.types.session import Status as SessionStatus
 from topics.types.tokens import unpack_ids, unpack_logprobs
 
 HI: list[ChatCompletionMessageParam] = [{"role": "user", "content": "hi"}]
@@ -131,7 +134,8 @@ async def test_keys_that_are_no_good_are_401_in_openais_shape(
     forged = bench.key()
     forged = forged[:-4] + ("aaaa" if not forged.endswith("aaaa") else "bbbb")
     expired = bench.key(expires_at=int(time.time()) - 3600)
-    for key in ["sk-other", forged, expired, "sk-polar-", "Ünïcode"]:
+    bare, foreign = bench.key().removeprefix(PREFIX), bench.key(namespace="other")
+    for key in ["sk-other", bare, foreign, forged, expired, "sk-polar-", "Ünïcode"]:
         for path, method in [("/v1/chat/completions", "POST"), ("/v1/models", "GET")]:
             async with http.request(method, proxy.url + path, headers={"Authorization": f"Bearer {key}"}) as response:
                 told = await response.text()
@@ -154,6 +158,36 @@ async def test_a_closed_key_is_409_and_not_asked_again(client: AsyncOpenAI, benc
         return False
 
     await eventually(refused)
+
+
+async def test_a_closed_key_counts_and_lists_nothing(proxy: Proxy, bench: Bench, http: aiohttp.ClientSession) -> None:
+    """Neither at a proxy that saw the key close, nor at one that started long after."""
+
+    async def statuses(key: str) -> set[int]:
+        headers = {"Authorization": f"Bearer {key}"}
+        async with http.get(proxy.url + "/v1/models", headers=headers) as listed:
+            pass
+        body = {"model": "m", "input": "hi"}
+        async with http.post(proxy.url + "/v1/responses/input_tokens", headers=headers, json=body) as counted:
+            return {listed.status, counted.status}
+
+    assert await statuses(bench.key()) == {200}
+    await bench.close_key()
+
+    async def is_closed() -> bool:
+        return await statuses(bench.key()) == {409}
+
+    await eventually(is_closed)
+
+    for name, status in [("old", 200), ("over", 409)]:
+        session = f"{name}.0"
+        at = await bench.open(session, name)
+        if status == 409:
+            build = completions.Build(
+                session, name, 0, 1, 1, name, SessionStatus.COMPLETED, "prefix_merging", b"{}", "shell"
+            )
+            await bench.write(build)
+        assert await statuses(bench.key(session, name, issued_at=1, **at)) == {status}
 
 
 async def test_closing_a_key_ends_its_calls_in_flight(

@@ -1,4 +1,4 @@
-"""Session keys: signed tokens with a call's session, attempt, claim and sampling settings; and the fleet's secrets in the keys file.
+"""Session keys, and the fleet's secrets in the keys file. A key is a signed token with namespace, session, attempt, claim and sampling.
 
 The run worker mints a key at the grant, or for an opened session the proxy that got the request; every proxy verifies it without a lookup.
 The fleet's secret signs it (HS256; the `kid` header names the secret). `CloseKey` ends a key (protocol 17); the expiry, a day past the
@@ -63,6 +63,8 @@ class KeyClaims(msgspec.Struct, frozen=True, omit_defaults=True):
     expires_at: int
     """Unix seconds."""
     issued_at: int
+    namespace: str
+    """The only one whose proxies honour the key: they alone see its `CloseKey`."""
     mode: str = "train"
     sampling: dict[str, float | int] = {}
     """Imposed on every call, by canonical name."""
@@ -106,6 +108,9 @@ class Signer:
 
     def check(self, key: str, now_s: float) -> KeyClaims:
         """The claims of a key at Unix time `now_s`. Raises KeyRefusedError."""
+        if not key.startswith(PREFIX):
+            # Redaction knows keys by their prefix.
+            raise KeyRefusedError("unknown")
         token = key.removeprefix(PREFIX)
         try:
             key_id = jwt.get_unverified_header(token).get("kid", "")

@@ -68,7 +68,7 @@ SCRIPT = Script("s", "", (Variant(SAID),))
 
 def claim() -> ClaimState:
     now = 1_700_000_000
-    return ClaimState(KeyClaims("t.0", 1, "c1", issued_at=now, expires_at=now + 3600))
+    return ClaimState(KeyClaims("t.0", 1, "c1", issued_at=now, expires_at=now + 3600, namespace="polar"))
 
 
 class Session:

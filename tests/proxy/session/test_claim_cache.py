@@ -15,7 +15,7 @@ from topics.environment.keys import KeyClaims
 
 
 def key(claim_id: str, issued_at: int = 100) -> KeyClaims:
-    return KeyClaims("t.0", 1, claim_id, expires_at=10_000, issued_at=issued_at)
+    return KeyClaims("t.0", 1, claim_id, expires_at=10_000, issued_at=issued_at, namespace="polar")
 
 
 class Log:
@@ -157,3 +157,19 @@ async def test_a_session_that_moves_while_it_is_read_back_is_not_served() -> Non
     with pytest.raises(OwnerChangedError):
         await known.get(key("a", 100))
     assert len(known) == 0
+
+
+async def test_whether_a_key_is_open_is_read_back_once_whoever_owns_its_session() -> None:
+    log = Log("over")
+    known = claims(log, owned_since=float("inf"))
+    await known.require_open(key("new", 100))
+    for _ in range(2):
+        await known.require_open(key("old", 10))
+        with pytest.raises(RefusalError) as refused:
+            await known.require_open(key("over", 10))
+        assert refused.value.refusal is Refusal.CLOSED
+    assert log.asked == ["old", "over"]
+    for closed in (key("new", 100), key("old", 10)):
+        known.close(closed.claim_id)
+        with pytest.raises(RefusalError):
+            await known.require_open(closed)

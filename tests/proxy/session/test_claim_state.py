@@ -22,7 +22,7 @@ from topics.types.completion import CallError, CallOutcome, Completion, MessageD
 from topics.types.last_call import LastCall
 from topics.types.tokens import pack_ids
 
-KEY = KeyClaims("t.0", 1, "c", expires_at=2**31, issued_at=0)
+KEY = KeyClaims("t.0", 1, "c", expires_at=2**31, issued_at=0, namespace="polar")
 ODD = '{"a" :1.0}'
 
 

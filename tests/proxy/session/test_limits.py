@@ -81,9 +81,11 @@ def test_what_is_left_decides(
 
 def test_a_key_tells_its_limits_and_an_older_one_has_none() -> None:
     signer = Signer({"k": "s" * 32})
-    claims = KeyClaims("t.0", 1, "c", expires_at=2**31, issued_at=0, limits=Limits(calls=5, concurrent_calls=2))
+    claims = KeyClaims(
+        "t.0", 1, "c", expires_at=2**31, issued_at=0, limits=Limits(calls=5, concurrent_calls=2), namespace="polar"
+    )
     assert signer.check(signer.mint(claims), 0).limits == Limits(5, None, 2)
-    bare = KeyClaims("t.0", 1, "c", expires_at=2**31, issued_at=0)
+    bare = KeyClaims("t.0", 1, "c", expires_at=2**31, issued_at=0, namespace="polar")
     assert signer.check(signer.mint(bare), 0).limits == Limits(None, None, 64)
     assert len(signer.mint(claims)) < len(signer.mint(bare)) + 80
 

@@ -26,7 +26,7 @@ PARTITION = partition_of_session(SESSION, completions.TOPIC.embedded_partitions)
 
 
 def key(claim_id: str = "c1", attempt: int = 1, session_id: str = SESSION) -> KeyClaims:
-    return KeyClaims(session_id, attempt, claim_id, 2**31, 0, log_partition=PARTITION)
+    return KeyClaims(session_id, attempt, claim_id, 2**31, 0, namespace="polar", log_partition=PARTITION)
 
 
 def call(call_id: str, claim_id: str = "c1", session_id: str = SESSION) -> Completion:
