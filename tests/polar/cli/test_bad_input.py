@@ -194,4 +194,4 @@ def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "uvloop", None)
     code, _, stderr = polar("proxy", "--engine", "http://127.0.0.1:9")
     assert code == 3
-    assert "package uvloop is missing: pip install 'polar-rollouts[proxy]'" in stderr
+    assert "package uvloop is missing: in a clone of Polar, pip install '.[proxy]'" in stderr
