@@ -24,6 +24,7 @@ from polar.embedded import disk, distribution, lock, readiness
 from polar.embedded.errors import BrokerError
 from polar.fleet import Fleet
 from proxy.engines import capabilities, probe
+from proxy.engines.api_key import ApiKey
 from proxy.engines.connection import UnreachableError
 from topics.contract import catalogue
 from topics.environment import cache, http_json, registry
@@ -101,12 +102,13 @@ async def system(settings: Settings) -> list[Finding]:
     return found
 
 
-async def inference(url: str, model: str | None) -> list[Finding]:
-    """Whether an engine can serve training, and in which mode."""
+async def inference(url: str, model: str | None, key_file: Path | None = None) -> list[Finding]:
+    """Whether an engine can serve training, and in which mode. `key_file`: see `--engine-key-file`."""
     try:
-        upstream = await asyncio.to_thread(probe.find_model, url, model)
+        key = None if key_file is None else ApiKey(key_file, field="--engine-key-file")
+        upstream = await asyncio.to_thread(probe.find_model, url, model, api_key=key)
         await probe.try_call(upstream)
-        found = await capabilities.detect(upstream.url, upstream.model)
+        found = await capabilities.detect(upstream.url, upstream.model, key)
     except (InputError, NotReadyError, UnreachableError) as error:
         return [Finding("engine", State.BAD, str(error), "see `--engine` and `--model`")]
     told = f"{upstream.url} serves {upstream.model} with token ids and logprobs"

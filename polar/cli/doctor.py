@@ -8,7 +8,7 @@ from dataclasses import asdict
 import typer
 
 from polar.cli.exits import Exit
-from polar.cli.options import Data, EngineUrl, Format, Model, Output
+from polar.cli.options import Data, EngineKeyFile, EngineUrl, Format, Model, Output
 from polar.cli.output import print_json, show
 from topics.environment import settings
 from topics.types.errors import InputError
@@ -16,7 +16,13 @@ from topics.types.errors import InputError
 MARKS = {"good": "✓", "later": "–", "bad": "✗"}
 
 
-def doctor(engine_url: EngineUrl = None, model: Model = None, output: Output = Format.TABLE, data: Data = None) -> None:
+def doctor(
+    engine_url: EngineUrl = None,
+    model: Model = None,
+    engine_key_file: EngineKeyFile = None,
+    output: Output = Format.TABLE,
+    data: Data = None,
+) -> None:
     """Report what works on this machine, what doesn't, and what to do about it.
 
     Checks the running system too if there is one, and an inference server with --engine. Exits with 3 if something is bad.
@@ -25,11 +31,13 @@ def doctor(engine_url: EngineUrl = None, model: Model = None, output: Output = F
 
     if engine_url is None and model is not None:
         raise InputError("--model", model, "needs --engine")
+    if engine_url is None and engine_key_file is not None:
+        raise InputError("--engine-key-file", str(engine_key_file), "needs --engine")
     found = settings.load(data)
     findings = [*doctor.machine(found.data), *doctor.installed()]
     findings += asyncio.run(doctor.system(found))
     if engine_url is not None:
-        findings += asyncio.run(doctor.inference(engine_url, model))
+        findings += asyncio.run(doctor.inference(engine_url, model, engine_key_file))
     if output is Format.JSON:
         print_json([asdict(finding) for finding in findings])
     else:

@@ -22,6 +22,10 @@ EngineUrl = Annotated[
 Model = Annotated[
     str | None, typer.Option("--model", metavar="NAME", help="Model at the engine. Default: its only model.")
 ]
+EngineKeyFile = Annotated[
+    Path | None,
+    typer.Option("--engine-key-file", metavar="FILE", help="File with the API key that the inference server demands."),
+]
 EngineMode = Annotated[
     str,
     typer.Option(

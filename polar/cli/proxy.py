@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import typer
 
 from polar.cli import process
-from polar.cli.options import Data, EngineMode, Model
+from polar.cli.options import Data, EngineKeyFile, EngineMode, Model
 from polar.cli.output import note
 from topics.environment import settings
 from topics.types.errors import InputError, NotReadyError
@@ -35,6 +35,7 @@ def proxy(
     ] = None,
     model: Model = None,
     mode: EngineMode = "chat",
+    engine_key_file: EngineKeyFile = None,
     host: Annotated[str, typer.Option(help="Address for harnesses.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = PORT,
     control_host: Annotated[str, typer.Option(help="Address for health checks and metrics.")] = "127.0.0.1",
@@ -75,7 +76,7 @@ def proxy(
     require_address(host, advertised)
     # Only one of several processes announces what it found.
     announce = note if peer_port is None else lambda _: None
-    found = _settings(data, engine_urls or [], model, mode, announce=announce)
+    found = _settings(data, engine_urls or [], model, mode, engine_key_file, announce=announce)
     calls, controls = (
         Binding(*at, shared=peer_port is not None) for at in ((host, port), (control_host, control_port))
     )
@@ -125,18 +126,31 @@ def _advertised(url: str | None, processes: int) -> str | None:
 
 
 def _settings(
-    data: Path | None, engine_urls: list[str], model: str | None, mode: str, *, announce: Callable[[str], None]
+    data: Path | None,
+    engine_urls: list[str],
+    model: str | None,
+    mode: str,
+    key_file: Path | None,
+    *,
+    announce: Callable[[str], None],
 ) -> settings.Settings:
     """The settings with the engines of the options, or of polar.toml, each with its model and logprobs mode."""
     from proxy.engines import probe
+    from proxy.engines.api_key import ApiKey
 
     if model is not None and not engine_urls:
         raise InputError("--model", model, "needs --engine")
     if mode != "chat" and not engine_urls:
         raise InputError("--mode", mode, "needs --engine; in polar.toml set the engine's `mode`")
+    if key_file is not None and not engine_urls:
+        raise InputError(
+            "--engine-key-file", str(key_file), "needs --engine; in polar.toml set the engine's `api_key_file`"
+        )
     found = settings.load(data)
     if engine_urls:
-        engine = settings.EngineSettings(urls=tuple(engine_urls), model=probe.model_of(engine_urls, model), mode=mode)
+        key = None if key_file is None else ApiKey(key_file, field="--engine-key-file")
+        served = probe.model_of(engine_urls, model, api_key=key)
+        engine = settings.EngineSettings(urls=tuple(engine_urls), model=served, mode=mode, api_key_file=key_file)
         named: Mapping[str, settings.EngineSettings] = {FLAGGED: engine}
     else:
         named = probe.with_models(found.engines)

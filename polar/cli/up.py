@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from polar.cli import process, progress
-from polar.cli.options import Data, EngineMode, EngineUrl, Model, TrustTasks, trusting
+from polar.cli.options import Data, EngineKeyFile, EngineMode, EngineUrl, Model, TrustTasks, trusting
 from polar.cli.output import note
 from topics.environment import settings
 from topics.environment.settings import ENV_FILE, Settings, write_env_file
@@ -27,6 +27,7 @@ def up(
     engine_url: EngineUrl = None,
     model: Model = None,
     mode: EngineMode = "chat",
+    engine_key_file: EngineKeyFile = None,
     ready_file: Annotated[
         Path | None, typer.Option(metavar="F", help="Write the content of DIR/polar.env to F once everything answers.")
     ] = None,
@@ -46,18 +47,22 @@ def up(
     from polar.embedded import disk, lock
     from polar.embedded.system import Options
     from proxy.engines import probe
+    from proxy.engines.api_key import ApiKey
     from proxy.engines.pool import plug_in_of
 
     plug_in_of(mode, "--mode")
     if engine_url is None and model is not None:
         raise InputError("--model", model, "needs --engine")
+    if engine_url is None and engine_key_file is not None:
+        raise InputError("--engine-key-file", str(engine_key_file), "needs --engine")
     if engine_url is not None and scripts:
         raise InputError(
             "--scripts", str(scripts[0]), "only the scripted engine has scripts, and --engine names another engine"
         )
     upstream = None
     if engine_url is not None:
-        upstream = probe.find_model(engine_url, model)
+        key = None if engine_key_file is None else ApiKey(engine_key_file.absolute(), field="--engine-key-file")
+        upstream = probe.find_model(engine_url, model, api_key=key)
         asyncio.run(_examine(upstream, mode))
     configured = settings.load(data)
     if configured.engines and upstream is None:

@@ -170,6 +170,8 @@ class System:
     async def _start_proxy(self, upstream: ServedModel) -> None:
         arguments = ["polar.cli", "proxy", "--engine", upstream.url, "--model", upstream.model]
         arguments += ["--mode", self._options.mode]
+        if upstream.api_key is not None:
+            arguments += ["--engine-key-file", str(upstream.api_key.file)]
         answer = await self._launch_listening("proxy", arguments, {"--port": self._options.port, "--control-port": 0})
         self.addresses |= {"POLAR_PROXY_URL": answer["url"], "POLAR_CONTROL_URL": answer["control_url"]}
         write_env_file(self._data / ENV_FILE, self.addresses)

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from proxy.engines.api_key import ApiKey
 from proxy.engines.connection import ConnectionPool
 from proxy.engines.http import UNREADABLE
 from proxy.engines.response import NoAnswerError, Response
@@ -157,9 +158,9 @@ _PLAIN: dict[str, Any] = {"logprobs": True, "top_logprobs": ALTERNATIVES, "top_p
 _TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}]
 
 
-async def detect(base_url: str, model: str) -> Capabilities | None:
+async def detect(base_url: str, model: str, api_key: ApiKey | None = None) -> Capabilities | None:
     """A server's capabilities; None for the scripted engine. Raises UnreachableError."""
-    connections = ConnectionPool(base_url)
+    connections = ConnectionPool(base_url, api_key)
 
     async def send(method: str, path: str, body: bytes = b"") -> Response | None:
         """None: no whole answer in time."""

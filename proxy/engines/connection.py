@@ -12,6 +12,7 @@ import asyncio
 from typing import cast
 from urllib.parse import urlsplit
 
+from proxy.engines.api_key import ApiKey
 from proxy.engines.response import BrokenAnswerError, NoAnswerError, Response, ResponseReader
 
 CONNECT_S = 5.0
@@ -103,14 +104,15 @@ class Connection(asyncio.Protocol):
 class ConnectionPool:
     """Connections to one server, as many as there are requests at once; the most recently used is taken first."""
 
-    def __init__(self, url: str) -> None:
-        """`url` is the server's base URL, with or without `/v1`."""
+    def __init__(self, url: str, api_key: ApiKey | None = None) -> None:
+        """`url` is the server's base URL, with or without `/v1`; each request carries the key as a bearer token."""
         parts = urlsplit(url.rstrip("/").removesuffix("/v1"))
         is_tls = parts.scheme == "https"
         self._host, self._port = parts.hostname or "", parts.port or (443 if is_tls else 80)
         self._tls = True if is_tls else None
         self._path = parts.path
         self._fixed = f" HTTP/1.1\r\nHost: {parts.netloc.rpartition('@')[2]}\r\nAccept-Encoding: identity\r\n"
+        self._api_key = api_key
         self._idle: list[Connection] = []
         """The longest idle first."""
         self._busy: set[Connection] = set()
@@ -122,7 +124,8 @@ class ConnectionPool:
         NoAnswerError.
         """
         content = f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n" if body else "\r\n"
-        request = f"{method} {self._path}{path}{self._fixed}{headers}{content}".encode() + body
+        key = "" if self._api_key is None else f"Authorization: Bearer {self._api_key.value}\r\n"
+        request = f"{method} {self._path}{path}{self._fixed}{key}{headers}{content}".encode() + body
         kept = self._kept()
         if kept is not None:
             try:

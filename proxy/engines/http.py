@@ -12,10 +12,12 @@ from typing import TypeVar
 
 import msgspec
 
+from proxy.engines.api_key import ApiKey
 from proxy.engines.connection import ConnectionDroppedError, ConnectionPool, UnreachableError
 from proxy.engines.response import MAX_BODY_BYTES, AnswerTooLargeError, BrokenAnswerError, NoAnswerError
 from proxy.errors import OVERLOAD, EngineError
 
+NEEDS_KEY = "set api_key_file in the engine's section of polar.toml, or --engine-key-file"
 SESSION_HEADER = "X-Session-ID"
 """vLLM, and routers before it, keep a session at the server that has its prefix cached by this header."""
 MESSAGE_CHARS = 500
@@ -57,9 +59,9 @@ T = TypeVar("T")
 class EngineHttp:
     """An HTTP client of one inference server."""
 
-    def __init__(self, base_url: str, *, deadline_s: float) -> None:
+    def __init__(self, base_url: str, *, deadline_s: float, api_key: ApiKey | None = None) -> None:
         """`deadline_s` is the time for a whole answer."""
-        self._connections = ConnectionPool(base_url)
+        self._connections = ConnectionPool(base_url, api_key)
         self._deadline_s = deadline_s
 
     def stop(self) -> None:
@@ -107,6 +109,8 @@ def fault_of(status: int, retry_after: str | None, body: bytes) -> EngineError:
         if is_overflow(message):
             return EngineError("context_length", message, status=status, context=overflow_numbers(message))
         return EngineError("refused", message, status=status)
+    if status in (401, 403):
+        message = f"the server refuses the proxy's API key ({NEEDS_KEY}): {message}"
     return EngineError("misconfigured", message, status=status)
 
 

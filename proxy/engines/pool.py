@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from proxy.engines.api_key import ApiKey
 from proxy.engines.base import Engine
 from proxy.engines.replicas import Replicas
 from topics.environment import registry
@@ -62,10 +63,18 @@ class Engines:
 def _replicas(name: str, engine: EngineSettings, options: Mapping[str, object]) -> Replicas:
     assert engine.model is not None, "set by probe.with_models"
     plug_in = plug_in_of(engine.mode, f"engines.{name}.mode")
+    if (key := api_key_of(name, engine)) is not None:
+        options = {**options, "api_key": key}
     servers = {
         url: plug_in(url, engine.model, logprobs_mode=engine.logprobs_mode or "raw", **options) for url in engine.urls
     }
     return Replicas(name, servers, model=engine.model, models=engine.models, concurrency=engine.concurrency)
+
+
+def api_key_of(name: str, engine: EngineSettings) -> ApiKey | None:
+    """The key that an engine's servers demand. Raises InputError."""
+    file = engine.api_key_file
+    return None if file is None else ApiKey(file, field=f"engines.{name}.api_key_file")
 
 
 def plug_in_of(mode: str, field: str) -> Callable[..., Engine]:

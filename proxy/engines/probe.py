@@ -12,9 +12,11 @@ from dataclasses import dataclass
 import structlog
 
 from proxy.engines import capabilities
+from proxy.engines.api_key import ApiKey
 from proxy.engines.capabilities import Capabilities
 from proxy.engines.connection import UnreachableError
-from proxy.engines.pool import plug_in_of
+from proxy.engines.http import NEEDS_KEY
+from proxy.engines.pool import api_key_of, plug_in_of
 from proxy.engines.replicas import PROBE
 from proxy.errors import EngineError
 from topics.environment import http_json
@@ -44,9 +46,11 @@ class ServedModel:
     url: str
     """The server's base URL, without `/v1`."""
     model: str
+    api_key: ApiKey | None = None
+    """The key that the server demands."""
 
 
-def find_model(url: str, model: str | None, *, field: str = "--model") -> ServedModel:
+def find_model(url: str, model: str | None, *, field: str = "--model", api_key: ApiKey | None = None) -> ServedModel:
     """The named model of the server behind a URL with or without `/v1`, or its only one.
 
     Raises InputError for a bad URL and for a model that the server lacks, NotReadyError if it doesn't answer as an OpenAI-like server does.
@@ -54,16 +58,16 @@ def find_model(url: str, model: str | None, *, field: str = "--model") -> Served
     base = url.rstrip("/").removesuffix("/v1")
     if not base.startswith(("http://", "https://")):
         raise InputError("--engine", url, "expected http://host:port, with or without /v1")
-    served = _models(base)
+    served = _models(base, api_key)
     listed = f"{base} serves {', '.join(served) or 'no model'}"
     if model is None and len(served) != 1:
         raise InputError(field, None, f"{listed}; name one")
     if model is not None and model not in served:
         raise InputError(field, model, listed)
-    return ServedModel(base, model or served[0])
+    return ServedModel(base, model or served[0], api_key)
 
 
-def model_of(urls: Sequence[str], model: str | None, *, field: str = "--model") -> str:
+def model_of(urls: Sequence[str], model: str | None, *, field: str = "--model", api_key: ApiKey | None = None) -> str:
     """The model of the servers of one engine: the named one, or the only model of the first server that answers.
 
     Raises InputError, naming `field`, for a model that a server lacks, NotReadyError if no server answers.
@@ -71,7 +75,7 @@ def model_of(urls: Sequence[str], model: str | None, *, field: str = "--model") 
     errors: list[NotReadyError] = []
     for url in urls:
         try:
-            model = find_model(url, model, field=field).model
+            model = find_model(url, model, field=field, api_key=api_key).model
         except NotReadyError as error:
             errors.append(error)
     if model is None or len(errors) == len(urls):
@@ -95,7 +99,7 @@ def with_models(engines: Mapping[str, EngineSettings]) -> dict[str, EngineSettin
 
 def _model(name: str, engine: EngineSettings) -> str:
     try:
-        return model_of(engine.urls, engine.model, field=f"engines.{name}.model")
+        return model_of(engine.urls, engine.model, field=f"engines.{name}.model", api_key=api_key_of(name, engine))
     except NotReadyError as error:
         if engine.model is None:
             raise
@@ -108,7 +112,8 @@ async def try_call(served: ServedModel, mode: str = "chat") -> None:
 
     Raises NotReadyError, with what the server lacks and what to do, and InputError for an unknown mode.
     """
-    engine = plug_in_of(mode, "--mode")(served.url, served.model, deadline_s=PROBE_S)
+    key = {} if served.api_key is None else {"api_key": served.api_key}
+    engine = plug_in_of(mode, "--mode")(served.url, served.model, deadline_s=PROBE_S, **key)
     await engine.start()
     try:
         await engine.complete(PROBE, "polar-probe.0")
@@ -125,7 +130,7 @@ async def check_features(served: ServedModel, mode: str, announce: Callable[[str
     Raises NotReadyError, with the remedy, for a feature that the mode can't work without.
     """
     try:
-        found = await capabilities.detect(served.url, served.model)
+        found = await capabilities.detect(served.url, served.model, served.api_key)
     except UnreachableError:
         return None
     for missing in () if found is None else capabilities.missing_features(found, mode):
@@ -153,8 +158,9 @@ def with_logprobs_modes(
 async def _with_logprobs_mode(name: str, engine: EngineSettings, announce: Callable[[str], None]) -> EngineSettings:
     model = engine.model
     assert model is not None, "set by with_models"
+    key = api_key_of(name, engine)
     servers = await asyncio.gather(
-        *(check_features(ServedModel(url, model), engine.mode, announce) for url in engine.urls)
+        *(check_features(ServedModel(url, model, key), engine.mode, announce) for url in engine.urls)
     )
     modes = {found.logprobs_mode for found in servers if found is not None} - {None}
     if len(modes) > 1:
@@ -173,9 +179,12 @@ def _unusable(served: ServedModel, cause: str) -> NotReadyError:
     return NotReadyError(f"the engine at {served.url} ({served.model}) can't be used: {cause}")
 
 
-def _models(base: str) -> list[str]:
+def _models(base: str, api_key: ApiKey | None) -> list[str]:
+    token = None if api_key is None else api_key.value
     try:
-        answer = http_json.send(f"{base}/v1/models", timeout_s=ANSWER_S, through_proxy=True)
+        answer = http_json.send(f"{base}/v1/models", token=token, timeout_s=ANSWER_S, through_proxy=True)
+        if answer.status in (401, 403):
+            raise NotReadyError(f"the engine at {base} demands another API key ({answer.status}): {NEEDS_KEY}")
         if answer.status >= 300:
             raise NotReadyError(f"what answers at {base} is no inference server: /v1/models gives {answer.status}")
         return [str(model["id"]) for model in answer.json()["data"]]

@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 
 from proxy.chat import Answer, ChatRequest, FinishReason, FunctionCall, Message, ToolCall, Usage
+from proxy.engines.api_key import ApiKey
 from proxy.engines.http import UNREADABLE, EngineHttp, decoded
 from proxy.engines.ids import lift
 from proxy.errors import EngineError
@@ -108,13 +109,19 @@ class VllmChat:
     owns_prompts: ClassVar[bool] = False
 
     def __init__(
-        self, base_url: str, model: str, *, logprobs_mode: str = "raw", deadline_s: float = DEADLINE_S
+        self,
+        base_url: str,
+        model: str,
+        *,
+        logprobs_mode: str = "raw",
+        deadline_s: float = DEADLINE_S,
+        api_key: ApiKey | None = None,
     ) -> None:
         """`base_url` with or without `/v1`; `logprobs_mode` as the server was started (vLLM's default is raw)."""
         self._model = model
         self._logprobs_mode = logprobs_mode
         self._deadline_s = deadline_s
-        self._http = EngineHttp(base_url, deadline_s=deadline_s)
+        self._http = EngineHttp(base_url, deadline_s=deadline_s, api_key=api_key)
 
     async def start(self) -> None:
         """Nothing to do: calls open connections as they need them."""

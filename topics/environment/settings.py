@@ -53,6 +53,8 @@ class EngineSettings(BaseModel):
     """Most calls in flight from one proxy process; further calls wait."""
     logprobs_mode: Literal["raw", "processed"] | None = None
     """The servers' `--logprobs-mode`; None: detected at the proxy's start, otherwise raw, vLLM's default."""
+    api_key_file: Path | None = None
+    """File with the API key that the servers demand (vLLM's `--api-key`). Read again when it changes."""
 
 
 class Settings(BaseSettings):
