@@ -101,12 +101,12 @@ class Proxy:
         self._capture = Capture(self._producer, self._metrics)
         self._worker_id = new_worker_id("proxy")
         self._ownership = Ownership(self._worker_id)
-        self._forwarder = Forwarder(self._worker_id, self._ownership)
+        keyring = Keyring(settings.keys_path)
+        self._forwarder = Forwarder(self._worker_id, self._ownership, keyring)
         self._claims = ClaimCache(Recovery(settings, self._metrics).read_back, self._ownership.since)
         self._ownership.on_change(lambda: self._claims.release(self._ownership.is_mine))
         routes = Router(self._ownership, self._claims, self._metrics)
         pipeline = Pipeline(engines, self._producer, self._capture, self._fleet, self._metrics)
-        keyring = Keyring(settings.keys_path)
         self._model_api = ModelApi(
             dialects, Authenticator(keyring, settings.namespace), routes, self._forwarder, pipeline, self._metrics
         )

@@ -132,8 +132,8 @@ class ModelApi:
         def send(peer: Peer) -> Awaitable[bytes]:
             return self._forwarder.send(peer, request, wire.body)
 
-        if is_forwarded := forwarding.is_forwarded(request):
-            await ownership.caught_up(forwarding.as_of(request))
+        if is_forwarded := (as_of := self._forwarder.sender_as_of(request)) is not None:
+            await ownership.caught_up(as_of)
         # Nothing is awaited from here until the reply exists, so that a key that closes finds its calls.
         claim = self._router.claims.cached(key) if ownership.is_mine(key.session_id) else None
         reply: SharedCalls | RoutedReply = (
@@ -151,8 +151,8 @@ class ModelApi:
         """How the claim's last call ended; the session's owner knows."""
         key = self._authenticator.claims_of(key_of(request))
         ownership = self._router.ownership
-        if is_forwarded := forwarding.is_forwarded(request):
-            await ownership.caught_up(forwarding.as_of(request))
+        if is_forwarded := (as_of := self._forwarder.sender_as_of(request)) is not None:
+            await ownership.caught_up(as_of)
         owner = ownership.owner_of(key.session_id)
         try:
             if ownership.is_mine(key.session_id):
@@ -194,7 +194,7 @@ class ModelApi:
         raise RefusalError(Refusal.NOT_FOUND, f"nothing is served at {request.method} {path_of(request)[:200]}")
 
     def _refusal(self, request: web.Request, dialect: Dialect, refused: RefusalError) -> web.Response:
-        if forwarding.is_forwarded(request):
+        if self._forwarder.sender_as_of(request) is not None:
             # The next owner answers what this proxy refuses because it stops.
             return forwarding.not_owner() if self.draining else forwarding.refusal(refused)
         self._metrics.refusals.labels(refused.refusal.code).inc()

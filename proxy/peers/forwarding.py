@@ -1,13 +1,14 @@
 """Forwards a request, unchanged, to another proxy, and returns its whole answer or its error.
 
-A forwarded request has a header and is never forwarded again: a proxy that doesn't own the session answers 421. The owner opens no stream
-early; the forwarder sends keep-alives to the harness. If the harness hangs up, the forwarder closes its connection, which ends the call at
-the owner. `proxy/peers/routing.py` decides which proxy to ask, and when to retry.
+A forwarded request has a header, with a MAC by the fleet's secrets, and is never forwarded again: a proxy that doesn't own the session
+answers 421. The owner opens no stream early; the forwarder sends keep-alives to the harness. If the harness hangs up, the forwarder closes
+its connection, which ends the call at the owner. `proxy/peers/routing.py` decides which proxy to ask, and when to retry.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hmac
 import re
 from wsgiref.util import is_hop_by_hop
 
@@ -20,14 +21,18 @@ from yarl import URL
 from proxy.errors import Refusal, RefusalError
 from proxy.peers.ownership import Ownership, Peer
 from proxy.request_limits import CALL_S
+from proxy.session_key import key_of
+from topics.environment.keys import Keyring
 from topics.waiting.first_done import first_done
 
 FORWARDED = "X-Polar-Forwarded"
-"""On a request: the forwarding proxy's worker id, and the offset in `polar.workers` of the record that made its live set."""
+"""On a request: the forwarding proxy's worker id, a MAC of the other two and the session's key, and the offset in `polar.workers` of the
+record that made the proxy's live set. Without its MAC the header means nothing."""
 REFUSED = "X-Polar-Refused"
 """On an answer whose body is a `RefusalBody`, and on a 421."""
 NOT_OWNER = 421
-OFFSET = re.compile(r"[0-9]{1,18}")
+PROVEN = re.compile(r"([^ ]+) ([0-9a-f]{64}) (-1|[0-9]{1,18})")
+"""The form of FORWARDED."""
 CONNECT_S = 2.0
 """For a connection within a cluster: a proxy that takes longer is asked again."""
 KEEPALIVE_S = 30.0
@@ -58,17 +63,6 @@ _refusal_bodies = msgspec.json.Decoder(RefusalBody)
 _refusals = {refusal.code: refusal for refusal in Refusal}
 
 
-def is_forwarded(request: web.Request) -> bool:
-    """Whether another proxy sent this request."""
-    return FORWARDED in request.headers
-
-
-def as_of(request: web.Request) -> int:
-    """Offset of the sender's live set; -1 if there is none."""
-    offset = request.headers[FORWARDED].rpartition(" ")[2]
-    return int(offset) if OFFSET.fullmatch(offset) else -1
-
-
 def refusal(refused: RefusalError) -> web.Response:
     """The answer to a forwarder whose harness gets this error."""
     body = RefusalBody(refused.refusal.code, refused.message, refused.field, refused.retry_after_s, refused.context)
@@ -83,9 +77,10 @@ def not_owner() -> web.Response:
 class Forwarder:
     """This proxy's connections to the others."""
 
-    def __init__(self, worker_id: str, ownership: Ownership) -> None:
+    def __init__(self, worker_id: str, ownership: Ownership, keyring: Keyring) -> None:
         self._worker_id = worker_id
         self._ownership = ownership
+        self._keyring = keyring
         self._http: aiohttp.ClientSession | None = None
 
     async def start(self) -> None:
@@ -101,6 +96,29 @@ class Forwarder:
         """Closes the pool."""
         if self._http is not None:
             await self._http.close()
+
+    def sender_as_of(self, request: web.Request) -> int | None:
+        """Offset of the sender's live set, -1 before it had one; None unless another proxy of the fleet sent this request."""
+        found = PROVEN.fullmatch(request.headers.get(FORWARDED, ""))
+        if found is None:
+            return None
+        worker_id, mac, offset = found.groups()
+        signed = _signed(worker_id, offset, request)
+        # The sender may sign with a secret that is newer than our last look.
+        is_proven = self._is_mac(mac, signed) or (self._keyring.refresh(at_once=True) and self._is_mac(mac, signed))
+        return int(offset) if is_proven else None
+
+    def header(self, request: web.Request) -> str:
+        """The value of FORWARDED for a request that this proxy forwards."""
+        offset = str(self._ownership.as_of)
+        mac = hmac.new(self._keyring.secrets()[-1], _signed(self._worker_id, offset, request), "sha256").hexdigest()
+        return f"{self._worker_id} {mac} {offset}"
+
+    def _is_mac(self, mac: str, signed: bytes) -> bool:
+        return any(
+            hmac.compare_digest(hmac.new(secret, signed, "sha256").hexdigest(), mac)
+            for secret in self._keyring.secrets()
+        )
 
     async def send(self, peer: Peer, request: web.Request, body: bytes) -> bytes:
         """The owner's answer, rendered for the harness. Raises PeerError, or the owner's RefusalError."""
@@ -124,7 +142,7 @@ class Forwarder:
             for name, value in request.headers.items()
             if name.lower() not in NOT_CARRIED and not is_hop_by_hop(name)
         )
-        headers[FORWARDED] = f"{self._worker_id} {self._ownership.as_of}"
+        headers[FORWARDED] = self.header(request)
         try:
             async with self._http.request(
                 request.method, url, data=body, headers=headers, allow_redirects=False
@@ -139,6 +157,11 @@ class Forwarder:
         if response.status == NOT_OWNER:
             raise PeerError("refused")
         raise _refusal_in(answer)
+
+
+def _signed(worker_id: str, offset: str, request: web.Request) -> bytes:
+    """What a MAC covers. No other use of the secrets signs a text with this beginning (`topics/environment/claim_keys.py`)."""
+    return f"forwarded|{worker_id}|{offset}|{key_of(request)}".encode(errors="replace")
 
 
 def _refusal_in(body: bytes) -> RefusalError:

@@ -7,6 +7,7 @@ import gzip
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import aiohttp
 import pytest
@@ -24,6 +25,7 @@ from tests.proxy.conftest import Bench, proxied
 from tests.proxy.peers.test_ownership import Log, beat
 from tests.proxy.talks import Talk
 from tests.waiting import eventually
+from topics.environment.keys import Keyring, ensure_keys_file
 from topics.types.completion import CallOutcome, Completion
 
 SESSIONS = [f"t{number}.0" for number in range(12)]
@@ -121,9 +123,11 @@ class Silent(asyncio.Protocol):
 
 
 @pytest.mark.parametrize("ends", ["hung up", "lost"])
-async def test_a_forwarded_call_that_ends_unanswered_leaves_no_task_behind(ends: str) -> None:
+async def test_a_forwarded_call_that_ends_unanswered_leaves_no_task_behind(ends: str, tmp_path: Path) -> None:
+    ensure_keys_file(tmp_path / "keys.json")
+    keyring = Keyring(tmp_path / "keys.json")
     loop, asked, ownership = asyncio.get_running_loop(), asyncio.Event(), Ownership("asked")
-    log, forwarder = Log(ownership), Forwarder("asked", ownership)
+    log, forwarder = Log(ownership), Forwarder("asked", ownership, keyring)
     server = await loop.create_server(lambda: Silent(asked), "127.0.0.1", 0)
     log.write(beat("owner", f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"))
     await forwarder.start()
@@ -186,12 +190,46 @@ async def test_what_was_forwarded_is_never_forwarded_again(
 ) -> None:
     asked, owner = pair
     key = bench.key(owned_by(owner))
-    http.headers[FORWARDED] = "someone"
+    http.headers[FORWARDED] = forwarded_by(owner, key)
     async with ask(http, asked, key) as response:
         assert (response.status, response.headers[REFUSED]) == (421, "not_owner")
     assert figure(asked, "polar_proxy_misdirected_total") == 1
     async with ask(http, owner, key) as response:
         assert response.status == 200
+
+
+def forwarded_by(proxy: Proxy, key: str) -> str:
+    """The header with which a proxy forwards requests of a key."""
+    return proxy._forwarder.header(make_mocked_request("POST", "/", headers={KEY_HEADER: key}))
+
+
+async def test_a_forged_header_of_a_forwarder_changes_nothing(
+    pair: tuple[Proxy, Proxy], bench: Bench, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither is the request refused or waited for as a proxy's, nor are errors told as to a proxy."""
+    asked, owner = pair
+    key = bench.key(owned_by(owner))
+    worker_id, mac, offset = forwarded_by(owner, key).split(" ")
+    of_another_key = forwarded_by(owner, bench.key(owned_by(owner), "c2"))
+    waited_for: list[int] = []
+
+    async def wait_for(as_of: int) -> None:
+        waited_for.append(as_of)
+
+    for proxy in pair:
+        monkeypatch.setattr(proxy._ownership, "caught_up", wait_for)
+    for forged in (
+        "someone", f"{worker_id} {offset}", f"{worker_id} {mac[:-1]} {offset}", f"{worker_id} {mac} {10**18 - 1}",
+        f"x{worker_id} {mac} {offset}", of_another_key, "\xff \xff -1", f"{worker_id} {'0' * 64} {offset}",
+    ):  # fmt: skip
+        http.headers[FORWARDED] = forged
+        async with ask(http, asked, key) as response:
+            assert response.status == 200, await response.text()
+        async with ask(http, asked, "sk-polar-x") as response:
+            assert (response.status, REFUSED in response.headers) == (401, False)
+            assert (await response.json())["error"]["code"] == "invalid_api_key"
+    # What the asked proxy forwarded in its own name is a proxy's.
+    assert set(waited_for) == {asked._ownership.as_of}
 
 
 async def test_a_request_is_forwarded_however_its_key_and_body_came(
