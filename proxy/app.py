@@ -27,6 +27,7 @@ from proxy.control.opening import SessionOpener
 from proxy.dialects.base import Dialect
 from proxy.engines.pool import Engines
 from proxy.fleet import Fleet
+from proxy.image_urls import ImageHosts
 from proxy.metrics import ProxyMetrics
 from proxy.peers.forwarding import Forwarder
 from proxy.peers.ownership import Ownership
@@ -87,7 +88,7 @@ class Proxy:
     ) -> None:
         """`peers`: a port for other proxies, if that of `calls` is shared. `advertise`: the URL at which they reach it.
 
-        Raises FileNotFoundError for a missing keys file or token file, InputError for an empty token file or a missing URL.
+        Raises FileNotFoundError for a missing keys file or token file, InputError for an empty token file, no URL, or a bad image host.
         """
         require_address((peers or calls).host, advertise)
         self._settings = settings
@@ -108,7 +109,13 @@ class Proxy:
         routes = Router(self._ownership, self._claims, self._metrics)
         pipeline = Pipeline(engines, self._producer, self._capture, self._fleet, self._metrics)
         self._model_api = ModelApi(
-            dialects, Authenticator(keyring, settings.namespace), routes, self._forwarder, pipeline, self._metrics
+            dialects,
+            Authenticator(keyring, settings.namespace),
+            routes,
+            self._forwarder,
+            ImageHosts(settings.image_hosts),
+            pipeline,
+            self._metrics,
         )
         self._openings = SessionOpener(self._producer)
         token = control.token_in(settings.control_token_file)

@@ -15,8 +15,10 @@ from aiohttp import web
 
 from proxy.auth import Authenticator
 from proxy.call import Pipeline
+from proxy.chat import ChatRequest
 from proxy.dialects.base import Dialect, Serves, Wire
 from proxy.errors import EngineError, Refusal, RefusalError, refusal_of
+from proxy.image_urls import ImageHosts
 from proxy.intake import Intake
 from proxy.metrics import ProxyMetrics
 from proxy.peers import forwarding
@@ -52,6 +54,7 @@ class ModelApi:
         authenticator: Authenticator,
         router: Router,
         forwarder: Forwarder,
+        image_hosts: ImageHosts,
         pipeline: Pipeline,
         metrics: ProxyMetrics,
     ) -> None:
@@ -59,6 +62,7 @@ class ModelApi:
         self._authenticator = authenticator
         self._router = router
         self._forwarder = forwarder
+        self._image_hosts = image_hosts
         self._pipeline = pipeline
         self._intake = Intake(pipeline, metrics)
         self._metrics = metrics
@@ -122,7 +126,7 @@ class ModelApi:
         if is_alone or len(self._replies) >= CALLS:
             raise RefusalError(Refusal.OVERLOADED, "the proxy is busy; try again", retry_after_s=RETRY_AFTER_S)
         wire = await _wire_of(request, Serves.CALL)
-        chat = dialect.parse(wire)
+        chat = self._chat_of(dialect, wire)
 
         def serve(claim: ClaimState) -> SharedCalls:
             return self._intake.calls_for(
@@ -172,12 +176,17 @@ class ModelApi:
 
     async def _count(self, request: web.Request, dialect: Dialect) -> web.StreamResponse:
         await self._router.claims.require_open(self._authenticator.claims_of(key_of(request)))
-        chat = dialect.parse(await _wire_of(request, Serves.COUNT))
+        chat = self._chat_of(dialect, await _wire_of(request, Serves.COUNT))
         try:
             tokens = await self._pipeline.engines.for_model(chat.model).count_tokens(chat)
         except EngineError as fault:
             raise refusal_of(fault) from None
         return web.Response(body=dialect.count(tokens), headers=JSON)
+
+    def _chat_of(self, dialect: Dialect, wire: Wire) -> ChatRequest:
+        chat = dialect.parse(wire)
+        self._image_hosts.require(chat, wire.body)
+        return chat
 
     async def _models(self, request: web.Request, dialect: Dialect) -> web.StreamResponse:
         await self._router.claims.require_open(self._authenticator.claims_of(key_of(request)))

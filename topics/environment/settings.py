@@ -96,6 +96,9 @@ class Settings(BaseSettings):
     """Secrets that sign webhooks, one `whsec_` secret a line. Default: DATA/webhook.secret."""
     webhook_hosts: str = "*"
     """Hosts that webhooks may call: names or patterns, separated by commas; `*`: any."""
+    image_hosts: str = ""
+    """Hosts from which engines may fetch images that requests name by URL: names or patterns, separated by commas. Default: none, so that
+    images must be `data:` URLs."""
     trust_tasks: bool = False
     """Allow tasks to run unconfined, as this worker's own user: the runtime `process`, and the network policy `host`."""
     engines: dict[EngineName, EngineSettings] = {}
