@@ -104,8 +104,6 @@ def _evaluated(table: Table, session: SessionState, fact: events.Evaluated, now:
         return endings.evaluation_lost(table, session, fact.error, now)
     evaluated = replace(
         session,
-        # A worker that evaluates also removes the runtime; one that fails leaves it to be discarded.
-        runtime=session.runtime if fact.error else None,
         reward=fact.reward,
         reward_reason=fact.reason,
         call_rewards=fact.call_rewards,

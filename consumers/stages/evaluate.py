@@ -24,7 +24,6 @@ from consumers.stages.claim_runner import Claim, StageFact
 from consumers.stages.worker_context import WorkerContext
 from topics.environment import registry
 from topics.environment.keys import redacted
-from topics.events import Evaluated
 from topics.types.errors import InputError, Kind, NotReadyError
 from topics.types.session import Status
 from topics.types.task import TaskRequest
@@ -62,10 +61,8 @@ class Evaluate:
             return claim.failure("timeout", Kind.EVALUATION, f"the evaluation {longer}")
 
     async def tidy(self, fact: StageFact | None) -> None:
-        """Remove the runtime after a final verdict; an evaluation that will be tried again needs it."""
-        is_final = isinstance(fact, Evaluated) and not (fact.error and fact.error.retryable)
-        if is_final and self._runtime is not None:
-            await self._runtime.remove()
+        """Leave the runtime to the coordinator, which has it discarded once a verdict counts. A worker that was frozen can't know whether
+        its own does, or whether another evaluation works in the runtime."""
 
     async def _verdict(self, runtime: Runtime, task: TaskRequest, budget: Budget) -> Verdict:
         """Raises EvaluationError, also for what the evaluator raised; InputError, NotReadyError and SandboxError aren't its fault."""

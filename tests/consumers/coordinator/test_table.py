@@ -327,7 +327,7 @@ run failed
     building, FAILED broken: Build CloseKey Discard                      <- running,last
     not allowed                                                          <- others
 evaluated
-    building: Build                                                      <- evaluating evaluating,last
+    building: Build Discard                                              <- evaluating evaluating,last
     not allowed                                                          <- others
 evaluation failed
     ran                                                                  <- evaluating

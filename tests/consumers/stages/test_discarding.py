@@ -20,7 +20,7 @@ from tests.consumers.stages.coordinating import ALL, PATIENCE_S, Coordinator, li
 from tests.waiting import eventually
 from topics.control import Discard
 from topics.environment.settings import Settings
-from topics.events import Stopped
+from topics.events import Evaluated, Stopped
 from topics.log.producer import LogProducer
 from topics.types.session import Stage
 
@@ -75,6 +75,23 @@ async def test_a_runtime_that_a_claim_uses_is_discarded_when_the_claim_has_ended
         assert living(mark) == set()
         await host.has_only()
     assert stopped_s < SOON_S, "a cancelled run's trajectory waits for this"
+
+
+async def test_an_evaluator_leaves_the_runtime_to_the_coordinator(
+    settings: Settings, coordinator: Coordinator, host: Host
+) -> None:
+    """A worker that was frozen can't know that its claim is lost: the next evaluation needs the runtime after its verdict."""
+    task = shell("twice", "true")
+    async with working(settings, ALL):
+        runtime, ran = await coordinator.run(task)
+        evaluation = ticket(task, Stage.EVALUATE, runtime=runtime, status=ran.status, exit_code=ran.exit_code)
+        for nth in range(2):
+            await coordinator.granted(evaluation)
+            assert (await coordinator.fact(Evaluated, "twice.0", nth)).reward == 1.0
+            await eventually(lambda: not coordinator.held(), PATIENCE_S)  # it has tidied up
+        await host.has_only(runtime["id"])
+        await coordinator.discard("twice.0", runtime)
+        await host.has_only()
 
 
 class CountingBackend(ProcessBackend):
