@@ -74,7 +74,9 @@ def _prefixed(prefix: str, part: msgspec.Struct | None, of: type[msgspec.Struct]
     return {f"{prefix}{name}": _plain(getattr(part, name, None)) for name in of.__struct_fields__}
 
 
-FACT_FIELDS = ("fact_id", "session_id", "attempt", "claim_id", "worker_id", "num_samples", "status", "reward")
+FACT_FIELDS = (
+    "fact_id", "session_id", "attempt", "claim_id", "worker_id", "num_samples", "status", "reward", "unenforced",
+)  # fmt: skip
 FINISH_FIELDS = ("exit_code", "duration_ms")
 
 
@@ -88,6 +90,7 @@ def _event(fact: Fact) -> Row:
         **_fields(fact, *FACT_FIELDS, *FINISH_FIELDS),
         **_fields(plan, "pool", "harness"),
         **_prefixed("error_", getattr(fact, "error", None), SessionError),
+        "backend": (getattr(fact, "runtime", None) or {}).get("backend"),
         "detail": _detail(fact),
     }
 

@@ -96,6 +96,16 @@ EVENTS = Table(
         Column("exit_code", INT, "the harness's"),
         Column("duration_ms", INT, "of the stage that finished; null: no stage did"),
         Column("detail", TEXT, "the whole fact as JSON, a task's body apart"),
+        Column(
+            "backend",
+            TEXT,
+            "of the runtime that an init made; null: the fact is no init's, the init failed, or an older file",
+        ),
+        Column(
+            "unenforced",
+            pa.list_(TEXT),
+            "what that runtime doesn't enforce on its host; null: not reported, and as `backend`",
+        ),
     ),
 )
 COMPLETIONS = Table(

@@ -164,6 +164,8 @@ SESSIONS = View(
         "reward_reason": "why: the evaluator's words, or for a null reward the error of the evaluation; null: no reason was given",
         "submitted_at": "when its task was submitted",
         "ended_at": "when its trajectory was written; null: not yet",
+        "backend": "the kind of runtime of its attempt; null: it has no runtime yet, its init failed, or an older Polar ran it",
+        "unenforced": "what that runtime didn't enforce on its host; empty: nothing; null: not reported, and as `backend`",
     },
     """
     WITH expected AS (
@@ -171,14 +173,22 @@ SESSIONS = View(
         FROM (SELECT task_id, harness, submitted_at, unnest(range(num_samples)) AS sample_index FROM tasks)
     ), newest AS (
         SELECT session_id, max(attempt) AS attempt FROM lake.events WHERE session_id IS NOT NULL GROUP BY session_id
+    ), runtimes AS (
+        SELECT session_id, attempt, backend, unenforced
+        FROM lake.events
+        WHERE backend IS NOT NULL
+        QUALIFY row_number() OVER (PARTITION BY session_id, attempt ORDER BY log_offset DESC) = 1
     )
     SELECT
-        session_id, expected.task_id, expected.sample_index, coalesce(ended.attempt, newest.attempt, 1) AS attempt,
+        expected.session_id, expected.task_id, expected.sample_index, coalesce(ended.attempt, newest.attempt, 1) AS attempt,
         coalesce(ended.harness, expected.harness) AS harness, status,
-        error_stage, error_kind, error_code, error_message, reward, reward_reason, submitted_at, logged_at AS ended_at
+        error_stage, error_kind, error_code, error_message, reward, reward_reason, submitted_at, logged_at AS ended_at,
+        backend, unenforced
     FROM expected
     LEFT JOIN newest USING (session_id)
     LEFT JOIN lake.trajectories AS ended USING (session_id)
+    LEFT JOIN runtimes
+        ON runtimes.session_id = expected.session_id AND runtimes.attempt = coalesce(ended.attempt, newest.attempt, 1)
     """,
 )
 STAGE_TIMES = View(

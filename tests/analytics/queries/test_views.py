@@ -17,12 +17,15 @@ from analytics.lake.manifest import EMPTY, File, Lake
 from analytics.queries import views
 from tests.analytics.story import NOON, call, story, submitted, write
 from topics.environment.settings import Settings
+from topics.events import InitFinished
 from topics.types.completion import PolicySpan
+from topics.types.errors import Kind, SessionError
 
 DESIGN = {
     "calls": "call_id, session_id, task_id, attempt, parent_id, dialect, engine, model_requested, model_served, kind, outcome, "
     "prompt_tokens, shared_tokens, sampled_tokens, finish_reason, policy_version, received_at, completed_at, latency_ms",
-    "sessions": "session_id, task_id, sample_index, attempt, harness, status, error_code, reward, submitted_at, ended_at",
+    "sessions": "session_id, task_id, sample_index, attempt, harness, status, error_code, reward, submitted_at, ended_at, "
+    "backend, unenforced",
     "stage_times": "session_id, attempt, stage, queued_ms, run_ms",
     "traces": "trace_id, session_id, task_id, tokens, trainable_tokens, calls, kind, reward",
     "trajectories": "session_id, task_id, sample_index, status, reward, traces, calls, trainable_tokens",
@@ -129,6 +132,34 @@ def test_sessions_are_there_from_when_their_task_is_known(told: duckdb.DuckDBPyC
         ("parse.0", 1, "shell", "COMPLETED", None, 1.0, 20_000),
         ("parse.1", 1, "shell", "COMPLETED", None, 1.0, 21_000),
     ]
+
+
+def test_a_session_says_which_runtime_its_attempt_has_and_what_that_does_not_enforce(tmp_path: Path) -> None:
+    cell = {"backend": "cell", "id": "1"}
+    lake = write(
+        tmp_path,
+        [
+            (0, submitted("mend", 4)),
+            (1, InitFinished("a", "mend.0", 1, "a", cell, unenforced=["disk"])),
+            (2, InitFinished("b", "mend.0", 2, "b", {"backend": "landlock", "id": "2"}, unenforced=["pids", "disk"])),
+            (3, InitFinished("c", "mend.1", 1, "c", cell, unenforced=[])),
+            (4, InitFinished("d", "mend.2", 1, "d", cell)),
+            (5, InitFinished("d", "mend.2", 1, "d", cell)),  # sent again
+            (6, InitFinished("e", "mend.3", 1, "e", cell, unenforced=["disk"])),
+            (7, InitFinished("f", "mend.3", 2, "f", error=SessionError("init", Kind.INFRA, "lost", "no disk"))),
+        ],
+    )
+    with opened(lake) as connection:
+        found = rows(connection, "SELECT session_id, backend, unenforced FROM sessions ORDER BY session_id")
+        assert found == [
+            ("mend.0", "landlock", ["pids", "disk"]),
+            ("mend.1", "cell", []),
+            ("mend.2", "cell", None),
+            ("mend.3", None, None),
+        ]
+    without_columns(lake, "events", "backend", "unenforced")
+    with opened(lake) as connection:
+        assert rows(connection, "SELECT DISTINCT backend, unenforced FROM sessions") == [(None, None)]
 
 
 def test_stage_times_tell_of_every_attempt_how_long_it_waited_and_worked(told: duckdb.DuckDBPyConnection) -> None:
