@@ -36,6 +36,7 @@ from aiokafka.structs import TopicPartition
 
 from topics.contract.topic import MIB
 from topics.environment.settings import Settings
+from topics.log import silent_broker
 from topics.types.errors import NotReadyError
 
 log = structlog.get_logger()
@@ -47,8 +48,8 @@ Headers = Sequence[tuple[str, bytes]]
 SESSION_TIMEOUT_MS = 6_000
 HEARTBEAT_MS = 2_000
 REQUEST_TIMEOUT_MS = 15_000
-"""How long a client waits for a broker that hangs or vanished before it tries another. Group members keep aiokafka's 40 s, since a
-rebalance may take that long."""
+"""How long a client waits for an answer from a broker that isn't silent (`silent_broker.py`), or from one that rebalances a group, which
+takes at most `SESSION_TIMEOUT_MS`."""
 BATCH_TTL_S = 600.0
 """When aiokafka fails a batch that has no leader. It is longer than any sender waits: the senders' deadlines decide, and a failed batch
 makes its producer unusable."""
@@ -119,6 +120,7 @@ def _close_dropped(dropped: Any, _end: Callable[[Any], None] = AIOKafkaConnectio
 
 
 AIOKafkaConnection.__del__ = _close_dropped
+AIOKafkaConnection.send = silent_broker.watched(AIOKafkaConnection.send)
 
 
 class Client(Protocol):
@@ -246,8 +248,8 @@ def consumer(settings: Settings, *, group: str | None = None, committed: bool = 
             "session_timeout_ms": SESSION_TIMEOUT_MS,
             "heartbeat_interval_ms": HEARTBEAT_MS,
             "partition_assignment_strategy": (StickyPartitionAssignor,),
+            "request_timeout_ms": REQUEST_TIMEOUT_MS,
         }
-        | ({"request_timeout_ms": REQUEST_TIMEOUT_MS} if group is None else {})
         | options
     )
     return made

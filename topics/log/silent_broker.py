@@ -1,0 +1,60 @@
+"""Gives up a request to a broker that hangs: one that owes an answer and is silent.
+
+aiokafka 0.14 has one time-out for all requests of a client. It must be long enough for 32 MiB on a slow line and for a group's rebalance,
+and a broker that hangs would cost it several times over. Invariant: a request fails early only if no byte moved on its connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+SILENCE_S = 5.0
+"""How long a broker may be silent; then its client asks another. A cluster replaces a broker that hangs after some 10 s. A client meets it
+at most twice on the way to its successor: with its own request, and with one for metadata. A slower broker serves no fleet anyway: a
+heartbeat waits for 2 s, a transaction for 5 s."""
+PROMPT = frozenset({0, 1, 2, 3, 8, 9, 10, 12, 17, 18, 22, 24, 25, 26, 28, 36})
+"""API keys of the requests that brokers answer at once: Produce, Fetch, ListOffsets, Metadata, OffsetCommit, OffsetFetch, FindCoordinator,
+Heartbeat, SaslHandshake, ApiVersions, InitProducerId, AddPartitionsToTxn, AddOffsetsToTxn, EndTxn, TxnOffsetCommit, SaslAuthenticate. A
+Produce also waits for replicas; if it is sent again meanwhile, the broker knows its sequence number."""
+
+Send = Callable[..., Awaitable[Any]]
+"""`AIOKafkaConnection.send`: connection, request, whether a response is expected."""
+
+
+def watched(send: Send) -> Send:
+    """`send`, with answers that raise TimeoutError once their broker has been silent for `SILENCE_S`."""
+
+    def send_watched(connection: Any, request: Any, expect_response: bool = True) -> Awaitable[Any]:
+        answer = send(connection, request, expect_response)
+        if expect_response and request.API_KEY in PROMPT:
+            _, _, future = connection._requests[-1]
+            _watch(connection, future)
+        return answer
+
+    return send_watched
+
+
+def _watch(connection: Any, answer: asyncio.Future[Any]) -> None:
+    """Look after `SILENCE_S` whether the broker has answered, or a byte has moved."""
+
+    def look(before: tuple[float, int, int]) -> None:
+        if answer.done():
+            return
+        if _traffic(connection) == before:
+            answer.set_exception(TimeoutError())
+        else:
+            _watch(connection, answer)
+
+    look_later = asyncio.get_running_loop().call_later(SILENCE_S, look, _traffic(connection))
+    answer.add_done_callback(lambda _: look_later.cancel())
+
+
+def _traffic(connection: Any) -> tuple[float, int, int]:
+    """When the last answer came, the bytes of the next one that are here, and those that wait to be sent."""
+    return (
+        connection._last_action,
+        len(connection._reader._buffer),
+        connection._writer.transport.get_write_buffer_size(),
+    )
