@@ -21,8 +21,11 @@ from topics.log.refusals import KafkaRefusedError, refusal
 from topics.waiting.backoff import Backoff
 
 TRANSACTION_TIMEOUT_MS = 5_000
-COMMIT_DEADLINE_S = 15.0
-"""Limit for one step of a transaction; the broker has ended the transaction long before."""
+START_S = 15.0
+"""Limit for a producer's start: its coordinator may have to be replaced first."""
+STEP_S = 10.0
+"""Limit for one step of a transaction: twice `SILENCE_S`, for a step that meets a broker that hangs with its request and on the way to
+another. The broker ends the transaction after `TRANSACTION_TIMEOUT_MS`, so a step that takes longer has mostly failed already."""
 STOP_DEADLINE_S = 5.0
 IN_FLIGHT_BYTES = 8 * MIB
 """Unacknowledged bytes in a transaction (protocol 3). aiokafka sends all of them in one request, and brokers disconnect over big ones."""
@@ -66,10 +69,10 @@ class FencedProducer:
         )
 
     async def start(self) -> None:
-        await self._guarded(self._producer.start())
+        await self._guarded(self._producer.start(), START_S)
 
-    async def stop(self) -> None:
-        await kafka.stop(self._producer, STOP_DEADLINE_S)
+    async def stop(self, deadline_s: float = STOP_DEADLINE_S) -> None:
+        await kafka.stop(self._producer, deadline_s)
 
     async def commit_offset(self, group: str, source: kafka.TopicPartition, offset: int) -> None:
         """Add a group's offset to the open transaction."""
@@ -84,7 +87,7 @@ class FencedProducer:
         pending: list[asyncio.Future[kafka.RecordMetadata]] = []
         size = 0
         try:
-            async with asyncio.timeout(COMMIT_DEADLINE_S):
+            async with asyncio.timeout(STEP_S):
                 for write in writes:
                     sent = await self._producer.send(write.topic, write.value, key=write.key, partition=write.partition)
                     pending.append(sent)
@@ -100,9 +103,9 @@ class FencedProducer:
     async def commit(self) -> None:
         await self._guarded(self._producer.commit_transaction())
 
-    async def _guarded(self, step: Awaitable[object]) -> None:
+    async def _guarded(self, step: Awaitable[object], deadline_s: float = STEP_S) -> None:
         try:
-            async with asyncio.timeout(COMMIT_DEADLINE_S):
+            async with asyncio.timeout(deadline_s):
                 await step
         except Exception as error:
             raise OwnershipLostError(f"{type(error).__name__}: {error}") from error
@@ -207,7 +210,7 @@ class PartitionOwner:
     async def _own(self, partition: int) -> None:
         failures, at = 0, {"group": self._group, "partition": partition}
         while True:
-            began = time.monotonic()
+            began, stop_s = time.monotonic(), STOP_DEADLINE_S
             producer = FencedProducer(self._settings, f"{self._group}.{partition}")
             try:
                 await producer.start()
@@ -216,6 +219,8 @@ class PartitionOwner:
                 if (refused := refusal(self._settings, lost.__cause__ or lost)) is not None:
                     raise refused from None
                 log.warning("partition lost", action="owner.lost", **at, why=str(lost))
+                # Its records are void, and the broker that they wait for may hang.
+                stop_s = 0.0
             except KafkaRefusedError:
                 raise
             except asyncio.CancelledError:
@@ -228,6 +233,6 @@ class PartitionOwner:
                 # State and producer are made anew after any error; a keeper never ends the process.
                 log.exception("partition failed", action="owner.failed", **at, why=str(error))
             finally:
-                await producer.stop()
-            failures = 1 if time.monotonic() - began > COMMIT_DEADLINE_S else failures + 1
+                await producer.stop(stop_s)
+            failures = 1 if time.monotonic() - began > START_S else failures + 1
             await asyncio.sleep(RESTART.pause_s(failures))
