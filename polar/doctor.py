@@ -27,7 +27,7 @@ from proxy.engines import capabilities, probe
 from proxy.engines.api_key import ApiKey
 from proxy.engines.connection import UnreachableError
 from topics.contract import catalogue
-from topics.environment import cache, http_json, registry
+from topics.environment import cache, http_json, private_files, registry
 from topics.environment.keys import read_keys_file
 from topics.environment.settings import Settings
 from topics.log import admin
@@ -215,6 +215,8 @@ def _folder(data: Path) -> Finding:
     if not data.exists():
         return Finding("data folder", State.GOOD, f"{data} will be made by `polar up`")
     running = "nothing runs on it" if lock.is_free(data) else "a `polar up` runs on it"
+    if warning := private_files.open_to_others(data):
+        return Finding("data folder", State.LATER, f"{data}: {running}", warning)
     return Finding("data folder", State.GOOD, f"{data}: {running}")
 
 

@@ -128,7 +128,7 @@ def _folder(asked: Path | None) -> Iterator[Path]:
 
 def _lock_file(data: Path) -> IO[str]:
     try:
-        data.mkdir(parents=True, exist_ok=True)
+        data.mkdir(mode=0o700, parents=True, exist_ok=True)
         return (data / "demo.lock").open("w")
     except OSError as error:
         say(f"{data.absolute()} can't be a data folder: {error}; choose another with --data")

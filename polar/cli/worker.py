@@ -15,7 +15,7 @@ import typer
 
 from polar.cli import process
 from polar.cli.options import Data, TrustTasks, trusting
-from topics.environment import settings
+from topics.environment import private_files, settings
 from topics.types.errors import InputError
 from topics.types.session import Stage
 from topics.types.task import POOL_NAME
@@ -90,6 +90,8 @@ def worker(
 
     hurry = asyncio.Event()
     stages = [stage for stage in Stage if stage.value in roles]
+    if stages or "analytics" in roles:
+        private_files.make_folder(found.data)
 
     async def main(stop: asyncio.Event) -> None:
         from consumers.metrics import Metrics

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from topics.environment import private_files
 from topics.types.errors import InputError
 
 CHILDREN_END_S = 20.0
@@ -25,7 +26,9 @@ def claim(data: Path, *, announce: Callable[[str], None]) -> int:
     Waits for the children of an `up` that died. Raises InputError if an `up` runs.
     """
     try:
-        data.mkdir(parents=True, exist_ok=True)
+        private_files.make_folder(data)
+        if warning := private_files.open_to_others(data):
+            announce(f"warning: {warning}")
         lock = os.open(data / "up.lock", os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
         raise InputError("--data", str(data), f"can't be written: {error.strerror}") from None

@@ -1,15 +1,30 @@
-"""Files with mode 0600 from their first byte on, so that no other user ever reads one: secrets, and tasks' data."""
+"""Files with mode 0600 from their first byte on, so that no other user ever reads one: secrets, and tasks' data; and their folders."""
 
 from __future__ import annotations
 
 import os
+import stat
 import tempfile
 from pathlib import Path
+
+OTHERS = 0o077
+"""Permissions of everybody but the owner."""
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder that only its owner can enter (mode 0700). An existing one stays as it is: it may be shared on purpose, like /tmp."""
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+def open_to_others(path: Path) -> str | None:
+    """The mode of a folder that others may enter or list, and what to do about it, for people; None if they may not."""
+    mode = stat.S_IMODE(path.stat().st_mode)
+    return f"other users can enter {path} (mode {mode:04o}); chmod 700 {path}" if mode & OTHERS else None
 
 
 def create(path: Path, text: str) -> None:
     """Make a file and its folder, unless the file exists: of several processes, one writes it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:

@@ -47,6 +47,7 @@ def test_up_says_where_everything_is(up: Up) -> None:
     assert read_env_file(up.ready_file) == up.addresses
     for name in ("POLAR_CONTROL_TOKEN_FILE", "POLAR_KEYS_FILE", "POLAR_WEBHOOK_SECRET_FILE"):
         assert Path(up.addresses[name]).stat().st_mode & 0o777 == 0o600
+    assert up.data.stat().st_mode & 0o777 == 0o700
 
 
 def test_a_task_goes_in_and_exact_trajectories_come_out(up: Up) -> None:

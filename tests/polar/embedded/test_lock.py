@@ -77,3 +77,13 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="--data: can't be written: Not a directory"):
         lock.claim(tmp_path / "file" / "data", announce=print)
+
+
+def test_a_new_folder_is_private_and_an_open_one_is_named(tmp_path: Path) -> None:
+    said: list[str] = []
+    os.close(lock.claim(tmp_path / "new", announce=said.append))
+    assert ((tmp_path / "new").stat().st_mode & 0o777, said) == (0o700, [])
+    shared = tmp_path / "shared"
+    shared.mkdir(mode=0o755)
+    os.close(lock.claim(shared, announce=said.append))
+    assert said == [f"warning: other users can enter {shared} (mode 0755); chmod 700 {shared}"]

@@ -21,6 +21,16 @@ def test_create_makes_a_file_once(tmp_path: Path) -> None:
     assert mode(path) == 0o600
 
 
+def test_a_new_folder_is_its_owners_and_an_existing_one_stays_as_it_is(tmp_path: Path) -> None:
+    new, shared = tmp_path / "above" / "data", tmp_path / "shared"
+    private_files.make_folder(new)
+    assert (mode(new), private_files.open_to_others(new)) == (0o700, None)
+    shared.mkdir(mode=0o755)
+    private_files.make_folder(shared)
+    assert mode(shared) == 0o755
+    assert private_files.open_to_others(shared) == f"other users can enter {shared} (mode 0755); chmod 700 {shared}"
+
+
 @pytest.mark.parametrize("expected", [0o600, 0o640])
 def test_replace_writes_the_mode_whatever_the_file_had_before(tmp_path: Path, expected: int) -> None:
     path = tmp_path / "secret"
