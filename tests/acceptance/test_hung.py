@@ -40,8 +40,10 @@ OFFSETS = "__consumer_offsets"
 OFFSETS_PARTITIONS = 4
 TURN_S = 1.0
 RUN_SLOTS = 8
-BEGUN_S = 180.0
-"""Until the first task has finished: a busy machine starts a fleet slowly."""
+BEGUN_S = 240.0
+"""Until the first tasks have finished: a busy machine starts a fleet slowly."""
+PACE_TASKS = 3
+"""Finished tasks that show the pace of the machine, before the broker hangs."""
 ENDED_S = 240.0
 MOST_TASKS = 200
 """More than the run slots can end within `BEGUN_S` and `BROKER_HUNG_S`."""
@@ -53,7 +55,7 @@ ENGINE_S = 2.0
 """Long beside the pause between calls: most calls are in flight when their proxy freezes."""
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(720)
 async def test_a_broker_that_hangs_stops_endings_for_no_longer_than_its_cluster_takes_to_replace_it(
     tmp_path: Path,
 ) -> None:
@@ -64,7 +66,7 @@ async def test_a_broker_that_hangs_stops_endings_for_no_longer_than_its_cluster_
         await asyncio.to_thread(system.kafka.settle)
         await _feed(system)
         async with SessionTable(system.settings) as table:
-            assert await table.until(lambda: any(table.is_finished(name) for name in table.tasks), BEGUN_S)
+            assert await table.until(lambda: sum(map(table.is_finished, table.tasks)) >= PACE_TASKS, BEGUN_S)
         node = await asyncio.to_thread(
             system.kafka.leader_of, OFFSETS, _java_hash("polar.coordinator") % OFFSETS_PARTITIONS
         )
@@ -78,14 +80,18 @@ async def test_a_broker_that_hangs_stops_endings_for_no_longer_than_its_cluster_
             ended = time.time()
         await asyncio.to_thread(system.kafka.settle)
         await system.end("submit")
-        moments = [moment for moment in await _endings(system) if began < moment < ended]
+        endings = await _endings(system)
+        # A busy machine ends sessions seldom, whether a broker hangs or not.
+        pace_s = max(after - before for before, after in pairwise([moment for moment in endings if moment < began]))
+        moments = [moment for moment in endings if began < moment < ended]
         gaps = [
             (round(after - before, 1), round(before - began, 1)) for before, after in pairwise([began, *moments, ended])
         ]
         print(
             f"{len(moments)} sessions ended while the broker hung; the longest stalls: {sorted(gaps)[-5:]} (s, since the hang)"
         )
-        assert max(gaps)[0] < STALL_S
+        print(f"before it hung, the longest time without an ending was {pace_s:.1f} s")
+        assert max(gaps)[0] < STALL_S + pace_s
         names = await _submitted(system)
         async with SessionTable(system.settings) as table:
             assert await table.until(lambda: all(table.is_finished(name) for name in names), ENDED_S)
