@@ -38,11 +38,14 @@ CUT_WORD = re.compile(r"\A[\w.-]+")
 """The rest of a word, at the beginning of a text that was cut."""
 
 
+STORAGE_EXCEEDED = "storage_exceeded"
+
+
 class SandboxError(Exception):
     """The sandbox failed, not the program in it.
 
     `code` is stable: `runtime_gone`, `runtime_exists`, `prepare_failed`, `not_started`, `supervisor_lost`, `unkillable`,
-    `not_removed`.
+    `not_removed`, `host_out_of_memory`, `host_disk_full`. STORAGE_EXCEEDED: the files that the agent left fill the disk.
     """
 
     def __init__(self, code: str, message: str) -> None:

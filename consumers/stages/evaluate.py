@@ -16,7 +16,7 @@ from typing import ClassVar
 from msgspec.structs import replace
 
 from consumers.evaluators.base import REASON_LIMIT, Case, EvaluationError, Evaluator, Protecting, Verdict
-from consumers.runtimes.base import Exec, Runtime, SandboxError
+from consumers.runtimes.base import STORAGE_EXCEEDED, Exec, Runtime, SandboxError
 from consumers.runtimes.prepare import prepare
 from consumers.stages import artifacts
 from consumers.stages.budget import Budget, BudgetExceededError
@@ -51,6 +51,11 @@ class Evaluate:
         await self._runtime.kill_all()
         try:
             return await self._fact(await budget.within(self._verdict(self._runtime, task, budget)))
+        except SandboxError as error:
+            if error.code != STORAGE_EXCEEDED:
+                raise
+            # What the agent wrote leaves no space for its evaluation: otherwise a bad reward could be turned into none.
+            return await self._fact(Verdict(0.0, reason=str(error)))
         except EvaluationError as error:
             failure = claim.failure(error.code, Kind.EVALUATION, str(error))
             return replace(failure, artifacts=await self._stored(error.artifacts))

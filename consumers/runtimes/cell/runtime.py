@@ -16,6 +16,7 @@ If the worker is privileged, each runtime has a user id of its own on the host. 
 from __future__ import annotations
 
 import asyncio
+import errno
 import importlib.util
 import os
 import platform
@@ -30,8 +31,17 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
-from consumers.runtimes import seccomp, session_folder
-from consumers.runtimes.base import Exec, ExecResult, Handle, Labelled, Labels, ModelAccess, SandboxError
+from consumers.runtimes import proctree, seccomp, session_folder
+from consumers.runtimes.base import (
+    STORAGE_EXCEEDED,
+    Exec,
+    ExecResult,
+    Handle,
+    Labelled,
+    Labels,
+    ModelAccess,
+    SandboxError,
+)
 from consumers.runtimes.cell import bubblewrap, cgroup, layered, limits
 from consumers.runtimes.cell.allowlist import allowlist_proxy
 from consumers.runtimes.cell.bubblewrap import HOME, TMP, USER, WORKSPACE
@@ -39,7 +49,7 @@ from consumers.runtimes.cell.cgroup import Group
 from consumers.runtimes.cell.enter import CellOrders
 from consumers.runtimes.cell.limits import Limits
 from consumers.runtimes.cell.relay import model_relay
-from consumers.runtimes.cell.storage import StorageWatch
+from consumers.runtimes.cell.storage import StorageWatch, is_full, record_prepared
 from consumers.runtimes.cell.view import ClaimView, View, give, give_all
 from consumers.runtimes.forkserver import ForkServer
 from consumers.runtimes.launch import launch
@@ -112,33 +122,35 @@ class CellRuntime:
             return next(entries, None) is None
 
     async def write_file(self, path: str | PurePosixPath, data: bytes, mode: int = 0o600) -> None:
-        await self._view.make()
+        await self._make_view()
         if self._is_layered(inside := self._inside(path)):
             await layered.write(self, inside, data, mode)
             return
         target = self._on_host(path)
-        self._make_folders(target.parent)
-        session_folder.write(target, data, mode)
-        give(target, self._user_id)
+        async with self._space():
+            self._make_folders(target.parent)
+            session_folder.write(target, data, mode)
+            give(target, self._user_id)
 
     async def read_file(self, path: str | PurePosixPath, limit: int) -> bytes:
-        await self._view.make()
+        await self._make_view()
         if self._is_layered(inside := self._inside(path)):
             return await layered.read(self, inside, limit)
         return session_folder.read(self._on_host(path), limit)
 
     async def upload(self, source: Path, path: str | PurePosixPath) -> None:
-        await self._view.make()
+        await self._make_view()
         if self._is_layered(inside := self._inside(path)):
             await layered.upload(self, source, inside)
             return
         target = self._on_host(path)
-        self._make_folders(target.parent)
-        await session_folder.copy(source, target, str(path))
-        await asyncio.to_thread(give_all, target, self._user_id)
+        async with self._space():
+            self._make_folders(target.parent)
+            await session_folder.copy(source, target, str(path))
+            await asyncio.to_thread(give_all, target, self._user_id)
 
     async def exec(self, what: Exec, stop: asyncio.Event | None = None) -> ExecResult:
-        await self._view.make()
+        await self._make_view()
         log = session_folder.log_path(self._folder, what.log)
         argv = ("bash", "-o", "pipefail", "-c", what.command) if isinstance(what.command, str) else what.command
         policy = self._spec.network or Network.PROXY_ONLY if what.model else self._view.network
@@ -150,14 +162,16 @@ class CellRuntime:
             raise InputError("stdin", what.stdin, "lies in an evaluation's workspace; redirect it in the command")
         environment = self._environment() | ways.environment | self._spec.env | dict(what.env)
         group = limits.host().group(self._folder.name, self._limits)
-        self._record(group)
+        async with self._space():
+            self._record(group)
         try:
             cell = self._cell(environment, cwd, what.tools, ways, group)
         except ValueError as error:
             raise SandboxError("not_started", f"the program can't be started: {error}") from None
         started = time.monotonic()
         full = asyncio.Event()
-        storage = asyncio.create_task(self._watch_storage(group, full), name="storage-watch")
+        watch = self._storage_watch(group)
+        storage = asyncio.create_task(_watched(watch, full), name="storage-watch")
         try:
             ended = await launch(
                 {
@@ -181,9 +195,15 @@ class CellRuntime:
         except SandboxError as error:
             if error.code == "not_started" and self._is_layered(cwd) and not await layered.is_folder(self, cwd):
                 raise _no_folder(what.cwd) from None
+            if error.code == "not_started" and is_full(self._folder):
+                raise await self._disk_full(watch) from None
             raise
         finally:
             problem = await _cancelled(storage)
+        if not problem and (watch.was_full or is_full(self._folder)):
+            problem = await asyncio.to_thread(watch.walk)
+            if not problem:
+                raise _host_disk_full(self._folder)
         if group.host_out_of_memory():
             raise SandboxError(
                 "host_out_of_memory", "the host ran out of memory and killed a program that was within its limit"
@@ -213,13 +233,32 @@ class CellRuntime:
     async def remove(self) -> None:
         await self._backend.remove(self.handle)
 
-    async def _watch_storage(self, group: Group, full: asyncio.Event) -> str:
-        """Set `full` when the session's files exceed their limit; one sentence that says by what."""
+    def _storage_watch(self, group: Group | None) -> StorageWatch:
+        """`group`: of the session's processes. Without cgroups they are found by their mark."""
         storage_mb = limits.host().filled(self._limits).storage_mb
         assert storage_mb is not None, "filled"
-        problem = await StorageWatch(self._folder, storage_mb, group.pids).exceeded()
-        full.set()
-        return problem
+        if group is not None and group.folders:
+            return StorageWatch(self._folder, storage_mb, group.pids)
+        return StorageWatch(self._folder, storage_mb, lambda: proctree.marked(RUNTIME_MARK, self._folder.name))
+
+    async def _make_view(self) -> None:
+        async with self._space():
+            await self._view.make()
+
+    @asynccontextmanager
+    async def _space(self) -> AsyncIterator[None]:
+        """Make a SandboxError of a full disk, which says whose files fill it."""
+        try:
+            yield
+        except (OSError, SandboxError) as error:
+            if not _is_lack_of_space(error):
+                raise
+            raise await self._disk_full(self._storage_watch(None)) from error
+
+    async def _disk_full(self, watch: StorageWatch) -> SandboxError:
+        if problem := await asyncio.to_thread(watch.walk):
+            return SandboxError(STORAGE_EXCEEDED, problem)
+        return _host_disk_full(self._folder)
 
     def make_workdir(self) -> None:
         """Make the task's working directory."""
@@ -362,6 +401,13 @@ class CellBackend:
     async def attach(self, handle: Handle, claim_id: str, spec: RuntimeSpec, *, fresh: bool = False) -> CellRuntime:
         check_claim_id(claim_id)
         folder = self.folders.live(handle)
+        if not fresh:
+            try:
+                await asyncio.to_thread(record_prepared, folder)
+            except OSError as error:
+                if not _is_lack_of_space(error):
+                    raise
+                raise _host_disk_full(folder) from error
         network = spec.verifier_network if fresh else Network.NONE
         view = ClaimView(folder, claim_id, network, self.user_id(folder.name), fresh=fresh)
         return CellRuntime(self, folder, claim_id, spec, view)
@@ -382,6 +428,25 @@ class CellBackend:
     async def kill_claim(self, claim_id: str) -> None:
         check_claim_id(claim_id)
         await kill_marked(CLAIM_MARK, claim_id)
+
+
+def _host_disk_full(folder: Path) -> SandboxError:
+    return SandboxError(
+        "host_disk_full",
+        f"the disk of {folder.parent} is full, and not by this session's files; make room on this worker's host",
+    )
+
+
+def _is_lack_of_space(error: Exception) -> bool:
+    """Also of an error that collects others: it has no `errno`."""
+    return any(os.strerror(number) in str(error) for number in (errno.ENOSPC, errno.EDQUOT))
+
+
+async def _watched(watch: StorageWatch, full: asyncio.Event) -> str:
+    """Set `full` when the session's files exceed their limit; one sentence that says by what."""
+    problem = await watch.exceeded()
+    full.set()
+    return problem
 
 
 def _no_folder(cwd: str | None) -> InputError:

@@ -15,6 +15,10 @@ The folder belongs to a program that may want to mislead the walk or make it end
   is on its way through a socket, isn't found.
 - If a part can't be counted, because it moves about deep inside, the session is charged for all growth of the file system instead.
   An unprivileged worker opens folders that their owner has closed (mode 000), but only if that decides whether the limit is exceeded.
+
+Sessions may have larger limits than the disk has space. When less than the disk's reserve is free, a session is the cause if its files have
+grown since its preparation (`Prepared`) by more than an equal share: what was free above the reserve, divided by the sessions on the disk.
+Sessions that all keep within their shares can't use up the reserve, so either some session is the cause, or the host is.
 """
 
 from __future__ import annotations
@@ -28,6 +32,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+import msgspec
+
+from topics.environment import private_files
 
 ENTRIES = 1_000_000
 """Files and folders that a session may have. A large repository with its dependencies has 300,000; ext4 makes 16 million for 256 GB."""
@@ -46,6 +54,12 @@ _REGULAR_FACTOR = 1000
 """Regular walks use at most a thousandth of a core."""
 _WALKERS = 2
 """Walks at the same time in a process. They have threads of their own, so that no other work waits for a slow one."""
+_RESERVE_BYTES = 256 * 1024 * 1024
+_RESERVE_PART = 20
+"""The reserve of a small disk is this part of it. The evaluations of sessions that filled the disk need it."""
+_FULL_BYTES = 4 * 1024 * 1024
+"""With less free space, the writes of programs fail."""
+_PREPARED = "prepared.json"
 _OPEN_LEVELS = 64
 _BLOCK = 512
 """Unit of `st_blocks`, whatever the file system's own block is (stat(2))."""
@@ -67,13 +81,45 @@ class Usage:
         return self.bytes > limit.bytes or self.entries > limit.entries
 
 
+class Prepared(msgspec.Struct, frozen=True):
+    """A session's folder and its disk before the agent's first program, in bytes."""
+
+    used: int
+    """What the session's files occupied."""
+    free: int
+    """Free space of the disk."""
+
+
+def record_prepared(folder: Path) -> None:
+    """Write `Prepared` beside the session's files, where no program sees it, unless it is there. Raises OSError."""
+    if not (path := folder / _PREPARED).exists():
+        found = Prepared(measure(str(folder), Usage(1 << 62, ENTRIES)).bytes, _free(str(folder)))
+        private_files.replace(path, msgspec.json.encode(found))
+
+
+def prepared(folder: Path) -> Prepared | None:
+    """None before the agent's first program."""
+    try:
+        return msgspec.json.decode((folder / _PREPARED).read_bytes(), type=Prepared)
+    except FileNotFoundError:
+        return None
+
+
+def is_full(folder: Path) -> bool:
+    """Whether the disk has no space for what programs write."""
+    return _free(str(folder)) < _FULL_BYTES
+
+
 class StorageWatch:
-    """Watches one session's folder. `walks`: how often it has walked the folder."""
+    """Watches one session's folder. `walks`: how often it has walked the folder. `was_full`: at some look the disk was full."""
 
     def __init__(self, folder: Path, storage_mb: int, pids: Callable[[], Iterable[int]] = tuple) -> None:
         """`pids`: the session's processes at the moment, whose removed files count too. Raises OSError if there is no such folder."""
         self.walks = 0
+        self.was_full = False
         self._folder = str(folder)
+        self._prepared = prepared(folder)
+        self._free_at_start = _free(self._folder)
         self._limit = Usage(storage_mb * 1024 * 1024, ENTRIES)
         self._pids = pids
         self._used = _used(self._folder)
@@ -107,10 +153,25 @@ class StorageWatch:
             return f"The session's files occupy more than {limit_mb} MB, its limit (storage_mb)."
         if usage.entries > self._limit.entries:
             return f"The session has more than {self._limit.entries} files and folders."
-        return ""
+        return self._short_disk(usage)
+
+    def _short_disk(self, usage: Usage) -> str:
+        """One sentence if the disk lacks its reserve and this session is the cause."""
+        if self._prepared is None or not _lacks_reserve(self._folder):
+            return ""
+        sessions = sum(1 for entry in os.scandir(os.path.dirname(self._folder)) if entry.is_dir())  # noqa: PTH120 - a text
+        free = max(self._prepared.free, self._free_at_start)
+        share = max(0, free - _reserve(self._folder)) // max(1, sessions)
+        if (grown := usage.bytes - self._prepared.used) <= share:
+            return ""
+        return (
+            f"The session's files have grown by {grown >> 20} MB, its share is {share >> 20} MB, "
+            "and the worker's disk is almost full."
+        )
 
     def _is_due(self) -> bool:
         now = time.monotonic()
+        self.was_full = self.was_full or _free(self._folder) < _FULL_BYTES
         if now < self._rests_until:
             return False
         used = _used(self._folder)
@@ -119,6 +180,7 @@ class StorageWatch:
             _is_noticeable(used.bytes - self._used.bytes, self._limit.bytes, known.bytes)
             or _is_noticeable(used.entries - self._used.entries, self._limit.entries, known.entries)
             or (now >= self._regular_at and used != self._used)
+            or (self._prepared is not None and used != self._used and _lacks_reserve(self._folder))
         )
 
     def _count(self, *, reveal: bool) -> Usage:
@@ -326,6 +388,21 @@ def _used(folder: str) -> Usage:
     """Bytes and inodes that are used in the file system of `folder`. Some file systems (btrfs) count no inodes and show 0."""
     found = os.statvfs(folder)
     return Usage((found.f_blocks - found.f_bfree) * found.f_frsize, found.f_files - found.f_ffree)
+
+
+def _free(folder: str) -> int:
+    """Bytes that a user without privileges can still write."""
+    found = os.statvfs(folder)
+    return found.f_bavail * found.f_frsize
+
+
+def _reserve(folder: str) -> int:
+    found = os.statvfs(folder)
+    return min(_RESERVE_BYTES, found.f_blocks * found.f_frsize // _RESERVE_PART)
+
+
+def _lacks_reserve(folder: str) -> bool:
+    return _free(folder) < _reserve(folder)
 
 
 def _is_noticeable(growth: int, limit: int, used: int) -> bool:

@@ -47,6 +47,8 @@ class ClaimView(View):
                 try:
                     await asyncio.to_thread(self._make)
                 except OSError as error:
+                    # A half of a view would be used as a whole one by the next call.
+                    await asyncio.to_thread(shutil.rmtree, self._own, ignore_errors=True)
                     raise SandboxError("not_made", f"the home of {self._own.name} can't be made: {error}") from error
 
     def _make(self) -> None:
