@@ -26,6 +26,7 @@ from polar.fleet import Fleet
 from proxy.engines import capabilities, probe
 from proxy.engines.api_key import ApiKey
 from proxy.engines.connection import UnreachableError
+from topics import completions
 from topics.contract import catalogue
 from topics.environment import cache, http_json, private_files, registry
 from topics.environment.keys import read_keys_file
@@ -40,6 +41,7 @@ KERNEL = (5, 3)
 """pidfd_open, by which the harnesses' supervisors wait."""
 MEMORY_MB = 1500
 """`polar up` takes some 600 MB, a harness of the size of pi 150."""
+HOUR_MS = 3_600_000
 PARTS = ("fanout", "coordinator", "builder", "init", "run", "evaluate", "analytics", "webhooks")
 
 
@@ -288,10 +290,19 @@ def _keys(path: Path) -> Finding:
 
 
 async def _topics(settings: Settings) -> Finding:
-    there = {topic.name for topic in await admin.listing(settings)}
+    there = {topic.name: topic for topic in await admin.listing(settings)}
     missing = [topic.name for topic in catalogue.FIXED if topic.full_name(settings.namespace) not in there]
     if missing:
         return Finding("topics", State.BAD, "missing: " + ", ".join(missing), "make them: polar topics apply")
+    calls = there[completions.TOPIC.full_name(settings.namespace)]
+    kept_ms, needed_ms = int(calls.config.get("retention.ms", -1)), completions.TOPIC.retention_ms
+    assert needed_ms is not None, "calls are deleted after a time"
+    if 0 <= kept_ms < needed_ms:
+        said = (
+            f"{calls.name} keeps calls for {kept_ms / HOUR_MS:.1f} h instead of {needed_ms / HOUR_MS:.0f} h; "
+            "a session that lasts longer ends FAILED (infra/log_gap)"
+        )
+        return Finding("topics", State.BAD, said, "set it back: polar topics apply")
     return Finding("topics", State.GOOD, "all of the contract are there")
 
 

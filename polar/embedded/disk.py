@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -25,6 +26,13 @@ def free(folder: Path) -> int:
 def is_full(folder: Path) -> bool:
     """Whether a broker would die for lack of space."""
     return free(folder) < FULL
+
+
+def obstacle(folder: Path) -> str | None:
+    """Why a broker can't write there, as the rest of a sentence, and what to do; None if it can."""
+    if os.statvfs(folder).f_flag & os.ST_RDONLY:
+        return f"the disk of {folder} is read-only. Mount it writable"
+    return f"the disk of {folder} is full. Make room" if is_full(folder) else None
 
 
 def require(folder: Path) -> None:

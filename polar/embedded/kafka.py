@@ -52,12 +52,12 @@ class Kafka:
             if self._broker.alive():
                 await first_done(self._stopping, timeout_s=POLL_S)
                 continue
-            if disk.is_full(self._data):
+            if obstacle := disk.obstacle(self._data):
                 self._announce(
-                    f"Kafka has died: the disk of {self._data} is full. Make room, and Kafka is started again; "
+                    f"Kafka has died: {obstacle}, and Kafka is started again; "
                     "until then calls wait, and fail after their timeout"
                 )
-                while disk.is_full(self._data) and not self._stopping.is_set():
+                while disk.obstacle(self._data) and not self._stopping.is_set():
                     await first_done(self._stopping, timeout_s=POLL_S)
                 policy = RestartPolicy()
                 policy.started()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -19,9 +20,13 @@ from polar.embedded import disk
 from polar.scripted.app import running
 from polar.scripted.engine import Engine
 from polar.scripted.faults import Garbage
+from topics import completions
+from topics.contract import catalogue
 from topics.environment import cache
 from topics.environment.keys import ensure_keys_file
 from topics.environment.settings import Settings
+from topics.log import admin
+from topics.log import kafka as log_kafka
 
 pytestmark = pytest.mark.contract
 
@@ -132,6 +137,30 @@ def test_a_kafka_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch) -> N
     code, found = states()
     assert code == 3
     assert found["broker"] == "bad"
+
+
+async def test_calls_that_are_kept_for_less_than_a_session_are_reported(kafka: str, namespace: str) -> None:
+    settings = Settings(kafka=kafka, namespace=namespace, replication=1, min_insync=1)
+    await admin.apply(settings, catalogue.FIXED, embedded=True)
+    name = completions.TOPIC.full_name(namespace)
+    client = log_kafka.admin(settings)
+    await client.start()
+    try:
+        carried = completions.TOPIC.broker_config(1) | {"retention.ms": "5400000"}
+        await client.alter_configs([log_kafka.topic_config(name, carried)])
+    finally:
+        await client.close()
+
+    async def topics() -> doctor.Finding:
+        return {finding.what: finding for finding in await doctor.system(settings)}["topics"]
+
+    while (found := await topics()).state is State.GOOD:  # the brokers learn it from the controller
+        await asyncio.sleep(0.05)
+    assert f"{name} keeps calls for 1.5 h instead of 168 h" in found.said
+    assert found.todo == "set it back: polar topics apply"
+    applied = await admin.apply(settings, catalogue.FIXED, embedded=True)
+    assert [each.topic for each in applied if each.outcome == "altered"] == [name]
+    assert (await topics()).state is State.GOOD
 
 
 async def test_a_broker_without_topics_is_told(kafka: str, namespace: str) -> None:

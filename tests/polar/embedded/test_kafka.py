@@ -36,6 +36,10 @@ def small(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", str(folder)], check=True)
 
 
+def remount(disk: Path, how: str) -> None:
+    subprocess.run(["mount", "-o", f"remount,{how}", str(disk)], check=True)
+
+
 async def announced(words: str, lines: list[str]) -> None:
     await eventually(lambda: any(words in line for line in lines), DEADLINE_S)
 
@@ -56,5 +60,23 @@ async def test_a_full_disk_is_named_and_with_room_kafka_is_back(small: Path) -> 
         await announced("Kafka has died; starting it again", lines)
         await eventually(kafka._broker.alive, DEADLINE_S)
     finally:
+        await kafka.stop(10.0)
+        await keeper
+
+
+async def test_a_disk_that_goes_read_only_is_named_and_once_writable_kafka_is_back(small: Path) -> None:
+    lines: list[str] = []
+    kafka = Kafka(small, announce=lines.append)
+    await kafka.start()
+    kafka._broker.kill()  # what Kafka does itself at its next write; and a file system with open files can't be remounted
+    remount(small, "ro")
+    keeper = asyncio.create_task(kafka.keep(), name="keep")
+    try:
+        await announced(f"the disk of {small} is read-only. Mount it writable", lines)
+        remount(small, "rw")
+        await announced("Kafka has died; starting it again", lines)
+        await eventually(kafka._broker.alive, DEADLINE_S)
+    finally:
+        remount(small, "rw")
         await kafka.stop(10.0)
         await keeper
