@@ -16,6 +16,7 @@ from polar.cli import process
 from polar.cli.options import Data, EngineKeyFile, EngineMode, Model
 from polar.cli.output import note
 from topics.environment import settings
+from topics.log import logins
 from topics.types.errors import InputError, NotReadyError
 
 PORT = 8400
@@ -146,7 +147,7 @@ def _settings(
         raise InputError(
             "--engine-key-file", str(key_file), "needs --engine; in polar.toml set the engine's `api_key_file`"
         )
-    found = settings.load(data)
+    found = logins.of_roles(settings.load(data), ["proxy"])
     if engine_urls:
         key = None if key_file is None else ApiKey(key_file, field="--engine-key-file")
         served = probe.model_of(engine_urls, model, api_key=key)

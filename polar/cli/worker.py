@@ -16,6 +16,7 @@ import typer
 from polar.cli import process
 from polar.cli.options import Data, TrustTasks, trusting
 from topics.environment import private_files, settings
+from topics.log import logins
 from topics.types.errors import InputError
 from topics.types.session import Stage
 from topics.types.task import POOL_NAME
@@ -86,7 +87,7 @@ def worker(
     process.log_events()
     if POOL.fullmatch(pool) is None:
         raise InputError("--pool", pool, "a pool's name has at most 63 lower-case letters, digits and dashes")
-    found = trusting(settings.load(data), trust_tasks)
+    found = logins.of_roles(trusting(settings.load(data), trust_tasks), roles)
 
     hurry = asyncio.Event()
     stages = [stage for stage in Stage if stage.value in roles]

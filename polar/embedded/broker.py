@@ -21,7 +21,7 @@ from typing import Self
 from polar.embedded import class_archive, distribution, metadata_probe, supervisor
 from polar.embedded.errors import AddressTakenError, BrokerError
 from polar.embedded.folder import Folder
-from polar.embedded.properties import HEAP, Node
+from polar.embedded.properties import HEAP, Node, Security
 
 START_S = 120.0
 """A start takes two seconds on an idle machine and many times that on a busy one; nodes of a cluster also wait for each other."""
@@ -63,11 +63,12 @@ class Broker:
         announce: Callable[[str], None],
         meter: distribution.Meter | None = None,
         node: Node | None = None,
+        security: Security | None = None,
         record_classes: Path | None = None,
     ) -> None:
         """`announce` receives a line before each step that takes seconds; `meter` shows the progress of the first download.
 
-        `node`: the broker's place in a cluster; None: a single node on free ports.
+        `node`: the broker's place in a cluster; None: a single node on free ports, which admits every client or has `security`.
         `record_classes`: the file to which the JVM, as it stops, writes the classes that it loaded; None: the JVM uses the class archive.
         """
         self._folder = Folder(data)
@@ -75,6 +76,7 @@ class Broker:
         self._meter = meter
         self._supervisor: subprocess.Popen[bytes] | None = None
         self._node = node
+        self._security = security
         self._record_classes = record_classes
         self._class_options: list[str] | None = None
         """JVM options about the class archive; None before the first start: restarts don't try again to make an archive."""
@@ -127,7 +129,7 @@ class Broker:
         lock = self._folder.claim()
         try:
             if self._node is None:
-                self._node = Node(1, (self._folder.ports(),), new_cluster_id())
+                self._node = Node(1, (self._folder.ports(),), new_cluster_id(), self._security)
             node = self._node
             self._folder.await_free(node.ports)
             self._folder.clear_leftovers()

@@ -12,6 +12,7 @@ from polar.embedded import disk
 from polar.embedded.broker import Broker
 from polar.embedded.distribution import Meter
 from polar.embedded.errors import BrokerError
+from polar.embedded.properties import Security
 from polar.embedded.restart_policy import RestartPolicy
 from topics.environment.cache import CacheError
 from topics.types.errors import NotReadyError
@@ -24,9 +25,11 @@ POLL_S = 0.2
 class Kafka:
     """A broker on DATA/kafka."""
 
-    def __init__(self, data: Path, *, announce: Callable[[str], None], meter: Meter | None = None) -> None:
+    def __init__(
+        self, data: Path, *, announce: Callable[[str], None], security: Security, meter: Meter | None = None
+    ) -> None:
         self._data = data
-        self._broker = Broker(data, announce=announce, meter=meter)
+        self._broker = Broker(data, announce=announce, meter=meter, security=security)
         self._announce = announce
         self._starting: asyncio.Future[None] | None = None
         self._stopping = asyncio.Event()

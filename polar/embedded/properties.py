@@ -71,13 +71,16 @@ ssl.truststore.password={password}
 
 _SASL = """\
 sasl.enabled.mechanisms=PLAIN
-listener.name.broker.sasl.enabled.mechanisms=PLAIN,SCRAM-SHA-256,SCRAM-SHA-512
 sasl.mechanism.inter.broker.protocol=PLAIN
 sasl.mechanism.controller.protocol=PLAIN
-listener.name.broker.plain.sasl.jaas.config={plain}
+listener.name.broker.plain.sasl.jaas.config={users}
+listener.name.controller.plain.sasl.jaas.config={nodes}
+"""
+
+_SCRAM = """\
+listener.name.broker.sasl.enabled.mechanisms=PLAIN,SCRAM-SHA-256,SCRAM-SHA-512
 listener.name.broker.scram-sha-256.sasl.jaas.config={scram}
 listener.name.broker.scram-sha-512.sasl.jaas.config={scram}
-listener.name.controller.plain.sasl.jaas.config={plain}
 """
 
 _AUTHORIZER = """\
@@ -96,15 +99,14 @@ class Ports(NamedTuple):
 
 @dataclass(frozen=True)
 class Security:
-    """Authentication and authorization of a cluster, for tests of clients' settings and of ACLs.
-
-    The passwords are in server.properties, which only its owner may read, and on the command line of the formatting tool.
-    """
+    """Authentication and authorization of a cluster. The passwords are in server.properties, which only its owner may read."""
 
     protocol: Literal["SASL_PLAINTEXT", "SSL", "SASL_SSL"]
     """Of the brokers' listener. With SSL, clients must trust the certificate of `Cluster.authority`."""
     users: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Passwords by user name, valid for PLAIN, SCRAM-SHA-256 and SCRAM-SHA-512."""
+    """Passwords by user name, for PLAIN. On the controllers' listener only the nodes themselves can log in."""
+    scram: bool = False
+    """Whether the users may also log in by SCRAM-SHA-256 and -512, in tests: the formatting tool's command line has the passwords."""
     super_users: frozenset[str] = frozenset()
     """Users whom the authorizer allows everything."""
     authorizer: bool = False
@@ -133,16 +135,18 @@ class Security:
             assert self.keystore is not None, "the cluster makes it before its nodes start"
             text += _TLS.format(keystore=self.keystore, password=self.keystore_password)
         if self.sasl:
-            text += _SASL.format(plain=self._plain(), scram=_jaas("scram.ScramLoginModule", {}))
+            text += _SASL.format(users=self._plain(self.users), nodes=self._plain({}))
+            if self.scram:
+                text += _SCRAM.format(scram=_jaas("scram.ScramLoginModule", {}))
         if self.authorizer:
             names = sorted(self.super_users | {NODE_USER})
             text += _AUTHORIZER.format(super_users=";".join(f"User:{name}" for name in names))
         return text
 
-    def _plain(self) -> str:
-        known = {**self.users, NODE_USER: self.node_password}
-        users = {f"user_{name}": password for name, password in known.items()}
-        return _jaas("plain.PlainLoginModule", {"username": NODE_USER, "password": self.node_password} | users)
+    def _plain(self, users: Mapping[str, str]) -> str:
+        known = {**users, NODE_USER: self.node_password}
+        accepted = {f"user_{name}": password for name, password in known.items()}
+        return _jaas("plain.PlainLoginModule", {"username": NODE_USER, "password": self.node_password} | accepted)
 
 
 @dataclass(frozen=True)
@@ -170,7 +174,7 @@ class Node:
         """Options of the formatting tool, besides the properties file."""
         # A single voter is found by its address; the properties list three voters.
         options = ["-t", self.cluster_id] + (["--standalone"] if len(self.cluster) == 1 else [])
-        if self.security is not None and self.security.sasl:
+        if self.security is not None and self.security.scram:
             for name, password in self.security.users.items():
                 for mechanism in ("SCRAM-SHA-256", "SCRAM-SHA-512"):
                     options += ["--add-scram", f"{mechanism}=[name={name},password={password}]"]

@@ -20,12 +20,13 @@ from polar.embedded import readiness
 from polar.embedded.child_process import ChildProcess
 from polar.embedded.distribution import Meter
 from polar.embedded.kafka import Kafka
+from polar.embedded.properties import NODE_USER, Security
 from proxy.engines import probe
 from proxy.engines.probe import ServedModel
 from topics.contract import catalogue
 from topics.environment import keys, private_files, webhook_signing
 from topics.environment.settings import ENV_FILE, Settings, write_env_file
-from topics.log import admin
+from topics.log import admin, logins, rights
 from topics.waiting.first_done import first_done
 
 START_S = 90.0
@@ -80,6 +81,8 @@ class System:
         self._announce = announce
         self._meter = meter
         self._kafka: Kafka | None = None
+        self._operator: dict[str, str | None] = {}
+        """Settings of the embedded broker's super user, whose login this process alone has."""
         self._children: list[ChildProcess] = []
         self._keepers: list[asyncio.Task[None]] = []
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -140,15 +143,23 @@ class System:
 
     async def _start_kafka(self) -> None:
         if self._user_settings.kafka is None:
-            self._kafka = Kafka(self._data, announce=self._announce, meter=self._meter)
+            users = logins.ensure(self._data)
+            security = Security("SASL_PLAINTEXT", users=users, authorizer=True)
+            self._operator = {
+                "kafka_sasl_username": NODE_USER,
+                "kafka_sasl_password": security.node_password,
+                "kafka_sasl_password_file": None,
+            }
+            self._kafka = Kafka(self._data, announce=self._announce, security=security, meter=self._meter)
             await self._kafka.start()
             self._keep(self._kafka.keep(), "keep-kafka")
             self.addresses |= {
                 "POLAR_KAFKA": self._kafka.bootstrap,
-                "POLAR_KAFKA_SECURITY_PROTOCOL": "PLAINTEXT",
+                **logins.variables(self._data),
                 "POLAR_REPLICATION": "1",
                 "POLAR_MIN_INSYNC": "1",
             }
+            await rights.apply(self._settings(), logins.rights(self._user_settings.namespace))
         else:
             self.addresses |= {
                 "POLAR_KAFKA": self._user_settings.kafka,
@@ -216,9 +227,9 @@ class System:
             self._failure.set_exception(error)
 
     def _settings(self) -> Settings:
-        """The settings of the child processes."""
+        """The settings of the child processes, with this process's login."""
         found = {name.removeprefix("POLAR_").lower(): value for name, value in self.addresses.items()}
-        return Settings(**(self._user_settings.model_dump() | found))
+        return Settings(**(self._user_settings.model_dump() | found | self._operator))
 
 
 def _flags(ports: dict[str, int]) -> list[str]:

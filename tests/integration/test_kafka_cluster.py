@@ -20,7 +20,11 @@ DEADLINE_S = 30.0
 CLUSTER_AUTHORIZATION_FAILED = 31
 TOPIC_AUTHORIZATION_FAILED = 29
 SECURITY = Security(
-    "SASL_SSL", users={"alice": "of alice", "admin": "of admin"}, super_users=frozenset({"admin"}), authorizer=True
+    "SASL_SSL",
+    users={"alice": "of alice", "admin": "of admin"},
+    scram=True,
+    super_users=frozenset({"admin"}),
+    authorizer=True,
 )
 
 

@@ -150,6 +150,7 @@ async def secured(data: Path, names: Sequence[str], *engine_options: str) -> Asy
     security = Security(
         "SASL_SSL",
         users={user: password(user) for user in (*USERS, SUPER)},
+        scram=True,
         super_users=frozenset({SUPER}),
         authorizer=True,
     )

@@ -13,6 +13,7 @@ import pytest
 
 from polar.embedded import disk
 from polar.embedded.kafka import Kafka
+from polar.embedded.properties import Security
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.hard
@@ -46,7 +47,7 @@ async def announced(words: str, lines: list[str]) -> None:
 
 async def test_a_full_disk_is_named_and_with_room_kafka_is_back(small: Path) -> None:
     lines: list[str] = []
-    kafka = Kafka(small, announce=lines.append)
+    kafka = Kafka(small, announce=lines.append, security=Security("SASL_PLAINTEXT"))
     await kafka.start()
     keeper = asyncio.create_task(kafka.keep(), name="keep")
     try:

@@ -1,0 +1,112 @@
+"""Kafka's ACLs: gives users of an embedded broker exactly the rights of a table, in a request for all.
+
+aiokafka's own requests carry one ACL each, which costs a write of the cluster's metadata for each. Sources: the Kafka protocol guide
+(DescribeAcls, CreateAcls, DeleteAcls, version 1) and `AclOperation`, `ResourceType` of Kafka's clients for the codes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, NamedTuple
+
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.protocol.admin import CreateAclsRequest, DeleteAclsRequest, DescribeAclsRequest
+
+from topics.contract.acl import Right
+from topics.environment.settings import Settings
+from topics.log import kafka
+from topics.log.admin import DEADLINE_S, LOOK_S, unreachable
+from topics.types.errors import NotReadyError
+
+KINDS = {"topic": 2, "group": 3, "transactional-id": 5}
+OPERATIONS = {"Read": 3, "Write": 4, "Create": 5, "Describe": 8, "DescribeConfigs": 10, "AlterConfigs": 11}
+LITERAL, PREFIXED = 3, 4
+ALLOW = 3
+ANY = 1
+"""Kafka's codes."""
+
+
+class Acl(NamedTuple):
+    """One ACL, in the order of Kafka's requests."""
+
+    kind: int
+    name: str
+    pattern: int
+    principal: str
+    host: str
+    operation: int
+    permission: int
+
+
+async def apply(settings: Settings, wanted: Mapping[str, Iterable[Right]]) -> None:
+    """Give each user exactly these rights, and return when the broker knows them; other users keep theirs.
+
+    The settings' user must be a super user. Raises NotReadyError.
+    """
+    principals = {f"User:{user}" for user in wanted}
+    acls = {acl for user, rights in wanted.items() for right in rights for acl in _acls(f"User:{user}", right)}
+    client = AIOKafkaAdminClient(**kafka.connection(settings))
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            await client.start()
+            present = await _present(client, principals)
+            if missing := acls - present:
+                answer = await client._send_request(_Create(missing))
+                _require_done(answer.creation_responses)
+            if superfluous := present - acls:
+                answer = await client._send_request(_Delete(superfluous))
+                _require_done(answer.filter_responses)
+            # The controller has them; the broker learns them a moment later.
+            while True:
+                if await _present(client, principals) == acls:
+                    return
+                await asyncio.sleep(LOOK_S)
+    except (kafka.KafkaError, TimeoutError) as error:
+        raise unreachable(settings, error) from None
+    finally:
+        await client.close()
+
+
+def _acls(principal: str, right: Right) -> Iterable[Acl]:
+    pattern = PREFIXED if right.prefixed else LITERAL
+    for operation in right.operations:
+        yield Acl(KINDS[right.kind], right.name, pattern, principal, "*", OPERATIONS[operation], ALLOW)
+
+
+async def _present(client: AIOKafkaAdminClient, principals: Collection[str]) -> set[Acl]:
+    """The principals' ACLs. Raises NotReadyError."""
+    answer = await client._send_request(DescribeAclsRequest(ANY, None, ANY, None, None, ANY, ANY))
+    _require_done([(answer.error_code, answer.error_message)])
+    found = {
+        Acl(kind, name, pattern, *granted)
+        for kind, name, pattern, all_granted in answer.resources
+        for granted in all_granted
+    }
+    return {acl for acl in found if acl.principal in principals}
+
+
+def _require_done(answers: Iterable[tuple[Any, ...]]) -> None:
+    for code, message, *_ in answers:
+        if code != 0:
+            raise NotReadyError(f"Kafka refuses to change its ACLs: {message} (code {code})")
+
+
+class _Create(CreateAclsRequest):  # type: ignore[misc] # aiokafka ships no types
+    """Creates several ACLs."""
+
+    def __init__(self, acls: Iterable[Acl]) -> None:
+        self._acls = sorted(acls)
+
+    def build(self, request_struct_class: Any) -> Any:
+        return request_struct_class(self._acls)
+
+
+class _Delete(DeleteAclsRequest):  # type: ignore[misc] # aiokafka ships no types
+    """Deletes several ACLs; each is its own filter."""
+
+    def __init__(self, acls: Iterable[Acl]) -> None:
+        self._acls = sorted(acls)
+
+    def build(self, request_struct_class: Any) -> Any:
+        return request_struct_class(self._acls)
