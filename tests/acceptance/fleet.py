@@ -11,7 +11,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +21,7 @@ import msgspec
 import psutil
 
 from polar.embedded import Broker
+from polar.embedded.properties import NODE_USER, Security
 from polar.scripted.record import Sampled
 from tests.kafka_cluster import Cluster
 from tests.waiting import eventually
@@ -30,7 +31,7 @@ from topics.contract import catalogue
 from topics.environment.keys import ensure_keys_file
 from topics.environment.settings import Settings, write_env_file
 from topics.environment.webhook_signing import ensure_secret_file
-from topics.log import admin
+from topics.log import admin, logins, rights
 from topics.log.follow import Follower, Since
 from topics.log.owner import read_back
 from topics.types.trajectory import GroupFinished, Trajectory
@@ -71,6 +72,8 @@ class Fleet:
     engine_url: str = ""
     mode: str = "chat"
     """How proxies ask the engine."""
+    login: Mapping[str, str] = field(default_factory=dict)
+    """The variables of the person's login, on a Kafka with logins."""
 
     @property
     def mark(self) -> dict[str, str]:
@@ -232,6 +235,7 @@ class Fleet:
                 "POLAR_PROXY_URL": self.proxy_url,
                 "POLAR_REPLICATION": str(self.settings.replication),
                 "POLAR_MIN_INSYNC": str(self.settings.min_insync),
+                **self.login,
             },
         )
 
@@ -349,17 +353,26 @@ class Fleet:
 
 @asynccontextmanager
 async def fleet(
-    data: Path, names: Sequence[str], *engine_options: str, brokers: int = 1, mode: str = "chat"
+    data: Path, names: Sequence[str], *engine_options: str, brokers: int = 1, mode: str = "chat", secured: bool = False
 ) -> AsyncIterator[Fleet]:
-    """A system with these workers, started in order, on one broker or several; all of it is stopped at the end."""
+    """A system with these workers, started in order, on one broker or several; all of it is stopped at the end.
+
+    `secured`: the one broker has the logins and ACLs of `polar up`; `settings` are its super user's.
+    """
     data.mkdir(exist_ok=True)
     ensure_keys_file(data / "keys.json")
     ensure_secret_file(data / "webhook.secret")
-    kafka = Broker(data, announce=print) if brokers == 1 else Cluster(data, brokers, announce=print)
+    security = Security("SASL_PLAINTEXT", users=logins.ensure(data), authorizer=True) if secured else None
+    kafka = Broker(data, announce=print, security=security) if brokers == 1 else Cluster(data, brokers, announce=print)
     await asyncio.to_thread(kafka.start)
     copies, in_sync = (1, 1) if brokers == 1 else (3, 2)
     settings = Settings(kafka=kafka.bootstrap, data=data, namespace="polar", replication=copies, min_insync=in_sync)
     made = Fleet(data, kafka, settings, mode=mode)
+    if security is not None:
+        user = {"kafka_sasl_username": NODE_USER, "kafka_sasl_password": security.node_password}
+        made.settings = settings.model_copy(update={"kafka_security_protocol": security.protocol, **user})
+        made.login = logins.variables(data)
+        await rights.apply(made.settings, logins.rights(settings.namespace))
     made.agent_logs.mkdir()
     keeping = asyncio.create_task(made.keep_logs(), name="agent-logs")
     try:

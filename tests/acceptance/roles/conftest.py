@@ -12,8 +12,11 @@ from tests.acceptance.fleet import ROLES, Fleet, fleet
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def system(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Fleet]:
-    """Tests come in the order of their files: `test_growing` replaces workers, and `test_spine` leaves dead letters."""
-    async with fleet(tmp_path_factory.mktemp("roles"), []) as made:
+    """On a Kafka with logins, each with the rights of its roles alone.
+
+    Tests come in the order of their files: `test_growing` replaces workers, and `test_spine` leaves dead letters.
+    """
+    async with fleet(tmp_path_factory.mktemp("roles"), [], secured=True) as made:
         for role in ROLES:
             await start(made, f"{role}-1")
         yield made

@@ -11,6 +11,8 @@ import pytest
 
 from tests.acceptance.fleet import Fleet
 from tests.waiting import eventually
+from topics.environment import settings
+from topics.log import kafka
 from topics.types.session import Status
 from topics.types.trajectory import GroupFinished, Trajectory, expand
 
@@ -126,7 +128,7 @@ async def test_bad_tasks_from_a_foreign_producer_end_as_dead_letters_and_the_res
         b"[]",
         json.dumps({**good, "task_id": "x", "numsamples": 2}).encode(),
     ]
-    producer = aiokafka.AIOKafkaProducer(bootstrap_servers=system.broker.bootstrap)
+    producer = aiokafka.AIOKafkaProducer(**kafka.connection(settings.load(system.data)))
     await producer.start()
     for number, body in enumerate([*bodies, json.dumps(good).encode()]):
         await producer.send_and_wait(f"{system.settings.namespace}.tasks", body, partition=number % 4)
