@@ -6,12 +6,15 @@ Calls are kept in memory up to a limit in bytes; beyond it, only their session's
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from dataclasses import dataclass, field
 
 from topics.calls.claim_records import CallStanding, ClaimRecords
 from topics.completions import Build, CallRecord, CloseGroup, Disowned, Emitted, Open
 from topics.types.completion import Completion
+
+EMITTED = 100_000
+"""Emitted sessions remembered after a gap, some 15 MB. A Build comes again only minutes after its `Emitted`, not so many sessions later."""
 
 
 @dataclass
@@ -46,8 +49,8 @@ class OpenSessions:
         self._groups: dict[str, tuple[int, CloseGroup]] = {}
         self._size = 0
         self._memory_limit = memory_limit
-        self._emitted: set[str] = set()
-        """Session ids; only known if the log has a gap."""
+        self._emitted: OrderedDict[str, None] = OrderedDict()
+        """Session ids, the newest last; only known if the log has a gap."""
         self.position = 0
         """Offset of the next record."""
         self.has_gap = False
@@ -111,7 +114,10 @@ class OpenSessions:
         else:
             self._drop(session_id)
             if self.has_gap:
-                self._emitted.add(session_id)
+                self._emitted[session_id] = None
+                self._emitted.move_to_end(session_id)
+                if len(self._emitted) > EMITTED:
+                    self._emitted.popitem(last=False)
 
     def _call(self, call: Completion, size: int) -> None:
         session = self._open.get(call.session_id)

@@ -85,6 +85,22 @@ def test_a_build_whose_open_left_the_log_is_a_gap_and_said_once() -> None:
     assert sessions.due() == []
 
 
+def test_after_a_gap_a_bounded_number_of_emitted_sessions_is_remembered_the_newest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("consumers.building.open_sessions.EMITTED", 100)
+    sessions = OpenSessions(10**9)
+    sessions.has_gap = True
+    for number in range(300):
+        sessions.take(Open(f"t{number}.0", 1, "a"), 2 * number, 10)
+        sessions.take(Emitted(f"t{number}", f"t{number}.0"), 2 * number + 1, 10)
+    for number in range(200, 300):
+        sessions.take(build(f"t{number}.0", "a"), 1000 + number, 10)
+    assert sessions.due() == []
+    sessions.take(build("t0.0", "a"), 2000, 10)
+    assert [session.opened.session_id for session in sessions.due()] == ["t0.0"], "forgotten, so nothing grows"
+
+
 def test_beyond_the_memory_budget_only_offsets_are_kept() -> None:
     log: list[CallRecord] = [Open("t.0", 1, "a"), call("t.0", "a", "1"), call("t.0", "a", "2"), build("t.0", "a")]
     (session,) = folded(log, memory_limit=150).due()
