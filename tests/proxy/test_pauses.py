@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import aiohttp
+import msgspec
 import pytest
 from openai import AsyncOpenAI, RateLimitError
 from openai.types.chat import ChatCompletionMessageParam
@@ -23,6 +24,7 @@ from topics.environment.settings import EngineSettings
 from topics.fleet import FleetState, PolicyVersion
 from topics.log.follow import Follower, Since
 from topics.types.completion import CallOutcome
+from topics.types.last_call import PATH, LastCall
 from topics.workers import Heartbeat, Sign
 
 HI: list[ChatCompletionMessageParam] = [{"role": "user", "content": "hi"}]
@@ -71,8 +73,13 @@ async def test_a_pause_holds_new_calls_back_and_the_proxy_goes_on_taking_them_in
     assert recorded.policy_version == 7
 
 
-async def test_a_call_that_was_held_for_too_long_is_told_so_and_on_the_log(
-    client: AsyncOpenAI, bench: Bench, beats: Beats, monkeypatch: pytest.MonkeyPatch
+async def test_a_call_that_was_held_for_too_long_is_told_so_and_on_the_log_and_no_fault_of_its_harness(
+    client: AsyncOpenAI,
+    proxy: Proxy,
+    bench: Bench,
+    beats: Beats,
+    http: aiohttp.ClientSession,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("proxy.call.HELD_S", 0.2)
     await bench.fleet(FleetState(1, paused=True))
@@ -83,6 +90,9 @@ async def test_a_call_that_was_held_for_too_long_is_told_so_and_on_the_log(
     assert recorded.outcome is CallOutcome.FAILED
     assert recorded.error is not None
     assert recorded.error.code == "paused"
+    async with http.get(proxy.url + PATH, headers={"Authorization": f"Bearer {bench.key()}"}) as response:
+        last = msgspec.json.decode(await response.read(), type=LastCall)
+    assert last == LastCall(recorded.error), "its run worker would take the agent's reward (protocol 34)"
 
 
 async def test_engines_are_told_to_keep_apart_what_other_weights_cached(
