@@ -67,7 +67,7 @@ async def test_a_full_disk_is_named_and_with_room_kafka_is_back(small: Path) -> 
 
 async def test_a_disk_that_goes_read_only_is_named_and_once_writable_kafka_is_back(small: Path) -> None:
     lines: list[str] = []
-    kafka = Kafka(small, announce=lines.append)
+    kafka = Kafka(small, announce=lines.append, security=Security("SASL_PLAINTEXT"))
     await kafka.start()
     kafka._broker.kill()  # what Kafka does itself at its next write; and a file system with open files can't be remounted
     remount(small, "ro")
