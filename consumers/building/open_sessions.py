@@ -14,7 +14,7 @@ from topics.completions import Build, CallRecord, CloseGroup, Disowned, Emitted,
 from topics.types.completion import Completion
 
 EMITTED = 100_000
-"""Emitted sessions remembered after a gap, some 15 MB. A Build comes again only minutes after its `Emitted`, not so many sessions later."""
+"""Emitted sessions remembered after a gap, some 18 MB. A Build comes again only minutes after its `Emitted`, not so many sessions later."""
 
 
 @dataclass
