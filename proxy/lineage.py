@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from topics.environment.keys import redacted
+from topics.environment.redaction import redacted
 
 HEADERS: dict[str, tuple[str, ...]] = {
     "session": ("x-claude-code-session-id", "session-id", "x-session-id", "session_id"),

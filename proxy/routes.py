@@ -30,7 +30,7 @@ from proxy.session.claim_state import ClaimState
 from proxy.session.reply import SharedCalls
 from proxy.session_key import PATH_PREFIX, key_of, path_of
 from proxy.streaming import JSON, refusal_from, respond
-from topics.environment.keys import redacted, redacted_bytes
+from topics.environment.redaction import redacted, redacted_bytes
 from topics.types import last_call
 from topics.types.last_call import LastCall
 

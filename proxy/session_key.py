@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from aiohttp import web
 
-from topics.environment.keys import PREFIX
+from topics.environment.redaction import PREFIX
 
 KEY_HEADER = "X-Polar-Key"
 IN_PATH = "polar_key"

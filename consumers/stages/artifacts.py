@@ -17,7 +17,7 @@ import structlog
 
 from consumers.runtimes.base import Exec, Runtime
 from topics.environment.blobs import BlobStore
-from topics.environment.keys import KEY_SHOWN, redacted_bytes
+from topics.environment.redaction import KEY_SHOWN, redacted_bytes
 
 AGENT_LOG = "agent_log"
 """The harness's stdout and stderr."""

@@ -22,7 +22,7 @@ from topics.contract.codec import encode
 from topics.control import Grant, Revoke
 from topics.environment import claim_keys
 from topics.environment.blobs import BlobStore
-from topics.environment.keys import redacted
+from topics.environment.redaction import redacted
 from topics.events import Claimed, Evaluated, Fact, HandedBack, InitFinished, RunFinished, Stopped
 from topics.log.producer import LogProducer, UnacknowledgedError
 from topics.stages import Ticket

@@ -23,7 +23,7 @@ from consumers.stages.budget import Budget, BudgetExceededError
 from consumers.stages.claim_runner import Claim, StageFact
 from consumers.stages.worker_context import WorkerContext
 from topics.environment import registry
-from topics.environment.keys import redacted
+from topics.environment.redaction import redacted
 from topics.types.errors import InputError, Kind, NotReadyError
 from topics.types.session import Status
 from topics.types.task import TaskRequest

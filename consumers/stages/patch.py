@@ -21,7 +21,7 @@ from pathlib import Path, PurePosixPath
 import structlog
 
 from consumers.runtimes.base import LOG_LIMIT, Exec, Runtime, SandboxError
-from topics.environment.keys import PREFIX
+from topics.environment.redaction import PREFIX
 from topics.types.errors import InputError
 
 STEP_S = 20.0

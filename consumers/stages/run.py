@@ -23,7 +23,8 @@ from consumers.stages.budget import Budget, BudgetExceededError
 from consumers.stages.claim_runner import Claim, StageFact
 from consumers.stages.model_failure import model_failure
 from consumers.stages.worker_context import WorkerContext
-from topics.environment.keys import BACKSTOP_S, KeyClaims, Limits, Signer, redacted
+from topics.environment.keys import BACKSTOP_S, KeyClaims, Limits, Signer
+from topics.environment.redaction import redacted
 from topics.environment.settings import Settings
 from topics.events import RunFinished
 from topics.types.errors import InputError, Kind, NotReadyError, SessionError

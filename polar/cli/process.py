@@ -12,6 +12,8 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 
+from topics.environment.redaction import redacted
+
 REPEAT_S = 10.0
 """A message is logged at most once in this time: aiokafka reports a missing broker hundreds of times a second."""
 
@@ -78,12 +80,18 @@ class _RateLimit(logging.Filter):
         return True
 
 
+class _Redacting(logging.Formatter):
+    """Formats a record without keys and secrets."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return redacted(super().format(record))
+
+
 def _configure(level: int) -> None:
     handler = logging.StreamHandler()
     handler.addFilter(_RateLimit())
-    logging.basicConfig(
-        handlers=[handler], level=logging.WARNING, format="%(asctime)s [%(levelname)s] %(name)s: %(message)s"
-    )
+    handler.setFormatter(_Redacting("%(asctime)s [%(levelname)s] %(name)s: %(message)s"))
+    logging.basicConfig(handlers=[handler], level=logging.WARNING)
     # Not the default exception formatter: it prints local variables, keys among them.
     renderer = structlog.dev.ConsoleRenderer(
         colors=False, sort_keys=False, exception_formatter=structlog.dev.plain_traceback
@@ -94,6 +102,7 @@ def _configure(level: int) -> None:
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             renderer,
+            lambda _, __, line: redacted(str(line)),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(level),
         logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),

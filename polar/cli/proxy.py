@@ -15,7 +15,7 @@ import typer
 from polar.cli import process
 from polar.cli.options import Data, EngineKeyFile, EngineMode, Model
 from polar.cli.output import note
-from topics.environment import settings
+from topics.environment import redaction, settings
 from topics.log import logins
 from topics.types.errors import InputError, NotReadyError
 
@@ -78,6 +78,7 @@ def proxy(
     # Only one of several processes announces what it found.
     announce = note if peer_port is None else lambda _: None
     found = _settings(data, engine_urls or [], model, mode, engine_key_file, announce=announce)
+    redaction.cover(found)
     calls, controls = (
         Binding(*at, shared=peer_port is not None) for at in ((host, port), (control_host, control_port))
     )

@@ -15,7 +15,7 @@ import typer
 
 from polar.cli import process
 from polar.cli.options import Data, TrustTasks, trusting
-from topics.environment import private_files, settings
+from topics.environment import private_files, redaction, settings
 from topics.log import logins
 from topics.types.errors import InputError
 from topics.types.session import Stage
@@ -88,6 +88,7 @@ def worker(
     if POOL.fullmatch(pool) is None:
         raise InputError("--pool", pool, "a pool's name has at most 63 lower-case letters, digits and dashes")
     found = logins.of_roles(trusting(settings.load(data), trust_tasks), roles)
+    redaction.cover(found)
 
     hurry = asyncio.Event()
     stages = [stage for stage in Stage if stage.value in roles]

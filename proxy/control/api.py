@@ -28,7 +28,8 @@ from proxy.control.opening import NoAnswerError, OpenRequest, SessionDeclinedErr
 from proxy.engines.pool import Engines
 from proxy.errors import EngineError
 from topics.control import Grant
-from topics.environment.keys import BACKSTOP_S, KeyClaims, Keyring, Limits, environment, redacted
+from topics.environment.keys import BACKSTOP_S, KeyClaims, Keyring, Limits, environment
+from topics.environment.redaction import redacted
 from topics.types.session import task_id_of
 from topics.types.task import RUN_LIMIT_S, SAMPLES_LIMIT, TRAINING_DEFAULTS, LimitsSpec, TaskId
 

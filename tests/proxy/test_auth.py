@@ -10,16 +10,8 @@ import pytest
 
 from proxy.auth import Authenticator
 from proxy.errors import Refusal, RefusalError
-from topics.environment.keys import (
-    PREFIX,
-    KeyClaims,
-    Keyring,
-    add_key,
-    ensure_keys_file,
-    read_keys_file,
-    retire_key,
-    use_key,
-)
+from topics.environment.keys import KeyClaims, Keyring, add_key, ensure_keys_file, read_keys_file, retire_key, use_key
+from topics.environment.redaction import PREFIX
 
 
 def test_a_key_of_a_secret_that_was_retired_is_refused(tmp_path: Path) -> None:

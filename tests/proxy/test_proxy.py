@@ -31,7 +31,7 @@ from proxy.engines.vllm_chat import VllmChat
 from tests.proxy.conftest import Bench
 from tests.waiting import eventually
 from topics import completions
-from topics.environment.keys import PREFIX
+from topics.environment.redaction import PREFIX
 from topics.fleet import PolicyVersion
 from topics.types.completion import CallOutcome, PolicySpan
 from topics.types.session import Status as SessionStatus

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from topics.environment.keys import PREFIX
+from topics.environment.redaction import PREFIX
 
 MARKS = (b"marked-signing-secret", b"marked-control-token", b"marked-webhook-secret", b"marked-password-of")
 SURROUNDINGS = 60

@@ -24,7 +24,7 @@ from tests.security.watching import Processes
 from tests.waiting import eventually
 from topics import control, stages, tasks
 from topics.control import Discard
-from topics.environment.keys import KEY_SHOWN
+from topics.environment.redaction import KEY_SHOWN
 from topics.log import kafka
 from topics.log.producer import LogProducer
 from topics.stages import Ticket

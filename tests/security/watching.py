@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Self
 
 from tests.security.scan import MARKS
-from topics.environment.keys import PREFIX
+from topics.environment.redaction import PREFIX
 
 LOOK_S = 0.25
 

@@ -11,7 +11,6 @@ so secrets rotate without a gap: add a secret on every host, let it sign, remove
 from __future__ import annotations
 
 import json
-import re
 import secrets
 import time
 from pathlib import Path
@@ -22,21 +21,15 @@ import msgspec
 import structlog
 
 from topics.environment import private_files
+from topics.environment.redaction import PREFIX
 from topics.types.errors import InputError
 
 ALGORITHM = "HS256"
-PREFIX = "sk-polar-"
-"""Makes keys recognisable for redaction and for people."""
-KEY_SHOWN = "[a session's key]"
-"""Replacement for keys in stored text."""
 CLOCK_GRACE_S = 300
 """Tolerated difference between hosts' clocks."""
 BACKSTOP_S = 24 * 3600
 LOOK_S = 1.0
 """Between two looks at a keys file; a retired secret stays valid for so long."""
-
-_KEY = re.compile(rf"{re.escape(PREFIX)}[A-Za-z0-9_.-]+")
-_KEY_BYTES = re.compile(_KEY.pattern.encode())
 
 log = structlog.get_logger()
 
@@ -181,17 +174,6 @@ def _version(path: Path) -> tuple[int, int, int]:
     """Values that change with a file's content, or when the file or a link to it is replaced."""
     found = path.stat()
     return found.st_ino, found.st_mtime_ns, found.st_size
-
-
-def redacted(text: str) -> str:
-    """`text` without keys, including other sessions' keys and truncated ones."""
-    return _KEY.sub(KEY_SHOWN, text)
-
-
-def redacted_bytes(data: bytes) -> bytes:
-    """`data` without keys; JSON stays valid."""
-    # The search first is 10 times as fast, which counts for bodies of many megabytes.
-    return _KEY_BYTES.sub(KEY_SHOWN.encode(), data) if PREFIX.encode() in data else data
 
 
 def environment(proxy_url: str, key: str) -> dict[str, str]:

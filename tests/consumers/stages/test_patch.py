@@ -15,7 +15,7 @@ from consumers.runtimes.base import Exec, Labels
 from consumers.runtimes.process import ProcessBackend, ProcessRuntime
 from consumers.stages import patch
 from consumers.stages.patch import Snapshot, changes, snapshot
-from topics.environment.keys import PREFIX
+from topics.environment.redaction import PREFIX
 from topics.types.task import RuntimeSpec
 
 pytestmark = pytest.mark.contract

@@ -19,7 +19,8 @@ from tests.serving import serving
 from tests.waiting import eventually
 from topics import fleet, stages
 from topics.environment.blobs import BlobStore
-from topics.environment.keys import BACKSTOP_S, PREFIX, Limits, Signer
+from topics.environment.keys import BACKSTOP_S, Limits, Signer
+from topics.environment.redaction import PREFIX
 from topics.environment.settings import Settings
 from topics.events import Claimed, Evaluated, HandedBack, InitFinished, RunFinished, Stopped
 from topics.fleet import FleetState

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from topics.environment.keys import ensure_keys_file
+from topics.environment.keys import ensure_keys_file, read_keys_file
+from topics.environment.redaction import SECRET_SHOWN
 
 pytestmark = pytest.mark.contract
 
@@ -99,3 +100,35 @@ def test_a_consumer_whose_kafka_answers_nothing_leaves_when_it_is_told_to(role: 
                     assert process.wait(30) == 0
             finally:
                 process.kill()
+
+
+LOGGING = """
+import logging, sys
+from pathlib import Path
+import structlog
+from polar.cli import process
+from topics.environment import redaction
+from topics.environment.settings import Settings
+
+process.log_events()
+redaction.cover(Settings(data=Path(sys.argv[1])))
+secret = Path(sys.argv[1], "keys.json").read_text()
+structlog.get_logger().warning("an event", why=secret + " sk-polar-abc.def")
+logging.getLogger("library").error("a message %s", secret + " sk-polar-abc.def")
+try:
+    raise ValueError(secret)
+except ValueError:
+    structlog.get_logger().exception("failed")
+    logging.getLogger("library").exception("failed")
+"""
+
+
+def test_no_secret_of_the_fleet_and_no_key_is_in_a_log(tmp_path: Path) -> None:
+    ensure_keys_file(tmp_path / "keys.json")
+    (secret,) = read_keys_file(tmp_path / "keys.json").values()
+    logged = subprocess.run(
+        [sys.executable, "-c", LOGGING, tmp_path], capture_output=True, text=True, check=True
+    ).stderr
+    assert logged.count(SECRET_SHOWN) == 4, logged
+    assert secret not in logged
+    assert "sk-polar-" not in logged

@@ -30,7 +30,8 @@ from proxy.openapi import document
 from proxy.peers.forwarding import REFUSED
 from tests.proxy.conftest import Bench, benched
 from tests.waiting import until
-from topics.environment.keys import PREFIX, Limits
+from topics.environment.keys import Limits
+from topics.environment.redaction import PREFIX
 
 READY_S = 60.0
 ANSWER_S = 10.0

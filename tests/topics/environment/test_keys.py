@@ -11,8 +11,6 @@ from hypothesis import strategies as st
 
 from topics.environment.keys import (
     CLOCK_GRACE_S,
-    KEY_SHOWN,
-    PREFIX,
     KeyClaims,
     KeyRefusedError,
     Keyring,
@@ -20,11 +18,10 @@ from topics.environment.keys import (
     add_key,
     ensure_keys_file,
     read_keys_file,
-    redacted,
-    redacted_bytes,
     retire_key,
     use_key,
 )
+from topics.environment.redaction import KEY_SHOWN, PREFIX, redacted, redacted_bytes
 from topics.types.errors import InputError
 
 CLAIMS = KeyClaims(

@@ -27,7 +27,7 @@ from consumers.runtimes.cell.relay import Destination, model_relay, rewritten
 from tests.certificates import certificate
 from tests.consumers.runtimes.cell.wires import Upstream, Wire, client_of, listening, upstream_at
 from tests.waiting import eventually
-from topics.environment.keys import PREFIX
+from topics.environment.redaction import PREFIX
 
 KEY = f"{PREFIX}own.key_1"
 THEIRS = b"sk-polar-theirs"
