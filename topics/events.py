@@ -7,6 +7,7 @@ Facts about a claim (`ClaimFact`) have the header `claim-mac`; without the right
 
 from __future__ import annotations
 
+import math
 import re
 from typing import get_args
 
@@ -196,13 +197,33 @@ TOPIC = Topic(
 )
 
 
+BUDGET_LIMIT_S = 7 * DAY_MS / 1000
+"""No stage may last longer than the log: fanout's limits are narrower."""
+TTL_LIMIT_S = DAY_MS / 1000
+"""The control API's (protocol 28)."""
+
+
 def flaw(fact: Fact) -> str | None:
-    """The reason to reject a task whose fact bypassed fanout and the control API, since its names become topics; None for valid facts."""
+    """The reason to reject a fact that bypassed fanout and the control API, since its names become topics and its numbers deadlines; None
+    for valid facts."""
+    if isinstance(fact, SessionCloseRequested) and not (fact.reward is None or math.isfinite(fact.reward)):
+        return f"reward: must be a finite number (got {fact.reward})"
     if not isinstance(fact, TaskSubmitted | SessionOpenRequested):
         return None
     names: list[tuple[str, str | None, str]] = [("task_id", fact.task_id, ids.TASK_ID)]
     if isinstance(fact, TaskSubmitted):
+        plan = fact.plan
+        numbers = [
+            ("plan.init_budget_s", plan.init_budget_s, BUDGET_LIMIT_S),
+            ("plan.run_budget_s", plan.run_budget_s, BUDGET_LIMIT_S),
+            ("plan.evaluate_budget_s", plan.evaluate_budget_s, BUDGET_LIMIT_S),
+        ]
         names += [("plan.pool", fact.plan.pool, ids.NAME), ("plan.output", fact.plan.output, ids.NAME)]
+    else:
+        numbers = [("ttl_ms", fact.ttl_ms / 1000, TTL_LIMIT_S)]
+    for field, number, limit in numbers:
+        if not 0 <= number <= limit:
+            return f"{field}: must be 0 to {limit:g} s (got {number})"
     for field, name, pattern in names:
         if name is not None and re.fullmatch(pattern, name) is None:
             return f"{field}: must match {pattern} (got {name[:200]!r})"

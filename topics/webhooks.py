@@ -60,3 +60,19 @@ TOPIC = Topic(
     embedded_partitions=4,
     copartitioned=True,
 )
+
+TIME_LIMIT_MS = 253_402_300_800_000
+"""The end of the year 9999."""
+TRIES_LIMIT = 100_000
+"""A delivery is tried for a day, at most once a second."""
+
+
+def flaw(record: Record) -> str | None:
+    """The reason to reject a record that the builder and webhooks didn't write, since times are added to its numbers; None for others."""
+    if not 0 <= record.tries <= TRIES_LIMIT:
+        return f"tries: must be 0 to {TRIES_LIMIT} (got {record.tries})"
+    if isinstance(record, Owed):
+        for field in ("ended_ms", "failed_ms", "due_ms"):
+            if not 0 <= (value := getattr(record, field)) < TIME_LIMIT_MS:
+                return f"{field}: must be Unix ms before the year 10000 (got {value})"
+    return None

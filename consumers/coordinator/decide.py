@@ -41,7 +41,7 @@ def decide(table: Table, event: Input, now: int) -> Decision:
         if session is None:
             return Decision(skipped="nobody_waits")
     else:
-        session = table.session(event.session_id)  # type: ignore[union-attr,arg-type] # inputs outside HANDLERS name a session
+        session = table.known_session(event.session_id)  # type: ignore[union-attr,arg-type] # inputs outside HANDLERS name a session
     if isinstance(event, events.Claimed):
         return answer_claim(table, session, event, now)
     if session is None:

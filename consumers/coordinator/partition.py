@@ -36,8 +36,9 @@ from topics.environment.claim_keys import ClaimKeys
 from topics.environment.settings import Settings
 from topics.events import Claimed, ClaimFact, Evaluated, HandedBack, InitFinished, RunFinished, Stopped
 from topics.fleet import FleetView
-from topics.log import kafka
+from topics.log import admin, kafka
 from topics.log.owner import STOP_DEADLINE_S, FencedProducer, Write, position_within_log, read_back
+from topics.log.partition import partition_of_task
 from topics.log.producer import LogProducer
 from topics.sessions import Position
 from topics.types.session import SessionState, TaskState
@@ -95,6 +96,8 @@ class PartitionCoordinator:
         self._fleet = fleet
         self._woken = asyncio.Event()
         self.demand = PartitionDemand(partition, self.table.queue, free_slots, self._woken.set)
+        self._partitions = 0
+        """Of all co-partitioned topics."""
         self._position = 0
         self._clock_base = 0
         self._written_at = 0.0
@@ -142,6 +145,9 @@ class PartitionCoordinator:
 
     async def _recover(self) -> None:
         """Read the table that the last owner committed. Our fencing has ended its open transaction, if any."""
+        self._partitions = await admin.copartitioned_count(
+            self._settings, (events.TOPIC, sessions.TOPIC, completions.TOPIC)
+        )
         topic = sessions.TOPIC.full_name(self._settings.namespace)
         rows: dict[str, TaskState | SessionState] = {}
         async for record in read_back(self._settings, topic, self._partition):
@@ -257,13 +263,21 @@ class PartitionCoordinator:
         if isinstance(fact, UnknownRecord):
             self.skipped[f"unknown_{fact.type}"] += 1
             return None
-        if (flaw := events.flaw(fact)) is not None:
+        if (flaw := events.flaw(fact) or self._misplaced(fact)) is not None:
             await self._sender.dead_letter(record, flaw)
             return None
         if isinstance(fact, ClaimFact) and not self._is_proven(fact, record):
             await self._refuse(fact)
             return None
         return fact
+
+    def _misplaced(self, fact: events.Fact) -> str | None:
+        """A task has one partition: elsewhere it would be run a second time."""
+        task_id = events.task_of(fact)
+        partition = partition_of_task(task_id, self._partitions)
+        return (
+            None if partition == self._partition else f"task_id: its partition is {partition} (got {task_id[:200]!r})"
+        )
 
     def _is_proven(self, fact: ClaimFact, record: kafka.Record) -> bool:
         """Whether the fact comes from the worker with the claim; counted and logged if it doesn't."""

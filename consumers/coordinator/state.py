@@ -55,6 +55,11 @@ class Table:
     def session(self, session_id: str) -> SessionState | None:
         return self._sessions.get(session_id)
 
+    def known_session(self, session_id: str) -> SessionState | None:
+        """The session's row; None also while its task isn't known (`batch`)."""
+        session = self._sessions.get(session_id)
+        return session if session is not None and session.task_id in self._tasks else None
+
     def sessions(self) -> list[SessionState]:
         return list(self._sessions.values())
 

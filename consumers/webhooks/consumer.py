@@ -148,12 +148,16 @@ class WebhookConsumer:
         return typed
 
     async def _process(self, record: kafka.Record, decoded: webhooks.Record | UnknownRecord | DecodeError) -> None:
-        """Fold a record. A record that can't be decoded goes to the dead letters before the next is read."""
+        """Fold a record. A record that can't be decoded, or makes no sense, goes to the dead letters before the next is read."""
         known = decoded if isinstance(decoded, webhooks.Record) else None
-        if isinstance(decoded, DecodeError):
+        flaw = str(decoded) if isinstance(decoded, DecodeError) else None
+        if known is not None:
+            flaw = webhooks.flaw(known)
+        if flaw is not None:
+            known = None
             log.warning("dead letter", action="webhooks.dead_letter", partition=record.partition, offset=record.offset)
             try:
-                await dead_letter(self._producer, self._settings, record, reason=str(decoded), process=GROUP)
+                await dead_letter(self._producer, self._settings, record, reason=flaw, process=GROUP)
             except UnacknowledgedError as error:
                 raise TimeoutError(str(error)) from None
         self._pending.on_read(record.partition, record.offset, known, record.value or b"")

@@ -112,10 +112,34 @@ async def listing(settings: Settings) -> list[Listed]:
 
 async def partition_count(settings: Settings, name: str, *, reach_s: float = REACH_S) -> int:
     """The number of partitions of a topic, by its full name. Raises NotReadyError if no broker answers or the topic is missing."""
-    found = await _retried(settings, lambda admin: _leaders(settings, admin, [name]), reach_s)
+    found = await partition_counts(settings, [name], reach_s=reach_s)
     if not found.get(name):
         raise NotReadyError(f"Kafka at {settings.bootstrap} has no topic {name}; `polar topics apply` makes it")
-    return len(found[name])
+    return found[name]
+
+
+async def copartitioned_count(settings: Settings, topics: Sequence[Topic]) -> int:
+    """The number of partitions that these co-partitioned topics share.
+
+    Raises NotReadyError if one is missing, or was created with another number: a task's records would lie in different partitions.
+    """
+    counts = {}
+    for topic in topics:
+        name = topic.full_name(settings.namespace)
+        counts[name] = await partition_count(settings, name)
+    if len(set(counts.values())) > 1:
+        listed = ", ".join(f"{name} has {count}" for name, count in counts.items())
+        raise NotReadyError(
+            f"co-partitioned topics need one number of partitions, and {listed}: delete the one that was created otherwise, then "
+            "`polar topics apply`"
+        )
+    return counts.popitem()[1]
+
+
+async def partition_counts(settings: Settings, names: Sequence[str], *, reach_s: float = REACH_S) -> dict[str, int]:
+    """The numbers of partitions of those topics that exist, by full name. Raises NotReadyError if no broker answers."""
+    found = await _retried(settings, lambda admin: _leaders(settings, admin, list(names)), reach_s)
+    return {name: len(leaders) for name, leaders in found.items()}
 
 
 async def _retried(settings: Settings, request: Callable[[kafka.Admin], Awaitable[T]], reach_s: float) -> T:
