@@ -83,7 +83,8 @@ def table(
     made = Table(**{"box": box.SIMPLE_HEAD, "pad_edge": False, "show_edge": False, "padding": (0, 1, 0, 0), **style})
     for column in columns:
         justify: Literal["left", "right"] = "right" if column.startswith(">") else "left"
-        made.add_column(column.removeprefix(">"), justify=justify, no_wrap=column != columns[-1], overflow=overflow)
+        name = Text(escaped(column.removeprefix(">")))
+        made.add_column(name, justify=justify, no_wrap=column != columns[-1], overflow=overflow)
     for row in rows:
         made.add_row(*map(_cell, row))
     return made

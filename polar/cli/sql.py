@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from datetime import datetime
+from decimal import Decimal
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
@@ -25,7 +26,7 @@ from rich.measure import Measurement
 
 from polar.cli.exits import Exit, ended
 from polar.cli.options import Data
-from polar.cli.output import console, note, table
+from polar.cli.output import console, escaped, note, table
 from topics.environment import settings
 
 if TYPE_CHECKING:
@@ -47,6 +48,8 @@ ITEMS = 8
 """Most items of a list in a table cell."""
 _encoder = msgspec.json.Encoder(decimal_format="number")
 """Timestamps and durations as ISO 8601, bytes as base64, NaN and infinity as null."""
+FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\\r", "\n")
+"""What makes a spreadsheet compute a cell; a carriage return is escaped before."""
 UNBOUNDED = 100_000
 """Columns of a screen that any table fits on."""
 STOP_S = 5.0
@@ -144,8 +147,18 @@ def _cell(value: object) -> str | None:
 def _csv(reader: Reader, query: str) -> None:
     answer = reader.ask(query)
     writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerow(name for name, _ in answer.columns)
-    writer.writerows([None if value is None else _text(value) for value in row] for row in answer.rows())
+    writer.writerow(_csv_cell(name) for name, _ in answer.columns)
+    writer.writerows([None if value is None else _csv_cell(value) for value in row] for row in answer.rows())
+
+
+def _csv_cell(value: object) -> str:
+    """A value that neither a terminal nor a spreadsheet obeys: agents choose text, and a spreadsheet computes what begins like a formula.
+
+    An apostrophe before it makes it text there (OWASP, CSV injection).
+    """
+    text = escaped(_text(value))
+    is_formula = text.startswith(FORMULA_STARTS) and not isinstance(value, int | float | Decimal)
+    return f"'{text}" if is_formula else text
 
 
 def _json(reader: Reader, query: str) -> None:

@@ -130,6 +130,38 @@ def test_csv_has_every_value_whole() -> None:
     assert second == ["", "", "null", *[""] * 6]
 
 
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ("'=HYPERLINK(\"http://x\")'", '\'=HYPERLINK("http://x")'),
+        ("'+1'", "'+1"),
+        ("'-2+3'", "'-2+3"),
+        ("'@SUM(A1)'", "'@SUM(A1)"),
+        ("chr(9) || '=1'", "'\t=1"),
+        ("chr(13) || '=1'", "'\\r=1"),
+        ("from_hex('fb')", "'+w=="),
+        ("'a' || chr(27) || ']0;title' || chr(7)", "a\\x1b]0;title\\x07"),
+        ("'two' || chr(10) || 'lines'", "two\nlines"),
+        ("-1", "-1"),
+        ("-2.5::DECIMAL(4,1)", "-2.5"),
+        ("-1e9::DOUBLE", "-1000000000.0"),
+        ("'a=b'", "a=b"),
+    ],
+)
+def test_csv_steers_neither_a_spreadsheet_nor_a_terminal(value: str, shown: str) -> None:
+    [_, [cell]] = csv.reader(io.StringIO(ask(f"SELECT {value} AS v", "--format", "csv"), newline=""))
+    assert cell == shown
+
+
+def test_a_column_name_steers_neither_a_spreadsheet_nor_a_terminal() -> None:
+    query = 'SELECT 1 AS "=cmd|\' /C calc\'!A0", 2 AS "\x1b[31mred\x1b]8;;http://x\x07[bold]"'
+    [header, _] = csv.reader(io.StringIO(ask(query, "--format", "csv")))
+    assert header == ["'=cmd|' /C calc'!A0", "\\x1b[31mred\\x1b]8;;http://x\\x07[bold]"]
+    shown = ask(query).splitlines()[0]
+    assert "\x1b" not in shown
+    assert "\\x1b[31mred\\x1b]8;;http://x\\x07[bold]" in shown
+
+
 def test_json_is_an_array_of_objects() -> None:
     first, second = json.loads(ask(KINDS, "--format", "json"))
     values = [1, 2.5, 0.1, 'a,"b"', [1, 2], {"k": 1}, "eA==", True, "2026-01-02T03:04:05.678000Z"]
