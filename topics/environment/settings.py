@@ -19,9 +19,11 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from topics.environment.secret_destinations import require_own_sources
 from topics.types.errors import InputError, NotReadyError
 
 ENV_FILE = "polar.env"
+TOML = "polar.toml"
 SECRET = frozenset({"kafka_sasl_password"})
 """Settings whose value must not appear in messages."""
 
@@ -60,7 +62,7 @@ class EngineSettings(BaseModel):
 class Settings(BaseSettings):
     """Settings of a process. Field `x` is `POLAR_X` in the environment and `x` in polar.toml."""
 
-    model_config = SettingsConfigDict(env_prefix="POLAR_", toml_file="polar.toml", extra="ignore", frozen=True)
+    model_config = SettingsConfigDict(env_prefix="POLAR_", toml_file=TOML, extra="ignore", frozen=True)
 
     data: Path = Path(".polar")
     """Folder on this host for runtimes, and for a whole embedded system."""
@@ -176,6 +178,8 @@ def load(data: Path | None = None, **flags: Any) -> Settings:
                 k: v for k, v in recorded.items() if k.lower() not in {f"polar_{n}" for n in settings.model_fields_set}
             }
         found = {name.removeprefix("POLAR_").lower(): value for name, value in recorded.items()}
+        in_toml = TomlConfigSettingsSource(Settings)()
+        require_own_sources(_sources(in_toml, found, explicit, settings.data), in_toml, TOML)
         return Settings(**{**found, **explicit, "data": settings.data})
     except tomllib.TOMLDecodeError as error:
         raise InputError("polar.toml", str(Path("polar.toml").absolute()), f"is no TOML: {error}") from None
@@ -191,6 +195,17 @@ def load(data: Path | None = None, **flags: Any) -> Settings:
             "…" if field in SECRET else first["input"],
             first["msg"],
         ) from None
+
+
+def _sources(in_toml: dict[str, Any], recorded: dict[str, str], explicit: dict[str, Any], data: Path) -> dict[str, str]:
+    """Where each setting in use comes from, for people. `recorded`: those of DIR/polar.env that count."""
+    in_environment = {name.lower().removeprefix("polar_") for name in os.environ if name.lower().startswith("polar_")}
+    return {
+        **dict.fromkeys(in_toml, TOML),
+        **{name: f"POLAR_{name.upper()}" for name in in_environment},
+        **dict.fromkeys(recorded, str(data / ENV_FILE)),
+        **dict.fromkeys(explicit, "the program"),
+    }
 
 
 def read_env_file(path: Path) -> dict[str, str]:
