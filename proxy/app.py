@@ -19,6 +19,7 @@ from aiohttp import web
 from proxy import openapi
 from proxy.addresses import Binding, bound, require_address, url
 from proxy.auth import Authenticator
+from proxy.byte_budget import MIB, ByteBudget
 from proxy.call import Pipeline
 from proxy.capture import Capture
 from proxy.control import port as control
@@ -114,6 +115,7 @@ class Proxy:
             routes,
             self._forwarder,
             ImageHosts(settings.image_hosts),
+            ByteBudget(settings.large_bodies_mib * MIB),
             pipeline,
             self._metrics,
         )
@@ -246,6 +248,7 @@ class Proxy:
             shutdown_timeout=STOP_S,
             keepalive_timeout=KEEPALIVE_S,
             lingering_time=LINGER_S,
+            auto_decompress=False,  # before a key is looked at, nothing is
             max_line_size=PARSED_BYTES,
             max_field_size=PARSED_BYTES,
         )

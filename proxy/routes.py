@@ -14,6 +14,8 @@ import msgspec
 from aiohttp import web
 
 from proxy.auth import Authenticator
+from proxy.bodies import BODY_BYTES, body_of
+from proxy.byte_budget import ByteBudget, Reservation
 from proxy.call import Pipeline
 from proxy.chat import ChatRequest
 from proxy.dialects.base import Dialect, Serves, Wire
@@ -30,13 +32,13 @@ from proxy.session.claim_state import ClaimState
 from proxy.session.reply import SharedCalls
 from proxy.session_key import PATH_PREFIX, key_of, path_of
 from proxy.streaming import JSON, refusal_from, respond
+from topics.environment.keys import KeyClaims
 from topics.environment.redaction import redacted, redacted_bytes
 from topics.types import last_call
 from topics.types.last_call import LastCall
 
-BODY_BYTES = 64 * 1024 * 1024
-BODY_S = 60.0
-"""From a request's headers to the end of its body: a slow sender would hold a place in `CALLS`."""
+QUICK_BYTES = 1024 * 1024
+"""Longer bodies are redacted and parsed in a thread: 60 MiB take tenths of a second."""
 CALLS = 4096
 """Requests in flight; further ones get 429."""
 RETRY_AFTER_S = 5
@@ -55,6 +57,7 @@ class ModelApi:
         router: Router,
         forwarder: Forwarder,
         image_hosts: ImageHosts,
+        budget: ByteBudget,
         pipeline: Pipeline,
         metrics: ProxyMetrics,
     ) -> None:
@@ -63,6 +66,7 @@ class ModelApi:
         self._router = router
         self._forwarder = forwarder
         self._image_hosts = image_hosts
+        self._budget = budget
         self._pipeline = pipeline
         self._intake = Intake(pipeline, metrics)
         self._metrics = metrics
@@ -119,14 +123,20 @@ class ModelApi:
         return handler
 
     async def _call(self, request: web.Request, dialect: Dialect) -> web.StreamResponse:
-        received_at = time.time()
         key = self._authenticator.claims_of(key_of(request))
+        with self._budget.reservation(key.claim_id) as reservation:
+            return await self._reserved_call(request, dialect, key, reservation)
+
+    async def _reserved_call(
+        self, request: web.Request, dialect: Dialect, key: KeyClaims, reservation: Reservation
+    ) -> web.StreamResponse:
+        received_at = time.time()
         ownership = self._router.ownership
         is_alone = self.draining and ownership.owner_of(key.session_id) is None
         if is_alone or len(self._replies) >= CALLS:
             raise RefusalError(Refusal.OVERLOADED, "the proxy is busy; try again", retry_after_s=RETRY_AFTER_S)
-        wire = await _wire_of(request, Serves.CALL)
-        chat = self._chat_of(dialect, wire)
+        wire = await _wire_of(request, Serves.CALL, reservation)
+        chat = await self._chat_of(dialect, wire)
 
         def serve(claim: ClaimState) -> SharedCalls:
             return self._intake.calls_for(
@@ -175,16 +185,19 @@ class ModelApi:
         return web.Response(body=answer, headers=JSON)
 
     async def _count(self, request: web.Request, dialect: Dialect) -> web.StreamResponse:
-        await self._router.claims.require_open(self._authenticator.claims_of(key_of(request)))
-        chat = self._chat_of(dialect, await _wire_of(request, Serves.COUNT))
+        key = self._authenticator.claims_of(key_of(request))
+        await self._router.claims.require_open(key)
         try:
-            tokens = await self._pipeline.engines.for_model(chat.model).count_tokens(chat)
+            with self._budget.reservation(key.claim_id) as reservation:
+                chat = await self._chat_of(dialect, await _wire_of(request, Serves.COUNT, reservation))
+                tokens = await self._pipeline.engines.for_model(chat.model).count_tokens(chat)
         except EngineError as fault:
             raise refusal_of(fault) from None
         return web.Response(body=dialect.count(tokens), headers=JSON)
 
-    def _chat_of(self, dialect: Dialect, wire: Wire) -> ChatRequest:
-        chat = dialect.parse(wire)
+    async def _chat_of(self, dialect: Dialect, wire: Wire) -> ChatRequest:
+        is_quick = len(wire.body) <= QUICK_BYTES
+        chat = dialect.parse(wire) if is_quick else await asyncio.to_thread(dialect.parse, wire)
         self._image_hosts.require(chat, wire.body)
         return chat
 
@@ -225,24 +238,17 @@ def _is_gone(request: web.Request) -> bool:
     return request.transport is None or request.transport.is_closing()
 
 
-async def _wire_of(request: web.Request, serves: Serves) -> Wire:
+async def _wire_of(request: web.Request, serves: Serves, reservation: Reservation) -> Wire:
     # An agent that lists its environment would show its key to the model, and so to the log, the lake and the trajectory: keys are
     # removed from what the model reads, in every dialect.
-    body = redacted_bytes(await _body_of(request))
-    require_values(body)
+    body = await body_of(request, reservation)
+    body = _cleaned(body) if len(body) <= QUICK_BYTES else await asyncio.to_thread(_cleaned, body)
     named = {name: redacted(value) for name, value in request.match_info.items()}
     return Wire(body, named, request.query, request.headers, serves)
 
 
-async def _body_of(request: web.Request) -> bytes:
-    try:
-        if request.content.is_eof():  # most bodies come with their headers
-            return await request.read()
-        async with asyncio.timeout(BODY_S):
-            return await request.read()
-    except TimeoutError:
-        raise RefusalError(Refusal.SLOW, f"the request's body did not come whole within {BODY_S:g} s") from None
-    except web.RequestPayloadError as error:
-        raise RefusalError(Refusal.INVALID, f"the request's body can't be read: {error}") from None
-    except web.HTTPRequestEntityTooLarge:
-        raise RefusalError(Refusal.TOO_LARGE, f"the request's body is over {BODY_BYTES} bytes") from None
+def _cleaned(body: bytes) -> bytes:
+    """The body without keys and secrets. Raises RefusalError for one that isn't worth parsing."""
+    cleaned = redacted_bytes(body)
+    require_values(cleaned)
+    return cleaned

@@ -264,6 +264,8 @@ def _words(words: dict[str, str], declined: SessionDeclinedError, *, task: str, 
 
 
 async def _read(request: web.Request, limit: int) -> bytes:
+    if "Content-Encoding" in request.headers:
+        raise ControlError(400, "bad_input", "Content-Encoding: compressed bodies aren't read here")
     try:
         async with asyncio.timeout(BODY_S):
             return await request.clone(client_max_size=limit).read()

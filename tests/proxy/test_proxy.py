@@ -378,7 +378,7 @@ async def test_a_fault_of_ours_in_a_stream_that_is_open_is_its_last_event(
 async def test_a_body_that_cannot_be_read_is_the_harnesses_error(
     proxy: Proxy, bench: Bench, monkeypatch: pytest.MonkeyPatch, body: bytes, status: int, code: str | None
 ) -> None:
-    monkeypatch.setattr("proxy.routes.BODY_S", 0.2)
+    monkeypatch.setattr("proxy.bodies.BODY_S", 0.2)
     head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {bench.key()}\r\n"
     response = await sent(proxy, head.encode() + body)
     assert response.startswith(b"HTTP/1.1 %d " % status)

@@ -101,6 +101,8 @@ class Settings(BaseSettings):
     image_hosts: str = ""
     """Hosts from which engines may fetch images that requests name by URL: names or patterns, separated by commas. Default: none, so that
     images must be `data:` URLs."""
+    large_bodies_mib: int = Field(default=64, ge=1)
+    """MiB of request bodies over 1 MiB that one proxy process works on at a time; further ones wait. It uses up to four times as much."""
     trust_tasks: bool = False
     """Allow tasks to run unconfined, as this worker's own user: the runtime `process`, and the network policy `host`."""
     engines: dict[EngineName, EngineSettings] = {}

@@ -102,7 +102,7 @@ class Served:
         """Open where fuzzing began."""
         self.weights: list[tuple[int, int]] = []
         """Requests, and the bytes that the process had after them."""
-        self._control_url = control_url
+        self.control_url = control_url
         self._log = log
         self._connection: socket.socket | None = None
 
@@ -136,7 +136,7 @@ class Served:
 
     def metric(self, name: str) -> float:
         """A figure of the proxy's, all its labels together."""
-        text = requests.get(self._control_url + "/metrics", timeout=ANSWER_S).text
+        text = requests.get(self.control_url + "/metrics", timeout=ANSWER_S).text
         return sum(float(line.split()[-1]) for line in text.splitlines() if re.match(rf"{name}[ {{]", line))
 
     def at_rest(self) -> None:
