@@ -8,6 +8,7 @@ replacements are left to the callers.
 from __future__ import annotations
 
 import asyncio
+import logging
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -64,6 +65,9 @@ REFUSALS: Mapping[type[KafkaError], str] = {
 }
 """The kind of resource that an ACL is missing for; the errors' arguments name the resource."""
 LOGIN_REFUSED = (AuthenticationFailedError, SaslAuthenticationFailed)
+IN_THE_CLEAR = "Sending username and password in the clear"
+"""aiokafka's words at each connection with a password and without TLS."""
+LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 PRODUCER_TASKS = (("_sender", "_sender_task"),)
 CONSUMER_TASKS = (
     ("_fetcher", "_fetch_task"),
@@ -121,6 +125,18 @@ def _close_dropped(dropped: Any, _end: Callable[[Any], None] = AIOKafkaConnectio
 
 
 AIOKafkaConnection.__del__ = _close_dropped
+
+_bootstraps: set[str] = set()
+"""Those of this process's clients with a password."""
+
+
+def _is_worth_logging(record: logging.LogRecord) -> bool:
+    """False for aiokafka's warning of a password in the clear, if it goes over loopback alone."""
+    hosts = {address.strip().rpartition(":")[0].strip("[]") for each in _bootstraps for address in each.split(",")}
+    return record.msg != IN_THE_CLEAR or not hosts <= LOOPBACK
+
+
+logging.getLogger("aiokafka.conn").addFilter(_is_worth_logging)
 AIOKafkaConnection.send = silent_broker.watched(AIOKafkaConnection.send)
 
 
@@ -203,6 +219,7 @@ def connection(settings: Settings) -> dict[str, Any]:
     if protocol.startswith("SASL"):
         if settings.kafka_sasl_username is None:
             raise NotReadyError(f"{protocol} needs a user: set POLAR_KAFKA_SASL_USERNAME")
+        _bootstraps.add(settings.bootstrap)
         options["sasl_mechanism"] = settings.kafka_sasl_mechanism
         options["sasl_plain_username"] = settings.kafka_sasl_username
         options["sasl_plain_password"] = settings.sasl_password

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.consumers.stages.coordinating import ALL, coordinating, settings_for, shell, ticket, working
+from tests.consumers.stages.coordinating import ALL, PATIENCE_S, coordinating, settings_for, shell, ticket, working
+from tests.waiting import eventually
 from topics.environment.settings import Settings
-from topics.events import Evaluated, RunFinished
+from topics.events import Evaluated, InitFinished, RunFinished
 from topics.types.errors import Kind
 from topics.types.session import Stage, Status
 
@@ -56,6 +57,12 @@ async def test_a_run_that_fills_the_disk_is_worth_0_and_then_others_go_on(small:
         run = (await played.fact(RunFinished, "greedy.0")).error
         assert run is not None
         assert (run.kind, run.code) == (Kind.AGENT, "limit_exceeded")
+        made = await played.fact(InitFinished, "greedy.0")
+        assert made.runtime is not None
+        await played.discard("greedy.0", made.runtime)
+        await eventually(
+            lambda: not (small.data / "runtimes" / small.namespace / "cell" / made.claim_id).exists(), PATIENCE_S
+        )
         assert (await played.evaluated(modest)).reward == 1.0
 
 

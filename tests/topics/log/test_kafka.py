@@ -1,6 +1,7 @@
 """How clients are made; what they do is tested where they are used."""
 
 import asyncio
+import logging
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,20 @@ def test_sasl_and_tls_are_passed_through() -> None:
         "sasl_plain_username": "polar",
         "sasl_plain_password": "hush",
     }
+
+
+def test_a_password_in_the_clear_is_worth_a_warning_unless_it_stays_on_this_host(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(client, "_bootstraps", set())
+    log = logging.getLogger("aiokafka.conn")
+    login = Settings(kafka_security_protocol="SASL_PLAINTEXT", kafka_sasl_username="polar", kafka_sasl_password="hush")
+    for bootstrap, warned in (("127.0.0.1:1,localhost:2,[::1]:3", 0), ("127.0.0.1:1,broker:2", 1)):
+        connection(login.model_copy(update={"kafka": bootstrap}))
+        log.warning(client.IN_THE_CLEAR)
+        assert len(caplog.records) == warned
+    log.warning("another")
+    assert len(caplog.records) == 2
 
 
 def test_a_ca_file_that_is_not_there_is_an_error(tmp_path: Path) -> None:
