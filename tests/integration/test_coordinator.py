@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 from collections.abc import AsyncIterator, KeysView
 from contextlib import asynccontextmanager
 from itertools import groupby
+
+from msgspec.structs import replace
 
 from consumers.coordinator.batch import SESSIONS
 from consumers.coordinator.coordinator import run_coordinator
@@ -174,6 +177,27 @@ async def test_rows_that_are_none_are_passed_over_whatever_their_key(settings: S
     topic = dead_letters.TOPIC.full_name(settings.namespace)
     letters = [record.value async for record in read_back(settings, topic, 0)]
     assert letters == [b"\xff no row"]
+
+
+async def test_facts_of_another_partitions_tasks_and_impossible_ones_are_dead_letters(
+    settings: Settings, log: LogProducer
+) -> None:
+    fact = TaskSubmitted("f", "t", 1, "hash", PLAN, body=b"{}")
+    elsewhere = next(
+        f"t{n}" for n in range(100) if partition_of_task(f"t{n}", events.TOPIC.embedded_partitions) != PARTITION
+    )
+    endless = replace(fact, plan=replace(PLAN, run_budget_s=math.nan))
+    async with coordinating(settings, log, Leases()) as partition, asyncio.timeout(DEADLINE_S):
+        for given in (replace(fact, task_id=elsewhere), endless, fact):
+            await log.send(events.TOPIC, given, key="t", task_id="t")
+        while partition.table.session("t.0") is None:
+            await asyncio.sleep(0.01)
+        assert partition.table.session(f"{elsewhere}.0") is None
+    topic = dead_letters.TOPIC.full_name(settings.namespace)
+    reasons = [dict(record.headers)["reason"].decode() async for record in read_back(settings, topic, 0)]
+    assert len(reasons) == 2
+    assert "its partition is" in reasons[0]
+    assert "plan.run_budget_s: must be 0 to" in reasons[1]
 
 
 async def litter(settings: Settings) -> None:

@@ -112,10 +112,7 @@ async def listing(settings: Settings) -> list[Listed]:
 
 async def partition_count(settings: Settings, name: str, *, reach_s: float = REACH_S) -> int:
     """The number of partitions of a topic, by its full name. Raises NotReadyError if no broker answers or the topic is missing."""
-    found = await partition_counts(settings, [name], reach_s=reach_s)
-    if not found.get(name):
-        raise NotReadyError(f"Kafka at {settings.bootstrap} has no topic {name}; `polar topics apply` makes it")
-    return found[name]
+    return (await partition_counts(settings, [name], reach_s=reach_s))[name]
 
 
 async def copartitioned_count(settings: Settings, topics: Sequence[Topic]) -> int:
@@ -123,10 +120,7 @@ async def copartitioned_count(settings: Settings, topics: Sequence[Topic]) -> in
 
     Raises NotReadyError if one is missing, or was created with another number: a task's records would lie in different partitions.
     """
-    counts = {}
-    for topic in topics:
-        name = topic.full_name(settings.namespace)
-        counts[name] = await partition_count(settings, name)
+    counts = await partition_counts(settings, [topic.full_name(settings.namespace) for topic in topics])
     if len(set(counts.values())) > 1:
         listed = ", ".join(f"{name} has {count}" for name, count in counts.items())
         raise NotReadyError(
@@ -137,9 +131,12 @@ async def copartitioned_count(settings: Settings, topics: Sequence[Topic]) -> in
 
 
 async def partition_counts(settings: Settings, names: Sequence[str], *, reach_s: float = REACH_S) -> dict[str, int]:
-    """The numbers of partitions of those topics that exist, by full name. Raises NotReadyError if no broker answers."""
+    """The numbers of partitions of topics, by their full names. Raises NotReadyError if no broker answers or a topic is missing."""
     found = await _retried(settings, lambda admin: _leaders(settings, admin, list(names)), reach_s)
-    return {name: len(leaders) for name, leaders in found.items()}
+    for name in names:
+        if not found.get(name):
+            raise NotReadyError(f"Kafka at {settings.bootstrap} has no topic {name}; `polar topics apply` makes it")
+    return {name: len(found[name]) for name in names}
 
 
 async def _retried(settings: Settings, request: Callable[[kafka.Admin], Awaitable[T]], reach_s: float) -> T:

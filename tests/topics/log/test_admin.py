@@ -48,6 +48,18 @@ async def test_another_partition_count_of_a_copartitioned_topic_is_refused(setti
     assert [found.name for found in await admin.listing(settings)] == [events.TOPIC.full_name(settings.namespace)]
 
 
+async def test_a_coordinator_needs_topics_of_one_partition_count(settings: Settings) -> None:
+    needed = (events.TOPIC, sessions.TOPIC)
+    await applied(settings, sessions.TOPIC)
+    with pytest.raises(NotReadyError, match=r"has no topic \S+\.events; `polar topics apply` makes it"):
+        await admin.copartitioned_count(settings, needed)
+    await applied(settings, dataclasses.replace(events.TOPIC, embedded_partitions=3, copartitioned=False))
+    with pytest.raises(
+        NotReadyError, match=r"one number of partitions, and \S+\.events has 3, \S+\.sessions has 4: delete"
+    ):
+        await admin.copartitioned_count(settings, needed)
+
+
 async def test_another_partition_count_elsewhere_is_left_alone(settings: Settings) -> None:
     await applied(settings, dataclasses.replace(fleet.TOPIC, embedded_partitions=2))
     assert await applied(settings, fleet.TOPIC) == ["unchanged"]

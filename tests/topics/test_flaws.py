@@ -1,0 +1,48 @@
+"""Records that a plain Kafka client wrote, whose numbers make no sense, are named as such before anything is computed from them."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from msgspec.structs import replace
+
+from topics import events, webhooks
+from topics.events import SessionCloseRequested, SessionOpenRequested, TaskSubmitted
+from topics.types.session import Plan
+from topics.webhooks import Owed, Settled
+
+PLAN = Plan("default", 0, 3, 1.0, 1.0, 1.0, "pi", "prefix_merging", b"{}", None, "train", b"{}")
+SUBMITTED = TaskSubmitted("f", "t", 1, "h", PLAN)
+
+
+@pytest.mark.parametrize("field", ["init_budget_s", "run_budget_s", "evaluate_budget_s"])
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf, -1.0, 1e18])
+def test_a_budget_is_a_finite_time(field: str, number: float) -> None:
+    assert events.flaw(SUBMITTED) is None
+    found = events.flaw(replace(SUBMITTED, plan=replace(PLAN, **{field: number})))
+    assert found is not None
+    assert found.startswith(f"plan.{field}: must be 0 to ")
+
+
+@pytest.mark.parametrize("number", [-1, 10**18])
+def test_the_time_of_an_opened_session_is_at_most_a_day(number: int) -> None:
+    assert events.flaw(SessionOpenRequested("f", "t", "o-1", 1000)) is None
+    assert (events.flaw(SessionOpenRequested("f", "t", "o-1", number)) or "").startswith("ttl_ms: must be 0 to 86400 s")
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+def test_the_reward_of_a_close_is_finite_or_null(number: float) -> None:
+    assert events.flaw(SessionCloseRequested("f", "t.0", reward=None)) is None
+    assert events.flaw(SessionCloseRequested("f", "t.0", reward=0.5)) is None
+    assert (events.flaw(SessionCloseRequested("f", "t.0", reward=number)) or "").startswith("reward: must be a finite")
+
+
+@pytest.mark.parametrize("field", ["ended_ms", "failed_ms", "due_ms", "tries"])
+@pytest.mark.parametrize("number", [-1, 2**62])
+def test_the_numbers_of_a_webhook_are_times_and_tries(field: str, number: int) -> None:
+    owed = Owed("t", "https://h", 1, [1.0], [])
+    assert webhooks.flaw(owed) is None
+    assert (webhooks.flaw(replace(owed, **{field: number})) or "").startswith(f"{field}: must be ")
+    assert webhooks.flaw(Settled("t", "delivered", tries=1)) is None
+    assert webhooks.flaw(Settled("t", "delivered", tries=-1)) is not None
