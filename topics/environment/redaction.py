@@ -23,7 +23,7 @@ from itertools import accumulate
 from pathlib import Path
 from urllib.parse import quote
 
-from topics.environment.settings import Settings
+from topics.environment.settings import LOGINS, Settings
 
 PREFIX = "sk-polar-"
 """Makes keys recognisable for redaction and for people."""
@@ -124,6 +124,7 @@ def cover(settings: Settings) -> None:
         settings.data / "control.token": _lines_in,
         **{file: _lines_in for file in (settings.control_token_file, settings.kafka_sasl_password_file) if file},
         **{engine.api_key_file: _lines_in for engine in settings.engines.values() if engine.api_key_file},
+        **dict.fromkeys((settings.data / LOGINS).glob("*.password"), _lines_in),
     }
     _covered.values = [settings.kafka_sasl_password] if settings.kafka_sasl_password else []
     _covered.look()

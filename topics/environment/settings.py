@@ -24,6 +24,8 @@ from topics.types.errors import InputError, NotReadyError
 
 ENV_FILE = "polar.env"
 TOML = "polar.toml"
+LOGINS = "logins"
+"""Folder in the data folder of a `polar up`: the password of each of its Kafka logins (`topics/log/logins.py`)."""
 SECRET = frozenset({"kafka_sasl_password"})
 """Settings whose value must not appear in messages."""
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from topics.contract import acl
 from topics.environment import private_files
+from topics.environment.settings import LOGINS as FOLDER
 from topics.environment.settings import Settings
 from topics.types.errors import InputError
 
@@ -28,7 +29,7 @@ LOGINS: dict[str, tuple[str, ...]] = {
 
 def ensure(data: Path) -> dict[str, str]:
     """Passwords by login; those that are missing are generated."""
-    folder = data / "logins"
+    folder = data / FOLDER
     folder.mkdir(mode=0o700, exist_ok=True)
     for login in LOGINS:
         private_files.create(_file(data, login), secrets.token_urlsafe(32))
@@ -71,4 +72,4 @@ def of_roles(settings: Settings, roles: Collection[str]) -> Settings:
 
 
 def _file(data: Path, login: str) -> Path:
-    return data / "logins" / f"{login}.password"
+    return data / FOLDER / f"{login}.password"

@@ -122,6 +122,8 @@ def settings(tmp_path: Path) -> Iterator[Settings]:
     (tmp_path / "webhook.secret").write_text("# old\nwhsec_" + in_base64("w" * 30 + "??>>") + "\n")
     (tmp_path / "password").write_text('kafka\'s "pass/word" & <more>\n')
     (tmp_path / "engine").write_text("engine-api-key-1")
+    (tmp_path / "logins").mkdir()
+    (tmp_path / "logins" / "deciding.password").write_text("password-of-another-role")
     engines = {"a": EngineSettings(urls=("http://localhost",), api_key_file=tmp_path / "engine")}
     found = Settings(data=tmp_path, kafka_sasl_password_file=tmp_path / "password", engines=engines)
     redaction.cover(found)
@@ -130,7 +132,7 @@ def settings(tmp_path: Path) -> Iterator[Settings]:
 
 
 def secrets_of(settings: Settings) -> list[str]:
-    files = ("control.token", "password", "engine")
+    files = ("control.token", "password", "engine", "logins/deciding.password")
     webhook = settings.webhook_secret_path.read_text().split("whsec_")[1].strip()
     return [
         *read_keys_file(settings.keys_path).values(),
