@@ -7,13 +7,16 @@ order.
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 
 from topics.contract.codec import Codec
 from topics.contract.topic import DAY_MS, MIB, Topic
+from topics.types import ids
 from topics.types.completion import Completion
 from topics.types.errors import SessionError
-from topics.types.session import Accounting, Status
+from topics.types.session import Accounting, Status, session_id_of
 
 
 class Disowned(msgspec.Struct, frozen=True, tag="disowned", omit_defaults=True):
@@ -82,6 +85,22 @@ class Emitted(msgspec.Struct, frozen=True, tag="emitted", omit_defaults=True):
 
 
 CallRecord = Completion | Disowned | Open | Build | CloseGroup | Emitted
+
+
+def flaw(record: CallRecord) -> str | None:
+    """The reason to reject a record that no coordinator wrote, since its names become topics and ids; None for all others."""
+    match record:
+        case Build() if record.session_id != session_id_of(record.task_id, record.sample_index):
+            return f"session_id: isn't a sample of {record.task_id[:200]!r} (got {record.session_id[:200]!r})"
+        case Build() | CloseGroup() if not 1 <= record.num_samples <= ids.SAMPLES_LIMIT:
+            return f"num_samples: must be 1 to {ids.SAMPLES_LIMIT} (got {record.num_samples})"
+        case CloseGroup() if not record.num_samples == len(record.rewards) == len(record.statuses):
+            return f"rewards: one for each of {record.num_samples} samples (got {len(record.rewards)})"
+        case Build(output=str(output)) | CloseGroup(output=str(output)) if re.fullmatch(ids.NAME, output) is None:
+            return f"output: must match {ids.NAME} (got {output[:200]!r})"
+    return None
+
+
 RECORDS = (Completion, Disowned, Open, Build, CloseGroup, Emitted)
 CODEC: Codec[CallRecord] = Codec(*RECORDS)
 TOPIC = Topic(

@@ -147,13 +147,19 @@ class PartitionBuilder:
         try:
             decoded = completions.CODEC.decode(record.value or b"")
         except DecodeError as error:
-            log.warning("dead letter", action="builder.dead_letter", partition=self._partition, offset=record.offset)
-            await dead_letter(self._producer, self._settings, record, reason=str(error), process="builder")
+            await self._reject(record, str(error))
             return
         if isinstance(decoded, UnknownRecord):
             self._counters.ignored[f"unknown_{decoded.type}"] += 1
             return
+        if (flaw := completions.flaw(decoded)) is not None:
+            await self._reject(record, flaw)
+            return
         self._sessions.take(decoded, record.offset, len(record.value or b""))
+
+    async def _reject(self, record: kafka.Record, reason: str) -> None:
+        log.warning("dead letter", action="builder.dead_letter", partition=self._partition, offset=record.offset)
+        await dead_letter(self._producer, self._settings, record, reason=reason, process="builder")
 
     async def _build(self, session: OpenSession) -> Trajectory:
         began = time.monotonic()

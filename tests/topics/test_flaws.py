@@ -7,9 +7,10 @@ import math
 import pytest
 from msgspec.structs import replace
 
-from topics import events, webhooks
+from topics import completions, events, webhooks
+from topics.completions import Build, CallRecord, CloseGroup, Open
 from topics.events import SessionCloseRequested, SessionOpenRequested, TaskSubmitted
-from topics.types.session import Plan
+from topics.types.session import Plan, Status
 from topics.webhooks import Owed, Settled
 
 PLAN = Plan("default", 0, 3, 1.0, 1.0, 1.0, "pi", "prefix_merging", b"{}", None, "train", b"{}")
@@ -36,6 +37,28 @@ def test_the_reward_of_a_close_is_finite_or_null(number: float) -> None:
     assert events.flaw(SessionCloseRequested("f", "t.0", reward=None)) is None
     assert events.flaw(SessionCloseRequested("f", "t.0", reward=0.5)) is None
     assert (events.flaw(SessionCloseRequested("f", "t.0", reward=number)) or "").startswith("reward: must be a finite")
+
+
+BUILD = Build("t.0", "t", 0, 1, 1, "c", Status.COMPLETED, builder="b", builder_config=b"{}", harness="pi")
+CLOSE = CloseGroup("t", 2, [1.0, None], [Status.COMPLETED, Status.FAILED])
+
+
+@pytest.mark.parametrize(
+    ("record", "field"),
+    [
+        (replace(BUILD, sample_index=1), "session_id: "),
+        (replace(BUILD, task_id="u"), "session_id: "),
+        (replace(BUILD, num_samples=0), "num_samples: must be 1 to "),
+        (replace(BUILD, output="../x"), "output: must match "),
+        (replace(CLOSE, num_samples=10**9), "num_samples: must be 1 to "),
+        (replace(CLOSE, num_samples=3), "rewards: one for each of 3 samples"),
+        (replace(CLOSE, statuses=[]), "rewards: one for each of 2 samples"),
+        (replace(CLOSE, output="x" * 500), "output: must match "),
+    ],
+)
+def test_only_what_a_coordinator_could_have_written_is_built(record: CallRecord, field: str) -> None:
+    assert [completions.flaw(each) for each in (BUILD, CLOSE, Open("t.0", 1, "c"))] == [None, None, None]
+    assert (completions.flaw(record) or "").startswith(field)
 
 
 @pytest.mark.parametrize("field", ["ended_ms", "failed_ms", "due_ms", "tries"])

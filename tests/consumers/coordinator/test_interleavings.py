@@ -12,7 +12,7 @@ from consumers.coordinator import commands
 from consumers.coordinator.commands import Decision, Input
 from consumers.coordinator.deadlines import UNOPENED_MS
 from tests.consumers.coordinator.bench import PLAN, Bench, submitted
-from topics import events
+from topics import completions, events
 from topics.control import Discard, Grant, Revoke
 from topics.types.errors import Kind, SessionError
 from topics.types.session import Phase, SessionState, Stage, Status
@@ -54,6 +54,9 @@ class World(Bench):
         self._collect(self.give(fact))
 
     def _collect(self, decision: Decision) -> None:
+        assert [flaw for record in decision.records if (flaw := completions.flaw(record))] == [], (
+            "no builder rejects it"
+        )
         for command in decision.commands:
             if isinstance(command, Grant) and command.claim_id not in self.closes:
                 self.granted.add(command.claim_id)
