@@ -34,6 +34,8 @@ PATIENCE_S = 90.0
 LEAVE_S = 15.0
 """For a process to go whose work takes tenths of a second."""
 SAMPLES = 60
+UNKNOWN = "elsewhere"
+"""A task that nobody knows. Records with this key lie in its partition, where a coordinator takes facts about it."""
 
 
 async def leave(system: Fleet, name: str) -> None:
@@ -82,7 +84,7 @@ async def send(system: Fleet, topic: Topic, *values: bytes) -> None:
     await producer.start()
     try:
         for value in values:
-            await producer.send_bytes(topic.full_name(system.settings.namespace), value, key=b"k")
+            await producer.send_bytes(topic.full_name(system.settings.namespace), value, key=UNKNOWN.encode())
     finally:
         await producer.stop()
 
@@ -119,14 +121,13 @@ def newer(record: msgspec.Struct) -> bytes:
 
 
 FUTURE = msgspec.msgpack.encode({"type": "from_the_future", "colour": "green"})
-ELSEWHERE = "elsewhere.0"
-"""A session that nobody knows."""
+ELSEWHERE = f"{UNKNOWN}.0"
 KNOWN: list[tuple[Topic, list[msgspec.Struct]]] = [
     (events.TOPIC, [events.Claimed("f1", ELSEWHERE, 1, Stage.RUN, "r-elsewhere", "worker-elsewhere")]),
     (control.TOPIC, [control.Revoke(ELSEWHERE, "r-elsewhere", "ended"), control.Drain("worker-elsewhere")]),
     (workers.TOPIC, [workers.Heartbeat("worker-elsewhere", "painter", "host", 1), workers.Probe("painter-1")]),
     (fleet_topic.TOPIC, [fleet_topic.FleetState(generation=0)]),
-    (sessions.TOPIC, [SessionState(ELSEWHERE, "elsewhere", 0, Phase.ENDED, 0)]),
+    (sessions.TOPIC, [SessionState(ELSEWHERE, UNKNOWN, 0, Phase.ENDED, 0)]),
     (completions.TOPIC, [completions.Open(ELSEWHERE, 1, "r-elsewhere")]),
     (stages.topic(Stage.RUN, catalogue.DEFAULT_POOL), [Ticket(ELSEWHERE, 0, 1, Stage.RUN, 60.0, body=b"{}")]),
     (stages.topic(Stage.EVALUATE, catalogue.DEFAULT_POOL), [Ticket(ELSEWHERE, 0, 1, Stage.EVALUATE, 60.0, body=b"{}")]),
