@@ -15,7 +15,7 @@ from proxy.byte_budget import SMALL, Reservation
 from proxy.errors import Refusal, RefusalError
 
 BODY_BYTES = 64 * 1024 * 1024
-"""Of a body, as it came and decompressed."""
+"""Limit for one body, both as received and decompressed."""
 BODY_S = 60.0
 """From the first read to the end of the body: a slow sender would hold a place among the requests."""
 SLICE = 64 * 1024

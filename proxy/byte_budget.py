@@ -17,9 +17,9 @@ MIB = 2**20
 SMALL = 4 * MIB
 """Bytes of a body that waits for no larger one: a conversation of 250,000 tokens has 1 MiB, and a screenshot as much again."""
 SMALL_BYTES = 256 * MIB
-"""Of all small bodies together."""
+"""Limit for all small bodies together."""
 KEY_BYTES = 64 * MIB
-"""Of one key's bodies, waiting ones included: one of the largest."""
+"""Limit for the bodies of one key, waiting ones included. One body of the largest size fits."""
 WAITING = 256
 """Requests that wait in a lane; each holds what its connection has buffered, some 200 kB."""
 WAIT_S = 30.0

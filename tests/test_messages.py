@@ -1,4 +1,4 @@
-"""What messages and pages advise people to type."""
+"""Messages and pages advise no command that could install somebody else's package."""
 
 from __future__ import annotations
 

@@ -14,7 +14,8 @@ from topics.completions import Build, CallRecord, CloseGroup, Disowned, Emitted,
 from topics.types.completion import Completion
 
 EMITTED = 100_000
-"""Emitted sessions remembered after a gap, some 18 MB. A Build comes again only minutes after its `Emitted`, not so many sessions later."""
+"""Emitted sessions remembered after a gap, some 18 MB. A repeated Build follows its `Emitted` within minutes, so fewer
+sessions are emitted in between."""
 
 
 @dataclass

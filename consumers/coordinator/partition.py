@@ -97,7 +97,7 @@ class PartitionCoordinator:
         self._woken = asyncio.Event()
         self.demand = PartitionDemand(partition, self.table.queue, free_slots, self._woken.set)
         self._partitions = 0
-        """Of all co-partitioned topics."""
+        """Partition count of the co-partitioned topics."""
         self._position = 0
         self._clock_base = 0
         self._written_at = 0.0

@@ -48,8 +48,8 @@ ITEMS = 8
 """Most items of a list in a table cell."""
 _encoder = msgspec.json.Encoder(decimal_format="number")
 """Timestamps and durations as ISO 8601, bytes as base64, NaN and infinity as null."""
-FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\\r", "\n")
-"""What makes a spreadsheet compute a cell; a carriage return is escaped before."""
+FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\\r", "\n")
+"""Beginnings of cells that a spreadsheet may compute. A carriage return has been escaped to `\\r` by then."""
 UNBOUNDED = 100_000
 """Columns of a screen that any table fits on."""
 STOP_S = 5.0

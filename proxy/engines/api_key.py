@@ -12,7 +12,7 @@ from topics.types.errors import InputError
 LONGEST = 4096
 """Characters; providers' keys have fewer than 300."""
 _KEY = re.compile(rf"[!-~]{{1,{LONGEST}}}")
-"""What a header's value may hold, without spaces."""
+"""Characters that a header may carry, without spaces."""
 
 log = structlog.get_logger(__name__)
 

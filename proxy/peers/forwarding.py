@@ -160,7 +160,7 @@ class Forwarder:
 
 
 def _signed(worker_id: str, offset: str, request: web.Request) -> bytes:
-    """What a MAC covers. No other use of the secrets signs a text with this beginning (`topics/environment/claim_keys.py`)."""
+    """The bytes that a MAC covers. No other use of the secrets signs a text with this beginning (`topics/environment/claim_keys.py`)."""
     return f"forwarded|{worker_id}|{offset}|{key_of(request)}".encode(errors="replace")
 
 

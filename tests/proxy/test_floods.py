@@ -33,7 +33,7 @@ def proxy(kafka: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serv
 
 @contextmanager
 def watched(look: Callable[[], float]) -> Iterator[list[float]]:
-    """What `look` returns, again and again until the end of the block."""
+    """Collect the results of `look`, called again and again until the end of the block."""
     seen: list[float] = []
     ended = threading.Event()
 

@@ -85,7 +85,7 @@ class Prepared(msgspec.Struct, frozen=True):
     """A session's folder and its disk before the agent's first program, in bytes."""
 
     used: int
-    """What the session's files occupied."""
+    """Bytes of the session's files at that time."""
     free: int
     """Free space of the disk."""
 

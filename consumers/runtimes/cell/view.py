@@ -1,4 +1,4 @@
-"""What one claim sees of a cell's folder: a home, a `/tmp`, and in an evaluation a layer that takes its changes to the workspace.
+"""A claim's own folders in a cell: a home, a `/tmp`, and for an evaluation a layer that takes its changes to the workspace.
 
 INIT sees the folder's own home. Each later claim has a copy of it in `views/<claim>/`, which is made at the first use: many evaluations
 ask only how the run ended, and need none.

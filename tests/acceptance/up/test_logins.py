@@ -66,7 +66,7 @@ def test_a_guessed_password_and_a_process_on_the_controllers_listener_are_refuse
 
 @pytest.mark.parametrize("login", ["stages", "lake", logins.PERSON])
 def test_a_login_forges_no_trajectory_no_build_and_no_session(up: Up, login: str) -> None:
-    """What it tries to write are records that these topics have already."""
+    """The test tries to write copies of records that are on these topics already."""
     assert up.submit(f"for-{login}", "true", "--wait").returncode == 0
 
     async def first(topic: Topic) -> kafka.Record:
