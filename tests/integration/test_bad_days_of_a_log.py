@@ -127,7 +127,12 @@ async def _read_by_the_builder(settings: Settings, log: LogProducer, sample: int
     key = f"t.{sample}"
     await admin.apply(settings, [trajectories.topic("other")], embedded=True)
     await log.send(completions.TOPIC, other(OPEN, session_id=key), key=key, task_id="t")
-    await log.send(completions.TOPIC, other(BUILD, session_id=key, output="other"), key=key, task_id="t")
+    await log.send(
+        completions.TOPIC,
+        other(BUILD, session_id=key, sample_index=sample, num_samples=sample + 1, output="other"),
+        key=key,
+        task_id="t",
+    )
 
     async def is_out() -> bool:
         return len(await records_of(settings, trajectories.topic("other"))) >= sample
