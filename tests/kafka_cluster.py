@@ -8,6 +8,7 @@ it is started.
 from __future__ import annotations
 
 import dataclasses
+import json
 import subprocess
 import time
 from collections.abc import Callable, Iterable
@@ -25,6 +26,8 @@ from polar.embedded.properties import Node, Ports, Security
 SETTLE_S = 60.0
 """For every replica to have caught up."""
 LOOK_S = 0.05
+QUORUM = "__cluster_metadata-0/quorum-state"
+"""The file of a KRaft node with what it knows of the controllers."""
 KEYTOOL_S = 30.0
 
 
@@ -108,6 +111,11 @@ class Cluster:
             return known is not None and known.leader in self._nodes and self.broker(known.leader).alive()
 
         return self._await(leads, f"have a leader of {topic}[{partition}]").partitions[wanted].leader
+
+    def controller(self) -> int:
+        """The active controller, as the nodes wrote it down at the last election."""
+        states = [json.loads(file.read_text("ascii")) for file in self._data.glob(f"node-*/**/{QUORUM}")]
+        return int(max(states, key=lambda state: state["leaderEpoch"])["leaderId"])
 
     def settle(self) -> None:
         """Wait until every replica of every partition is in sync: only now may another node go. Raises BrokerError."""

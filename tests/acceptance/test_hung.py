@@ -41,9 +41,7 @@ OFFSETS_PARTITIONS = 4
 TURN_S = 1.0
 RUN_SLOTS = 8
 BEGUN_S = 240.0
-"""Until the first tasks have finished: a busy machine starts a fleet slowly."""
-PACE_TASKS = 3
-"""Finished tasks that show the pace of the machine, before the broker hangs."""
+"""Until the first task has finished: a busy machine starts a fleet slowly."""
 ENDED_S = 240.0
 MOST_TASKS = 200
 """More than the run slots can end within `BEGUN_S` and `BROKER_HUNG_S`."""
@@ -59,17 +57,15 @@ ENGINE_S = 2.0
 async def test_a_broker_that_hangs_stops_endings_for_no_longer_than_its_cluster_takes_to_replace_it(
     tmp_path: Path,
 ) -> None:
-    """The hung broker leads a third of all partitions, and it coordinates the coordinators' group and a third of the transactions."""
+    """The hung broker leads a third of all partitions, is the active controller, and coordinates the coordinators' group and a third of the
+    transactions."""
     async with fleet(tmp_path / "data", WORKERS, brokers=3) as system:
         await system.start("proxy-2")
         assert isinstance(system.kafka, Cluster)
-        await asyncio.to_thread(system.kafka.settle)
+        node = await asyncio.to_thread(_controller_that_coordinates, system.kafka)
         await _feed(system)
         async with SessionTable(system.settings) as table:
-            assert await table.until(lambda: sum(map(table.is_finished, table.tasks)) >= PACE_TASKS, BEGUN_S)
-        node = await asyncio.to_thread(
-            system.kafka.leader_of, OFFSETS, _java_hash("polar.coordinator") % OFFSETS_PARTITIONS
-        )
+            assert await table.until(lambda: any(map(table.is_finished, table.tasks)), BEGUN_S)
         hung = psutil.Process(system.kafka.broker(node).pid)
         hung.suspend()
         began = time.time()
@@ -81,8 +77,6 @@ async def test_a_broker_that_hangs_stops_endings_for_no_longer_than_its_cluster_
         await asyncio.to_thread(system.kafka.settle)
         await system.end("submit")
         endings = await _endings(system)
-        # A busy machine ends sessions seldom, whether a broker hangs or not.
-        pace_s = max(after - before for before, after in pairwise([moment for moment in endings if moment < began]))
         moments = [moment for moment in endings if began < moment < ended]
         gaps = [
             (round(after - before, 1), round(before - began, 1)) for before, after in pairwise([began, *moments, ended])
@@ -90,8 +84,7 @@ async def test_a_broker_that_hangs_stops_endings_for_no_longer_than_its_cluster_
         print(
             f"{len(moments)} sessions ended while the broker hung; the longest stalls: {sorted(gaps)[-5:]} (s, since the hang)"
         )
-        print(f"before it hung, the longest time without an ending was {pace_s:.1f} s")
-        assert max(gaps)[0] < STALL_S + pace_s
+        assert max(gaps)[0] < STALL_S
         names = await _submitted(system)
         async with SessionTable(system.settings) as table:
             assert await table.until(lambda: all(table.is_finished(name) for name in names), ENDED_S)
@@ -156,6 +149,18 @@ def _stalls(calls: list[Completion], began: float, ended: float) -> dict[str, fl
         )
         for session_id, times in moments.items()
     }
+
+
+def _controller_that_coordinates(cluster: Cluster) -> int:
+    """Have the node that coordinates the coordinators' group be the active controller, which is the slowest to replace; return it."""
+    while True:
+        cluster.settle()
+        node = cluster.leader_of(OFFSETS, _java_hash("polar.coordinator") % OFFSETS_PARTITIONS)
+        controller = cluster.controller()
+        if node == controller:
+            return node
+        cluster.stop_node(controller)
+        cluster.start_node(controller)
 
 
 async def _feed(system: Fleet) -> None:

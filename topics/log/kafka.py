@@ -137,6 +137,7 @@ def _is_worth_logging(record: logging.LogRecord) -> bool:
 
 
 logging.getLogger("aiokafka.conn").addFilter(_is_worth_logging)
+AIOKafkaConnection.connect = silent_broker.connected(AIOKafkaConnection.connect)
 AIOKafkaConnection.send = silent_broker.watched(AIOKafkaConnection.send)
 
 

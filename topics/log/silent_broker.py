@@ -1,7 +1,8 @@
 """Gives up a request to a broker that hangs: one that owes an answer and is silent.
 
 aiokafka 0.14 has one time-out for all requests of a client. It must be long enough for 32 MiB on a slow line and for a group's rebalance,
-and a broker that hangs would cost it several times over. Invariant: a request fails early only if no byte moved on its connection.
+and a broker that hangs would cost it several times over. So would each new connection to a machine that is gone. Invariant: a request fails
+early only if no byte moved on its connection.
 """
 
 from __future__ import annotations
@@ -14,6 +15,9 @@ SILENCE_S = 5.0
 """How long a broker may be silent; then its client asks another. A cluster replaces a broker that hangs after some 10 s. A client meets it
 at most twice on the way to its successor: with its own request, and with one for metadata. A slower broker serves no fleet anyway: a
 heartbeat waits for 2 s, a transaction for 5 s."""
+SUSPECT_S = 1.0
+"""The same for a broker that was silent for too long and hasn't answered anything of this process since. Each client of a process has
+connections of its own, and a keeper that starts again makes several clients, one after the other."""
 PROMPT = frozenset({0, 1, 2, 3, 8, 9, 10, 12, 17, 18, 22, 24, 25, 26, 28, 36})
 """API keys of the requests that brokers answer at once: Produce, Fetch, ListOffsets, Metadata, OffsetCommit, OffsetFetch, FindCoordinator,
 Heartbeat, SaslHandshake, ApiVersions, InitProducerId, AddPartitionsToTxn, AddOffsetsToTxn, EndTxn, TxnOffsetCommit, SaslAuthenticate. A
@@ -21,6 +25,38 @@ Produce also waits for replicas; if it is sent again meanwhile, the broker knows
 
 Send = Callable[..., Awaitable[Any]]
 """`AIOKafkaConnection.send`: connection, request, whether a response is expected."""
+
+
+Connect = Callable[[Any], Awaitable[Any]]
+"""`AIOKafkaConnection.connect`."""
+
+_suspects: set[tuple[str, int]] = set()
+"""Host and port of the brokers that owe this process an answer for too long."""
+
+
+def _patience_s(connection: Any) -> float:
+    return SUSPECT_S if _address(connection) in _suspects else SILENCE_S
+
+
+def _address(connection: Any) -> tuple[str, int]:
+    return connection.host, connection.port
+
+
+def connected(connect: Connect) -> Connect:
+    """`connect`, which raises TimeoutError if nobody accepts the connection for `SILENCE_S`. What it then sends is watched by itself."""
+
+    async def connect_watched(connection: Any) -> Any:
+        made = asyncio.ensure_future(connect(connection))
+        try:
+            await asyncio.wait({made}, timeout=_patience_s(connection))
+            if connection._writer is None and not made.done():
+                _suspects.add(_address(connection))
+                raise TimeoutError
+            return await made
+        finally:
+            made.cancel()
+
+    return connect_watched
 
 
 def watched(send: Send) -> Send:
@@ -37,18 +73,24 @@ def watched(send: Send) -> Send:
 
 
 def _watch(connection: Any, answer: asyncio.Future[Any]) -> None:
-    """Look after `SILENCE_S` whether the broker has answered, or a byte has moved."""
+    """Look after the broker's time whether it has answered, or a byte has moved."""
 
     def look(before: tuple[float, int, int]) -> None:
         if answer.done():
             return
         if _traffic(connection) == before:
+            _suspects.add(_address(connection))
             answer.set_exception(TimeoutError())
         else:
             _watch(connection, answer)
 
-    look_later = asyncio.get_running_loop().call_later(SILENCE_S, look, _traffic(connection))
-    answer.add_done_callback(lambda _: look_later.cancel())
+    def end(_: asyncio.Future[Any]) -> None:
+        look_later.cancel()
+        if not answer.cancelled() and answer.exception() is None:
+            _suspects.discard(_address(connection))
+
+    look_later = asyncio.get_running_loop().call_later(_patience_s(connection), look, _traffic(connection))
+    answer.add_done_callback(end)
 
 
 def _traffic(connection: Any) -> tuple[float, int, int]:

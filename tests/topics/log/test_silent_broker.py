@@ -1,17 +1,19 @@
 """A stand-in for a broker, a plain TCP server, that answers the first request of a connection late, slowly or never."""
 
 import asyncio
+import socket
 import struct
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 import pytest
 from aiokafka.conn import create_conn
 
 from topics.log import kafka, silent_broker
 
-SILENCE_S = 0.4
+SILENCE_S = 0.8
+SUSPECT_S = 0.2
 ANSWER = struct.pack(">iihi", 10, 1, 0, 0)
 """ApiVersions, version 0: length, correlation id, no error, no entries."""
 
@@ -21,6 +23,7 @@ Answer = Callable[[asyncio.StreamWriter], Coroutine[None, None, None]]
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(silent_broker, "SILENCE_S", SILENCE_S)
+    monkeypatch.setattr(silent_broker, "SUSPECT_S", SUSPECT_S)
 
 
 @asynccontextmanager
@@ -46,15 +49,54 @@ async def connect(port: int) -> None:
     made.close()
 
 
-async def test_a_request_to_a_silent_broker_fails_long_before_its_time_out() -> None:
-    async def never(_: asyncio.StreamWriter) -> None:
-        pass
+async def never(_: asyncio.StreamWriter) -> None:
+    pass
 
+
+@contextmanager
+def fails_after(least_s: float, most_s: float) -> Iterator[None]:
+    began = time.monotonic()
+    with pytest.raises(TimeoutError):
+        yield
+    assert least_s <= time.monotonic() - began < most_s
+
+
+async def test_a_request_to_a_silent_broker_fails_long_before_its_time_out() -> None:
     async with broker(never) as port:
-        began = time.monotonic()
-        with pytest.raises(TimeoutError):
+        with fails_after(SILENCE_S, kafka.REQUEST_TIMEOUT_MS / 1000 / 2):
             await connect(port)
-        assert SILENCE_S <= time.monotonic() - began < kafka.REQUEST_TIMEOUT_MS / 1000 / 2
+
+
+async def test_a_broker_that_was_silent_is_asked_again_with_less_patience_until_it_answers() -> None:
+    silent = True
+
+    async def answer(writer: asyncio.StreamWriter) -> None:
+        if not silent:
+            writer.write(ANSWER)
+
+    async with broker(answer) as port:
+        with fails_after(SILENCE_S, 2 * SILENCE_S):
+            await connect(port)
+        with fails_after(SUSPECT_S, SILENCE_S):
+            await connect(port)
+        silent = False
+        await connect(port)
+        silent = True
+        with fails_after(SILENCE_S, 2 * SILENCE_S):
+            await connect(port)
+
+
+async def test_a_machine_that_is_gone_is_given_up_like_a_silent_broker() -> None:
+    """A listener whose queue is full drops what arrives, as a machine without power does."""
+    with socket.socket() as full, socket.socket() as queued:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        queued.connect(full.getsockname())
+        port = full.getsockname()[1]
+        with fails_after(SILENCE_S, 2 * SILENCE_S):
+            await connect(port)
+        with fails_after(SUSPECT_S, SILENCE_S):
+            await connect(port)
 
 
 async def test_an_answer_on_a_slow_line_is_waited_for() -> None:
