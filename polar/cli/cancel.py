@@ -12,7 +12,7 @@ import typer
 
 from polar.cli import session_ids
 from polar.cli.options import Data
-from polar.cli.output import note
+from polar.cli.output import note, say
 from topics.environment import settings
 from topics.environment.settings import Settings
 from topics.types.session import Phase
@@ -43,7 +43,7 @@ async def _cancel(found: Settings, target: session_ids.Target) -> None:
             note(f"{target.name} has ended already")
             return
     await client.cancel(target.name)
-    typer.echo(f"requested the end of {target.name}")
+    say(f"requested the end of {target.name}")
     if task is None or task.body_hash is None:
         note(f"{target.name} is not known yet; if it is submitted later under this id, it is cancelled at once")
 

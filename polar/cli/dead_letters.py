@@ -14,7 +14,7 @@ import msgspec
 import typer
 
 from polar.cli.options import Data, Format, Output
-from polar.cli.output import escaped, note, one_line, print_json
+from polar.cli.output import note, one_line, print_json, say
 from polar.cli.output import show as show_table
 from topics.environment import settings
 from topics.types.errors import InputError
@@ -89,7 +89,7 @@ def show(letter_id: LetterId, output: Output = Format.TABLE, data: Data = None) 
         return
     for name, value in described.items():
         text = value if isinstance(value, str) else json.dumps(value, indent=2, ensure_ascii=False)
-        typer.echo(escaped(f"{name}: {text}"))
+        say(f"{name}: {text}")
 
 
 @app.command("replay")
@@ -109,7 +109,7 @@ def replay(
         return
     for one in outcomes:
         if one.is_new:
-            typer.echo(f"letter {one.id} sent to {one.sent_to}")
+            say(f"letter {one.id} sent to {one.sent_to}")
         else:
             note(f"letter {one.id} was replayed before, to {one.sent_to}: not sent again")
 

@@ -9,7 +9,7 @@ import typer
 
 from polar.cli.exits import Exit
 from polar.cli.options import Data, EngineKeyFile, EngineUrl, Format, Model, Output
-from polar.cli.output import print_json, show
+from polar.cli.output import print_json, say, show
 from topics.environment import settings
 from topics.types.errors import InputError
 
@@ -44,6 +44,6 @@ def doctor(
         show(["", "what", "state"], ([MARKS[one.state.value], one.what, one.said] for one in findings))
         todo = [f"{MARKS[one.state.value]} {one.what}: {one.todo}" for one in findings if one.todo is not None]
         for line in ["", *todo] if todo else []:
-            typer.echo(line)
+            say(line)
     if any(finding.state is doctor.State.BAD for finding in findings):
         raise typer.Exit(Exit.NOT_READY)

@@ -17,7 +17,7 @@ import typer
 
 from polar.cli.exits import Exit, ended
 from polar.cli.options import Data, Format, Output
-from polar.cli.output import note, print_json, show
+from polar.cli.output import note, print_json, say, show
 from topics.environment import settings
 from topics.environment.settings import Settings
 
@@ -60,7 +60,7 @@ def pause(
         print_json(asdict(report))
     else:
         proxies = f"{len(report.proxies)} prox{'y' if len(report.proxies) == 1 else 'ies'}"
-        typer.echo(
+        say(
             f"paused after {report.took_s:.2f} s, {proxies} (generation {report.generation}); `polar fleet resume` ends the pause"
         )
 
@@ -73,9 +73,9 @@ def resume(output: Output = Format.TABLE, data: Data = None) -> None:
         typer.echo(json.dumps({"was_paused": before.state.paused, "was_draining": before.state.draining}))
         return
     if not before.state.paused and not before.state.draining:
-        typer.echo("the fleet runs already")
+        say("the fleet runs already")
         return
-    typer.echo("the fleet runs again")
+    say("the fleet runs again")
     if before.state.paused:
         note(
             f"calls record policy version {versions_in_words(before)}; if the engines serve other weights now: `polar policy publish`"
@@ -108,9 +108,9 @@ def drain(
     if output is Format.JSON:
         typer.echo(json.dumps({"drained": names or "fleet"}))
     elif names:
-        typer.echo(f"ended: {', '.join(names)}")
+        say(f"ended: {', '.join(names)}")
     else:
-        typer.echo("no session is active, and none starts; `polar fleet resume` ends the drain")
+        say("no session is active, and none starts; `polar fleet resume` ends the drain")
 
 
 @app.command("status")
@@ -144,7 +144,7 @@ def status(output: Output = Format.TABLE, data: Data = None) -> None:
             }
         )
         return
-    typer.echo(f"the fleet {state_in_words(found)}; policy version {versions_in_words(found)}\n")
+    say(f"the fleet {state_in_words(found)}; policy version {versions_in_words(found)}\n")
     columns = ["process", "role", "host", ">pid", ">generation", ">calls", "leaving"]
     cells = (
         [
@@ -186,14 +186,14 @@ def publish(
     if output is Format.JSON:
         typer.echo(json.dumps({"version": version, "engine": engine}))
     else:
-        typer.echo(f"{'all engines serve' if engine is None else f'engine {engine} serves'} policy version {version}")
+        say(f"{'all engines serve' if engine is None else f'engine {engine} serves'} policy version {version}")
 
 
 @policy_app.command("show")
 def show_policy(output: Output = Format.TABLE, data: Data = None) -> None:
     """Show the policy version that calls record now."""
     found = run(settings.load(data), lambda fleet: fleet.status())
-    typer.echo(json.dumps(_policy(found)) if output is Format.JSON else versions_in_words(found))
+    say(json.dumps(_policy(found)) if output is Format.JSON else versions_in_words(found))
 
 
 def run(found: Settings, command: Callable[[Fleet], Awaitable[T]]) -> T:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from polar.cli.options import Data, Format, Output
-from polar.cli.output import note, print_json, show
+from polar.cli.output import note, print_json, say, show
 from topics.environment import keys, settings
 from topics.types.errors import NotReadyError
 
@@ -31,7 +31,7 @@ def list_keys(output: Output = Format.TABLE, data: Data = None) -> None:
 def add(data: Data = None) -> None:
     """Add a secret that checks but doesn't sign yet. Copy the file to every host, then run `polar keys use`."""
     key_id = keys.add_key(_path(data))
-    typer.echo(key_id)
+    say(key_id)
     note(f"{key_id} checks; once every host has the file: polar keys use {key_id}")
 
 
@@ -39,14 +39,14 @@ def add(data: Data = None) -> None:
 def use(key_id: KeyId, data: Data = None) -> None:
     """Sign with this secret from now on; the others still check."""
     keys.use_key(_path(data), key_id)
-    typer.echo(f"{key_id} signs")
+    say(f"{key_id} signs")
 
 
 @app.command("retire")
 def retire(key_id: KeyId, data: Data = None) -> None:
     """Remove a secret. Sessions with a key that it signed are refused from then on."""
     keys.retire_key(_path(data), key_id)
-    typer.echo(f"{key_id} is removed")
+    say(f"{key_id} is removed")
 
 
 def _path(data: Path | None) -> Path:

@@ -2,14 +2,15 @@
 
 Invariant: text of models, tools and harnesses can't control the terminal. `escaped` replaces control, format and lone surrogate characters
 by their Python escapes (`\\x1b`, `\\u202e`), so no text moves the cursor, changes a colour, reverses the reading direction or hides itself.
-Line ends and tabs stay. Everything drawn by rich goes into `rich.text.Text`, which reads no markup.
+Line ends and tabs stay. In JSON the same characters have JSON's escapes. Everything drawn by rich goes into `rich.text.Text`, which reads
+no markup.
 """
 
 from __future__ import annotations
 
 import json
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -27,19 +28,27 @@ ESCAPED = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 """Unicode categories: control, format, surrogate, line and paragraph separators."""
 BARS = "▁▂▃▄▅▆▇█"
 UNKNOWN = "·"
+_encoder = msgspec.json.Encoder(decimal_format="number")
+"""Timestamps and durations as ISO 8601, bytes as base64, NaN and infinity as null."""
 
 
 class _Escapes(dict[int, str]):
     """Replacement by code point, computed once each."""
 
+    def __init__(self, escape: Callable[[str], str]) -> None:
+        self._escape = escape
+
     def __missing__(self, code: int) -> str:
         char = chr(code)
         is_control = char not in KEPT and unicodedata.category(char) in ESCAPED
-        made = self[code] = char.encode("unicode_escape").decode() if is_control else char
+        made = self[code] = self._escape(char) if is_control else char
         return made
 
 
-_escapes = _Escapes()
+_escapes = _Escapes(lambda char: char.encode("unicode_escape").decode())
+_json_escapes = _Escapes(
+    lambda char: "".join(f"\\u{unit:04x}" for unit in memoryview(char.encode("utf-16")[2:]).cast("H"))
+)
 
 
 def escaped(text: str) -> str:
@@ -52,6 +61,11 @@ def one_line(text: str) -> str:
     return escaped(" ".join(text.split()))
 
 
+def say(text: str) -> None:
+    """Print a line of text on stdout, escaped."""
+    typer.echo(escaped(text))
+
+
 def note(message: str) -> None:
     """Print `polar: message` on stderr, escaped."""
     typer.echo(f"polar: {escaped(message)}", err=True)
@@ -60,6 +74,12 @@ def note(message: str) -> None:
 def print_json(document: Any, *, allow_nan: bool = True) -> None:
     """Print a JSON document on stdout; what isn't ASCII is escaped. Without `allow_nan`, raises ValueError for NaN and infinity."""
     typer.echo(json.dumps(document, indent=2, allow_nan=allow_nan))
+
+
+def json_line(document: object) -> str:
+    """A document as one line of JSON, with all its letters as they are: results may be large."""
+    text = _encoder.encode(document).decode()
+    return text if text.isascii() and text.isprintable() else text.translate(_json_escapes)
 
 
 def show(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:

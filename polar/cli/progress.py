@@ -22,7 +22,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from polar.cli.output import bars, counted, note, one_line
+from polar.cli.output import bars, counted, escaped, note, one_line
 from polar.cli.status import of_task
 
 if TYPE_CHECKING:
@@ -116,8 +116,8 @@ async def until_finished(table: SessionTable, samples: Mapping[str, int]) -> Non
     if not Console(stderr=True).is_terminal:
         async for ended, words in _summaries(table, samples):
             for line in groups.finished():
-                typer.echo(line, err=True)
-            typer.echo(f"{ended} of {total} sessions have ended: {words}", err=True)
+                typer.echo(escaped(line), err=True)
+            typer.echo(escaped(f"{ended} of {total} sessions have ended: {words}"), err=True)
         return
     with _progress(BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}")) as bar:
         sessions = bar.add_task("", total=total)

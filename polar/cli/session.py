@@ -13,7 +13,7 @@ import typer
 from polar.cli import session_ids
 from polar.cli.exits import Exit, ended
 from polar.cli.options import Data
-from polar.cli.output import note, print_json
+from polar.cli.output import note, print_json, say
 from topics.environment import settings
 from topics.types.errors import InputError, NotReadyError
 from topics.types.session import SessionState, Status, task_id_of
@@ -114,7 +114,7 @@ async def _print_result(found: Settings, session_id: str, reward: float | None, 
     try:
         row = await until_ended(found, session_id)
     except NotReadyError as error:
-        typer.echo(f"{session_id} {'had ended already' if has_ended else 'is closed'}")
+        say(f"{session_id} {'had ended already' if has_ended else 'is closed'}")
         note(f"not waiting for its trajectory: {error}")
         return
     if row is None:
@@ -122,7 +122,7 @@ async def _print_result(found: Settings, session_id: str, reward: float | None, 
             f"{session_id} is closed, but its trajectory isn't written yet: see `polar status {session_id}`",
             Exit.FAILED,
         )
-    typer.echo(f"{_result(row)} (polar show {session_id})")
+    say(f"{_result(row)} (polar show {session_id})")
     if has_ended and reward is not None and (row.status, row.reward) != (Status.COMPLETED, reward):
         raise ended(f"{session_id} had ended already: the reward {reward:g} came too late", Exit.FAILED)
     if has_ended:

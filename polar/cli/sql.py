@@ -20,13 +20,12 @@ from decimal import Decimal
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
-import msgspec
 import typer
 from rich.measure import Measurement
 
 from polar.cli.exits import Exit, ended
 from polar.cli.options import Data
-from polar.cli.output import console, escaped, note, table
+from polar.cli.output import console, escaped, json_line, note, table
 from topics.environment import settings
 
 if TYPE_CHECKING:
@@ -46,8 +45,6 @@ CELL = 200
 """Most characters of a table cell: a transcript would push the other cells off the screen."""
 ITEMS = 8
 """Most items of a list in a table cell."""
-_encoder = msgspec.json.Encoder(decimal_format="number")
-"""Timestamps and durations as ISO 8601, bytes as base64, NaN and infinity as null."""
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\\r", "\n")
 """Beginnings of cells that a spreadsheet may compute. A carriage return has been escaped to `\\r` by then."""
 UNBOUNDED = 100_000
@@ -167,7 +164,7 @@ def _json(reader: Reader, query: str) -> None:
     names = [name for name, _ in answer.columns]
     separator = "[\n  "
     for row in answer.rows():
-        typer.echo(separator.encode() + _encoder.encode(dict(zip(names, row, strict=True))), nl=False)
+        typer.echo(separator + json_line(dict(zip(names, row, strict=True))), nl=False)
         separator = ",\n  "
     typer.echo("[]" if separator.startswith("[") else "\n]")
 
@@ -194,4 +191,4 @@ WRITERS: dict[Layout, Callable[[Reader, str], None]] = {
 
 def _text(value: object) -> str:
     """A value in CSV and tables: as in JSON, but without quotes around text."""
-    return value if isinstance(value, str) else _encoder.encode(value).decode().strip('"')
+    return value if isinstance(value, str) else json_line(value).strip('"')

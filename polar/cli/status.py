@@ -12,7 +12,7 @@ import typer
 
 from polar.cli import session_ids
 from polar.cli.options import Data, Format, Output
-from polar.cli.output import console, counted, picked, print_json, show
+from polar.cli.output import console, counted, picked, print_json, say, show
 from topics.environment import settings
 from topics.types.errors import InputError
 from topics.types.session import Phase, SessionState, Stage
@@ -39,7 +39,7 @@ def status(
     if output is Format.JSON:
         print_json(rows)
     elif name is None:
-        typer.echo(head)
+        say(head)
         show(["task", ">samples", ">ended", "ended as", "others are", ">mean reward"], map(_task_cells, rows))
     else:
         took = [f">{stage} s" for stage in Stage] if console().width >= ROOMY else []

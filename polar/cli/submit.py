@@ -13,7 +13,7 @@ from polar.cli import documents, progress
 from polar.cli.background_reader import read_in_background
 from polar.cli.exits import Exit
 from polar.cli.options import Data, Format, Output
-from polar.cli.output import note, one_line, print_json
+from polar.cli.output import note, one_line, print_json, say
 from polar.cli.status import of_task
 from topics.environment import settings
 from topics.environment.settings import Settings
@@ -110,7 +110,7 @@ async def _submit(found: Settings, requests: list[TaskRequest], wait: bool, outp
                 note(progress.refused(refusal))
         await _warn_of_unserved(client, {request.runtime.pool for request in requests})
         if output is Format.TABLE:
-            typer.echo("\n".join(ids))
+            say("\n".join(ids))
         if unanswered:
             note(
                 f"no coordinator has shown {', '.join(unanswered)} within {ANSWER_S:.0f} s: they are on Kafka, and start "
@@ -130,7 +130,7 @@ async def _feed(found: Settings, files: Sequence[str], max_in_flight: int, wait:
     def on_sent(request: TaskRequest, unfinished: int) -> None:
         samples[request.task_id] = request.num_samples
         if output is Format.TABLE:
-            typer.echo(request.task_id)
+            say(request.task_id)
         announce(f"{len(samples)} tasks submitted, {unfinished} of at most {max_in_flight} sessions unfinished")
 
     requests = _warned_of_pools(client, read_in_background(_one_by_one(files)))

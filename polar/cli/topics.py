@@ -11,7 +11,7 @@ import msgspec
 import typer
 
 from polar.cli.options import Data, Format, Output
-from polar.cli.output import print_json, show
+from polar.cli.output import print_json, say, show
 from topics.contract.topic import duration
 from topics.environment import settings
 from topics.types.errors import InputError
@@ -90,7 +90,7 @@ def list_rights(
             print_json(documents)
         case Rights.COMMANDS:
             lines = acl.commands(wanted, found.namespace, named, found.kafka or "BROKER:9092")
-            typer.echo("\n".join(lines))
+            say("\n".join(lines))
 
 
 @app.command("list")

@@ -18,7 +18,7 @@ import typer
 
 from polar.cli import process, progress
 from polar.cli.options import Data
-from polar.cli.output import note, picked, show
+from polar.cli.output import json_line, note, picked, say, show
 from topics.environment import settings
 from topics.environment.settings import Settings
 from topics.types.errors import NotReadyError
@@ -69,14 +69,14 @@ def trajectories(
 def _writer(layout: Layout, follow: bool) -> Iterator[Callable[[Trajectory], None]]:
     """Writes trajectories. A table without --follow and a Parquet file are complete at the end of the context."""
     if layout is Layout.JSONL:
-        yield lambda trajectory: typer.echo(msgspec.json.encode(line(trajectory)))
+        yield lambda trajectory: typer.echo(json_line(line(trajectory)))
     elif layout is Layout.PARQUET:
         from polar.cli import parquet
 
         with parquet.TrajectoryFile(parquet.stdout()) as file:
             yield lambda trajectory: file.add(fields(trajectory, msgspec.structs.asdict))
     elif follow:
-        yield lambda trajectory: typer.echo(_one_line(trajectory))
+        yield lambda trajectory: say(_one_line(trajectory))
     else:
         kept: list[Trajectory] = []
         yield kept.append

@@ -11,7 +11,7 @@ import typer
 
 from polar.cli import process, progress
 from polar.cli.options import Data, EngineKeyFile, EngineMode, EngineUrl, Model, TrustTasks, trusting
-from polar.cli.output import note
+from polar.cli.output import note, say
 from topics.environment import settings
 from topics.environment.settings import ENV_FILE, Settings, write_env_file
 from topics.types.errors import InputError, NotReadyError
@@ -142,5 +142,5 @@ def _print_addresses(system: System, data: Path) -> None:
         "logs": str(data / "logs"),
         "settings": str(data / ENV_FILE),
     }
-    typer.echo("\n".join(f"{name:9}{value}" for name, value in lines.items()))
-    typer.echo(f"polar is up: `polar submit FILE --data {data}` from another shell; Ctrl-C here stops everything")
+    say("\n".join(f"{name:9}{value}" for name, value in lines.items()))
+    say(f"polar is up: `polar submit FILE --data {data}` from another shell; Ctrl-C here stops everything")

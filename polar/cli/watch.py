@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-import msgspec
 import typer
 from rich.console import Console
 from rich.live import Live as Display
 
 from polar.cli import process
 from polar.cli.options import Data, Format, Output
+from polar.cli.output import json_line, say
 from polar.cli.screen import Page, clock, in_words, summary
 from topics.environment import settings
 from topics.waiting.first_done import first_done
@@ -61,7 +61,7 @@ async def _draw(live: Live, console: Console, title: str, stop: asyncio.Event) -
 
 async def _print_json(live: Live, stop: asyncio.Event) -> None:
     while not stop.is_set():
-        typer.echo(msgspec.json.encode(live.snapshot()))
+        typer.echo(json_line(live.snapshot()))
         await first_done(stop, timeout_s=REFRESH_S)
 
 
@@ -72,9 +72,9 @@ async def _print_lines(live: Live, stop: asyncio.Event) -> None:
         snapshot = live.snapshot()
         line = summary(snapshot)
         if line != shown:
-            typer.echo(f"{clock(snapshot.at)}  {line}")
+            say(f"{clock(snapshot.at)}  {line}")
             shown = line
         for error in [one for one in snapshot.errors if one not in known][:ERRORS_A_LINE][::-1]:
-            typer.echo(f"{clock(error.at)}  {in_words(error)}")
+            say(f"{clock(error.at)}  {in_words(error)}")
         known = set(snapshot.errors)
         await first_done(stop, timeout_s=LINE_S)

@@ -12,7 +12,7 @@ import typer
 
 from polar.cli import session_ids
 from polar.cli.options import Data, Format, Output
-from polar.cli.output import escaped, note
+from polar.cli.output import note, say
 from polar.cli.show.document import call_document, document, written
 from polar.cli.show.overview import draw_artifacts, draw_calls, draw_head, draw_traces
 from polar.cli.show.page import Page
@@ -156,7 +156,7 @@ def _write_artifact(found: Settings, row: SessionState, name: str) -> None:
     if not data:
         note(f"{name} is empty")
     elif sys.stdout.isatty():
-        typer.echo(escaped(data.decode(errors="replace")))
+        say(data.decode(errors="replace"))
     else:
         sys.stdout.buffer.write(data)
         sys.stdout.buffer.flush()

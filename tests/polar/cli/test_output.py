@@ -2,23 +2,41 @@
 
 from __future__ import annotations
 
+import json
 import unicodedata
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from polar.cli import output
-from polar.cli.output import escaped
+from polar.cli.output import escaped, json_line
 
 COLUMNS = ["session", "status", ">reward", "error"]
+CONTROLS = {"Cc", "Cf", "Cs", "Zl", "Zp"}
+JOINERS = set("\u200c\u200d")
+
+
+def controls(text: str) -> set[str]:
+    return {char for char in text if unicodedata.category(char) in CONTROLS}
 
 
 @given(st.text(st.characters(exclude_categories=[])))
 def test_no_control_character_is_printed(text: str) -> None:
-    controls = {"Cc", "Cf", "Cs", "Zl", "Zp"}
-    printed = {char for char in escaped(text) if unicodedata.category(char) in controls}
-    assert printed <= set("\n\t\u200c\u200d")
+    assert controls(escaped(text)) <= {"\n", "\t"} | JOINERS
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"])))
+@example("\x1b[2J\x7f\x9b2J\u202eevil\U000e0041")
+def test_json_on_a_line_is_the_same_document_without_control_characters(text: str) -> None:
+    line = json_line({text: [text]})
+    assert controls(line) <= JOINERS
+    assert json.loads(line) == {text: [text]}
+
+
+def test_a_line_of_text_is_escaped(capsys: pytest.CaptureFixture[str]) -> None:
+    output.say("pool \x1b]0;evil\x07")
+    assert capsys.readouterr().out == "pool \\x1b]0;evil\\x07\n"
 
 
 @given(st.text(st.characters(categories=["L", "N", "P", "S", "Zs"], include_characters="\n\t")))
