@@ -105,9 +105,9 @@ async def test_a_session_within_its_share_is_not_ended_for_its_neighbour(backend
     filler, neighbour = await initialised(backend, "filler"), await initialised(backend, "neighbour")
     beside = asyncio.create_task(neighbour.exec(Exec("head -c 10M /dev/zero > mine; sleep 5", timeout_s=60)))
     ended = await filler.exec(
-        # Slowly at the end: the disk is looked at twice a second, and must not be full before.
+        # Less than the reserve of 12.8 MB is left after a second. The disk is looked at twice a second, and would be full 5 s later.
         Exec(
-            "head -c 222M /dev/zero > most; for n in $(seq 1000); do head -c 512K /dev/zero > $n || exit; sleep 0.1; done",
+            "head -c 186M /dev/zero > most; for n in $(seq 1000); do head -c 512K /dev/zero > $n || exit; sleep 0.2; done",
             timeout_s=60,
         )
     )
