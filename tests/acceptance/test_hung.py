@@ -34,8 +34,9 @@ WORKERS = (
     "evaluate-1",
 )
 BROKER_HUNG_S = 100.0
-STALL_S = 15.0
-"""Longest time without an ending while one broker of three hangs. Its cluster needs some 10 s to replace it."""
+STALL_S = 60.0
+"""Longest time without an ending while one broker of three hangs. Its cluster needs some 10 s to replace it, and on a quiet machine nothing
+comes on top: 9.9 and 11.0 s were measured. Beside another test that keeps both cores busy it was 35 s."""
 OFFSETS = "__consumer_offsets"
 OFFSETS_PARTITIONS = 4
 TURN_S = 1.0
