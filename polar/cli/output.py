@@ -72,8 +72,8 @@ def note(message: str) -> None:
 
 
 def print_json(document: Any, *, allow_nan: bool = True) -> None:
-    """Print a JSON document on stdout; what isn't ASCII is escaped. Without `allow_nan`, raises ValueError for NaN and infinity."""
-    typer.echo(json.dumps(document, indent=2, allow_nan=allow_nan))
+    """Print a JSON document on stdout, as printable ASCII. Without `allow_nan`, raises ValueError for NaN and infinity."""
+    typer.echo(json.dumps(document, indent=2, allow_nan=allow_nan).translate(_json_escapes))
 
 
 def json_line(document: object) -> str:

@@ -55,7 +55,7 @@ ENGINE_S = 2.0
 
 
 @pytest.mark.timeout(720)
-async def test_a_broker_that_hangs_stops_endings_for_no_longer_than_its_cluster_takes_to_replace_it(
+async def test_sessions_go_on_ending_while_a_broker_hangs_and_none_ends_twice(
     tmp_path: Path,
 ) -> None:
     """The hung broker leads a third of all partitions, is the active controller, and coordinates the coordinators' group and a third of the

@@ -16,8 +16,8 @@ SILENCE_S = 5.0
 at most twice on the way to its successor: with its own request, and with one for metadata. A slower broker serves no fleet anyway: a
 heartbeat waits for 2 s, a transaction for 5 s."""
 SUSPECT_S = 1.0
-"""The same for a broker that was silent for too long and hasn't answered anything of this process since. Each client of a process has
-connections of its own, and a keeper that starts again makes several clients, one after the other."""
+"""How long a broker may be silent after it was silent for `SILENCE_S`, until it answers a request of this process. Each client of a process
+has connections of its own, and a partition's owner that starts again makes several clients, one after the other."""
 PROMPT = frozenset({0, 1, 2, 3, 8, 9, 10, 12, 17, 18, 22, 24, 25, 26, 28, 36})
 """API keys of the requests that brokers answer at once: Produce, Fetch, ListOffsets, Metadata, OffsetCommit, OffsetFetch, FindCoordinator,
 Heartbeat, SaslHandshake, ApiVersions, InitProducerId, AddPartitionsToTxn, AddOffsetsToTxn, EndTxn, TxnOffsetCommit, SaslAuthenticate. A
@@ -25,8 +25,6 @@ Produce also waits for replicas; if it is sent again meanwhile, the broker knows
 
 Send = Callable[..., Awaitable[Any]]
 """`AIOKafkaConnection.send`: connection, request, whether a response is expected."""
-
-
 Connect = Callable[[Any], Awaitable[Any]]
 """`AIOKafkaConnection.connect`."""
 
@@ -73,7 +71,7 @@ def watched(send: Send) -> Send:
 
 
 def _watch(connection: Any, answer: asyncio.Future[Any]) -> None:
-    """Look after the broker's time whether it has answered, or a byte has moved."""
+    """Look after `_patience_s` whether it has answered, or a byte has moved."""
 
     def look(before: tuple[float, int, int]) -> None:
         if answer.done():

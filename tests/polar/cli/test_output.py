@@ -34,6 +34,15 @@ def test_json_on_a_line_is_the_same_document_without_control_characters(text: st
     assert json.loads(line) == {text: [text]}
 
 
+def test_a_json_document_is_printable_ascii(capsys: pytest.CaptureFixture[str]) -> None:
+    document = ["\x7f\x9b2J\u202e\U000e0041é"]
+    output.print_json(document)
+    printed = capsys.readouterr().out
+    assert printed.isascii()
+    assert controls(printed) == {"\n"}
+    assert json.loads(printed) == document
+
+
 def test_a_line_of_text_is_escaped(capsys: pytest.CaptureFixture[str]) -> None:
     output.say("pool \x1b]0;evil\x07")
     assert capsys.readouterr().out == "pool \\x1b]0;evil\\x07\n"

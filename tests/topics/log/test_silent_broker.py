@@ -68,6 +68,14 @@ def fails_soon() -> Iterator[None]:
     assert SHORT_S <= time.monotonic() - began < kafka.REQUEST_TIMEOUT_MS / 1000 * 2 / 3
 
 
+async def fails_soon_and_again(port: int, patience: Patience) -> None:
+    """First within the time for any broker, then within that for one that was silent."""
+    for times in ((SHORT_S, LONG_S), (LONG_S, SHORT_S)):
+        patience(*times)
+        with fails_soon():
+            await connect(port)
+
+
 async def test_a_request_to_a_silent_broker_fails_long_before_its_time_out(patience: Patience) -> None:
     patience(SHORT_S, LONG_S)
     async with broker(never) as port:
@@ -83,12 +91,7 @@ async def test_a_broker_that_was_silent_is_asked_again_with_less_patience_until_
             writer.write(ANSWER)
 
     async with broker(answer) as port:
-        patience(SHORT_S, LONG_S)
-        with fails_soon():
-            await connect(port)
-        patience(LONG_S, SHORT_S)
-        with fails_soon():
-            await connect(port)
+        await fails_soon_and_again(port, patience)
         silent = False
         patience(LONG_S, LONG_S)
         await connect(port)
@@ -105,12 +108,7 @@ async def test_a_machine_that_is_gone_is_given_up_like_a_silent_broker(patience:
         full.listen(0)
         queued.connect(full.getsockname())
         port = full.getsockname()[1]
-        patience(SHORT_S, LONG_S)
-        with fails_soon():
-            await connect(port)
-        patience(LONG_S, SHORT_S)
-        with fails_soon():
-            await connect(port)
+        await fails_soon_and_again(port, patience)
 
 
 async def test_an_answer_on_a_slow_line_is_waited_for(patience: Patience) -> None:
