@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import time
 from collections.abc import Sequence
 from functools import partial
 
@@ -59,6 +58,9 @@ WORKERS_SINCE_S = 10.0
 """How far back `polar.workers` is read at start (protocol 30)."""
 HEARTBEAT_S = 60.0
 """For the first heartbeat's acknowledgement: Kafka may still be starting."""
+CLOCK_SLACK_S = 2.0
+"""Keys that were granted so soon after the start are read back, too: the clocks that `keys.issued_at` and `Ownership.now` compare agree
+only roughly, and a heartbeat may be 2 s old when it is read."""
 DRAIN_S = 10.0
 """For calls under way when the proxy stops."""
 SETTLE_S = 2.0
@@ -105,7 +107,9 @@ class Proxy:
         self._ownership = Ownership(self._worker_id)
         keyring = Keyring(settings.keys_path)
         self._forwarder = Forwarder(self._worker_id, self._ownership, keyring)
-        self._claims = ClaimCache(Recovery(settings, self._metrics).read_back, self._ownership.since)
+        self._claims = ClaimCache(
+            Recovery(settings, self._metrics).read_back, self._ownership.since, self._ownership.now
+        )
         self._ownership.on_change(lambda: self._claims.release(self._ownership.is_mine))
         routes = Router(self._ownership, self._claims, self._metrics)
         pipeline = Pipeline(engines, self._producer, self._capture, self._fleet, self._metrics)
@@ -160,7 +164,7 @@ class Proxy:
         await self._first_heartbeat()
         for follower in self._followers:
             await follower.start()
-        self._claims.follows_since(time.time())
+        self._claims.follows_since(self._ownership.now() + CLOCK_SLACK_S)
         await self._listen(self._model_api.application(), self._listeners)
         self._address = self._advertise or url(self._listeners[-1])
         await self._first_ownership()
@@ -271,8 +275,8 @@ class Proxy:
     def _on_fleet(self, record: fleet_topic.FleetRecord, envelope: kafka.Record) -> None:
         self._fleet.apply(record, envelope.offset)
 
-    def _on_control(self, record: Control, _: object) -> None:
-        self._openings.on_control(record)
+    def _on_control(self, record: Control, envelope: kafka.Record) -> None:
+        self._openings.on_control(record, envelope.timestamp)
         if isinstance(record, CloseKey):
             self._claims.close(record.claim_id)
         elif isinstance(record, Drain) and record.worker_id == self._worker_id:

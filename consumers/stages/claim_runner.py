@@ -62,6 +62,8 @@ class Claim:
         self.ticket = ticket
         self.grant: Grant | None = None
         """Set before work that needs it starts."""
+        self.granted_ms = 0
+        """When the Grant was written, in Unix ms."""
         self.state = State.REQUESTED
         self.ending = "finished"
         """How the claim ends: `finished`, or the event that stopped it."""
@@ -170,13 +172,13 @@ class ClaimRunner:
         if claim.state in UNGRANTED:
             claim.requesting = asyncio.create_task(self._request_again(claim), name=f"request {claim.id}")
 
-    def on_answer(self, record: object) -> None:
-        """Take in a record of `polar.control`; answers to other workers' claims are ignored."""
+    def on_answer(self, record: object, written_ms: int) -> None:
+        """Take in a record of `polar.control`, written at a Unix time in ms; answers to other workers' claims are ignored."""
         if isinstance(record, Grant | Revoke) and (claim := self._claims.get(record.claim_id)):
             if isinstance(record, Revoke):
                 self._feed(claim, Event.REVOKED)
             elif claim.grant is None:
-                claim.grant = record
+                claim.grant, claim.granted_ms = record, written_ms
                 self.granted[claim.ticket.stage.value] += 1
                 self._feed(claim, Event.GRANTED)
 

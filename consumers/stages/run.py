@@ -23,7 +23,7 @@ from consumers.stages.budget import Budget, BudgetExceededError
 from consumers.stages.claim_runner import Claim, StageFact
 from consumers.stages.model_failure import model_failure
 from consumers.stages.worker_context import WorkerContext
-from topics.environment.keys import BACKSTOP_S, KeyClaims, Limits, Signer
+from topics.environment.keys import BACKSTOP_S, KeyClaims, Limits, Signer, issued_at
 from topics.environment.redaction import redacted
 from topics.environment.settings import Settings
 from topics.events import RunFinished
@@ -101,7 +101,7 @@ class Run:
                 attempt=grant.attempt,
                 claim_id=grant.claim_id,
                 expires_at=now + int(self._claim.ticket.budget_s) + BACKSTOP_S,
-                issued_at=now,
+                issued_at=issued_at(self._claim.granted_ms),
                 namespace=settings.namespace,
                 mode=task.mode,
                 sampling=task.effective_sampling().model_dump(exclude_none=True),

@@ -224,8 +224,8 @@ class _Worker:
     def _work(self, stage: Stage, claim: Claim) -> Work:
         return WORK[stage](self._context, claim)
 
-    def _on_control(self, record: control.Control, _: kafka.Record) -> None:
-        self._claims.on_answer(record)
+    def _on_control(self, record: control.Control, envelope: kafka.Record) -> None:
+        self._claims.on_answer(record, envelope.timestamp)
         match record:
             case Revoke(claim_id=claim_id) if claim_id not in self._claims:
                 self._reaper.revoked(claim_id)

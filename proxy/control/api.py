@@ -28,7 +28,7 @@ from proxy.control.opening import NoAnswerError, OpenRequest, SessionDeclinedErr
 from proxy.engines.pool import Engines
 from proxy.errors import EngineError
 from topics.control import Grant
-from topics.environment.keys import BACKSTOP_S, KeyClaims, Keyring, Limits, environment
+from topics.environment.keys import BACKSTOP_S, KeyClaims, Keyring, Limits, environment, issued_at
 from topics.environment.redaction import redacted
 from topics.types.session import task_id_of
 from topics.types.task import RUN_LIMIT_S, SAMPLES_LIMIT, TRAINING_DEFAULTS, LimitsSpec, TaskId
@@ -156,7 +156,9 @@ class ControlApi:
     async def _open(self, request: web.Request) -> web.Response:
         body = _parsed(OpenBody, await _read(request, SESSION_BYTES) or b"{}")
         try:
-            grant = await self._openings.open(OpenRequest(body.task_id, body.ttl_s, body.num_samples, body.mode))
+            grant, granted_ms = await self._openings.open(
+                OpenRequest(body.task_id, body.ttl_s, body.num_samples, body.mode)
+            )
         except SessionDeclinedError as declined:
             field = FIELDS.get(declined.reason, "task_id")
             words = _words(WORDS, declined, task=body.task_id or "the task", named="the session")
@@ -165,7 +167,7 @@ class ControlApi:
             raise ControlError(503, "unanswered", str(unanswered)) from None
         log.info("session opened", action="session_opened", session=grant.session_id, ttl_s=body.ttl_s)
         now = time.time()
-        key = self._keyring.mint(_claims(grant, body, int(now), self._namespace))
+        key = self._keyring.mint(_claims(grant, granted_ms, body, int(now), self._namespace))
         opened = {
             "session_id": grant.session_id,
             "key": key,
@@ -240,14 +242,14 @@ async def json_errors(request: web.Request, handler: Handler) -> web.StreamRespo
     return _json(answer.status, {"error": {name: value for name, value in error_body.items() if value is not None}})
 
 
-def _claims(grant: Grant, body: OpenBody, now: int, namespace: str) -> KeyClaims:
+def _claims(grant: Grant, granted_ms: int, body: OpenBody, now: int, namespace: str) -> KeyClaims:
     imposed = TRAINING_DEFAULTS.model_dump(exclude_none=True) if body.mode == "train" else {}
     return KeyClaims(
         session_id=grant.session_id,
         attempt=grant.attempt,
         claim_id=grant.claim_id,
         expires_at=now + int(body.ttl_s) + BACKSTOP_S,
-        issued_at=now,
+        issued_at=issued_at(granted_ms),
         namespace=namespace,
         mode=body.mode,
         sampling=imposed,

@@ -64,18 +64,19 @@ class SessionOpener:
 
     def __init__(self, producer: LogProducer) -> None:
         self._producer = producer
-        self._waiting: dict[str, asyncio.Future[Answer]] = {}
+        self._waiting: dict[str, asyncio.Future[tuple[Answer, int]]] = {}
+        """With the time when the answer was written, in Unix ms."""
         self._withdrawing: set[asyncio.Task[None]] = set()
 
-    def on_control(self, record: Control) -> None:
-        """Applies a record of `polar.control`; most answer no request of this proxy."""
+    def on_control(self, record: Control, written_ms: int) -> None:
+        """Applies a record of `polar.control`, written at a Unix time in ms; most answer no request of this proxy."""
         if isinstance(record, Grant | Revoke):
             waiting = self._waiting.get(record.claim_id)
             if waiting is not None and not waiting.done():
-                waiting.set_result(record)
+                waiting.set_result((record, written_ms))
 
-    async def open(self, request: OpenRequest) -> Grant:
-        """The Grant of a new session. Raises SessionDeclinedError, NoAnswerError."""
+    async def open(self, request: OpenRequest) -> tuple[Grant, int]:
+        """The Grant of a new session, and when it was written, in Unix ms. Raises SessionDeclinedError, NoAnswerError."""
         claim_id = f"o-{secrets.token_hex(8)}"
         fact = SessionOpenRequested(
             f"{claim_id}.open",
@@ -87,12 +88,12 @@ class SessionOpener:
         )
         try:
             with self._expect(claim_id) as expected:
-                answer = await self._ask(fact, expected)
+                answer, written_ms = await self._ask(fact, expected)
         except (NoAnswerError, asyncio.CancelledError):
             self._withdraw(fact, is_own_task=request.task_id is None)
             raise
         if isinstance(answer, Grant):
-            return answer
+            return answer, written_ms
         raise SessionDeclinedError(answer.reason)
 
     async def close(self, session_id: str, reward: float | None) -> None:
@@ -104,7 +105,7 @@ class SessionOpener:
             except UnacknowledgedError:
                 raise NoAnswerError(f"Kafka didn't take the close within {ANSWER_S:.0f} s; try again") from None
             await asyncio.wait({expected}, timeout=CLOSED_S)
-        answer = expected.result() if expected.done() else None
+        answer, _ = expected.result() if expected.done() else (None, 0)
         if isinstance(answer, Revoke):
             raise SessionDeclinedError(answer.reason)
 
@@ -116,18 +117,18 @@ class SessionOpener:
                 task.cancel()
 
     @contextmanager
-    def _expect(self, claim_id: str) -> Iterator[asyncio.Future[Answer]]:
+    def _expect(self, claim_id: str) -> Iterator[asyncio.Future[tuple[Answer, int]]]:
         """A future of the first record of this claim id."""
         if len(self._waiting) >= MAX_WAITING:
             raise NoAnswerError("too many sessions are being opened at this moment; try again")
-        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[tuple[Answer, int]] = asyncio.get_running_loop().create_future()
         self._waiting[claim_id] = answer
         try:
             yield answer
         finally:
             del self._waiting[claim_id]
 
-    async def _ask(self, fact: SessionOpenRequested, answer: asyncio.Future[Answer]) -> Answer:
+    async def _ask(self, fact: SessionOpenRequested, answer: asyncio.Future[tuple[Answer, int]]) -> tuple[Answer, int]:
         ends = time.monotonic() + ANSWER_S
         cause = "Kafka takes no records"
         while (remaining := ends - time.monotonic()) > 0:

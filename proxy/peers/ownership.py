@@ -8,6 +8,7 @@ in which nothing is read, changes nothing. Invariant: this process is an owner o
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -95,7 +96,7 @@ class LiveSet:
 
 @dataclass(frozen=True)
 class _Epoch:
-    """A live set, since when it holds (Unix seconds of the broker), and the offset of the record that made it."""
+    """A live set, since when it holds (Unix seconds, by `Ownership.now`), and the offset of the record that made it."""
 
     since: float
     offset: int
@@ -105,8 +106,11 @@ class _Epoch:
 class Ownership:
     """This proxy's view of the owners."""
 
-    def __init__(self, worker_id: str) -> None:
+    def __init__(self, worker_id: str, clock: Callable[[], float] = time.time) -> None:
         self._worker_id = worker_id
+        self._clock = clock
+        self._stamped = 0.0, 0.0
+        """The last record's time, in Unix seconds of the broker, and our monotonic time when we read it."""
         self._live = LiveSet()
         self._leaves = False
         self._epochs = deque([_Epoch(0.0, -1, MappingProxyType({}))], maxlen=EPOCHS)
@@ -138,7 +142,13 @@ class Ownership:
         self._read = record.offset
         self._advance.set()
         self._advance = asyncio.Event()
-        self._look(record.timestamp / 1000)
+        self._stamped = record.timestamp / 1000, time.monotonic()
+        self._look(max(self._clock(), record.timestamp / 1000))
+
+    def now(self) -> float:
+        """Unix seconds by this host's clock or the broker's, whichever is ahead."""
+        stamped, read_at = self._stamped
+        return max(self._clock(), stamped + time.monotonic() - read_at)
 
     def leave(self) -> None:
         """This proxy owns no sessions from this moment on."""

@@ -8,7 +8,6 @@ are forgotten, and of closed keys the newest are kept; a key older than the newe
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import OrderedDict
 from collections.abc import Callable
 
@@ -30,7 +29,8 @@ class OwnerChangedError(Exception):
 class ClosedKeys:
     """The claims whose keys are closed."""
 
-    def __init__(self) -> None:
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
         self._closed_at: OrderedDict[str, float] = OrderedDict()
         self.forgotten_until = 0.0
         """When the newest forgotten key was closed: Unix seconds."""
@@ -40,7 +40,7 @@ class ClosedKeys:
 
     def add(self, claim_id: str) -> None:
         """Adds a claim; beyond the limit the oldest is forgotten."""
-        self._closed_at[claim_id] = time.time()
+        self._closed_at[claim_id] = self._now()
         self._closed_at.move_to_end(claim_id)
         if len(self._closed_at) > CLOSED:
             _, self.forgotten_until = self._closed_at.popitem(last=False)
@@ -49,12 +49,14 @@ class ClosedKeys:
 class ClaimCache:
     """All claims that this proxy serves."""
 
-    def __init__(self, read_back: ReadBack, owned_since: Callable[[str], float]) -> None:
-        """`owned_since` returns since when this proxy has certainly been a session's only owner: Unix seconds, infinity if it isn't."""
+    def __init__(self, read_back: ReadBack, owned_since: Callable[[str], float], now: Callable[[], float]) -> None:
+        """`owned_since` returns since when this proxy has certainly been a session's only owner: Unix seconds, infinity if it isn't. `now`
+        is the time, by the clock that is ahead of others: a key counts as new only if it certainly is.
+        """
         self._read_back = read_back
         self._owned_since = owned_since
         self._claims: OrderedDict[str, ClaimState] = OrderedDict()
-        self._closed = ClosedKeys()
+        self._closed = ClosedKeys(now)
         self._open: OrderedDict[str, None] = OrderedDict()
         """Claims older than our knowledge that the log showed to be open; what closes them later is seen."""
         self._take_overs: dict[str, asyncio.Task[None]] = {}

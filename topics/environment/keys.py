@@ -56,6 +56,7 @@ class KeyClaims(msgspec.Struct, frozen=True, omit_defaults=True):
     expires_at: int
     """Unix seconds."""
     issued_at: int
+    """Unix seconds, from `issued_at()`."""
     namespace: str
     """The only one whose proxies honour the key: they alone see its `CloseKey`."""
     mode: str = "train"
@@ -168,6 +169,14 @@ class Keyring:
         self._read_as = version
         self.generation += 1
         return True
+
+
+def issued_at(granted_ms: int) -> int:
+    """When a key was granted at the latest, in Unix seconds: by this host's clock or that of the Grant's record, whichever is behind.
+
+    A proxy serves a key from memory if it is newer than what the proxy knows (protocol 18): a clock that runs ahead must not make it new.
+    """
+    return min(int(time.time()), granted_ms // 1000)
 
 
 def _version(path: Path) -> tuple[int, int, int]:

@@ -25,6 +25,7 @@ from topics.stages import Ticket
 from topics.types.errors import InputError, Kind
 from topics.types.session import Stage, Status
 
+GRANTED_MS = 1_000_000
 TICKET = Ticket("task.0", 0, 1, Stage.RUN, 60.0, body=b"{}")
 
 
@@ -68,7 +69,7 @@ class Worker:
         await self.claims.request(ticket, make)
 
     def grant(self) -> None:
-        self.claims.on_answer(Grant("task.0", 1, self.job.claim.id))
+        self.claims.on_answer(Grant("task.0", 1, self.job.claim.id), GRANTED_MS)
 
     async def ended(self) -> str:
         """How the claim ended."""
@@ -138,8 +139,8 @@ async def test_a_claim_that_nobody_answers_is_requested_again_and_handed_back(
     monkeypatch.setattr(claim_runner, "UNANSWERED_S", 0.2)
     async with working(settings) as worker:
         await worker.request(kind)
-        worker.claims.on_answer(Grant("task.0", 1, "r-another"))
-        worker.claims.on_answer(Revoke("task.0", "r-another", "taken"))
+        worker.claims.on_answer(Grant("task.0", 1, "r-another"), GRANTED_MS)
+        worker.claims.on_answer(Revoke("task.0", "r-another", "taken"), GRANTED_MS)
         assert await worker.ended() == "unanswered"
         await coordinator.fact(HandedBack, "task.0")
     assert worker.job.begun.is_set() is (kind is JobAhead)

@@ -62,7 +62,7 @@ def names(owned: Ownership) -> set[str]:
 
 
 def test_a_proxy_is_live_while_it_beats_and_for_six_seconds_after() -> None:
-    owned = Ownership("a")
+    owned = Ownership("a", lambda: 0.0)
     log = Log(owned)
     log.write(beat("a"))
     log.write(beat("b"))
@@ -80,7 +80,7 @@ def test_workers_and_proxies_that_do_not_serve_yet_own_nothing() -> None:
 
 
 def test_an_outage_of_kafka_empties_nothing() -> None:
-    owned = Ownership("a")
+    owned = Ownership("a", lambda: 0.0)
     log = Log(owned)
     log.write(beat("a"))
     log.write(beat("b"))
@@ -94,7 +94,7 @@ def test_an_outage_of_kafka_empties_nothing() -> None:
 
 def test_a_proxy_alone_lives_by_its_own_heartbeats() -> None:
     """They are never further apart than the gap that counts as an outage, and whatever they are, its own lease is the newest."""
-    owned = Ownership("a")
+    owned = Ownership("a", lambda: 0.0)
     log = Log(owned)
     for gap_ms in (0, 2_000, GAP_MS, GAP_MS + 1, 60_000):
         log.now += gap_ms
@@ -103,7 +103,7 @@ def test_a_proxy_alone_lives_by_its_own_heartbeats() -> None:
 
 
 def test_who_leaves_owns_nothing_and_keeps_its_lease_for_the_calls_under_way() -> None:
-    owned = Ownership("a")
+    owned = Ownership("a", lambda: 0.0)
     log = Log(owned)
     log.write(beat("a"))
     log.write(beat("b"))
@@ -118,7 +118,7 @@ def test_who_leaves_owns_nothing_and_keeps_its_lease_for_the_calls_under_way() -
 
 
 def test_who_leaves_knows_it_before_the_log_does() -> None:
-    owned = Ownership("a")
+    owned = Ownership("a", lambda: 0.0)
     log = Log(owned)
     log.write(beat("a"))
     assert owned.is_mine("t.0")
@@ -129,7 +129,7 @@ def test_who_leaves_knows_it_before_the_log_does() -> None:
 
 
 def test_who_takes_over_an_address_supersedes_who_had_it() -> None:
-    owned = Ownership("b")
+    owned = Ownership("b", lambda: 0.0)
     log = Log(owned)
     log.write(beat("a", "http://here"))
     log.write(beat("b", "http://here"))
@@ -139,7 +139,7 @@ def test_who_takes_over_an_address_supersedes_who_had_it() -> None:
 
 
 def test_a_session_is_ours_since_its_last_owner_went_and_may_still_act_on_what_it_knew() -> None:
-    a, b = Ownership("a"), Ownership("b")
+    a, b = Ownership("a", lambda: 0.0), Ownership("b", lambda: 0.0)
     log = Log(a, b)
     log.write(beat("a"))
     started = log.now / 1000
@@ -159,7 +159,7 @@ def test_a_session_is_ours_since_its_last_owner_went_and_may_still_act_on_what_i
 
 
 def test_a_session_that_went_and_came_back_is_ours_since_then() -> None:
-    a = Ownership("a")
+    a = Ownership("a", lambda: 0.0)
     log = Log(a)
     log.write(beat("a"))
     log.write(beat("b"))
@@ -172,7 +172,7 @@ def test_a_session_that_went_and_came_back_is_ours_since_then() -> None:
 
 
 async def test_who_is_behind_waits_for_what_another_acts_on() -> None:
-    ahead, behind = Ownership("a"), Ownership("b")
+    ahead, behind = Ownership("a", lambda: 0.0), Ownership("b", lambda: 0.0)
     log = Log(ahead)
     log.write(beat("a"))
     log.write(beat("b"))
@@ -199,7 +199,7 @@ SIGNS = st.lists(
 def test_proxies_that_have_read_as_far_agree_and_each_session_has_one_owner(
     signs: list[tuple[str, bool, int, bool]],
 ) -> None:
-    views = {name: Ownership(name) for name in "abc"}
+    views = {name: Ownership(name, lambda: 0.0) for name in "abc"}
     log = Log(*views.values())
     for name, leaving, gap_ms, is_probe in signs:
         log.now += gap_ms
@@ -214,7 +214,7 @@ def test_proxies_that_have_read_as_far_agree_and_each_session_has_one_owner(
 @given(st.lists(st.sets(st.sampled_from("abcd"), min_size=1), min_size=2, max_size=8))
 def test_a_change_moves_only_the_sessions_of_who_came_or_went(sets: list[set[str]]) -> None:
     def owners(live: set[str]) -> dict[str, str]:
-        owned = Ownership("a")
+        owned = Ownership("a", lambda: 0.0)
         log = Log(owned)
         for name in live:
             log.write(beat(name))
@@ -227,7 +227,7 @@ def test_a_change_moves_only_the_sessions_of_who_came_or_went(sets: list[set[str
 
 
 def test_a_brokers_clock_that_is_put_back_keeps_no_lost_proxy_alive() -> None:
-    owned = Ownership("a")
+    owned = Ownership("a", lambda: 0.0)
     log = Log(owned)
     log.write(beat("a"))
     log.write(beat("b"))
@@ -236,3 +236,17 @@ def test_a_brokers_clock_that_is_put_back_keeps_no_lost_proxy_alive() -> None:
     assert names(owned) == {"a", "b"}
     log.pass_s(2, "a")  # the second in which it was put back counts for nothing
     assert names(owned) == {"a"}
+
+
+def test_a_session_is_ours_since_no_earlier_than_our_own_clock_says_if_the_broker_s_is_behind() -> None:
+    a = Ownership("a", lambda: START_MS / 1000 + 3600)
+    log = Log(a)
+    log.write(beat("a"))
+    assert {a.since(session) for session in SESSIONS} == {START_MS / 1000 + 3600}
+
+
+def test_now_is_no_earlier_than_the_broker_s_time_if_our_own_clock_is_behind() -> None:
+    a = Ownership("a", lambda: START_MS / 1000 - 3600)
+    log = Log(a)
+    log.write(beat("a"))
+    assert START_MS / 1000 <= a.now() < START_MS / 1000 + 1

@@ -42,7 +42,7 @@ class Ended:
 
 
 def claims(log: Log, follows_since: float = 50.0, owned_since: float = 0.0) -> ClaimCache:
-    made = ClaimCache(log.read_back, lambda _: owned_since)
+    made = ClaimCache(log.read_back, lambda _: owned_since, lambda: 200.0)
     made.follows_since(follows_since)
     return made
 
@@ -74,7 +74,7 @@ async def test_an_older_key_is_looked_up_once_for_all_that_ask_together() -> Non
 
 async def test_before_the_start_every_key_is_old() -> None:
     log = Log()
-    await ClaimCache(log.read_back, lambda _: 0.0).get(key("a"))
+    await ClaimCache(log.read_back, lambda _: 0.0, lambda: 200.0).get(key("a"))
     assert log.asked == ["a"]
 
 
@@ -152,7 +152,7 @@ async def test_a_session_of_another_owner_is_not_served() -> None:
 
 async def test_a_session_that_moves_while_it_is_read_back_is_not_served() -> None:
     log = Log()
-    known = ClaimCache(log.read_back, lambda _: float("inf") if log.asked else 150.0)
+    known = ClaimCache(log.read_back, lambda _: float("inf") if log.asked else 150.0, lambda: 200.0)
     known.follows_since(50.0)
     with pytest.raises(OwnerChangedError):
         await known.get(key("a", 100))

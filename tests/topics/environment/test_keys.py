@@ -17,6 +17,7 @@ from topics.environment.keys import (
     Signer,
     add_key,
     ensure_keys_file,
+    issued_at,
     read_keys_file,
     retire_key,
     use_key,
@@ -186,3 +187,9 @@ def test_a_minted_key_is_taken_out_whole_wherever_it_stands(before: str, after: 
     )
     assert redacted(before + key + after) == before + KEY_SHOWN + after
     assert json.loads(redacted_bytes(json.dumps([before + key + after]).encode())) == [before + KEY_SHOWN + after]
+
+
+@pytest.mark.parametrize("ahead_s", [-3600, 3600])
+def test_a_key_is_as_old_as_the_clock_that_is_behind_says(monkeypatch: pytest.MonkeyPatch, ahead_s: int) -> None:
+    monkeypatch.setattr("topics.environment.keys.time.time", lambda: 10_000.0 + ahead_s)
+    assert issued_at(10_000_500) == min(10_000, 10_000 + ahead_s)
