@@ -11,7 +11,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -74,6 +74,8 @@ class Fleet:
     """How proxies ask the engine."""
     login: Mapping[str, str] = field(default_factory=dict)
     """The variables of the person's login, on a Kafka with logins."""
+    variables: Callable[[str], Mapping[str, str]] = lambda _: {}
+    """Variables of the process with this name."""
 
     @property
     def mark(self) -> dict[str, str]:
@@ -116,7 +118,7 @@ class Fleet:
                 *arguments,
                 stdout=file,
                 stderr=file,
-                env=self._environment(),
+                env={**self._environment(), **self.variables(name)},
                 start_new_session=True,
             )
 
@@ -353,7 +355,13 @@ class Fleet:
 
 @asynccontextmanager
 async def fleet(
-    data: Path, names: Sequence[str], *engine_options: str, brokers: int = 1, mode: str = "chat", secured: bool = False
+    data: Path,
+    names: Sequence[str],
+    *engine_options: str,
+    brokers: int = 1,
+    mode: str = "chat",
+    secured: bool = False,
+    variables: Callable[[str], Mapping[str, str]] = lambda _: {},
 ) -> AsyncIterator[Fleet]:
     """A system with these workers, started in order, on one broker or several; all of it is stopped at the end.
 
@@ -367,7 +375,7 @@ async def fleet(
     await asyncio.to_thread(kafka.start)
     copies, in_sync = (1, 1) if brokers == 1 else (3, 2)
     settings = Settings(kafka=kafka.bootstrap, data=data, namespace="polar", replication=copies, min_insync=in_sync)
-    made = Fleet(data, kafka, settings, mode=mode)
+    made = Fleet(data, kafka, settings, mode=mode, variables=variables)
     if security is not None:
         user = {"kafka_sasl_username": NODE_USER, "kafka_sasl_password": security.node_password}
         made.settings = settings.model_copy(update={"kafka_security_protocol": security.protocol, **user})
