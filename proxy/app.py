@@ -58,9 +58,6 @@ WORKERS_SINCE_S = 10.0
 """How far back `polar.workers` is read at start (protocol 30)."""
 HEARTBEAT_S = 60.0
 """For the first heartbeat's acknowledgement: Kafka may still be starting."""
-CLOCK_SLACK_S = 2.0
-"""Keys that were granted so soon after the start are read back, too: the clocks that `keys.issued_at` and `Ownership.now` compare agree
-only roughly, and a heartbeat may be 2 s old when it is read."""
 DRAIN_S = 10.0
 """For calls under way when the proxy stops."""
 SETTLE_S = 2.0
@@ -164,7 +161,7 @@ class Proxy:
         await self._first_heartbeat()
         for follower in self._followers:
             await follower.start()
-        self._claims.follows_since(self._ownership.now() + CLOCK_SLACK_S)
+        self._claims.follows_since(self._ownership.now())
         await self._listen(self._model_api.application(), self._listeners)
         self._address = self._advertise or url(self._listeners[-1])
         await self._first_ownership()
