@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any, TypeVar
@@ -11,6 +12,7 @@ import msgspec
 
 from proxy.chat import Function
 from proxy.errors import Refusal, RefusalError
+from topics.contract.topic import MIB
 
 T = TypeVar("T")
 Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
@@ -18,6 +20,14 @@ Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 ABSENT: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
 """Default of a wire struct's raw field. Made anew each time, since a published schema can't show a shared one; unfit for structs that are
 written with `omit_defaults`, which compares by identity."""
+HALF = rb"\\u[dD](?:[89abAB]..(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB]..\\u[dD])[c-fC-F]..)"
+SUSPECT = re.compile(HALF)
+"""Half of a surrogate pair as an escape in JSON, or the text of one behind an escaped backslash."""
+HALF_PAIR = re.compile(rb"(?<!\\)((?:\\\\)*)" + HALF)
+"""The escape alone, and escaped backslashes before it. A second half behind the escaped text of a first one is missed."""
+REPLACEMENT = rb"\1\\ufffd"
+REPAIRED_BYTES = 4 * MIB
+"""Of a body. Larger ones with such a half are refused: a search in all of a hostile body would hold up other calls for seconds."""
 LINE_BREAKS = bytes.maketrans(b"\r\n", b"  ")
 _encode = msgspec.json.Encoder().encode
 _objects = msgspec.json.Decoder(dict[str, Any])
@@ -40,7 +50,17 @@ def decoded(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
     """A body as the decoder's type. Raises RefusalError with the path of the field at fault."""
     with refusing_bad_json():
         body.decode()  # msgspec doesn't check the text of raw fields
-        return decoder.decode(body)
+        return decoder.decode(with_whole_pairs(body))
+
+
+def with_whole_pairs(body: bytes) -> bytes:
+    """The body with U+FFFD for each half of a surrogate pair.
+
+    A harness in JavaScript that cuts a tool's output within an emoji sends such halves from then on, and no tokenizer takes one.
+    """
+    if len(body) > REPAIRED_BYTES or SUSPECT.search(body) is None:
+        return body
+    return HALF_PAIR.sub(REPLACEMENT, body)
 
 
 def decoded_part(raw: msgspec.Raw, decoder: msgspec.json.Decoder[T], path: str) -> T:

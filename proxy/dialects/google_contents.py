@@ -139,7 +139,8 @@ class _Transcript:
             self.messages.append(Message(role, content=content))
 
     def _call(self, wire: FunctionCall, field: str) -> ToolCall:
-        if not wire.name:
+        # An empty name is one that the model has sampled.
+        if wire.name is None:
             raise invalid(f"{field}.functionCall.name", "expected the function's name")
         return ToolCall(wire.id or self._made_id(), chat.FunctionCall(wire.name, _compact(wire.args or {})))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -55,8 +56,11 @@ def talk(env: Mapping[str, str], dialect: str, work: Work, turns: int) -> int:
 def _told(url: str, key: str, body: Item) -> Item:
     headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
     request = urllib.request.Request(url, json.dumps(body).encode(), headers)
-    with urllib.request.urlopen(request, timeout=ANSWER_S) as response:
-        payload: Item = json.load(response)
+    try:
+        with urllib.request.urlopen(request, timeout=ANSWER_S) as response:
+            payload: Item = json.load(response)
+    except urllib.error.HTTPError as error:
+        raise AssertionError(f"{url} answers {error.code}: {error.read().decode()}, after {body}") from None
     return payload
 
 

@@ -79,7 +79,8 @@ def _shown(part: TextPart | ImagePart) -> str:
 # --- strategies
 
 texts = st.text(max_size=30)
-function_names = texts.filter(bool)
+function_names = texts
+"""A model may call a function without a name."""
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),

@@ -398,7 +398,7 @@ def test_an_input_that_is_large_or_deep_is_read(parsed: str) -> None:
     assert message.tool_calls[0].function.arguments == parsed
 
 
-@pytest.mark.parametrize("parsed", ["1e999", "1" * 5000, '"\\udc00"', DEEP.decode()], ids=lambda parsed: parsed[:9])
+@pytest.mark.parametrize("parsed", ["1e999", "1" * 5000, DEEP.decode()], ids=lambda parsed: parsed[:9])
 def test_an_input_that_no_log_could_hold_is_refused(parsed: str) -> None:
     with pytest.raises(RefusalError) as error:
         DIALECT.parse(Wire(with_input(parsed), serves=Serves.COUNT))
@@ -410,10 +410,8 @@ def with_input(parsed: str) -> bytes:
     return f'{{"messages":[{turn}]}}'.encode()
 
 
-@pytest.mark.parametrize(
-    "value", ['{"type":"x","content":[' * 50_000 + "]}" * 50_000, '"\\ud800"'], ids=["deep", "half"]
-)
-def test_blocks_without_end_and_half_a_surrogate_pair_are_refused(value: str) -> None:
+def test_blocks_without_end_are_refused() -> None:
+    value = '{"type":"x","content":[' * 50_000 + "]}" * 50_000
     with pytest.raises(RefusalError) as error:
         TestAnthropicMessages.with_field(b'"system":%b', value.encode())
     assert error.value.refusal is Refusal.INVALID

@@ -95,3 +95,12 @@ def test_an_event_is_one_line_of_data_however_requests_and_arguments_are_indente
 
     assert all("\n" not in data for _, data in events_of(stream(1)))
     assert payloads_of(stream(1)) == payloads_of(stream(None))
+
+
+@every_call
+def test_text_that_was_cut_within_an_emoji_is_read(call: CallSpec) -> None:
+    """As Node's `JSON.stringify` writes it."""
+    body = json.dumps(call.body).encode()
+    cut = json.dumps(call.body | {"metadata": {"user_id": "\ud83d"}}).encode()
+    assert b"\\ud83d" in cut
+    assert shown(parse(call, cut)) == shown(parse(call, body))
