@@ -7,12 +7,18 @@ import gc
 import signal
 from collections.abc import Callable
 
+import structlog
+
 from proxy.addresses import Binding
 from proxy.app import Proxy
 from proxy.dialects.base import dialects
 from proxy.engines.pool import Engines
+from topics.contract import acl
 from topics.environment.settings import Settings
+from topics.log.topic_watch import watching_topics
 from topics.waiting.first_done import first_done
+
+log = structlog.get_logger()
 
 COLLECT_AFTER = (10_000, 20, 50)
 """Allocations between looks for cycles, looks between those at what survived, and those between looks at everything. Python's own
@@ -41,7 +47,8 @@ async def serve(
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, stop_requested.set)
     try:
-        await first_done(_run(proxy, ready), stop_requested)
+        async with watching_topics(settings, acl.topics_of(["proxy"]), log.error):
+            await first_done(_run(proxy, ready), stop_requested)
     finally:
         await proxy.stop()
 

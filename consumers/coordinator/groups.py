@@ -80,7 +80,8 @@ def emitted(table: Table, session: SessionState, fact: TrajectoryEmitted, now: i
     task = replace(before, ended=before.ended + 1, usable=before.usable + is_usable)
     assert task.plan is not None, "a session's task is known"
     if task.ended == task.num_samples:
-        return Decision(tasks=(task,), sessions=(ended,), records=(_close_group(table, task, ended),))
+        group = [ended if other.session_id == ended.session_id else other for other in table.sessions_of(task.task_id)]
+        return Decision(tasks=(task,), sessions=(ended,), records=(close_group(task, group),))
     is_enough = is_usable and task.usable == task.plan.usable
     others = (other for other in table.sessions_of(task.task_id) if other.session_id != ended.session_id)
     stopped = [_cancelled(table, other, now, _early_stop(task, other)) for other in others] if is_enough else []
@@ -126,14 +127,15 @@ def _early_stop(task: TaskState, session: SessionState) -> SessionError:
     return SessionError(stage, Kind.BUDGET, "early_stop", message)
 
 
-def _close_group(table: Table, task: TaskState, last: SessionState) -> CloseGroup:
-    group = [last if s.session_id == last.session_id else s for s in table.sessions_of(task.task_id)]
+def close_group(task: TaskState, group: Iterable[SessionState]) -> CloseGroup:
+    """The record that ends a group whose sessions, in the order of their samples, have all ended."""
+    sessions = list(group)
     assert task.plan is not None, "a session's task is known"
     return CloseGroup(
         task.task_id,
         task.num_samples,
-        rewards=[session.reward for session in group],
-        statuses=[session.status or Status.FAILED for session in group],
+        rewards=[session.reward for session in sessions],
+        statuses=[session.status or Status.FAILED for session in sessions],
         output=task.plan.output,
         callback_url=task.plan.callback_url,
     )

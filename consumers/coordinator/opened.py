@@ -118,7 +118,7 @@ def _mismatch(task: TaskState, fact: SessionOpenRequested) -> str | None:
 
 def _first_opened(table: Table, early: TaskState, fact: SessionOpenRequested, now: int) -> Decision:
     """A new task. Samples that were cancelled beforehand end as those of a submitted task do."""
-    task = replace(early, num_samples=fact.num_samples or 1, body_hash="", plan=_plan(fact.mode), opened_at=now)
+    task = replace(early, num_samples=fact.num_samples or 1, body_hash="", plan=plan(fact.mode), opened_at=now)
     begun = initial_sessions(table, task, Phase.UNOPENED, now)
     opened = _next_sample(table, task, begun.sessions, fact, now)
     return Decision(
@@ -144,7 +144,8 @@ def _refused(name: str, claim_id: str, reason: str) -> Decision:
     return Decision(commands=(Revoke(name, claim_id, reason),), skipped=f"refused_{reason}")
 
 
-def _plan(mode: str) -> Plan:
+def plan(mode: str) -> Plan:
+    """The plan of a task whose sessions are opened: it needs no workers."""
     return Plan(
         pool="",
         priority=0,

@@ -28,6 +28,7 @@ from consumers.coordinator.leases import Leases
 from consumers.coordinator.scheduling.demand import PartitionDemand
 from consumers.coordinator.scheduling.free_slots import FreeSlots
 from consumers.coordinator.state import Table
+from consumers.coordinator.witness import TableLostError, Witness
 from topics import completions, events, sessions
 from topics.completions import Open
 from topics.contract.codec import DecodeError, UnknownRecord, encode
@@ -101,6 +102,9 @@ class PartitionCoordinator:
         self._position = 0
         self._clock_base = 0
         self._written_at = 0.0
+        self._witness = Witness(settings, partition)
+        self._table_end = 0
+        """Offset after the newest record of the table that we have read or written."""
         self._written_clock = 0
         self._written_position = 0
         self._caught_up = False
@@ -116,7 +120,7 @@ class PartitionCoordinator:
     async def run(self) -> None:
         await self._recover()
         source = kafka.TopicPartition(events.TOPIC.full_name(self._settings.namespace), self._partition)
-        # Leases and deadlines make up for facts that have left the log; facts on the log must not be read twice.
+        # Leases and deadlines make up for facts that have left the log, and facts that are read again change nothing (protocol 6).
         self._position = await position_within_log(self._settings, source, self._position)
         consumer = kafka.consumer(self._settings, auto_offset_reset="none")
         fetch: asyncio.Task[list[kafka.Record]] | None = None
@@ -151,6 +155,7 @@ class PartitionCoordinator:
         topic = sessions.TOPIC.full_name(self._settings.namespace)
         rows: dict[str, TaskState | SessionState] = {}
         async for record in read_back(self._settings, topic, self._partition):
+            self._table_end = record.offset + 1
             key = (record.key or b"").decode(errors="replace")
             if record.value is None:
                 rows.pop(key, None)
@@ -169,6 +174,7 @@ class PartitionCoordinator:
                     self.skipped[f"unknown_{row.type}"] += 1
                 case _:
                     rows[key] = row
+        await self._witness.require_whole(self._position, self._table_end)
         self.table.fill(rows.values())
         self.demand.is_open = True
         self._written_clock = self._now()
@@ -331,12 +337,22 @@ class PartitionCoordinator:
         if part.is_last:
             position = Position(self._position, clock_ms, self.table.pauses.total_ms(clock_ms))
             writes.append(Write(table, self._partition, sessions.key_of(position).encode(), encode(position)))
-        await self._fenced.write(writes)
+        self._require_same_table(await self._fenced.write(writes))
+        if part.is_last:
+            await self._witness.commit(self._fenced, self._position)
         await self._fenced.commit()
         if part.is_last:
             self._written_position = self._position
             self._written_clock = clock_ms
             self._written_at = time.monotonic()
+
+    def _require_same_table(self, offsets: Sequence[int]) -> None:
+        """Raises TableLostError, before the commit, if the rows went to a topic that was made again since: offsets only grow."""
+        if offsets and offsets[0] < self._table_end:
+            raise TableLostError(
+                f"{sessions.TOPIC.full_name(self._settings.namespace)} was deleted and made again, or cut, under this coordinator"
+            )
+        self._table_end = max(self._table_end, *offsets) if offsets else self._table_end
 
     def _locate_log(self, opened: Open, offset: int, part: Transaction) -> None:
         """Add the offset at which the run's log begins to its row, unless the same batch has moved the row on."""

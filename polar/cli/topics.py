@@ -10,6 +10,7 @@ from typing import Annotated
 import msgspec
 import typer
 
+from polar.cli import progress
 from polar.cli.options import Data, Format, Output
 from polar.cli.output import print_json, say, show
 from topics.contract.topic import duration
@@ -43,6 +44,34 @@ def apply(
     single = found.replication == 1  # a single broker, as in `polar up`, has few partitions
     applied = asyncio.run(admin.apply(found, [*catalogue.FIXED, *queues], embedded=single))
     show(["topic", "outcome"], [[one.topic, one.outcome] for one in applied])
+
+
+@app.command("rebuild-table")
+def rebuild_table(output: Output = Format.TABLE, data: Data = None) -> None:
+    """Make the table of sessions again from the log, after polar.sessions was deleted, emptied or restored from an older state.
+
+    Only partitions whose rows lack decisions are changed. What has a trajectory keeps it. Sessions without one start over; those that were
+    opened for your own agent end FAILED.
+    """
+    from consumers.coordinator.table_rebuild import rebuild_table as rebuild
+    from topics.log import logins
+
+    partitions = 0, 0
+
+    def progressed(done: int, total: int) -> None:
+        nonlocal partitions
+        partitions = done, total
+
+    # It writes what only a coordinator may write.
+    found = logins.of_roles(settings.load(data), ["coordinator"])
+    report = asyncio.run(progress.reading(rebuild(found, progressed), lambda: partitions, "partitions"))
+    if output is Format.JSON:
+        print_json(msgspec.to_builtins(report))
+    else:
+        show(
+            [">partitions", ">tasks", ">ended", ">being built", ">start over"],
+            [[report.partitions, report.tasks, report.ended, report.building, report.again]],
+        )
 
 
 class Rights(StrEnum):

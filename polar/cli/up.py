@@ -114,6 +114,8 @@ async def _has_cells() -> bool:
 
 async def _run(found: Settings, options: Options, lock_file: int, ready_file: Path | None, stop: asyncio.Event) -> None:
     from polar.embedded.system import System
+    from topics.contract import catalogue
+    from topics.log.topic_watch import watching_topics
 
     system = System(found, options, lock=lock_file, announce=note, meter=progress.download_bar())
     starting = system.start()
@@ -123,7 +125,8 @@ async def _run(found: Settings, options: Options, lock_file: int, ready_file: Pa
         if ready_file is not None:
             write_env_file(ready_file, system.addresses)
         _print_addresses(system, found.data)
-        await first_done(system.keep(), stop)
+        async with watching_topics(system.settings(), catalogue.FIXED, note):
+            await first_done(system.keep(), stop)
     finally:
         note("stopping")
         if ready_file is not None:

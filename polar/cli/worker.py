@@ -97,6 +97,9 @@ def worker(
 
     async def main(stop: asyncio.Event) -> None:
         from consumers.metrics import Metrics
+        from topics import stages as queues
+        from topics.contract import acl
+        from topics.log.topic_watch import watching_topics
 
         metrics = Metrics()
         async with AsyncExitStack() as doors:
@@ -105,6 +108,8 @@ def worker(
                 from consumers.metrics_http import serve_metrics
 
                 await doors.enter_async_context(serve_metrics(metrics, metrics_host, metrics_port))
+            watched = [*acl.topics_of(roles), *(queues.topic(stage, pool) for stage in stages)]
+            await doors.enter_async_context(watching_topics(found, watched, log.error))
             # Each consumer's module is imported only where it runs.
             consumers: dict[str, Awaitable[None]] = {
                 role.value: getattr(import_module(module), f"run_{role.value}")(found, stop, metrics)

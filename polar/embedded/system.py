@@ -137,7 +137,7 @@ class System:
         ready_url = self.addresses["POLAR_CONTROL_URL"] + "/readyz"
         await asyncio.gather(
             readiness.http(ready_url, "the proxy", deadline_s=START_S),
-            readiness.heartbeats(self._settings(), [*DECIDING, *STAGES, *LAKE], deadline_s=START_S),
+            readiness.heartbeats(self.settings(), [*DECIDING, *STAGES, *LAKE], deadline_s=START_S),
         )
         deciding.has_answered = stages.has_answered = lake.has_answered = True
 
@@ -159,7 +159,7 @@ class System:
                 "POLAR_REPLICATION": "1",
                 "POLAR_MIN_INSYNC": "1",
             }
-            await rights.apply(self._settings(), logins.rights(self._user_settings.namespace))
+            await rights.apply(self.settings(), logins.rights(self._user_settings.namespace))
         else:
             self.addresses |= {
                 "POLAR_KAFKA": self._user_settings.kafka,
@@ -167,7 +167,7 @@ class System:
                 "POLAR_MIN_INSYNC": str(self._user_settings.min_insync),
             }
         topics = [*catalogue.FIXED, *catalogue.of_pool(catalogue.DEFAULT_POOL)]
-        settings = self._settings()
+        settings = self.settings()
         await admin.apply(settings, topics, embedded=settings.replication == 1)
 
     async def _start_engine(self) -> ServedModel:
@@ -226,7 +226,7 @@ class System:
         if not keeper.cancelled() and (error := keeper.exception()) and not self._failure.done():
             self._failure.set_exception(error)
 
-    def _settings(self) -> Settings:
+    def settings(self) -> Settings:
         """The settings of the child processes, with this process's login."""
         found = {name.removeprefix("POLAR_").lower(): value for name, value in self.addresses.items()}
         return Settings(**(self._user_settings.model_dump() | found | self._operator))

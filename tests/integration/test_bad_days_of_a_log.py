@@ -17,6 +17,7 @@ from consumers.rebuild import run
 from consumers.rebuild.request import RebuildRequest
 from polar.embedded import Broker
 from tests.integration.conftest import building, emitted, expire, records_of
+from tests.lost_topics import delete
 from tests.waiting import eventually
 from topics import completions, control, trajectories
 from topics.completions import Build, CallRecord, Open
@@ -200,18 +201,32 @@ async def test_a_follower_goes_on_where_a_cut_log_does_and_reads_nothing_twice(
     assert set(seen[5:]) == {"new"}
 
 
+async def test_a_follower_sees_all_of_a_topic_that_was_made_again(settings: Settings, log: LogProducer) -> None:
+    seen: list[str] = []
+    follower = Follower(settings, control.TOPIC, lambda drain, _: seen.append(drain.worker_id), since=Since.BEGINNING)
+    await follower.start()
+    await drains(log, "a", "b", "c")
+    await eventually(lambda: len(seen) == 3, DEADLINE_S)
+    await delete(settings, control.TOPIC)
+    await admin.apply(settings, [control.TOPIC], embedded=True)
+    await drains(log, "d", "e")
+    await eventually(lambda: len(seen) >= 5, DEADLINE_S)
+    await follower.stop()
+    assert seen == ["a", "b", "c", "d", "e"]
+
+
 async def drains(log: LogProducer, *workers: str) -> None:
     for worker in workers:
         await sent(log, control.TOPIC, Drain(worker), worker)
 
 
-async def test_a_position_that_the_log_no_longer_has_moves_to_its_nearest_end(
+async def test_a_position_that_the_log_no_longer_has_moves_to_its_beginning(
     settings: Settings, log: LogProducer
 ) -> None:
     source = TopicPartition(completions.TOPIC.full_name(settings.namespace), PARTITION)
     offsets: Sequence[int] = await write(log, OPEN, call(0), call(1))
     await expire(settings, offsets[1])
-    assert [await position_within_log(settings, source, position) for position in (0, 2, 3, 70)] == [1, 2, 3, 3]
+    assert [await position_within_log(settings, source, position) for position in (0, 2, 3, 70)] == [1, 2, 3, 1]
     with pytest.raises(LogGapError, match="begins at 1; 0 has left it"):
         _ = [record async for record in read_back(settings, source.topic, PARTITION, 0)]
 

@@ -83,8 +83,9 @@ _ROLES: dict[str, _Role] = {
         outputs=("Describe", *MAKING),
     ),
     "coordinator": _Role(
-        "polar worker coordinator",
-        reads=(events.TOPIC, sessions.TOPIC, workers.TOPIC, fleet.TOPIC),
+        "polar worker coordinator, polar topics rebuild-table",
+        # Completions for the command alone.
+        reads=(events.TOPIC, completions.TOPIC, sessions.TOPIC, workers.TOPIC, fleet.TOPIC),
         writes=(sessions.TOPIC, completions.TOPIC, control.TOPIC, workers.TOPIC, dead_letters.TOPIC),
         groups=("coordinator",),
         transactional="coordinator.",
@@ -161,6 +162,12 @@ def rights(role: str, namespace: str) -> list[Right]:
     if role == "admin":
         return [Right("topic", f"{namespace}.", ("Describe", *MAKING), prefixed=True)]
     return list(_rights(_ROLES[role], namespace))
+
+
+def topics_of(roles: Iterable[str]) -> list[Topic]:
+    """The fixed topics that these roles read or write."""
+    named = {topic.name: topic for role in roles for topic in (*_ROLES[role].reads, *_ROLES[role].writes)}
+    return list(named.values())
 
 
 def _rights(role: _Role, namespace: str) -> Iterator[Right]:

@@ -139,6 +139,12 @@ async def partition_counts(settings: Settings, names: Sequence[str], *, reach_s:
     return {name: len(found[name]) for name in names}
 
 
+async def missing(settings: Settings, names: Iterable[str]) -> set[str]:
+    """Those of the topics, by their full names, that the brokers don't have. Raises NotReadyError if no broker answers."""
+    wanted = list(names)
+    return set(wanted) - (await _retried(settings, lambda admin: _leaders(settings, admin, wanted), REACH_S)).keys()
+
+
 async def _retried(settings: Settings, request: Callable[[kafka.Admin], Awaitable[T]], reach_s: float) -> T:
     """The result of `request`, retried while the chosen broker doesn't answer: it may just have died while others live.
 

@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import structlog
 
@@ -36,6 +36,8 @@ LOOK_S = 0.02
 STOP_S = 5.0
 LETTERS_S = 2.0
 """Limit for writing dead letters: grants and closed keys arrive by followers and must not wait longer."""
+
+Offset = TypeVar("Offset", int, kafka.OffsetAndTime | None)
 
 log = structlog.get_logger()
 
@@ -90,6 +92,8 @@ class Follower:
         self._partitions: list[kafka.TopicPartition] = []
         self._first: dict[kafka.TopicPartition, int] = {}
         self._passed: dict[kafka.TopicPartition, int] = {}
+        self._newest_ms: dict[kafka.TopicPartition, int] = {}
+        """Unix ms of the last record that was passed on."""
         self._ends_at_start: dict[kafka.TopicPartition, int] = {}
         self._task: asyncio.Task[None] | None = None
         self.skipped: Counter[str] = Counter()
@@ -188,8 +192,8 @@ class Follower:
         self._passed = dict(positions)
 
     async def _offsets(
-        self, request: Callable[[], Awaitable[dict[kafka.TopicPartition, int]]]
-    ) -> dict[kafka.TopicPartition, int]:
+        self, request: Callable[[], Awaitable[dict[kafka.TopicPartition, Offset]]]
+    ) -> dict[kafka.TopicPartition, Offset]:
         """The first answer of a broker to the request."""
         while True:
             try:
@@ -220,15 +224,24 @@ class Follower:
                 continue
             errors = [(record, self._pass_on(record)) for records in batches.values() for record in records]
             self._passed |= {partition: records[-1].offset + 1 for partition, records in batches.items()}
+            self._newest_ms |= {partition: records[-1].timestamp for partition, records in batches.items()}
             # After the whole batch: `caught_up` goes by the position, which has passed the batch already.
             await self._bury([(record, error) for record, error in errors if error is not None])
 
     async def _return_to_log(self, reader: kafka.Consumer, lost: dict[kafka.TopicPartition, int]) -> None:
-        """Continue at the log's beginning if retention has overtaken us, at its end if the end was cut off."""
+        """Continue at the log's beginning if retention has overtaken us.
+
+        If its end was cut off, or its topic made again, continue at the first record as new as the newest that was passed on.
+        """
         firsts = await self._offsets(lambda: reader.beginning_offsets(lost))
         ends = await self._offsets(lambda: reader.end_offsets(lost))
+        newer = await self._offsets(
+            lambda: reader.offsets_for_times({partition: self._newest_ms.get(partition, 0) for partition in lost})
+        )
         for partition, position in lost.items():
-            offset = firsts[partition] if position < firsts[partition] else ends[partition]
+            first_newer = newer[partition]
+            later = ends[partition] if first_newer is None else first_newer.offset
+            offset = firsts[partition] if position < firsts[partition] else later
             at = f"{partition.topic}[{partition.partition}]@{position}"
             log.error("log gap", action="follow.log_gap", at=at, goes_on_at=offset)
             reader.seek(partition, offset)

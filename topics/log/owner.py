@@ -146,11 +146,14 @@ async def read_back(
 
 
 async def position_within_log(settings: Settings, source: kafka.TopicPartition, position: int) -> int:
-    """`position`, moved to the beginning of a log that retention has cut, or to the end of a shortened one."""
+    """`position`, or the log's beginning where the log begins later, or ends earlier.
+
+    A log that ends earlier was shortened, or made again; nothing shows which, so all of it is read.
+    """
     async with kafka.started(kafka.consumer(settings, committed=False), STOP_DEADLINE_S) as asker:
         first = (await asker.beginning_offsets([source]))[source]
         end = (await asker.end_offsets([source]))[source]
-    found = min(max(position, first), end)
+    found = position if first <= position <= end else first
     if found != position:
         at = f"{source.topic}[{source.partition}]@{position}"
         log.error("log gap", action="owner.log_gap", at=at, goes_on_at=found)

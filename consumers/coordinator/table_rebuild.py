@@ -1,0 +1,119 @@
+"""Makes the table again from the log, partition by partition, after `polar.sessions` was lost (`rebuilding.py` says what comes out).
+
+Its producer has the coordinator's transactional id, which fences a running coordinator. That one then starts from the new table.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+
+import msgspec
+
+from consumers.coordinator.batch import Batch
+from consumers.coordinator.commands import Decision
+from consumers.coordinator.rebuilding import Rebuilding
+from consumers.coordinator.witness import GROUP, Witness
+from topics import completions, events, sessions
+from topics.contract.codec import encode
+from topics.environment.settings import Settings
+from topics.log import admin
+from topics.log.owner import FencedProducer, OwnershipLostError, Write, read_back
+from topics.sessions import Position
+from topics.types.errors import NotReadyError
+from topics.types.session import Phase
+
+TRIES = 5
+RETRY_S = 2.0
+"""A coordinator that took the partition back waits once it has seen its table (`witness.py`)."""
+
+
+class Report(msgspec.Struct, frozen=True):
+    """What was found in the rebuilt partitions."""
+
+    partitions: int = 0
+    tasks: int = 0
+    ended: int = 0
+    """Sessions that have their trajectory."""
+    building: int = 0
+    """Sessions whose trajectory the builder still owes."""
+    again: int = 0
+    """Sessions that start over."""
+
+
+async def rebuild_table(settings: Settings, on_partition: Callable[[int, int], None] = lambda *_: None) -> Report:
+    """Rebuild every partition whose table lacks decisions; `on_partition` gets the number of finished partitions and their total.
+
+    Raises NotReadyError for a missing topic, or if others took a partition back too often.
+    """
+    found: Counter[str] = Counter()
+    total = await admin.copartitioned_count(settings, (events.TOPIC, sessions.TOPIC, completions.TOPIC))
+    for partition in range(total):
+        found += await _rebuilt(settings, partition)
+        on_partition(partition + 1, total)
+    return Report(**found)
+
+
+async def _rebuilt(settings: Settings, partition: int) -> Counter[str]:
+    for tries in range(TRIES):
+        fenced = FencedProducer(settings, f"{GROUP}.{partition}")
+        try:
+            await asyncio.sleep(RETRY_S if tries else 0)
+            await fenced.start()
+            return await _rebuild(settings, partition, fenced)
+        except OwnershipLostError as lost:
+            why = lost
+        finally:
+            await fenced.stop()
+    raise NotReadyError(
+        f"partition {partition} was taken back {TRIES} times ({why}); does another `polar topics rebuild-table` run? Try again"
+    )
+
+
+async def _rebuild(settings: Settings, partition: int, fenced: FencedProducer) -> Counter[str]:
+    witness = Witness(settings, partition)
+    if await witness.missed(await witness.newest_position()) is None:
+        return Counter()
+    rebuilding, position, found = Rebuilding(), 0, Counter(partitions=1)
+    async for record in read_back(settings, completions.TOPIC.full_name(settings.namespace), partition):
+        known = completions.CODEC.known(record.value)
+        if known is not None and completions.flaw(known) is None:
+            rebuilding.on_call_record(known)
+    async for record in read_back(settings, events.TOPIC.full_name(settings.namespace), partition):
+        position = record.offset + 1
+        fact = events.CODEC.known(record.value)
+        if fact is not None and events.flaw(fact) is None:
+            rebuilding.on_fact(fact, 0)
+    batch = Batch()
+    for decision in rebuilding.decisions(0):
+        found += _counted(decision)
+        added = Batch.of(decision)
+        if not batch.is_empty and not batch.fits(added):
+            await _write(settings, partition, fenced, batch, None)
+            batch = Batch()
+        batch.add(added)
+    # Only now: until the position is written, the table is known to be older than its events.
+    await _write(settings, partition, fenced, batch, Position(position, 0))
+    return found
+
+
+def _counted(decision: Decision) -> Counter[str]:
+    """The rows of a task by the fields of a report."""
+    ends = {Phase.ENDED: "ended", Phase.BUILDING: "building"}
+    return Counter(tasks=len(decision.tasks)) + Counter(ends.get(each.phase, "again") for each in decision.sessions)
+
+
+async def _write(
+    settings: Settings, partition: int, fenced: FencedProducer, batch: Batch, position: Position | None
+) -> None:
+    table, calls = (topic.full_name(settings.namespace) for topic in (sessions.TOPIC, completions.TOPIC))
+    for part in batch.transactions():
+        writes = [Write(calls, partition, each.key.encode(), each.value) for each in part.records]
+        writes += [Write(table, partition, key.encode(), value) for key, value in part.rows.items()]
+        if part.is_last and position is not None:
+            writes.append(Write(table, partition, sessions.key_of(position).encode(), encode(position)))
+        if writes:
+            await fenced.begin()
+            await fenced.write(writes)
+            await fenced.commit()
