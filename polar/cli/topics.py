@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from enum import StrEnum
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
@@ -16,6 +16,9 @@ from polar.cli.output import print_json, say, show
 from topics.contract.topic import duration
 from topics.environment import settings
 from topics.types.errors import InputError
+
+if TYPE_CHECKING:
+    from topics.contract.acl import Right
 
 PRINCIPAL = re.compile(r"[A-Za-z]+:[^'\\]+")
 
@@ -96,15 +99,24 @@ def list_rights(
     form: Annotated[
         Rights, typer.Option("--format", help="commands: shell lines for Kafka's kafka-acls.sh.")
     ] = Rights.TABLE,
+    is_applied: Annotated[
+        bool,
+        typer.Option(
+            "--apply",
+            help="Also give the principals exactly these rights, with a login that may alter the cluster. Other namespaces are left alone.",
+        ),
+    ] = False,
     data: Data = None,
 ) -> None:
-    """List the Kafka rights that each role needs. Needs no Kafka."""
+    """List the Kafka rights that each role needs. Needs no Kafka without --apply."""
     from topics.contract import acl
 
     found = settings.load(data)
     wanted = [_known(role, "--role") for role in roles or acl.ROLES]
     named = dict(_principal(value) for value in principals or ())
     rights = [(role, right) for role in wanted for right in acl.rights(role, found.namespace)]
+    if is_applied:
+        _give(found, [(named.get(role, f"User:{role}"), right) for role, right in rights])
     match form:
         case Rights.TABLE:
             show(
@@ -159,6 +171,16 @@ def docs(
             print_json(asyncapi.document(namespace))
         case Document.MARKDOWN:
             typer.echo(markdown.page(namespace), nl=False)
+
+
+def _give(found: settings.Settings, rights: list[tuple[str, Right]]) -> None:
+    """Raises NotReadyError."""
+    from topics.log.rights import apply as give
+
+    of_principals: dict[str, list[Right]] = {}
+    for principal, right in rights:
+        of_principals.setdefault(principal, []).append(right)
+    asyncio.run(give(found, of_principals))
 
 
 def _known(role: str, field: str) -> str:

@@ -16,6 +16,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from polar.cli.worker import Role
 from tests.compose.stack import COMPOSE
 from topics.contract import catalogue
 
@@ -25,7 +26,13 @@ MANIFESTS = COMPOSE / "kubernetes"
 VERSION = "1.32"
 """Of Kubernetes; any that has kustomize's labels and autoscaling/v2 would do."""
 KEDA = jsonschema_rs.validator_for(json.loads(Path(__file__).with_name("keda.schema.json").read_text()))
-SECRETS = ("keys.json", "control.token", "webhook.secret")
+ROLES = ("proxy", *(role.value for role in Role))
+SECRETS = (
+    "keys.json",
+    "control.token",
+    "webhook.secret",
+    *(f"{role}.password" for role in (*ROLES, "admin", "autoscaler")),
+)
 CONTROL_PORTS = {8401, 9464}
 Manifest = dict[str, Any]
 
@@ -109,9 +116,7 @@ def test_a_pod_has_more_time_than_its_worker_takes(example: list[Manifest]) -> N
 
 
 def test_every_role_has_a_workload(example: list[Manifest]) -> None:
-    from polar.cli.worker import Role
-
-    assert set(of_kind(example, "Deployment")) == {"proxy", *(role.value for role in Role)}
+    assert set(of_kind(example, "Deployment")) == set(ROLES)
 
 
 def test_the_stages_share_a_host_name_and_their_sandboxes(example: list[Manifest]) -> None:
@@ -154,20 +159,29 @@ def test_pods_that_run_tasks_reach_kafka_the_model_and_names_alone(example: list
 
 def test_each_pod_has_the_secrets_that_it_uses_alone_as_files(example: list[Manifest]) -> None:
     """No value of a secret is in an environment."""
-    files = {}
-    for name, deployment in of_kind(example, "Deployment").items():
-        container = pod(deployment)["containers"][0]
-        assert "secretKeyRef" not in json.dumps(container)
-        secrets = [volume["secret"] for volume in pod(deployment)["volumes"] if "secret" in volume]
-        if secrets:
-            # Without `items` all files of the secret would be there.
-            files[name] = {item["path"] for secret in secrets for item in secret["items"]}
-    assert files == {
+    more = {
         "coordinator": {"keys.json"},
         "proxy": {"keys.json", "control.token"},
         "run": {"keys.json"},
         "webhooks": {"webhook.secret"},
     }
+    workloads = of_kind(example, "Deployment") | of_kind(example, "Job")
+    assert set(workloads) == {*ROLES, "topics"}
+    for name, workload in workloads.items():
+        container = pod(workload)["containers"][0]
+        assert "secretKeyRef" not in json.dumps(container)
+        (secret,) = (volume["secret"] for volume in pod(workload)["volumes"] if "secret" in volume)
+        login = "admin" if name == "topics" else name
+        # Without `items` all files of the secret would be there.
+        files = {item["path"]: item["key"] for item in secret["items"]}
+        assert files.pop("kafka.password") == f"{login}.password"
+        assert files == {file: file for file in more.get(name, ())}, name
+        assert {"name": "POLAR_KAFKA_SASL_USERNAME", "value": login} in container["env"]
+    (made,) = of_kind(example, "Secret").values()
+    (autoscaler,) = of_kind(example, "TriggerAuthentication").values()
+    for reference in autoscaler["spec"]["secretTargetRef"]:
+        assert reference["name"] == made["metadata"]["name"]
+        assert reference["key"] in made["data"]
     assert not of_kind(build(MANIFESTS / "base"), "Secret")
 
 
@@ -183,6 +197,10 @@ def test_autoscalers_ask_for_workloads_groups_and_topics_that_exist(example: lis
                 assert settings["topic"] in known
                 assert settings["consumerGroup"] == f"polar.{name}"
                 assert settings["bootstrapServers"] == setting(example, "POLAR_KAFKA")
+                assert trigger["authenticationRef"]["name"] in of_kind(example, "TriggerAuthentication")
+                assert settings["sasl"] == setting(example, "POLAR_KAFKA_SASL_MECHANISM").lower().replace(
+                    "-sha-", "_sha"
+                )
             else:
                 assert set(re.findall(r'stage="(\w+)"', settings["query"])) == {name}
 

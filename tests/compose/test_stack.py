@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -46,6 +45,25 @@ TASK = {
     "timeouts": {"run": 300},
     "evaluator": {"strategy": "test_on_output", "config": {"test_command": "test -s answers"}},
 }
+
+
+FORGERY = """
+import asyncio
+from topics.environment import settings
+from topics.log import kafka
+
+async def main():
+    async with kafka.started(kafka.producer(settings.load(None)), 5) as producer:
+        await (await producer.send("polar.events", b"{}", partition=0))
+        try:
+            await (await producer.send("polar.trajectories", b"{}", partition=0))
+        except kafka.KafkaError as error:
+            assert type(error).__name__ == "TopicAuthorizationFailedError", error
+            print("a forged trajectory is refused")
+
+asyncio.run(main())
+"""
+"""What a run worker may write, and what it mayn't."""
 
 
 def commands() -> list[str]:
@@ -105,6 +123,22 @@ def test_a_harness_reaches_neither_the_secrets_nor_kafka_and_its_session_says_wh
     assert "runtime landlock, without: udp, unix_sockets" in stack.polar("show", "attack.0")
 
 
+def test_each_service_has_its_own_secrets_and_login_alone(stack: Stack) -> None:
+    folder = "/var/lib/polar/secrets"
+    more = {
+        "coordinator": {"keys.json"},
+        "run": {"keys.json"},
+        "proxy": {"keys.json", "control.token"},
+        "webhooks": {"webhook.secret"},
+    }
+    passwords = set()
+    for service in (*CONSUMERS, "proxy"):
+        assert set(stack.inside(service, "ls", folder).split()) == {"kafka.password", *more.get(service, ())}, service
+        passwords.add(stack.inside(service, "cat", f"{folder}/kafka.password"))
+    assert len(passwords) == len(CONSUMERS) + 1
+    assert "is refused" in stack.inside("run", "/opt/polar/bin/python", "-c", FORGERY)
+
+
 def test_the_clis_of_all_presets_run_in_containers(stack: Stack) -> None:
     """Without privileges, in the runtime `landlock`; each CLI is downloaded at its first use."""
     presets = [name for name in registry.names(registry.Kind.HARNESS) if name != "shell"]
@@ -162,12 +196,11 @@ def test_an_autoscaler_gets_one_number_from_each_query(stack: Stack) -> None:
 
 
 def test_no_secret_is_on_a_command_line_or_in_an_environment(stack: Stack) -> None:
-    folder = Path("/var/lib/polar/secrets")
-    secrets = [
-        stack.inside("run", "cat", str(folder / name)) for name in ("keys.json", "control.token", "webhook.secret")
-    ]
+    files = [(service, "kafka.password") for service in (*CONSUMERS, "proxy")]
+    files += [("run", "keys.json"), ("proxy", "control.token"), ("webhooks", "webhook.secret")]
+    secrets = [stack.inside(service, "cat", f"/var/lib/polar/secrets/{name}") for service, name in files]
     words = [word for text in secrets for word in re.findall(r"[A-Za-z0-9_+/=-]{20,}", text)]
-    assert len(words) >= 3
+    assert len(words) >= len(files)
     for container in stack.containers():
         told = json.dumps(container.attrs["Config"]) + json.dumps(container.top())
         assert not [word for word in words if word in told], container.name

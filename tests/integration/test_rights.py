@@ -6,7 +6,9 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from polar.cli.app import app
 from polar.embedded import Broker
 from polar.embedded.properties import NODE_USER, Security
 from topics import tasks
@@ -43,10 +45,33 @@ def test_a_log_made_without_logins_starts_with_them_and_rights_become_what_the_t
 
         operator, someone = of(NODE_USER, security.node_password), of(USER, PASSWORD)
         writes = Right("topic", TOPIC, ("Read", "Write"))
-        asyncio.run(rights.apply(operator, {USER: [writes]}))
+        asyncio.run(rights.apply(operator, {f"User:{USER}": [writes]}))
         assert asyncio.run(write(someone)) == 1
-        asyncio.run(rights.apply(operator, {USER: [Right("topic", "polar.", ("Read",), prefixed=True)]}))
+        asyncio.run(rights.apply(operator, {f"User:{USER}": [Right("topic", "polar.", ("Read",), prefixed=True)]}))
         with pytest.raises(kafka.KafkaError, match="uthorization"):
             asyncio.run(write(someone))
         with pytest.raises(NotReadyError, match="Kafka refuses to change its ACLs"):
-            asyncio.run(rights.apply(someone, {USER: [writes]}))
+            asyncio.run(rights.apply(someone, {f"User:{USER}": [writes]}))
+        asyncio.run(rights.apply(operator, {f"User:{USER}": [writes]}))
+        elsewhere = operator.model_copy(update={"namespace": "other"})
+        asyncio.run(rights.apply(elsewhere, {f"User:{USER}": []}))
+        assert asyncio.run(write(someone)) == 2, "other namespaces are left alone"
+
+
+def test_the_command_gives_each_principal_the_rights_of_its_roles(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    security = Security("SASL_PLAINTEXT", users={USER: PASSWORD}, authorizer=True)
+    with Broker(tmp_path, announce=print, security=security) as broker:
+        settings = Settings(kafka=broker.bootstrap, data=tmp_path, kafka_security_protocol="SASL_PLAINTEXT")
+        someone = settings.model_copy(update={"kafka_sasl_username": USER, "kafka_sasl_password": PASSWORD})
+        operator = {"kafka_sasl_username": NODE_USER, "kafka_sasl_password": security.node_password}
+        asyncio.run(admin.apply(settings.model_copy(update=operator), [tasks.TOPIC], embedded=True))
+        given = {"kafka": broker.bootstrap, "kafka_security_protocol": "SASL_PLAINTEXT", **operator}
+        for name, value in given.items():
+            monkeypatch.setenv(f"POLAR_{name.upper()}", value)
+        roles = ("fanout", "submitter")
+        options = [option for role in roles for option in ("--role", role, "--principal-of", f"{role}=User:{USER}")]
+        applied = CliRunner().invoke(app, ["topics", "acl", *options, "--apply"])
+        assert applied.exit_code == 0, applied.output
+        assert asyncio.run(write(someone)) == 0

@@ -66,6 +66,8 @@ class _Role:
     """Operations on every named output, including `eval`, but not on `trajectories`."""
     tickets: bool = False
     """Whether it writes the tickets of every stage."""
+    lags: tuple[tuple[str, Topic], ...] = ()
+    """Groups, and the topics on which it may learn how far they are behind."""
 
 
 _STAGE = (
@@ -151,6 +153,10 @@ _ROLES: dict[str, _Role] = {
         reads=(dead_letters.TOPIC,),
         writes=(tasks.TOPIC, events.TOPIC, webhooks.TOPIC, dead_letters.TOPIC),
     ),
+    "autoscaler": _Role(
+        "KEDA's Kafka scaler",
+        lags=(("fanout", tasks.TOPIC), ("builder", completions.TOPIC), ("analytics", completions.TOPIC)),
+    ),
     "admin": _Role("polar topics apply, list"),
 }
 ROLES: Mapping[str, str] = {name: role.what for name, role in _ROLES.items()}
@@ -175,6 +181,10 @@ def _rights(role: _Role, namespace: str) -> Iterator[Right]:
         both: tuple[tuple[Operation, tuple[Topic, ...]], ...] = (("Read", role.reads), ("Write", role.writes))
         operations = tuple(operation for operation, topics in both if topic in topics)
         yield Right("topic", topic.full_name(namespace), operations + MAKING * (topic in role.makes))
+    for name in sorted({topic.full_name(namespace) for _, topic in role.lags}):
+        yield Right("topic", name, ("Describe",))
+    for group, _ in role.lags:
+        yield Right("group", f"{namespace}.{group}", ("Describe",))
     if role.outputs:
         yield Right("topic", trajectories.TOPIC.full_name(namespace), role.outputs, prefixed=True)
     if role.named:

@@ -22,7 +22,7 @@ LOGINS: dict[str, tuple[str, ...]] = {
     "lake": ("analytics", "webhooks"),
     "proxy": ("proxy",),
     "stages": ("init", "run", "evaluate"),
-    PERSON: ("submitter", "reader", "trainer", "rebuild", "replayer", "admin"),
+    PERSON: ("submitter", "reader", "trainer", "rebuild", "replayer", "autoscaler", "admin"),
 }
 """Roles of each login (`topics/contract/acl.py`)."""
 
@@ -37,9 +37,10 @@ def ensure(data: Path) -> dict[str, str]:
 
 
 def rights(namespace: str) -> dict[str, list[acl.Right]]:
-    """All rights of each login."""
+    """All rights of each login, by its Kafka principal."""
     return {
-        login: [right for role in roles for right in acl.rights(role, namespace)] for login, roles in LOGINS.items()
+        f"User:{login}": [right for role in roles for right in acl.rights(role, namespace)]
+        for login, roles in LOGINS.items()
     }
 
 

@@ -1,4 +1,4 @@
-"""Kafka's ACLs: gives users of an embedded broker exactly the rights of a table, in a request for all.
+"""Kafka's ACLs: gives principals exactly the rights of a table, in a request for all.
 
 aiokafka's own requests carry one ACL each, which costs a write of the cluster's metadata for each. Sources: the Kafka protocol guide
 (DescribeAcls, CreateAcls, DeleteAcls, version 1) and `AclOperation`, `ResourceType` of Kafka's clients for the codes.
@@ -40,17 +40,17 @@ class Acl(NamedTuple):
 
 
 async def apply(settings: Settings, wanted: Mapping[str, Iterable[Right]]) -> None:
-    """Give each user exactly these rights, and return when the broker knows them; other users keep theirs.
+    """Give each principal exactly these rights within the namespace, and return when the broker knows them; others keep theirs.
 
-    The settings' user must be a super user. Raises NotReadyError.
+    The settings' user must be allowed to alter the cluster. Raises NotReadyError.
     """
-    principals = {f"User:{user}" for user in wanted}
-    acls = {acl for user, rights in wanted.items() for right in rights for acl in _acls(f"User:{user}", right)}
+    prefix = f"{settings.namespace}."
+    acls = {acl for principal, rights in wanted.items() for right in rights for acl in _acls(principal, right)}
     client = AIOKafkaAdminClient(**kafka.connection(settings))
     try:
         async with asyncio.timeout(DEADLINE_S):
             await client.start()
-            present = await _present(client, principals)
+            present = await _present(client, wanted, prefix)
             if missing := acls - present:
                 answer = await client._send_request(_Create(missing))
                 _require_done(answer.creation_responses)
@@ -59,7 +59,7 @@ async def apply(settings: Settings, wanted: Mapping[str, Iterable[Right]]) -> No
                 _require_done(answer.filter_responses)
             # The controller has them; the broker learns them a moment later.
             while True:
-                if await _present(client, principals) == acls:
+                if await _present(client, wanted, prefix) == acls:
                     return
                 await asyncio.sleep(LOOK_S)
     except (kafka.KafkaError, TimeoutError) as error:
@@ -74,8 +74,8 @@ def _acls(principal: str, right: Right) -> Iterable[Acl]:
         yield Acl(KINDS[right.kind], right.name, pattern, principal, "*", OPERATIONS[operation], ALLOW)
 
 
-async def _present(client: AIOKafkaAdminClient, principals: Collection[str]) -> set[Acl]:
-    """The principals' ACLs. Raises NotReadyError."""
+async def _present(client: AIOKafkaAdminClient, principals: Collection[str], prefix: str) -> set[Acl]:
+    """The principals' ACLs for names with this prefix. Raises NotReadyError."""
     answer = await client._send_request(DescribeAclsRequest(ANY, None, ANY, None, None, ANY, ANY))
     _require_done([(answer.error_code, answer.error_message)])
     found = {
@@ -83,7 +83,7 @@ async def _present(client: AIOKafkaAdminClient, principals: Collection[str]) -> 
         for kind, name, pattern, all_granted in answer.resources
         for granted in all_granted
     }
-    return {acl for acl in found if acl.principal in principals}
+    return {acl for acl in found if acl.principal in principals and acl.name.startswith(prefix)}
 
 
 def _require_done(answers: Iterable[tuple[Any, ...]]) -> None:
