@@ -14,10 +14,13 @@ from collections.abc import Callable
 from proxy.chat import ChatRequest
 from proxy.session.claim_state import ClaimState, ReadBack
 from proxy.session.endings import Ending
+from topics.contract.topic import MIB
 from topics.environment.keys import KeyClaims
 
 CLAIMS = 4096
 """Claims kept; a claim with calls in flight is never forgotten."""
+BYTES = 1024 * MIB
+"""Of the claims' memory, likewise: a claim of 5,000 short calls takes 12 MB, one of 100 long ones about 1 MB."""
 CLOSED = 100_000
 """Closed claims remembered: some 10 MB."""
 
@@ -56,6 +59,9 @@ class ClaimCache:
         self._read_back = read_back
         self._owned_since = owned_since
         self._claims: OrderedDict[str, ClaimState] = OrderedDict()
+        self._sizes: dict[str, int] = {}
+        """Of the claims, in bytes, when they were last asked for."""
+        self._size = 0
         self._closed = ClosedKeys(now)
         self._open: OrderedDict[str, None] = OrderedDict()
         """Claims older than our knowledge that the log showed to be open; what closes them later is seen."""
@@ -85,6 +91,7 @@ class ClaimCache:
         elif claim.is_stale:
             return None
         self._claims.move_to_end(claim_id)
+        self._weigh(claim)
         return claim
 
     async def get(self, key: KeyClaims) -> ClaimState:
@@ -121,13 +128,13 @@ class ClaimCache:
             if claim.in_flight:
                 claim.is_stale = True
             else:
-                del self._claims[claim_id]
+                self._drop(claim_id)
 
     def close(self, claim_id: str) -> None:
         """Closes a claim's key: its calls in flight end, further calls are refused."""
         self._closed.add(claim_id)
         self._open.pop(claim_id, None)
-        claim = self._claims.pop(claim_id, None)
+        claim = self._drop(claim_id)
         for call in list(claim.in_flight) if claim is not None else ():
             call.end(Ending.KEY_CLOSED)
 
@@ -160,11 +167,28 @@ class ClaimCache:
         (self._claims.get(key.claim_id) or self._add(key)).take_over(log)
 
     def _add(self, key: KeyClaims) -> ClaimState:
-        """Adds a claim; beyond the limit the least recently used one without calls in flight is forgotten."""
-        if len(self._claims) >= CLAIMS:
-            idle = next((claim for claim in self._claims.values() if not claim.in_flight), None)
-            if idle is not None:
-                del self._claims[idle.key.claim_id]
-                self._complete_since = max(self._complete_since, idle.key.issued_at + 1)
+        while len(self._claims) >= CLAIMS and self._forget_one():
+            pass
         claim = self._claims[key.claim_id] = ClaimState(key)
         return claim
+
+    def _weigh(self, claim: ClaimState) -> None:
+        """Notes what a claim takes by now, and forgets others beyond the limit."""
+        claim_id = claim.key.claim_id
+        self._size += claim.size - self._sizes.get(claim_id, 0)
+        self._sizes[claim_id] = claim.size
+        while self._size > BYTES and self._forget_one(but=claim_id):
+            pass
+
+    def _forget_one(self, *, but: str | None = None) -> bool:
+        """Forgets the least recently used claim without calls in flight, if there is one."""
+        for claim_id, claim in self._claims.items():
+            if claim_id != but and not claim.in_flight:
+                self._drop(claim_id)
+                self._complete_since = max(self._complete_since, claim.key.issued_at + 1)
+                return True
+        return False
+
+    def _drop(self, claim_id: str) -> ClaimState | None:
+        self._size -= self._sizes.pop(claim_id, 0)
+        return self._claims.pop(claim_id, None)

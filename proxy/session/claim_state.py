@@ -60,6 +60,11 @@ class ClaimState:
         self._not_on_log: set[bytes | str] = set()
         """Content that requests repeated and that the log doesn't have."""
 
+    @property
+    def size(self) -> int:
+        """Bytes in memory, within a third (`tests/proxy/session/test_claim_state.py`)."""
+        return self.history.size + self.turns.size + self.stored.size + 100 * len(self._known)
+
     def add(self, call: LoggedCall, prompt: bytes, *, is_disowned: bool = False) -> None:
         """Adds an acknowledged call; `prompt` is in full, int32 LE. Nobody has seen the answer of a disowned call."""
         record, call_id = call.record, call.record.call_id

@@ -66,6 +66,11 @@ class CallHistory:
         self._messages = MessageIndex()
         self._tools: dict[str, bytes] = {}
 
+    @property
+    def size(self) -> int:
+        """Bytes in memory, about."""
+        return self._prompts.size + self._messages.size
+
     def transcript_delta(self, transcript: Transcript) -> TranscriptDelta:
         """A request's messages and tools, as deltas."""
         messages = self._messages.encode(transcript.messages)

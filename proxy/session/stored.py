@@ -37,6 +37,11 @@ class StoredCalls:
         self._calls: dict[str, tuple[_Node, int]] = {}
         """A call's last message, and the index of the first message that is inherited, by call id."""
 
+    @property
+    def size(self) -> int:
+        """Bytes in memory, about."""
+        return self._bytes + 150 * len(self._nodes)
+
     def add(self, call_id: str, messages: list[Message], spelled: Spelled, answer: Message, first: int) -> None:
         """Adds an answered call, whose messages are inherited from index `first` on."""
         whole = spelled.upto(len(messages))

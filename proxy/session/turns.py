@@ -87,6 +87,11 @@ class SampledTurns:
         while len(self._turns) > TURNS or self._bytes > BYTES:
             self.forget(next(iter(self._turns)))
 
+    @property
+    def size(self) -> int:
+        """Bytes in memory, about: a turn has its text twice, as a message and as it is spelled."""
+        return 1_600 * len(self._turns) + 2 * self._bytes
+
     def forget(self, call_id: str) -> None:
         """Removes an answer that no harness has seen; unknown ids are ignored."""
         turn = self._turns.pop(call_id, None)

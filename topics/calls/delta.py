@@ -96,6 +96,11 @@ class PromptIndex:
         self._ends: dict[str, tuple[_Strand, int]] = {}
         """Where each call ends."""
 
+    @property
+    def size(self) -> int:
+        """Bytes in memory, about: a strand's buffer has room for more tokens, and a call has an end and an id."""
+        return 5 * self._kept + 250 * len(self._ends)
+
     def encode(self, prompt: Ids) -> TokenDelta:
         """A prompt as a delta against the added calls; in full if nothing is shared."""
         strand, shared = self._find(prompt)
@@ -195,6 +200,11 @@ class MessageIndex:
         self._max_messages = max_messages
         self._calls: dict[bytes, str] = {}
         """By link, a call that begins with the messages up to that link."""
+
+    @property
+    def size(self) -> int:
+        """Bytes in memory, about."""
+        return 150 * len(self._calls)
 
     def encode(self, spelled: Spelled) -> MessageDelta:
         """Messages as a delta against the added calls."""

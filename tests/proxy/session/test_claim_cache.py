@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from proxy.chat import Message
 from proxy.errors import Refusal, RefusalError
 from proxy.session import claim_cache as session
 from proxy.session.claim_cache import ClaimCache, OwnerChangedError
@@ -107,6 +108,30 @@ async def test_idle_claims_are_forgotten_and_read_back_and_busy_ones_are_not(mon
     assert await known.get(key("busy")) is busy
     assert await known.get(key("idle")) is not idle
     assert log.asked == ["idle"]
+
+
+async def test_beyond_a_limit_of_bytes_other_idle_claims_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = Log()
+    known = claims(log)
+    for claim_id in ("busy", "idle", "newer"):
+        claim = await known.get(key(claim_id))
+        claim.turns.add("call", b"", Message("assistant", "x" * 1000))
+        if claim_id == "busy":
+            claim.in_flight.add(Ended())
+    monkeypatch.setattr(session, "BYTES", 2 * claim.size)
+    for claim_id in ("busy", "newer"):
+        await known.get(key(claim_id))
+    assert len(known) == 3, "what the oldest takes wasn't known before it was asked for"
+    await known.get(key("idle"))
+    assert len(known) == 2
+    await known.get(key("newer"))
+    assert log.asked == ["newer"], "it was the one that nobody used"
+    for claim_id in ("busy", "newer"):
+        await known.get(key(claim_id))
+    known.close("busy")
+    known.close("newer")
+    known.close("idle")
+    assert (len(known), known._size) == (0, 0)
 
 
 async def test_a_key_older_than_the_newest_forgotten_close_is_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:

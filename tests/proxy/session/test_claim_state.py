@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import tracemalloc
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -16,7 +18,7 @@ from proxy.session.claim_state import ClaimState
 from proxy.session.history import Transcript, transcript
 from proxy.session.logged_calls import LoggedCall
 from proxy.session.recovery import ClaimLog
-from topics.calls.delta import Spelled
+from topics.calls.delta import Spelled, spell
 from topics.environment.keys import KeyClaims
 from topics.types.completion import CallError, CallOutcome, Completion, MessageDelta, TokenDelta
 from topics.types.last_call import LastCall
@@ -174,3 +176,44 @@ def test_a_failed_call_is_told_unless_its_request_was_at_fault(code: str, is_our
     claim, error = ClaimState(KEY), CallError(code, "why")
     claim.fail(error)
     assert claim.last_call == LastCall(error if is_ours else None)
+
+
+@pytest.mark.parametrize(
+    ("characters", "tokens", "store"),
+    [(10, 10, False), (2000, 300, False), (100, 1000, False), (100, 10, True)],
+    ids=["short", "long texts", "long prompts", "stored"],
+)
+def test_a_claim_knows_about_how_much_memory_it_takes(characters: int, tokens: int, store: bool) -> None:
+    """Python's own count of what is left when only the claim is: within a third of `size`, some kB a call."""
+    gc.collect()
+    tracemalloc.start()
+    try:
+        began, _ = tracemalloc.get_traced_memory()
+        claim = _grown(300, characters, tokens, store=store)
+        gc.collect()
+        taken = tracemalloc.get_traced_memory()[0] - began
+    finally:
+        tracemalloc.stop()
+    assert 0.75 < claim.size / taken < 1.34
+
+
+def _grown(calls: int, characters: int, tokens: int, *, store: bool) -> ClaimState:
+    """A claim whose one conversation grows call by call."""
+    claim = ClaimState(KEY)
+    messages, spelled, ids = list[Message](), Spelled(), list[int]()
+    for at in range(calls):
+        messages.append(Message("user", f"{at} {'x' * characters}"))
+        spelled.append(spell(messages[-1]))
+        ids += [at] * tokens
+        prompt, sampled = pack_ids(ids), pack_ids([2 * at] * tokens)
+        call = ToolCall(f"call_{at:032x}", FunctionCall("bash", f'{{"command": "{at}"}}'))
+        message = Message("assistant", f"{at} {'y' * characters}", tool_calls=[call])
+        answer = Answer(message, "tool_calls", Usage(1, 2), prompt, sampled, bytes(4 * tokens), "m")
+        said = transcript(spelled.upto(len(messages)), [])
+        request = ChatRequest(list(messages), store=store)
+        spec = CallSpec(f"{at:032x}", claim, "openai_chat", "default", request, said, 0.0)
+        claim.add(LoggedCall(answered_record(spec, answer), list(messages), said, message), prompt)
+        messages.append(message)
+        spelled.append(spell(message))
+        ids += [2 * at] * tokens
+    return claim
