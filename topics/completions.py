@@ -16,7 +16,7 @@ from topics.contract.topic import DAY_MS, MIB, Topic
 from topics.types import ids
 from topics.types.completion import Completion
 from topics.types.errors import SessionError
-from topics.types.session import Accounting, Status, session_id_of
+from topics.types.session import Accounting, Status, session_id_of, task_id_of
 
 
 class Disowned(msgspec.Struct, frozen=True, tag="disowned", omit_defaults=True):
@@ -99,6 +99,11 @@ def flaw(record: CallRecord) -> str | None:
         case Build(output=str(output)) | CloseGroup(output=str(output)) if re.fullmatch(ids.NAME, output) is None:
             return f"output: must match {ids.NAME} (got {output[:200]!r})"
     return None
+
+
+def task_of(record: CallRecord) -> str:
+    """The task whose partition a record belongs to."""
+    return record.task_id if isinstance(record, CloseGroup | Emitted) else task_id_of(record.session_id)
 
 
 RECORDS = (Completion, Disowned, Open, Build, CloseGroup, Emitted)

@@ -29,6 +29,7 @@ from topics.events import GroupEmitted, TrajectoryEmitted
 from topics.log import admin, kafka
 from topics.log.heartbeat import HeartbeatSender, new_worker_id
 from topics.log.owner import STOP_DEADLINE_S, FencedProducer, PartitionOwner, Write, read_back
+from topics.log.partition import misplaced
 from topics.log.producer import LogProducer, dead_letter
 from topics.types.trajectory import GroupFinished, Trajectory
 from topics.waiting.first_done import first_done
@@ -91,6 +92,7 @@ class PartitionBuilder:
         self._counters = counters
         self._sessions = OpenSessions(MEMORY_LIMIT, counters.ignored)
         self._builds = Builds(self._build)
+        self._partitions = 0
         self._committed = 0
         self._known = {trajectories.TOPIC.name, trajectories.EVAL.name}
         """Topics that exist. After a transaction that failed, a new owner checks again."""
@@ -124,6 +126,7 @@ class PartitionBuilder:
 
     async def _recover(self) -> None:
         """Read from the committed offset to the high watermark; only then is it known what was emitted (protocol 24)."""
+        self._partitions = await admin.partition_count(self._settings, self._topic)
         async with kafka.started(kafka.consumer(self._settings, group=GROUP), STOP_DEADLINE_S) as consumer:
             committed = await consumer.committed(self._source)
             first = (await consumer.beginning_offsets([self._source]))[self._source]
@@ -152,7 +155,8 @@ class PartitionBuilder:
         if isinstance(decoded, UnknownRecord):
             self._counters.ignored[f"unknown_{decoded.type}"] += 1
             return
-        if (flaw := completions.flaw(decoded)) is not None:
+        flaw = completions.flaw(decoded) or misplaced(completions.task_of(decoded), self._partition, self._partitions)
+        if flaw is not None:
             await self._reject(record, flaw)
             return
         self._sessions.take(decoded, record.offset, len(record.value or b""))

@@ -39,7 +39,7 @@ from topics.events import Claimed, ClaimFact, Evaluated, HandedBack, InitFinishe
 from topics.fleet import FleetView
 from topics.log import admin, kafka
 from topics.log.owner import STOP_DEADLINE_S, FencedProducer, Write, position_within_log, read_back
-from topics.log.partition import partition_of_task
+from topics.log.partition import misplaced
 from topics.log.producer import LogProducer
 from topics.sessions import Position
 from topics.types.session import SessionState, TaskState
@@ -165,6 +165,9 @@ class PartitionCoordinator:
             except DecodeError as error:
                 await self._sender.dead_letter(record, str(error))
                 continue
+            if not isinstance(row, UnknownRecord) and (flaw := self._flaw(row, key)) is not None:
+                await self._sender.dead_letter(record, flaw)
+                continue
             match row:
                 case Position():
                     self._position = row.next_offset
@@ -186,6 +189,12 @@ class PartitionCoordinator:
             position=self._position,
             sessions=len(self.table.sessions()),
         )
+
+    def _flaw(self, row: sessions.Row, key: str) -> str | None:
+        """The reason to reject a row of the table that its coordinator didn't write."""
+        if key != sessions.key_of(row):
+            return f"key: expected {sessions.key_of(row)[:200]!r} (got {key[:200]!r})"
+        return None if isinstance(row, Position) else misplaced(row.task_id, self._partition, self._partitions)
 
     async def _repeat(self) -> None:
         """Repeat commands: the last owner may not have sent them, and a starting proxy reads only a limited part of the log."""
@@ -269,21 +278,14 @@ class PartitionCoordinator:
         if isinstance(fact, UnknownRecord):
             self.skipped[f"unknown_{fact.type}"] += 1
             return None
-        if (flaw := events.flaw(fact) or self._misplaced(fact)) is not None:
+        flaw = events.flaw(fact) or misplaced(events.task_of(fact), self._partition, self._partitions)
+        if flaw is not None:
             await self._sender.dead_letter(record, flaw)
             return None
         if isinstance(fact, ClaimFact) and not self._is_proven(fact, record):
             await self._refuse(fact)
             return None
         return fact
-
-    def _misplaced(self, fact: events.Fact) -> str | None:
-        """A task has one partition: elsewhere it would be run a second time."""
-        task_id = events.task_of(fact)
-        partition = partition_of_task(task_id, self._partitions)
-        return (
-            None if partition == self._partition else f"task_id: its partition is {partition} (got {task_id[:200]!r})"
-        )
 
     def _is_proven(self, fact: ClaimFact, record: kafka.Record) -> bool:
         """Whether the fact comes from the worker with the claim; counted and logged if it doesn't."""

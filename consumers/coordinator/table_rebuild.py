@@ -20,6 +20,7 @@ from topics.contract.codec import encode
 from topics.environment.settings import Settings
 from topics.log import admin
 from topics.log.owner import FencedProducer, OwnershipLostError, Write, read_back
+from topics.log.partition import misplaced
 from topics.sessions import Position
 from topics.types.errors import NotReadyError
 from topics.types.session import Phase
@@ -50,18 +51,18 @@ async def rebuild_table(settings: Settings, on_partition: Callable[[int, int], N
     found: Counter[str] = Counter()
     total = await admin.copartitioned_count(settings, (events.TOPIC, sessions.TOPIC, completions.TOPIC))
     for partition in range(total):
-        found += await _rebuilt(settings, partition)
+        found += await _rebuilt(settings, partition, total)
         on_partition(partition + 1, total)
     return Report(**found)
 
 
-async def _rebuilt(settings: Settings, partition: int) -> Counter[str]:
+async def _rebuilt(settings: Settings, partition: int, partitions: int) -> Counter[str]:
     for tries in range(TRIES):
         fenced = FencedProducer(settings, f"{GROUP}.{partition}")
         try:
             await asyncio.sleep(RETRY_S if tries else 0)
             await fenced.start()
-            return await _rebuild(settings, partition, fenced)
+            return await _rebuild(settings, partition, partitions, fenced)
         except OwnershipLostError as lost:
             why = lost
         finally:
@@ -71,19 +72,21 @@ async def _rebuilt(settings: Settings, partition: int) -> Counter[str]:
     )
 
 
-async def _rebuild(settings: Settings, partition: int, fenced: FencedProducer) -> Counter[str]:
+async def _rebuild(settings: Settings, partition: int, partitions: int, fenced: FencedProducer) -> Counter[str]:
     witness = Witness(settings, partition)
     if await witness.missed(await witness.newest_position()) is None:
         return Counter()
     rebuilding, position, found = Rebuilding(), 0, Counter(partitions=1)
     async for record in read_back(settings, completions.TOPIC.full_name(settings.namespace), partition):
         known = completions.CODEC.known(record.value)
-        if known is not None and completions.flaw(known) is None:
+        if known is not None and not (
+            completions.flaw(known) or misplaced(completions.task_of(known), partition, partitions)
+        ):
             rebuilding.on_call_record(known)
     async for record in read_back(settings, events.TOPIC.full_name(settings.namespace), partition):
         position = record.offset + 1
         fact = events.CODEC.known(record.value)
-        if fact is not None and events.flaw(fact) is None:
+        if fact is not None and not (events.flaw(fact) or misplaced(events.task_of(fact), partition, partitions)):
             rebuilding.on_fact(fact, 0)
     batch = Batch()
     for decision in rebuilding.decisions(0):

@@ -65,8 +65,7 @@ def rebuild_table(output: Output = Format.TABLE, data: Data = None) -> None:
         nonlocal partitions
         partitions = done, total
 
-    # It writes what only a coordinator may write.
-    found = logins.of_roles(settings.load(data), ["coordinator"])
+    found = logins.of_roles(settings.load(data), [logins.REBUILD])
     report = asyncio.run(progress.reading(rebuild(found, progressed), lambda: partitions, "partitions"))
     if output is Format.JSON:
         print_json(msgspec.to_builtins(report))

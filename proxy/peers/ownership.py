@@ -48,7 +48,8 @@ class LiveSet:
         self._leases = Leases()
         self._addresses: dict[str, str] = {}
         self._leaving: set[str] = set()
-        self._superseded: set[str] = set()
+        self._superseded: dict[str, str] = {}
+        """Proxies by the one that took their address."""
 
     def apply(self, sign: Sign, append_ms: int) -> None:
         """Applies one record; `append_ms` is the broker's time."""
@@ -72,8 +73,10 @@ class LiveSet:
         }
 
     def _beat(self, worker_id: str, address: str, *, leaving: bool) -> None:
-        if worker_id in self._superseded:
+        if self._superseded.get(worker_id, "") in self._leases:
             return
+        # Whoever took its address is lost, and it still beats.
+        self._superseded.pop(worker_id, None)
         if worker_id not in self._leases:
             self._supersede(worker_id, address)
         self._leases.renew(worker_id)
@@ -87,7 +90,10 @@ class LiveSet:
             log.info("proxy superseded", action="proxy_superseded", worker_id=worker_id, by=by, address=address)
             self._leases.end(worker_id)
             self._forget(worker_id)
-            self._superseded.add(worker_id)
+            self._superseded |= dict.fromkeys(
+                (known for known, other in self._superseded.items() if other == worker_id), by
+            )
+            self._superseded[worker_id] = by
 
     def _forget(self, worker_id: str) -> None:
         del self._addresses[worker_id]

@@ -85,9 +85,8 @@ _ROLES: dict[str, _Role] = {
         outputs=("Describe", *MAKING),
     ),
     "coordinator": _Role(
-        "polar worker coordinator, polar topics rebuild-table",
-        # Completions for the command alone.
-        reads=(events.TOPIC, completions.TOPIC, sessions.TOPIC, workers.TOPIC, fleet.TOPIC),
+        "polar worker coordinator",
+        reads=(events.TOPIC, sessions.TOPIC, workers.TOPIC, fleet.TOPIC),
         writes=(sessions.TOPIC, completions.TOPIC, control.TOPIC, workers.TOPIC, dead_letters.TOPIC),
         groups=("coordinator",),
         transactional="coordinator.",
@@ -138,6 +137,13 @@ _ROLES: dict[str, _Role] = {
     ),
     "rebuild": _Role(
         "polar rebuild", reads=(completions.TOPIC,), transactional="rebuild.", named=("Read", "Write", *MAKING)
+    ),
+    "rebuild-table": _Role(
+        "polar topics rebuild-table",
+        reads=(events.TOPIC, completions.TOPIC, sessions.TOPIC),
+        writes=(sessions.TOPIC, completions.TOPIC),
+        groups=("coordinator",),
+        transactional="coordinator.",
     ),
     "submitter": _Role(
         "polar submit, cancel; polar.client",

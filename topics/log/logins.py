@@ -17,8 +17,10 @@ from topics.environment.settings import Settings
 from topics.types.errors import InputError
 
 PERSON = "person"
+REBUILD = "rebuild-table"
+"""The role of a command, which writes what only a coordinator may write."""
 LOGINS: dict[str, tuple[str, ...]] = {
-    "deciding": ("fanout", "coordinator", "builder"),
+    "deciding": ("fanout", "coordinator", "builder", REBUILD),
     "lake": ("analytics", "webhooks"),
     "proxy": ("proxy",),
     "stages": ("init", "run", "evaluate"),
@@ -67,7 +69,8 @@ def of_roles(settings: Settings, roles: Collection[str]) -> Settings:
             return settings.model_copy(
                 update={"kafka_sasl_username": login, "kafka_sasl_password_file": _file(data, login)}
             )
-    groups = "; ".join(" ".join(allowed) for login, allowed in LOGINS.items() if login != PERSON)
+    workers = [[role for role in allowed if role != REBUILD] for login, allowed in LOGINS.items() if login != PERSON]
+    groups = "; ".join(map(" ".join, workers))
     reason = f"no login of this `polar up` has the rights of all of them; start one process for each of: {groups}"
     raise InputError("roles", " ".join(roles), reason)
 

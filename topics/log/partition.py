@@ -19,6 +19,12 @@ def partition_of_task(task_id: str, partitions: int) -> int:
     return (hashed & 0x7FFFFFFF) % partitions
 
 
+def misplaced(task_id: str, partition: int, partitions: int) -> str | None:
+    """The reason to reject a record that lies in another partition than its task's, where nobody else's decisions on the task are."""
+    right = partition_of_task(task_id, partitions)
+    return None if right == partition else f"task_id: its partition is {right} (got {task_id[:200]!r})"
+
+
 def partition_of_session(session_id: str, partitions: int) -> int:
     """The partition of a session's records, which is its task's."""
     return partition_of_task(task_id_of(session_id), partitions)

@@ -289,8 +289,8 @@ class TestOpenAIResponses(DialectSuite):
     ("item", "good", "bad"),
     [
         (b'{"type":"shell_call_output","call_id":"c","output":%b}', b"{}", DEEP),
-        (b'{"role":"user","content":%b}', b'"a"', b'"\\ud800"'),
-        (b'{"type":"tool_search_call","call_id":"c","arguments":%b}', b'"a"', b'"\\ud800"'),
+        (b'{"role":"user","content":%b}', b'"a"', b'"\xed\xa0\x80"'),
+        (b'{"type":"tool_search_call","call_id":"c","arguments":%b}', b'"a"', b'"\xed\xa0\x80"'),
         (b'{"type":"shell_call","call_id":"c","action":%b}', b'{"x":1}', b'{"x":1e999}'),
     ],
     ids=["output", "content", "arguments", "action"],

@@ -138,6 +138,18 @@ def test_who_takes_over_an_address_supersedes_who_had_it() -> None:
     assert names(owned) == {"b"}
 
 
+def test_a_proxy_whose_address_a_lost_one_took_is_live_again() -> None:
+    """As after rubbish, or after a proxy that advertised another's address by mistake."""
+    owned = Ownership("a", lambda: 0.0)
+    log = Log(owned)
+    for worker_id in ("a", "stranger", "second stranger"):
+        log.write(beat(worker_id, "http://a"))
+    log.pass_s(4, "a")
+    assert names(owned) == {"second stranger"}
+    log.pass_s(LEASE_MS / 1000, "a")
+    assert names(owned) == {"a"}
+
+
 def test_a_session_is_ours_since_its_last_owner_went_and_may_still_act_on_what_it_knew() -> None:
     a, b = Ownership("a", lambda: 0.0), Ownership("b", lambda: 0.0)
     log = Log(a, b)

@@ -14,10 +14,10 @@ from topics.types.session import Stage
 
 ALONE = {
     "tasks": {"submitter", "replayer"},
-    "sessions": {"coordinator"},
+    "sessions": {"coordinator", "rebuild-table"},
     "fleet": {"trainer"},
     "control": {"coordinator", "trainer"},
-    "completions": {"coordinator", "builder", "proxy"},
+    "completions": {"coordinator", "rebuild-table", "builder", "proxy"},
     "webhooks": {"builder", "webhooks", "replayer"},
     trajectories.TOPIC.name: {"builder"},
     trajectories.EVAL.name: {
