@@ -15,6 +15,7 @@ REMEMBERED = 4096
 """Keys whose signature was verified are cached: saves 60 µs a call."""
 WORDS = {
     "unknown": "this API key is not one of Polar's session keys; use the key that the session was given",
+    "foreign": "this API key is signed with a secret that this proxy lacks: all hosts of a fleet share one keys file (POLAR_KEYS_FILE)",
     "forged": "this API key's signature is not ours",
     "expired": "this API key has expired",
     "elsewhere": "this API key is of another namespace; use the proxy that the session was given",

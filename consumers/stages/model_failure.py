@@ -7,6 +7,7 @@ import asyncio
 import msgspec
 
 from topics.environment import http_json
+from topics.types.completion import CallError
 from topics.types.last_call import PATH, LastCall
 
 TRY_S = 10.0
@@ -14,6 +15,14 @@ TRY_S = 10.0
 ASKING_S = 20.0
 """Longer than another proxy needs to take the sessions of a dead one over."""
 PAUSE_S = 0.5
+
+KEY_REFUSED = LastCall(
+    CallError(
+        "key_refused",
+        "the proxy refuses the key that this worker has minted; do all hosts share one keys file (POLAR_KEYS_FILE)?",
+    )
+)
+"""A harness with such a key was refused at each call."""
 
 _decode = msgspec.json.Decoder(LastCall).decode
 
@@ -49,5 +58,7 @@ def _asked(proxy_url: str, key: str) -> LastCall | None:
             return _decode(answer.body)
     except (http_json.NoAnswerError, msgspec.DecodeError):
         return None
-    # A key that is closed or unknown: the claim is over, and what is reported about it counts no more.
+    if answer.status == 401:
+        return KEY_REFUSED
+    # A key that is closed: the claim is over, and what is reported about it counts no more.
     return LastCall() if answer.status < 500 and answer.status != 429 else None

@@ -6,6 +6,7 @@ A reference is `blob:sha256/<hex>`; every reader resolves it against its own `PO
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from pathlib import Path
 
@@ -30,10 +31,12 @@ class BlobStore:
         self._folder = folder
 
     def put(self, data: bytes) -> BlobRef:
-        """Store bytes durably; the file appears whole or not at all."""
+        """Store bytes durably; the file appears whole or not at all. The time of a file that is there already becomes now."""
         digest = hashlib.sha256(data).hexdigest()
         path = self._path(digest)
-        if not path.exists():
+        try:
+            os.utime(path)
+        except FileNotFoundError:
             path.parent.mkdir(parents=True, exist_ok=True)
             private_files.replace(path, data, is_durable=True)
         return BlobRef(f"blob:sha256/{digest}", len(data))

@@ -69,7 +69,7 @@ class KeyClaims(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class KeyRefusedError(ValueError):
-    """An invalid key; `reason` is `unknown`, `forged` or `expired`."""
+    """An invalid key; `reason` is `unknown`, `foreign` (signed with a secret that isn't among these), `forged` or `expired`."""
 
     def __init__(self, reason: str) -> None:
         self.reason = reason
@@ -107,7 +107,9 @@ class Signer:
             raise KeyRefusedError("unknown")
         token = key.removeprefix(PREFIX)
         try:
-            key_id = jwt.get_unverified_header(token).get("kid", "")
+            key_id = jwt.get_unverified_header(token)["kid"]
+            if key_id not in self._secrets:
+                raise KeyRefusedError("foreign")
             payload = jwt.decode(token, self._secrets[key_id], algorithms=[ALGORITHM], options={"verify_exp": False})
             claims = msgspec.convert(payload, KeyClaims)
         except jwt.InvalidSignatureError:

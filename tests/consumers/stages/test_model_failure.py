@@ -26,6 +26,7 @@ BUSY: Answer = (503, {})
         pytest.param([MOVED], 0, None, id="moved after a harness that was done"),
         pytest.param([MOVED], None, None, id="moved, and the harness's time was over"),
         pytest.param([(409, {})], 1, None, id="the key is closed"),
+        pytest.param([(401, {})], 1, "POLAR_KEYS_FILE", id="another fleet's proxy"),
         pytest.param([BUSY, (429, {}), (200, b"{"), FAILED], 1, "server_error", id="asked until there is an answer"),
         pytest.param([BUSY, FAILED], 0, None, id="a harness that was done isn't asked about twice"),
     ],

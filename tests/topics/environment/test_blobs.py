@@ -1,6 +1,7 @@
 """The blob store: content-addressed, whole or not at all."""
 
 import hashlib
+import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -31,6 +32,15 @@ def test_any_bytes_come_back_by_their_hash(tmp_path_factory: pytest.TempPathFact
 def test_the_same_bytes_are_kept_once(store: BlobStore, tmp_path: Path) -> None:
     assert store.put(b"twice") == store.put(b"twice")
     assert len(files(tmp_path)) == 1
+
+
+def test_bytes_that_are_stored_again_are_as_new_as_if_they_were_new(store: BlobStore, tmp_path: Path) -> None:
+    """So that old files may be removed by their time."""
+    store.put(b"task")
+    (path,) = files(tmp_path)
+    os.utime(path, (0, 0))
+    store.put(b"task")
+    assert path.stat().st_mtime > 0
 
 
 def test_writers_of_the_same_bytes_at_once_leave_one_whole_file(store: BlobStore, tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ def token(algorithm: str, secret: str) -> str:
 @pytest.mark.parametrize(
     ("key", "reason"),
     [
-        pytest.param(Signer({"theirs": "t" * 32}).mint(CLAIMS), "unknown", id="another fleet's"),
+        pytest.param(Signer({"theirs": "t" * 32}).mint(CLAIMS), "foreign", id="another fleet's"),
         pytest.param(Signer({"new": "x" * 32}).mint(CLAIMS), "forged", id="another secret"),
         pytest.param(token("none", ""), "unknown", id="no signature"),
         pytest.param(token("HS256", SECRETS["new"]), "unknown", id="signed, but no key"),
@@ -148,7 +148,7 @@ def test_a_secret_checks_before_it_signs_and_after_another_does(path: Path) -> N
     assert signing(path) == added
     assert Signer.from_file(path).check(before, now_s=0) == CLAIMS
     retire_key(path, old)
-    with pytest.raises(KeyRefusedError, match="unknown"):
+    with pytest.raises(KeyRefusedError, match="foreign"):
         Signer.from_file(path).check(before, now_s=0)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert list(path.parent.iterdir()) == [path]
