@@ -138,6 +138,7 @@ class Proxy:
         self._listeners: list[socket.socket] = []
         self._metrics.watch_engines(engines)
         self._metrics.watch("polar_proxy_claims", "Claims remembered", lambda: len(self._claims))
+        self._metrics.watch("polar_proxy_claim_bytes", "Memory of the claims, about", lambda: self._claims.size)
         self._metrics.watch("polar_proxy_paused", "Whether the fleet is paused", lambda: self._fleet.paused)
         self._metrics.watch("polar_proxy_live", "Live proxies", lambda: len(self._ownership.peers))
         self._serving = False

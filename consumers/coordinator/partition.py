@@ -354,7 +354,7 @@ class PartitionCoordinator:
             raise TableLostError(
                 f"{sessions.TOPIC.full_name(self._settings.namespace)} was deleted and made again, or cut, under this coordinator"
             )
-        self._table_end = max(self._table_end, *offsets) if offsets else self._table_end
+        self._table_end = max(self._table_end, *(offset + 1 for offset in offsets)) if offsets else self._table_end
 
     def _locate_log(self, opened: Open, offset: int, part: Transaction) -> None:
         """Add the offset at which the run's log begins to its row, unless the same batch has moved the row on."""

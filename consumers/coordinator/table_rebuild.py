@@ -18,9 +18,10 @@ from consumers.coordinator.witness import GROUP, Witness
 from topics import completions, events, sessions
 from topics.contract.codec import encode
 from topics.environment.settings import Settings
-from topics.log import admin
+from topics.log import admin, kafka
 from topics.log.owner import FencedProducer, OwnershipLostError, Write, read_back
 from topics.log.partition import misplaced
+from topics.log.refusals import refusal
 from topics.sessions import Position
 from topics.types.errors import NotReadyError
 from topics.types.session import Phase
@@ -40,7 +41,7 @@ class Report(msgspec.Struct, frozen=True):
     building: int = 0
     """Sessions whose trajectory the builder still owes."""
     again: int = 0
-    """Sessions that start over."""
+    """Other sessions: they start over, but those that were opened for a user's own agent end."""
 
 
 async def rebuild_table(settings: Settings, on_partition: Callable[[int, int], None] = lambda *_: None) -> Report:
@@ -50,13 +51,19 @@ async def rebuild_table(settings: Settings, on_partition: Callable[[int, int], N
     """
     found: Counter[str] = Counter()
     total = await admin.copartitioned_count(settings, (events.TOPIC, sessions.TOPIC, completions.TOPIC))
-    for partition in range(total):
-        found += await _rebuilt(settings, partition, total)
-        on_partition(partition + 1, total)
+    try:
+        for partition in range(total):
+            found += await _rebuilt(settings, partition, total)
+            on_partition(partition + 1, total)
+    except kafka.KafkaError as error:
+        raise admin.unreachable(settings, error) from None
     return Report(**found)
 
 
 async def _rebuilt(settings: Settings, partition: int, partitions: int) -> Counter[str]:
+    witness = Witness(settings, partition)
+    if await witness.missed((await witness.newest_position()).next_offset) is None:
+        return Counter()
     for tries in range(TRIES):
         fenced = FencedProducer(settings, f"{GROUP}.{partition}")
         try:
@@ -64,6 +71,8 @@ async def _rebuilt(settings: Settings, partition: int, partitions: int) -> Count
             await fenced.start()
             return await _rebuild(settings, partition, partitions, fenced)
         except OwnershipLostError as lost:
+            if (refused := refusal(settings, lost.__cause__ or lost)) is not None:
+                raise refused from None
             why = lost
         finally:
             await fenced.stop()
@@ -74,9 +83,13 @@ async def _rebuilt(settings: Settings, partition: int, partitions: int) -> Count
 
 async def _rebuild(settings: Settings, partition: int, partitions: int, fenced: FencedProducer) -> Counter[str]:
     witness = Witness(settings, partition)
-    if await witness.missed(await witness.newest_position()) is None:
+    newest = await witness.newest_position()
+    missed = await witness.missed(newest.next_offset)
+    if missed is None:
         return Counter()
-    rebuilding, position, found = Rebuilding(), 0, Counter(partitions=1)
+    # Facts that have left the log were decided, too.
+    position, clock_ms = missed, newest.clock_ms
+    rebuilding, found = Rebuilding(), Counter(partitions=1)
     async for record in read_back(settings, completions.TOPIC.full_name(settings.namespace), partition):
         known = completions.CODEC.known(record.value)
         if known is not None and not (
@@ -84,12 +97,12 @@ async def _rebuild(settings: Settings, partition: int, partitions: int, fenced: 
         ):
             rebuilding.on_call_record(known)
     async for record in read_back(settings, events.TOPIC.full_name(settings.namespace), partition):
-        position = record.offset + 1
+        position = max(position, record.offset + 1)
         fact = events.CODEC.known(record.value)
         if fact is not None and not (events.flaw(fact) or misplaced(events.task_of(fact), partition, partitions)):
-            rebuilding.on_fact(fact, 0)
+            rebuilding.on_fact(fact, clock_ms)
     batch = Batch()
-    for decision in rebuilding.decisions(0):
+    for decision in rebuilding.decisions(clock_ms):
         found += _counted(decision)
         added = Batch.of(decision)
         if not batch.is_empty and not batch.fits(added):
@@ -97,7 +110,7 @@ async def _rebuild(settings: Settings, partition: int, partitions: int, fenced: 
             batch = Batch()
         batch.add(added)
     # Only now: until the position is written, the table is known to be older than its events.
-    await _write(settings, partition, fenced, batch, Position(position, 0))
+    await _write(settings, partition, fenced, batch, Position(position, clock_ms))
     return found
 
 

@@ -1,6 +1,6 @@
 """Whether a partition's table holds all decisions: once a minute its position is also committed as a group's offset (protocol 4).
 
-A table whose position is behind that offset was deleted, emptied or restored from an older state. Deciding the same facts anew would give
+A table whose position is behind that offset was deleted, or restored from an older state. Deciding the same facts anew would give
 finished sessions a second trajectory.
 """
 
@@ -12,10 +12,9 @@ import time
 import structlog
 
 from topics import events, sessions
-from topics.contract.codec import DecodeError
 from topics.environment.settings import Settings
 from topics.log import kafka
-from topics.log.owner import STOP_DEADLINE_S, FencedProducer, OwnershipLostError, read_back
+from topics.log.owner import STOP_DEADLINE_S, FencedProducer, OwnershipLostError, position_within_log, read_back
 from topics.sessions import Position
 
 GROUP = "coordinator"
@@ -54,16 +53,13 @@ class Witness:
             end = (await consumer.end_offsets([self._source]))[self._source]
         return witnessed if position < witnessed <= end else None
 
-    async def newest_position(self, start: int | None = None) -> int:
-        """The last position in the table from an offset on, by default from its beginning; 0 if there is none."""
-        found = 0
-        async for record in read_back(self._settings, self._table, self._partition, start):
-            try:
-                row = sessions.CODEC.decode(record.value or b"")
-            except DecodeError:
-                continue  # the table's reader writes its dead letter
-            if isinstance(row, Position):
-                found = row.next_offset
+    async def newest_position(self, start: int = 0) -> Position:
+        """The last position in the table from an offset on, or from the table's beginning where it was made again since."""
+        begin = await position_within_log(self._settings, kafka.TopicPartition(self._table, self._partition), start)
+        found = Position(0, 0)
+        async for record in read_back(self._settings, self._table, self._partition, begin):
+            row = sessions.CODEC.known(record.value)
+            found = row if isinstance(row, Position) else found
         return found
 
     async def require_whole(self, position: int, table_end: int) -> None:
@@ -82,5 +78,5 @@ class Witness:
                 action="coordinator.table_lost",
             )
             await asyncio.sleep(LOOK_S)
-            found = await self.newest_position(table_end)
+            found = (await self.newest_position(table_end)).next_offset
         raise TableLostError(f"{self._table}[{self._partition}] was made again")

@@ -51,10 +51,10 @@ def apply(
 
 @app.command("rebuild-table")
 def rebuild_table(output: Output = Format.TABLE, data: Data = None) -> None:
-    """Make the table of sessions again from the log, after polar.sessions was deleted, emptied or restored from an older state.
+    """Make the table of sessions again from the log, after polar.sessions was deleted, or restored from an older state.
 
-    Only partitions whose rows lack decisions are changed. What has a trajectory keeps it. Sessions without one start over; those that were
-    opened for your own agent end FAILED.
+    Only partitions whose table is older than their events are changed. What has a trajectory keeps it. Sessions without one start over;
+    those that were opened for your own agent end FAILED.
     """
     from consumers.coordinator.table_rebuild import rebuild_table as rebuild
     from topics.log import logins

@@ -115,8 +115,8 @@ class Ownership:
     def __init__(self, worker_id: str, clock: Callable[[], float] = time.time) -> None:
         self._worker_id = worker_id
         self._clock = clock
-        self._stamped = 0.0, 0.0
-        """The last record's time, in Unix seconds of the broker, and our monotonic time when we read it."""
+        self._stamped = 0.0, time.monotonic()
+        """The latest time of a record, in Unix seconds of the broker, and our monotonic time when we read it."""
         self._live = LiveSet()
         self._leaves = False
         self._epochs = deque([_Epoch(0.0, -1, MappingProxyType({}))], maxlen=EPOCHS)
@@ -148,11 +148,13 @@ class Ownership:
         self._read = record.offset
         self._advance.set()
         self._advance = asyncio.Event()
-        self._stamped = record.timestamp / 1000, time.monotonic()
+        stamped, read_at = self._stamped
+        if record.timestamp / 1000 >= stamped + time.monotonic() - read_at:
+            self._stamped = record.timestamp / 1000, time.monotonic()
         self._look(max(self._clock(), record.timestamp / 1000))
 
     def now(self) -> float:
-        """Unix seconds by this host's clock or the broker's, whichever is ahead."""
+        """Unix seconds by this host's clock or the broker's, whichever is ahead, or was."""
         stamped, read_at = self._stamped
         return max(self._clock(), stamped + time.monotonic() - read_at)
 

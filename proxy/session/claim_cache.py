@@ -61,7 +61,8 @@ class ClaimCache:
         self._claims: OrderedDict[str, ClaimState] = OrderedDict()
         self._sizes: dict[str, int] = {}
         """Of the claims, in bytes, when they were last asked for."""
-        self._size = 0
+        self.size = 0
+        """Their sum."""
         self._closed = ClosedKeys(now)
         self._open: OrderedDict[str, None] = OrderedDict()
         """Claims older than our knowledge that the log showed to be open; what closes them later is seen."""
@@ -175,9 +176,9 @@ class ClaimCache:
     def _weigh(self, claim: ClaimState) -> None:
         """Notes what a claim takes by now, and forgets others beyond the limit."""
         claim_id = claim.key.claim_id
-        self._size += claim.size - self._sizes.get(claim_id, 0)
+        self.size += claim.size - self._sizes.get(claim_id, 0)
         self._sizes[claim_id] = claim.size
-        while self._size > BYTES and self._forget_one(but=claim_id):
+        while self.size > BYTES and self._forget_one(but=claim_id):
             pass
 
     def _forget_one(self, *, but: str | None = None) -> bool:
@@ -190,5 +191,5 @@ class ClaimCache:
         return False
 
     def _drop(self, claim_id: str) -> ClaimState | None:
-        self._size -= self._sizes.pop(claim_id, 0)
+        self.size -= self._sizes.pop(claim_id, 0)
         return self._claims.pop(claim_id, None)

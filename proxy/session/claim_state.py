@@ -53,6 +53,7 @@ class ClaimState:
         """The session had another owner while calls were in flight here: that owner's calls must be read back."""
         self._known: set[str] = set()
         """Ids of acknowledged calls."""
+        self._log_bytes = 0
         self._log: ClaimLog | None = None
         """The part of the log that was read back, while more calls of the last owner may follow; None otherwise."""
         self._read_back_at = 0.0
@@ -63,7 +64,8 @@ class ClaimState:
     @property
     def size(self) -> int:
         """Bytes in memory, within a third (`tests/proxy/session/test_claim_state.py`)."""
-        return self.history.size + self.turns.size + self.stored.size + 100 * len(self._known)
+        read_back = self._log_bytes if self._log is not None else 0
+        return self.history.size + self.turns.size + self.stored.size + 100 * len(self._known) + read_back
 
     def add(self, call: LoggedCall, prompt: bytes, *, is_disowned: bool = False) -> None:
         """Adds an acknowledged call; `prompt` is in full, int32 LE. Nobody has seen the answer of a disowned call."""
@@ -141,6 +143,7 @@ class ClaimState:
     def _recall(self, log: ClaimLog) -> None:
         """Adds the calls of a log that begins with the claim's first call; calls that are known already stay as they are."""
         self._log = log
+        self._log_bytes = sum(_bytes(record) for record in log.calls)
         for call in expanded(log.calls):
             prompt = self.history.expanded(call.record.prompt)
             if call.record.call_id not in self._known and prompt is not None:
@@ -157,3 +160,9 @@ class ClaimState:
 def _is_ended(record: Completion) -> bool:
     """Whether the model itself ended its turn."""
     return record.finish_reason in ("stop", "tool_calls") and record.stop_sequence is None
+
+
+def _bytes(record: Completion) -> int:
+    """What a record takes in memory, about."""
+    texts = record.prompt.rest, record.messages.rest, record.sampled, record.logprobs, record.answer
+    return 1_000 + sum(len(text) for text in texts if text is not None)

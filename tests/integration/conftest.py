@@ -59,13 +59,13 @@ async def building(settings: Settings) -> AsyncIterator[None]:
             await running
 
 
-async def expire(settings: Settings, before: int) -> None:
-    """As retention does it: the calls of task `t` before an offset leave the log."""
+async def expire(settings: Settings, before: int, topic: Topic = completions.TOPIC) -> None:
+    """As retention does it: the records of task `t` before an offset leave the log."""
     client: Any = kafka.admin(settings)
     await client.start()
     try:
         partition = partition_of_task("t", completions.TOPIC.embedded_partitions)
-        source = kafka.TopicPartition(completions.TOPIC.full_name(settings.namespace), partition)
+        source = kafka.TopicPartition(topic.full_name(settings.namespace), partition)
         await client.delete_records({source: RecordsToDelete(before)})
     finally:
         await client.close()

@@ -178,7 +178,10 @@ def rights(role: str, namespace: str) -> list[Right]:
 
 def topics_of(roles: Iterable[str]) -> list[Topic]:
     """The fixed topics that these roles read or write."""
-    named = {topic.name: topic for role in roles for topic in (*_ROLES[role].reads, *_ROLES[role].writes)}
+    named: dict[str, Topic] = {}
+    for role in (_ROLES[name] for name in roles):
+        outputs = (trajectories.TOPIC, trajectories.EVAL) if role.outputs else ()
+        named |= {topic.name: topic for topic in (*role.reads, *role.writes, *outputs)}
     return list(named.values())
 
 

@@ -174,7 +174,7 @@ class Keyring:
 
 
 def issued_at(granted_ms: int) -> int:
-    """When a key was granted at the latest, in Unix seconds: by this host's clock or that of the Grant's record, whichever is behind.
+    """When a key was granted, in Unix seconds: by this host's clock or that of the Grant's record, whichever is behind.
 
     A proxy serves a key from memory if it is newer than what the proxy knows (protocol 18): a clock that runs ahead must not make it new.
     """

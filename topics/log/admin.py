@@ -141,8 +141,13 @@ async def partition_counts(settings: Settings, names: Sequence[str], *, reach_s:
 
 async def missing(settings: Settings, names: Iterable[str]) -> set[str]:
     """Those of the topics, by their full names, that the brokers don't have. Raises NotReadyError if no broker answers."""
+    return await _retried(settings, lambda admin: missing_of(settings, admin, names), REACH_S)
+
+
+async def missing_of(settings: Settings, admin: kafka.Admin, names: Iterable[str]) -> set[str]:
+    """As `missing`, by a client that is connected. Raises KafkaError, KafkaRefusedError."""
     wanted = list(names)
-    return set(wanted) - (await _retried(settings, lambda admin: _leaders(settings, admin, wanted), REACH_S)).keys()
+    return set(wanted) - (await _leaders(settings, admin, wanted)).keys()
 
 
 async def _retried(settings: Settings, request: Callable[[kafka.Admin], Awaitable[T]], reach_s: float) -> T:

@@ -1,8 +1,8 @@
 """A follower reads all partitions of a topic without a consumer group, from a chosen point on, for as long as the process lives.
 
 Processes follow `workers`, `control` and `fleet` to act on them, tables and logs to show them. Invariant: a partition's records are
-passed on in order, each once. A broker's outage costs time only, and so does a log that lost its end. Unknown types and undecodable bytes
-are counted and skipped. Partitions added after the start aren't read.
+passed on in order, each once; where a log lost its end, records of its last ms may come again. A broker's outage costs time only.
+Unknown types and undecodable bytes are counted and skipped. Partitions added after the start aren't read.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Follower:
         self._first: dict[kafka.TopicPartition, int] = {}
         self._passed: dict[kafka.TopicPartition, int] = {}
         self._newest_ms: dict[kafka.TopicPartition, int] = {}
-        """Unix ms of the last record that was passed on."""
+        """Unix ms of the last record that was passed on; of the start before there is one."""
         self._ends_at_start: dict[kafka.TopicPartition, int] = {}
         self._task: asyncio.Task[None] | None = None
         self.skipped: Counter[str] = Counter()
@@ -190,6 +190,7 @@ class Follower:
             reader.seek(partition, offset)
         self._first = positions
         self._passed = dict(positions)
+        self._newest_ms = dict.fromkeys(partitions, int(time.time() * 1000))
 
     async def _offsets(
         self, request: Callable[[], Awaitable[dict[kafka.TopicPartition, Offset]]]
@@ -224,7 +225,9 @@ class Follower:
                 continue
             errors = [(record, self._pass_on(record)) for records in batches.values() for record in records]
             self._passed |= {partition: records[-1].offset + 1 for partition, records in batches.items()}
-            self._newest_ms |= {partition: records[-1].timestamp for partition, records in batches.items()}
+            # A producer's clock may be ahead of ours; records of a new topic must not seem older than its.
+            now = int(time.time() * 1000)
+            self._newest_ms |= {partition: min(records[-1].timestamp, now) for partition, records in batches.items()}
             # After the whole batch: `caught_up` goes by the position, which has passed the batch already.
             await self._bury([(record, error) for record, error in errors if error is not None])
 
@@ -236,7 +239,7 @@ class Follower:
         firsts = await self._offsets(lambda: reader.beginning_offsets(lost))
         ends = await self._offsets(lambda: reader.end_offsets(lost))
         newer = await self._offsets(
-            lambda: reader.offsets_for_times({partition: self._newest_ms.get(partition, 0) for partition in lost})
+            lambda: reader.offsets_for_times({partition: max(0, self._newest_ms[partition]) for partition in lost})
         )
         for partition, position in lost.items():
             first_newer = newer[partition]

@@ -53,7 +53,7 @@ REQUEST_TIMEOUT_MS = 15_000
 """How long a client waits for an answer from a broker that isn't silent (`silent_broker.py`), or from one that rebalances a group, which
 takes at most `SESSION_TIMEOUT_MS`."""
 METADATA_MS = 5_000
-"""How often a client asks which partitions its topics have: some were deleted and made again. aiokafka's default is 5 min."""
+"""How often a group's member asks which partitions its topics have: some were deleted and made again. aiokafka's default is 5 min."""
 BATCH_TTL_S = 600.0
 """When aiokafka fails a batch that has no leader. It is longer than any sender waits: the senders' deadlines decide, and a failed batch
 makes its producer unusable."""
@@ -271,8 +271,8 @@ def consumer(settings: Settings, *, group: str | None = None, committed: bool = 
             "heartbeat_interval_ms": HEARTBEAT_MS,
             "partition_assignment_strategy": (StickyPartitionAssignor,),
             "request_timeout_ms": REQUEST_TIMEOUT_MS,
-            "metadata_max_age_ms": METADATA_MS,
         }
+        | ({} if group is None else {"metadata_max_age_ms": METADATA_MS})
         | options
     )
     return made
@@ -299,7 +299,6 @@ def producer(
             "max_batch_size": min(max_bytes, MAX_BATCH_BYTES),
             "linger_ms": 0,
             "request_timeout_ms": REQUEST_TIMEOUT_MS,
-            "metadata_max_age_ms": METADATA_MS,
         }
         | (transactional if transactional_id is not None else {})
         | options

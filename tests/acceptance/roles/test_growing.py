@@ -23,6 +23,7 @@ from topics import fleet as fleet_topic
 from topics.contract import catalogue
 from topics.contract.codec import encode
 from topics.contract.topic import Topic
+from topics.log.partition import partition_of_task
 from topics.log.producer import LogProducer
 from topics.stages import Ticket
 from topics.types.session import Phase, SessionState, Stage, Status
@@ -79,12 +80,14 @@ async def full(system: Fleet, name: str) -> None:
     await eventually(is_full, PATIENCE_S)
 
 
-async def send(system: Fleet, topic: Topic, *values: bytes) -> None:
+async def send(system: Fleet, topic: Topic, *values: bytes, key: str = UNKNOWN) -> None:
+    partition = partition_of_task(UNKNOWN, 4) if topic.copartitioned else None
     producer = LogProducer(system.settings)
     await producer.start()
     try:
         for value in values:
-            await producer.send_bytes(topic.full_name(system.settings.namespace), value, key=UNKNOWN.encode())
+            name = topic.full_name(system.settings.namespace)
+            await producer.send_bytes(name, value, key=key.encode(), partition=partition)
     finally:
         await producer.stop()
 
@@ -143,7 +146,8 @@ async def test_records_of_a_newer_version_are_counted_and_skipped_and_their_new_
             lambda: any(row.phase is Phase.RUNNING for row in table.sessions.get("versions", {}).values()), PATIENCE_S
         )
         for topic, records in KNOWN:
-            await send(system, topic, FUTURE, *map(newer, records), FUTURE)
+            key = f"session:{ELSEWHERE}" if topic == sessions.TOPIC else UNKNOWN
+            await send(system, topic, FUTURE, *map(newer, records), FUTURE, key=key)
         await system.start_proxy("proxy-2")  # which reads them as it starts
         for name, topics in (("coordinator-1", 1), ("builder-1", 1), ("init-1", 3), ("evaluate-1", 3), ("run-1", 3)):
             role = name.partition("-")[0]

@@ -131,7 +131,7 @@ async def test_beyond_a_limit_of_bytes_other_idle_claims_are_forgotten(monkeypat
     known.close("busy")
     known.close("newer")
     known.close("idle")
-    assert (len(known), known._size) == (0, 0)
+    assert (len(known), known.size) == (0, 0)
 
 
 async def test_a_key_older_than_the_newest_forgotten_close_is_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
