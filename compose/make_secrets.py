@@ -14,11 +14,10 @@ from topics.contract import acl
 from topics.environment import private_files
 from topics.environment.keys import ensure_keys_file
 from topics.environment.webhook_signing import ensure_secret_file
+from topics.log.logins import PERSON
 
 BROKER = "kafka"
 """The brokers' login, which may do everything."""
-PERSON = "person"
-"""The login of the command line."""
 LOGINS = (BROKER, PERSON, *acl.ROLES)
 FILES = {
     "coordinator": ("keys.json",),
@@ -28,7 +27,7 @@ FILES = {
     "prometheus": ("control.token",),
     "cli": ("control.token",),
 }
-"""What a process reads, beside its password."""
+"""Files of each process besides its password."""
 LOGIN_OF = {"cli": PERSON, "topics": BROKER}
 """Where it isn't the process's own name."""
 MODES = {"control.token": 0o640}

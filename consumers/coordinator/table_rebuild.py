@@ -32,7 +32,7 @@ RETRY_S = 2.0
 
 
 class Report(msgspec.Struct, frozen=True):
-    """What was found in the rebuilt partitions."""
+    """Counts of the rebuilt partitions, their tasks and sessions."""
 
     partitions: int = 0
     tasks: int = 0
@@ -45,7 +45,7 @@ class Report(msgspec.Struct, frozen=True):
 
 
 async def rebuild_table(settings: Settings, on_partition: Callable[[int, int], None] = lambda *_: None) -> Report:
-    """Rebuild every partition whose table lacks decisions; `on_partition` gets the number of finished partitions and their total.
+    """Rebuild every partition whose table is older than its events; `on_partition` gets the number of finished partitions and their total.
 
     Raises NotReadyError for a missing topic, or if others took a partition back too often.
     """
@@ -69,7 +69,7 @@ async def _rebuilt(settings: Settings, partition: int, partitions: int) -> Count
         try:
             await asyncio.sleep(RETRY_S if tries else 0)
             await fenced.start()
-            return await _rebuild(settings, partition, partitions, fenced)
+            return await _rebuild(settings, partition, partitions, witness, fenced)
         except OwnershipLostError as lost:
             if (refused := refusal(settings, lost.__cause__ or lost)) is not None:
                 raise refused from None
@@ -81,8 +81,9 @@ async def _rebuilt(settings: Settings, partition: int, partitions: int) -> Count
     )
 
 
-async def _rebuild(settings: Settings, partition: int, partitions: int, fenced: FencedProducer) -> Counter[str]:
-    witness = Witness(settings, partition)
+async def _rebuild(
+    settings: Settings, partition: int, partitions: int, witness: Witness, fenced: FencedProducer
+) -> Counter[str]:
     newest = await witness.newest_position()
     missed = await witness.missed(newest.next_offset)
     if missed is None:

@@ -31,7 +31,7 @@ class TableLostError(OwnershipLostError):
 
 
 class Witness:
-    """Of one partition."""
+    """The second record of a partition's position."""
 
     def __init__(self, settings: Settings, partition: int) -> None:
         self._settings = settings

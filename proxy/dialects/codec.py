@@ -27,7 +27,7 @@ HALF_PAIR = re.compile(rb"(?<!\\)((?:\\\\)*)" + HALF)
 """The escape alone, and escaped backslashes before it. A second half behind the escaped text of a first one is missed."""
 REPLACEMENT = rb"\1\\ufffd"
 REPAIRED_BYTES = 4 * MIB
-"""Of a body. Larger ones with such a half are refused: a search in all of a hostile body would hold up other calls for seconds."""
+"""The largest body that is repaired. A search through a larger hostile one would hold up other calls for seconds."""
 LINE_BREAKS = bytes.maketrans(b"\r\n", b"  ")
 _encode = msgspec.json.Encoder().encode
 _objects = msgspec.json.Decoder(dict[str, Any])

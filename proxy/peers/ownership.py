@@ -102,7 +102,10 @@ class LiveSet:
 
 @dataclass(frozen=True)
 class _Epoch:
-    """A live set, since when it holds (Unix seconds, by `Ownership.now`), and the offset of the record that made it."""
+    """A live set, since when it holds, and the offset of the record that made it.
+
+    The time is in Unix seconds, by this host's clock or the record's, whichever is ahead.
+    """
 
     since: float
     offset: int

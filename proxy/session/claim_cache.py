@@ -20,7 +20,7 @@ from topics.environment.keys import KeyClaims
 CLAIMS = 4096
 """Claims kept; a claim with calls in flight is never forgotten."""
 BYTES = 1024 * MIB
-"""Of the claims' memory, likewise: a claim of 5,000 short calls takes 12 MB, one of 100 long ones about 1 MB."""
+"""Limit for the estimated memory of all claims. A claim of 5,000 short calls takes 12 MB."""
 CLOSED = 100_000
 """Closed claims remembered: some 10 MB."""
 
@@ -60,9 +60,9 @@ class ClaimCache:
         self._owned_since = owned_since
         self._claims: OrderedDict[str, ClaimState] = OrderedDict()
         self._sizes: dict[str, int] = {}
-        """Of the claims, in bytes, when they were last asked for."""
+        """Bytes of each claim, by id, when it was last used."""
         self.size = 0
-        """Their sum."""
+        """Sum of `_sizes`."""
         self._closed = ClosedKeys(now)
         self._open: OrderedDict[str, None] = OrderedDict()
         """Claims older than our knowledge that the log showed to be open; what closes them later is seen."""

@@ -63,7 +63,7 @@ class ClaimState:
 
     @property
     def size(self) -> int:
-        """Bytes in memory, within a third (`tests/proxy/session/test_claim_state.py`)."""
+        """Estimated bytes in memory; within a third for a claim that wasn't read back (`tests/proxy/session/test_claim_state.py`)."""
         read_back = self._log_bytes if self._log is not None else 0
         return self.history.size + self.turns.size + self.stored.size + 100 * len(self._known) + read_back
 
@@ -163,6 +163,6 @@ def _is_ended(record: Completion) -> bool:
 
 
 def _bytes(record: Completion) -> int:
-    """What a record takes in memory, about."""
+    """The estimated size of a record in memory."""
     texts = record.prompt.rest, record.messages.rest, record.sampled, record.logprobs, record.answer
     return 1_000 + sum(len(text) for text in texts if text is not None)

@@ -68,7 +68,7 @@ class CallHistory:
 
     @property
     def size(self) -> int:
-        """Bytes in memory, about."""
+        """Estimated bytes in memory."""
         return self._prompts.size + self._messages.size
 
     def transcript_delta(self, transcript: Transcript) -> TranscriptDelta:

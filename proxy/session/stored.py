@@ -39,7 +39,7 @@ class StoredCalls:
 
     @property
     def size(self) -> int:
-        """Bytes in memory, about."""
+        """Estimated bytes in memory."""
         return self._bytes + 150 * len(self._nodes)
 
     def add(self, call_id: str, messages: list[Message], spelled: Spelled, answer: Message, first: int) -> None:

@@ -89,7 +89,7 @@ class SampledTurns:
 
     @property
     def size(self) -> int:
-        """Bytes in memory, about: a turn has its text twice, as a message and as it is spelled."""
+        """Estimated bytes in memory: a turn has its text twice, as a message and as it is spelled."""
         return 1_600 * len(self._turns) + 2 * self._bytes
 
     def forget(self, call_id: str) -> None:

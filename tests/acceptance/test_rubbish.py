@@ -31,7 +31,7 @@ pytestmark = pytest.mark.timeout(900)
 ROLES = ("fanout", "coordinator", "builder", "init", "run", "evaluate", "analytics", "webhooks")
 SEED = int(os.environ.get("POLAR_RUBBISH_SEED", "1"))
 ROUNDS = 3
-"""Of rubbish in every partition of every topic."""
+"""Times that rubbish is written to every topic."""
 TURNS = 8
 ENDED_S = 240.0
 IDS = ("session_id", "task_id", "claim_id", "worker_id", "call_id", "fact_id", "init_claim_id", "run_claim_id")
@@ -43,12 +43,12 @@ class Litterer:
     """Makes rubbish, of nothing and of records that are on the topic."""
 
     def __init__(self, seed: int) -> None:
-        self._random = random.Random(seed)
+        self.random = random.Random(seed)
         self._names = 0
 
     def of_nothing(self) -> Iterator[bytes | None]:
         """Values that were never records."""
-        pick = self._random
+        pick = self.random
         yield None
         yield b""
         yield pick.randbytes(pick.randrange(1, 300))
@@ -64,18 +64,16 @@ class Litterer:
         decode = msgspec.json.decode if topic.name == tasks.TOPIC.name else msgspec.msgpack.decode
         # A record without an id is about nobody's session: a position of the table, an order to the fleet.
         records = [record for value in known if not (record := decode(value)).keys().isdisjoint(IDS)]
-        for found in self._random.sample(records, min(len(records), 6)):
+        for found in self.random.sample(records, min(len(records), 6)):
             record = self._renamed(found)
             yield self._encoded(topic, record)
             yield self._encoded(topic, record | {"of_a_later_version": {"a": 1}})
             wrong = dict(record)
-            wrong[self._random.choice(sorted(wrong))] = self._random.choice(
-                [None, -1, "x" * 300, [[]], {"a": 1}, 2**63]
-            )
+            wrong[self.random.choice(sorted(wrong))] = self.random.choice([None, -1, "x" * 300, [[]], {"a": 1}, 2**63])
             yield self._encoded(topic, wrong)
 
     def key(self) -> bytes | None:
-        pick = self._random
+        pick = self.random
         return pick.choice(
             [None, b"", b"\xff\xfe", pick.randbytes(200), b"offset", b"session:nobody.0", b"task:nobody"]
         )
@@ -104,7 +102,7 @@ async def litter(system: Fleet, litterer: Litterer, known: Mapping[str, list[byt
             values = list(litterer.of_nothing())
             values += litterer.of_records(topic, known[topic.name])
             for value in values:
-                partition = litterer._random.randrange(topic.partition_count(True))
+                partition = litterer.random.randrange(topic.partition_count(True))
                 try:
                     await (await producer.send(name, value, key=litterer.key(), partition=partition))
                 except (kafka.KafkaError, AssertionError):

@@ -63,7 +63,7 @@ async def main():
 
 asyncio.run(main())
 """
-"""What a run worker may write, and what it mayn't."""
+"""A program that writes a topic of the run worker's role, and one that only the builder may write."""
 
 
 def commands() -> list[str]:

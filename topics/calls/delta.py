@@ -98,7 +98,7 @@ class PromptIndex:
 
     @property
     def size(self) -> int:
-        """Bytes in memory, about: a strand's buffer has room for more tokens, and a call has an end and an id."""
+        """Estimated bytes in memory: a strand's buffer has room for more tokens, and a call has an end and an id."""
         return 5 * self._kept + 250 * len(self._ends)
 
     def encode(self, prompt: Ids) -> TokenDelta:
@@ -203,7 +203,7 @@ class MessageIndex:
 
     @property
     def size(self) -> int:
-        """Bytes in memory, about."""
+        """Estimated bytes in memory."""
         return 150 * len(self._calls)
 
     def encode(self, spelled: Spelled) -> MessageDelta:

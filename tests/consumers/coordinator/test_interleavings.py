@@ -130,6 +130,17 @@ class World(Bench):
         elif what == "build":
             self.emit()
 
+    def end_all(self) -> None:
+        """Enough steps of everybody for every session to end."""
+        self.turn(paused=False)
+        self.advance(UNOPENED_MS)
+        for _ in range(60):
+            if all(s.phase is Phase.ENDED for s in self.table.sessions()):
+                break
+            for step in ("assign", *["claim"] * 8, *["report"] * 8, "clock", "build"):
+                self.step(step)
+                self.check()
+
     def turn(self, *, paused: bool) -> None:
         self.give(commands.FleetPaused() if paused else commands.FleetResumed())
 
@@ -251,14 +262,7 @@ def test_random_interleavings_end_every_session_once_and_never_get_stuck(
     for step in steps:
         world.step(step)
         world.check()
-    world.turn(paused=False)
-    world.advance(UNOPENED_MS)
-    for _ in range(60):
-        if all(s.phase is Phase.ENDED for s in world.table.sessions()):
-            break
-        for step in ("assign", *["claim"] * 8, *["report"] * 8, "clock", "build"):
-            world.step(step)
-            world.check()
+    world.end_all()
     phases = {s.session_id: s.phase for s in world.table.sessions()}
     assert set(phases.values()) == {Phase.ENDED}, phases
     assert all(world.made.values()), "no runtime is left to the reaper"

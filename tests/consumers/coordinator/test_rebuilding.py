@@ -5,7 +5,6 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from consumers.coordinator.deadlines import UNOPENED_MS
 from consumers.coordinator.rebuilding import Rebuilding
 from consumers.coordinator.state import Table
 from tests.consumers.coordinator.test_interleavings import OPENED, STEPS, World
@@ -57,14 +56,7 @@ def test_every_session_ends_once_whenever_the_table_is_lost(seed: int, samples: 
         else:
             world.step(step)
         world.check()
-    world.turn(paused=False)
-    world.advance(UNOPENED_MS)
-    for _ in range(60):
-        if all(s.phase is Phase.ENDED for s in world.table.sessions()):
-            break
-        for step in ("assign", *["claim"] * 8, *["report"] * 8, "clock", "build"):
-            world.step(step)
-            world.check()
+    world.end_all()
     phases = {s.session_id: s.phase for s in world.table.sessions()}
     assert set(phases.values()) == {Phase.ENDED}, phases
     tasks = {s.task_id for s in world.table.sessions()}
