@@ -89,13 +89,13 @@ def emitted(table: Table, session: SessionState, fact: TrajectoryEmitted, now: i
 
 
 def group_emitted(table: Table, fact: GroupEmitted, now: int) -> Decision:
-    """`GroupFinished` is written."""
+    """`GroupFinished` is written: no ticket needs the task's body any more."""
     task = table.task(fact.task_id)
     if task is None or task.closed_at is not None:
         return Decision(skipped="unknown_or_closed_group")
     if task.body_hash is None or task.ended < task.num_samples:
         return Decision(skipped="group_goes_on")
-    return Decision(tasks=(replace(task, closed_at=now),))
+    return Decision(tasks=(replace(task, closed_at=now, body=None, body_ref=None),))
 
 
 def expired(table: Table, event: TaskExpired, now: int) -> Decision:

@@ -83,7 +83,8 @@ class Rebuilding:
             case TrajectoryEmitted():
                 self._ends[fact.session_id] = fact
             case GroupEmitted() if fact.task_id in self._tasks:
-                self._tasks[fact.task_id] = replace(self._tasks[fact.task_id], closed_at=now)
+                task = self._tasks[fact.task_id]
+                self._tasks[fact.task_id] = replace(task, closed_at=now, body=None, body_ref=None)
 
     def decisions(self, now: int) -> Iterator[Decision]:
         """For each task its rows, and the records that they call for, at clock `now` in ms."""
@@ -115,6 +116,10 @@ class Rebuilding:
         attempt = max((each.attempt for each in opens), default=0)
         if (end := self._ends.get(name)) is not None:
             return Decision(sessions=(_ended(task, index, end, runs, now),))
+        if task.closed_at is not None:
+            # Its end has left the log before that of its group.
+            over = SessionState(name, task.task_id, index, Phase.ENDED, now, attempt, past_claims=runs)
+            return Decision(sessions=(over,))
         if (waiting := self._builds.get(name)) is not None:
             return Decision(sessions=(_building(task, waiting, runs, now),))
         if task.opened_at is None:

@@ -145,9 +145,9 @@ class TaskState(msgspec.Struct, frozen=True, gc=False, tag="task", omit_defaults
     body_hash: str | None = None
     """sha256 of the canonical body; empty for an opened task, which has no body; None until the task is known."""
     body: bytes | None = None
-    """A small TaskRequest, as canonical JSON."""
+    """A small TaskRequest, as canonical JSON; None once the group is closed."""
     body_ref: str | None = None
-    """Blob reference of a large TaskRequest."""
+    """Blob reference of a large TaskRequest; None once the group is closed."""
     plan: Plan | None = None
     ended: int = 0
     """Sessions whose trajectory is written."""

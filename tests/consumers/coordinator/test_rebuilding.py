@@ -7,9 +7,10 @@ from hypothesis import strategies as st
 
 from consumers.coordinator.rebuilding import Rebuilding
 from consumers.coordinator.state import Table
+from tests.consumers.coordinator.bench import submitted
 from tests.consumers.coordinator.test_interleavings import OPENED, STEPS, World
 from topics.completions import Build, CallRecord, CloseGroup, Open
-from topics.events import Fact, TrajectoryEmitted
+from topics.events import Fact, GroupEmitted, TrajectoryEmitted
 from topics.types.session import Phase, Status
 
 
@@ -69,3 +70,13 @@ def test_every_session_ends_once_whenever_the_table_is_lost(seed: int, samples: 
         assert not is_opened or (build.status is Status.COMPLETED) == (build.reward is not None)
         if build.reward is not None:
             assert build.reward == world.rewards[session_id], "no reward is invented"
+
+
+def test_a_closed_group_stays_closed_if_the_ends_of_its_sessions_have_left_the_log() -> None:
+    rebuilding = Rebuilding()
+    for fact in (submitted(2), TrajectoryEmitted("f", "t.1", 1), GroupEmitted("g", "t")):
+        rebuilding.on_fact(fact, 7)
+    (made,) = rebuilding.decisions(7)
+    assert [(row.session_id, row.phase) for row in made.sessions] == [("t.0", Phase.ENDED), ("t.1", Phase.ENDED)]
+    assert made.records == ()
+    assert [(row.closed_at, row.body) for row in made.tasks] == [(7, None)]
