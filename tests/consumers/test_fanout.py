@@ -7,14 +7,17 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from consumers.fanout import plan_of, read, run_fanout
 from tests.consumers.stages.coordinating import PATIENCE_S, Coordinator, shell
+from tests.small_disks import fill, needs_root, small_disk
 from tests.waiting import eventually
 from topics import dead_letters, tasks
 from topics.environment.blobs import BlobStore
@@ -87,6 +90,37 @@ async def test_a_task_becomes_a_fact_and_a_large_one_goes_through_the_blob_store
     assert large_fact.body_ref is not None
     stored = BlobStore(settings.blobs_folder).get(large_fact.body_ref)
     assert TaskRequest.model_validate_json(stored).instruction == large["instruction"]
+
+
+@needs_root
+async def test_a_large_task_waits_for_room_in_the_blob_store_and_small_ones_pass(
+    settings: Settings, coordinator: Coordinator, tmp_path: Path
+) -> None:
+    large, small = BODY | {"task_id": "large", "instruction": "x" * 700_000}, BODY | {"task_id": "small"}
+    after = BODY | {"task_id": "after"}
+
+    def submitted() -> dict[str, TaskSubmitted]:
+        return {fact.task_id: fact for fact in coordinator.facts if isinstance(fact, TaskSubmitted)}
+
+    with small_disk(tmp_path / "disk", 1) as disk, capture_logs() as lines:
+        found = settings.model_copy(update={"blobs": disk})
+        fill(disk / "ballast")
+        async with fanning_out(found):
+            await write(coordinator, json.dumps(large).encode(), json.dumps(small).encode())
+            await eventually(lambda: "small" in submitted(), PATIENCE_S)
+            waiting = await eventually(lambda: [line for line in lines if line["action"] == "fanout.retry"], PATIENCE_S)
+            assert "No space left" in waiting[0]["why"]
+            assert str(disk) in waiting[0]["why"]
+            await write(coordinator, json.dumps(after).encode())
+            (disk / "ballast").unlink()
+            fact = (await eventually(lambda: submitted() if len(submitted()) == 3 else None, PATIENCE_S))["large"]
+        assert fact.body_ref is not None
+        assert body_hash(BlobStore(disk).get(fact.body_ref)) == fact.body_hash
+    assert sorted(fact.task_id for fact in coordinator.facts if isinstance(fact, TaskSubmitted)) == [
+        "after",
+        "large",
+        "small",
+    ]
 
 
 async def test_what_is_no_task_is_buried_with_field_and_reason_and_the_next_one_passes(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import stat
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 OTHERS = 0o077
@@ -23,14 +25,18 @@ def open_to_others(path: Path) -> str | None:
 
 
 def create(path: Path, text: str) -> None:
-    """Make a file and its folder, unless the file exists: of several processes, one writes it."""
+    """Make a file and its folder, unless the file exists: of several processes, one writes it. A write that fails leaves no file."""
     make_folder(path.parent)
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
         return
-    with os.fdopen(descriptor, "w") as file:
-        file.write(text)
+    try:
+        with _naming(path), os.fdopen(descriptor, "w") as file:
+            file.write(text)
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
 
 
 def replace(path: Path, content: str | bytes, mode: int = 0o600, *, is_durable: bool = False) -> None:
@@ -40,7 +46,7 @@ def replace(path: Path, content: str | bytes, mode: int = 0o600, *, is_durable: 
     """
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # mode 0600
     try:
-        with os.fdopen(descriptor, "wb") as file:
+        with _naming(path), os.fdopen(descriptor, "wb") as file:
             file.write(content.encode() if isinstance(content, str) else content)
             os.fchmod(descriptor, mode)
             if is_durable:
@@ -49,4 +55,14 @@ def replace(path: Path, content: str | bytes, mode: int = 0o600, *, is_durable: 
         os.replace(temporary, path)  # noqa: PTH105 - mkstemp returns a string
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Name the file in an OSError of a write to it, such as that of a full disk: the system's own names none."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = str(path)
         raise

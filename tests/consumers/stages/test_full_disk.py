@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.consumers.stages.coordinating import ALL, PATIENCE_S, coordinating, settings_for, shell, ticket, working
+from tests.small_disks import fill, needs_root, small_disk
 from tests.waiting import eventually
 from topics.environment.settings import Settings
 from topics.events import Evaluated, InitFinished, RunFinished
 from topics.types.errors import Kind
 from topics.types.session import Stage, Status
 
-pytestmark = [
-    pytest.mark.contract,
-    pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts a disk of its own"),
-]
+pytestmark = [pytest.mark.contract, needs_root]
 
 TESTS = {"strategy": "test_on_output", "config": {"test_command": "cat tests/given made"}}
 
@@ -28,19 +23,8 @@ TESTS = {"strategy": "test_on_output", "config": {"test_command": "cat tests/giv
 @pytest.fixture
 def small(kafka: str, namespace: str, tmp_path: Path, proxy_url: str) -> Iterator[Settings]:
     """The settings of a worker with a small disk."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256m", "none", str(disk)], check=True)
-    try:
+    with small_disk(tmp_path / "disk", 256) as disk:
         yield settings_for(kafka, namespace, disk, proxy_url)
-    finally:
-        subprocess.run(["umount", "--lazy", str(disk)], check=True)
-
-
-def fill(file: Path) -> None:
-    with contextlib.suppress(OSError), file.open("wb", buffering=0) as opened:
-        while True:
-            opened.write(bytes(64 * 1024))
 
 
 async def test_a_run_that_fills_the_disk_is_worth_0_and_then_others_go_on(small: Settings, tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """The blob store: content-addressed, whole or not at all."""
 
+import contextlib
+import errno
 import hashlib
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -9,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.small_disks import needs_root, small_disk
 from topics.environment.blobs import BlobRef, BlobStore
 
 
@@ -54,12 +57,30 @@ def test_writers_of_the_same_bytes_at_once_leave_one_whole_file(store: BlobStore
 
 def test_a_write_that_fails_leaves_nothing(store: BlobStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(_: int) -> None:
-        raise OSError("disk full")
+        raise OSError(errno.ENOSPC, "disk full")
 
     monkeypatch.setattr("os.fsync", full)
     with pytest.raises(OSError, match="disk full"):
         store.put(b"lost")
     assert files(tmp_path) == []
+
+
+@pytest.mark.contract
+@needs_root
+def test_a_full_disk_is_named_and_holds_nothing_half_written_and_with_room_the_bytes_are_whole(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 1) as disk:
+        store, data = BlobStore(disk / "blobs"), b"x" * 600_000
+        store.put(b"folder")  # a write may fail at its first byte or at its folder, and later than that
+        ballast = disk / "ballast"
+        for size in (500_000, 1_000_000):
+            with contextlib.suppress(OSError):
+                ballast.write_bytes(bytes(size))
+            with pytest.raises(OSError, match="No space left") as failed:
+                store.put(data)
+            assert str(disk / "blobs") in str(failed.value)
+            assert len(files(disk / "blobs")) == 1
+        ballast.unlink()
+        assert store.get(store.put(data).ref) == data
 
 
 def test_what_is_not_there_is_a_missing_file(store: BlobStore) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.small_disks import fill, needs_root, small_disk
 from topics.environment import private_files
 
 
@@ -48,3 +49,19 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path)
         private_files.replace(path, "new \udc80")
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.contract
+@needs_root
+def test_a_file_that_a_full_disk_cut_off_is_not_made(tmp_path: Path) -> None:
+    """Otherwise an empty keys file would count as one that is there."""
+    with small_disk(tmp_path / "disk", 1) as disk:
+        made, text = disk / "keys.json", "{}" * 1000
+        fill(disk / "ballast")
+        with pytest.raises(OSError, match="No space left") as failed:
+            private_files.create(made, text)
+        assert str(made) in str(failed.value)
+        assert not made.exists()
+        (disk / "ballast").unlink()
+        private_files.create(made, text)
+        assert made.read_text() == text

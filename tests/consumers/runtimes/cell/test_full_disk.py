@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
-import subprocess
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -13,13 +10,11 @@ import pytest
 
 from consumers.runtimes.base import STORAGE_EXCEEDED, Exec, Labels, SandboxError
 from consumers.runtimes.cell.runtime import CellBackend, CellRuntime
+from tests.small_disks import fill, needs_root, small_disk
 from tests.waiting import eventually
 from topics.types.task import RuntimeSpec
 
-pytestmark = [
-    pytest.mark.contract,
-    pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts a disk of its own"),
-]
+pytestmark = [pytest.mark.contract, needs_root]
 
 MB = 1024 * 1024
 SPEC = RuntimeSpec(storage_mb=10_000)
@@ -28,9 +23,8 @@ FILL = "head -c 1G /dev/zero > big; sleep 1000"
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256m", "none", str(tmp_path)], check=True)
-    yield tmp_path
-    subprocess.run(["umount", "--lazy", str(tmp_path)], check=True)
+    with small_disk(tmp_path, 256) as disk:
+        yield disk
 
 
 @pytest.fixture
@@ -51,12 +45,6 @@ async def initialised(backend: CellBackend, name: str) -> CellRuntime:
 
 async def evaluation(backend: CellBackend, run: CellRuntime) -> CellRuntime:
     return await backend.attach(run.handle, f"{run.handle['id']}-evaluation", SPEC, fresh=True)
-
-
-def fill(file: Path) -> None:
-    with contextlib.suppress(OSError), file.open("wb", buffering=0) as opened:
-        while True:
-            opened.write(bytes(64 * 1024))
 
 
 async def test_a_run_that_fills_the_disk_pays_and_so_does_its_evaluation(backend: CellBackend, tmp_path: Path) -> None:
