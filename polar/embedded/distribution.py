@@ -97,7 +97,10 @@ def download(
     repository: str = MAVEN_CENTRAL,
     meter: Meter | None = None,
 ) -> None:
-    """Download `jars` into `folder` and verify each by its hash, with up to `TRIES` tries. Raises BrokerError."""
+    """Download `jars` into `folder` and verify each by its hash, with up to `TRIES` tries.
+
+    Raises BrokerError, and OSError if the disk is full.
+    """
     try:
         from jgo.maven import MavenContext, PythonResolver
     except ImportError as error:
@@ -131,6 +134,8 @@ def _fetch(jar: Jar, artifact: Any, repository: str, announce: Callable[[str], N
         try:
             file = Path(artifact.resolve())
         except (OSError, RuntimeError) as error:  # requests' errors are OSErrors; jgo raises RuntimeError for a 404
+            if isinstance(error, OSError) and error.errno in cache.FULL:
+                raise  # the cache names its folder, and the way out
             reason = str(error)
         else:
             if jar.matches(file):

@@ -26,7 +26,9 @@ from polar.embedded.broker import new_cluster_id
 from polar.embedded.distribution import TRIES, Jar, download, locked_jars
 from polar.embedded.properties import MAX_MESSAGE_BYTES, Ports
 from tests.serving import serving
+from tests.small_disks import needs_root, small_disk
 from tests.waiting import until
+from topics.environment import cache
 
 pytestmark = pytest.mark.hard
 
@@ -339,6 +341,18 @@ def test_a_meter_is_told_of_every_byte_and_a_file_that_came_twice_counts_once(tm
     assert len(received) > 3
     assert max(received) == len(CONTENT)
     assert not any("MB of" in line or "is downloaded" in line for line in said)
+
+
+@needs_root
+def test_a_download_onto_a_full_disk_blames_no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with small_disk(tmp_path / "disk", 1) as disk, repository(CONTENT, cut=0) as (url, served):
+        monkeypatch.setenv("POLAR_CACHE", str(disk))
+        with pytest.raises(cache.CacheError, match=f"the disk of {disk} is full .* or set POLAR_CACHE"):
+            cache.installed(
+                "jars", lambda folder: download([JAR], folder, print, url), whole=Path.exists, announce=print
+            )
+        assert len(served) == 1
+        assert [path.name for path in disk.iterdir()] == [".jars.lock"]
 
 
 def test_a_download_that_stays_broken_is_given_up_with_the_way_out(tmp_path: Path) -> None:

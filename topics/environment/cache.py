@@ -4,6 +4,7 @@ Invariant: an entry is complete, or it is replaced. One process at a time builds
 Callers decide what an entry holds, when it is complete, and whether it is read-only.
 """
 
+import errno
 import os
 import shutil
 import stat
@@ -15,6 +16,9 @@ import platformdirs
 
 WAIT_S = 900.0
 """Limit for waiting on another process's build; an npm install over a slow connection takes minutes."""
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+"""What the system reports of a disk, or a quota, that is full."""
 
 
 class CacheError(RuntimeError):
@@ -48,6 +52,13 @@ def installed(
     try:
         if not _is_whole(entry, whole):
             _rebuild(entry, build, whole, announce)
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        raise CacheError(
+            f"{entry.name} was not installed: the disk of {entry.parent} is full ({error}); make room, "
+            "or set POLAR_CACHE to a folder with room"
+        ) from error
     finally:
         lock.release()
     return entry

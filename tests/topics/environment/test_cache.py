@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.small_disks import fill, needs_root, small_disk
 from tests.waiting import until
 from topics.environment import cache
 
@@ -122,6 +123,21 @@ def test_a_cache_that_cannot_be_written_is_refused_with_the_way_out(
     monkeypatch.setenv("POLAR_CACHE", str(tmp_path / "file"))
     with pytest.raises(cache.CacheError, match="set POLAR_CACHE to a folder that you can write to"):
         install(build)
+
+
+@pytest.mark.contract
+@needs_root
+def test_a_full_disk_is_named_and_leaves_nothing_and_with_room_the_entry_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with small_disk(tmp_path / "disk", 1) as disk:
+        monkeypatch.setenv("POLAR_CACHE", str(disk))
+        fill(disk / "ballast")
+        with pytest.raises(cache.CacheError, match=f"the disk of {disk} is full .* or set POLAR_CACHE"):
+            install(build)
+        assert {path.name for path in disk.iterdir()} == {"ballast", ".tool-1.lock"}
+        (disk / "ballast").unlink()
+        assert whole(install(build))
 
 
 def _install_slowly(builds: Path, waiting: Event, go: Event) -> None:
