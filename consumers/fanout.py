@@ -28,6 +28,7 @@ from topics.types.errors import InputError, NotReadyError
 from topics.types.session import Plan
 from topics.types.task import TaskRequest, body_hash, parse
 from topics.waiting.first_done import first_done
+from topics.workers import Heartbeat
 
 GROUP = "fanout"
 POLL_MS = 500
@@ -44,12 +45,16 @@ log = structlog.get_logger()
 async def run_fanout(settings: Settings, stop: asyncio.Event, metrics: Metrics | None = None) -> None:
     """Submit tasks until `stop`. Raises NotReadyError without Kafka."""
     worker_id = new_worker_id(GROUP)
-    heart = HeartbeatSender(settings, lambda: HeartbeatSender.heartbeat(worker_id, GROUP, leaving=stop.is_set()))
     producer = LogProducer(settings)
+    fanout = Fanout(settings, producer)
+
+    def beat() -> Heartbeat:
+        return HeartbeatSender.heartbeat(worker_id, GROUP, leaving=stop.is_set(), obstacle=fanout.obstacle)
+
+    heart = HeartbeatSender(settings, beat)
     try:
         await producer.start()
         heart.start()
-        fanout = Fanout(settings, producer)
         fanout.register(metrics or Metrics(), heart)
         topic = tasks.TOPIC.full_name(settings.namespace)
         await membership.consume(settings, GROUP, [topic], partial(_submit_batches, fanout, stop), stop)
@@ -79,6 +84,14 @@ class Fanout:
         self._outputs: set[str] = set()
         self._results: Counter[str] = Counter()
         """Records by result."""
+        self._unwritten: dict[str, OSError] = {}
+        """Why tasks that wait couldn't be stored, by their place on the log."""
+
+    @property
+    def obstacle(self) -> str:
+        """A sentence on why tasks wait for the blob store; empty if none does."""
+        error = next(iter(self._unwritten.values()), None)
+        return "" if error is None else f"new tasks wait: {error}; make room, or mount the disk writable"
 
     def register(self, metrics: Metrics, heart: HeartbeatSender) -> None:
         metrics.heart(GROUP, heart)
@@ -90,12 +103,17 @@ class Fanout:
 
     async def submit(self, record: kafka.Record) -> None:
         """Return when the record's fact, or its dead letter, is acknowledged, however long that takes."""
-        while True:
-            try:
-                return await self._submit(record)
-            except (UnacknowledgedError, NotReadyError, OSError) as error:
-                log.warning("task not submitted yet", action="fanout.retry", at=_at(record), why=str(error))
-                await asyncio.sleep(RETRY_S)
+        try:
+            while True:
+                try:
+                    return await self._submit(record)
+                except (UnacknowledgedError, NotReadyError, OSError) as error:
+                    log.warning("task not submitted yet", action="fanout.retry", at=_at(record), why=str(error))
+                    if isinstance(error, OSError):
+                        self._unwritten[_at(record)] = error
+                    await asyncio.sleep(RETRY_S)
+        finally:
+            self._unwritten.pop(_at(record), None)
 
     async def _submit(self, record: kafka.Record) -> None:
         try:

@@ -57,6 +57,8 @@ class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat", omit_defaults=True
     """Coordinators, by pool: sessions between an INIT ticket and a run claim, which `ready_limit` bounds."""
     calls: int = 0
     """Proxies: model calls in flight at their engines."""
+    obstacle: str = ""
+    """Why a part of the process waits for a person, and what to do. Empty: nothing does."""
 
 
 class Probe(msgspec.Struct, frozen=True, tag="probe", omit_defaults=True):

@@ -105,6 +105,8 @@ class Snapshot(msgspec.Struct, frozen=True):
     """Whether the fleet is draining: no session gets a slot."""
     fleet_generation: int = 0
     """Number of changes of the fleet's state."""
+    obstacles: list[str] = []
+    """What live processes report as waiting for a person, each with its host."""
 
 
 class Fold:
@@ -208,6 +210,7 @@ class Fold:
             paused_since=self._paused_since,
             draining=self._fleet.draining,
             fleet_generation=self._fleet.generation,
+            obstacles=sorted({f"{beat.host}: {beat.obstacle}" for beat in alive if beat.obstacle}),
         )
 
     def _loads(self, alive: list[Heartbeat], now_ms: int) -> list[StageLoad]:

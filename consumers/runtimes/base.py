@@ -39,13 +39,15 @@ CUT_WORD = re.compile(r"\A[\w.-]+")
 
 
 STORAGE_EXCEEDED = "storage_exceeded"
+HOST_DISK_FULL = "host_disk_full"
 
 
 class SandboxError(Exception):
     """The sandbox failed, not the program in it.
 
     `code` is stable: `runtime_gone`, `runtime_exists`, `prepare_failed`, `not_started`, `supervisor_lost`, `unkillable`,
-    `not_removed`, `not_made`, `host_out_of_memory`, `host_disk_full`. STORAGE_EXCEEDED: the files that the agent left fill the disk.
+    `not_removed`, `not_made`, `host_out_of_memory`. HOST_DISK_FULL: the disk is full, and not by this session. STORAGE_EXCEEDED: the
+    files that the agent left fill the disk.
     """
 
     def __init__(self, code: str, message: str) -> None:

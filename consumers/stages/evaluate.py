@@ -10,13 +10,14 @@ import math
 import numbers
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import ClassVar
 
+import structlog
 from msgspec.structs import replace
 
 from consumers.evaluators.base import REASON_LIMIT, Case, EvaluationError, Evaluator, Protecting, Verdict
-from consumers.runtimes.base import STORAGE_EXCEEDED, Exec, Runtime, SandboxError
+from consumers.runtimes.base import HOST_DISK_FULL, STORAGE_EXCEEDED, Exec, Runtime, SandboxError
 from consumers.runtimes.prepare import prepare
 from consumers.stages import artifacts
 from consumers.stages.budget import Budget, BudgetExceededError
@@ -30,6 +31,8 @@ from topics.types.task import TaskRequest
 
 CONTROL_S = 10.0
 """Limit of a program that does nothing."""
+
+log = structlog.get_logger()
 
 
 class Evaluate:
@@ -52,6 +55,8 @@ class Evaluate:
         try:
             return await self._fact(await budget.within(self._verdict(self._runtime, task, budget)))
         except SandboxError as error:
+            if error.code == HOST_DISK_FULL:
+                await self._wait_for_room(budget)
             if error.code != STORAGE_EXCEEDED:
                 raise
             # What the agent wrote leaves no space for its evaluation: otherwise a bad reward could be turned into none.
@@ -68,6 +73,12 @@ class Evaluate:
     async def tidy(self, fact: StageFact | None) -> None:
         """Leave the runtime to the coordinator, which has it discarded once a verdict counts. A worker that was frozen can't know whether
         its own does, or whether another evaluation works in the runtime."""
+
+    async def _wait_for_room(self, budget: Budget) -> None:
+        """Report the failure with room for the next try, or when this one's time is over: the coordinator counts tries."""
+        log.warning("an evaluation waits for room on the disk", action="evaluation.no_room", claim=self._claim.id)
+        with suppress(BudgetExceededError):
+            await budget.within(self._context.disk_room.regained())
 
     async def _verdict(self, runtime: Runtime, task: TaskRequest, budget: Budget) -> Verdict:
         """Raises EvaluationError, also for what the evaluator raised; InputError, NotReadyError and SandboxError aren't its fault."""

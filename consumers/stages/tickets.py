@@ -1,4 +1,4 @@
-"""Takes tickets of one stage and pool from their queue, each only if a slot is free (protocol 8).
+"""Takes tickets of one stage and pool from their queue, each only if a slot is free (protocol 8), and of init only if the disk has room.
 
 Group `<namespace>.<stage>.<pool>`. In: `polar.stage.<stage>.<pool>`. Out: `Claimed`, through `claim_runner`; dead letters. A ticket's
 offset is committed after its `Claimed` is sent: a crash before the commit gives the ticket to another worker, a crash after it costs
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 import structlog
@@ -48,7 +48,9 @@ class TicketQueue:
         producer: LogProducer,
         make_work: Callable[[Claim], Work],
         on_change: Callable[[], None],
+        is_closed: Callable[[], bool],
     ) -> None:
+        """`is_closed`: whether no ticket may be taken, whatever slots are free."""
         self.stage = stage
         self.pool = pool
         self.slots = slots
@@ -57,6 +59,7 @@ class TicketQueue:
         self._log = producer
         self._make_work = make_work
         self._on_change = on_change
+        self._is_closed = is_closed
         self._partitions: list[int] = []
         self._woken = asyncio.Event()
         self._running: asyncio.Task[None] | None = None
@@ -72,7 +75,7 @@ class TicketQueue:
 
     @property
     def free(self) -> int:
-        return self.slots - len(self._claims.ids(self.stage))
+        return 0 if self._is_closed() else self.slots - len(self._claims.ids(self.stage))
 
     def wake(self) -> None:
         """A slot may be free, or the worker leaves."""
@@ -113,6 +116,9 @@ class TicketQueue:
             found = await consumer.getmany(timeout_ms=POLL_MS, max_records=1)
             if leaving.is_set():
                 return  # not committed: another worker takes it
+            if self._is_closed():  # since the ticket came: another worker, or a later poll, takes it
+                _put_back(consumer, found)
+                continue
             for records in found.values():
                 for record in records:
                     await self._take(consumer, record)
@@ -121,9 +127,8 @@ class TicketQueue:
         """Poll without taking a ticket, then wait for a free slot. Pauses each time, because a rebalance clears every pause."""
         self._woken.clear()
         consumer.pause(*assigned)
-        for partition, records in (await consumer.getmany(timeout_ms=0, max_records=1)).items():
-            # A rebalance between the two lines above let these through: put them back.
-            consumer.seek(partition, records[0].offset)
+        # A rebalance between the two lines may let records through.
+        _put_back(consumer, await consumer.getmany(timeout_ms=0, max_records=1))
         with suppress(TimeoutError):
             async with asyncio.timeout(FULL_S):
                 await self._woken.wait()
@@ -169,6 +174,11 @@ class TicketQueue:
         if sorted(partitions) != self._partitions:
             self._partitions = sorted(partitions)
             self._on_change()
+
+
+def _put_back(consumer: kafka.Consumer, found: Mapping[kafka.TopicPartition, Sequence[kafka.Record]]) -> None:
+    for partition, records in found.items():
+        consumer.seek(partition, records[0].offset)
 
 
 def _at(record: kafka.Record) -> str:

@@ -110,7 +110,7 @@ class _Worker:
         """A `Drain` for this worker has come."""
         self._heart = HeartbeatSender(settings, self._beat)
         self._log = LogProducer(settings)
-        self._context = WorkerContext(settings, lambda: self._heart.connected)
+        self._context = WorkerContext(settings, lambda: self._heart.connected, self._changed)
         self._claims = ClaimRunner(self._log, self._id, self._changed)
         self._reaper = Reaper(self._context, self._claims)
         self._discards = Discards(self._context, self._claims)
@@ -126,6 +126,7 @@ class _Worker:
                 producer=self._log,
                 make_work=partial(self._work, stage),
                 on_change=self._changed,
+                is_closed=partial(self._is_closed, stage),
             )
             for stage in stages
         ]
@@ -139,6 +140,13 @@ class _Worker:
             "Sessions that this worker takes at once",
             per_queue,
             self._by_queue(lambda q: q.slots),
+        )
+        room = self._context.disk_room
+        metrics.gauge(
+            "polar_worker_disk_short",
+            "1 while the disk of this worker's runtimes has less than its reserve, so no session begins",
+            (),
+            lambda: float(room.is_short),
         )
         metrics.gauge("polar_worker_slots_free", "Free slots", per_queue, self._by_queue(lambda q: q.free))
         metrics.counter("polar_tickets", "Tickets taken", per_queue, self._by_queue(lambda q: q.taken))
@@ -170,6 +178,7 @@ class _Worker:
                 asyncio.create_task(self._reaper.run(), name="reaper"),
                 asyncio.create_task(self._discards.run(), name="discards"),
                 asyncio.create_task(self._watch_kafka(), name="kafka-watch"),
+                asyncio.create_task(self._context.disk_room.watch(), name="disk-watch"),
                 self._control.failed,
                 self._fleet.failed,
             ]
@@ -224,6 +233,9 @@ class _Worker:
     def _work(self, stage: Stage, claim: Claim) -> Work:
         return WORK[stage](self._context, claim)
 
+    def _is_closed(self, stage: Stage) -> bool:
+        return stage is Stage.INIT and self._context.disk_room.is_short
+
     def _on_control(self, record: control.Control, envelope: kafka.Record) -> None:
         self._claims.on_answer(record, envelope.timestamp)
         match record:
@@ -250,7 +262,12 @@ class _Worker:
             stages=[queue.stage_slots() for queue in self._queues],
             leaving=self._leaving.is_set(),
             fleet_generation=self._context.fleet.generation,
+            obstacle=self._obstacle(),
         )
+
+    def _obstacle(self) -> str:
+        begins_sessions = any(queue.stage is Stage.INIT for queue in self._queues)
+        return self._context.disk_room.obstacle if begins_sessions else ""
 
     async def _watch_kafka(self) -> None:
         """Stop all sessions after 15 min without Kafka: nobody can know their leases any more."""

@@ -10,6 +10,7 @@ from consumers.runtimes import guarded
 from consumers.runtimes.base import Labelled, Runtime, RuntimeBackend, SandboxError
 from consumers.runtimes.cell.runtime import check
 from consumers.stages.budget import Budget
+from consumers.stages.disk_room import DiskRoom
 from topics.environment import registry
 from topics.environment.blobs import BlobStore
 from topics.environment.settings import Settings
@@ -27,10 +28,12 @@ log = structlog.get_logger()
 
 
 class WorkerContext:
-    """Shared by all claims of a process. `is_connected` returns whether Kafka is there."""
+    """Shared by all claims of a process. `is_connected` returns whether Kafka is there; `on_change` is called when the disk loses or
+    regains its room."""
 
-    def __init__(self, settings: Settings, is_connected: Callable[[], bool]) -> None:
+    def __init__(self, settings: Settings, is_connected: Callable[[], bool], on_change: Callable[[], None]) -> None:
         self.settings = settings
+        self.disk_room = DiskRoom(settings.data, on_change)
         self.blobs = BlobStore(settings.blobs_folder)
         self.is_connected = is_connected
         self.fleet = FleetView()

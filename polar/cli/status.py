@@ -92,7 +92,7 @@ def _of_session(row: SessionState) -> dict[str, Any]:
 
 
 def _head(live: Snapshot, *, ready: int) -> str:
-    """One line: live processes, busy slots, sessions that wait for a run slot, and a pause or drain."""
+    """Live processes, busy slots, sessions that wait for a run slot, and a pause or drain, on one line; obstacles on a line each."""
     workers = [
         f"{load.stage.value}{'' if load.pool == 'default' else f' of {load.pool}'} {load.busy}/{load.slots}"
         for load in live.stages
@@ -100,7 +100,9 @@ def _head(live: Snapshot, *, ready: int) -> str:
     ]
     busy = f"; slots busy: {', '.join(workers)}" if workers else ""
     pause = f"; {notice}" if (notice := fleet_in_words(live)) else ""
-    return f"alive: {counted(live.processes) or 'no process'}{busy}; {ready} sessions READY{pause}\n"
+    return f"alive: {counted(live.processes) or 'no process'}{busy}; {ready} sessions READY{pause}\n" + "".join(
+        f"{obstacle}\n" for obstacle in live.obstacles
+    )
 
 
 def fleet_in_words(live: Snapshot) -> str | None:

@@ -111,9 +111,14 @@ async def test_a_large_task_waits_for_room_in_the_blob_store_and_small_ones_pass
             waiting = await eventually(lambda: [line for line in lines if line["action"] == "fanout.retry"], PATIENCE_S)
             assert "No space left" in waiting[0]["why"]
             assert str(disk) in waiting[0]["why"]
+            await eventually(
+                lambda: coordinator.beats[-1].obstacle.startswith("new tasks wait: [Errno 28] No space left"),
+                PATIENCE_S,
+            )
             await write(coordinator, json.dumps(after).encode())
             (disk / "ballast").unlink()
             fact = (await eventually(lambda: submitted() if len(submitted()) == 3 else None, PATIENCE_S))["large"]
+            await eventually(lambda: not coordinator.beats[-1].obstacle, PATIENCE_S)
         assert fact.body_ref is not None
         assert body_hash(BlobStore(disk).get(fact.body_ref)) == fact.body_hash
     assert sorted(fact.task_id for fact in coordinator.facts if isinstance(fact, TaskSubmitted)) == [

@@ -113,6 +113,7 @@ class HeartbeatSender:
         backlogs: Sequence[Backlog] = (),
         staged: Mapping[str, int] = MappingProxyType({}),
         calls: int = 0,
+        obstacle: str = "",
     ) -> Heartbeat:
         """A heartbeat of this process."""
         return Heartbeat(
@@ -127,6 +128,7 @@ class HeartbeatSender:
             backlogs=list(backlogs),
             staged=dict(staged),
             calls=calls,
+            obstacle=obstacle,
         )
 
     def _take(self) -> None:

@@ -33,6 +33,7 @@ from pathlib import Path, PurePosixPath
 
 from consumers.runtimes import proctree, seccomp, session_folder
 from consumers.runtimes.base import (
+    HOST_DISK_FULL,
     STORAGE_EXCEEDED,
     Exec,
     ExecResult,
@@ -432,7 +433,7 @@ class CellBackend:
 
 def _host_disk_full(folder: Path) -> SandboxError:
     return SandboxError(
-        "host_disk_full",
+        HOST_DISK_FULL,
         f"the disk of {folder.parent} is full, and not by this session's files; make room on this worker's host",
     )
 

@@ -110,6 +110,16 @@ def is_full(folder: Path) -> bool:
     return _free(str(folder)) < _FULL_BYTES
 
 
+def reserve(folder: str) -> int:
+    """Bytes of the disk that sessions should leave free."""
+    found = os.statvfs(folder)
+    return min(_RESERVE_BYTES, found.f_blocks * found.f_frsize // _RESERVE_PART)
+
+
+def lacks_reserve(folder: str) -> bool:
+    return _free(folder) < reserve(folder)
+
+
 class StorageWatch:
     """Watches one session's folder. `walks`: how often it has walked the folder. `was_full`: at some look the disk was full."""
 
@@ -157,11 +167,11 @@ class StorageWatch:
 
     def _short_disk(self, usage: Usage) -> str:
         """One sentence if the disk lacks its reserve and this session is the cause."""
-        if self._prepared is None or not _lacks_reserve(self._folder):
+        if self._prepared is None or not lacks_reserve(self._folder):
             return ""
         sessions = sum(1 for entry in os.scandir(os.path.dirname(self._folder)) if entry.is_dir())  # noqa: PTH120 - a text
         free = max(self._prepared.free, self._free_at_start)
-        share = max(0, free - _reserve(self._folder)) // max(1, sessions)
+        share = max(0, free - reserve(self._folder)) // max(1, sessions)
         if (grown := usage.bytes - self._prepared.used) <= share:
             return ""
         return (
@@ -180,7 +190,7 @@ class StorageWatch:
             _is_noticeable(used.bytes - self._used.bytes, self._limit.bytes, known.bytes)
             or _is_noticeable(used.entries - self._used.entries, self._limit.entries, known.entries)
             or (now >= self._regular_at and used != self._used)
-            or (self._prepared is not None and used != self._used and _lacks_reserve(self._folder))
+            or (self._prepared is not None and used != self._used and lacks_reserve(self._folder))
         )
 
     def _count(self, *, reveal: bool) -> Usage:
@@ -394,15 +404,6 @@ def _free(folder: str) -> int:
     """Bytes that a user without privileges can still write."""
     found = os.statvfs(folder)
     return found.f_bavail * found.f_frsize
-
-
-def _reserve(folder: str) -> int:
-    found = os.statvfs(folder)
-    return min(_RESERVE_BYTES, found.f_blocks * found.f_frsize // _RESERVE_PART)
-
-
-def _lacks_reserve(folder: str) -> bool:
-    return _free(folder) < _reserve(folder)
 
 
 def _is_noticeable(growth: int, limit: int, used: int) -> bool:

@@ -119,7 +119,7 @@ async def test_it_takes_the_place_of_a_cell_where_a_worker_trusts_its_tasks(
     monkeypatch.setattr("consumers.runtimes.cell.runtime.CHECK_S", 0.0)  # no cell is that quick
     for trusts, abi, expected in ((True, 7, "landlock"), (True, guarded.LEAST_ABI - 1, "process"), (False, 7, None)):
         monkeypatch.setattr(landlock, "abi", lambda abi=abi: abi)
-        context = WorkerContext(Settings(data=tmp_path, trust_tasks=trusts), lambda: True)
+        context = WorkerContext(Settings(data=tmp_path, trust_tasks=trusts), lambda: True, lambda: None)
         await context.check_cells()
         if expected is None:
             with pytest.raises(NotReadyError):

@@ -107,7 +107,7 @@ class CountingBackend(ProcessBackend):
 
 
 async def test_many_discards_are_one_look_and_all_go(settings: Settings) -> None:
-    context = WorkerContext(settings, lambda: True)
+    context = WorkerContext(settings, lambda: True, lambda: None)
     backend = context.backend(f"{__name__}:CountingBackend")
     assert isinstance(backend, CountingBackend)
     host = Host(backend)

@@ -223,6 +223,14 @@ def test_status_tells_who_lives_what_is_ready_and_that_the_fleet_is_paused(setti
     assert [row["task_id"] for row in json.loads(polar("status", "--format", "json")[1])] == ["t"]
 
 
+def test_status_names_what_waits_for_a_person(settings: Settings) -> None:
+    write_rows(settings, task_row())
+    why = "no session begins here: the disk of /data has less than 256 MB free, its reserve; make room"
+    beats = [Heartbeat(f"w{n}", "worker", "host", n, obstacle=why) for n in range(2)]
+    write(settings, *((workers.TOPIC, beat.worker_id, beat) for beat in beats))
+    assert polar("status")[1].splitlines()[:2] == ["alive: 2 worker; 0 sessions READY", f"host: {why}"]
+
+
 def test_status_of_a_task_tells_how_long_each_stage_took_where_there_is_room(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
