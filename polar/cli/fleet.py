@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -17,7 +16,7 @@ import typer
 
 from polar.cli.exits import Exit, ended
 from polar.cli.options import Data, Format, Output
-from polar.cli.output import note, print_json, say, show
+from polar.cli.output import escaped_line, note, print_json, say, show
 from topics.environment import settings
 from topics.environment.settings import Settings
 
@@ -70,7 +69,7 @@ def resume(output: Output = Format.TABLE, data: Data = None) -> None:
     """End a pause and a drain, whoever began them."""
     before = run(settings.load(data), lambda fleet: fleet.resume())
     if output is Format.JSON:
-        typer.echo(json.dumps({"was_paused": before.state.paused, "was_draining": before.state.draining}))
+        print_json({"was_paused": before.state.paused, "was_draining": before.state.draining})
         return
     if not before.state.paused and not before.state.draining:
         say("the fleet runs already")
@@ -106,7 +105,7 @@ def drain(
 
     run(settings.load(data), lambda fleet: fleet.drain(names, deadline_s=timeout, progress=progress))
     if output is Format.JSON:
-        typer.echo(json.dumps({"drained": names or "fleet"}))
+        print_json({"drained": names or "fleet"})
     elif names:
         say(f"ended: {', '.join(names)}")
     else:
@@ -184,7 +183,7 @@ def publish(
     """
     run(settings.load(data), lambda fleet: fleet.publish(version, engine, force=force))
     if output is Format.JSON:
-        typer.echo(json.dumps({"version": version, "engine": engine}))
+        print_json({"version": version, "engine": engine})
     else:
         say(f"{'all engines serve' if engine is None else f'engine {engine} serves'} policy version {version}")
 
@@ -193,7 +192,10 @@ def publish(
 def show_policy(output: Output = Format.TABLE, data: Data = None) -> None:
     """Show the policy version that calls record now."""
     found = run(settings.load(data), lambda fleet: fleet.status())
-    say(json.dumps(_policy(found)) if output is Format.JSON else versions_in_words(found))
+    if output is Format.JSON:
+        print_json(_policy(found))
+    else:
+        say(versions_in_words(found))
 
 
 def run(found: Settings, command: Callable[[Fleet], Awaitable[T]]) -> T:
@@ -223,12 +225,14 @@ def state_in_words(status: FleetStatus) -> str:
     what = [word for word, holds in (("is paused", state.paused), ("is draining", state.draining)) if holds]
     if not what:
         return f"runs (generation {state.generation})"
-    return f"{' and '.join(what)} since {since(status)}, by {state.by or 'an unnamed client'} (generation {state.generation})"
+    return f"{' and '.join(what)} since {since(status)}, by {escaped_line(state.by) or 'an unnamed client'} (generation {state.generation})"
 
 
 def versions_in_words(status: FleetStatus) -> str:
     """`7`, `7, small 3`, or `not known`."""
-    by_engine = [f"{name} {_version(version)}" for name, version in status.versions.items() if name is not None]
+    by_engine = [
+        f"{escaped_line(name)} {_version(version)}" for name, version in status.versions.items() if name is not None
+    ]
     return ", ".join([_version(status.versions.get(None)), *by_engine])
 
 

@@ -2,8 +2,8 @@
 
 Invariant: text of models, tools and harnesses can't control the terminal. `escaped` replaces control, format and lone surrogate characters
 by their Python escapes (`\\x1b`, `\\u202e`), so no text moves the cursor, changes a colour, reverses the reading direction or hides itself.
-Line ends and tabs stay. In JSON the same characters have JSON's escapes. Everything drawn by rich goes into `rich.text.Text`, which reads
-no markup.
+Line ends and tabs stay; in a name (`escaped_line`) a line end is escaped, too, so no name begins a line of its own. In JSON the same
+characters have JSON's escapes. Everything drawn by rich goes into `rich.text.Text`, which reads no markup.
 """
 
 from __future__ import annotations
@@ -56,8 +56,13 @@ def escaped(text: str) -> str:
     return text if text.isascii() and text.isprintable() else text.translate(_escapes)
 
 
+def escaped_line(text: str) -> str:
+    """The escaped text with `\\n` for a line end: for names, which have none unless somebody forges a line."""
+    return escaped(text).replace("\n", "\\n")
+
+
 def one_line(text: str) -> str:
-    """The text as one escaped line."""
+    """The text as one escaped line, with a blank for each line end."""
     return escaped(" ".join(text.split()))
 
 
@@ -71,9 +76,9 @@ def note(message: str) -> None:
     typer.echo(f"polar: {escaped(message)}", err=True)
 
 
-def print_json(document: Any, *, allow_nan: bool = True) -> None:
-    """Print a JSON document on stdout, as printable ASCII. Without `allow_nan`, raises ValueError for NaN and infinity."""
-    typer.echo(json.dumps(document, indent=2, allow_nan=allow_nan).translate(_json_escapes))
+def print_json(document: Any) -> None:
+    """Print a JSON document on stdout, as printable ASCII. Raises ValueError for NaN and infinity."""
+    typer.echo(json.dumps(document, indent=2, allow_nan=False).translate(_json_escapes))
 
 
 def json_line(document: object) -> str:
@@ -98,19 +103,21 @@ def table(
 ) -> Table:
     """Rows under their columns, None as a dash. A column whose name starts with `>` holds numbers and is right-aligned.
 
-    On a narrow terminal the last column is folded first: a shortened id names nothing. `style` goes to rich's `Table`.
+    On a narrow terminal the last column is folded first: a shortened id names nothing. Line ends stay in the last column alone, where the
+    rest of the text is indented. `style` goes to rich's `Table`.
     """
     made = Table(**{"box": box.SIMPLE_HEAD, "pad_edge": False, "show_edge": False, "padding": (0, 1, 0, 0), **style})
     for column in columns:
         justify: Literal["left", "right"] = "right" if column.startswith(">") else "left"
-        name = Text(escaped(column.removeprefix(">")))
+        name = Text(escaped_line(column.removeprefix(">")))
         made.add_column(name, justify=justify, no_wrap=column != columns[-1], overflow=overflow)
+    escapes = [*[escaped_line] * (len(columns) - 1), escaped]
     for row in rows:
-        made.add_row(*map(_cell, row))
+        made.add_row(*(_cell(value, escape) for value, escape in zip(row, escapes, strict=True)))
     return made
 
 
-def _cell(value: object) -> Text:
+def _cell(value: object, escape: Callable[[str], str]) -> Text:
     match value:
         case None:
             return Text("–")
@@ -119,7 +126,7 @@ def _cell(value: object) -> Text:
         case float():
             return Text(f"{value:.4g}")
         case _:
-            return Text(escaped(str(value)))
+            return Text(escape(str(value)))
 
 
 def picked(record: object, names: str) -> dict[str, Any]:
@@ -128,8 +135,8 @@ def picked(record: object, names: str) -> dict[str, Any]:
 
 
 def counted(counts: dict[str, int]) -> str | None:
-    """`3 COMPLETED, 1 FAILED`. None if there is nothing to count."""
-    return ", ".join(f"{count} {name}" for name, count in sorted(counts.items())) or None
+    """`3 COMPLETED, 1 FAILED`, escaped. None if there is nothing to count."""
+    return ", ".join(f"{count} {escaped_line(name)}" for name, count in sorted(counts.items())) or None
 
 
 def bars(rewards: Sequence[float | None]) -> str:

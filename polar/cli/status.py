@@ -12,7 +12,7 @@ import typer
 
 from polar.cli import session_ids
 from polar.cli.options import Data, Format, Output
-from polar.cli.output import console, counted, picked, print_json, say, show
+from polar.cli.output import console, counted, escaped_line, picked, print_json, say, show
 from topics.environment import settings
 from topics.types.errors import InputError
 from topics.types.session import Phase, SessionState, Stage
@@ -94,7 +94,7 @@ def _of_session(row: SessionState) -> dict[str, Any]:
 def _head(live: Snapshot, *, ready: int) -> str:
     """Live processes, busy slots, sessions that wait for a run slot, and a pause or drain, on one line; obstacles on a line each."""
     workers = [
-        f"{load.stage.value}{'' if load.pool == 'default' else f' of {load.pool}'} {load.busy}/{load.slots}"
+        f"{load.stage.value}{'' if load.pool == 'default' else f' of {escaped_line(load.pool)}'} {load.busy}/{load.slots}"
         for load in live.stages
         if load.workers
     ]

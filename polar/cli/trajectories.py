@@ -18,7 +18,7 @@ import typer
 
 from polar.cli import process, progress
 from polar.cli.options import Data
-from polar.cli.output import json_line, note, picked, say, show
+from polar.cli.output import escaped_line, json_line, note, picked, say, show
 from topics.environment import settings
 from topics.environment.settings import Settings
 from topics.types.errors import NotReadyError
@@ -183,6 +183,5 @@ def _row(trajectory: Trajectory) -> list[object]:
 def _one_line(trajectory: Trajectory) -> str:
     session_id, *values = _row(trajectory)
     named = zip(COLUMNS[1:], values, strict=True)
-    return f"{session_id}  " + ", ".join(
-        f"{name.removeprefix('>')} {value}" for name, value in named if value is not None
-    )
+    facts = ", ".join(f"{name.removeprefix('>')} {value}" for name, value in named if value is not None)
+    return escaped_line(f"{session_id}  {facts}")

@@ -12,8 +12,8 @@ import typer
 
 from polar.cli import session_ids
 from polar.cli.options import Data, Format, Output
-from polar.cli.output import note, say
-from polar.cli.show.document import call_document, document, written
+from polar.cli.output import note, print_json, say
+from polar.cli.show.document import call_document, document
 from polar.cli.show.overview import draw_artifacts, draw_calls, draw_head, draw_traces
 from polar.cli.show.page import Page
 from polar.cli.show.story import CallStory, Story
@@ -63,7 +63,7 @@ def show(
     if call is not None:
         _show_call(story, _find_call(story, call), output)
     elif output is Format.JSON:
-        typer.echo(written(document(story, found, with_texts=tokens)))
+        print_json(document(story, found, with_texts=tokens))
     else:
         again = shlex.join(["polar", "show", session, *([] if data is None else ["--data", str(data)])])
         _draw(Page(is_full=full), story, found, again, with_tokens=tokens)
@@ -136,7 +136,7 @@ def _show_call(story: Story, call: CallStory, output: Format) -> None:
         return
     messages = [story.messages[index].body for index in story.path(call.asked)]
     answer = None if call.said is None else story.messages[call.said].body
-    typer.echo(written(call_document(call) | {"messages": messages, "answer": answer}))
+    print_json(call_document(call) | {"messages": messages, "answer": answer})
 
 
 def _write_artifact(found: Settings, row: SessionState, name: str) -> None:

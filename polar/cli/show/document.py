@@ -7,7 +7,6 @@ that are no finite number are null. Fields may only be added.
 
 from __future__ import annotations
 
-import json
 import math
 from typing import Any
 
@@ -119,8 +118,3 @@ def _run(run: Run) -> dict[str, Any]:
 
 def _index(message: int) -> int | None:
     return None if message == ROOT else message
-
-
-def written(found: dict[str, Any]) -> str:
-    """The document as ASCII text, so that it can't control a terminal."""
-    return json.dumps(found, indent=2, allow_nan=False)

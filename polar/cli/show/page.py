@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from polar.cli import output
-from polar.cli.output import escaped
+from polar.cli.output import escaped, escaped_line
 
 Part = str | tuple[str, str]
 """Text, or text and its rich style."""
@@ -37,10 +37,11 @@ class Page:
         self._put(Text(escaped(words), "bold"))
 
     def line(self, *parts: Part, indent: int = 0) -> None:
+        """One line, in parts: a line end in it is escaped."""
         line = Text(no_wrap=False)
         for part in parts:
             words, style = (part, "") if isinstance(part, str) else part
-            line.append(escaped(words), style or None)
+            line.append(escaped_line(words), style or None)
         self._wrapped(line, indent)
 
     def block(self, text: str, *, indent: int = INDENT, style: str = "") -> None:

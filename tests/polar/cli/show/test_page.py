@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,9 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 from rich.console import Console
 
+from polar.cli.output import print_json
 from polar.cli.show.assembly import Log, assemble
-from polar.cli.show.document import document, written
+from polar.cli.show.document import document
 from polar.cli.show.overview import draw_artifacts, draw_calls, draw_head, draw_traces, in_tree_order
 from polar.cli.show.page import LINE, Page, duration, shorten
 from polar.cli.show.story import Story
@@ -98,7 +101,9 @@ def test_nothing_of_anyones_text_steers_a_pipe_a_terminal_or_json_which_holds_it
     )
     ours = escapes(drawn(hostile("x"), terminal=True))
     assert set(escapes(drawn(told, terminal=True))) <= set(ours), "the only escapes are our own colours"
-    out = written(document(told, NOWHERE, with_texts=True))
+    with redirect_stdout(StringIO()) as printed:
+        print_json(document(told, NOWHERE, with_texts=True))
+    out = printed.getvalue()
     assert out.isascii()
     assert out.replace("\n", "").isprintable()
     assert {"role": "user", "content": text} in [one["message"] for one in json.loads(out)["messages"]]
