@@ -51,7 +51,11 @@ _WRAP = (
 _DASH = rb"%2[dD]|\\+u002[dD]|&#0*45;|&#[xX]0*2[dD];|&hyphen;|&dash;|\\+-"
 _DOT = rb"%2[eE]|\\+u002[eE]|&#0*46;|&#[xX]0*2[eE];|&period;|\\+\."
 _LOW = rb"%5[fF]|\\+u005[fF]|&#0*95;|&#[xX]0*5[fF];|&lowbar;|\\+_"
-_SPECIAL = re.compile(rb"(?P<dash>%s)|(?P<dot>%s)|(?P<low>%s)|(?P<wrap>%s)" % (_DASH, _DOT, _LOW, _WRAP))
+_SPECIAL = re.compile(
+    rb"(?P<plain>[A-Za-z0-9_./-]++)|(?=[%%\\&])(?:(?P<dash>%s)|(?P<dot>%s)|(?P<low>%s))|(?P<wrap>%s)"
+    % (_DASH, _DOT, _LOW, _WRAP)
+)
+"""Escapes and line ends. `plain` are runs of characters that begin neither: a search that tries each of them is four times slower."""
 _MEANING = {"dash": b"-", "dot": b".", "low": b"_", "wrap": b""}
 
 
@@ -72,7 +76,7 @@ _CLUES = (b"polar-", b"polar%2", b"polar\\", b"polar&", _HEADER, _PAYLOAD, *_BAS
 """Every text with a key has one of these."""
 _RUN = re.compile(
     rb"(?P<text>sk(?:-|%(dash)s)polar(?:-|%(dash)s)|%(header)s|%(payload)s)"
-    rb"(?:[A-Za-z0-9_.-]++|%(dash)s|%(dot)s|%(low)s|%(wrap)s){0,%(pieces)d}+"
+    rb"(?:[A-Za-z0-9_.-]++|(?=[%%\\&])(?:%(dash)s|%(dot)s|%(low)s)|%(wrap)s){0,%(pieces)d}+"
     rb"|(?P<base64>%(base64)s)(?:[A-Za-z0-9+/_-]++|%(wrap)s){0,%(pieces)d}+={0,2}"
     % {
         b"dash": _DASH,
@@ -179,11 +183,17 @@ class _Plain:
         pieces: list[tuple[bytes, int, int]] = []
         at = 0
         for found in _SPECIAL.finditer(run):
-            pieces += [(run[at : found.start()], at, found.start())]
-            pieces += [(_MEANING[found.lastgroup or "wrap"], found.start(), found.end())]
-            at = found.end()
-        pieces += [(run[at:], at, len(run))]
-        self._pieces = [piece for piece in pieces if piece[0]]
+            if found.lastgroup == "plain":
+                continue
+            start, end = found.span()
+            if start > at:
+                pieces.append((run[at:start], at, start))
+            if meaning := _MEANING[found.lastgroup or "wrap"]:
+                pieces.append((meaning, start, end))
+            at = end
+        if at < len(run):
+            pieces.append((run[at:], at, len(run)))
+        self._pieces = pieces
         self._starts = list(accumulate((len(text) for text, _, _ in self._pieces), initial=0))
         self.text = b"".join(text for text, _, _ in self._pieces)
 
