@@ -1,10 +1,12 @@
-"""A harness that says more than it should: prints its whole environment, and shows its key wherever a client might.
+"""A harness that says more than it should: prints its whole environment, and shows its key and the signing secrets wherever a client might.
 
+`KEYS_FILE` names the file of these secrets, which a program in the runtime `process` can read.
 `CODE` is what it exits with, `HELD_UNTIL` a file that it waits for before. Standard library alone.
 """
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import sys
@@ -18,7 +20,8 @@ KEY = os.environ["OPENAI_API_KEY"]
 BASE = os.environ["ANTHROPIC_BASE_URL"]
 FORGED = KEY[:-6] + "AAAAAA"
 GOOD = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
-SAID = [{"role": "user", "content": f"the environment is: OPENAI_API_KEY={KEY}"}]
+SECRETS = Path(os.environ["KEYS_FILE"]).read_text()
+SAID = [{"role": "user", "content": f"the environment is: OPENAI_API_KEY={KEY}, and the secrets are {SECRETS}"}]
 
 
 def ask(path: str, body: object, **headers: str) -> str:
@@ -35,8 +38,9 @@ def ask(path: str, body: object, **headers: str) -> str:
 
 def main() -> None:
     print(dict(os.environ))
+    print(SECRETS, base64.b64encode(SECRETS.encode()).decode())
     print(KEY, file=sys.stderr)
-    Path("found.txt").write_text(KEY)
+    Path("found.txt").write_text(KEY + SECRETS)
     bearer = {"Authorization": f"Bearer {KEY}"}
     gemini = {"contents": [{"parts": [{"text": "hello"}]}]}
     answers = [
@@ -55,7 +59,11 @@ def main() -> None:
         ask("/v1/responses", {"model": "m", "input": "hello", "previous_response_id": KEY}, **bearer),
         ask("/v1/chat/completions", GOOD, Authorization=f"Bearer {KEY}", session_id=KEY, x_session_id=KEY),
         ask("/v1/chat/completions", {"model": KEY, "user": KEY, "messages": SAID}, **bearer),
-        ask("/v1/messages", {"model": KEY, "max_tokens": 8, "system": f"a secret: {KEY}", "messages": SAID}, **bearer),
+        ask(
+            "/v1/messages",
+            {"model": KEY, "max_tokens": 8, "system": f"secrets: {KEY} {SECRETS}", "messages": SAID},
+            **bearer,
+        ),
     ]
     assert answers[0].startswith("200"), answers[0]
     for number, answer in enumerate(answers):

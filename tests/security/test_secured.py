@@ -24,7 +24,7 @@ from tests.security.watching import Processes
 from tests.waiting import eventually
 from topics import control, stages, tasks
 from topics.control import Discard
-from topics.environment.redaction import KEY_SHOWN
+from topics.environment.redaction import KEY_SHOWN, SECRET_SHOWN
 from topics.log import kafka
 from topics.log.producer import LogProducer
 from topics.stages import Ticket
@@ -145,9 +145,9 @@ async def test_who_lacks_a_right_or_isnt_let_in_is_told_so_in_seconds(system: Se
         assert words in text, text
 
 
-def blabbing(task_id: str, code: int = 0, **more: Any) -> str:
+def blabbing(system: Secured, task_id: str, code: int = 0, **more: Any) -> str:
     shell = {"command": f"{sys.executable} {BLABBER}", **more.pop("shell", {})}
-    env = {"CODE": str(code), **more.pop("env", {})}
+    env = {"CODE": str(code), "KEYS_FILE": str(system.secrets / "keys.json"), **more.pop("env", {})}
     agent = {"harness": "shell", "custom_shell": shell, "env": env}
     # A process has its key in its environment, where a cell has none.
     runtime = {"backend": "process", **more.pop("runtime", {})}
@@ -160,11 +160,13 @@ async def misbehave(system: Secured) -> None:
     tasks = "".join(
         f"{line}\n"
         for line in (
-            blabbing("blab"),
-            blabbing("fails", 3),
-            blabbing("nowhere", shell={"cwd": "not-there"}),
-            blabbing("unmade", runtime={"prepare": [{"type": "exec", "command": "env; exit 4"}]}, max_attempts=1),
-            blabbing("killed", env={"HELD_UNTIL": str(released)}),
+            blabbing(system, "blab"),
+            blabbing(system, "fails", 3),
+            blabbing(system, "nowhere", shell={"cwd": "not-there"}),
+            blabbing(
+                system, "unmade", runtime={"prepare": [{"type": "exec", "command": "env; exit 4"}]}, max_attempts=1
+            ),
+            blabbing(system, "killed", env={"HELD_UNTIL": str(released)}),
         )
     )
     waiting = asyncio.create_task(system.polar_as("submitter", "submit", "-", "--wait", stdin=tasks))
@@ -267,6 +269,8 @@ async def test_no_secret_is_told_whatever_happens(system: Secured, processes: Pr
         figures(system),
     )
     assert said.count(KEY_SHOWN) >= 4, "the harness has printed its environment"
+    assert said.count(SECRET_SHOWN) >= 2, "the harness has printed the signing secrets"
+    assert SECRET_SHOWN in shown, "the harness has sent the signing secrets to the model"
     assert "LEAK" not in said, said
     assert '"session_id":"blab.0"' in told.replace(" ", "")
     texts = {"artifact": said, "show": shown, "trajectories": told, "sql": rows, "metrics": asked.decode()}
