@@ -15,21 +15,26 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
+from typing import TypeVar
 
 import msgspec
 
 from analytics.lake import locks
 from analytics.lake.schema import TABLES
+from topics.log.last_read import LastRead
 from topics.types.errors import NotReadyError
 
 Partition = tuple[str, int]
 """Topic without the namespace, number."""
-ByPartition = dict[str, dict[int, int]]
-"""Values by topic and number."""
+T = TypeVar("T")
 
 
 class ConflictError(Exception):
     """Another process has committed since the base was read: read the newest manifest and decide again."""
+
+
+class OtherClusterError(NotReadyError):
+    """The lake has the records of another Kafka cluster: offsets mean nothing there, and task ids may be used twice."""
 
 
 class File(msgspec.Struct, frozen=True):
@@ -47,10 +52,12 @@ class Manifest(msgspec.Struct, frozen=True):
     """Counts from 1; 0: nothing was committed yet."""
     committed_at: int = 0
     """Unix ms on the writer's clock, before the manifest is synced and readers see it."""
-    offsets: ByPartition = {}
+    offsets: dict[str, dict[int, int]] = {}
     """The next offsets to read."""
-    times: ByPartition = {}
-    """Kafka's timestamp, Unix ms, of the newest record read: a log that begins later was created anew."""
+    last: dict[str, dict[int, LastRead]] = {}
+    """The newest record read: a log without it was created anew, or restored from an older copy."""
+    cluster: str = ""
+    """Id of the Kafka cluster that the records come from; empty: an older Polar wrote them."""
     files: dict[str, list[File]] = {}
     """By table; a table without rows may be missing."""
 
@@ -58,23 +65,27 @@ class Manifest(msgspec.Struct, frozen=True):
         """The next offset to read; None: the partition was never read."""
         return self.offsets.get(partition[0], {}).get(partition[1])
 
-    def time(self, partition: Partition) -> int | None:
-        """The timestamp of the newest record read; None: no record was read."""
-        return self.times.get(partition[0], {}).get(partition[1])
+    def last_read(self, partition: Partition) -> LastRead | None:
+        """The newest record read; None: none was, or an older Polar read it."""
+        return self.last.get(partition[0], {}).get(partition[1])
 
     def advanced(
         self,
         offsets: Mapping[Partition, int],
         added: Mapping[str, Sequence[File]],
-        times: Mapping[Partition, int] = MappingProxyType({}),
+        last: Mapping[Partition, LastRead] = MappingProxyType({}),
+        cluster: str = "",
     ) -> Manifest:
-        """This manifest with new offsets and more files."""
+        """This manifest with new offsets and more files, of this cluster's records; an empty `cluster` leaves it as it is."""
         files = dict(self.files)
         for table, more in added.items():
             files[table] = [*files.get(table, ()), *more]
-        newer = {partition: max(time, self.time(partition) or time) for partition, time in times.items()}
         return msgspec.structs.replace(
-            self, offsets=_merged(self.offsets, offsets), times=_merged(self.times, newer), files=files
+            self,
+            offsets=_merged(self.offsets, offsets),
+            last=_merged(self.last, last),
+            files=files,
+            cluster=cluster or self.cluster,
         )
 
     def replaced(self, table: str, old: Sequence[File], new: Sequence[File]) -> Manifest:
@@ -101,7 +112,8 @@ EMPTY = Manifest()
 DRAFT = ".draft"
 
 
-def _merged(old: ByPartition, new: Mapping[Partition, int]) -> ByPartition:
+def _merged(old: Mapping[str, Mapping[int, T]], new: Mapping[Partition, T]) -> dict[str, dict[int, T]]:
+    """Values by topic and number."""
     merged = {topic: dict(numbers) for topic, numbers in old.items()}
     for (topic, number), value in new.items():
         merged.setdefault(topic, {})[number] = value
@@ -179,6 +191,14 @@ class Lake:
         if base.version and not self._path(base.version).exists():
             raise ConflictError
         return made
+
+    def require_cluster(self, newest: Manifest, cluster: str) -> None:
+        """Raises OtherClusterError if the newest manifest has the records of another Kafka cluster."""
+        if newest.cluster not in ("", cluster):
+            raise OtherClusterError(
+                f"the lake in {self.folder} has the records of the Kafka cluster {newest.cluster}, and this Kafka is {cluster}: set "
+                "POLAR_LAKE to a folder of its own, or move the lake away if the other Kafka is gone"
+            )
 
     def discard(self, table: str, names: Iterable[str]) -> None:
         """Remove files that weren't committed, which matters on a full disk; files in the newest manifest are kept."""

@@ -13,9 +13,10 @@ from types import MappingProxyType
 import structlog
 
 from analytics.lake import files
-from analytics.lake.manifest import ConflictError, File, Lake, Manifest, Partition, Writing, sync
+from analytics.lake.manifest import ConflictError, File, Lake, Manifest, OtherClusterError, Partition, Writing, sync
 from analytics.lake.rows import Row
 from analytics.lake.schema import TABLES
+from topics.log.last_read import LastRead
 
 log = structlog.get_logger()
 
@@ -30,13 +31,14 @@ def flush(
     rows: Mapping[str, Sequence[Row]],
     base: Mapping[Partition, int | None],
     offsets: Mapping[Partition, int],
-    times: Mapping[Partition, int] = MappingProxyType({}),
+    last: Mapping[Partition, LastRead] = MappingProxyType({}),
+    cluster: str = "",
 ) -> int:
-    """Commit rows read from `base` to `offsets`, with the newest records' `times`; returns how many rows fitted no column and were left
-    out.
+    """Commit rows read from `base` to `offsets`, where `last` were read last, of a Kafka cluster; returns how many rows fitted no column
+    and were left out.
 
-    Raises SupersededError, and OSError if nothing was committed. If the disk failed after the last step, everything was committed,
-    and the next try raises SupersededError.
+    Raises SupersededError, OtherClusterError, and OSError if nothing was committed. If the disk failed after the last step, everything
+    was committed, and the next try raises SupersededError.
     """
     added: dict[str, list[File]] = {}
     unfit = 0
@@ -54,11 +56,12 @@ def flush(
             sync(lake.folder / name)
         while True:
             newest = lake.newest()
+            lake.require_cluster(newest, cluster or newest.cluster)
             _check(newest, base)
             with suppress(ConflictError):
-                lake.commit(newest, newest.advanced(offsets, added, times))
+                lake.commit(newest, newest.advanced(offsets, added, last, cluster))
                 return unfit
-    except (OSError, SupersededError):
+    except (OSError, SupersededError, OtherClusterError):
         for name, made in added.items():
             lake.discard(name, (file.name for file in made))
         raise

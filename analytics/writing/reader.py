@@ -1,52 +1,75 @@
 """Reads committed records of assigned partitions, from the offsets of the lake's newest manifest.
 
 Invariant: after `start`, each partition's records come in order, each once, from the manifest's offset. Records that retention removed
-before they were read, and a log that was cut or created anew, are logged and skipped.
+before they were read are logged and skipped. A log that was created anew, or restored from an older copy, is read on after the last
+record that it shares with the lake.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import asyncio
+from collections.abc import Iterable
 
 import structlog
 
-from analytics.lake.manifest import Manifest, Partition
+from analytics.lake.manifest import Lake, Manifest, Partition
+from analytics.lake.written import written
 from topics.contract.topic import MIB
 from topics.environment.settings import Settings
 from topics.log import kafka
+from topics.log.last_read import replaced
+from topics.log.owner import OwnershipLostError, read_back
 
 BATCH = 100
 """Records per read, after which the buffer's size is checked and other tasks run."""
 FETCH_BYTES = MIB
 """Per partition, compressed; a larger record is still returned."""
 STOP_S = 2.0
+ANSWER_S = 10.0
+"""Limit for a broker's answer about its cluster."""
 
 log = structlog.get_logger()
+
+
+async def cluster_id(settings: Settings) -> str:
+    """The id of the Kafka cluster. Raises KafkaError, and TimeoutError."""
+    client = kafka.admin(settings)
+    try:
+        async with asyncio.timeout(ANSWER_S):
+            await client.start()
+            return str((await client.describe_cluster())["cluster_id"])
+    finally:
+        await client.close()
 
 
 class LogReader:
     """Reads from one manifest on; after a KafkaError create a new reader."""
 
-    def __init__(self, settings: Settings, partitions: Iterable[kafka.TopicPartition]) -> None:
+    def __init__(self, settings: Settings, lake: Lake, partitions: Iterable[kafka.TopicPartition]) -> None:
         self._settings = settings
+        self._lake = lake
         self._partitions = sorted(partitions)
         # `_begin` handles offsets out of range, not the client. The broker waits for FETCH_BYTES, at most half a second: an answer per
         # record would cost more than its processing.
         self._consumer = kafka.consumer(
             settings, auto_offset_reset="none", max_partition_fetch_bytes=FETCH_BYTES, fetch_min_bytes=FETCH_BYTES
         )
+        self.cluster = ""
+        """Id of the Kafka cluster, from `start` on."""
 
     async def start(self, manifest: Manifest) -> None:
-        """Seek to the manifest's offsets. Raises KafkaError."""
+        """Seek to the manifest's offsets. Raises KafkaError, TimeoutError, and OtherClusterError."""
+        self.cluster = await cluster_id(self._settings)
+        self._lake.require_cluster(manifest, self.cluster)
         await self._consumer.start()
         first = await self._consumer.beginning_offsets(self._partitions)
         end = await self._consumer.end_offsets(self._partitions)
-        anew = await self._anew(manifest, first)
         self._consumer.assign(self._partitions)
+        last = {source: read for source in self._partitions if (read := manifest.last_read(self.name(source)))}
+        begins = {source: await self._shared_end(source) for source in await replaced(self._consumer, last, first, end)}
         for source in self._partitions:
-            wanted = manifest.offset(self.name(source))
-            begin = first[source] if source in anew else _begin(wanted, first[source], end[source], source)
-            self._consumer.seek(source, begin)
+            wanted = begins.get(source, manifest.offset(self.name(source)))
+            self._consumer.seek(source, _begin(wanted, first[source], end[source], source))
 
     async def read(self, timeout_ms: int) -> list[kafka.Record]:
         """The next records; none after `timeout_ms`. Raises KafkaError."""
@@ -64,23 +87,27 @@ class LogReader:
         """A partition as manifests name it, without the namespace."""
         return source.topic.removeprefix(f"{self._settings.namespace}."), source.partition
 
-    async def _anew(self, manifest: Manifest, first: Mapping[kafka.TopicPartition, int]) -> set[kafka.TopicPartition]:
-        """Partitions that were deleted and created again under the same name: all their records are newer than those read."""
-        read = {source: time for source in self._partitions if (time := manifest.time(self.name(source))) is not None}
-        newer = (
-            await self._consumer.offsets_for_times({source: time + 1 for source, time in read.items()}) if read else {}
+    async def _shared_end(self, source: kafka.TopicPartition) -> int | None:
+        """The offset after the last record that is on the log and in the lake; None: no record is."""
+        known = await asyncio.to_thread(written, self._lake, self.name(source))
+        shared = None
+        try:
+            # All of it, since the log's records without rows don't show where the copy ends.
+            async for record in read_back(self._settings, source.topic, source.partition):
+                if (record.offset, record.timestamp) in known:
+                    shared = record.offset + 1
+        except OwnershipLostError as error:
+            raise TimeoutError(str(error)) from None
+        log.warning(
+            "a log was created anew or restored from an older copy; reading goes on after the last record that the lake has",
+            action="analytics.log_replaced",
+            at=_at(source, shared or 0),
         )
-        found = {source for source, at in newer.items() if at is not None and at.offset == first[source]}
-        anew = {source for source in found if first[source] < (manifest.offset(self.name(source)) or 0)}
-        for source in anew:
-            log.warning(
-                "a log was created anew; it is read from its beginning", action="analytics.log_anew", at=_at(source, 0)
-            )
-        return anew
+        return shared
 
 
 def _begin(wanted: int | None, first: int, end: int, source: kafka.TopicPartition) -> int:
-    """Where to begin in a partition that contains `[first, end)` and wasn't created anew."""
+    """Where to begin in a partition that contains `[first, end)`."""
     if wanted is None:
         return first
     if wanted < first:
@@ -88,7 +115,7 @@ def _begin(wanted: int | None, first: int, end: int, source: kafka.TopicPartitio
         log.warning("retention removed records unread", action="analytics.gap", at=_at(source, wanted), lost=lost)
         return first
     if wanted > end:
-        # A machine lost records that weren't on its disk yet; all remaining records were read.
+        # Its last record was read; transaction markers after it were lost.
         log.warning("a log lost records that the lake has", action="analytics.log_cut", at=_at(source, wanted), end=end)
         return end
     return wanted

@@ -20,10 +20,11 @@ import structlog
 from analytics.lake import rows
 from analytics.lake.manifest import Lake, Partition, Writing
 from analytics.lake.rows import Row
+from analytics.lake.written import output_of
 from analytics.writing import upkeep
 from analytics.writing.flush import SupersededError, flush
 from analytics.writing.membership import Membership
-from analytics.writing.reader import LogReader
+from analytics.writing.reader import LogReader, cluster_id
 from analytics.writing.retries import Retries
 from topics import completions, events, trajectories
 from topics.contract.codec import Codec, DecodeError, UnknownRecord
@@ -31,7 +32,8 @@ from topics.contract.topic import MIB
 from topics.environment.settings import Settings
 from topics.log import kafka
 from topics.log.heartbeat import HeartbeatSender, new_worker_id
-from topics.log.refusals import KafkaRefusedError
+from topics.log.last_read import LastRead
+from topics.types.errors import NotReadyError
 from topics.waiting.first_done import first_done
 
 ROLE = "analytics"
@@ -44,7 +46,6 @@ OFFSETS_S = 60.0
 POLL_MS = 200
 RESTART_S = 0.5
 CODECS: dict[str, Codec[object]] = {events.TOPIC.name: events.CODEC, completions.TOPIC.name: completions.CODEC}  # type: ignore[dict-item] # only read from
-OUTPUTS = f"{trajectories.TOPIC.name}."
 
 log = structlog.get_logger()
 
@@ -60,14 +61,17 @@ class Metrics(Protocol):
 async def run_analytics(settings: Settings, stop: asyncio.Event, metrics: Metrics | None = None) -> None:
     """Write until `stop`, then flush. Any number of writers share the partitions and a lake.
 
-    Raises NotReadyError if no Kafka is configured or Kafka refuses access. Waits for an unreachable Kafka and for a folder that can't be
-    written.
+    Raises NotReadyError if no Kafka is configured, Kafka refuses access, or the lake belongs to another Kafka cluster. Waits for an
+    unreachable Kafka and for a folder that can't be written.
     """
     kafka.connection(settings)  # which raises here, not within a task group
     worker_id = new_worker_id(ROLE)
     heart = HeartbeatSender(settings, lambda: HeartbeatSender.heartbeat(worker_id, ROLE, leaving=stop.is_set()))
-    heart.start()
     lake = Lake(settings.lake_folder)
+    # Before this process counts as alive, so `polar up` ends with the error. Where this can't be decided yet, the reader decides it later.
+    with suppress(kafka.KafkaError, TimeoutError, OSError):
+        lake.require_cluster(await asyncio.to_thread(lake.newest), await cluster_id(settings))
+    heart.start()
     membership = Membership(settings)
     left = asyncio.Event()
     try:
@@ -87,7 +91,7 @@ async def run_analytics(settings: Settings, stop: asyncio.Event, metrics: Metric
                 finally:
                     left.set()
     except ExceptionGroup as several:
-        refused = several.subgroup(KafkaRefusedError)
+        refused = several.subgroup(NotReadyError)
         raise several if refused is None else refused.exceptions[0] from None
     finally:
         heart.stop()
@@ -109,8 +113,8 @@ class Buffer:
 
     def __init__(self) -> None:
         self.rows: dict[str, list[Row]] = {}
-        self.times: dict[Partition, int] = {}
-        """Timestamp of each partition's newest record, including records without rows."""
+        self.last: dict[Partition, LastRead] = {}
+        """Each partition's newest record, including records without rows."""
         self._bytes = 0
         self._since: float | None = None
         """When the first row was read."""
@@ -203,7 +207,7 @@ class Writer:
     async def _start_over(self) -> LogReader:
         """Start reading at the newest manifest."""
         newest = await asyncio.to_thread(self._lake.newest)
-        reader = LogReader(self._settings, self._partitions)
+        reader = LogReader(self._settings, self._lake, self._partitions)
         try:
             await reader.start(newest)
         except BaseException:
@@ -222,12 +226,11 @@ class Writer:
 
     def _take(self, reader: LogReader, record: kafka.Record) -> None:
         source = reader.name(kafka.TopicPartition(record.topic, record.partition))
-        self._buffer.times[source] = max(record.timestamp, self._buffer.times.get(source, 0))
+        self._buffer.last[source] = LastRead(record.offset, record.timestamp)
         topic, at = source[0], f"{record.topic}[{record.partition}]@{record.offset}"
         try:
             decoded = CODECS.get(topic, trajectories.CODEC).decode(record.value or b"")
-            output = topic.removeprefix(OUTPUTS) if topic.startswith(OUTPUTS) else None
-            made = list(rows.of_record(decoded, rows.origin(record), output))
+            made = list(rows.of_record(decoded, rows.origin(record), output_of(topic)))
         except DecodeError as error:
             self.skipped["undecodable"] += 1
             log.warning("undecodable record", action="analytics.undecodable", at=at, reason=str(error))
@@ -249,7 +252,7 @@ class Writer:
         offsets = {self._reader.name(source): offset for source, offset in positions.items()}
         if offsets != self._base:
             buffer = self._buffer
-            arguments = (self._lake, self._writing, buffer.rows, self._base, offsets, buffer.times)
+            arguments = (self._lake, self._writing, buffer.rows, self._base, offsets, buffer.last, self._reader.cluster)
             self.skipped["unfit"] += await asyncio.to_thread(flush, *arguments)
             self._rows += sum(len(made) for made in buffer.rows.values())
             self._buffer, self._base = Buffer(), dict(offsets)

@@ -57,16 +57,20 @@ def task(number: int, calls: int = 3, output: str | None = None) -> Iterator[Sen
     yield Sent(topic, task_id, task_id, group)
 
 
-async def send(settings: Settings, *sent: Sent) -> None:
-    """Put records on the log, acknowledged."""
-    producer = kafka.producer(settings)
+async def send(settings: Settings, *sent: Sent, written_ms: int | None = None) -> None:
+    """Put records on the log, acknowledged. `written_ms`: their timestamp; None: now."""
+    producer: Any = kafka.producer(settings)
     await producer.start()
     try:
         pending = []
         for topic, task_id, key, record in sent:
             name = topic.full_name(settings.namespace)
             partition = partition_of_task(task_id, topic.embedded_partitions)
-            pending.append(await producer.send(name, encode(record), key=key.encode(), partition=partition))
+            pending.append(
+                await producer.send(
+                    name, encode(record), key=key.encode(), partition=partition, timestamp_ms=written_ms
+                )
+            )
         await asyncio.gather(*pending)
     finally:
         await kafka.stop(producer, 5)
@@ -89,7 +93,8 @@ async def on_the_log(settings: Settings, *outputs: str | None) -> Counter[tuple[
 
 
 def named(table: str, row: rows.Row) -> tuple[Any, ...]:
-    return table, row.get("output"), row["log_partition"], row["log_offset"], row.get(PART.get(table, ""))
+    part = row.get(PART.get(table, ""))
+    return table, row.get("output"), row["log_partition"], row["log_offset"], part, row["logged_at"]
 
 
 def in_the_lake(lake: Lake, manifest: Manifest | None = None) -> Counter[tuple[Any, ...]]:
@@ -100,7 +105,9 @@ def in_the_lake(lake: Lake, manifest: Manifest | None = None) -> Counter[tuple[A
         for table, files in manifest.files.items():
             paths = [str(lake.path(table, file)) for file in files]
             assert sum(file.rows for file in files) > 0
-            read = connection.execute("select * from read_parquet(?)", [paths])
+            read = connection.execute(
+                "select * replace (epoch_ms(logged_at) as logged_at) from read_parquet(?)", [paths]
+            )
             names = [column[0] for column in read.description]
             for values in read.fetchall():
                 found[named(table, dict(zip(names, values, strict=True)))] += 1

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from analytics.lake import files, manifest
-from analytics.lake.manifest import Lake
+from analytics.lake.manifest import Lake, OtherClusterError
 from analytics.lake.rows import Row
 from analytics.lake.schema import TABLES
 from analytics.writing import flush
@@ -62,6 +62,19 @@ def test_a_zombie_finds_its_partitions_moved_and_commits_nothing(lake: Lake) -> 
             flush.flush(lake, zombie, {TABLE: [row(0, 0)]}, {PARTITION: None, OTHER: None}, {PARTITION: 1, OTHER: 1})
     assert in_the_lake(lake).total() == 1
     assert count(lake) == 1
+
+
+def test_a_lake_takes_the_records_of_one_kafka(lake: Lake) -> None:
+    """The second began when the lake was empty."""
+    with lake.writing() as one, lake.writing() as two:
+        flush.flush(lake, one, {TABLE: [row(0, 0)]}, {PARTITION: None}, {PARTITION: 1}, cluster="first")
+        with pytest.raises(
+            OtherClusterError, match=r"records of the Kafka cluster first, and this Kafka is second: set POLAR_LAKE"
+        ):
+            flush.flush(lake, two, {TABLE: [row(1, 0)]}, {OTHER: None}, {OTHER: 1}, cluster="second")
+        flush.flush(lake, one, {TABLE: [row(0, 1)]}, {PARTITION: 1}, {PARTITION: 2}, cluster="first")
+    assert in_the_lake(lake).total() == 2
+    assert count(lake) == 2
 
 
 def test_others_commits_in_between_are_no_reason_to_give_up(lake: Lake) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import os
 import shutil
 import subprocess
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -20,6 +21,7 @@ from structlog.testing import capture_logs
 from analytics.lake.manifest import Lake
 from analytics.writing import retries, writer
 from analytics.writing.writer import run_analytics
+from tests import older_log
 from tests.analytics.loading import arrived, in_the_lake, on_the_log, rows_of, send, task, tasks
 from tests.waiting import eventually
 from topics import completions, events, trajectories
@@ -36,6 +38,7 @@ from topics.types.trajectory import Node, Trace, Trajectory
 from topics.waiting.backoff import Backoff
 
 DEADLINE_S = 30.0
+HOUR_MS = 3_600_000
 PARTITION = partition_of_task("t1", completions.TOPIC.embedded_partitions)
 
 
@@ -129,6 +132,16 @@ async def test_two_writers_share_a_lake_through_rebalances(settings: Settings) -
             await arrived(settings, await on_the_log(settings, None))
 
 
+async def test_a_lake_of_another_kafka_is_refused(settings: Settings) -> None:
+    await send(settings, *task(1))
+    lake = Lake(settings.lake_folder)
+    lake.prepare()
+    other = lake.commit(lake.newest(), lake.newest().advanced({("events", 0): 7}, {}, cluster="another"))
+    with pytest.raises(NotReadyError, match=r"records of the Kafka cluster another, .* set POLAR_LAKE"):
+        await asyncio.wait_for(run_analytics(settings, asyncio.Event()), DEADLINE_S)
+    assert lake.newest() == other
+
+
 async def test_a_named_output_topic_that_is_made_meanwhile_is_followed(settings: Settings) -> None:
     async with writing(settings):
         await send(settings, *task(1))
@@ -187,8 +200,9 @@ async def test_an_output_topic_that_was_made_anew_is_read_from_its_beginning(set
     with capture_logs() as said:
         async with writing(settings):
             await eventually(lambda: rows_of(lake) > before, DEADLINE_S)
-    assert "analytics.log_anew" in actions(said)
-    assert in_the_lake(lake)[("groups", "mine", partition_of_task("t0", 4), 1, None)] == 2
+    assert "analytics.log_replaced" in actions(said)
+    again = [row for row in in_the_lake(lake) if row[:4] == ("groups", "mine", partition_of_task("t0", 4), 1)]
+    assert len(again) == 2
 
 
 async def test_a_log_that_lost_its_end_is_not_written_twice(
@@ -208,6 +222,47 @@ async def test_a_log_that_lost_its_end_is_not_written_twice(
             await send(settings, *tasks(10, seed=4, start=2))
             await eventually(lambda: lake.newest().offset(source) not in (1000, None), DEADLINE_S)
     assert all(in_the_lake(lake)[row] == 1 for row in before)
+
+
+@pytest.mark.parametrize(
+    ("added", "clock_ms"),
+    [(1, 0), (40, -HOUR_MS)],
+    ids=["shorter than the position", "past the position, written by a clock an hour behind"],
+)
+async def test_a_log_restored_from_an_older_copy_is_read_on_where_the_copy_ends(
+    settings: Settings, added: int, clock_ms: int
+) -> None:
+    await send(settings, *tasks(8, seed=6))
+    copied = await older_log.copy(settings, events.TOPIC, completions.TOPIC, trajectories.TOPIC)
+    await send(settings, *tasks(8, seed=7, start=20))
+    async with writing(settings):
+        await arrived(settings, before := await on_the_log(settings, None))
+    await older_log.restore(settings, copied)
+    await send(settings, *tasks(added, seed=8, start=100), written_ms=int(time.time() * 1000) + clock_ms)
+    async with writing(settings):
+        await arrived(settings, before | await on_the_log(settings, None))
+    await send(settings, *task(1000))
+    async with writing(settings):
+        await arrived(settings, before := before | await on_the_log(settings, None))
+    # The lake has records of two pasts now.
+    await older_log.restore(settings, copied)
+    await send(settings, *tasks(added, seed=9, start=2000))
+    async with writing(settings):
+        await arrived(settings, before | await on_the_log(settings, None))
+
+
+async def test_a_lake_restored_from_an_older_copy_gets_what_it_lacks(settings: Settings, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    for start in (0, 20):
+        await send(settings, *tasks(10, seed=start, start=start))
+        async with writing(settings):
+            await arrived(settings, await on_the_log(settings, None))
+        if not start:
+            shutil.copytree(settings.lake_folder, copy)
+    shutil.rmtree(settings.lake_folder)
+    shutil.copytree(copy, settings.lake_folder)
+    async with writing(settings):
+        await arrived(settings, await on_the_log(settings, None))
 
 
 async def test_a_folder_that_cant_be_written_is_said_once_and_waited_for(
