@@ -42,6 +42,10 @@ STALE_DRAFT_S = 3600.0
 """An older draft of a database was left by a killed process: writing one takes seconds."""
 
 
+NEWEST = "QUALIFY rank() OVER (PARTITION BY session_id ORDER BY logged_at DESC, log_offset DESC) = 1"
+"""The rows of a session's newest trajectory: a session ends a second time after Kafka was restored from a copy older than its end."""
+
+
 @dataclass(frozen=True)
 class View:
     """One view: the meaning of a row and of each column, and its SQL over the tables and earlier views."""
@@ -167,7 +171,7 @@ SESSIONS = View(
         "backend": "the kind of runtime of its attempt; null: it has no runtime yet, its init failed, or an older Polar ran it",
         "unenforced": "what that runtime didn't enforce on its host; empty: nothing; null: not reported, and as `backend`",
     },
-    """
+    f"""
     WITH expected AS (
         SELECT *, task_id || '.' || sample_index AS session_id
         FROM (SELECT task_id, harness, submitted_at, unnest(range(num_samples)) AS sample_index FROM tasks)
@@ -186,10 +190,10 @@ SESSIONS = View(
         backend, unenforced
     FROM expected
     LEFT JOIN newest USING (session_id)
-    LEFT JOIN lake.trajectories AS ended USING (session_id)
+    LEFT JOIN (FROM lake.trajectories {NEWEST}) AS ended USING (session_id)
     LEFT JOIN runtimes
         ON runtimes.session_id = expected.session_id AND runtimes.attempt = coalesce(ended.attempt, newest.attempt, 1)
-    """,
+    """,  # noqa: S608 - our own
 )
 STAGE_TIMES = View(
     "stage_times",
@@ -239,7 +243,7 @@ TRACES = View(
         "reward": "null: none",
         "finish_reason": "of its last call",
     },
-    "FROM lake.traces",
+    f"FROM lake.traces {NEWEST}",
 )
 TRAJECTORIES = View(
     "trajectories",
@@ -262,7 +266,7 @@ TRAJECTORIES = View(
         "metadata": "the task's, as JSON",
         "mode": "`train` or `eval`",
     },
-    "FROM lake.trajectories",
+    f"FROM lake.trajectories {NEWEST}",
 )
 GROUPS = View(
     "groups",

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import msgspec
 import pyarrow.parquet as pq
 import pytest
 
@@ -20,6 +21,7 @@ from topics.environment.settings import Settings
 from topics.events import InitFinished
 from topics.types.completion import PolicySpan
 from topics.types.errors import Kind, SessionError
+from topics.types.trajectory import Trajectory
 
 DESIGN = {
     "calls": "call_id, session_id, task_id, attempt, parent_id, dialect, engine, model_requested, model_served, kind, outcome, "
@@ -190,6 +192,17 @@ def test_traces_and_trajectories_are_those_of_the_log(told: duckdb.DuckDBPyConne
     assert len(traces) == 6
     found = rows(told, "SELECT session_id, calls, trainable_tokens FROM trajectories ORDER BY session_id")
     assert found[:3] == [("mend.0", 3, 30), ("mend.1", 5, 20), ("mend.2", 4, 40)]
+
+
+def test_a_session_that_ended_twice_since_kafka_was_restored_has_its_newest_end(tmp_path: Path) -> None:
+    mend = [record for _, record in story() if isinstance(record, Trajectory) and record.session_id == "mend.1"]
+    again = [(3600.0, msgspec.structs.replace(record, reward=0.25)) for record in mend]
+    with opened(write(tmp_path, story())) as connection:
+        counts = {view: rows(connection, f"SELECT count(*) FROM {view}") for view in views.VIEWS}
+    with opened(write(tmp_path / "twice", [*story(), *again])) as connection:
+        assert {view: rows(connection, f"SELECT count(*) FROM {view}") for view in views.VIEWS} == counts
+        for view in ("sessions", "trajectories"):
+            assert rows(connection, f"SELECT reward FROM {view} WHERE session_id = 'mend.1'") == [(0.25,)]
 
 
 def test_what_a_duplicate_of_a_task_says_does_not_count(tmp_path: Path) -> None:
