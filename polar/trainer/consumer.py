@@ -185,7 +185,8 @@ class TrajectoryConsumer:
             await self._reader.place(self._start)
             self._marks = {number: Mark(offset, offset) for number, offset in self._reader.positions.items()}
         else:
-            await self._reader.place({number: mark.start for number, mark in self._marks.items()})
+            last = {number: mark.last for number, mark in self._marks.items() if mark.last is not None}
+            await self._reader.place({number: mark.start for number, mark in self._marks.items()}, last)
         self._is_placed = True
 
     def _stream(self, items: Items, *rules: Rule) -> Stream[Any]:

@@ -16,6 +16,7 @@ import msgspec
 import structlog
 
 from polar.trainer.groups import Group, GroupDeadline, is_usable
+from topics.log.last_read import LastRead
 from topics.types.errors import InputError
 from topics.types.trajectory import GroupFinished, Trajectory
 
@@ -37,6 +38,8 @@ class Mark(msgspec.Struct, frozen=True):
     """Items that ended before this offset were yielded."""
     early: list[str] = []
     """Task ids of groups that were yielded incomplete and whose end lies at `next` or later."""
+    last: LastRead | None = None
+    """The newest record before `next` that was read; None: none was, or an older Polar saved the state."""
 
 
 class State(msgspec.Struct, frozen=True):
@@ -96,18 +99,18 @@ class Fold(ABC, Generic[T]):
 class Trajectories(Fold[Trajectory]):
     def __init__(self, marks: Mapping[int, Mark], skipped: Counter[str]) -> None:
         self._next = {partition: mark.next for partition, mark in marks.items()}
+        self._last = {partition: mark.last for partition, mark in marks.items()}
         self.skipped = skipped
 
     def take(self, partition: int, offset: int, record: object, written_ms: int = 0) -> Trajectory | None:
-        del written_ms  # a trajectory never waits
-        self._next[partition] = offset + 1
+        self._next[partition], self._last[partition] = offset + 1, LastRead(offset, written_ms)
         return record if isinstance(record, Trajectory) else None
 
     def reached(self, partition: int, offset: int) -> None:
         self._next[partition] = max(offset, self._next[partition])
 
     def marks(self) -> dict[int, Mark]:
-        return {partition: Mark(offset, offset) for partition, offset in self._next.items()}
+        return {partition: Mark(offset, offset, last=self._last[partition]) for partition, offset in self._next.items()}
 
 
 @dataclass
@@ -140,10 +143,12 @@ class _Partition:
     """By task id."""
     now_ms: int = 0
     """The newest timestamp of its records, or the time at which its end was reached."""
+    last: LastRead | None = None
+    """As in `Mark`."""
 
     def mark(self) -> Mark:
         start = min((group.first for group in self.open.values()), default=self.position)
-        return Mark(start, max(self.position, self.next), sorted(self.early))
+        return Mark(start, max(self.position, self.next), sorted(self.early), self.last)
 
     def deadlines(self, deadline: GroupDeadline) -> dict[str, int]:
         """By task id, the time at which each group with enough usable samples is yielded. Empty while records are read again."""
@@ -170,7 +175,8 @@ class Groups(Fold[Group]):
         deadline: Callable[[], GroupDeadline | None] = lambda: None,
     ) -> None:
         self._partitions = {
-            partition: _Partition(mark.start, mark.next, set(mark.early)) for partition, mark in marks.items()
+            partition: _Partition(mark.start, mark.next, set(mark.early), last=mark.last)
+            for partition, mark in marks.items()
         }
         self._deadline = deadline
         self.skipped = skipped
@@ -179,6 +185,8 @@ class Groups(Fold[Group]):
         at = self._partitions[partition]
         at.position = offset + 1
         at.now_ms = max(at.now_ms, written_ms)
+        if offset >= at.next:
+            at.last = LastRead(offset, written_ms)
         match record:
             case Trajectory() if record.task_id in at.early:
                 self.skipped["late_sample"] += offset >= at.next

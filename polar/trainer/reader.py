@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Literal
 
 import structlog
@@ -18,6 +19,7 @@ from topics import trajectories
 from topics.contract.topic import MIB
 from topics.environment.settings import Settings
 from topics.log import admin, kafka
+from topics.log.last_read import LastRead, replaced
 from topics.types.errors import InputError, NotReadyError
 
 Start = Literal["earliest", "latest"]
@@ -37,6 +39,10 @@ RETRY_S = 0.5
 OUT_OF_RANGE = 1
 """Kafka's error code for an offset outside the log."""
 STOP_S = 5.0
+OTHER_LOG = (
+    "the state belongs to another topic, or the topic was created anew or restored from an older copy; without the state, "
+    "start='earliest' reads all that the topic has, and start='latest' what will be added"
+)
 
 log = structlog.get_logger()
 
@@ -82,11 +88,13 @@ class Reader:
             if self._client is not None:
                 await kafka.stop(self._client, STOP_S)
 
-    async def place(self, start: Start | Mapping[int, int]) -> None:
-        """Drop `ready` and read from `start`: an end of the log, or offsets by partition.
+    async def place(
+        self, start: Start | Mapping[int, int], last: Mapping[int, LastRead] = MappingProxyType({})
+    ) -> None:
+        """Drop `ready` and read from `start`: an end of the log, or offsets by partition, where `last` were read last.
 
-        Raises InputError for offsets that the topic never had, and NotReadyError if retention removed records (unless `allow_gap` is set)
-        or no broker answers.
+        Raises InputError for offsets that the topic never had, or if it has other records than those read; and NotReadyError if
+        retention removed records (unless `allow_gap` is set) or no broker answers.
         """
         await self._stop_polling()
         self.ready.clear()
@@ -102,6 +110,7 @@ class Reader:
             raise InputError("state.partitions", sorted(start), f"{self._topic} has the partitions {sorted(first)}")
         else:
             offsets = {number: self._reachable(number, offset, first, end) for number, offset in start.items()}
+            await self._require_same_log(last, first, end)
         self.positions = self._seek(offsets)
 
     async def fill(self, timeout_s: float | None, due_ms: Callable[[], int | None] = lambda: None) -> bool:
@@ -188,8 +197,9 @@ class Reader:
     def _reachable(self, number: int, offset: int, first: Mapping[int, int], end: Mapping[int, int]) -> int:
         """The offset, or the partition's first offset if `allow_gap` is set and earlier records are gone."""
         if offset > end[number]:
-            reason = f"{self._topic}[{number}] ends at {end[number]}: the state belongs to another topic, or the topic was created anew"
-            raise InputError(f"state.partitions.{number}", offset, reason)
+            raise InputError(
+                f"state.partitions.{number}", offset, f"{self._topic}[{number}] ends at {end[number]}: {OTHER_LOG}"
+            )
         if offset >= first[number]:
             return offset
         lost = f"{self._topic}[{number}]: the records from {offset} to {first[number] - 1} were removed by retention before they were read"
@@ -197,6 +207,19 @@ class Reader:
             raise NotReadyError(f"{lost}; allow_gap=True continues without them; a longer retention.ms prevents this")
         log.warning(lost, action="trainer.gap", partition=number)
         return first[number]
+
+    async def _require_same_log(
+        self, last: Mapping[int, LastRead], first: Mapping[int, int], end: Mapping[int, int]
+    ) -> None:
+        bounds = [{self._partitions[number]: offset for number, offset in each.items()} for each in (first, end)]
+        read = {self._partitions[number]: record for number, record in last.items()}
+        try:
+            other = await replaced(self._consumer, read, *bounds)
+        except (kafka.KafkaError, TimeoutError) as error:
+            raise NotReadyError(f"{self._topic} can't be read: {error!r}") from None
+        for source in sorted(other):
+            where = f"{self._topic}[{source.partition}] has another record at {read[source].offset}"
+            raise InputError(f"state.partitions.{source.partition}", read[source].offset, f"{where}: {OTHER_LOG}")
 
     async def _bounds(self) -> tuple[dict[int, int], dict[int, int]] | None:
         """The first offset and the committed end of each partition; None if no broker answers."""

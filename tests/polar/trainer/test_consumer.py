@@ -24,11 +24,13 @@ from aiokafka.errors import UnsupportedCodecError
 from numpy.typing import NDArray
 
 from polar.trainer import Group, TrajectoryConsumer, drop_zero_advantage, reader
+from tests import older_log
+from tests.analytics.loading import Sent, send
 from tests.polar.trainer.writing import PARTITIONS, Writer, finished, group, trajectory
 from topics import trajectories
 from topics.contract.codec import encode
 from topics.environment.settings import Settings
-from topics.log import kafka
+from topics.log import admin, kafka
 from topics.log.owner import FencedProducer, Write
 from topics.types.errors import InputError, NotReadyError
 from topics.types.trajectory import ExpandedTrace, Trajectory
@@ -340,6 +342,37 @@ async def test_a_state_of_something_else_is_refused(
             opened.load_state_dict(state)
             await anext(aiter(opened))
     assert raised.value.field == field
+
+
+@pytest.mark.parametrize("items", ["trajectories", "groups"])
+async def test_a_state_of_records_that_the_topic_lost_is_refused_also_once_it_has_grown_past_them(
+    settings: Settings, items: str
+) -> None:
+    """As after the broker was restored from an older copy."""
+    names = [f"{word}-{number}" for word in ("kept", "lost", "added") for number in range(12)]
+
+    async def add(word: str) -> None:
+        for name in (name for name in names if name.startswith(word)):
+            await send(settings, *(Sent(trajectories.TOPIC, name, name, each) for each in group(name, [0.0, 1.0])))
+
+    await admin.apply(settings, [trajectories.TOPIC], embedded=True)
+    states, copies = {}, {}
+    for word in ("kept", "lost"):
+        await add(word)
+        copies[word] = await older_log.copy(settings, trajectories.TOPIC)
+        async with consumer(settings) as opened:
+            _ = [one async for one in (opened if items == "trajectories" else opened.groups())]
+            states[word] = json.loads(json.dumps(opened.state_dict()))
+    await older_log.restore(settings, copies["kept"])
+    for word in ("added", "added"):
+        await add(word)
+    async with consumer(settings) as opened:
+        opened.load_state_dict(states["lost"])
+        with pytest.raises(InputError, match=r"\[\d\] has another record at \d+: .* restored from an older copy"):
+            await anext(aiter(opened if items == "trajectories" else opened.groups()))
+        opened.load_state_dict(states["kept"])
+        found = [one.task_id async for one in (opened if items == "trajectories" else opened.groups())]
+    assert set(found) == {name for name in names if name.startswith("added")}
 
 
 async def test_a_consumer_is_used_while_it_is_open(settings: Settings, writer: Writer) -> None:

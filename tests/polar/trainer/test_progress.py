@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from polar.trainer.groups import Group, GroupDeadline
 from polar.trainer.progress import Fold, Groups, Mark, State, Trajectories
 from tests.polar.trainer.writing import finished, trajectory
+from topics.log.last_read import LastRead
 from topics.trajectories import Output
 from topics.types.errors import InputError
 from topics.types.trajectory import Trajectory
@@ -177,10 +178,10 @@ def test_a_group_leaves_when_its_time_has_come_with_the_samples_that_are_there()
     assert group is not None
     assert [one.sample_index for one in group.trajectories] == [0, 2]
     assert fold.due() is None
-    assert fold.marks() == {0: Mark(2, 2, ["t"])}
+    assert fold.marks() == {0: Mark(2, 2, ["t"], LastRead(1, 1000))}
     assert fold.take(0, 2, trajectory("t", 1, 4)) is fold.take(0, 3, finished("t", [1.0] * 4)) is None
     assert fold.skipped == {"late_sample": 1}
-    assert fold.marks() == {0: Mark(4, 4)}
+    assert fold.marks() == {0: Mark(4, 4, last=LastRead(3, 0))}
 
 
 def test_after_its_time_a_group_leaves_as_soon_as_it_has_enough_usable_samples() -> None:
@@ -214,7 +215,7 @@ def test_a_state_knows_of_a_group_that_left_early_until_its_end_was_read() -> No
     assert fold.due() is None, "not while the log is read again, and not a second time"
     fold.take(0, 3, trajectory("t", 1, 3))
     assert fold.skipped == {"late_sample": 1}, "what was seen before the state isn't counted again"
-    assert fold.marks() == {0: Mark(4, 4, ["t"])}
+    assert fold.marks() == {0: Mark(4, 4, ["t"], LastRead(3, 0))}
 
 
 @given(logs(), MOVES)
@@ -234,7 +235,7 @@ def test_a_group_that_began_before_reading_did_is_counted_and_not_given() -> Non
     assert fold.take(0, 5, trajectory("t", 1, 2)) is None
     assert fold.take(0, 6, finished("t", [1.0, 1.0])) is None
     assert skipped == {"incomplete_group": 1}
-    assert fold.marks() == {0: Mark(7, 7)}
+    assert fold.marks() == {0: Mark(7, 7, last=LastRead(6, 0))}
 
 
 def test_a_state_names_the_first_record_of_the_oldest_group_on_its_way() -> None:
@@ -242,7 +243,7 @@ def test_a_state_names_the_first_record_of_the_oldest_group_on_its_way() -> None
     records = [trajectory("a", 0, 2), trajectory("b"), finished("b", [1.0]), trajectory("c")]
     (group,) = [group for offset, record in enumerate(records) if (group := fold.take(0, offset, record))]
     assert group.task_id == "b"
-    assert fold.marks() == {0: Mark(0, 4)}
+    assert fold.marks() == {0: Mark(0, 4, last=LastRead(3, 0))}
 
 
 def test_a_state_taken_while_reading_again_still_tells_what_was_given() -> None:
