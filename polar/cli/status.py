@@ -101,7 +101,7 @@ def _head(live: Snapshot, *, ready: int) -> str:
     busy = f"; slots busy: {', '.join(workers)}" if workers else ""
     pause = f"; {notice}" if (notice := fleet_in_words(live)) else ""
     return f"alive: {counted(live.processes) or 'no process'}{busy}; {ready} sessions READY{pause}\n" + "".join(
-        f"{obstacle}\n" for obstacle in live.obstacles
+        f"{escaped_line(obstacle)}\n" for obstacle in live.obstacles
     )
 
 

@@ -75,7 +75,7 @@ def a_hostile_log() -> list[Write]:
 @contextmanager
 def a_hostile_process(settings: Settings) -> Iterator[None]:
     """Sends heartbeats inside the context, so the process is alive whenever a command looks."""
-    beat = Heartbeat(EVIL, EVIL, EVIL, 1, [StageSlots(Stage.RUN, EVIL, 8, 5, [0])])
+    beat = Heartbeat(EVIL, EVIL, EVIL, 1, [StageSlots(Stage.RUN, EVIL, 8, 5, [0])], obstacle=EVIL)
     ended = threading.Event()
 
     def send() -> None:
