@@ -16,8 +16,9 @@ from polar.fleet.acknowledgements import Acknowledgements
 from topics import workers
 from topics.environment.settings import Settings
 from topics.log import kafka
-from topics.log.follow import Follower, Since
+from topics.log.follow import START_S, Follower, Since
 from topics.log.producer import LogProducer, UnacknowledgedError
+from topics.types.errors import NotReadyError
 from topics.waiting.first_done import first_done
 from topics.workers import Probe, Sign
 
@@ -36,10 +37,13 @@ class HeartbeatWatch:
         self.processes = Acknowledgements()
         self._producer = producer
         self._by = by
+        self._settings = settings
         self._changed = asyncio.Event()
-        self._follower = Follower(settings, workers.TOPIC, self._on_record, since=Since.ago(SINCE_S))
 
     async def __aenter__(self) -> Self:
+        """Raises NotReadyError."""
+        ahead_s = await self._ahead_s()
+        self._follower = Follower(self._settings, workers.TOPIC, self._on_record, since=Since.ago(SINCE_S + ahead_s))
         await self._follower.start()
         return self
 
@@ -60,6 +64,14 @@ class HeartbeatWatch:
         finally:
             probing.cancel()
             await asyncio.wait([probing])
+
+    async def _ahead_s(self) -> float:
+        """By how much this host's clock is ahead of the broker's, which stamps heartbeats. By our clock alone, all of them may seem old."""
+        try:
+            probe = await self._producer.send(workers.TOPIC, Probe(self._by), key=self._by, deadline_s=START_S)
+        except UnacknowledgedError as error:
+            raise NotReadyError(f"Kafka doesn't acknowledge this client's records: {error}") from None
+        return time.time() - probe.timestamp / 1000
 
     async def _probe(self) -> None:
         while True:

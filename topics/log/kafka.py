@@ -107,6 +107,8 @@ class RecordMetadata(Protocol):
 
     partition: int
     offset: int
+    timestamp: int
+    """Unix ms; the broker's clock on topics with LogAppendTime."""
 
 
 class OffsetAndTime(Protocol):

@@ -48,6 +48,8 @@ class Ack:
 
     partition: int
     offset: int
+    timestamp: int
+    """Unix ms; the broker's clock on topics with LogAppendTime."""
 
 
 @dataclass(frozen=True)
@@ -181,7 +183,8 @@ class LogProducer:
             raise UnacknowledgedError(f"{outgoing.topic}: the producer was stopped before the acknowledgement")
         if (error := future.exception()) is not None:
             raise UnacknowledgedError(f"{outgoing.topic}: {refusal(self._settings, error) or repr(error)}")
-        return Ack(future.result().partition, future.result().offset)
+        position = future.result()
+        return Ack(position.partition, position.offset, position.timestamp)
 
     async def _hand_over(
         self, outgoing: _Outgoing, deadline: float

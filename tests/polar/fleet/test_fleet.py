@@ -182,14 +182,17 @@ async def test_a_version_goes_forward_for_each_engine(fleet: Fleet) -> None:
     assert (await fleet.status()).versions == {None: 1}
 
 
+@pytest.mark.parametrize("ahead_s", [0.0, 60.0])
 async def test_a_proxy_that_died_is_waited_for_until_its_lease_has_ended(
-    bench: Bench, fleet: Fleet, proxy: Proxy
+    bench: Bench, fleet: Fleet, proxy: Proxy, monkeypatch: pytest.MonkeyPatch, ahead_s: float
 ) -> None:
-    """Its last heartbeat is all that is left of it."""
+    """Its last heartbeat is all that is left of it, and seems old to a client whose clock is ahead of the broker's."""
     producer = LogProducer(bench.settings)
     await producer.start()
     dead = Heartbeat("proxy-dead", "proxy", "h", 1, address="http://h:1", calls=3)
     await producer.send(workers.TOPIC, dead, key=dead.worker_id)
+    here = time.time
+    monkeypatch.setattr(time, "time", lambda: here() + ahead_s)
     began = time.monotonic()
     report = await fleet.pause(deadline_s=20)
     assert 4 < time.monotonic() - began < 12
