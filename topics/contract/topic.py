@@ -9,6 +9,9 @@ import msgspec
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
 MIB = 1024 * 1024
+AHEAD_MS = DAY_MS
+"""How far a writer's clock may be ahead of the broker's before the broker refuses its records. Kafka's default is an hour. A day is
+longer than any error of time zones; without a limit, one record from the far future would keep all later segments from being deleted."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,7 @@ class Topic:
             "min.insync.replicas": str(min_insync),
             "unclean.leader.election.enable": "false",
             "message.timestamp.type": "LogAppendTime" if self.log_append_time else "CreateTime",
+            "message.timestamp.after.max.ms": str(AHEAD_MS),
         }
         if self.retention_ms is None:
             config["cleanup.policy"] = "compact"

@@ -2,8 +2,10 @@
 
 import asyncio
 import dataclasses
+import time
 
 import pytest
+from aiokafka import AIOKafkaProducer
 
 from tests.topics.specimens import TOPICS
 from topics import control, events, fleet, sessions, trajectories, workers
@@ -14,6 +16,8 @@ from topics.log import kafka as clients
 from topics.log.admin import Applied
 from topics.log.producer import LogProducer
 from topics.types.errors import InputError, NotReadyError
+
+AHEAD_S = 20 * 3600
 
 
 async def applied(settings: Settings, *topics: Topic) -> list[str]:
@@ -39,6 +43,18 @@ async def test_a_setting_that_differs_is_altered_and_an_operators_own_is_kept(se
     assert await applied(settings, control.TOPIC) == ["unchanged"]
     (found,) = await admin.listing(settings)
     assert found.config == control.TOPIC.broker_config(min_insync=1) | {"flush.messages": "77"}
+
+
+async def test_a_record_may_be_hours_ahead_of_the_broker_s_clock(settings: Settings) -> None:
+    """By Kafka's default an hour, and a broker whose clock went back would refuse everything."""
+    await applied(settings, control.TOPIC)
+    producer = AIOKafkaProducer(**clients.connection(settings))
+    await producer.start()
+    ahead_ms = int((time.time() + AHEAD_S) * 1000)
+    try:
+        await producer.send_and_wait(control.TOPIC.full_name(settings.namespace), b"", timestamp_ms=ahead_ms)
+    finally:
+        await producer.stop()
 
 
 async def test_another_partition_count_of_a_copartitioned_topic_is_refused(settings: Settings) -> None:
