@@ -9,11 +9,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from consumers.coordinator.commands import DeadlinePassed, FleetPaused, FleetResumed
-from consumers.coordinator.deadlines import GRACE_MS, QUEUE_MS, TICKET_MS, Pauses
+from consumers.coordinator.deadlines import EXPIRY_MS, GRACE_MS, QUEUE_MS, TICKET_MS, Pauses, deadline_of
+from consumers.coordinator.decide import OPENED, TRANSITIONS
 from consumers.coordinator.state import Table
 from tests.consumers.coordinator.bench import PLAN, Bench, submitted
+from topics import tasks
 from topics.completions import Build, Open
 from topics.contract.codec import encode
+from topics.contract.topic import DAY_MS
 from topics.events import SessionOpenRequested
 from topics.sessions import CODEC, Position
 from topics.types.session import Phase, SessionState, Stage, TaskState
@@ -124,6 +127,23 @@ def test_a_pause_that_is_told_twice_is_one() -> None:
     bench.give(FleetResumed())
     assert bench.give(FleetResumed()).skipped == "not_paused"
     assert bench.table.pauses.total_ms(9_000) == 8_000
+
+
+def test_waits_fit_how_long_a_task_is_kept() -> None:
+    """Nobody waits for a task that is gone, and a task that may be read again is still known."""
+    kept = tasks.TOPIC.broker_config(1)
+    assert int(kept["retention.ms"]) - DAY_MS == QUEUE_MS
+    assert int(kept["retention.ms"]) + int(kept["segment.ms"]) < EXPIRY_MS, (
+        "a segment goes when its newest record is due"
+    )
+
+
+@pytest.mark.parametrize("phase", [phase for phase in Phase if phase is not Phase.ENDED])
+def test_each_phase_that_waits_ends_by_itself(phase: Phase) -> None:
+    task, opened = TaskState("t", 1, plan=PLAN), TaskState("o", 1, plan=PLAN, opened_at=0)
+    assert deadline_of(SessionState("t.0", "t", 0, phase, 0), task) is not None
+    assert deadline_of(SessionState("o.0", "o", 0, phase, 0, ttl_ms=TTL_MS), opened) is not None
+    assert (phase, DeadlinePassed) in TRANSITIONS | OPENED
 
 
 @pytest.mark.parametrize("is_paused", [False, True])
