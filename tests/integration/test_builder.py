@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from dataclasses import replace
 
 import msgspec
 import numpy as np
@@ -14,8 +15,8 @@ from consumers.builders.per_request import PerRequest
 from consumers.building import builder
 from tests.integration.conftest import building, emitted, records_of
 from tests.waiting import eventually
-from topics import completions, dead_letters, trajectories
-from topics.completions import Build, CallRecord, Open
+from topics import completions, dead_letters, events, trajectories
+from topics.completions import Build, CallRecord, Disowned, Emitted, Open
 from topics.contract.codec import encode
 from topics.environment.settings import Settings
 from topics.log import admin, kafka
@@ -33,7 +34,7 @@ PARTITION = partition_of_task("t", completions.TOPIC.embedded_partitions)
 
 async def write(log: LogProducer, *records: CallRecord) -> None:
     for record in records:
-        await log.send(completions.TOPIC, record, key="t.0", task_id="t")
+        await log.send(completions.TOPIC, record, key=getattr(record, "session_id", None) or "t", task_id="t")
 
 
 async def garbage(settings: Settings) -> None:
@@ -129,3 +130,66 @@ async def test_an_output_topic_that_was_deleted_is_made_again(settings: Settings
 
     async with building(settings):
         assert [type(record) for record in await eventually(found, DEADLINE_S, every_s=0.1)] == [Trajectory]
+
+
+def opened(session_id: str, *records: CallRecord) -> list[CallRecord]:
+    return [Open(session_id, 1, "a"), *records]
+
+
+def built(session_id: str) -> Build:
+    return msgspec.structs.replace(build(), session_id=session_id, sample_index=int(session_id.partition(".")[2]))
+
+
+async def sessions_emitted(settings: Settings, count: int) -> list[str]:
+    """The sessions of so many trajectories, in the order in which they were written."""
+
+    async def found() -> list[str]:
+        written = await records_of(settings, trajectories.TOPIC, Trajectory)
+        return [each.session_id for each in written] if len(written) >= count else []
+
+    return await eventually(found, DEADLINE_S, every_s=0.1)
+
+
+async def test_a_session_that_is_open_when_its_builder_ends_is_built_by_the_next(
+    settings: Settings, log: LogProducer
+) -> None:
+    await write(log, *opened("t.0", call()), *opened("t.1", built("t.1")))
+    async with building(settings):
+        assert await sessions_emitted(settings, 1) == ["t.1"]
+    async with building(settings):
+        await write(log, built("t.0"))
+        assert await sessions_emitted(settings, 2) == ["t.1", "t.0"]
+    (trajectory,) = [
+        each for each in await records_of(settings, trajectories.TOPIC, Trajectory) if each.session_id == "t.0"
+    ]
+    assert trajectory.stats.calls == 1, "its call lay before what the first builder had read"
+
+
+async def test_a_builder_emits_nothing_before_it_knows_all_that_is_emitted(
+    settings: Settings, log: LogProducer
+) -> None:
+    """The last builder died before it committed how far it was: its `Emitted` lies more than a fetch behind the `Build`."""
+    await write(log, *opened("t.0"), *opened("t.1", built("t.1")))
+    between = [Disowned(f"call{n}", "t.0", "a", "closed") for n in range(2 * builder.FETCH_RECORDS)]
+    await asyncio.gather(*(write(log, each) for each in between))
+    await write(log, Emitted("t", "t.1"), built("t.0"))
+    async with building(settings):
+        assert await sessions_emitted(settings, 1) == ["t.0"]
+
+
+async def test_a_trajectory_is_written_only_together_with_the_fact_for_the_coordinator(
+    settings: Settings, log: LogProducer
+) -> None:
+    """Kafka takes the trajectory and refuses the fact, until its limit is raised."""
+    source = kafka.TopicPartition(trajectories.TOPIC.full_name(settings.namespace), PARTITION)
+    await admin.apply(settings, [replace(events.TOPIC, config={"max.message.bytes": "100"})], embedded=True)
+    await write(log, Open("t.0", 1, "a"), call(), build())
+    async with building(settings), kafka.started(kafka.consumer(settings, committed=False), DEADLINE_S) as reader:
+
+        async def tried() -> bool:
+            return (await reader.end_offsets([source]))[source] > 0
+
+        await eventually(tried, DEADLINE_S, every_s=0.1)
+        assert await records_of(settings, trajectories.TOPIC) == []
+        await admin.apply(settings, [events.TOPIC], embedded=True)
+        await emitted(settings)

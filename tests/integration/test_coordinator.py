@@ -16,7 +16,9 @@ from consumers.coordinator.coordinator import run_coordinator
 from consumers.coordinator.leases import Leases
 from consumers.coordinator.partition import PartitionCoordinator
 from consumers.coordinator.scheduling.free_slots import FreeSlots
+from consumers.coordinator.witness import Witness
 from polar.client import SessionTable
+from tests.waiting import eventually
 from topics import completions, dead_letters, events, sessions
 from topics.environment.claim_keys import ClaimKeys
 from topics.environment.settings import Settings
@@ -110,14 +112,28 @@ async def test_a_task_of_many_samples_takes_several_transactions(settings: Setti
         while not written or written[-1].next_offset < 2:
             await asyncio.sleep(0.01)
     topic = sessions.TOPIC.full_name(settings.namespace)
-    rows = [sessions.CODEC.decode(record.value or b"") async for record in read_back(settings, topic, PARTITION)]
+    records = [record async for record in read_back(settings, topic, PARTITION)]
+    rows = [sessions.CODEC.decode(record.value or b"") for record in records]
     ids = [row.session_id for row in rows if isinstance(row, SessionState)]
     assert len(ids) == 2 * fact.num_samples
     kinds = [kind for kind, _ in groupby(type(row) for row in rows)]
     assert kinds == [SessionState, TaskState, Position] * 2
+    lying = {type(row): record.offset for row, record in zip(rows, records, strict=True)}
+    assert lying[Position] == lying[TaskState] + 1, "one transaction: between two lies the first one's end"
     built = completions.TOPIC.full_name(settings.namespace)
     builds = [record async for record in read_back(settings, built, PARTITION) if b"build" in (record.value or b"")]
     assert len(builds) == fact.num_samples
+
+
+async def test_a_decision_moves_the_offset_of_a_group_by_which_a_lost_table_is_known(
+    settings: Settings, log: LogProducer
+) -> None:
+    witness = Witness(settings, PARTITION)
+    assert await witness.missed(0) is None
+    async with coordinating(settings, log, Leases()):
+        decided = await log.send(events.TOPIC, CancelRequested("f", "t"), key="t", task_id="t")
+        assert await eventually(lambda: witness.missed(0), DEADLINE_S) == decided.offset + 1
+    assert await witness.missed(decided.offset + 1) is None
 
 
 @asynccontextmanager

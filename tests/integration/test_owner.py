@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import warnings
+from collections import Counter
+from dataclasses import replace
 
 import pytest
 
 from topics import sessions
 from topics.environment.settings import Settings
-from topics.log import kafka
+from topics.log import admin, kafka
 from topics.log.owner import FencedProducer, OwnershipLostError, PartitionOwner, Write, read_back
 
 DEADLINE_S = 30.0
@@ -70,6 +73,68 @@ async def test_a_predecessor_is_fenced_and_its_open_transaction_is_never_seen(se
     assert await values(settings) == [b"a", b"b"]
     await first.stop()
     await second.stop()
+
+
+async def test_an_abandoned_transaction_hides_later_rows_for_seconds_only(settings: Settings) -> None:
+    """Its owner hangs or is gone, and another partition's owner, which doesn't fence it, writes after it."""
+    gone, other = FencedProducer(settings, "gone"), FencedProducer(settings, "other")
+    await gone.start()
+    await gone.begin()
+    await gone.write([row(settings, b"never")])
+    await other.start()
+    await committed(other, [row(settings, b"after")])
+    assert await values(settings) == [b"after"], "read to the high watermark, and not to the end that readers see"
+    await other.stop()
+    await gone.stop(0.0)
+
+
+async def test_a_transaction_lacks_no_record_that_the_broker_refused(settings: Settings) -> None:
+    """aiokafka commits the others."""
+    producer = FencedProducer(settings, "test.0")
+    await producer.start()
+    await producer.begin()
+    await admin.apply(settings, [replace(sessions.TOPIC, max_bytes=1_000)], embedded=True)
+    too_large = row(settings, os.urandom(10_000))
+    with pytest.raises(OwnershipLostError, match="MessageSizeTooLarge"):
+        await producer.write([row(settings, b"a"), too_large, row(settings, b"b")])
+    await producer.stop()
+
+
+async def test_a_step_that_hangs_has_failed(settings: Settings) -> None:
+    producer = FencedProducer(settings, "test.0")
+    with pytest.raises(OwnershipLostError, match="TimeoutError"):
+        await producer._guarded(asyncio.Event().wait(), 0.05)
+    await producer.stop()
+
+
+async def test_a_paused_owner_is_fenced_by_whoever_owns_its_partition_next(settings: Settings) -> None:
+    """Its keeper starts anew, with a producer that fences in turn; the keepers of other partitions notice nothing."""
+    kept: Counter[int] = Counter()
+    fenced = asyncio.Event()
+    again = asyncio.Event()
+
+    async def keep(partition: int, producer: FencedProducer) -> None:
+        kept[partition] += 1
+        if kept[0] == 2:
+            again.set()
+        if kept.total() == sessions.TOPIC.embedded_partitions:
+            begun.set()
+        await fenced.wait()
+        await committed(producer, [row(settings, b"mine", partition)])
+        await asyncio.Event().wait()
+
+    begun, stop = asyncio.Event(), asyncio.Event()
+    running = asyncio.create_task(PartitionOwner(settings, "test", sessions.TOPIC, keep).run(stop))
+    async with asyncio.timeout(DEADLINE_S):
+        await begun.wait()
+        successor = FencedProducer(settings, "test.0")
+        await successor.start()
+        fenced.set()
+        await again.wait()
+        stop.set()
+        await running
+    assert kept == {0: 2, 1: 1, 2: 1, 3: 1}
+    await successor.stop()
 
 
 async def test_each_partition_has_one_keeper_and_a_failed_one_starts_again(settings: Settings) -> None:

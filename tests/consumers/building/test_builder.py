@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +22,7 @@ from consumers.building.running import AT_ONCE, Builds, off_loop
 from topics.completions import Build, CallRecord, CloseGroup, Disowned, Emitted, Open
 from topics.environment.settings import Settings
 from topics.types.completion import CallOutcome, Completion, MessageDelta, TokenDelta
+from topics.types.errors import Kind
 from topics.types.session import Status
 from topics.types.trajectory import Trajectory
 
@@ -107,6 +109,14 @@ def test_beyond_the_memory_budget_only_offsets_are_kept() -> None:
     assert (session.is_spilled, session.calls, session.offset) == (True, [], 0)
 
 
+def test_calls_outside_of_their_session_take_no_memory_from_others() -> None:
+    late, strange = [[call("t.0", claim, f"{claim}{n}") for n in range(3)] for claim in ("a", "zombie")]
+    unknown = [call("t.9", "a", f"unknown{n}") for n in range(3)]
+    log: list[CallRecord] = [Open("t.0", 1, "a"), build("t.0", "a"), *late, *strange, *unknown]
+    log += [Open("t.1", 1, "b"), call("t.1", "b", "1"), build("t.1", "b")]
+    assert [session.is_spilled for session in folded(log, memory_limit=150).due()] == [False, False]
+
+
 names = st.sampled_from(["t.0", "t.1", "u.0"])
 claims = st.sampled_from(["a", "b"])
 records: st.SearchStrategy[CallRecord] = st.one_of(
@@ -170,6 +180,37 @@ async def test_a_session_has_a_trajectory_of_its_own_whatever_its_builder_does(w
     assert (made.session_id, made.task_id, made.sample_index, made.num_samples, made.attempt) == ("t.0", "t", 0, 1, 1)
     assert made.builder == by
     assert (made.error and made.error.code) == (None if what == "other names" else "builder")
+
+
+class Hung:
+    """A builder whose builds never end."""
+
+    released = threading.Event()
+
+    def build(self, session: BuiltFrom) -> Trajectory:
+        self.released.wait()
+        return titled(1.0)
+
+
+async def test_a_build_that_hangs_fails_alone_and_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("consumers.building.outcome.BUILD_S", 0.05)
+    (session,) = folded([Open("t.0", 1, "a"), build("t.0", "a", f"{__name__}:Hung")]).due()
+    try:
+        made = await outcome(session, Settings(), 0)
+    finally:
+        Hung.released.set()
+    assert made.error is not None
+    assert (made.status, made.error.kind, made.error.code) == (Status.FAILED, Kind.INFRA, "builder_timeout")
+
+
+async def test_a_session_whose_first_call_has_left_the_log_is_not_built_from_the_others() -> None:
+    sessions = OpenSessions(10**9)
+    sessions.has_gap = True
+    sessions.take(call("t.0", "a", "second"), 5, 100)
+    sessions.take(build("t.0", "a"), 6, 100)
+    made = await outcome(sessions.due()[0], Settings(), 0)
+    assert made.error is not None
+    assert (made.status, made.error.kind, made.error.code) == (Status.FAILED, Kind.INFRA, "log_gap")
 
 
 def built(session: OpenSession) -> Trajectory:

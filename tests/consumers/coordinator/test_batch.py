@@ -134,6 +134,20 @@ def test_a_crash_in_the_middle_of_a_large_decision_costs_nothing(
     assert ill.give(given).records == (), "the same once more changes nothing"
 
 
+def sessions(count: int) -> Batch:
+    rows = (SessionState(f"t.{index}", "t", index, Phase.QUEUED, 0) for index in range(count))
+    return Batch.of(Decision(sessions=tuple(rows)))
+
+
+def test_decisions_share_a_transaction_only_within_its_limits() -> None:
+    """Otherwise a crash in the middle would leave some facts decided, and the position before them."""
+    assert sessions(SESSIONS - 1).fits(sessions(1))
+    assert not sessions(SESSIONS).fits(sessions(1))
+    half = Batch.of(Decision(tasks=(TaskState("t", body=bytes(BYTES // 2)),)))
+    assert half.fits(sessions(1))
+    assert not half.fits(half)
+
+
 def test_what_changes_twice_is_written_once_as_it_is_last() -> None:
     disk = Disk()
     disk.give(submitted())

@@ -5,12 +5,12 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from consumers.coordinator import commands
-from consumers.coordinator.deadlines import BUILDING_MS, CLOSING_MS, EXPIRY_MS, QUEUE_MS, TICKET_MS
-from consumers.coordinator.endings import REASON_LIMIT
+from consumers.coordinator.deadlines import BUILDING_MS, EXPIRY_MS, QUEUE_MS, TICKET_MS
+from consumers.coordinator.endings import REASON_LIMIT, repeated_commands
 from tests.consumers.coordinator.bench import PLAN, Bench, submitted, wants
 from topics import events
 from topics.completions import CloseGroup
-from topics.control import Discard, Grant, Revoke
+from topics.control import CloseKey, Discard, Grant, Revoke
 from topics.environment.claim_keys import new_claim_id, ticket_id
 from topics.types.errors import Kind, SessionError
 from topics.types.session import Accounting, Phase, Stage, Status
@@ -140,7 +140,7 @@ def test_a_closed_run_has_two_seconds_from_then_on() -> None:
     bench.run()
     bench.now = 10_000
     bench.give(events.CancelRequested("f", "t"))
-    bench.now += CLOSING_MS - 1
+    bench.now += 1_999
     assert bench.give(commands.DeadlinePassed("t.0")).skipped == "early_deadline"
     bench.now += 1
     bench.give(commands.DeadlinePassed("t.0"))
@@ -249,8 +249,15 @@ def test_a_runtime_and_revoked_claims_are_kept_until_the_trajectory_is_written()
     bench.evaluate()
     bench.give(events.CancelRequested("f", "t"))
     assert (bench.session().revoked_claims, bench.session().runtime) == (["e1"], {"dir": "x"})
+    assert repeated_commands(bench.session()) == [
+        Revoke("t.0", "e1", "ended"),
+        Revoke("t.0", "r1", "ended"),
+        CloseKey("t.0", "r1"),
+        Discard("t.0", "i1", {"dir": "x"}),
+    ]
     bench.give(events.TrajectoryEmitted("f", "t.0", 1))
     assert (bench.session().revoked_claims, bench.session().runtime) == ([], None)
+    assert repeated_commands(bench.session()) == []
 
 
 def test_a_claim_of_an_earlier_wait_is_not_granted_again() -> None:

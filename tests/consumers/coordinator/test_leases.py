@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from consumers.coordinator.leases import OFFLINE_MS, Leases
+import pytest
+
+from consumers.coordinator.leases import Leases
 from topics.log.liveness import GAP_MS, LEASE_MS
 from topics.types.session import Stage
 from topics.workers import Heartbeat, StageSlots
@@ -32,6 +34,16 @@ def test_a_worker_is_gone_after_six_seconds_of_covered_log_time() -> None:
     probe(leases, at, 1)
     assert leases.pop_lost_workers() == ["w"]
     assert leases.pop_lost_workers() == []
+
+
+@pytest.mark.parametrize(("gap_ms", "lost"), [(3_000, ["w"]), (3_001, [])])
+def test_a_gap_between_probes_of_more_than_three_seconds_is_an_outage(gap_ms: int, lost: list[str]) -> None:
+    leases = Leases()
+    at = probe(leases, 0, 1)
+    leases.on_heartbeat(beat())
+    at = probe(leases, at, 4)
+    probe(leases, at - 1_000 + gap_ms, 1)
+    assert leases.pop_lost_workers() == lost
 
 
 def test_a_minute_without_kafka_starts_all_leases_anew() -> None:
@@ -83,7 +95,7 @@ def test_a_pool_is_dark_when_no_run_worker_has_lived_for_ten_minutes() -> None:
     leases = Leases()
     at = probe(leases, 0, 1)
     assert not leases.is_offline("default")
-    at = probe(leases, at, OFFLINE_MS // 1000)
+    at = probe(leases, at, 600)
     assert not leases.is_offline("default")
     at = probe(leases, at, 1)
     assert leases.is_offline("default")

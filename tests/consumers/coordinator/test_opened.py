@@ -12,7 +12,7 @@ from topics.control import CloseKey, Grant, Revoke
 from topics.types.errors import Kind
 from topics.types.session import Accounting, Phase, Status
 
-TTL_MS = 60_000
+TTL_MS = 50_000
 
 
 def opening(
@@ -78,7 +78,7 @@ def test_a_session_times_out_at_its_ttl_and_a_later_close_is_refused() -> None:
     assert (build.status, build.reward, build.accounting.run_ms) == (Status.TIMED_OUT, None, TTL_MS)
     assert build.error is not None
     assert (build.error.kind, build.error.code) == (Kind.BUDGET, "timeout")
-    assert "TTL of 60 s" in build.error.message
+    assert "TTL of 50 s" in build.error.message
     assert (build.mode, build.output) == ("eval", "eval")
 
 

@@ -97,6 +97,18 @@ def unopened() -> Bench:
 
 CANCEL = events.CancelRequested("f", "t", "t.0")
 EVALUATED = events.Evaluated("f", "t.0", 1, "evaluate", reward=1.0)
+REPORTS = (
+    events.InitFinished
+    | events.RunFinished
+    | events.Evaluated
+    | events.Stopped
+    | events.HandedBack
+    | events.TrajectoryEmitted
+    | commands.ClaimLost
+    | commands.PoolOffline
+    | commands.DeadlinePassed
+)
+"""Inputs about a session that somebody else has seen."""
 BUILT = events.TrajectoryEmitted("f", "t.0", 1, trainable_tokens=5)
 
 STATES: dict[str, Callable[[], Bench]] = {
@@ -452,6 +464,21 @@ def expected() -> dict[str, dict[str, str]]:
 @pytest.mark.parametrize("event", EVENTS)
 def test_the_outcome_of_each_event_in_each_state(event: str) -> None:
     assert {state: outcome(state, event) for state in STATES} == expected()[event]
+
+
+def test_a_report_about_an_unknown_session_changes_nothing() -> None:
+    """It may come days later, when the session's rows are forgotten."""
+    reports = [event(running()) for event in EVENTS.values()]
+    skipped = [Bench().give(report).skipped for report in reports if isinstance(report, REPORTS)]
+    assert len(skipped) > len(get_args(REPORTS))
+    assert set(skipped) == {"unknown_session"}
+
+
+def test_only_a_row_that_no_input_leads_to_raises() -> None:
+    bench = after(running(), CANCEL)
+    bench.table.load(replace(bench.session(), status=None))
+    with pytest.raises(AssertionError, match="a session ends with a status"):
+        bench.give(events.Stopped("f", "t.0", 1, "run"))
 
 
 # --- nothing is left out

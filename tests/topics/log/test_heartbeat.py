@@ -15,6 +15,7 @@ from topics.log import heartbeat
 from topics.log.follow import Follower, Since
 from topics.log.heartbeat import HeartbeatSender, new_worker_id
 from topics.log.kafka import Record
+from topics.log.liveness import LEASE_MS
 from topics.workers import Heartbeat
 
 
@@ -137,6 +138,11 @@ async def test_the_last_beat_tells_the_state_at_the_stop(process: Process, monit
 async def test_a_heart_that_never_started_stops(process: Process) -> None:
     process.heart.changed()
     process.heart.stop()
+
+
+def test_a_lease_outlasts_three_heartbeats_and_ends_a_hung_process() -> None:
+    assert 3 * heartbeat.INTERVAL_S * 1000 <= LEASE_MS
+    assert heartbeat.HUNG_S * 1000 < LEASE_MS
 
 
 def test_worker_ids_tell_role_and_process_start() -> None:

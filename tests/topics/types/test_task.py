@@ -11,9 +11,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.topics.specimens import JSON
+from topics import completions
 from topics.environment import registry
 from topics.types.errors import InputError
-from topics.types.task import INSTRUCTION_LIMIT, TRAINING_DEFAULTS, SamplingSpec, TaskRequest, body_hash, parse
+from topics.types.task import (
+    INSTRUCTION_LIMIT,
+    RETENTION_BUDGET_S,
+    RUN_LIMIT_S,
+    TRAINING_DEFAULTS,
+    SamplingSpec,
+    TaskRequest,
+    body_hash,
+    parse,
+)
 
 BODY: dict[str, Any] = {
     "task_id": "fix-1",
@@ -282,6 +292,14 @@ def test_bodies_with_equal_meaning_have_one_canonical_body(one: dict[str, Any], 
     canonical = parse(BODY | one).canonical()
     assert parse(BODY | other).canonical() == canonical
     assert parse(json.loads(canonical)).canonical() == canonical
+
+
+def test_a_tasks_budgets_leave_half_of_what_its_calls_are_kept() -> None:
+    assert completions.TOPIC.retention_ms == 2 * 1000 * RETENTION_BUDGET_S
+    timeouts = {"init": 1, "run": RUN_LIMIT_S, "evaluate": RETENTION_BUDGET_S / 2 - RUN_LIMIT_S - 1}
+    with pytest.raises(InputError, match="timeouts × max_attempts"):
+        parse(body(timeouts=timeouts, max_attempts=2))
+    parse(body(timeouts=timeouts | {"init": 0.5}, max_attempts=2))
 
 
 def test_a_task_is_frozen() -> None:

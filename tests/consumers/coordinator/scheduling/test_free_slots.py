@@ -56,6 +56,16 @@ def test_an_unclaimed_ticket_and_a_claim_that_no_heartbeat_lists_expire(slots: O
     assert [slots.count(TICKET_MS + after) for after in (0, CLAIM_UNSEEN_MS)] == [0, 1]
 
 
+def test_each_round_begins_at_another_of_the_queue_partitions(slots: OneWorker) -> None:
+    """So that a ticket that nobody claims isn't released again and again to a partition whose worker hangs."""
+    slots.heartbeat(4)
+    first = [slots.free(0)[0].partitions]
+    for _ in range(2):
+        slots.next_round()
+        first.append(slots.free(0)[0].partitions)
+    assert first == [(0, 1), (1, 0), (0, 1)]
+
+
 def test_the_end_of_a_claim_that_no_heartbeat_listed_frees_its_slot(slots: OneWorker) -> None:
     slots.heartbeat(1)
     slots.ticket("t.0")
