@@ -1,7 +1,8 @@
 """The stage evaluate: an evaluator judges what a run left in its runtime.
 
 In: a ticket with a runtime and with how the run ended. Out: `Evaluated` with a reward, or with an error and no reward; no reward is
-ever invented. The stage first kills all that earlier claims left in the runtime. The coordinator has the runtime discarded once a verdict counts.
+ever invented. The stage first kills all that earlier claims left in the runtime. The coordinator has the runtime discarded once a
+verdict counts.
 """
 
 from __future__ import annotations
