@@ -27,6 +27,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
+from consumers.evaluators.command import ObstructedError, raise_fault
 from consumers.runtimes.base import LOG_LIMIT, Exec, ExecResult, Runtime
 from topics.types.errors import InputError
 
@@ -66,10 +67,6 @@ _PYTEST_SECTION = re.compile(r"^[^\n]*\[[^\n]*pytest[^\n]*(?:\n(?!\[[^#;\n]*\][ 
 bracket and has no closing one continues the value before, so it doesn't end a section here either."""
 
 
-class ObstructedError(Exception):
-    """Files of the run keep the protected ones from being put back."""
-
-
 @dataclass(frozen=True)
 class Steering:
     """The files of a workspace that steer a test runner: paths like `./a/b`, relative to the workspace."""
@@ -96,13 +93,37 @@ class Steering:
         )
 
 
+class Protection:
+    """`keep` and `restore` of `base.Protecting`, for evaluators with the setting `protected`."""
+
+    def __init__(self, paths: tuple[str, ...] | None) -> None:
+        """`paths`: the setting; None: no file is protected."""
+        self._paths = paths
+
+    async def keep(self, runtime: Runtime) -> None:
+        if self._paths is not None:
+            await keep(runtime, self._paths)
+
+    async def restore(self, runtime: Runtime) -> str | None:
+        try:
+            if self._paths is not None:
+                await restore(runtime, self._paths)
+        except (ObstructedError, InputError, OSError) as error:
+            raise_fault(error)
+            return str(error)
+        return None
+
+
 async def keep(runtime: Runtime, paths: Sequence[str]) -> None:
-    """Store the protected files. Raises InputError if there are too many or they are too large."""
+    """Store the protected files, beside those that another evaluator of the session has stored.
+
+    Raises InputError if there are too many or they are too large.
+    """
     if await runtime.is_empty():
         return
     try:
         found = Steering.among(*await _found(runtime, paths), paths)
-        files = found.plain | found.configuration | found.hiding
+        files = found.plain | found.configuration | found.hiding | (await _stored(runtime)).keys()
         if not files:
             return
         result = await _run(runtime, _KEEP, FILES=sorted(files))

@@ -19,15 +19,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from consumers.evaluators.base import REASON_LIMIT, Case, EvaluationError
-from consumers.evaluators.test_on_output import (
-    NAMES_LIMIT,
-    OUTPUT,
-    REPORT,
-    STATUSES,
-    TestOnOutput,
-    command_limit,
-    statuses,
-)
+from consumers.evaluators.command import OUTPUT, Command
+from consumers.evaluators.parsers import NAMES_LIMIT, statuses
+from consumers.evaluators.test_on_output import REPORT, STATUSES, TestOnOutput
 from consumers.runtimes.base import Exec, ExecResult, RuntimeBackend, SandboxError
 from consumers.runtimes.process import ProcessRuntime
 from topics.types.errors import InputError
@@ -118,6 +112,38 @@ async def test_the_reward_is_for_the_expected_tests_whatever_others_do(
 async def test_without_a_map_the_exit_code_decides(case: Case, code: int, reward: float) -> None:
     verdict = await TestOnOutput({"test_command": f'[ "$GREETING" = hi ] && exit {code}'}).evaluate(case)
     assert verdict.reward == reward
+
+
+async def test_unittests_own_output_is_read(case: Case) -> None:
+    tests = b"import unittest\nclass T(unittest.TestCase):\n def test_a(self): print('ok')\n def test_b(self): self.fail()\n"
+    await case.runtime.write_file("test_it.py", tests)
+    config = {
+        "test_command": f"{sys.executable} -m unittest -v",
+        "expected_output_json": {"test_it.T.test_a": "PASSED", "test_it.T.test_b": "FAILED"},
+        "exact": True,
+        "parser": "unittest",
+    }
+    verdict = await TestOnOutput(config).evaluate(case)
+    assert (verdict.reward, verdict.reason) == (1.0, None)
+
+
+@pytest.mark.parametrize(
+    ("parser", "output", "reward"),
+    [
+        ("go", "--- PASS: TestSum (0.00s)", 1.0),
+        ("go", "--- FAIL: TestSum (0.00s)", 0.0),
+        ("go", "TestSum PASSED", 0.0),
+        ("tap", "ok 1 - TestSum", 1.0),
+        ("tap", "--- PASS: TestSum (0.00s)", 0.0),
+    ],
+)
+async def test_the_parser_of_the_task_reads_the_output(case: Case, parser: str, output: str, reward: float) -> None:
+    config = {
+        "test_command": f"printf '%s\\n' '{output}'",
+        "expected_output_json": {"TestSum": "PASSED"},
+        "parser": parser,
+    }
+    assert (await TestOnOutput(config).evaluate(case)).reward == reward
 
 
 @pytest.mark.parametrize(
@@ -302,7 +328,7 @@ async def test_a_command_that_hangs_is_worth_0(case: Case) -> None:
 def test_a_command_ends_before_the_evaluations_budget(
     timeout_s: float | None, budget_s: float | None, limit: float
 ) -> None:
-    assert command_limit(timeout_s, budget_s) == limit
+    assert Command("test_command", "t", timeout_s).limit_s(budget_s) == limit
 
 
 async def test_a_hang_without_a_setting_of_its_own_is_worth_0_within_the_budget(case: Case) -> None:
@@ -487,6 +513,16 @@ def test_fake_lines_cannot_push_out_the_expected_tests() -> None:
         ({"test_command": "t {report}"}, "test_command"),
         ({"test_command": "t", "exact": True}, "exact"),
         ({"test_command": "t", "exact": "yes", "expected_output_json": {"a": "PASSED"}}, "exact"),
+        *(
+            ({"test_command": "t", "expected_output_json": {"a": "PASSED"}, "parser": wrong}, "parser")
+            for wrong in ("mocha", 3, ["go"], "")
+        ),
+        ({"test_command": "t", "parser": "go"}, "parser"),
+        ({"test_command": "t", "parser": "go", "report": "r", "expected_output_json": {"a": "PASSED"}}, "parser"),
+        (
+            {"test_command": "t", "parser": "go", "expected_output_json": {"a" * 1001: "PASSED"}},
+            "expected_output_json",
+        ),
         *(({"test_command": "t", "report": wrong}, "report") for wrong in ("", "..", "a/b", ".a", "a b", 3, True)),
         *(
             ({"test_command": "t", "timeout_s": wrong}, "timeout_s")
