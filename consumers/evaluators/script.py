@@ -1,0 +1,156 @@
+"""The evaluator `script`: runs a command in the workspace and reads the reward that it wrote.
+
+Config:
+
+- `command`: for `bash -c` with pipefail. The variable POLAR_REWARD_DIR names an empty folder, which is new and whose name nobody knew
+  beforehand. The command writes its reward there and ends with exit code 0.
+- `runs_agent_code`: whether code of the agent can make the command fail; true by default.
+- `protected`, `timeout_s`: as in `test_on_output`.
+
+The reward is in `reward.json`, or without that file in `reward.txt`; an empty file counts as none. `reward.json` is a number, or an object
+with the number `reward` and with scores, which are numbers by name. `reward.txt` is a number as text. Every finite number is a reward:
+trainers see it as it is.
+
+0.0 or no reward? Two questions decide:
+
+- Did the command write something that is no reward (NaN, infinity, a boolean, text)? That is the command's mistake, and there is no reward:
+  `bad_reward`. A command that computes with the agent's values must itself give a number for their NaN, or an agent could choose to
+  get no reward. Code of the agent that runs in the command and finds the folder could as well write a good reward there.
+- Did the command hang, fail or write nothing? If it runs code of the agent, that code can cause all three: it may loop, kill its parent, or
+  exit before the reward is written. The reward is 0.0 then, or an agent would learn to do so whenever its work is bad. With
+  `runs_agent_code: false` only the command itself can be the cause, and there is no reward: `command_timeout`, `command_failed`,
+  `no_reward_file`. What exceeds the session's memory or storage is 0.0 also then: files of the run can be too large to be read.
+
+What a command wrote before it failed doesn't count: it may be half of the work.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+
+from consumers.evaluators import settings
+from consumers.evaluators.base import Case, EvaluationError, Verdict
+from consumers.evaluators.command import OUTPUT, Ended, ObstructedError, new_file, raise_fault
+from consumers.evaluators.protection import Protection
+from consumers.runtimes.base import Runtime
+from topics.types.errors import InputError
+
+SETTINGS = ("command", "runs_agent_code", "protected", "timeout_s")
+FOLDER_VARIABLE = "POLAR_REWARD_DIR"
+JSON, TEXT = "reward.json", "reward.txt"
+SCORES = "evaluation_scores"
+"""The artifact with the scores beside the reward, as JSON."""
+SIZE_LIMIT = 1024 * 1024
+"""Bytes of a file with a reward."""
+SHOWN = 80
+"""Characters of a bad reward in the error's message."""
+
+_SUBJECT = "the command"
+_NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
+
+
+class BadRewardError(ValueError):
+    """A file holds no reward; the message says why, as the end of a sentence."""
+
+
+@dataclass(frozen=True)
+class Reward:
+    """What a command wrote."""
+
+    value: float
+    scores: Mapping[str, float] = field(default_factory=dict)
+
+
+class Script(Protection):
+    """See `base.Protecting`."""
+
+    def __init__(self, config: settings.Config) -> None:
+        settings.check_names(config, SETTINGS)
+        self._command = settings.command(config, "command")
+        self._runs_agent_code = settings.flag(config, "runs_agent_code", default=True)
+        super().__init__(settings.protected(config))
+
+    async def evaluate(self, case: Case) -> Verdict:
+        try:
+            # The file makes the folder. Empty, it is no reward.
+            folder = (await new_file(case.runtime, TEXT)).parent
+            ended = await self._command.run(case, {FOLDER_VARIABLE: str(folder)})
+        except ObstructedError as error:
+            return Verdict(0.0, reason=f"{_SUBJECT} {error}")
+        artifacts = {OUTPUT: ended.output}
+        if (failure := ended.failure(_SUBJECT)) is not None:
+            code = "command_timeout" if ended.result.exit_code is None else "command_failed"
+            return self._failed(code, failure, ended)
+        try:
+            written = await _written(case.runtime, folder)
+        except BadRewardError as error:
+            raise EvaluationError("bad_reward", str(error), artifacts) from None
+        if written is None:
+            why = f"{_SUBJECT} ended with exit code 0, and wrote neither {JSON} nor {TEXT} into ${FOLDER_VARIABLE}"
+            return self._failed("no_reward_file", why, ended)
+        if not written.scores:
+            return Verdict(written.value, artifacts=artifacts)
+        scores = ", ".join(f"{name} {score:g}" for name, score in written.scores.items())
+        artifacts[SCORES] = json.dumps(written.scores).encode()
+        return Verdict(written.value, artifacts=artifacts, reason=f"scores: {scores}")
+
+    def _failed(self, code: str, why: str, ended: Ended) -> Verdict:
+        """0.0 for what files of the run can cause. Raises EvaluationError for the command's own failures."""
+        if self._runs_agent_code or ended.result.exceeded:
+            return Verdict(0.0, reason=why, artifacts={OUTPUT: ended.output})
+        raise EvaluationError(code, f"{why} ({ended.result.output_end})", {OUTPUT: ended.output})
+
+
+async def _written(runtime: Runtime, folder: PurePosixPath) -> Reward | None:
+    """The reward in the folder; None if there is none. Raises BadRewardError."""
+    for name, read in ((JSON, from_json), (TEXT, from_text)):
+        try:
+            data = await runtime.read_file(folder / name, SIZE_LIMIT + 1)
+        except FileNotFoundError:
+            continue
+        except (InputError, OSError) as error:
+            raise_fault(error)
+            raise BadRewardError(f"{name} can't be read: {error}") from None
+        if len(data) > SIZE_LIMIT:
+            raise BadRewardError(f"{name} is larger than {SIZE_LIMIT} bytes")
+        if data.strip():
+            return read(data)
+    return None
+
+
+def from_json(data: bytes) -> Reward:
+    """The reward in a `reward.json`. Raises BadRewardError."""
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise BadRewardError(f"{JSON} isn't JSON: {error}") from None
+    if not isinstance(value, dict):
+        return Reward(_number(value, JSON))
+    if "reward" not in value:
+        raise BadRewardError(f"{JSON} has no `reward`; it has {_shown(list(value))}")
+    numbers = {name: _number(score, f"{name!r} of {JSON}"[:SHOWN]) for name, score in value.items()}
+    return Reward(numbers.pop("reward"), numbers)
+
+
+def from_text(data: bytes) -> Reward:
+    """The reward in a `reward.txt`. Raises BadRewardError."""
+    text = data.decode(errors="replace").strip()
+    if _NUMBER.fullmatch(text) is None or not math.isfinite(value := float(text)):
+        raise BadRewardError(f"{TEXT} must hold a finite number, got {_shown(text)}")
+    return Reward(value)
+
+
+def _number(value: object, place: str) -> float:
+    if not settings.is_number(value):
+        raise BadRewardError(f"{place} must be a finite number, got {_shown(value)}")
+    return float(value)
+
+
+def _shown(value: object) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= SHOWN else f"{shown[:SHOWN]}…"
