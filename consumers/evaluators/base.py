@@ -10,11 +10,14 @@ run can cause, and raises only for a failure of the machine (SandboxError) or of
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Protocol, runtime_checkable
 
 from consumers.runtimes.base import Runtime
+from topics.environment import registry
 from topics.types.errors import SessionError
 from topics.types.session import Status
 
@@ -78,3 +81,24 @@ class Protecting(Evaluator, Protocol):
 
     async def restore(self, runtime: Runtime) -> str | None:
         """Called before `runtime.eval_prepare`. A reason gives the reward 0.0 at once: files of the run are in the way."""
+
+
+async def keep(strategy: str, config: Mapping[str, object], runtime: Runtime) -> None:
+    """Let an evaluator keep what the run mustn't change."""
+    try:
+        evaluator = registry.load(registry.Kind.EVALUATOR, strategy)(config)
+    except Exception:
+        return  # perhaps only evaluate workers have it; the evaluation reports what is wrong with it
+    if isinstance(evaluator, Protecting):
+        await evaluator.keep(runtime)
+
+
+def checked(verdict: object) -> Verdict:
+    """The verdict of an evaluator, which may be a plug-in. Raises EvaluationError unless all its rewards are finite numbers or None."""
+    if not isinstance(verdict, Verdict):
+        raise EvaluationError("bad_reward", f"an evaluator must return a Verdict, got {type(verdict).__name__}")
+    rewards: list[object] = [verdict.reward, *(verdict.call_rewards or {}).values()]
+    for reward in rewards:
+        if reward is not None and not (isinstance(reward, Real) and math.isfinite(reward)):
+            raise EvaluationError("bad_reward", f"a reward must be a finite number or None, got {reward!r}")
+    return verdict

@@ -7,8 +7,6 @@ verdict counts.
 
 from __future__ import annotations
 
-import math
-import numbers
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -17,7 +15,7 @@ from typing import ClassVar
 import structlog
 from msgspec.structs import replace
 
-from consumers.evaluators.base import REASON_LIMIT, Case, EvaluationError, Evaluator, Protecting, Verdict
+from consumers.evaluators.base import REASON_LIMIT, Case, EvaluationError, Evaluator, Protecting, Verdict, checked
 from consumers.runtimes.base import HOST_DISK_FULL, STORAGE_EXCEEDED, Exec, Runtime, SandboxError
 from consumers.runtimes.prepare import prepare
 from consumers.stages import artifacts
@@ -111,15 +109,9 @@ class Evaluate:
             budget_s=budget.remaining_s,
         )
         with _own_failures():
-            return await evaluator.evaluate(case)
+            return checked(await evaluator.evaluate(case))
 
-    async def _fact(self, verdict: object) -> StageFact:
-        if not isinstance(verdict, Verdict):
-            raise EvaluationError("bad_reward", f"an evaluator must return a Verdict, got {type(verdict).__name__}")
-        rewards: list[object] = [verdict.reward, *(verdict.call_rewards or {}).values()]
-        for reward in rewards:
-            if reward is not None and not (isinstance(reward, numbers.Real) and math.isfinite(reward)):
-                raise EvaluationError("bad_reward", f"a reward must be a finite number or None, got {reward!r}")
+    async def _fact(self, verdict: Verdict) -> StageFact:
         return self._claim.fact(
             reward=None if verdict.reward is None else float(verdict.reward),
             reason=redacted(verdict.reason)[:REASON_LIMIT] if verdict.reason else None,

@@ -9,17 +9,16 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from consumers.evaluators.base import Protecting
+from consumers.evaluators import base as evaluators
 from consumers.harnesses.base import harness_of
-from consumers.runtimes.base import Handle, Labels, Runtime, RuntimeBackend
+from consumers.runtimes.base import Handle, Labels, RuntimeBackend
 from consumers.runtimes.prepare import prepare
 from consumers.stages.budget import BudgetExceededError
 from consumers.stages.claim_runner import Claim, StageFact
 from consumers.stages.worker_context import WorkerContext
-from topics.environment import registry
 from topics.events import InitFinished
 from topics.types.errors import Kind
-from topics.types.task import EvaluatorSpec, TaskRequest
+from topics.types.task import TaskRequest
 
 
 class Init:
@@ -58,15 +57,5 @@ class Init:
         labels = Labels(self._context.settings.namespace, ticket.session_id, ticket.attempt, self._claim.id)
         runtime = await backend.create(labels, task.runtime)
         await prepare(runtime, task.runtime.prepare)
-        await _keep(runtime, task.evaluator)
+        await evaluators.keep(task.evaluator.strategy, task.evaluator.config, runtime)
         return runtime.handle
-
-
-async def _keep(runtime: Runtime, spec: EvaluatorSpec) -> None:
-    """Let the task's evaluator keep what the run mustn't change."""
-    try:
-        evaluator = registry.load(registry.Kind.EVALUATOR, spec.strategy)(spec.config)
-    except Exception:
-        return  # perhaps only evaluate workers have it; the evaluation reports what is wrong with it
-    if isinstance(evaluator, Protecting):
-        await evaluator.keep(runtime)

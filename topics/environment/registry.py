@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import importlib
 import re
+from collections.abc import Callable
 from enum import StrEnum
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
@@ -47,13 +48,37 @@ def is_known(kind: Kind, name: str) -> bool:
     return not installed or name in installed or IMPORT_PATH.match(name) is not None
 
 
+def check_name(kind: Kind, field: str, name: str) -> None:
+    """Raises InputError, with the known names, for a name that `is_known` doesn't accept. `field` is where the task has it."""
+    if not is_known(kind, name):
+        raise _no_such(kind, field, name)
+
+
+def try_out(kind: Kind, name: str, construct: Callable[[Any], object]) -> None:
+    """Construct a plug-in to check its settings: its own constructor raises InputError.
+
+    Left to the workers, which report it: plug-ins named `module:Class`, those that can't be imported here, and constructors that raise
+    anything else.
+    """
+    if name not in names(kind):
+        return
+    try:
+        plug_in = load(kind, name)
+    except (Exception, SystemExit):
+        return
+    try:
+        construct(plug_in)
+    except InputError:
+        raise
+    except (Exception, SystemExit):
+        return
+
+
 def load(kind: Kind, name: str) -> Any:
     """The class behind a name; the caller knows its Protocol. Raises InputError, with the known names, if it can't be loaded."""
     point = _installed(kind).get(name)
     if point is None and not IMPORT_PATH.match(name):
-        raise InputError(
-            kind.value, name, f"no such {kind.value}; there are: {', '.join(names(kind))}, or module:Class"
-        )
+        raise _no_such(kind, kind.value, name)
     try:
         if point is not None:
             found = point.load()
@@ -65,3 +90,7 @@ def load(kind: Kind, name: str) -> Any:
     if not isinstance(found, type):
         raise InputError(kind.value, name, f"is no class: {type(found).__name__}")
     return found
+
+
+def _no_such(kind: Kind, field: str, name: str) -> InputError:
+    return InputError(field, name, f"no such {kind.value}; there are: {', '.join(names(kind))}, or module:Class")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Self, get_args
 from urllib.parse import urlsplit
@@ -476,36 +476,18 @@ def check_names(task: TaskRequest) -> None:
         (registry.Kind.EVALUATOR, "evaluator.strategy", task.evaluator.strategy),
         (registry.Kind.BUILDER, "builder.strategy", task.builder.strategy),
     ):
-        if name is not None and not registry.is_known(kind, name):
-            known = ", ".join(registry.names(kind))
-            raise InputError(field, name, f"no such {kind.value}; there are: {known}, or module:Class")
+        if name is not None:
+            registry.check_name(kind, field, name)
 
 
 def check_settings(task: TaskRequest) -> None:
     """Reject settings that a harness, an evaluator or a builder refuses: its own constructor raises InputError.
 
-    Left to the workers, which report it: plug-ins named `module:Class`, those that can't be imported here, and constructors that raise
-    anything else.
     Settings of Polar's own builders are checked without importing a builder.
     """
-    _construct(registry.Kind.HARNESS, task.agent.name, lambda plug_in: plug_in(task.agent))
-    _construct(registry.Kind.EVALUATOR, task.evaluator.strategy, lambda plug_in: plug_in(task.evaluator.config))
+    registry.try_out(registry.Kind.HARNESS, task.agent.name, lambda plug_in: plug_in(task.agent))
+    registry.try_out(registry.Kind.EVALUATOR, task.evaluator.strategy, lambda plug_in: plug_in(task.evaluator.config))
     if task.builder.strategy in building.OPTIONS:
         building.options(task.builder.strategy, task.builder.config)
     else:
-        _construct(registry.Kind.BUILDER, task.builder.strategy, lambda plug_in: plug_in(**task.builder.config))
-
-
-def _construct(kind: registry.Kind, name: str, construct: Callable[[Any], object]) -> None:
-    if name not in registry.names(kind):
-        return
-    try:
-        plug_in = registry.load(kind, name)
-    except (Exception, SystemExit):
-        return
-    try:
-        construct(plug_in)
-    except InputError:
-        raise
-    except (Exception, SystemExit):
-        return
+        registry.try_out(registry.Kind.BUILDER, task.builder.strategy, lambda plug_in: plug_in(**task.builder.config))

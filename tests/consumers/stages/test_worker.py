@@ -481,6 +481,41 @@ async def test_an_evaluation_finds_protected_files_as_they_were_prepared(worker:
     assert (fact.reward, fact.reason) == (1.0, None)
 
 
+COMPOSITE = "consumers.evaluators.composite:Composite"
+
+
+async def test_the_parts_of_a_composite_keep_their_files_through_a_session(
+    settings: Settings, worker: Coordinator
+) -> None:
+    command = 'cat given.txt >"$POLAR_REWARD_DIR/reward.txt"'
+    script = {"command": command, "protected": ["given.txt"]}
+    parts = [
+        {"strategy": "session_completed", "at_least": 1, "weight": 0.5},
+        {"strategy": "consumers.evaluators.script:Script", "name": "given", "config": script, "weight": 2},
+        {"strategy": "test_on_output", "config": {"test_command": "echo made; exit 1"}},
+    ]
+    task = shell(
+        "composed",
+        "echo 1000 >given.txt",
+        runtime={"prepare": [{"type": "exec", "command": "echo 0.25 >given.txt"}]},
+        evaluator={"strategy": COMPOSITE, "config": {"parts": parts}},
+    )
+    fact = await worker.evaluated(task)
+    assert (fact.reward, fact.error) == (1.0, None)
+    assert (fact.reason or "").startswith("session_completed 1 × 0.5; given 0.25 × 2; test_on_output 0 × 1: ")
+    assert blob(settings, (fact.artifacts or {})["test_on_output.evaluation_output"]) == "made\n"
+
+
+async def test_a_part_of_a_composite_that_no_worker_has_is_no_verdict(worker: Coordinator) -> None:
+    parts = [{"strategy": "nowhere:Nothing"}]
+    task = shell("unknown", "true", evaluator={"strategy": COMPOSITE, "config": {"parts": parts}})
+    fact = await worker.evaluated(task)
+    assert fact.reward is None
+    assert fact.error is not None
+    assert fact.error.kind is Kind.INPUT
+    assert "nowhere" in fact.error.message
+
+
 async def test_a_source_that_the_worker_lacks_is_no_verdict(worker: Coordinator) -> None:
     upload = {"type": "upload_file", "source": "/nowhere", "target": "x"}
     fact = await worker.evaluated(shell("sourceless", "true", runtime={"eval_prepare": [upload]}))

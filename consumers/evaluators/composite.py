@@ -1,0 +1,197 @@
+"""The evaluator `composite`: the weighted sum of other evaluators' rewards, some of which may be gates.
+
+Config: `parts`, a list. The evaluators run one after another in the evaluation's sandbox, in the order of the list. Each part has:
+
+- `strategy`, `config`: as in a task's `evaluator`. All parts get the task's `evaluator.env`.
+- `weight`: the reward is the sum of weight × reward over the parts; 1.0 by default. The sum is not normalised.
+- `at_least`: makes the part a gate. With a lower reward of the part the whole reward is 0.0, and later parts don't run.
+- `name`: prefix of the part's artifacts (`NAME.evaluation_output`) and reasons; by default the strategy's name.
+
+A part without a reward ends the evaluation: the whole has no reward either. Only a gate that failed before counts, as it had ended the
+evaluation. Rewards of calls are weighted and summed like rewards; after a failed gate there are none.
+
+`case.budget_s` of a part is its share of the remaining time: what is left, divided by the number of parts that are left. So a part that
+hangs costs the next ones nothing. Files that one part changes are so for the next ones: code of the agent that a part runs can prepare
+them. What protecting parts keep is put back before the first part runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from consumers.evaluators import base, settings
+from consumers.evaluators.base import REASON_LIMIT, Case, EvaluationError, Evaluator, Protecting, Verdict
+from consumers.runtimes.base import Runtime
+from topics.environment import registry
+from topics.types.errors import InputError
+
+SETTINGS = ("parts",)
+PART_SETTINGS = ("strategy", "config", "weight", "at_least", "name")
+PARTS_LIMIT = 20
+
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_CONFIG = "evaluator.config"
+_BETWEEN = "; "
+"""Stands between the reasons of two parts."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """An evaluator of the list, with its weight."""
+
+    field: str
+    """Where the task has it: `evaluator.config.parts[0]`."""
+    name: str
+    strategy: str
+    config: settings.Config
+    weight: float
+    at_least: float | None
+    """None: it is no gate."""
+
+    def check(self) -> None:
+        """Raises InputError if its strategy isn't known, or refuses its config."""
+        registry.check_name(registry.Kind.EVALUATOR, f"{self.field}.strategy", self.strategy)
+        with self._located():
+            registry.try_out(registry.Kind.EVALUATOR, self.strategy, lambda plug_in: plug_in(self.config))
+
+    def make(self) -> Evaluator:
+        with self._located():
+            evaluator: Evaluator = registry.load(registry.Kind.EVALUATOR, self.strategy)(self.config)
+        return evaluator
+
+    async def keep(self, runtime: Runtime) -> None:
+        with self._located():
+            await base.keep(self.strategy, self.config, runtime)
+
+    async def verdict(self, evaluator: Evaluator, case: Case) -> Verdict:
+        """Its verdict, with artifacts by their whole names. Raises EvaluationError likewise."""
+        try:
+            with self._located():
+                verdict = base.checked(await evaluator.evaluate(case))
+        except EvaluationError as error:
+            raise EvaluationError(error.code, f"{self.name}: {error}", self._named(error.artifacts)) from error
+        return replace(verdict, artifacts=self._named(verdict.artifacts))
+
+    def reason(self, verdict: Verdict, limit: int) -> str:
+        """What it adds to the whole, and why, in at most `limit` characters."""
+        reward = "no reward" if verdict.reward is None else f"{verdict.reward:g} × {self.weight:g}"
+        return f"{self.name} {reward}{f': {verdict.reason}' if verdict.reason else ''}"[:limit]
+
+    def _named(self, artifacts: Mapping[str, bytes]) -> dict[str, bytes]:
+        return {f"{self.name}.{name}": data for name, data in artifacts.items()}
+
+    @contextmanager
+    def _located(self) -> Iterator[None]:
+        """Let errors name a setting by its place in the task."""
+        try:
+            yield
+        except InputError as error:
+            if error.field == _CONFIG or error.field.startswith(f"{_CONFIG}."):
+                field = f"{self.field}.config{error.field.removeprefix(_CONFIG)}"
+                error.args = (f"{field}{str(error).removeprefix(error.field)}",)
+                error.field = field
+            raise
+
+
+class Composite:
+    """See `base.Protecting`."""
+
+    def __init__(self, config: settings.Config) -> None:
+        self._parts = parts_of(config)
+        for part in self._parts:
+            part.check()
+
+    @cached_property
+    def _evaluators(self) -> list[Evaluator]:
+        """Made when they are needed: `submit` imports no `module:Class`."""
+        return [part.make() for part in self._parts]
+
+    async def keep(self, runtime: Runtime) -> None:
+        for part in self._parts:
+            await part.keep(runtime)
+
+    async def restore(self, runtime: Runtime) -> str | None:
+        try:
+            evaluators = self._evaluators
+        except InputError:
+            return None  # the task's mistake; raised here it would count as the run's, and `evaluate` raises it
+        for part, evaluator in zip(self._parts, evaluators, strict=True):
+            if isinstance(evaluator, Protecting) and (reason := await evaluator.restore(runtime)) is not None:
+                return f"{part.name}: {reason}"
+        return None
+
+    async def evaluate(self, case: Case) -> Verdict:
+        clock = asyncio.get_running_loop().time
+        ends = None if case.budget_s is None else clock() + case.budget_s
+        limit = REASON_LIMIT // len(self._parts) - len(_BETWEEN)
+        rewards: list[float] = []
+        call_rewards: dict[str, float] = {}
+        artifacts: dict[str, bytes] = {}
+        reasons: list[str] = []
+        for number, (part, evaluator) in enumerate(zip(self._parts, self._evaluators, strict=True)):
+            share = None if ends is None else max(0.0, ends - clock()) / (len(self._parts) - number)
+            try:
+                verdict = await part.verdict(evaluator, replace(case, budget_s=share))
+            except EvaluationError as error:
+                error.artifacts = {**artifacts, **error.artifacts}
+                raise
+            artifacts |= verdict.artifacts
+            reasons.append(part.reason(verdict, limit))
+            if verdict.reward is None:
+                return Verdict(None, artifacts=artifacts, reason=_BETWEEN.join(reasons))
+            if part.at_least is not None and verdict.reward < part.at_least:
+                # The failed gate first: the reason may be cut.
+                why = f"{part.name} is less than {part.at_least:g}"
+                return Verdict(0.0, artifacts=artifacts, reason=_BETWEEN.join((why, *reasons)))
+            rewards.append(part.weight * verdict.reward)
+            for call, reward in (verdict.call_rewards or {}).items():
+                call_rewards[call] = call_rewards.get(call, 0.0) + part.weight * reward
+        return Verdict(math.fsum(rewards), call_rewards or None, artifacts, _BETWEEN.join(reasons))
+
+
+def parts_of(config: settings.Config) -> list[Part]:
+    """The parts in a task's `evaluator.config`. Raises InputError for the first bad setting."""
+    settings.check_names(config, SETTINGS)
+    listed = config.get("parts")
+    if not isinstance(listed, list) or not 0 < len(listed) <= PARTS_LIMIT:
+        raise settings.refused("parts", config, f"must be a list of 1 to {PARTS_LIMIT} evaluators")
+    parts = [_part(number, value) for number, value in enumerate(listed)]
+    names = Counter(part.name for part in parts)
+    for part in parts:
+        if names[part.name] > 1:
+            raise InputError(f"{part.field}.name", part.name, "is the name of several parts; give each its own")
+    if not any(part.weight for part in parts):
+        raise settings.refused("parts", config, "every weight is 0, and so were every reward")
+    return parts
+
+
+def _part(number: int, value: object) -> Part:
+    field = f"{_CONFIG}.parts[{number}]"
+    if not isinstance(value, dict):
+        raise InputError(field, value, f"must be an object with {', '.join(PART_SETTINGS)}")
+    for name in value:
+        if name not in PART_SETTINGS:
+            raise InputError(f"{field}.{name}", value[name], f"no such setting; there are: {', '.join(PART_SETTINGS)}")
+    strategy, config = value.get("strategy"), value.get("config", {})
+    if not isinstance(strategy, str):
+        raise InputError(f"{field}.strategy", strategy, "must name an evaluator")
+    if not isinstance(config, dict):
+        raise InputError(f"{field}.config", config, "must be an object with the evaluator's settings")
+    name = value.get("name", strategy.rpartition(":")[2])
+    if not isinstance(name, str) or _NAME.fullmatch(name) is None:
+        raise InputError(f"{field}.name", name, "must be 1 to 64 letters, digits, _ or -")
+    weight, at_least = value.get("weight", 1.0), value.get("at_least")
+    if not settings.is_number(weight):
+        raise InputError(f"{field}.weight", weight, "must be a finite number")
+    if at_least is not None and not settings.is_number(at_least):
+        raise InputError(
+            f"{field}.at_least", at_least, "must be a finite number: the least reward that passes the gate"
+        )
+    return Part(field, name, strategy, config, float(weight), None if at_least is None else float(at_least))
