@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 OTHERS = 0o077
 """Permissions of everybody but the owner."""
@@ -40,14 +41,21 @@ def create(path: Path, text: str) -> None:
 
 
 def replace(path: Path, content: str | bytes, mode: int = 0o600, *, is_durable: bool = False) -> None:
-    """Write a file, or replace one: a reader sees the old content or the new one, whole. `mode`: its permissions.
+    """Write a file, or replace one; see `replacing`."""
+    with replacing(path, mode, is_durable=is_durable) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
 
-    `is_durable`: sync the content before the file appears.
+
+@contextmanager
+def replacing(path: Path, mode: int = 0o600, *, is_durable: bool = False) -> Iterator[IO[bytes]]:
+    """A file to write, which appears at `path` at the end of the block: a reader sees the old content or the new one, whole.
+
+    After an exception nothing has changed. `mode`: its permissions. `is_durable`: sync the content before the file appears.
     """
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # mode 0600
     try:
         with _naming(path), os.fdopen(descriptor, "wb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
+            yield file
             os.fchmod(descriptor, mode)
             if is_durable:
                 file.flush()

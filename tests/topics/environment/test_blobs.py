@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.small_disks import needs_root, small_disk
-from topics.environment.blobs import BlobRef, BlobStore
+from topics.environment.blobs import BlobRef, BlobStore, DamagedBlobError
 
 
 @pytest.fixture
@@ -101,3 +101,58 @@ def test_damaged_bytes_are_noticed(store: BlobStore, tmp_path: Path) -> None:
     files(tmp_path)[0].write_bytes(b"broken")
     with pytest.raises(ValueError, match="damaged"):
         store.get(ref)
+
+
+# --- more than fits into memory
+
+
+@given(chunks=st.lists(st.binary(max_size=50), max_size=6), size=st.integers(1, 40))
+def test_chunks_make_the_blob_of_their_bytes_and_are_read_in_any_steps(
+    tmp_path_factory: pytest.TempPathFactory, chunks: list[bytes], size: int
+) -> None:
+    store = BlobStore(tmp_path_factory.getbasetemp() / "chunks")
+    whole = b"".join(chunks)
+    ref = store.put_chunks(lambda: chunks)
+    assert ref == store.put(whole)
+    with store.open(ref.ref) as blob:
+        assert b"".join(iter(lambda: blob.read(size), b"")) == whole
+    with store.open(ref.ref) as blob:
+        assert blob.read(size) == whole[:size], "the remaining bytes are verified all the same"
+
+
+def test_chunks_that_are_there_are_not_written_again(store: BlobStore, tmp_path: Path) -> None:
+    calls: list[int] = []
+
+    def chunks() -> list[bytes]:
+        calls.append(1)
+        return [b"on", b"ce"]
+
+    ref = store.put_chunks(chunks)
+    (path,) = files(tmp_path)
+    os.utime(path, (0, 0))
+    assert store.put_chunks(chunks) == ref
+    assert len(calls) == 3, "twice for what was new, once for what was there"
+    assert path.stat().st_mtime > 0
+
+
+def test_chunks_that_change_are_not_stored(store: BlobStore, tmp_path: Path) -> None:
+    answers = iter([[b"first"], [b"second"]])
+    with pytest.raises(ValueError, match="changed while they were stored"):
+        store.put_chunks(lambda: next(answers))
+    assert files(tmp_path) == []
+
+
+@pytest.mark.parametrize("data", [b"broken", b"who", b"whole and more"])
+def test_damage_ends_a_reading_whatever_else_it_caused(store: BlobStore, tmp_path: Path, data: bytes) -> None:
+    ref = store.put(b"whole").ref
+    files(tmp_path)[0].write_bytes(data)
+    with pytest.raises(DamagedBlobError, match=ref), store.open(ref) as blob:
+        blob.read(2)
+    with pytest.raises(DamagedBlobError, match=ref), store.open(ref):
+        raise ArithmeticError("from what was read")
+
+
+def test_an_error_of_the_reader_stays_where_the_bytes_are_whole(store: BlobStore) -> None:
+    ref = store.put(b"whole").ref
+    with pytest.raises(ArithmeticError), store.open(ref):
+        raise ArithmeticError
