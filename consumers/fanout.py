@@ -158,6 +158,7 @@ def read(value: bytes | None) -> TaskRequest:
     """The TaskRequest in a record's value. Raises InputError for any other value."""
     try:
         task = parse(json.loads((value or b"").decode("utf-8-sig"), parse_constant=_refuse_constant))
+        task.check_uploads()
         task.canonical()
     except InputError:
         raise

@@ -14,11 +14,14 @@ from collections.abc import AsyncIterable, AsyncIterator, Callable, Collection, 
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, Self
 
+from polar.uploads import Uploads
 from topics import dead_letters, events, sessions, tasks, workers
 from topics.contract.topic import Topic
 from topics.dead_letters import Letter
+from topics.environment.blobs import BlobStore
 from topics.environment.settings import Settings, load
 from topics.log import admin
 from topics.log.follow import Follower, Since
@@ -218,14 +221,17 @@ class Client:
     ) -> list[str]:
         """Produce all tasks, or none, and wait `answer_s` for a coordinator to show them. The ids that none has shown.
 
-        A task that was submitted before with an equal body is the same task. Raises InputError for a body that is too large, for
+        The files that the tasks upload are stored first; relative sources start at the current folder. A task that was submitted before
+        with an equal body is the same task. Raises InputError for a file that can't be uploaded, for a body that is too large, for
         settings that a plug-in refuses, and for an id in use by another body: before anything is sent, unless both bodies are submitted
-        at the same time. Raises NotReadyError if Kafka doesn't acknowledge all tasks: submitting them again is safe. Raises
-        TaskRefusedError, when the wait is over, for tasks that the system refuses; later refusals are in `table.refusals`.
+        at the same time. Raises NotReadyError if files can't be stored, or Kafka doesn't acknowledge all tasks: submitting them again is
+        safe. Raises TaskRefusedError, when the wait is over, for tasks that the system refuses; later refusals are in `table.refusals`.
 
         `table` is one of `Client.table`.
         """
-        bodies = {request.task_id: _sized_body(request) for request in requests}
+        uploads = Uploads(BlobStore(self.settings.blobs_folder))
+        complete = await asyncio.to_thread(lambda: [uploads.with_content(request, Path()) for request in requests])
+        bodies = {request.task_id: _sized_body(request) for request in complete}
         hashes = {task_id: body_hash(body) for task_id, body in bodies.items()}
 
         def missing() -> list[str]:
@@ -252,6 +258,7 @@ class Client:
     ) -> None:
         """Produce tasks as they come, each once at most `max_in_flight` sessions of this feed are unfinished with it.
 
+        The files of each are stored as in `submit`.
         `table` follows all tasks, since nobody knows which will come. A task that had finished before counts as finished, so a feed
         may start again from its beginning. `on_sent` gets each task and the number of unfinished sessions, including its own. There is
         no deadline: the coordinator ends every session. Raises InputError for a task with more than `max_in_flight` samples, for a
@@ -279,8 +286,10 @@ class Client:
             )
 
         topic = tasks.TOPIC.full_name(self.settings.namespace)
+        uploads = Uploads(BlobStore(self.settings.blobs_folder))
         async with self._producer() as producer:
-            async for request in requests:
+            async for task in requests:
+                request = await asyncio.to_thread(uploads.with_content, task, Path())
                 samples = request.num_samples
                 if samples > max_in_flight:
                     field = f"{request.task_id}: num_samples"

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Protocol
 
+from consumers.runtimes.upload import Upload
 from topics.environment.keys import environment
 from topics.types.task import RuntimeSpec
 
@@ -188,8 +189,8 @@ class Runtime(Protocol):
     async def read_file(self, path: str | PurePosixPath, limit: int) -> bytes:
         """At most `limit` bytes from a file's beginning. FileNotFoundError; InputError if `path` leaves the sandbox."""
 
-    async def upload(self, source: Path, path: str | PurePosixPath) -> None:
-        """Copy a file or a folder of this host to `path`. InputError if either can't be used."""
+    async def upload(self, files: Upload, path: str | PurePosixPath) -> None:
+        """Write a file to `path`, or what is in a folder into `path`. InputError if `path` can't take it; also raises as `Upload.write`."""
 
     async def exec(self, what: Exec, stop: asyncio.Event | None = None) -> ExecResult:
         """Run a program to its end.

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
+from pathlib import PurePosixPath
 
 from consumers.runtimes.base import Exec, Runtime, SandboxError
-from topics.types.errors import InputError
+from consumers.runtimes.upload import CONTENT, Upload
+from topics.environment.blobs import BlobStore
+from topics.types.errors import InputError, NotReadyError
 from topics.types.task import PrepareAction
 
 
-async def prepare(runtime: Runtime, actions: Sequence[PrepareAction], *, field: str = "runtime.prepare") -> None:
+async def prepare(
+    runtime: Runtime, actions: Sequence[PrepareAction], blobs: BlobStore, *, field: str = "runtime.prepare"
+) -> None:
     """Carry out `actions` in order. The caller's cancellation is the only deadline, because the whole stage shares one budget.
 
-    `field`: the actions' place in the task, for errors. Raises InputError if a source or target can't be used, and SandboxError
-    `prepare_failed` if a command ends with another exit code than 0.
+    `blobs`: has the content of uploads. `field`: the actions' place in the task, for errors. Raises InputError if content or a target can't
+    be used, NotReadyError if the store lacks content, and SandboxError `prepare_failed` if a command ends with another exit code than 0.
     """
     for index, action in enumerate(actions):
         where = f"{field}[{index}]"
         if action.type == "exec":
             await _execute(runtime, action, where, log=f"{field.rpartition('.')[2]}-{index}.log")
         else:
-            await _upload(runtime, action, where)
+            await _upload(runtime, action, blobs, where)
 
 
 async def _execute(runtime: Runtime, action: PrepareAction, where: str, log: str) -> None:
@@ -37,15 +41,16 @@ async def _execute(runtime: Runtime, action: PrepareAction, where: str, log: str
         )
 
 
-async def _upload(runtime: Runtime, action: PrepareAction, where: str) -> None:
+async def _upload(runtime: Runtime, action: PrepareAction, blobs: BlobStore, where: str) -> None:
     assert action.source is not None
     assert action.target is not None
-    source = Path(action.source)
-    found = source.is_file() if action.type == "upload_file" else source.is_dir()
-    if not found:
-        kind = "file" if action.type == "upload_file" else "folder"
-        raise InputError(f"{where}.source", action.source, f"is no {kind} on the worker's host")
+    file_name = PurePosixPath(action.source).name if action.type == "upload_file" else ""
+    files = Upload(blobs, action.uploaded(where).ref, file_name)
     try:
-        await runtime.upload(source, action.target)
+        await runtime.upload(files, action.target)
     except InputError as error:
+        if error.field == CONTENT:
+            raise InputError(f"{where}.{CONTENT}", error.value, error.reason) from error
         raise InputError(f"{where}.target", action.target, error.reason) from error
+    except NotReadyError as error:
+        raise NotReadyError(f"{where}: {error}") from error

@@ -23,6 +23,7 @@ from consumers.runtimes.forkserver import ForkServer
 from consumers.runtimes.launch import launch
 from consumers.runtimes.session_folder import CLAIM_MARK, RUNTIME_MARK, SessionFolders, check_claim_id, kill_marked
 from consumers.runtimes.supervisor import GuardOrders
+from consumers.runtimes.upload import Upload
 from topics.types.errors import InputError, NotReadyError
 from topics.types.task import LIMITS, Network, RuntimeSpec
 
@@ -78,8 +79,8 @@ class ProcessRuntime:
     async def read_file(self, path: str | PurePosixPath, limit: int) -> bytes:
         return session_folder.read(self._inside(path), limit)
 
-    async def upload(self, source: Path, path: str | PurePosixPath) -> None:
-        await session_folder.copy(source, self._inside(path), str(path))
+    async def upload(self, files: Upload, path: str | PurePosixPath) -> None:
+        await session_folder.upload(files, self._inside(path), str(path))
 
     async def exec(self, what: Exec, stop: asyncio.Event | None = None) -> ExecResult:
         log = session_folder.log_path(self.folder, what.log)

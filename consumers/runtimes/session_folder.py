@@ -13,7 +13,6 @@ import os
 import re
 import shutil
 import socket
-import stat
 import subprocess
 from collections.abc import Iterable
 from pathlib import Path
@@ -22,6 +21,7 @@ import msgspec
 
 from consumers.runtimes import proctree
 from consumers.runtimes.base import Handle, Labelled, Labels, SandboxError
+from consumers.runtimes.upload import Upload
 from topics.types.errors import InputError
 
 RUNTIME_MARK = "POLAR_RUNTIME"
@@ -134,21 +134,21 @@ def read(path: Path, limit: int) -> bytes:
         return file.read(limit) or b""  # None from an empty pipe that a program keeps open
 
 
-async def copy(source: Path, target: Path, path: str) -> None:
-    """Copy a file or a folder of this host to `target`, and make its folders. No link at the target is followed: a program may have made
-    it, and this process may write where that program may not.
+async def upload(files: Upload, target: Path, path: str) -> None:
+    """Write files to `target`, and make its folders. No link at the target is followed: a program may have made it, and this process may
+    write where that program may not.
 
-    Raises InputError for `path`, the caller's name of `target`, if either can't be used.
+    Raises InputError for `path`, the caller's name of `target`, if it can't take them; also raises as `Upload.write`.
     """
-    if target.is_dir() and not source.is_dir():
-        target /= source.name
+    if files.file_name and target.is_dir():
+        target /= files.file_name
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        await asyncio.to_thread(_copy, source, target)
+        await asyncio.to_thread(files.write, target)
     except OSError as error:
         if error.errno not in _UNUSABLE:
             raise
-        raise InputError("path", path, f"can't take {source}: {error}") from error
+        raise InputError("path", path, f"can't take the upload: {error}") from error
 
 
 async def kill_marked(name: str, value: str) -> None:
@@ -172,34 +172,6 @@ def _labels(folder: Path) -> Labels:
     except (OSError, msgspec.DecodeError):
         meta = _Meta()
     return Labels(meta.namespace, meta.session_id, meta.attempt, folder.name)
-
-
-def _copy(source: Path, target: Path) -> None:
-    if not source.is_dir():
-        _copy_file(source, target)
-        return
-    if target.is_symlink():
-        raise NotADirectoryError(errno.ENOTDIR, "is a symbolic link", str(target))
-    target.mkdir(exist_ok=True)
-    for entry in source.iterdir():
-        place = target / entry.name
-        if entry.is_symlink():
-            place.unlink(missing_ok=True)
-            place.symlink_to(entry.readlink())
-        else:
-            _copy(entry, place)
-    shutil.copystat(source, target)
-
-
-def _copy_file(source: Path, target: Path) -> None:
-    with source.open("rb") as original:
-        found = os.fstat(original.fileno())
-        fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
-        with os.fdopen(fd, "wb") as file:
-            shutil.copyfileobj(original, file)
-            file.flush()  # a later write would set the time again
-            os.fchmod(fd, stat.S_IMODE(found.st_mode))
-            os.utime(fd, ns=(found.st_atime_ns, found.st_mtime_ns))
 
 
 def delete(folder: Path) -> None:

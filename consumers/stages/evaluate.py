@@ -89,7 +89,8 @@ class Evaluate:
             with _own_failures():
                 reason = await evaluator.restore(runtime) if isinstance(evaluator, Protecting) else None
             if reason is None:
-                await prepare(runtime, task.runtime.eval_prepare or (), field="runtime.eval_prepare")
+                actions = task.runtime.eval_prepare or ()
+                await prepare(runtime, actions, self._context.blobs, field="runtime.eval_prepare")
         except (SandboxError, InputError) as error:
             if not await _is_agents(error, runtime):
                 raise
@@ -138,9 +139,10 @@ def _own_failures() -> Iterator[None]:
 
 
 async def _is_agents(error: SandboxError | InputError, runtime: Runtime) -> bool:
-    """Whether what the agent left can be why an action before the tests failed: its command, its target or its folder, not its source."""
+    """Whether what the agent left can be why an action before the tests failed: its command, its target or its folder, not what it
+    uploads."""
     if isinstance(error, InputError):
-        return not error.field.endswith(".source")
+        return not error.field.endswith((".source", ".content"))
     return error.code == "prepare_failed" or (error.code == "not_started" and await _starts_in_the_home(runtime))
 
 

@@ -2,7 +2,7 @@
 
 In: a ticket without a runtime. Out: `InitFinished` with the handle that the other stages attach to, or with an error. The runtime
 belongs to this claim alone, so the work starts before the Grant. A failure is tried again in another attempt, except bad input: a
-failed download may succeed later, a source that isn't there won't.
+failed download may succeed later, an upload without content won't.
 """
 
 from __future__ import annotations
@@ -56,6 +56,6 @@ class Init:
         await harness_of(task.agent).install()
         labels = Labels(self._context.settings.namespace, ticket.session_id, ticket.attempt, self._claim.id)
         runtime = await backend.create(labels, task.runtime)
-        await prepare(runtime, task.runtime.prepare)
+        await prepare(runtime, task.runtime.prepare, self._context.blobs)
         await evaluators.keep(task.evaluator.strategy, task.evaluator.config, runtime)
         return runtime.handle

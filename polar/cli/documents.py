@@ -18,7 +18,6 @@ from typing import Any, NoReturn
 import yaml
 
 from topics.types.errors import InputError
-from topics.types.task import TaskRequest
 
 STDIN = "-"
 YAML_SUFFIXES = {".yaml", ".yml"}
@@ -106,19 +105,9 @@ def _documents(name: str, bodies: Iterator[tuple[str, object]]) -> list[Document
     return found
 
 
-def anchored(request: TaskRequest, file: str) -> TaskRequest:
-    """The task with absolute `source` paths in its `runtime.prepare`.
-
-    Relative paths start at the file's folder; those of standard input at the current folder.
-    """
-    folder = Path() if file == STDIN else Path(file).parent
-    actions = [
-        action
-        if action.source is None
-        else action.model_copy(update={"source": str((folder / action.source).absolute())})
-        for action in request.runtime.prepare
-    ]
-    return request.model_copy(update={"runtime": request.runtime.model_copy(update={"prepare": actions})})
+def folder_of(file: str) -> Path:
+    """Where the relative `source` paths of a file's tasks start: its folder; for standard input the current folder."""
+    return Path() if file == STDIN else Path(file).parent
 
 
 Reader = Callable[[str, str], Iterator[tuple[str, object]]]

@@ -6,7 +6,8 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
@@ -17,6 +18,7 @@ from rich.progress import (
     MofNCompleteColumn,
     Progress,
     ProgressColumn,
+    TaskID,
     TextColumn,
     TimeElapsedColumn,
 )
@@ -28,6 +30,7 @@ from polar.cli.status import of_task
 if TYPE_CHECKING:
     from polar.client import Refusal, SessionTable
     from polar.embedded.distribution import Meter
+    from polar.uploads import OnBytes
 
 LOOK_S = 1.0
 """Least time between two reports on tasks."""
@@ -86,6 +89,49 @@ def _downloading(total: int) -> Iterator[Callable[[int], None]]:
     with _progress(TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn()) as bar:
         row = bar.add_task("downloading", total=total)
         yield lambda done: bar.update(row, completed=done)
+
+
+def upload_lines() -> OnBytes:
+    """Prints which file or folder is being read for the blob store, once reading has gone on for a second."""
+    announce = Throttled()
+    began = last = -LINE_S
+
+    def on_bytes(path: Path, done: int, total: int) -> None:
+        nonlocal began, last
+        now = time.monotonic()
+        if now - last >= LINE_S:
+            began = now
+        last = now
+        if now - began >= QUICK_S:
+            announce(f"uploading {path}: {done / 1e6:.1f} of {total / 1e6:.1f} MB")
+
+    return on_bytes
+
+
+@contextmanager
+def uploading() -> Iterator[OnBytes]:
+    """Shows what is read for the blob store: nothing in the first second, then a bar, or lines if stderr is no terminal."""
+    if not Console(stderr=True).is_terminal:
+        yield upload_lines()
+        return
+    shown_at = time.monotonic() + QUICK_S - STEP_S
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TimeElapsedColumn())
+    with ExitStack() as stack:
+        bar = _progress(*columns, transient=True)
+        row: TaskID | None = None
+
+        def on_bytes(path: Path, done: int, total: int) -> None:
+            nonlocal shown_at, row
+            if time.monotonic() - shown_at < STEP_S:
+                return
+            shown_at = time.monotonic()
+            what = f"uploading {one_line(str(path))}"
+            if row is None:
+                stack.enter_context(bar)
+                row = bar.add_task(what)
+            bar.update(row, description=what, completed=done, total=total)
+
+        yield on_bytes
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,7 +16,9 @@ from polar.cli.exits import Exit
 from polar.cli.options import Data, Format, Output
 from polar.cli.output import note, one_line, print_json, say
 from polar.cli.status import of_task
+from polar.uploads import Uploads, lacks_content
 from topics.environment import settings
+from topics.environment.blobs import BlobStore
 from topics.environment.settings import Settings
 from topics.types.errors import InputError, Kind
 from topics.types.session import Status
@@ -52,47 +55,87 @@ def submit(
     """
     if max_in_flight is not None:
         raise typer.Exit(asyncio.run(_feed(settings.load(data), files, max_in_flight, wait, output)))
-    requests = _requests(files)
-    raise typer.Exit(asyncio.run(_submit(settings.load(data), requests, wait, output)))
+    tasks = _tasks(files)
+    found = settings.load(data)
+    raise typer.Exit(asyncio.run(_submit(found, _requests(found, tasks), wait, output)))
 
 
-def _requests(files: Sequence[str]) -> list[TaskRequest]:
-    """The tasks of all files, one per id. If any is bad, print every problem and end the command."""
-    found: dict[str, TaskRequest] = {}
-    problems: list[str] = []
+@dataclass(frozen=True)
+class _Task:
+    """A task as its file has it."""
+
+    place: str
+    folder: Path
+    """Where its relative sources start."""
+    request: TaskRequest
+
+    def uploaded(self, uploads: Uploads) -> TaskRequest:
+        """The task with the content of its uploads. Raises InputError with the place, NotReadyError."""
+        try:
+            return uploads.with_content(self.request, self.folder)
+        except InputError as error:
+            raise _placed(error, self.place) from None
+
+
+def _tasks(files: Sequence[str]) -> list[_Task]:
+    """The tasks of all files. If any is bad, print every problem and end the command."""
+    found: list[_Task] = []
+    problems: list[InputError] = []
     for file in files:
         try:
             read = documents.read(file)
         except InputError as error:
-            problems.append(str(error))
+            problems.append(error)
             continue
         for document in read:
             try:
-                request = _parsed(document, file)
-                if found.setdefault(request.task_id, request) != request:
-                    raise InputError("task_id", request.task_id, "another body of this submission has the same id")
+                found.append(_parsed(document, file))
             except InputError as error:
-                problems.append(f"{document.place}: {error}")
+                problems.append(error)
+    _end_if_bad(problems)
+    return found
+
+
+def _requests(found: Settings, tasks: Sequence[_Task]) -> list[TaskRequest]:
+    """The tasks with the content of their uploads, one per id. If any is bad, print every problem and end the command."""
+    if any(lacks_content(task.request) for task in tasks):
+        _ = found.bootstrap  # without Kafka nothing is stored
+    requests: dict[str, TaskRequest] = {}
+    problems: list[InputError] = []
+    with progress.uploading() as on_bytes:
+        uploads = Uploads(BlobStore(found.blobs_folder), on_bytes)
+        for task in tasks:
+            try:
+                request = task.uploaded(uploads)
+                if requests.setdefault(request.task_id, request) != request:
+                    reason = "another body of this submission has the same id"
+                    raise _placed(InputError("task_id", request.task_id, reason), task.place)
+            except InputError as error:
+                problems.append(error)
+    _end_if_bad(problems)
+    return list(requests.values())
+
+
+def _end_if_bad(problems: Sequence[InputError]) -> None:
+    for problem in problems:
+        note(str(problem))
     if problems:
-        for problem in problems:
-            note(problem)
         note("nothing was submitted")
         raise typer.Exit(Exit.BAD_INPUT)
-    return list(found.values())
 
 
-def _parsed(document: documents.Document, file: str) -> TaskRequest:
-    """The task of a document. Raises InputError."""
-    request = documents.anchored(parse(document.body), file)
-    _warn_of_missing(document.place, request)
-    return request
+def _parsed(document: documents.Document, file: str) -> _Task:
+    """The task of a document. Raises InputError with the place."""
+    try:
+        return _Task(document.place, documents.folder_of(file), parse(document.body))
+    except InputError as error:
+        raise _placed(error, document.place) from None
 
 
-def _warn_of_missing(place: str, request: TaskRequest) -> None:
-    """Warn of files that aren't on this machine; they may be on the workers'."""
-    for index, action in enumerate(request.runtime.prepare):
-        if action.source is not None and not Path(action.source).exists():
-            note(f"{place}: runtime.prepare.{index}.source: no {action.source} on this machine; the workers need it")
+def _placed(error: InputError, place: str) -> InputError:
+    """The error with the place of its document."""
+    error.args = (f"{place}: {error}",)
+    return error
 
 
 async def _submit(found: Settings, requests: list[TaskRequest], wait: bool, output: Format) -> int:
@@ -133,7 +176,8 @@ async def _feed(found: Settings, files: Sequence[str], max_in_flight: int, wait:
             say(request.task_id)
         announce(f"{len(samples)} tasks submitted, {unfinished} of at most {max_in_flight} sessions unfinished")
 
-    requests = _warned_of_pools(client, read_in_background(_one_by_one(files)))
+    uploads = Uploads(BlobStore(found.blobs_folder), progress.upload_lines())
+    requests = _warned_of_pools(client, read_in_background(_one_by_one(files, uploads)))
     async with client.table() as table:
         feeding = client.feed(requests, table, max_in_flight=max_in_flight, on_sent=on_sent)
         try:
@@ -145,15 +189,11 @@ async def _feed(found: Settings, files: Sequence[str], max_in_flight: int, wait:
         return await _ended(client, table, samples, wait, output)
 
 
-def _one_by_one(files: Sequence[str]) -> Iterator[TaskRequest]:
-    """The tasks of all files. Raises InputError, with the place, at the first bad one."""
+def _one_by_one(files: Sequence[str], uploads: Uploads) -> Iterator[TaskRequest]:
+    """The tasks of all files, with the content of their uploads. Raises InputError, with the place, at the first bad one."""
     for file in files:
         for document in documents.stream(file):
-            try:
-                yield _parsed(document, file)
-            except InputError as error:
-                error.args = (f"{document.place}: {error}",)
-                raise
+            yield _parsed(document, file).uploaded(uploads)
 
 
 async def _warned_of_pools(client: Client, requests: AsyncIterator[TaskRequest]) -> AsyncIterator[TaskRequest]:

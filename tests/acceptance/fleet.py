@@ -24,10 +24,12 @@ from polar.embedded import Broker
 from polar.embedded.properties import NODE_USER, Security
 from polar.scripted.record import Sampled
 from tests.kafka_cluster import Cluster
+from tests.uploading import actions_of
 from tests.waiting import eventually
 from topics import completions, trajectories, workers
 from topics.completions import CallRecord
 from topics.contract import catalogue
+from topics.environment.blobs import BlobStore
 from topics.environment.keys import ensure_keys_file
 from topics.environment.settings import Settings, write_env_file
 from topics.environment.webhook_signing import ensure_secret_file
@@ -261,9 +263,12 @@ class Fleet:
         command = f"{sys.executable} {AGENT.name}"
         env = self.mark | {"TURNS": str(turns), "PAUSE_S": str(pause_s)}
         agent = {"harness": "shell", "custom_shell": {"command": command}, "env": env}
+        # Stored here, since some tests write the task to Kafka themselves.
+        upload = {"type": "upload_file", "source": str(AGENT), "target": AGENT.name}
+        blobs = BlobStore(self.settings.blobs_folder)
         runtime = {
             "backend": "cell",
-            "prepare": [{"type": "upload_file", "source": str(AGENT), "target": AGENT.name}],
+            "prepare": [action.model_dump(exclude_none=True) for action in actions_of([upload], blobs)],
         }
         return {
             "task_id": task_id,

@@ -34,6 +34,9 @@ BODY: dict[str, Any] = {
 }
 
 
+UPLOAD = {"type": "upload_dir", "source": "/srv/repo", "target": "."}
+
+
 @asynccontextmanager
 async def fanning_out(settings: Settings) -> AsyncIterator[None]:
     stop = asyncio.Event()
@@ -143,6 +146,7 @@ async def test_what_is_no_task_is_buried_with_field_and_reason_and_the_next_one_
         json.dumps(BODY | {"agent": {"harness": "pi", "settings": {"x": 1}}}).encode(): "no such setting",
         json.dumps(BODY | {"metadata": {"x": "\ud800"}}).encode(): "surrogate",
         json.dumps(BODY | {"instruction": "x" * 1_100_000}).encode(): "bytes",
+        json.dumps(BODY | {"runtime": {"eval_prepare": [UPLOAD]}}).encode(): "its content wasn't uploaded",
     }
     async with fanning_out(settings):
         await write(coordinator, *bad, json.dumps(BODY).encode())

@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
 from polar.client import Client, TaskRefusedError
+from polar.uploads import Uploads
 from topics import dead_letters, events, sessions, tasks, workers
 from topics.contract import catalogue
 from topics.contract.codec import encode
 from topics.contract.topic import Topic
+from topics.environment.blobs import BlobStore
 from topics.environment.settings import Settings
 from topics.log import admin
 from topics.log.producer import LogProducer
@@ -171,6 +174,34 @@ async def test_a_task_larger_than_what_may_be_in_flight_is_refused(settings: Set
                 on_sent=lambda request, _: sent.append(request.task_id),
             )
         assert sent == ["small"]
+
+
+# --- uploads -------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", ["submit", "feed"])
+async def test_the_files_of_a_task_are_stored_and_its_body_has_their_references(
+    settings: Settings, coordinator: Coordinator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "agent.py").write_text("print(1)")
+    upload = {"type": "upload_file", "source": "agent.py", "target": "."}
+    written = parse(task("t", 1).model_dump() | {"runtime": {"prepare": [upload]}})
+    complete = Uploads(BlobStore(tmp_path / "elsewhere")).with_content(written, tmp_path)
+    (content,) = (action.content for action in complete.runtime.prepare)
+    assert content is not None
+    client = Client(settings.model_copy(update={"blobs": tmp_path / "blobs"}))
+    async with client.table({"t"}) as table:
+        await coordinator.show(complete)
+        await coordinator.end(complete, 0)
+        # Another body of this id would be refused.
+        if way == "submit":
+            assert await client.submit([written], table, answer_s=20.0) == []
+        else:
+            sent: list[TaskRequest] = []
+            await client.feed(one_by_one(written), table, max_in_flight=1, on_sent=lambda one, _: sent.append(one))
+            assert sent == [complete]
+    assert len(BlobStore(tmp_path / "blobs").get(content.ref)) == content.size
 
 
 # --- refusals ------------------------------------------------------------------------------------------------------------------

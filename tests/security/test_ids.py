@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from consumers.runtimes.base import Labels, SandboxError
 from consumers.runtimes.process import ProcessBackend, ProcessRuntime
 from polar.cli import session_ids
+from tests.uploading import upload_of
 from topics import events
 from topics.environment.blobs import BlobStore
 from topics.events import SessionOpenRequested, TaskSubmitted
@@ -41,6 +42,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (made / "outside" / "file").write_text("untouched")
     (made / "source").write_text("to be uploaded")
     BlobStore(made / "blobs").put(b"a blob")
+    upload_of(made / "source", BlobStore(made / "blobs"))
     asyncio.run(ProcessBackend(made / "runtimes").create(Labels("polar", "t.0", 1, "c-1"), RuntimeSpec()))
     return made
 
@@ -73,7 +75,10 @@ def test_a_name_that_leads_out_touches_nothing_outside(root: Path, name: str) ->
             await backend.create(Labels("polar", "t.0", 1, name), RuntimeSpec())
         runtime = await backend.attach({**handle, "id": "c-1"}, "c-2", RuntimeSpec())
         assert isinstance(runtime, ProcessRuntime)
-        for use in (runtime.write_file(name, b"x"), runtime.upload(root / "source", name)):
+        for use in (
+            runtime.write_file(name, b"x"),
+            runtime.upload(upload_of(root / "source", BlobStore(root / "blobs")), name),
+        ):
             try:
                 await use
             except (InputError, OSError):

@@ -12,6 +12,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from enum import StrEnum
+from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal, Self, get_args
 from urllib.parse import urlsplit
 
@@ -28,6 +29,8 @@ from pydantic import (
 )
 
 from topics.environment import registry
+from topics.environment.archive import BYTES_LIMIT
+from topics.environment.blobs import REF
 from topics.types import building, ids
 from topics.types.allowed_hosts import AllowedHost
 from topics.types.errors import InputError
@@ -90,11 +93,22 @@ class ExecInput(Part):
     env: Environment = {}
 
 
+class Content(Part):
+    """Uploaded files: an archive (`topics/environment/archive.py`) in the blob store."""
+
+    ref: str = Field(pattern=REF.pattern)
+    size: int = Field(ge=0, le=BYTES_LIMIT)
+    """Bytes of the archive."""
+
+
 class PrepareAction(Part):
     """One step in preparing a runtime: `upload_file` and `upload_dir` need source and target, `exec` a command."""
 
     type: Literal["upload_file", "upload_dir", "exec"]
-    source: str | None = None
+    source: str | None = Field(default=None, pattern=r"^[^\x00]*$")
+    """A path on the machine of whoever submits the task, relative to the task's file. Nobody else reads it."""
+    content: Content | None = None
+    """What `source` held when the task was submitted; `polar submit` and `polar.Client` store it and set this field."""
     target: str | None = None
     command: Argument | None = None
     cwd: str | None = None
@@ -106,7 +120,20 @@ class PrepareAction(Part):
         for name in needed:
             if not getattr(self, name):
                 raise ValueError(f"{name} is needed where type is {self.type!r}")
+        if self.type == "upload_file" and PurePosixPath(self.source or "").name in ("", ".."):
+            raise ValueError(f"source {self.source!r} doesn't name a file")
         return self
+
+    def uploaded(self, field: str) -> Content:
+        """The content of an upload, which is at `field` of the task. Raises InputError if the task was submitted without it."""
+        if self.content is None:
+            raise InputError(
+                f"{field}.source",
+                self.source,
+                "its content wasn't uploaded: no worker reads this path. Submit the task with `polar submit` or polar.Client, which "
+                "upload it and set `content`",
+            )
+        return self.content
 
 
 class Network(StrEnum):
@@ -195,6 +222,8 @@ class RuntimeSpec(Part):
                 raise ValueError(f"{name}={value!r} can't be kept by runtime.backend {backend!r}; leave {name} out")
 
 
+UPLOADING = ("prepare", "eval_prepare")
+"""Fields of `RuntimeSpec` with actions."""
 MODEL_VARIABLES = frozenset(
     f"{provider}_{what}" for provider in ("OPENAI", "ANTHROPIC") for what in ("BASE_URL", "API_KEY")
 ) | {"GOOGLE_GEMINI_BASE_URL", "GEMINI_API_KEY"}
@@ -379,6 +408,13 @@ class TaskRequest(Part):
                 f"timeouts × max_attempts = {total:.0f} s; the log is kept for a week, so they must stay under {RETENTION_BUDGET_S:.0f} s"
             )
         return self
+
+    def check_uploads(self) -> None:
+        """Raises InputError for the first upload without content."""
+        for name in UPLOADING:
+            for index, action in enumerate(getattr(self.runtime, name) or ()):
+                if action.type != "exec":
+                    action.uploaded(f"runtime.{name}[{index}]")
 
     @property
     def user(self) -> str:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import replace
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 
 from consumers.runtimes import session_folder
 from consumers.runtimes.base import Exec, ExecResult, Runtime
 from consumers.runtimes.cell.bubblewrap import TMP
+from consumers.runtimes.upload import Upload
 from topics.types.errors import InputError
 
 _NO_FILE, _NOT_REGULAR = 3, 4
@@ -56,11 +57,11 @@ async def write(runtime: Runtime, path: PurePosixPath, data: bytes, mode: int) -
     await _place(runtime, staged, path, name="")
 
 
-async def upload(runtime: Runtime, source: Path, path: PurePosixPath) -> None:
+async def upload(runtime: Runtime, files: Upload, path: PurePosixPath) -> None:
     """As `Runtime.upload`. InputError if what lies there is in the way."""
     staged = _staged()
-    await runtime.upload(source, staged)
-    await _place(runtime, staged, path, name=source.name)
+    await runtime.upload(files, staged)
+    await _place(runtime, staged, path, name=files.file_name)
 
 
 async def _place(runtime: Runtime, staged: PurePosixPath, path: PurePosixPath, *, name: str) -> None:

@@ -55,6 +55,7 @@ from consumers.runtimes.cell.view import ClaimView, View, give, give_all
 from consumers.runtimes.forkserver import ForkServer
 from consumers.runtimes.launch import launch
 from consumers.runtimes.session_folder import CLAIM_MARK, RUNTIME_MARK, SessionFolders, check_claim_id, kill_marked
+from consumers.runtimes.upload import Upload
 from topics.types.errors import InputError, NotReadyError, install_command
 from topics.types.task import Network, RuntimeSpec
 
@@ -139,15 +140,15 @@ class CellRuntime:
             return await layered.read(self, inside, limit)
         return session_folder.read(self._on_host(path), limit)
 
-    async def upload(self, source: Path, path: str | PurePosixPath) -> None:
+    async def upload(self, files: Upload, path: str | PurePosixPath) -> None:
         await self._make_view()
         if self._is_layered(inside := self._inside(path)):
-            await layered.upload(self, source, inside)
+            await layered.upload(self, files, inside)
             return
         target = self._on_host(path)
         async with self._space():
             self._make_folders(target.parent)
-            await session_folder.copy(source, target, str(path))
+            await session_folder.upload(files, target, str(path))
             await asyncio.to_thread(give_all, target, self._user_id)
 
     async def exec(self, what: Exec, stop: asyncio.Event | None = None) -> ExecResult:

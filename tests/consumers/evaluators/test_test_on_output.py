@@ -24,6 +24,8 @@ from consumers.evaluators.parsers import NAMES_LIMIT, statuses
 from consumers.evaluators.test_on_output import REPORT, STATUSES, TestOnOutput
 from consumers.runtimes.base import Exec, ExecResult, RuntimeBackend, SandboxError
 from consumers.runtimes.process import ProcessRuntime
+from tests.uploading import upload_of
+from topics.environment.blobs import BlobStore
 from topics.types.errors import InputError
 from topics.types.task import RuntimeSpec
 
@@ -199,11 +201,12 @@ FIX = {
 
 @pytest.mark.parametrize("config", [readme_config(), BY_OUTPUT], ids=["as in README", "by its output"])
 async def test_readmes_task_is_worth_1_with_the_right_fix_and_0_without(
-    case: Case, config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    case: Case, config: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)
     case = replace(case, env={"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"})
-    await case.runtime.upload(ROOT / "examples" / "demo" / "calc" / "repo", ".")
+    repository = upload_of(ROOT / "examples" / "demo" / "calc" / "repo", BlobStore(tmp_path / "blobs"))
+    await case.runtime.upload(repository, ".")
     unfixed = await TestOnOutput(config).evaluate(case)
     assert unfixed.reward == 0.0
     assert "test_powers_are_taken_from_the_right is FAILED, not PASSED" in (unfixed.reason or "")

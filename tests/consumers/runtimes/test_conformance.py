@@ -11,10 +11,13 @@ from pathlib import Path
 import pytest
 
 from consumers.runtimes.base import UNENFORCED, Exec, Labels, Runtime, RuntimeBackend, SandboxError
+from consumers.runtimes.upload import Upload
 from tests.consumers.runtimes.conftest import workspace_of
+from tests.uploading import upload_of
 from tests.waiting import eventually
 from topics.environment import registry
-from topics.types.errors import InputError
+from topics.environment.blobs import BlobStore
+from topics.types.errors import InputError, NotReadyError
 from topics.types.task import LIMITS, RuntimeSpec
 
 pytestmark = pytest.mark.contract
@@ -47,7 +50,7 @@ async def test_a_path_that_leaves_the_sandbox_is_refused(runtime: Runtime, tmp_p
     with pytest.raises(InputError, match="path"):
         await runtime.read_file(path, 1)
     with pytest.raises(InputError, match="path"):
-        await runtime.upload(Path(__file__), path)
+        await runtime.upload(upload_of(Path(__file__), BlobStore(tmp_path / "blobs")), path)
     with pytest.raises(InputError, match="cwd"):
         await runtime.exec(Exec("true", cwd=path))
     with pytest.raises(InputError, match="stdin"):
@@ -145,26 +148,50 @@ async def test_an_upload_follows_no_link_that_a_program_has_made(
         path.write_text("new")
     assert (await runtime.exec(Exec(links.format(out=out)))).exit_code == 0
     with pytest.raises(InputError, match="can't take"):
-        await runtime.upload(tmp_path / source, "d")
+        await runtime.upload(upload_of(tmp_path / source, BlobStore(tmp_path / "blobs")), "d")
     assert [path.name for path in out.iterdir()] == ["kept"]
     assert (out / "kept").read_text() == "kept"
 
 
-async def test_an_upload_keeps_modes_links_and_what_lies_beside_it(runtime: Runtime, tmp_path: Path) -> None:
-    folder = tmp_path / "folder"
+async def test_an_upload_keeps_what_may_be_run_and_what_lies_beside_it(runtime: Runtime, tmp_path: Path) -> None:
+    folder, blobs = tmp_path / "folder", BlobStore(tmp_path / "blobs")
     (folder / "sub").mkdir(parents=True)
     (folder / "sub" / "run").write_text("#!/bin/sh\necho ran\n")
-    (folder / "sub" / "run").chmod(0o755)
-    (folder / "link").symlink_to("sub/run")
+    (folder / "sub" / "run").chmod(0o700)
     await runtime.write_file("sub/kept", b"kept")
     for _ in range(2):  # the second replaces the first
-        await runtime.upload(folder, ".")
-    assert (await runtime.exec(Exec("./link; cat sub/kept; echo more >> sub/kept"))).tail == "ran\nkept"
-    await runtime.upload(folder / "sub" / "run", "sub")
-    await runtime.upload(folder / "sub" / "run", "new/place")
-    old = (folder / "sub" / "run").stat().st_mtime_ns
-    assert (workspace_of(runtime) / "new" / "place").stat().st_mtime_ns == old, "Python's caches go by it"
-    assert (await runtime.exec(Exec("sub/run; new/place"))).tail == "ran\nran\n"
+        await runtime.upload(upload_of(folder, blobs), ".")
+    assert (await runtime.exec(Exec("sub/run; cat sub/kept; echo more >> sub/kept"))).tail == "ran\nkept"
+    run = upload_of(folder / "sub" / "run", blobs)
+    await runtime.upload(run, "sub")
+    await runtime.upload(run, "new/place")
+    assert (await runtime.exec(Exec("echo '# more' >>sub/run && sub/run && new/place"))).tail == "ran\nran\n"
+
+
+@pytest.mark.parametrize("damage", ["missing", "changed", "cut"])
+async def test_an_upload_that_the_blob_store_lacks_is_not_ready_and_names_it(
+    runtime: Runtime, tmp_path: Path, damage: str
+) -> None:
+    (tmp_path / "file").write_text("text")
+    files = upload_of(tmp_path / "file", BlobStore(tmp_path / "blobs"))
+    (blob,) = (path for path in (tmp_path / "blobs").rglob("*") if path.is_file())
+    data = blob.read_bytes()
+    match damage:
+        case "missing":
+            blob.unlink()
+        case "changed":
+            blob.write_bytes(data.replace(b"text", b"evil"))
+        case "cut":
+            blob.write_bytes(data[:600])
+    with pytest.raises(NotReadyError, match=rf"^{files.ref}.*POLAR_BLOBS"):
+        await runtime.upload(files, "file")
+
+
+async def test_content_that_is_no_archive_is_the_task_s_fault(runtime: Runtime, tmp_path: Path) -> None:
+    blobs = BlobStore(tmp_path / "blobs")
+    files = Upload(blobs, blobs.put(b"a harness's log\n" * 100).ref)
+    with pytest.raises(InputError, match=rf"^content: has a bad header.*{files.ref}"):
+        await runtime.upload(files, "logs")
 
 
 async def test_one_claim_makes_one_runtime(backend: RuntimeBackend) -> None:

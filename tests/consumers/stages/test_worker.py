@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from consumers.stages.worker import run_worker
 from tests.consumers.stages.coordinating import ALL, PATIENCE_S, Coordinator, living, shell, ticket, working
 from tests.consumers.test_fanout import letters
 from tests.serving import serving
+from tests.uploading import submitted
 from tests.waiting import eventually
 from topics import fleet, stages
 from topics.environment.blobs import BlobStore
@@ -303,7 +304,12 @@ async def test_time_in_a_pause_is_not_charged_to_a_run_and_a_worker_that_starts_
 # --- what goes wrong
 
 
-def prepared(action: dict[str, str]) -> dict[str, object]:
+UPLOAD = {"type": "upload_file", "source": "x", "target": "x"}
+LOST = {"ref": f"blob:sha256/{'0' * 64}", "size": 2048}
+"""Content that the worker's blob store lacks."""
+
+
+def prepared(action: Mapping[str, object]) -> dict[str, object]:
     return {"runtime": {"prepare": [action]}}
 
 
@@ -311,7 +317,20 @@ def prepared(action: dict[str, str]) -> dict[str, object]:
     ("changes", "stage", "kind", "code", "message"),
     [
         (prepared({"type": "exec", "command": "echo no; exit 4"}), INIT, Kind.INFRA, "prepare_failed", "exit code 4"),
-        (prepared({"type": "upload_file", "source": "/no", "target": "x"}), INIT, Kind.INPUT, "bad_input", "'/no'"),
+        (
+            prepared(UPLOAD),
+            INIT,
+            Kind.INPUT,
+            "bad_input",
+            "submit` or polar.Client, which upload it and set `content` (got 'x')",
+        ),
+        (
+            prepared(UPLOAD | {"content": LOST}),
+            INIT,
+            Kind.INFRA,
+            "not_ready",
+            f"runtime.prepare[0]: {LOST['ref']} can't be read",
+        ),
         ({"agent": {"settings": {"speed": 3}}}, INIT, Kind.INPUT, "bad_input", "agent.settings.speed"),
         (
             {"agent": {"custom_shell": {"command": "true", "cwd": "no"}}},
@@ -516,13 +535,54 @@ async def test_a_part_of_a_composite_that_no_worker_has_is_no_verdict(worker: Co
     assert "nowhere" in fact.error.message
 
 
-async def test_a_source_that_the_worker_lacks_is_no_verdict(worker: Coordinator) -> None:
-    upload = {"type": "upload_file", "source": "/nowhere", "target": "x"}
-    fact = await worker.evaluated(shell("sourceless", "true", runtime={"eval_prepare": [upload]}))
+@pytest.mark.parametrize(
+    ("upload", "kind", "code", "message"),
+    [
+        (UPLOAD, Kind.INPUT, "bad_input", "runtime.eval_prepare[0].source: its content wasn't uploaded"),
+        (UPLOAD | {"content": LOST}, Kind.INFRA, "not_ready", f"runtime.eval_prepare[0]: {LOST['ref']} can't be read"),
+    ],
+)
+async def test_content_that_the_worker_lacks_is_no_verdict(
+    worker: Coordinator, upload: dict[str, object], kind: Kind, code: str, message: str
+) -> None:
+    fact = await worker.evaluated(shell(f"lacking-{code}", "true", runtime={"eval_prepare": [upload]}))
     assert fact.reward is None
     assert fact.error is not None
-    assert (fact.error.kind, fact.error.code) == (Kind.INPUT, "bad_input")
-    assert "runtime.eval_prepare[0].source" in fact.error.message
+    assert (fact.error.kind, fact.error.code) == (kind, code)
+    assert message in fact.error.message
+
+
+@pytest.mark.parametrize("backend", ["process", "landlock", "cell"])
+async def test_a_session_has_what_was_uploaded_and_its_evaluation_has_its_tests(
+    settings: Settings, worker: Coordinator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, text in {
+        "repo/run.sh": "#!/bin/sh\ncat src/data\n",
+        "repo/src/data": "1\n",
+        "tests/hidden": "2\n",
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    (tmp_path / "repo/run.sh").chmod(0o755)
+    task = shell(
+        "uploaded",
+        "./run.sh >seen; test ! -e tests",
+        runtime={
+            "backend": backend,
+            "prepare": [{"type": "upload_dir", "source": "repo", "target": "."}],
+            "eval_prepare": [{"type": "upload_dir", "source": "tests", "target": "tests"}],
+        },
+        evaluator={
+            "strategy": "test_on_output",
+            "config": {"test_command": "[ $(cat seen tests/hidden | tr -d '\n') = 12 ]"},
+        },
+    )
+    task = submitted(task, BlobStore(settings.blobs_folder))
+    for name in ("repo", "tests"):  # the worker never sees them
+        (tmp_path / name).rename(tmp_path / f"no {name}")
+    fact = await worker.evaluated(task)
+    assert (fact.reward, fact.reason, fact.error) == (1.0, None, None)
 
 
 async def test_a_runtime_that_is_gone_fails_the_attempt_not_the_worker(worker: Coordinator) -> None:

@@ -82,12 +82,34 @@ def test_all_that_is_wrong_in_all_files_is_told_at_once(tmp_path: Path) -> None:
     assert "can't be read: No such file or directory (got 'c.yaml')" in stderr
 
 
-def test_a_source_that_is_not_here_is_said_and_may_be_elsewhere(tmp_path: Path) -> None:
-    upload = {"type": "upload_file", "source": "agent.py", "target": "agent.py"}
-    (tmp_path / "a.json").write_text(json.dumps(GOOD | {"runtime": {"prepare": [upload]}}))
-    code, _, stderr = polar("submit", "a.json")
-    assert f"a.json: runtime.prepare.0.source: no {tmp_path / 'agent.py'} on this machine" in stderr
-    assert code == 3, "it went on, as far as to Kafka"
+def test_a_source_that_cannot_be_uploaded_is_refused_before_anything_is_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POLAR_KAFKA", "127.0.0.1:9")
+    (tmp_path / "tasks/repo").mkdir(parents=True)
+    (tmp_path / "tasks/repo/link").symlink_to("/etc/passwd")
+    uploads = [
+        {"type": "upload_file", "source": "agent.py", "target": "."},
+        {"type": "upload_dir", "source": "repo", "target": "."},
+    ]
+    bodies = [GOOD | {"task_id": f"t{n}", "runtime": {"eval_prepare": [upload]}} for n, upload in enumerate(uploads)]
+    (tmp_path / "tasks/a.json").write_text(json.dumps(bodies))
+    code, _, stderr = polar("submit", "tasks/a.json")
+    assert code == 2
+    assert (
+        "a.json, item 1: runtime.eval_prepare.0.source: can't be read: No such file or directory (got 'agent.py')"
+        in stderr
+    )
+    assert f"a.json, item 2: runtime.eval_prepare.0.source: {tmp_path / 'tasks/repo/link'} is a symbolic link" in stderr
+    assert "nothing was submitted" in stderr
+
+
+def test_without_kafka_nothing_is_stored(tmp_path: Path) -> None:
+    (tmp_path / "agent.py").touch()
+    upload = {"type": "upload_file", "source": "agent.py", "target": "."}
+    code, _, stderr = polar("submit", "-", stdin=json.dumps(GOOD | {"runtime": {"prepare": [upload]}}))
+    assert (code, "no Kafka" in stderr) == (3, True)
+    assert not (tmp_path / ".polar").exists()
 
 
 NEED_KAFKA = (

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from polar.cli import documents
 from topics.types.errors import InputError
-from topics.types.task import parse
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 VALUES = st.recursive(
@@ -130,21 +129,3 @@ def test_json_lines_of_a_pipe_are_read_as_they_come(monkeypatch: pytest.MonkeyPa
 def test_a_file_gives_the_same_one_by_one(tmp_path: Path, name: str) -> None:
     whole = read(tmp_path, name, '{"task_id": "a"}' + ('\n{"task_id": "b"}' if name == "a.jsonl" else ""))
     assert list(documents.stream(str(tmp_path / name))) == whole
-
-
-# --- sources -------------------------------------------------------------------------------------------------------------------
-
-
-def test_a_relative_source_is_taken_from_the_folder_of_its_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    shell = {"harness": "shell", "custom_shell": {"command": "true"}}
-    bare = parse({"task_id": "t", "instruction": "mend it", "agent": shell})
-    assert documents.anchored(bare, "tasks/one.yaml") == bare, "nothing else changes"
-    actions: list[Any] = [{"type": "upload_dir", "source": at, "target": "."} for at in ("repo", "/elsewhere/repo")]
-    actions.append({"type": "exec", "command": "git init"})
-    request = parse({"task_id": "t", "instruction": "mend it", "agent": shell, "runtime": {"prepare": actions}})
-    for place, folder in (("tasks/one.yaml", tmp_path / "tasks"), ("-", tmp_path)):
-        found = [action.source for action in documents.anchored(request, place).runtime.prepare]
-        assert found == [str(folder / "repo"), "/elsewhere/repo", None]

@@ -42,6 +42,18 @@ print("read")
 """
 
 
+UPLOADING = """
+import time
+from pathlib import Path
+from polar.cli import progress
+with progress.uploading() as on_bytes:
+    for done in range(0, 50_000_001, 1_000_000):
+        on_bytes(Path("a [bold]folder\x1b[31m"), done, 50_000_000)
+        time.sleep(0.04)
+print("stored")
+"""
+
+
 def on_terminal(program: str) -> str:
     """All that a program wrote to a terminal of 80 characters; it ended well."""
     environment = os.environ | {"TERM": "xterm", "COLUMNS": "80"}
@@ -94,6 +106,25 @@ async def test_reading_elsewhere_is_a_line_now_and_then(
 
     await progress.reading(work(), how_far, "the table")
     assert capsys.readouterr().err == "polar: reading the table: 1 of 20\n"
+
+
+def test_an_upload_is_a_bar_on_a_terminal_and_gone_afterwards() -> None:
+    wrote = on_terminal(UPLOADING)
+    assert "uploading a [bold]folder\\x1b[31m" in wrote, "a path is no markup and no code of the terminal"
+    assert "/50.0 MB" in wrote
+    assert wrote.rstrip().endswith("stored")
+
+
+def test_an_upload_elsewhere_is_a_line_now_and_then_and_a_quick_one_is_none(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with progress.uploading() as on_bytes:
+        on_bytes(Path("quick"), 1, 1)
+        assert capsys.readouterr().err == ""
+        monkeypatch.setattr(progress, "QUICK_S", 0.0)
+        for done in (5, 10):
+            on_bytes(Path("repo"), done * 1_000_000, 10_000_000)
+    assert capsys.readouterr().err == "polar: uploading repo: 5.0 of 10.0 MB\n"
 
 
 async def test_quick_reading_says_nothing_and_what_it_raises_is_told(capsys: pytest.CaptureFixture[str]) -> None:

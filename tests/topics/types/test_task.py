@@ -72,6 +72,22 @@ def test_a_body_of_nvidias_polar_is_taken() -> None:
     assert [action.type for action in task.runtime.prepare] == ["upload_dir", "exec"]
 
 
+UPLOAD = {"type": "upload_file", "source": "a", "target": "b"}
+CONTENT = {"ref": f"blob:sha256/{'0' * 64}", "size": 2048}
+
+
+@pytest.mark.parametrize("name", ["prepare", "eval_prepare"])
+def test_uploads_need_content_once_a_task_was_submitted(name: str) -> None:
+    action = {"type": "exec", "command": "true"}
+    body = NVIDIA | {"runtime": {name: [action, UPLOAD | {"content": CONTENT}, UPLOAD]}}
+    with pytest.raises(InputError, match=rf"runtime\.{name}\[2\]\.source: its content wasn't uploaded.*`polar submit`"):
+        parse(body).check_uploads()
+    body["runtime"][name].pop()
+    task = parse(body)
+    task.check_uploads()
+    assert parse(json.loads(task.canonical())).runtime == task.runtime
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -100,6 +116,19 @@ def test_a_body_of_nvidias_polar_is_taken() -> None:
         ({"runtime": {"allow_internet": False}}, "runtime: allow_internet=False can't be kept"),
         ({"runtime": {"prepare": [{"type": "exec"}]}}, "runtime.prepare.0: command is needed"),
         ({"runtime": {"prepare": [{"type": "upload_file", "source": "a"}]}}, "runtime.prepare.0: target is needed"),
+        (
+            {"runtime": {"prepare": [UPLOAD | {"source": "a/.."}]}},
+            "runtime.prepare.0: source 'a/..' doesn't name a file",
+        ),
+        ({"runtime": {"prepare": [UPLOAD | {"source": "a\0"}]}}, "runtime.prepare.0.source: "),
+        (
+            {"runtime": {"prepare": [UPLOAD | {"content": {"ref": "/etc/passwd", "size": 1}}]}},
+            "runtime.prepare.0.content.ref: ",
+        ),
+        (
+            {"runtime": {"prepare": [UPLOAD | {"content": CONTENT | {"size": 2**31}}]}},
+            "runtime.prepare.0.content.size: ",
+        ),
         ({"runtime": {"pool": "Big"}}, "runtime.pool: "),
         (
             {"runtime": {"network": "allowlist", "allowed_hosts": ["pypi.org", "https://a.org"]}},

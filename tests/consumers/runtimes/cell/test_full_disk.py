@@ -11,7 +11,9 @@ import pytest
 from consumers.runtimes.base import STORAGE_EXCEEDED, Exec, Labels, SandboxError
 from consumers.runtimes.cell.runtime import CellBackend, CellRuntime
 from tests.small_disks import fill, needs_root, small_disk
+from tests.uploading import upload_of
 from tests.waiting import eventually
+from topics.environment.blobs import BlobStore
 from topics.types.task import RuntimeSpec
 
 pytestmark = [pytest.mark.contract, needs_root]
@@ -66,7 +68,10 @@ async def test_a_program_that_ends_on_the_disk_that_it_filled_pays(backend: Cell
     assert "the worker's disk is almost full" in ended.exceeded
 
 
-async def test_a_disk_that_the_host_fills_costs_no_session_its_reward(backend: CellBackend, tmp_path: Path) -> None:
+async def test_a_disk_that_the_host_fills_costs_no_session_its_reward(
+    backend: CellBackend, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    bash = upload_of(Path("/bin/bash"), BlobStore(tmp_path_factory.mktemp("blobs")))
     run = await initialised(backend, "innocent")
     judged = await initialised(backend, "judged")
     program = asyncio.create_task(run.exec(Exec("touch began; read < /dev/zero; exit 1", timeout_s=3)))
@@ -78,14 +83,14 @@ async def test_a_disk_that_the_host_fills_costs_no_session_its_reward(backend: C
     evaluated = await evaluation(backend, judged)
     for attempt in (
         evaluated.exec(Exec("true")),
-        evaluated.upload(Path("/bin/bash"), "tests/run.sh"),
+        evaluated.upload(bash, "tests/run.sh"),
         evaluated.write_file("a", bytes(MB)),
     ):
         with pytest.raises(SandboxError) as failed:
             await attempt
         assert failed.value.code == "host_disk_full"
     (tmp_path / "logs of the host").unlink()
-    await evaluated.upload(Path("/bin/bash"), "tests/run.sh")
+    await evaluated.upload(bash, "tests/run.sh")
     assert (await evaluated.exec(Exec("cmp /bin/bash tests/run.sh", timeout_s=60))).exit_code == 0
 
 

@@ -12,8 +12,10 @@ from consumers.runtimes.base import Exec, Labels
 from consumers.runtimes.cell.runtime import CellBackend, CellRuntime
 from consumers.runtimes.prepare import prepare
 from tests.consumers.runtimes.cell.test_runtime import output
+from tests.uploading import actions_of, upload_of
+from topics.environment.blobs import BlobStore
 from topics.types.errors import InputError
-from topics.types.task import PrepareAction, RuntimeSpec
+from topics.types.task import RuntimeSpec
 
 pytestmark = pytest.mark.contract
 
@@ -44,36 +46,47 @@ def source(tmp_path: Path) -> Path:
     return tmp_path / "tests/test_new.py"
 
 
-async def eval_prepare(runtime: CellRuntime, *actions: dict[str, str]) -> None:
-    await prepare(runtime, [PrepareAction.model_validate(action) for action in actions], field="runtime.eval_prepare")
+@pytest.fixture
+def blobs(tmp_path: Path) -> BlobStore:
+    return BlobStore(tmp_path / "blobs")
 
 
-async def test_a_folder_is_uploaded_where_an_action_has_removed_the_old_one(after: After, source: Path) -> None:
+async def eval_prepare(runtime: CellRuntime, blobs: BlobStore, *actions: dict[str, str]) -> None:
+    await prepare(runtime, actions_of(actions, blobs), blobs, field="runtime.eval_prepare")
+
+
+async def test_a_folder_is_uploaded_where_an_action_has_removed_the_old_one(
+    after: After, source: Path, blobs: BlobStore
+) -> None:
     runtime = await after("mkdir tests; echo old > tests/test_old.py", "echo evil > tests/conftest.py")
     upload = {"type": "upload_dir", "source": str(source.parent), "target": "tests"}
-    await eval_prepare(runtime, {"type": "exec", "command": "rm -rf tests"}, upload)
+    await eval_prepare(runtime, blobs, {"type": "exec", "command": "rm -rf tests"}, upload)
     assert await output(runtime, "cd tests; ls; cat *") == "test_new.py\nnew"
 
 
-async def test_a_folder_is_uploaded_into_the_one_that_is_there(after: After, source: Path) -> None:
+async def test_a_folder_is_uploaded_into_the_one_that_is_there(after: After, source: Path, blobs: BlobStore) -> None:
     runtime = await after("mkdir tests; echo old > tests/test_old.py", "echo theirs > tests/test_new.py")
-    await runtime.upload(source.parent, "tests")
-    await runtime.upload(source.parent, ".")
+    await runtime.upload(upload_of(source.parent, blobs), "tests")
+    await runtime.upload(upload_of(source.parent, blobs), ".")
     assert await output(runtime, "cat test_new.py tests/*") == "newnewold\n"
 
 
 @pytest.mark.parametrize("ran", ["true", "echo theirs > tests/test_new.py", "ln -s /etc/passwd tests/test_new.py"])
-async def test_a_file_is_uploaded_into_a_folder_of_the_workspace(after: After, source: Path, ran: str) -> None:
+async def test_a_file_is_uploaded_into_a_folder_of_the_workspace(
+    after: After, source: Path, blobs: BlobStore, ran: str
+) -> None:
     runtime = await after("mkdir tests; echo old > tests/test_old.py", ran)
-    await runtime.upload(source, "tests")
+    await runtime.upload(upload_of(source, blobs), "tests")
     assert await output(runtime, "ls tests; cat tests/test_new.py; stat -c %A%U tests/test_new.py; ls /tmp") == (
         "test_new.py\ntest_old.py\nnew-rw-r--r--agent\n"
     )
 
 
-async def test_a_file_is_uploaded_where_programs_see_it_whatever_links_the_run_left(after: After, source: Path) -> None:
+async def test_a_file_is_uploaded_where_programs_see_it_whatever_links_the_run_left(
+    after: After, source: Path, blobs: BlobStore
+) -> None:
     runtime = await after("mkdir tests; echo x > tests/a", "mkdir lib; mv tests/a lib; rmdir tests; ln -s lib tests")
-    await eval_prepare(runtime, {"type": "upload_file", "source": str(source), "target": "tests/t.py"})
+    await eval_prepare(runtime, blobs, {"type": "upload_file", "source": str(source), "target": "tests/t.py"})
     assert await output(runtime, "cat tests/t.py; ls lib") == "newa\nt.py\n"
 
 
@@ -106,14 +119,14 @@ async def test_what_is_no_readable_file_is_an_error_of_the_path(after: After, ra
 
 
 async def test_a_write_that_a_folder_or_file_is_in_the_way_of_is_an_error_of_the_path(
-    after: After, source: Path
+    after: After, source: Path, blobs: BlobStore
 ) -> None:
     runtime = await after(
         "mkdir -p tests; echo true > build.sh", "echo 'rm -rf tests; touch tests' > build.sh; mkdir x"
     )
     upload = {"type": "upload_file", "source": str(source), "target": "tests/unit/t.py"}
     with pytest.raises(InputError, match=r"runtime.eval_prepare\[1\].target"):
-        await eval_prepare(runtime, {"type": "exec", "command": "bash build.sh"}, upload)
+        await eval_prepare(runtime, blobs, {"type": "exec", "command": "bash build.sh"}, upload)
     with pytest.raises(InputError, match="path: can't be written"):
         await runtime.write_file("x", b"")
     assert await output(runtime, "ls x /tmp") == "/tmp:\n\nx:\n"
