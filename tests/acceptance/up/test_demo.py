@@ -22,6 +22,7 @@ import numpy as np
 import psutil
 import pytest
 
+from consumers.stages.artifacts import PATCH
 from polar.embedded import Broker
 from polar.scripted.record import Sampled
 from tests.acceptance.up.demos import DEMO, DemoRun, demo
@@ -150,6 +151,12 @@ def test_samples_end_as_their_scripts_mean_them_to(whole: Whole) -> None:
         for task, samples in INTENDED.items()
         for index, end in enumerate(samples)
     }
+
+
+def test_each_sample_that_mended_its_repository_has_its_patch(whole: Whole) -> None:
+    mended = {one.session_id: one.artifacts or {} for one in whole.came_out if one.reward == 1}
+    assert mended
+    assert {session for session, artifacts in mended.items() if PATCH not in artifacts} == set()
 
 
 def test_each_session_is_one_trace_of_exactly_what_the_engine_sampled(whole: Whole) -> None:

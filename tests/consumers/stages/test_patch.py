@@ -11,13 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from consumers.runtimes.base import Exec, Labels
+from consumers.runtimes.base import Exec, Labels, Runtime, RuntimeBackend
 from consumers.runtimes.process import ProcessBackend, ProcessRuntime
 from consumers.stages import patch
 from consumers.stages.patch import Snapshot, changes, snapshot
+from tests.consumers.runtimes.conftest import backend
 from topics.environment.redaction import PREFIX
 from topics.types.task import RuntimeSpec
 
+__all__ = ["backend"]  # a fixture
 pytestmark = pytest.mark.contract
 
 HERE = Path(__file__).parent
@@ -39,7 +41,7 @@ async def runtime(tmp_path: Path) -> AsyncIterator[ProcessRuntime]:
     await made.remove()
 
 
-async def does(runtime: ProcessRuntime, command: str, cwd: str | None = None) -> str:
+async def does(runtime: Runtime, command: str, cwd: str | None = None) -> str:
     """What the command says; it ends well."""
     result = await runtime.exec(Exec(f"set -e\n{command}", cwd=cwd))
     assert result.exit_code == 0, result.tail
@@ -50,7 +52,7 @@ def git(folder: Path, *arguments: str, given: bytes = b"") -> None:
     subprocess.run(("git", *arguments), cwd=folder, input=given, check=True)
 
 
-async def begun(runtime: ProcessRuntime) -> Snapshot:
+async def begun(runtime: Runtime) -> Snapshot:
     found = await snapshot(runtime)
     assert found is not None
     return found
@@ -132,6 +134,38 @@ async def test_what_was_done_to_the_history_does_not_matter(runtime: ProcessRunt
     assert made is not None
     assert made.splitlines()[-5:] == [b"@@ -1,3 +1,4 @@", b" one", b" two", b" three", b"+more"]
     assert made.count(b"diff --git") == 1
+
+
+OLD_FILES = """
+git init -q .
+mkdir folder
+printf 'one\\n' >a.txt
+printf 'kept\\n' >folder/kept.txt
+touch -d 2001-01-01 a.txt folder/kept.txt  # older than the index, so git does not read the contents again
+git add -A
+git commit -qm 'As found'
+"""
+
+
+async def test_a_patch_is_made_where_the_store_lies_on_another_mount(backend: RuntimeBackend) -> None:
+    """In a cell, hard links from the workspace to the home fail."""
+    labels = Labels("polar", "task.0", 1, f"i-{secrets.token_hex(8)}")
+    runtime = await backend.create(labels, RuntimeSpec(env=IDENTITY))
+    await does(runtime, OLD_FILES)
+    before = await begun(runtime)
+    await does(runtime, "rm -rf .git; echo two >>a.txt")
+    made = await changes(runtime, before)
+    assert made is not None
+    assert made.splitlines()[-3:] == [b"@@ -1 +1,2 @@", b" one", b"+two"]
+
+
+async def test_a_snapshot_that_fails_leaves_nothing_in_the_home(
+    runtime: ProcessRuntime, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await does(runtime, OLD_FILES + "rm -rf .git/objects/??")
+    assert await snapshot(runtime) is None
+    assert "invalid object" in capsys.readouterr().out
+    assert not Path(runtime.home, ".polar", "patch").exists()
 
 
 async def test_without_a_change_a_repository_or_git_there_is_no_patch(
