@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import tomllib
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -19,7 +20,7 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
-from topics.environment.secret_destinations import require_own_sources
+from topics.environment.secret_destinations import DESTINATIONS, require_own_sources
 from topics.types.errors import InputError, NotReadyError
 
 ENV_FILE = "polar.env"
@@ -176,16 +177,21 @@ def load(data: Path | None = None, **flags: Any) -> Settings:
     if data is not None:
         explicit["data"] = data
     try:
-        settings = Settings(**explicit)
-        recorded = read_env_file(settings.data / ENV_FILE)
-        if data is None:
-            recorded = {
-                k: v for k, v in recorded.items() if k.lower() not in {f"polar_{n}" for n in settings.model_fields_set}
-            }
-        found = {name.removeprefix("POLAR_").lower(): value for name, value in recorded.items()}
         in_toml = TomlConfigSettingsSource(Settings)()
-        require_own_sources(_sources(in_toml, found, explicit, settings.data), in_toml, TOML)
-        return Settings(**{**found, **explicit, "data": settings.data})
+        settings = Settings(**explicit)
+        env_file = settings.data / ENV_FILE
+        named = {
+            name.removeprefix("POLAR_").lower(): value
+            for name, value in read_env_file(env_file).items()
+            if name.startswith("POLAR_")
+        }
+        is_complete = data is not None
+        recorded = {
+            name: value for name, value in named.items() if is_complete or name not in settings.model_fields_set
+        }
+        sources = _sources(in_toml, _decided(settings, recorded, named), explicit, env_file)
+        require_own_sources(sources, in_toml, TOML, named, env_file)
+        return Settings(**{**recorded, **explicit, "data": settings.data})
     except tomllib.TOMLDecodeError as error:
         raise InputError("polar.toml", str(Path("polar.toml").absolute()), f"is no TOML: {error}") from None
     except SettingsError as error:
@@ -202,13 +208,22 @@ def load(data: Path | None = None, **flags: Any) -> Settings:
         ) from None
 
 
-def _sources(in_toml: dict[str, Any], recorded: dict[str, str], explicit: dict[str, Any], data: Path) -> dict[str, str]:
-    """Where each setting in use comes from, for people. `recorded`: those of DIR/polar.env that count."""
+def _decided(settings: Settings, recorded: Mapping[str, str], named: Mapping[str, str]) -> list[str]:
+    """Settings that DIR/polar.env decides: those that it changes, and secrets that it names as the other sources do.
+
+    `settings`: those of the other sources; `named`: all that DIR/polar.env names; `recorded`: those of them that count.
+    """
+    repeated = {name for name, value in named.items() if str(getattr(settings, name, None) or "") == value}
+    return [*(recorded.keys() - repeated), *(DESTINATIONS.keys() & repeated)]
+
+
+def _sources(in_toml: Iterable[str], decided: Iterable[str], explicit: Iterable[str], env_file: Path) -> dict[str, str]:
+    """Where each setting in use comes from, for people. `decided`: those that DIR/polar.env decides."""
     in_environment = {name.lower().removeprefix("polar_") for name in os.environ if name.lower().startswith("polar_")}
     return {
         **dict.fromkeys(in_toml, TOML),
         **{name: f"POLAR_{name.upper()}" for name in in_environment},
-        **dict.fromkeys(recorded, str(data / ENV_FILE)),
+        **dict.fromkeys(decided, str(env_file)),
         **dict.fromkeys(explicit, "the program"),
     }
 

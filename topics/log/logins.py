@@ -12,6 +12,7 @@ from pathlib import Path
 
 from topics.contract import acl
 from topics.environment import private_files
+from topics.environment.secret_destinations import require_inside
 from topics.environment.settings import LOGINS as FOLDER
 from topics.environment.settings import Settings
 from topics.types.errors import InputError
@@ -59,13 +60,14 @@ def variables(data: Path) -> dict[str, str]:
 def of_roles(settings: Settings, roles: Collection[str]) -> Settings:
     """The settings with the login of a process with these roles, if they have the login of the person of a `polar up`.
 
-    Raises InputError if no login has all roles.
+    Raises InputError if no login has all roles, or if a login's file leads out of the data folder.
     """
     data, file = settings.data.absolute(), settings.kafka_sasl_password_file
     if file is None or file.resolve() != _file(data, PERSON).resolve():
         return settings
     for login, allowed in LOGINS.items():
         if set(roles) <= set(allowed):
+            require_inside(data, _file(data, login), "kafka_sasl_password_file", str(data / FOLDER))
             return settings.model_copy(
                 update={"kafka_sasl_username": login, "kafka_sasl_password_file": _file(data, login)}
             )
