@@ -21,6 +21,7 @@ from pydantic_settings import (
 )
 
 from topics.environment.secret_destinations import DESTINATIONS, require_own_sources
+from topics.types import field_errors
 from topics.types.errors import InputError, NotReadyError
 
 ENV_FILE = "polar.env"
@@ -176,8 +177,12 @@ def load(data: Path | None = None, **flags: Any) -> Settings:
     explicit = {name: value for name, value in flags.items() if value is not None}
     if data is not None:
         explicit["data"] = data
+    in_toml: dict[str, Any] = {}
+    recorded: dict[str, str] = {}
+    env_file = Path(ENV_FILE)
     try:
         in_toml = TomlConfigSettingsSource(Settings)()
+        _require_known(in_toml)
         settings = Settings(**explicit)
         env_file = settings.data / ENV_FILE
         named = {
@@ -199,13 +204,30 @@ def load(data: Path | None = None, **flags: Any) -> Settings:
             "POLAR_ENGINES", os.environ.get("POLAR_ENGINES"), f"expected JSON: {error.__cause__}"
         ) from None
     except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"])
-        raise InputError(
-            field if len(first["loc"]) > 1 else f"POLAR_{field.upper()}",
-            "…" if field in SECRET else first["input"],
-            first["msg"],
-        ) from None
+        first = field_errors.first_error(error)
+        field = ".".join(map(str, first["loc"]))
+        place = _sources(in_toml, recorded, explicit, env_file).get(field.partition(".")[0])
+        words = field_errors.reason(first)
+        if first["type"] == "extra_forbidden":
+            words += f"; {field_errors.meant(str(first['loc'][-1]), EngineSettings.model_fields)}"
+        raise InputError(_label(field, place), "…" if field in SECRET else first["input"], words) from None
+
+
+def _require_known(in_toml: Mapping[str, object]) -> None:
+    """Raises InputError for a setting that doesn't exist: ignored, a misspelt one would have its default."""
+    for name, value in in_toml.items():
+        if name not in Settings.model_fields:
+            advice = field_errors.meant(name, Settings.model_fields)
+            is_secret = not isinstance(value, bool | int | float)  # perhaps
+            raise InputError(f"{TOML}: {name}", "…" if is_secret else value, f"no such setting; {advice}")
+
+
+def _label(field: str, place: str | None) -> str:
+    """A setting with the place that a person changes, by its source (`_sources`)."""
+    if place == TOML or "." in field:
+        return f"{place}: {field}"
+    variable = f"POLAR_{field.upper()}"
+    return variable if place in (None, variable) else f"{place}: {variable}"
 
 
 def _decided(settings: Settings, recorded: Mapping[str, str], named: Mapping[str, str]) -> list[str]:

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, ValidationError
 
+from topics.types import field_errors
 from topics.types.errors import InputError
 from topics.types.session import Status
 
@@ -70,16 +71,10 @@ def options(builder: str, config: Mapping[str, Any]) -> Options:
     try:
         return known.model_validate(dict(config))
     except ValidationError as error:
-        first = first_error(error)
+        first = field_errors.first_error(error)
         field = ".".join((FIELD, *map(str, first["loc"])))
-        reason = first["msg"]
+        reason = field_errors.reason(first)
         if first["type"] == "extra_forbidden":
             there_are = ", ".join(sorted((Filters if len(first["loc"]) > 1 else known).model_fields))
             reason = f"no such setting of this builder; there are: {there_are}"
         raise InputError(field, first["input"], reason) from None
-
-
-def first_error(error: ValidationError) -> Any:
-    """The error to report: an unknown field first, since it may be a misspelt one, which then is missing."""
-    wrong = error.errors()
-    return next((one for one in wrong if one["type"] == "extra_forbidden"), wrong[0])

@@ -7,10 +7,9 @@ plug-ins, and `check_settings` their settings.
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal, Self, get_args
@@ -31,7 +30,7 @@ from pydantic import (
 from topics.environment import registry
 from topics.environment.archive import BYTES_LIMIT
 from topics.environment.blobs import REF
-from topics.types import building, ids
+from topics.types import building, field_errors, ids
 from topics.types.allowed_hosts import AllowedHost
 from topics.types.errors import InputError
 
@@ -456,11 +455,11 @@ def parse(body: object) -> TaskRequest:
     try:
         task = TaskRequest.model_validate(body)
     except ValidationError as error:
-        first = building.first_error(error)
+        first = field_errors.first_error(error)
         field = ".".join(map(str, first["loc"])) or "task"
-        reason = first["msg"].removeprefix("Value error, ")
+        reason = field_errors.reason(first)
         if first["type"] == "extra_forbidden":
-            reason = f"no such field; {_fields_at(first['loc'])}"
+            reason += f"; {field_errors.meant(str(first['loc'][-1]), _fields_at(first['loc']))}"
         raise InputError(field, first["input"], reason) from None
     _check_json(task)
     check_names(task)
@@ -468,15 +467,14 @@ def parse(body: object) -> TaskRequest:
     return task
 
 
-def _fields_at(place: Sequence[str | int]) -> str:
-    """For people: the field that an unknown one at `place` is perhaps meant to be, or all that there are."""
+def _fields_at(place: Sequence[str | int]) -> Iterable[str]:
+    """All fields that there are beside an unknown one at `place`."""
     model: type[BaseModel] = TaskRequest
     for name in place[:-1]:
         field = model.model_fields.get(str(name))
         found = [] if field is None else [part for part in _parts(field.annotation) if issubclass(part, BaseModel)]
         model = found[0] if found else model
-    meant = difflib.get_close_matches(str(place[-1]), model.model_fields, n=1)
-    return f"do you mean {meant[0]}?" if meant else f"there are: {', '.join(model.model_fields)}"
+    return model.model_fields
 
 
 def _parts(annotation: Any) -> list[type]:

@@ -72,6 +72,19 @@ def test_a_bad_value_is_named_as_its_variable(field: str, value: str, monkeypatc
         settings.load()
 
 
+def test_a_value_of_the_environment_is_not_blamed_on_the_file(clean: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (clean / "polar.toml").write_text("min_insync = 1")
+    monkeypatch.setenv("POLAR_MIN_INSYNC", "many")
+    with pytest.raises(InputError, match=r"^POLAR_MIN_INSYNC: "):
+        settings.load()
+
+
+def test_a_bad_value_of_a_data_folder_is_named_with_its_file(clean: Path) -> None:
+    up(clean / ".polar", replication="many")
+    with pytest.raises(InputError, match=r"^\.polar/polar\.env: POLAR_REPLICATION: "):
+        settings.load()
+
+
 def test_an_env_file_comes_back_whole(clean: Path) -> None:
     values = {"POLAR_KAFKA": "h:1", "POLAR_PROXY_URL": "http://h:2/?a=b"}
     write_env_file(clean / "x.env", values)
@@ -105,16 +118,25 @@ def test_engines_are_named_in_the_file_in_their_order(clean: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "error_text"),
     [
-        ("[engines.e]\nurls = []", "engines.e.urls: "),
-        ('[engines.e]\nurls = ["localhost:8000"]', "engines.e.urls.0: .* (got 'localhost:8000')"),
-        ('[engines.e]\nmodel = "m"', "engines.e.urls: Field required"),
-        ('[engines.e]\nurls = ["http://a"]\nurl = "http://b"', "engines.e.url: Extra inputs are not permitted"),
-        ('[engines.e]\nurls = ["http://a"]\nconcurrency = 0', "engines.e.concurrency: .* (got 0)"),
+        ("[engines.e]\nurls = []", "polar.toml: engines.e.urls: "),
+        ('[engines.e]\nurls = ["localhost:8000"]', "polar.toml: engines.e.urls.0: .* (got 'localhost:8000')"),
+        ('[engines.e]\nmodel = "m"', "polar.toml: engines.e.urls: Field required"),
+        (
+            '[engines.e]\nurls = ["http://a"]\nurl = "http://b"',
+            "polar.toml: engines.e.url: no such field; do you mean urls.",
+        ),
+        ('[engines.e]\nurls = ["http://a"]\nconcurrency = 0', "polar.toml: engines.e.concurrency: .* (got 0)"),
         (
             '[engines.e]\nurls = ["http://a"]\nlogprobs_mode = "some"',
-            "engines.e.logprobs_mode: .* 'raw' or 'processed'",
+            "polar.toml: engines.e.logprobs_mode: .* 'raw' or 'processed'",
         ),
-        ('[engines."A b"]\nurls = ["http://a"]', "engines.A b"),  # a name must be fit for a metric's label
+        ('[engines."A b"]\nurls = ["http://a"]', "polar.toml: engines.A b"),  # a name must be fit for a metric's label
+        ("trust_task = true", "polar.toml: trust_task: no such setting; do you mean trust_tasks. (got True)"),
+        ("replicas = 3", "polar.toml: replicas: no such setting; do you mean replication. (got 3)"),
+        ("[trust]\ntasks = true", "polar.toml: trust: no such setting; .*trust_tasks"),
+        ("[engine.e]\nurls = []", "polar.toml: engine: no such setting; do you mean engines."),
+        ('trust_tasks = "perhaps"', "^polar.toml: trust_tasks: .*boolean.* (got 'perhaps')"),
+        ('kafka = ["h:1"]', "^polar.toml: kafka: .*string"),
         ("[engines.a", "polar.toml: is no TOML: Expected .* declaration .* (got '{folder}"),
     ],
 )
@@ -128,6 +150,9 @@ def test_a_bad_file_is_refused_with_its_field_or_its_place(clean: Path, text: st
 def test_engines_in_the_environment_are_json(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POLAR_ENGINES", '{"e": {"urls": ["http://a"]}}')
     assert settings.load().engines["e"].urls == ("http://a",)
+    monkeypatch.setenv("POLAR_ENGINES", '{"e": {"urls": []}}')
+    with pytest.raises(InputError, match=r"^POLAR_ENGINES: engines\.e\.urls: "):
+        settings.load()
     monkeypatch.setenv("POLAR_ENGINES", "http://a")
     with pytest.raises(InputError, match="POLAR_ENGINES: expected JSON"):
         settings.load()
@@ -151,8 +176,13 @@ def test_a_password_is_read_from_its_file_each_time(clean: Path, monkeypatch: py
 
 def test_a_password_is_never_repeated(clean: Path) -> None:
     (clean / "polar.toml").write_text('kafka_sasl_password = ["hush"]\n')
-    with pytest.raises(InputError, match="POLAR_KAFKA_SASL_PASSWORD") as refused:
+    with pytest.raises(InputError, match=r"polar\.toml: kafka_sasl_password: ") as refused:
         settings.load()
     assert "hush" not in str(refused.value)
+    for misspelt in ("kafka_sasl_pasword", "password"):
+        (clean / "polar.toml").write_text(f'{misspelt} = "hush"\n')
+        with pytest.raises(InputError, match=f"{misspelt}: no such setting") as refused:
+            settings.load()
+        assert "hush" not in str(refused.value)
     (clean / "polar.toml").write_text('kafka_sasl_password = "hush"\n')
     assert "hush" not in repr(settings.load())
