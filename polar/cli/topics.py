@@ -1,4 +1,4 @@
-"""`polar topics` creates, lists and describes the topics of the contract."""
+"""`polar topics`: the topics of the contract, the rights on them, and the table of sessions made again."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 
 PRINCIPAL = re.compile(r"[A-Za-z]+:[^'\\]+")
 
-app = typer.Typer(no_args_is_help=True, help="Create, list and describe the topics.")
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Create, list and describe the topics; Kafka rights of each role (acl); remake the table of sessions (rebuild-table).",
+)
 
 
 class Document(StrEnum):
@@ -85,7 +88,8 @@ class Rights(StrEnum):
 @app.command("acl")
 def list_rights(
     roles: Annotated[
-        list[str] | None, typer.Option("--role", help="Only this role. Repeatable.", show_default=False)
+        list[str] | None,
+        typer.Option("--role", help="Only this role. Repeatable. Default: all roles.", show_default=False),
     ] = None,
     principals: Annotated[
         list[str] | None,
@@ -102,7 +106,8 @@ def list_rights(
         bool,
         typer.Option(
             "--apply",
-            help="Also give the principals exactly these rights, with a login that may alter the cluster. Other namespaces are left alone.",
+            help="Also give the principals exactly these rights. Needs a login that may alter the cluster; `polar up` has none. "
+            "Other namespaces are left alone.",
         ),
     ] = False,
     data: Data = None,

@@ -50,8 +50,10 @@ def test_a_log_made_without_logins_starts_with_them_and_rights_become_what_the_t
         asyncio.run(rights.apply(operator, {f"User:{USER}": [Right("topic", "polar.", ("Read",), prefixed=True)]}))
         with pytest.raises(kafka.KafkaError, match="uthorization"):
             asyncio.run(write(someone))
-        with pytest.raises(NotReadyError, match="Kafka refuses to change its ACLs"):
+        with pytest.raises(NotReadyError, match="lets the login 'someone' see or change no ACLs") as refused:
             asyncio.run(rights.apply(someone, {f"User:{USER}": [writes]}))
+        assert "Request(" not in str(refused.value)
+        assert "set POLAR_KAFKA_SASL_USERNAME" in str(refused.value)
         asyncio.run(rights.apply(operator, {f"User:{USER}": [writes]}))
         elsewhere = operator.model_copy(update={"namespace": "other"})
         asyncio.run(rights.apply(elsewhere, {f"User:{USER}": []}))

@@ -24,6 +24,7 @@ OPERATIONS = {"Read": 3, "Write": 4, "Create": 5, "Describe": 8, "DescribeConfig
 LITERAL, PREFIXED = 3, 4
 ALLOW = 3
 ANY = 1
+CLUSTER_AUTHORIZATION_FAILED = 31
 """Kafka's codes."""
 
 
@@ -44,22 +45,21 @@ async def apply(settings: Settings, wanted: Mapping[str, Iterable[Right]]) -> No
 
     The settings' user must be allowed to alter the cluster. Raises NotReadyError.
     """
-    prefix = f"{settings.namespace}."
     acls = {acl for principal, rights in wanted.items() for right in rights for acl in _acls(principal, right)}
     client = AIOKafkaAdminClient(**kafka.connection(settings))
     try:
         async with asyncio.timeout(DEADLINE_S):
             await client.start()
-            present = await _present(client, wanted, prefix)
+            present = await _present(settings, client, wanted)
             if missing := acls - present:
                 answer = await client._send_request(_Create(missing))
-                _require_done(answer.creation_responses)
+                _require_done(settings, answer.creation_responses)
             if superfluous := present - acls:
                 answer = await client._send_request(_Delete(superfluous))
-                _require_done(answer.filter_responses)
+                _require_done(settings, answer.filter_responses)
             # The controller has them; the broker learns them a moment later.
             while True:
-                if await _present(client, wanted, prefix) == acls:
+                if await _present(settings, client, wanted) == acls:
                     return
                 await asyncio.sleep(LOOK_S)
     except (kafka.KafkaError, TimeoutError) as error:
@@ -74,20 +74,29 @@ def _acls(principal: str, right: Right) -> Iterable[Acl]:
         yield Acl(KINDS[right.kind], right.name, pattern, principal, "*", OPERATIONS[operation], ALLOW)
 
 
-async def _present(client: AIOKafkaAdminClient, principals: Collection[str], prefix: str) -> set[Acl]:
-    """The principals' ACLs for names with this prefix. Raises NotReadyError."""
+async def _present(settings: Settings, client: AIOKafkaAdminClient, principals: Collection[str]) -> set[Acl]:
+    """The principals' ACLs for names of the namespace. Raises NotReadyError."""
     answer = await client._send_request(DescribeAclsRequest(ANY, None, ANY, None, None, ANY, ANY))
-    _require_done([(answer.error_code, answer.error_message)])
+    _require_done(settings, [(answer.error_code, answer.error_message)])
     found = {
         Acl(kind, name, pattern, *granted)
         for kind, name, pattern, all_granted in answer.resources
         for granted in all_granted
     }
-    return {acl for acl in found if acl.principal in principals and acl.name.startswith(prefix)}
+    return {acl for acl in found if acl.principal in principals and acl.name.startswith(f"{settings.namespace}.")}
 
 
-def _require_done(answers: Iterable[tuple[Any, ...]]) -> None:
+def _require_done(settings: Settings, answers: Iterable[tuple[Any, ...]]) -> None:
     for code, message, *_ in answers:
+        if code == CLUSTER_AUTHORIZATION_FAILED:  # Kafka's message is an object of its own program
+            user = settings.kafka_sasl_username
+            client = "this client" if user is None else f"the login {user!r}"
+            raise NotReadyError(
+                f"Kafka at {settings.bootstrap} lets {client} see or change no ACLs: that takes the rights Describe and Alter on the "
+                "cluster, which no login of a `polar up` has (its ACLs are set at each start). For a Kafka of yours, set "
+                "POLAR_KAFKA_SASL_USERNAME and POLAR_KAFKA_SASL_PASSWORD_FILE to its administrator's login, or send its administrator the "
+                "output of `polar topics acl --format commands`"
+            )
         if code != 0:
             raise NotReadyError(f"Kafka refuses to change its ACLs: {message} (code {code})")
 
