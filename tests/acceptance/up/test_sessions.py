@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import socket
 import sys
 from pathlib import Path
 
@@ -14,8 +15,9 @@ from openai import OpenAI
 from openai.types.chat import ChatCompletionMessage, ChatCompletionMessageParam, ChatCompletionToolParam
 
 from polar import sessions
+from tests.acceptance.up.conftest import SCRIPT
 from tests.acceptance.up.console import Step, steps, walk
-from tests.acceptance.up.running import Up, engine_record, environment
+from tests.acceptance.up.running import STOP_S, Up, engine_record, environment
 from topics import trajectories
 from topics.environment import settings
 from topics.log.owner import read_back
@@ -163,6 +165,29 @@ def test_what_can_not_be_says_field_and_reason(up: Up) -> None:
         "",
         "polar: session_id: there is no session nosuch.0\n",
     )
+
+
+@pytest.mark.hard
+@pytest.mark.timeout(400)
+def test_a_session_outlives_an_up_that_is_killed_and_started_again_on_its_port(tmp_path: Path) -> None:
+    (tmp_path / "list.yaml").write_text(SCRIPT)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    options = ("--scripts", str(tmp_path / "list.yaml"), "--port", str(port))
+    killed = Up(tmp_path, *options)
+    opened = json.loads(killed.polar("session", "open", "--format", "json").stdout)
+    work(opened["env"], stream=False)
+    killed.process.kill()
+    killed.process.wait()
+    killed.ready_file.unlink()
+    again = Up(tmp_path, *options)
+    try:
+        work(opened["env"], stream=False)
+        done = again.polar("session", "close", opened["session_id"], "--reward", "1")
+        assert done.stdout.startswith(f"{opened['session_id']} COMPLETED, reward 1: 4 calls, "), done.stderr
+    finally:
+        again.process.terminate()
+        assert again.process.wait(STOP_S) == 0
 
 
 @pytest.mark.hard
