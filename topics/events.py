@@ -1,6 +1,6 @@
 """`polar.events`: facts, named in the past tense. The coordinator that owns the partition decides what follows from them.
 
-Written by fanout, stage workers, the control API and the builder; read by the coordinator, analytics and the live page. Key: session id,
+Written by fanout, stage workers, the control API and the builder; read by the coordinator, analytics and `polar watch`. Key: session id,
 or task id for a fact without a session. A session's facts are in order. A fact that is sent again keeps its `fact_id` (protocol 19).
 Facts about a claim (`ClaimFact`) have the header `claim-mac`; without the right one they change nothing (protocol 33).
 """
@@ -189,7 +189,7 @@ TOPIC = Topic(
     records=RECORDS,
     key="session id; task id where there is no session",
     writers="fanout, stage workers, control API, builder",
-    readers="coordinator, analytics, live page",
+    readers="coordinator, analytics, polar watch",
     retention_ms=7 * DAY_MS,
     partitions=12,
     embedded_partitions=4,

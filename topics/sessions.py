@@ -1,7 +1,7 @@
 """`polar.sessions`: the coordinator's table. Compacted; keys `task:<id>`, `session:<id>` and, in each partition, `offset`.
 
 Only the coordinator that owns the partition writes it, in the transaction of its decisions. Read by the next owner, by workers (reaping),
-by status and the live page. A tombstone deletes a row.
+by status and `polar watch`. A tombstone deletes a row.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TOPIC = Topic(
     records=RECORDS,
     key="task:<id>, session:<id>, offset",
     writers="coordinator",
-    readers="coordinator, workers, live page, status",
+    readers="coordinator, workers, polar watch, status",
     retention_ms=None,
     partitions=12,
     embedded_partitions=4,

@@ -1,4 +1,4 @@
-"""Current activity: a pure fold over records of the log, and its snapshot, which `polar watch` and a live page show.
+"""Current activity: a pure fold over records of the log, and its snapshot, which `polar watch` shows.
 
 Invariant: a snapshot's counts are those of the newest row of each session; rates use the records' timestamps; memory, apart from the
 session counts, is bounded. `analytics/live/view.py` reads the topics. Trajectories aren't read: `TrajectoryEmitted`, in the same
