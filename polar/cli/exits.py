@@ -10,9 +10,11 @@ from enum import IntEnum
 from typing import Any
 
 import typer
+from pydantic import ValidationError
 from typer.core import TyperGroup
 
 from polar.cli.output import note
+from topics.types import field_errors
 from topics.types.errors import InputError, NotReadyError, install_command
 
 EXTRA_OF = {
@@ -46,6 +48,10 @@ class Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
+        except typer.BadParameter as error:
+            if isinstance(error.__cause__, ValidationError):
+                error.message = _with_value(field_errors.first_error(error.__cause__))
+            raise
         except InputError as error:
             raise ended(str(error), Exit.BAD_INPUT) from None
         except NotReadyError as error:
@@ -61,6 +67,12 @@ class Commands(TyperGroup):
             raise ended(
                 f"{error}: the output is incomplete; free some space and run the command again", Exit.FAILED
             ) from None
+
+
+def _with_value(first: Any) -> str:
+    """Why an option's value was refused, and the value."""
+    reason, shown = field_errors.reason(first), repr(first["input"])
+    return reason if shown in reason else f"{reason} (got {shown})"
 
 
 def ended(message: str, code: Exit) -> typer.Exit:

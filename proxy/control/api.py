@@ -30,6 +30,7 @@ from proxy.errors import EngineError
 from topics.control import Grant
 from topics.environment.keys import BACKSTOP_S, KeyClaims, Keyring, Limits, environment, issued_at
 from topics.environment.redaction import redacted
+from topics.types import field_errors
 from topics.types.session import task_id_of
 from topics.types.task import RUN_LIMIT_S, SAMPLES_LIMIT, TRAINING_DEFAULTS, LimitsSpec, TaskId
 
@@ -284,11 +285,11 @@ def _parsed(kind: type[B], body: bytes) -> B:
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
+        first = field_errors.first_error(error)
         field = ".".join(map(str, first["loc"])) or None
         shown = "" if field is None else f" (got {repr(first['input'])[:120]})"
         known = f"; there are: {', '.join(kind.model_fields)}" if first["type"] == "extra_forbidden" else ""
-        raise ControlError(400, "bad_input", f"{first['msg']}{known}{shown}", field=field) from None
+        raise ControlError(400, "bad_input", f"{field_errors.reason(first)}{known}{shown}", field=field) from None
 
 
 def _json(status: int, value: object) -> web.Response:

@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
+from enum import Enum, StrEnum
 
 import msgspec
 
@@ -41,7 +41,7 @@ class InputError(ValueError):
     """Invalid input. `field` is a dotted path, `value` a short repr of the input, `reason` names the remedy."""
 
     def __init__(self, field: str, value: object, reason: str) -> None:
-        shown = repr(value)
+        shown = repr(value.value if isinstance(value, Enum) else value)
         self.field = field
         self.value = shown if len(shown) <= 120 else shown[:117] + "…"
         self.reason = reason

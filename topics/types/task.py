@@ -218,7 +218,9 @@ class RuntimeSpec(Part):
         for name in UNKEPT.get(backend, ()) if self.import_path is None else ():
             value = getattr(self, name)
             if value != type(self).model_fields[name].default and (name, value) != ("network", Network.HOST):
-                raise ValueError(f"{name}={value!r} can't be kept by runtime.backend {backend!r}; leave {name} out")
+                raise ValueError(
+                    f"{name}={getattr(value, 'value', value)!r} can't be kept by runtime.backend {backend!r}; leave {name} out"
+                )
 
 
 UPLOADING = ("prepare", "eval_prepare")

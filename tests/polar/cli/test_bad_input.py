@@ -57,6 +57,10 @@ def _no_system(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         ),
         ({"num_samples": 1025}, "num_samples: Input should be less than or equal to 1024 (got 1025)"),
         ({"task_id": "a.0"}, "task_id: expected text that matches ^"),
+        (
+            {"runtime": {"backend": "process", "verifier_network": "host"}},
+            "runtime: verifier_network='host' can't be kept by runtime.backend 'process'; leave verifier_network out",
+        ),
         ({"timeout_seconds": 90_000}, "timeout_seconds: Input should be less than or equal to 86400"),
     ],
 )
@@ -187,13 +191,14 @@ OTHER = json.dumps(GOOD | {"instruction": "another"})
         ("proxy --model m --engine http://127.0.0.1:9 --engine http://127.0.0.1:10", None, 3, "http://127.0.0.1:9 doesn't answer"),
         ("proxy --engine host:1", None, 2, "--engine: expected http://host:port, with or without /v1 (got 'host:1')"),
         ("session open --ttl 1d", None, 2, "--ttl: expected"),
-        ("session open --samples 0", None, 2, "--samples"),
-        ("session open --mode test", None, 2, "--mode"),
+        ("session open --samples 0", None, 2, "'--samples': Input should be greater than or equal to 1 (got '0')"),
+        ("session open --mode test", None, 2, "'--mode': 'test' is not one of 'train', 'eval'.\n"),
         ("session open", None, 3, "no control API"),
         ("session close t", None, 2, "SESSION: expected <task id>.<sample index>"),
         ("session close t.x", None, 2, "expected a task id, or <task id>.<sample index>"),
-        ("session close t.0 --reward x", None, 2, "--reward"),
+        ("session close t.0 --reward x", None, 2, "unable to parse string as a number (got 'x')"),
         ("session close t.0 --reward inf", None, 2, "reward: a reward is a finite number"),
+        ("dead-letters show abc", None, 2, "unable to parse string as an integer (got 'abc')"),
         ("session close", None, 2, "no session given: name one, or set POLAR_SESSION_ID"),
     ],
 )  # fmt: skip
