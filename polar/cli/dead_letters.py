@@ -51,6 +51,8 @@ def list_letters(
     from polar import dead_letters
 
     found = settings.load(data)
+    if topic is not None:
+        _require_topic(_short(found, topic))
 
     def keeps(letter: Letter) -> bool:
         return (
@@ -61,6 +63,11 @@ def list_letters(
     letters, replays = asyncio.run(dead_letters.read(found, keeps, _since(since)))
     if output is Format.JSON:
         print_json([_described(letter, replays.get(letter.id)) for letter in letters])
+        return
+    if not letters:
+        note(
+            "no dead letters" if (topic, reason, since) == (None, None, None) else "no dead letters match these options"
+        )
         return
     rows = [
         [
@@ -173,6 +180,17 @@ def _key(letter: Letter) -> str | None:
 
 def _short(found: settings.Settings, topic: str) -> str:
     return topic.removeprefix(f"{found.namespace}.")
+
+
+def _require_topic(short: str) -> None:
+    """Raises InputError."""
+    from topics import stages, trajectories
+    from topics.contract import catalogue
+
+    names = [topic.name for topic in catalogue.FIXED]
+    # Pools have queues and tasks have output topics of their own.
+    if short not in names and not short.startswith((stages.PREFIX, f"{trajectories.TOPIC.name}.")):
+        raise InputError("--topic", short, f"no such topic; there are: {', '.join([*names, f'{stages.PREFIX}…'])}")
 
 
 def _time(unix_ms: int) -> str:

@@ -65,7 +65,11 @@ async def _sessions(found: settings.Settings, target: session_ids.Target) -> lis
 
     async with SessionTable(found, {target.task_id}) as table:
         if target.task_id not in table.tasks:
-            raise InputError(session_ids.FIELD, target.name, "no coordinator knows this task")
+            raise InputError(
+                session_ids.FIELD,
+                target.name,
+                "no coordinator knows this task; it may have been refused: `polar dead-letters list`",
+            )
         target.check(table.tasks[target.task_id])
         rows = sorted(table.sessions.get(target.task_id, {}).items())
         return [_of_session(row) for index, row in rows if target.sample in (None, index)]

@@ -72,6 +72,8 @@ def rebuild_table(output: Output = Format.TABLE, data: Data = None) -> None:
     report = asyncio.run(progress.reading(rebuild(found, progressed), lambda: partitions, "partitions"))
     if output is Format.JSON:
         print_json(msgspec.to_builtins(report))
+    elif report.partitions == 0:
+        say("nothing to rebuild: no partition's table is older than its events")
     else:
         show(
             [">partitions", ">tasks", ">ended", ">being built", ">start over"],

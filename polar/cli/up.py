@@ -72,9 +72,9 @@ def up(
             "polar up uses one engine: pass --engine URL, or run `polar proxy`, which reads [engines]",
         )
     folder = configured.data
-    disk.require(folder)
     lock_file = lock.claim(folder, announce=note)
     try:
+        disk.require(folder)
         # The file of a killed `up` is out of date and must not be read as settings.
         (folder / ENV_FILE).unlink(missing_ok=True)
         found = trusting(settings.load(data), trust_tasks)

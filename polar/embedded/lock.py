@@ -27,6 +27,11 @@ def claim(data: Path, *, announce: Callable[[str], None]) -> int:
     """
     try:
         private_files.make_folder(data)
+    except OSError as error:
+        raise InputError(
+            "--data", str(data), f"the folder can't be made: {error.strerror}; choose another one"
+        ) from None
+    try:
         if warning := private_files.open_to_others(data):
             announce(f"warning: {warning}")
         lock = os.open(data / "up.lock", os.O_RDWR | os.O_CREAT, 0o644)

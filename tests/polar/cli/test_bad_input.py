@@ -199,6 +199,8 @@ OTHER = json.dumps(GOOD | {"instruction": "another"})
         ("session close t.0 --reward x", None, 2, "unable to parse string as a number (got 'x')"),
         ("session close t.0 --reward inf", None, 2, "reward: a reward is a finite number"),
         ("dead-letters show abc", None, 2, "unable to parse string as an integer (got 'abc')"),
+        ("dead-letters list --topic nope", None, 2, "--topic: no such topic; there are: tasks, events, sessions, "),
+        ("up --data /proc/x", None, 2, "--data: the folder can't be made: No such file or directory; choose another one (got '/proc/x')"),
         ("session close", None, 2, "no session given: name one, or set POLAR_SESSION_ID"),
     ],
 )  # fmt: skip

@@ -203,7 +203,10 @@ def test_status_shows_tasks_and_sessions_and_knows_tombstones(settings: Settings
     for target in ("nosuch", "nosuch.0"):
         code, _, stderr = polar("status", target)
         assert code == 2
-        assert f"no coordinator knows this task (got '{target}')" in stderr
+        assert (
+            f"no coordinator knows this task; it may have been refused: `polar dead-letters list` (got '{target}')"
+            in stderr
+        )
 
 
 def test_status_tells_who_lives_what_is_ready_and_that_the_fleet_is_paused(settings: Settings) -> None:

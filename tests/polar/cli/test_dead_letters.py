@@ -89,6 +89,14 @@ def test_letters_are_listed_by_topic_reason_and_time(settings: Settings) -> None
     assert "task: isn't JSON" in stdout
 
 
+def test_an_empty_list_says_so(settings: Settings) -> None:
+    assert polar("dead-letters", "list") == (0, "", "polar: no dead letters\n")
+    bury(settings, tasks.TOPIC, b"{", "isn't JSON")
+    nothing = (0, "", "polar: no dead letters match these options\n")
+    assert polar("dead-letters", "list", "--topic", "events") == nothing
+    assert polar("dead-letters", "list", "--topic", f"{settings.namespace}.stage.run.gpu") == nothing
+
+
 def test_one_is_shown_whole_with_its_record_decoded(settings: Settings) -> None:
     bury(settings, events.TOPIC, encode(FACT), "id in use", partition=2, process="coordinator", field="task_id")
     code, stdout, _ = polar("dead-letters", "show", "0", "--format", "json")

@@ -75,7 +75,7 @@ def test_processes_of_a_killed_up_are_waited_for(tmp_path: Path, holders: list[s
 
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="--data: can't be written: Not a directory"):
+    with pytest.raises(InputError, match="--data: the folder can't be made: Not a directory; choose another one"):
         lock.claim(tmp_path / "file" / "data", announce=print)
 
 
