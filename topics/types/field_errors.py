@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, get_args
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 _WORDS = {
     "extra_forbidden": "no such field",
@@ -32,3 +32,21 @@ def meant(name: str, known: Iterable[str]) -> str:
     known = list(known)
     alike = difflib.get_close_matches(name, known, n=1)
     return f"do you mean {alike[0]}?" if alike else f"there are: {', '.join(known)}"
+
+
+def fields_at(document: Any, place: Sequence[str | int]) -> Iterable[str]:
+    """All fields that there are beside an unknown one at `place` in a document of this type."""
+    model = _models(document)[0]
+    for name in place[:-1]:
+        field = model.model_fields.get(str(name))
+        found = [] if field is None else _models(field.annotation)
+        model = found[0] if found else model
+    return model.model_fields
+
+
+def _models(annotation: Any) -> list[type[BaseModel]]:
+    """The models in a type: `Part` in `list[Part] | None`."""
+    inner = get_args(annotation)
+    if isinstance(annotation, type) and not inner:
+        return [annotation] if issubclass(annotation, BaseModel) else []
+    return [model for each in inner for model in _models(each)]

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from pathlib import PurePosixPath
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import (
@@ -461,32 +460,14 @@ def parse(body: object) -> TaskRequest:
         field = ".".join(map(str, first["loc"])) or "task"
         reason = field_errors.reason(first)
         if first["type"] == "extra_forbidden":
-            reason += f"; {field_errors.meant(str(first['loc'][-1]), _fields_at(first['loc']))}"
+            reason += (
+                f"; {field_errors.meant(str(first['loc'][-1]), field_errors.fields_at(TaskRequest, first['loc']))}"
+            )
         raise InputError(field, first["input"], reason) from None
     _check_json(task)
     check_names(task)
     check_settings(task)
     return task
-
-
-def _fields_at(place: Sequence[str | int]) -> Iterable[str]:
-    """All fields that there are beside an unknown one at `place`."""
-    model: type[BaseModel] = TaskRequest
-    for name in place[:-1]:
-        field = model.model_fields.get(str(name))
-        found = [] if field is None else [part for part in _parts(field.annotation) if issubclass(part, BaseModel)]
-        model = found[0] if found else model
-    return model.model_fields
-
-
-def _parts(annotation: Any) -> list[type]:
-    """The classes in a type: `Part` in `list[Part] | None`."""
-    inner = get_args(annotation)
-    return (
-        [annotation]
-        if isinstance(annotation, type) and not inner
-        else [part for each in inner for part in _parts(each)]
-    )
 
 
 def _check_json(task: TaskRequest) -> None:
