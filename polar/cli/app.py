@@ -21,6 +21,7 @@ from polar.cli import (
     sql,
     status,
     submit,
+    tasks,
     topics,
     trajectories,
     up,
@@ -62,6 +63,7 @@ for command in (
 ):  # fmt: skip
     app.command()(command)
 app.add_typer(keys.app, name="keys")
+app.add_typer(tasks.app, name="tasks")
 app.add_typer(session.app, name="session")
 app.add_typer(fleet.app, name="fleet")
 app.add_typer(fleet.policy_app, name="policy")

@@ -1,0 +1,330 @@
+"""`polar tasks` reads task sets in Harbor's format, shows what their fields become, and imports them as TaskRequests."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+import yaml
+
+from polar.cli import documents
+from polar.cli.exits import Exit
+from polar.cli.options import Format, Output
+from polar.cli.output import note, print_json, say, show
+from polar.tasks import harbor_mapping, task_sets
+from polar.tasks.harbor_folder import HarborTask
+from polar.tasks.harbor_mapping import TASK_FOLDER, Finding, Mapped, Outcome
+from polar.tasks.task_sets import Condition, Member, Selection
+from topics.environment import private_files
+from topics.types.errors import InputError
+from topics.types.task import UPLOADING
+
+SHOWN_PROBLEMS = 20
+"""Messages about single tasks; the rest is counted."""
+
+app = typer.Typer(no_args_is_help=True, help="List, show and import tasks in Harbor's format.", rich_markup_mode=None)
+
+SetPath = Annotated[
+    Path,
+    typer.Argument(metavar="SET", help="A task's folder, a folder of those, a registry.json or a dataset.toml."),
+]
+Dataset = Annotated[
+    str | None, typer.Option("--dataset", metavar="NAME[@VERSION]", help="Only this dataset of the set's registry.")
+]
+Split = Annotated[str | None, typer.Option("--split", help="Only the tasks that splits.json lists under this name.")]
+Where = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--where",
+        metavar="FIELD=PATTERN",
+        help="Only tasks with this field in task.toml, like metadata.difficulty=easy; != for the others. Repeatable: all must hold.",
+    ),
+]
+Limit = Annotated[int | None, typer.Option("--limit", min=1, metavar="N", help="At most N tasks.")]
+Shuffle = Annotated[bool, typer.Option("--shuffle", help="In random order, which --seed determines.")]
+Seed = Annotated[int, typer.Option("--seed", help="Of --shuffle.")]
+Template = Annotated[
+    Path | None,
+    typer.Option(
+        "--template",
+        metavar="FILE",
+        help="Part of a TaskRequest, as YAML or JSON; its fields replace the task's. A source may begin with {task}/.",
+    ),
+]
+Harness = Annotated[str | None, typer.Option("--harness", metavar="NAME", help="The template's agent.harness.")]
+Env = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--env",
+        metavar="NAME[=VALUE]",
+        help="Value for ${NAME} in a task's env; without =VALUE from this environment. It is kept in the task. Repeatable.",
+    ),
+]
+
+
+@app.command("list")
+def list_tasks(
+    path: SetPath,
+    dataset: Dataset = None,
+    split: Split = None,
+    where: Where = None,
+    limit: Limit = None,
+    shuffle: Shuffle = False,
+    seed: Seed = 0,
+    output: Output = Format.TABLE,
+) -> None:
+    """List the tasks of a set, with the fields for which an import without a template refuses them."""
+    selection = _selected(path, dataset, split, where, limit, seed if shuffle else None)
+    rows = [_row(member, task) for member, task in selection.tasks]
+    if output is Format.JSON:
+        print_json(rows)
+    else:
+        show(
+            ["task", "dataset", ">agent s", "refused for"],
+            ((row["name"], row["dataset"], row["agent_s"], ", ".join(row["refused"]) or None) for row in rows),
+        )
+    _end_if_unread(selection)
+
+
+def _row(member: Member, task: HarborTask) -> dict[str, Any]:
+    mapped = harbor_mapping.mapped(member, task, {})
+    return {
+        "name": member.name,
+        "task_id": mapped.body["task_id"],
+        "dataset": member.dataset,
+        "folder": str(member.folder),
+        "agent_s": task.config.agent.timeout_sec,
+        "metadata": task.config.model_dump(mode="json", include={"metadata"})["metadata"],
+        "refused": [finding.name for finding in mapped.refusals],
+    }
+
+
+@app.command("show")
+def show_task(
+    path: SetPath,
+    name: Annotated[
+        str | None, typer.Argument(metavar="[TASK]", help="Name of the task, if the set has several.")
+    ] = None,
+    dataset: Dataset = None,
+    template: Template = None,
+    harness: Harness = None,
+    env: Env = None,
+    output: Output = Format.TABLE,
+) -> None:
+    """Show a task, and what each of its fields and files becomes."""
+    member = _named(task_sets.members(path, dataset), name)
+    mapped = harbor_mapping.mapped(member, member.read(), _template(template, harness), _variables(env))
+    findings = list(mapped.findings)
+    if "agent" in mapped.body and not mapped.refusals and isinstance(refusal := mapped.request(), Finding):
+        findings.append(refusal)
+    if output is Format.JSON:
+        print_json({"task": mapped.body, "fields": msgspec.to_builtins(findings)})
+        return
+    show(
+        ["field", "outcome", "becomes", "value"],
+        ((one.name, one.outcome.value, one.becomes, _shown(one.value)) for one in findings),
+    )
+    say(f"\n{mapped.body['instruction']}")
+
+
+def _shown(value: object) -> str | None:
+    return None if value is None else json.dumps(value, ensure_ascii=False)
+
+
+def _named(found: Sequence[Member], name: str | None) -> Member:
+    if name is None and len(found) == 1:
+        return found[0]
+    named = [member for member in found if member.name == name]
+    if len(named) == 1:
+        return named[0]
+    names = ", ".join(member.name for member in found[:5])
+    reason = (
+        "two datasets have it; give --dataset" if named else f"name one of the set's {len(found)} tasks: {names}, …"
+    )
+    raise InputError("TASK", name, reason)
+
+
+@app.command("import")
+def import_tasks(
+    path: SetPath,
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="A .jsonl or .yaml file for `polar submit`.")],
+    dataset: Dataset = None,
+    split: Split = None,
+    where: Where = None,
+    limit: Limit = None,
+    shuffle: Shuffle = False,
+    seed: Seed = 0,
+    template: Template = None,
+    harness: Harness = None,
+    env: Env = None,
+    skip_refused: Annotated[
+        bool, typer.Option("--skip-refused", help="Import the other tasks; otherwise one refused task refuses all.")
+    ] = False,
+    output: Output = Format.TABLE,
+) -> None:
+    """Write the tasks of a set as TaskRequests, and report what each field became.
+
+    Exits with 2 if a task can't be read or is refused; without --skip-refused nothing is written then.
+    """
+    write = _writer(out)
+    base = _template(template, harness)
+    if "agent" not in base:
+        raise InputError("--harness", harness, "a task of Harbor's format names no agent; give --harness or --template")
+    variables = _variables(env)
+    selection = _selected(path, dataset, split, where, limit, seed if shuffle else None)
+    results = [(member, harbor_mapping.mapped(member, task, base, variables)) for member, task in selection.tasks]
+    bodies, refusals = _importable(results)
+    is_whole = not refusals and not selection.problems
+    written = bodies if is_whole or skip_refused else []
+    if written:
+        write(written)
+    _report([mapped for _, mapped in results], len(written), output)
+    _note_all([*map(str, selection.problems), *_grouped(refusals)])
+    if not written:
+        note("nothing was written")
+    if not written or not is_whole:
+        raise typer.Exit(Exit.BAD_INPUT)
+
+
+Refusal = tuple[str, Finding]
+"""A task's name, and why it isn't imported."""
+
+
+def _importable(results: Sequence[tuple[Member, Mapped]]) -> tuple[list[dict[str, Any]], list[Refusal]]:
+    """The bodies that are TaskRequests, and why the others aren't."""
+    bodies: dict[str, dict[str, Any]] = {}
+    refusals: list[Refusal] = []
+    for member, mapped in results:
+        request = mapped.request()
+        if isinstance(request, Finding):
+            refusals += [(member.name, finding) for finding in mapped.refusals or (request,)]
+        elif request.task_id in bodies:
+            reason = "another task of the set has the same name, and so the same task_id; rename one"
+            refusals.append((member.name, Finding("name", member.name, Outcome.REFUSED, reason)))
+        else:
+            bodies[request.task_id] = mapped.body
+    return list(bodies.values()), refusals
+
+
+def _grouped(refusals: Sequence[Refusal]) -> list[str]:
+    """One message for each field and reason: how many tasks, the first of them, and its value."""
+    found: dict[tuple[str, str], list[Refusal]] = {}
+    for name, refusal in refusals:
+        found.setdefault((refusal.name, refusal.becomes), []).append((name, refusal))
+    messages = []
+    for (field, reason), group in found.items():
+        first, refusal = group[0]
+        others = f" and {len(group) - 1} more" if len(group) > 1 else ""
+        value = "" if refusal.value is None else f" (got {_shown(refusal.value)})"
+        messages.append(f"{first}{others}: {field}: {reason}{value}")
+    return messages
+
+
+def _report(results: Sequence[Mapped], imported: int, output: Format) -> None:
+    """Print how many tasks have each field, and what it became in them."""
+    counts = Counter((one.name, one.outcome.value, one.becomes) for mapped in results for one in mapped.findings)
+    if output is Format.JSON:
+        fields = [
+            {"name": name, "outcome": outcome, "becomes": becomes, "tasks": count}
+            for (name, outcome, becomes), count in counts.items()
+        ]
+        print_json({"tasks": len(results), "imported": imported, "fields": fields})
+        return
+    show(
+        ["field", "outcome", ">tasks", "becomes"],
+        ((name, outcome, count, becomes) for (name, outcome, becomes), count in counts.items()),
+    )
+    say(f"\n{imported} of {len(results)} tasks imported")
+
+
+def _selected(
+    path: Path, dataset: str | None, split: str | None, where: Sequence[str] | None, limit: int | None, seed: int | None
+) -> Selection:
+    conditions = [Condition.parse(text) for text in where or ()]
+    found = task_sets.members(path, dataset, split)
+    return task_sets.select(found if seed is None else task_sets.shuffled(found, seed), conditions, limit)
+
+
+def _end_if_unread(selection: Selection) -> None:
+    if selection.problems:
+        _note_all(list(map(str, selection.problems)))
+        raise typer.Exit(Exit.BAD_INPUT)
+
+
+def _note_all(problems: Sequence[str]) -> None:
+    for problem in problems[:SHOWN_PROBLEMS]:
+        note(problem)
+    if len(problems) > SHOWN_PROBLEMS:
+        note(f"… and {len(problems) - SHOWN_PROBLEMS} more")
+
+
+def _template(file: Path | None, harness: str | None) -> dict[str, Any]:
+    """The template, with absolute `source` paths: relative ones start at its folder, or in a task's. Raises InputError."""
+    base: dict[str, Any] = {}
+    folder = Path() if file is None else file.parent
+    if file is not None:
+        found = documents.read(str(file))
+        if len(found) != 1 or not isinstance(found[0].body, dict):
+            raise InputError("--template", str(file), f"must hold one part of a TaskRequest, and has {len(found)}")
+        base = found[0].body
+    for part in ("agent", "runtime"):
+        if not isinstance(base.get(part, {}), dict):
+            raise InputError(f"--template: {part}", base[part], "must be a mapping of fields")
+    if harness is not None:
+        base["agent"] = {**base.get("agent", {}), "harness": harness}
+    for name in UPLOADING:
+        for action in base.get("runtime", {}).get(name) or ():
+            if (
+                isinstance(action, dict)
+                and isinstance(source := action.get("source"), str)
+                and not source.startswith(TASK_FOLDER)
+            ):
+                action["source"] = str((folder / source).absolute())
+    harbor_mapping.check_template(base)
+    return base
+
+
+def _variables(env: Sequence[str] | None) -> dict[str, str]:
+    found = {}
+    for entry in env or ():
+        name, sign, value = entry.partition("=")
+        if not sign and name not in os.environ:
+            raise InputError("--env", name, "no such variable in this environment; export it, or give NAME=VALUE")
+        found[name] = value if sign else os.environ[name]
+    return found
+
+
+def _writer(out: Path) -> Callable[[list[dict[str, Any]]], None]:
+    """Writes bodies in the format of the file's suffix, for its owner alone: `env` may hold secrets. Raises InputError."""
+    encode = ENCODERS.get(out.suffix.lower())
+    if encode is None:
+        raise InputError("--out", str(out), f"must end with one of {', '.join(sorted(ENCODERS))}")
+
+    def write(bodies: list[dict[str, Any]]) -> None:
+        try:
+            private_files.replace(out, encode(bodies))
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            raise InputError("--out", str(out), f"can't be written: {error.strerror}") from None
+
+    return write
+
+
+def _lines(bodies: list[dict[str, Any]]) -> str:
+    return "".join(json.dumps(body, ensure_ascii=False, allow_nan=False) + "\n" for body in bodies)
+
+
+def _yaml(bodies: list[dict[str, Any]]) -> str:
+    return str(yaml.safe_dump_all(bodies, allow_unicode=True, sort_keys=False))
+
+
+ENCODERS = {**dict.fromkeys(documents.LINES_SUFFIXES, _lines), **dict.fromkeys(documents.YAML_SUFFIXES, _yaml)}
+"""By the file's suffix."""

@@ -1,0 +1,1 @@
+"""Other systems' task sets, as TaskRequests."""

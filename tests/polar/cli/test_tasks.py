@@ -1,0 +1,218 @@
+"""`polar tasks`: from a set in Harbor's format to a file that `polar submit` takes."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from polar.cli import documents
+from tests.polar.cli.commands import polar
+from tests.polar.tasks.writing import IN_PLACE, write
+from topics.types.task import TaskRequest, parse
+
+
+@pytest.fixture
+def tasks(tmp_path: Path) -> str:
+    for name, level in (("a", "easy"), ("b", "hard"), ("c", "hard")):
+        write(
+            tmp_path / "set" / name,
+            {"agent": {"timeout_sec": 60}, "metadata": {"level": level}},
+            instruction_md=f"{name}!",
+        )
+    return str(tmp_path / "set")
+
+
+@pytest.fixture
+def template(tmp_path: Path) -> str:
+    file = tmp_path / "template.yaml"
+    file.write_text(yaml.safe_dump(IN_PLACE))
+    return str(file)
+
+
+def requests(file: Path) -> list[TaskRequest]:
+    return [parse(document.body) for document in documents.read(str(file))]
+
+
+def test_list_prints_the_tasks_and_what_refuses_them(tasks: str) -> None:
+    code, out, _ = polar("tasks", "list", tasks, "--where", "metadata.level=hard", "--format", "json")
+    rows = json.loads(out)
+    assert code == 0
+    assert [(row["name"], row["task_id"], row["agent_s"], row["metadata"]) for row in rows] == [
+        ("b", "b", 60.0, {"level": "hard"}),
+        ("c", "c", 60.0, {"level": "hard"}),
+    ]
+    assert rows[0]["refused"] == ["environment/Dockerfile", "tests"]
+    code, out, _ = polar("tasks", "list", tasks, "--limit", "1")
+    assert (code, "environment/Dockerfile, tests" in out) == (0, True)
+
+
+def test_list_draws_the_same_tasks_for_the_same_seed(tasks: str) -> None:
+    drawn = [
+        [row["name"] for row in json.loads(polar("tasks", "list", tasks, "--shuffle", *more, "--format", "json")[1])]
+        for more in (("--seed", "3"), ("--seed", "3"), ("--seed", "3", "--limit", "2"))
+    ]
+    assert drawn[0] == drawn[1]
+    assert drawn[2] == drawn[0][:2]
+
+
+def test_list_names_an_unreadable_task_and_lists_the_others(tasks: str) -> None:
+    (Path(tasks) / "b/task.toml").write_text("[agent]\ntimout_sec = 3")
+    code, out, err = polar("tasks", "list", tasks, "--format", "json")
+    assert (code, [row["name"] for row in json.loads(out)]) == (2, ["a", "c"])
+    assert "agent.timout_sec: no such field; do you mean timeout_sec? (got 3)" in err
+
+
+def test_show_says_what_each_field_becomes(tasks: str) -> None:
+    code, out, _ = polar("tasks", "show", tasks, "b", "--format", "json")
+    found = json.loads(out)
+    assert code == 0
+    assert found["task"]["instruction"] == "b!"
+    assert {"name": "agent.timeout_sec", "value": 60.0, "outcome": "carried", "becomes": "timeouts.run"} in found[
+        "fields"
+    ]
+    code, out, _ = polar("tasks", "show", f"{tasks}/b")
+    assert code == 0
+    assert "timeouts.run" in out
+    assert "b!" in out
+
+
+def test_show_says_what_a_task_request_refuses(tasks: str, template: str) -> None:
+    (Path(tasks) / "b/task.toml").write_text("[agent]\ntimeout_sec = 1e6")
+    fields = json.loads(polar("tasks", "show", tasks, "b", "--template", template, "--format", "json")[1])["fields"]
+    assert [one["name"] for one in fields if one["outcome"] == "refused"] == ["timeouts.run"]
+
+
+def test_show_asks_for_a_task(tasks: str) -> None:
+    for name in ([], ["z"]):
+        code, _, err = polar("tasks", "show", tasks, *name)
+        assert (code, "name one of the set's 3 tasks: a, b, c" in err) == (2, True)
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "yaml"])
+def test_import_writes_what_submit_takes(tasks: str, template: str, tmp_path: Path, suffix: str) -> None:
+    file = tmp_path / f"tasks.{suffix}"
+    code, out, err = polar("tasks", "import", tasks, "--template", template, "--out", str(file), "--format", "json")
+    assert (code, err) == (0, "")
+    assert [(one.task_id, one.instruction, one.timeouts.run) for one in requests(file)] == [
+        ("a", "a!", 60.0),
+        ("b", "b!", 60.0),
+        ("c", "c!", 60.0),
+    ]
+    report: dict[str, Any] = json.loads(out)
+    assert (report["tasks"], report["imported"]) == (3, 3)
+    assert {"name": "agent.timeout_sec", "outcome": "carried", "becomes": "timeouts.run", "tasks": 3} in report[
+        "fields"
+    ]
+
+
+def test_import_refuses_by_name_and_writes_nothing(tasks: str, tmp_path: Path) -> None:
+    file = tmp_path / "tasks.jsonl"
+    code, out, err = polar("tasks", "import", tasks, "--harness", "pi", "--out", str(file))
+    assert (code, file.exists()) == (2, False)
+    assert "0 of 3 tasks imported" in out
+    assert "a and 2 more: environment/Dockerfile: no image is built yet" in err
+    assert "a and 2 more: tests: there is no evaluator yet" in err
+    assert err.endswith("nothing was written\n")
+
+
+def test_import_skips_refused_tasks_if_asked(tasks: str, template: str, tmp_path: Path) -> None:
+    (Path(tasks) / "b/task.toml").write_text('[agent]\nuser = "ana"')
+    (Path(tasks) / "c/task.toml").write_text("[agent]\ntimeout_sec = 0")
+    file = tmp_path / "tasks.jsonl"
+    arguments = ("tasks", "import", tasks, "--template", template, "--out", str(file))
+    assert polar(*arguments)[0] == 2
+    assert not file.exists()
+    code, out, err = polar(*arguments, "--skip-refused")
+    assert code == 2
+    assert [one.task_id for one in requests(file)] == ["a"]
+    assert "1 of 2 tasks imported" in out
+    assert (
+        'b: agent.user: every program of a session runs as the sandbox\'s one user; leave it out if that user will do (got "ana")'
+        in err
+    )
+    assert "agent.timeout_sec" in err
+
+
+def test_two_tasks_with_one_name_are_not_one_task(tmp_path: Path, template: str) -> None:
+    for name in ("x", "y"):
+        write(tmp_path / name)
+    entries = [{"name": "same", "path": name} for name in ("x", "y")]
+    (tmp_path / "registry.json").write_text(json.dumps([{"name": "s", "version": "1", "tasks": entries}]))
+    code, _, err = polar("tasks", "import", str(tmp_path), "--template", template, "--out", str(tmp_path / "t.jsonl"))
+    assert (code, "same: name: another task of the set has the same name" in err) == (2, True)
+
+
+def test_a_value_from_the_environment_is_named_and_its_file_private(
+    tasks: str, template: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("THEIR_TOKEN", "secret")
+    (Path(tasks) / "a/task.toml").write_text('[environment.env]\nTOKEN = "${THEIR_TOKEN}"')
+    file = tmp_path / "t.jsonl"
+    arguments = ("tasks", "import", f"{tasks}/a", "--template", template, "--out", str(file))
+    code, _, err = polar(*arguments)
+    assert (code, "give it by --env THEIR_TOKEN" in err) == (2, True)
+    code, out, err = polar(*arguments, "--env", "THEIR_TOKEN")
+    assert (code, "secret" in out + err) == (0, False)
+    assert requests(file)[0].runtime.env == {"TOKEN": "secret"}
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert polar(*arguments, "--env", "NOBODY_HAS_IT")[0] == 2
+
+
+def test_sources_of_a_template_start_at_its_folder(tasks: str, tmp_path: Path) -> None:
+    upload = {"type": "upload_file", "source": "x.py", "target": "x.py"}
+    folder = tmp_path / "templates"
+    folder.mkdir()
+    actions = [upload, {**upload, "source": "{task}/instruction.md"}]
+    (folder / "t.json").write_text(json.dumps({**IN_PLACE, "runtime": {"prepare": actions}}))
+    file = tmp_path / "t.jsonl"
+    polar("tasks", "import", tasks, "--template", str(folder / "t.json"), "--out", str(file))
+    assert [[action.source for action in one.runtime.prepare] for one in requests(file)] == [
+        [str(folder / "x.py"), f"{tasks}/{name}/instruction.md"] for name in ("a", "b", "c")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--out", "t.txt", "--harness", "pi"], "--out: must end with one of .jsonl, .ndjson, .yaml, .yml"),
+        (["--out", "t.jsonl"], "--harness: a task of Harbor's format names no agent; give --harness or --template"),
+        (["--out", "t.jsonl", "--harness", "pi", "--where", "x"], "--where: must be FIELD=PATTERN"),
+        (["--out", "t.jsonl", "--harness", "pi", "--dataset", "d"], "--dataset: "),
+        (["--out", "t.jsonl", "--harness", "pi", "--split", "train"], "--split: "),
+        (["--out", "t.jsonl", "--template", "nowhere.yaml"], "nowhere.yaml"),
+    ],
+)
+def test_bad_options_are_named(tasks: str, arguments: list[str], message: str) -> None:
+    code, _, err = polar("tasks", "import", tasks, *arguments)
+    assert (code, message in err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    "part", ["agent: pi", "runtime: [1]", "metadata: {harbor: 1}", "task_id: x", "[]", "{}\n---\n{}"]
+)
+def test_a_bad_template_is_named(tasks: str, tmp_path: Path, part: str) -> None:
+    (tmp_path / "t.yaml").write_text(part)
+    code, _, err = polar(
+        "tasks", "import", tasks, "--harness", "pi", "--template", str(tmp_path / "t.yaml"), "--out", "x.jsonl"
+    )
+    assert code == 2
+    assert "template" in err or "t.yaml" in err
+
+
+def test_an_unwritable_file_is_named(tasks: str, template: str, tmp_path: Path) -> None:
+    out = str(tmp_path / "nowhere" / "t.jsonl")
+    code, _, err = polar("tasks", "import", tasks, "--template", template, "--out", out)
+    assert (code, "--out: can't be written: No such file or directory" in err) == (2, True)
+
+
+def test_control_characters_of_a_set_do_not_reach_the_terminal(tmp_path: Path) -> None:
+    write(tmp_path / "x", {"metadata": {"a": "\u202e"}}, instruction_md="\x1b[2J")
+    for arguments in (["list", str(tmp_path)], ["show", str(tmp_path)]):
+        _, out, err = polar("tasks", *arguments)
+        assert "\x1b" not in out + err
+        assert "\u202e" not in out + err
