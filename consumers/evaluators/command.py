@@ -93,7 +93,7 @@ class Ended:
     limit_s: float | None
 
     def failure(self, subject: str) -> str | None:
-        """Why the end was no good one, in words; None for exit code 0. `subject`: "the test command"."""
+        """Why the command failed, in words; None for exit code 0. `subject`: "the test command"."""
         exceeded = f" {self.result.exceeded}" if self.result.exceeded else ""
         if self.result.exit_code is None:
             why = exceeded or f" It didn't end within timeout_s = {self.limit_s or 0:g} s."

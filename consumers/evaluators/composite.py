@@ -10,9 +10,9 @@ Config: `parts`, a list. The evaluators run one after another in the evaluation'
 A part without a reward ends the evaluation: the whole has no reward either. Only a gate that failed before counts, as it had ended the
 evaluation. Rewards of calls are weighted and summed like rewards; after a failed gate there are none.
 
-`case.budget_s` of a part is its share of the remaining time: what is left, divided by the number of parts that are left. So a part that
-hangs costs the next ones nothing. Files that one part changes are so for the next ones: code of the agent that a part runs can prepare
-them. What protecting parts keep is put back before the first part runs.
+`case.budget_s` of a part is its share of the remaining time: what is left, divided by the number of parts that are left. The commands of
+Polar's own evaluators end within it; an evaluator that ignores it can use up the time of the next ones. Files that one part changes are so
+for the next ones: code of the agent that a part runs can prepare them. What protecting parts keep is put back before the first part runs.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Part:
             await base.keep(self.strategy, self.config, runtime)
 
     async def verdict(self, evaluator: Evaluator, case: Case) -> Verdict:
-        """Its verdict, with artifacts by their whole names. Raises EvaluationError likewise."""
+        """Its verdict. Artifacts have their whole names, in the verdict and in the EvaluationError that this raises."""
         try:
             with self._located():
                 verdict = base.checked(await evaluator.evaluate(case))
@@ -168,7 +168,7 @@ def parts_of(config: settings.Config) -> list[Part]:
         if names[part.name] > 1:
             raise InputError(f"{part.field}.name", part.name, "is the name of several parts; give each its own")
     if not any(part.weight for part in parts):
-        raise settings.refused("parts", config, "every weight is 0, and so were every reward")
+        raise settings.refused("parts", config, "every weight is 0, so every reward would be 0")
     return parts
 
 

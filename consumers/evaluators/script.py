@@ -4,22 +4,18 @@ Config:
 
 - `command`: for `bash -c` with pipefail. The variable POLAR_REWARD_DIR names an empty folder, which is new and whose name nobody knew
   beforehand. The command writes its reward there and ends with exit code 0.
-- `runs_agent_code`: whether code of the agent can make the command fail; true by default.
+- `reads_files_of_the_run`: whether the command reads or runs anything that the agent could have written; true by default.
 - `protected`, `timeout_s`: as in `test_on_output`.
 
 The reward is in `reward.json`, or without that file in `reward.txt`; an empty file counts as none. `reward.json` is a number, or an object
 with the number `reward` and with scores, which are numbers by name. `reward.txt` is a number as text. Every finite number is a reward:
 trainers see it as it is.
 
-0.0 or no reward? Two questions decide:
-
-- Did the command write something that is no reward (NaN, infinity, a boolean, text)? That is the command's mistake, and there is no reward:
-  `bad_reward`. A command that computes with the agent's values must itself give a number for their NaN, or an agent could choose to
-  get no reward. Code of the agent that runs in the command and finds the folder could as well write a good reward there.
-- Did the command hang, fail or write nothing? If it runs code of the agent, that code can cause all three: it may loop, kill its parent, or
-  exit before the reward is written. The reward is 0.0 then, or an agent would learn to do so whenever its work is bad. With
-  `runs_agent_code: false` only the command itself can be the cause, and there is no reward: `command_timeout`, `command_failed`,
-  `no_reward_file`. What exceeds the session's memory or storage is 0.0 also then: files of the run can be too large to be read.
+0.0 or no reward? A command can hang, fail, write nothing, or write something that is no reward (NaN, infinity, a boolean, text). If it
+reads or runs what the agent wrote, the agent can cause all four: with a named pipe in a file's place, bytes that are no text, a number that
+is NaN, code that exits before the reward is written. The reward is 0.0 then, or an agent would learn to do so whenever its work is bad.
+With `reads_files_of_the_run: false` only the command itself can be the cause, and there is no reward: `command_timeout`, `command_failed`,
+`no_reward_file`, `bad_reward`. What exceeds the session's memory or storage is 0.0 also then.
 
 What a command wrote before it failed doesn't count: it may be half of the work.
 """
@@ -40,7 +36,7 @@ from consumers.evaluators.protection import Protection
 from consumers.runtimes.base import Runtime
 from topics.types.errors import InputError
 
-SETTINGS = ("command", "runs_agent_code", "protected", "timeout_s")
+SETTINGS = ("command", "reads_files_of_the_run", "protected", "timeout_s")
 FOLDER_VARIABLE = "POLAR_REWARD_DIR"
 JSON, TEXT = "reward.json", "reward.txt"
 SCORES = "evaluation_scores"
@@ -72,7 +68,7 @@ class Script(Protection):
     def __init__(self, config: settings.Config) -> None:
         settings.check_names(config, SETTINGS)
         self._command = settings.command(config, "command")
-        self._runs_agent_code = settings.flag(config, "runs_agent_code", default=True)
+        self._reads_files = settings.flag(config, "reads_files_of_the_run", default=True)
         super().__init__(settings.protected(config))
 
     async def evaluate(self, case: Case) -> Verdict:
@@ -82,17 +78,17 @@ class Script(Protection):
             ended = await self._command.run(case, {FOLDER_VARIABLE: str(folder)})
         except ObstructedError as error:
             return Verdict(0.0, reason=f"{_SUBJECT} {error}")
-        artifacts = {OUTPUT: ended.output}
         if (failure := ended.failure(_SUBJECT)) is not None:
             code = "command_timeout" if ended.result.exit_code is None else "command_failed"
             return self._failed(code, failure, ended)
         try:
             written = await _written(case.runtime, folder)
         except BadRewardError as error:
-            raise EvaluationError("bad_reward", str(error), artifacts) from None
+            return self._failed("bad_reward", str(error), ended)
         if written is None:
             why = f"{_SUBJECT} ended with exit code 0, and wrote neither {JSON} nor {TEXT} into ${FOLDER_VARIABLE}"
             return self._failed("no_reward_file", why, ended)
+        artifacts = {OUTPUT: ended.output}
         if not written.scores:
             return Verdict(written.value, artifacts=artifacts)
         scores = ", ".join(f"{name} {score:g}" for name, score in written.scores.items())
@@ -101,7 +97,7 @@ class Script(Protection):
 
     def _failed(self, code: str, why: str, ended: Ended) -> Verdict:
         """0.0 for what files of the run can cause. Raises EvaluationError for the command's own failures."""
-        if self._runs_agent_code or ended.result.exceeded:
+        if self._reads_files or ended.result.exceeded:
             return Verdict(0.0, reason=why, artifacts={OUTPUT: ended.output})
         raise EvaluationError(code, f"{why} ({ended.result.output_end})", {OUTPUT: ended.output})
 

@@ -12,6 +12,7 @@ import hashlib
 import os
 import stat
 import tarfile
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,9 @@ _END = bytes(2 * _BLOCK)
 _CHUNK = 1024 * 1024
 _ENCODING = ("utf-8", "surrogateescape")
 """A name of Linux is any bytes."""
+_BEFORE_S = 2.0
+"""So much earlier than its arrival is a file's time: a change in the same second gets another time then. Python, which keeps whole seconds,
+would otherwise go on with the module that it compiled before the change."""
 _FOLDER_MODE, _PROGRAM_MODE, _FILE_MODE = 0o755, 0o755, 0o644
 _FILES = (tarfile.REGTYPE, tarfile.AREGTYPE)
 
@@ -257,6 +261,8 @@ def _write(archive: Readable, header: tarfile.TarInfo, path: Path) -> None:
             remaining -= len(chunk)
             _write_all(file.fileno(), chunk)
         os.fchmod(file.fileno(), _PROGRAM_MODE if header.mode & stat.S_IXUSR else _FILE_MODE)
+        arrived = time.time() - _BEFORE_S
+        os.utime(file.fileno(), (arrived, arrived))
     _exactly(archive, _padded(header.size) - header.size)
 
 

@@ -128,8 +128,9 @@ async def test_a_part_without_a_reward_leaves_the_whole_without_one(case: Case) 
 
 
 async def test_an_evaluation_error_names_the_part_and_keeps_what_was_found(case: Case) -> None:
+    alone = {"command": worth("NaN"), "reads_files_of_the_run": False}
     with pytest.raises(EvaluationError, match=r"^broken: reward\.txt must hold a finite number") as raised:
-        await judged(case, script("good", worth("1")), script("broken", worth("NaN")))
+        await judged(case, script("good", worth("1")), script("broken", worth("NaN")) | {"config": alone})
     assert raised.value.code == "bad_reward"
     assert raised.value.artifacts == {f"good.{OUTPUT}": b"1\n", f"broken.{OUTPUT}": b"NaN\n"}
 

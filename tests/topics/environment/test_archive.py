@@ -77,6 +77,17 @@ def test_a_file_is_packed_by_itself_and_replaces_the_one_that_is_there(tmp_path:
     assert (tmp_path / "there").stat().st_mode & 0o777 == 0o755
 
 
+def test_a_change_right_after_the_arrival_has_another_second_in_its_time(tmp_path: Path) -> None:
+    """Python compares whole seconds and sizes to find out whether a module it has compiled is still the same."""
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "module.py").write_text("x = 1")
+    unpack_folder(io.BytesIO(b"".join(list_folder(source).chunks())), tmp_path / "target")
+    arrived = int((tmp_path / "target" / "module.py").stat().st_mtime)
+    (tmp_path / "target" / "module.py").write_text("x = 2")
+    assert arrived < int((tmp_path / "target" / "module.py").stat().st_mtime)
+
+
 def test_a_folder_is_unpacked_beside_what_is_there(tmp_path: Path) -> None:
     for name in ("new/sub", "there/sub"):
         (tmp_path / name).mkdir(parents=True)
