@@ -115,11 +115,17 @@ def _of_dataset(file: Path) -> Iterator[Member]:
     text = read_text(file.parent, file.name, DOCUMENT_LIMIT)
     document = decoded(Dataset, harbor_folder.parse_toml(text, file), file)
     by_name: dict[str, Path] = {}
+    unread: list[InputError] = []
     for folder in _task_folders(file.parent):
-        by_name.setdefault(read_task(folder).name, folder)
+        try:
+            by_name.setdefault(Member(folder.name, folder).read().name, folder)
+        except InputError as error:
+            unread.append(error)
     for task in document.tasks:
         if task.name not in by_name:
             reason = f"no folder beside {file} has a task of this name, and none is fetched; download the set first"
+            if unread:
+                reason += f"; {len(unread)} folder{'s'[: len(unread) - 1]} can't be read: {unread[0]}"
             raise InputError(f"{file}: tasks", task.name, reason)
         dataset_id = document.dataset.name + (f"@{document.dataset.version}" if document.dataset.version else "")
         yield Member(task.name, by_name[task.name], dataset_id, task.digest)

@@ -106,6 +106,23 @@ def test_a_dataset_without_its_tasks(folder: Path) -> None:
         members(folder / "tasks")
 
 
+@pytest.mark.parametrize("broken", ["wrong = 1", "[agent", None])
+def test_a_folder_that_a_dataset_does_not_name_may_be_broken(folder: Path, broken: str | None) -> None:
+    tasks = folder / "tasks"
+    entry = '[[tasks]]\nname = "org/{0}"\ndigest = "{1}"\n'
+    named = entry.format("a", digest(tasks / "a"))
+    (tasks / "dataset.toml").write_text('[dataset]\nname = "org/set"\n' + named)
+    if broken is None:
+        (tasks / "b/instruction.md").unlink()
+    else:
+        (tasks / "b/task.toml").write_text(broken)
+    assert names(members(tasks)) == ["org/a"]
+    (tasks / "dataset.toml").write_text('[dataset]\nname = "org/set"\n' + named + entry.format("b", f"sha256:{0:064}"))
+    with pytest.raises(InputError, match=r"download the set first; 1 folder can't be read: .*tasks/b/") as error:
+        members(tasks)
+    assert error.value.value == "'org/b'"
+
+
 def test_a_split_names_tasks(folder: Path) -> None:
     (folder / "tasks/splits.json").write_text(json.dumps({"val": ["b"], "odd": ["nobody"]}))
     assert names(members(folder / "tasks", split="val")) == ["b"]
