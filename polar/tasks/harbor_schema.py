@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Self
 
@@ -320,13 +319,3 @@ class Dataset(Part):
     metadata: dict[str, Any] = {}
     tasks: list[DatasetTask] = []
     files: list[DatasetFile] = []
-
-
-def leaves(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[str]:
-    """The dotted names of all fields; a part that is optional or repeated counts as one field, except `task`."""
-    for name, field in model.model_fields.items():
-        part = Package if field.annotation == Package | None else field.annotation
-        if isinstance(part, type) and issubclass(part, BaseModel):
-            yield from leaves(part, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}"

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polar.tasks.harbor_folder import decoded, digest, parse_toml, read_task, without_canary
-from polar.tasks.harbor_schema import Config, leaves
+from polar.tasks.harbor_schema import Config
+from tests.polar.tasks.fields import leaves
 from tests.polar.tasks.writing import nested, read, toml, write
 from topics.types.errors import InputError
 

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from polar.tasks.harbor_folder import HarborTask, decoded
 from polar.tasks.harbor_mapping import FIELDS, FILES, Mapped, Outcome, mapped, task_id
-from polar.tasks.harbor_schema import Config, leaves
+from polar.tasks.harbor_schema import Config
 from polar.tasks.task_sets import Member
+from tests.polar.tasks.fields import leaves
 from tests.polar.tasks.writing import AGENT, IN_PLACE, mapped_task, nested
 from topics.types import ids
 from topics.types.errors import InputError
