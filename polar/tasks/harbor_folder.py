@@ -55,10 +55,10 @@ class HarborTask:
 
     def has(self, path: str) -> bool:
         """Whether the folder has this file, or anything below this folder; also if that can't be known."""
-        found = self.folder / path
         try:
+            found = inside(self.folder, path)
             return any(found.iterdir()) if found.is_dir() else found.exists()
-        except OSError:
+        except (InputError, OSError):
             return True
 
 
@@ -89,22 +89,31 @@ def without_canary(text: str) -> str:
 
 
 def digest(folder: Path) -> str:
-    """The digest of a task's files, as Harbor's packages have it. Raises InputError if ignore rules decide which files count."""
+    """The digest of a task's files, as Harbor's packages have it.
+
+    Raises InputError if ignore rules decide which files count, for a link that leads out of the task, and for a name that isn't UTF-8.
+    """
     lines = []
     for name in _digested(folder):
         if Path(name).name in IGNORE_RULES:
             raise InputError(
                 str(folder / name), name, "a digest with ignore rules can't be verified; leave the digest out"
             )
+        try:
+            name.encode()
+        except UnicodeEncodeError:
+            raise InputError(
+                str(folder), name, "a file's digest covers its name, and its name isn't UTF-8; rename it"
+            ) from None
         content = read_bytes(folder, name, DOCUMENT_LIMIT)
         lines.append(f"{name}\0{hashlib.sha256(content).hexdigest()}\n")
     return f"sha256:{hashlib.sha256(''.join(lines).encode()).hexdigest()}"
 
 
 def _digested(folder: Path) -> list[str]:
-    """The relative paths of a digest's files, in order."""
+    """The relative paths of a digest's files, in order. Raises InputError before it lists a folder that a link puts elsewhere."""
     rules = [name for name in IGNORE_RULES if (folder / name).exists()]
-    found = [path for name in DIGESTED for path in _files(folder / name)]
+    found = [path for name in DIGESTED for path in _files(inside(folder, name))]
     names = [path.relative_to(folder).as_posix() for path in found]
     counted = [name for name in names if not any(fnmatch(part, glob) for part in name.split("/") for glob in IGNORED)]
     return sorted([*rules, *counted])

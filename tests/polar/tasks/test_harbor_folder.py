@@ -119,6 +119,19 @@ def test_a_link_that_leads_out_of_the_task_is_not_followed(tmp_path: Path, name:
         read_task(folder)
 
 
+@pytest.mark.parametrize("name", ["tests", "environment", "solution", "steps"])
+def test_a_folder_that_a_link_puts_elsewhere_is_not_listed(tmp_path: Path, name: str) -> None:
+    """The other folder is empty: only a listing could tell."""
+    (tmp_path / "outside").mkdir()
+    folder = write(tmp_path / "task", solution__solve_sh="true", steps__1__solve_sh="true")
+    task = read_task(folder)
+    (folder / name).rename(tmp_path / "moved")
+    (folder / name).symlink_to(tmp_path / "outside")
+    with pytest.raises(InputError, match="leads out of"):
+        digest(folder)
+    assert task.has(name)
+
+
 def test_a_link_to_itself_is_not_followed(tmp_path: Path) -> None:
     folder = write(tmp_path)
     (folder / "instruction.md").unlink()
@@ -209,3 +222,11 @@ def test_a_digest_covers_what_a_task_is_made_of(tmp_path: Path) -> None:
     (folder / ".gitignore").write_text("tests\n")
     with pytest.raises(InputError, match="ignore rules"):
         digest(folder)
+
+
+def test_a_file_name_that_is_not_utf_8_is_named(tmp_path: Path) -> None:
+    folder = write(tmp_path)
+    (folder / "tests" / os.fsdecode(b"caf\xe9.txt")).write_text("")
+    with pytest.raises(InputError, match="its name isn't UTF-8; rename it") as error:
+        digest(folder)
+    assert error.value.value == r"'tests/caf\udce9.txt'"
