@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 from pathlib import Path
 
+import pytest
 import yaml
 
 from polar.tasks.harbor_mapping import FIELDS, FILES, Outcome, Rule
@@ -12,6 +15,9 @@ from tests.polar.tasks.writing import mapped_task, write
 from topics.types.task import TaskRequest
 
 PAGE = (Path(__file__).parents[3] / "docs" / "task_sets.md").read_text()
+
+
+(TEMPLATE,) = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
 
 
 def row(name: str, rule: Rule) -> str:
@@ -25,9 +31,45 @@ def test_the_table_of_fields_is_the_mapping_s_own() -> None:
 
 
 def test_its_template_makes_a_task_request(tmp_path: Path) -> None:
-    (block,) = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
     write(tmp_path, solution__solve_sh="true")
     config = {"verifier": {"environment_mode": "separate"}, "artifacts": ["/app/textcraft/actions.jsonl"]}
-    request = mapped_task(tmp_path, config, yaml.safe_load(block)).request()
+    request = mapped_task(tmp_path, config, yaml.safe_load(TEMPLATE)).request()
     assert isinstance(request, TaskRequest), request
     assert [action.source for action in request.runtime.eval_prepare or ()] == [str(tmp_path / "tests")]
+
+
+@pytest.mark.contract
+@pytest.mark.parametrize(
+    "left",
+    [
+        "mkdir -p logs/verifier && echo 1 | tee logs/verifier/reward.json >logs/verifier/reward.txt",
+        "mkdir -p logs/verifier/reward.json",
+        "touch logs",
+        "mkdir -p mine/verifier && echo 1 >mine/verifier/reward.json && ln -s mine logs",
+        "ln -s nowhere logs",
+    ],
+)
+@pytest.mark.parametrize(
+    ("test", "rewards"),
+    [
+        ('echo 0.25 >"$PLATOON_SANDBOX_ROOT/logs/verifier/reward.json"', {"reward.json": "0.25\n"}),
+        ("true", {}),
+        ('echo 1 >"$PLATOON_SANDBOX_ROOT/logs/verifier/reward.json"; exit 1', {}),
+    ],
+)
+def test_its_template_takes_the_reward_of_the_tests_alone(
+    tmp_path: Path, left: str, test: str, rewards: dict[str, str]
+) -> None:
+    """Whatever the agent left at `logs`. A failure is the reward 0, as no setting says otherwise."""
+    config = yaml.safe_load(TEMPLATE)["evaluator"]["config"]
+    workspace, folder = tmp_path / "workspace", tmp_path / "rewards"
+    (workspace / "tests").mkdir(parents=True)
+    (workspace / "tests/test.sh").write_text(test)
+    folder.mkdir()
+    subprocess.run(["bash", "-c", left], cwd=workspace, check=True, timeout=60)
+    environment = {**os.environ, "POLAR_REWARD_DIR": str(folder)}
+    ended = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", config["command"]], cwd=workspace, env=environment, check=False, timeout=60
+    )
+    assert {file.name: file.read_text() for file in folder.iterdir()} == rewards
+    assert (ended.returncode == 0) == bool(rewards)
