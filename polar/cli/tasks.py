@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 from collections import Counter
@@ -20,11 +19,11 @@ from polar.cli.options import Format, Output
 from polar.cli.output import note, print_json, say, show
 from polar.tasks import harbor_mapping, task_sets
 from polar.tasks.harbor_folder import HarborTask
-from polar.tasks.harbor_mapping import TASK_FOLDER, Finding, Mapped, Outcome
+from polar.tasks.harbor_mapping import Finding, Mapped, Outcome
 from polar.tasks.task_sets import Condition, Member, Selection
-from topics.environment import private_files
+from polar.tasks.templates import TASK_FOLDER, with_sources
+from topics.environment import cache, private_files
 from topics.types.errors import InputError
-from topics.types.task import UPLOADING
 
 SHOWN_PROBLEMS = 20
 """Messages about single tasks; the rest is counted."""
@@ -279,16 +278,10 @@ def _template(file: Path | None, harness: str | None) -> dict[str, Any]:
             raise InputError(f"--template: {part}", base[part], "must be a mapping of fields")
     if harness is not None:
         base["agent"] = {**base.get("agent", {}), "harness": harness}
-    for name in UPLOADING:
-        for action in base.get("runtime", {}).get(name) or ():
-            if (
-                isinstance(action, dict)
-                and isinstance(source := action.get("source"), str)
-                and not source.startswith(TASK_FOLDER)
-            ):
-                action["source"] = str((folder / source).absolute())
     harbor_mapping.check_template(base)
-    return base
+    return with_sources(
+        base, lambda source: source if source.startswith(TASK_FOLDER) else str((folder / source).absolute())
+    )
 
 
 def _variables(env: Sequence[str] | None) -> dict[str, str]:
@@ -311,7 +304,7 @@ def _writer(out: Path) -> Callable[[list[dict[str, Any]]], None]:
         try:
             private_files.replace(out, encode(bodies))
         except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            if error.errno in cache.FULL:
                 raise
             raise InputError("--out", str(out), f"can't be written: {error.strerror}") from None
 

@@ -3,9 +3,6 @@
 Invariant: nothing is ignored. `FIELDS` has every field of the schema and `FILES` the files with a meaning; each is carried, found to
 change nothing, replaced by the user's template, or it refuses the task with a reason and a way out. What Polar can't do yet is
 `_unbuilt`, and nowhere else.
-
-A template is a part of a TaskRequest with what Harbor leaves to a job: the agent, the number of samples. Its fields take the place of the
-task's. The `source` of an upload may begin with `{task}/`, which stands for the task's folder.
 """
 
 from __future__ import annotations
@@ -16,27 +13,26 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from ipaddress import IPv6Address
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Any
 
 from polar.tasks.harbor_folder import HarborTask, inside
 from polar.tasks.harbor_schema import Networked, NetworkMode
 from polar.tasks.task_sets import Member
+from polar.tasks.templates import TASK_FOLDER, at, merged, nulls, with_sources
 from topics.types import ids
 from topics.types.errors import InputError
-from topics.types.task import UNKEPT, UPLOADING, Network, TaskRequest, parse
+from topics.types.task import UNKEPT, Network, TaskRequest, parse
 
 VARIABLE = re.compile(r"\$\{([^}:]+)(?::-(.*))?\}", re.DOTALL)
 TASK_ID = re.compile(ids.TASK_ID)
 ID_CHARS = 128
 HASH_CHARS = 8
-TASK_FOLDER = "{task}/"
 SET_BY_IMPORT = ("task_id", "instruction")
 """Fields that no template has."""
 FOR_VERIFIER = "evaluator.strategy"
 """A template with this field has an evaluator in the place of the task's verifier."""
-
-
+HOSTS = "runtime.allowed_hosts"
 NETWORK_FIELDS = (".network_mode", ".allowed_hosts")
 DOCKERFILE = "environment/Dockerfile"
 
@@ -94,8 +90,8 @@ class Rule:
     """Values that change nothing."""
 
 
-def _carried(target: str, replaced_by: str = "") -> Rule:
-    return Rule(Outcome.CARRIED, target, (replaced_by or target,))
+def _carried(target: str, *replaced_by: str) -> Rule:
+    return Rule(Outcome.CARRIED, target, replaced_by or (target,))
 
 
 def _neutral(why: str) -> Rule:
@@ -115,11 +111,11 @@ FIELDS: Mapping[str, Rule] = {
     "metadata": _carried(f"{_MARK}.metadata"),
     "source": _carried(f"{_MARK}.source"),
     "agent.network_mode": _carried("runtime.network"),
-    "agent.allowed_hosts": _carried("runtime.allowed_hosts", "runtime.network"),
+    "agent.allowed_hosts": _carried(HOSTS, HOSTS, "runtime.network"),
     "agent.timeout_sec": _carried("timeouts.run"),
     "agent.user": _unbuilt(_USERS),
     "verifier.network_mode": _carried("runtime.verifier_network", FOR_VERIFIER),
-    "verifier.allowed_hosts": _carried("runtime.allowed_hosts", FOR_VERIFIER),
+    "verifier.allowed_hosts": _carried(HOSTS, HOSTS, FOR_VERIFIER),
     "verifier.timeout_sec": _carried("timeouts.evaluate", FOR_VERIFIER),
     "verifier.env": _carried("evaluator.env", FOR_VERIFIER),
     "verifier.user": _unbuilt(_USERS, FOR_VERIFIER),
@@ -134,7 +130,7 @@ FIELDS: Mapping[str, Rule] = {
         "no command runs between the agent and the verifier; give an evaluator in the template that runs it", FOR_VERIFIER
     ),
     "environment.network_mode": _carried("runtime.network"),
-    "environment.allowed_hosts": _carried("runtime.allowed_hosts", "runtime.network"),
+    "environment.allowed_hosts": _carried(HOSTS, HOSTS, "runtime.network"),
     "environment.build_timeout_sec": _neutral("no image is built: environment/Dockerfile says what that means"),
     "environment.docker_image": _carried("runtime.image"),
     "environment.os": _unbuilt("sandboxes run Linux alone", neutral=("linux",)),
@@ -171,22 +167,40 @@ FILES: Mapping[str, Rule] = {
     ".harborignore": _unbuilt("its rules aren't applied to uploads yet; delete the files that it names, and itself"),
 }
 
+_RULES = (*FIELDS.values(), *FILES.values())
+TARGETS = {rule.becomes for rule in _RULES if rule.outcome is Outcome.CARRIED}.union(
+    *(rule.replaced_by for rule in _RULES)
+)
+"""What a task sets in a TaskRequest, and what a template can have in the place of a field or file."""
+
 
 def mapped(
     member: Member, task: HarborTask, template: Mapping[str, Any], variables: Mapping[str, str] | None = None
 ) -> Mapped:
     """A task as the body of a TaskRequest. `variables`: values for `${VAR}`; none come from the environment of this process.
 
-    Raises InputError if the template has fields of SET_BY_IMPORT or `metadata.harbor`, or a source outside of the task.
+    Raises InputError as `check_template`, and for a source outside of the task.
     """
     check_template(template)
-    return _Mapping(member, task, _with_sources(template, task.folder), variables or {}).mapped()
+
+    def place(source: str) -> str:
+        if not source.startswith(TASK_FOLDER):
+            return source
+        return str(inside(task.folder, source.removeprefix(TASK_FOLDER)).absolute())
+
+    return _Mapping(member, task, with_sources(template, place), variables or {}).mapped()
 
 
 def check_template(template: Mapping[str, Any]) -> None:
+    """Raises InputError for fields of SET_BY_IMPORT, for `metadata.harbor`, and for null in the place of what a task can set."""
     for field in (*SET_BY_IMPORT, _MARK):
-        if (value := _at(template, field)) is not None:
+        if (value := at(template, field)) is not None:
             raise InputError(f"--template: {field}", value, "comes from the task; leave it out")
+    for field in nulls(template):
+        if any(f"{target}.".startswith(f"{field}.") for target in TARGETS):
+            raise InputError(
+                f"--template: {field}", None, "null is no value; leave it out for the task's, or give a value"
+            )
 
 
 def task_id(name: str) -> str:
@@ -216,7 +230,7 @@ class _Mapping:
         for name, rule in FILES.items():
             if self._task.has(name):
                 self._file(name, rule)
-        return Mapped(_merged(self._body, self._template), tuple(self._findings))
+        return Mapped(merged(self._body, self._template), tuple(self._findings))
 
     def _field(self, name: str, value: Any) -> None:
         rule = FIELDS[name]
@@ -264,7 +278,7 @@ class _Mapping:
             policy = _policy(decider, least)
             self._put(target, policy.value)
             self._policy(place, decider, Outcome.CARRIED, f"{target}: {policy.value}")
-            if policy is Network.ALLOWLIST:
+            if policy is Network.ALLOWLIST and self._in_template(HOSTS) is None:
                 lists[place] = sorted({_host(host) for host in decider.allowed_hosts or ()})
         if not is_environments_needed and config.environment.network_mode is not None:
             why = "the agent and the verifier have a policy each"
@@ -273,10 +287,12 @@ class _Mapping:
             if hosts != next(iter(lists.values())):
                 reason = "a session has one list of hosts; give the agent and the verifier the same"
                 self._found(f"{place}.allowed_hosts", hosts, Outcome.REFUSED, reason)
-            self._put("runtime.allowed_hosts", hosts)
+            self._put(HOSTS, hosts)
 
     def _policy(self, place: str, decider: Networked, outcome: Outcome, becomes: str) -> None:
         self._found(f"{place}.network_mode", (decider.network_mode or NetworkMode.PUBLIC).value, outcome, becomes)
+        if outcome is Outcome.CARRIED and self._in_template(HOSTS) is not None:
+            outcome, becomes = Outcome.REPLACED, f"the template has {HOSTS}"
         if decider.allowed_hosts:
             self._found(f"{place}.allowed_hosts", decider.allowed_hosts, outcome, becomes)
 
@@ -286,7 +302,7 @@ class _Mapping:
 
     def _in_template(self, field: str) -> str | None:
         """The field, if the template has a value for it that is no mapping."""
-        value = _at(self._template, field)
+        value = at(self._template, field)
         return None if value is None or isinstance(value, Mapping) else field
 
     def _put(self, field: str, value: Any) -> None:
@@ -314,7 +330,7 @@ class _Mapping:
 
     def image(self, name: str) -> str:
         """Raises ValueError if the runtime has no images."""
-        backend = _at(self._template, "runtime.backend") or "cell"
+        backend = at(self._template, "runtime.backend") or "cell"
         if "image" in UNKEPT.get(backend, ()) and self._in_template("runtime.import_path") is None:
             raise ValueError(
                 f"the runtime {backend} has no images yet; give runtime.backend or import_path in the template"
@@ -367,43 +383,6 @@ def _set_fields(task: HarborTask) -> Iterator[tuple[str, Any]]:
     """The fields that the task sets to more than nothing, with their values as JSON."""
     body = task.config.model_dump(mode="json", exclude_unset=True)
     for name in FIELDS:
-        value = _at(body, name)
+        value = at(body, name)
         if value not in (None, "", [], {}):
             yield name, value
-
-
-def _with_sources(template: Mapping[str, Any], folder: Path) -> Mapping[str, Any]:
-    """The template with the task's folder in the sources that begin with TASK_FOLDER. Raises InputError if one leads out of it."""
-    runtime = template.get("runtime")
-    if not isinstance(runtime, Mapping):
-        return template
-    changes = {
-        name: [_with_source(action, folder) for action in actions]
-        for name in UPLOADING
-        if isinstance(actions := runtime.get(name), list)
-    }
-    return {**template, "runtime": {**runtime, **changes}}
-
-
-def _with_source(action: Any, folder: Path) -> Any:
-    source = action.get("source") if isinstance(action, Mapping) else None
-    if not isinstance(source, str) or not source.startswith(TASK_FOLDER):
-        return action
-    return {**action, "source": str(inside(folder, source.removeprefix(TASK_FOLDER)).absolute())}
-
-
-def _at(body: Mapping[str, Any], field: str) -> Any:
-    """The value at a dotted place; None if there is none."""
-    found: Any = body
-    for name in field.split("."):
-        found = found.get(name) if isinstance(found, Mapping) else None
-    return found
-
-
-def _merged(body: Mapping[str, Any], template: Mapping[str, Any]) -> dict[str, Any]:
-    """The template's values in the place of the body's."""
-    made = dict(body)
-    for name, value in template.items():
-        old = made.get(name)
-        made[name] = _merged(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
-    return made

@@ -176,6 +176,14 @@ def test_sources_of_a_template_start_at_its_folder(tasks: str, tmp_path: Path) -
     ]
 
 
+@pytest.mark.parametrize("prepare", [5, [5], [{"source": 5}], "x"])
+def test_bad_actions_of_a_template_are_refused_by_name(tasks: str, tmp_path: Path, prepare: Any) -> None:
+    (tmp_path / "t.json").write_text(json.dumps({**IN_PLACE, "runtime": {"prepare": prepare}}))
+    arguments = ("--template", str(tmp_path / "t.json"), "--out", str(tmp_path / "t.jsonl"))
+    code, _, err = polar("tasks", "import", tasks, *arguments)
+    assert (code, "a and 2 more: runtime.prepare" in err) == (2, True)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

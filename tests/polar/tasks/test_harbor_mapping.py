@@ -130,6 +130,7 @@ REPLACED = (
     "evaluator.strategy",
     "runtime.network",
     "runtime.verifier_network",
+    "runtime.allowed_hosts",
     "runtime.image",
     "runtime.prepare",
     "timeouts.run",
@@ -214,6 +215,25 @@ def test_a_template_has_no_field_that_the_task_decides(tmp_path: Path, field: st
         mapped_task(tmp_path, {}, {**AGENT, **nested(field, "x")})
 
 
+@pytest.mark.parametrize(
+    "field",
+    ["runtime.image", "runtime.network", "runtime.env", "runtime.prepare", "runtime", "timeouts.run", "timeouts",
+     "evaluator", "evaluator.strategy", "evaluator.env", "metadata", "metadata.harbor"],
+)  # fmt: skip
+def test_a_template_has_no_null_for_what_a_task_sets(tmp_path: Path, field: str) -> None:
+    """It would be neither the task's value nor another one."""
+    with pytest.raises(InputError, match="leave it out for the task's, or give a value") as error:
+        mapped_task(tmp_path, {}, {**AGENT, **nested(field, None)})
+    assert error.value.field == f"--template: {field}"
+
+
+def test_a_null_where_no_task_sets_anything_stays(tmp_path: Path) -> None:
+    template = {**IN_PLACE, "metadata": {"note": None}, "runtime": {**IN_PLACE["runtime"], "eval_prepare": None}}
+    request = mapped_task(tmp_path, {}, template).request()
+    assert isinstance(request, TaskRequest), request
+    assert request.metadata["note"] is None
+
+
 def test_a_template_uploads_files_of_each_task(tmp_path: Path) -> None:
     upload = {"type": "upload_dir", "source": "{task}/tests", "target": "tests"}
     template = {**IN_PLACE, "runtime": {"prepare": [upload], "eval_prepare": [upload]}}
@@ -266,6 +286,16 @@ def test_two_lists_of_hosts_are_refused(tmp_path: Path) -> None:
         "verifier.allowed_hosts",
         "tests",
     ]
+
+
+def test_a_list_of_hosts_in_the_template_takes_the_place_of_the_task_s(tmp_path: Path) -> None:
+    parts = {part: {"network_mode": "allowlist", "allowed_hosts": [f"{part}.org"]} for part in ("agent", "verifier")}
+    template = {**AGENT, "evaluator": {}, "runtime": {**IN_PLACE["runtime"], "allowed_hosts": ["mine.org"]}}
+    found = mapped_task(tmp_path, parts, template)
+    for part in parts:
+        assert outcomes(found, f"{part}.network_mode") == [Outcome.CARRIED]
+        assert outcomes(found, f"{part}.allowed_hosts") == [Outcome.REPLACED]
+    assert found.body["runtime"]["allowed_hosts"] == ["mine.org"]
 
 
 def test_a_policy_that_others_outrank_is_reported(tmp_path: Path) -> None:
