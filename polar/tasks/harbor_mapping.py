@@ -155,7 +155,7 @@ FIELDS: Mapping[str, Rule] = {
 FILES: Mapping[str, Rule] = {
     "environment/docker-compose.yaml": _unbuilt("a sandbox has no other services beside it"),
     DOCKERFILE: _unbuilt(
-        "no image is built yet; push one and set environment.docker_image, or give runtime.image or runtime.prepare in the template",
+        "no image is built yet; give runtime.prepare in the template, with what the task needs",
         "runtime.image",
         "runtime.prepare",
     ),
