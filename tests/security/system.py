@@ -82,6 +82,8 @@ class Secured(Fleet):
         return (
             super()._environment()
             | {
+                # Beside its password: an address that polar.env alone names gets no secret of the environment.
+                "POLAR_KAFKA": self.kafka.bootstrap,
                 "POLAR_KAFKA_SECURITY_PROTOCOL": "SASL_SSL",
                 "POLAR_KAFKA_SASL_MECHANISM": "SCRAM-SHA-256",
                 "POLAR_KAFKA_SASL_USERNAME": self.user,
