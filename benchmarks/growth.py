@@ -1,4 +1,4 @@
-"""What stays of sessions that are over: the coordinator's tables over five simulated weeks of a million sessions each.
+"""Memory and log of sessions that are over: the coordinator's tables over five simulated weeks of a million sessions each.
 
     python -m benchmarks.growth [--format table|json]
 

@@ -1,4 +1,4 @@
-"""What the lake keeps at a million sessions a week: files and manifests after merging, and how long a query takes to start.
+"""Growth of the lake at a million sessions a week: files and manifests after merging, and how long a query takes to start.
 
     python -m benchmarks.lake_growth [--format table|json]
 

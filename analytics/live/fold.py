@@ -106,7 +106,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     fleet_generation: int = 0
     """Number of changes of the fleet's state."""
     obstacles: list[str] = []
-    """What live processes report as waiting for a person, each with its host."""
+    """The obstacles that live processes report, each with its host: they wait for a person."""
 
 
 class Fold:

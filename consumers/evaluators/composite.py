@@ -80,7 +80,7 @@ class Part:
         return replace(verdict, artifacts=self._named(verdict.artifacts))
 
     def reason(self, verdict: Verdict, limit: int) -> str:
-        """What it adds to the whole, and why, in at most `limit` characters."""
+        """Its share of the whole reward, and why, in at most `limit` characters."""
         reward = "no reward" if verdict.reward is None else f"{verdict.reward:g} × {self.weight:g}"
         return f"{self.name} {reward}{f': {verdict.reason}' if verdict.reason else ''}"[:limit]
 

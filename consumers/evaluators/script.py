@@ -56,7 +56,7 @@ class BadRewardError(ValueError):
 
 @dataclass(frozen=True)
 class Reward:
-    """What a command wrote."""
+    """The reward that a command wrote."""
 
     value: float
     scores: Mapping[str, float] = field(default_factory=dict)

@@ -48,7 +48,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """What one field or file becomes."""
+    """The outcome for one field or file."""
 
     name: str
     """Dotted, as in `task.toml`; or the path of a file."""
@@ -99,7 +99,7 @@ def _neutral(why: str) -> Rule:
 
 
 def _unbuilt(what: str, *replaced_by: str, neutral: tuple[object, ...] = ()) -> Rule:
-    """What Polar can't do yet."""
+    """A rule for something that Polar can't do yet."""
     return Rule(Outcome.REFUSED, what, replaced_by, neutral)
 
 
