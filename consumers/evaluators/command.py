@@ -77,8 +77,8 @@ class Command:
         if result.exit_code in _CANNOT_RUN and (missing := await _missing_program(runtime, self.text, env)):
             raise EvaluationError(
                 self.setting,
-                f"evaluator.config.{self.setting} {self.text!r} can't be run: no folder of this worker's PATH has the program "
-                f"{missing!r}; install it on the workers, or name it by its path ({result.output_end})",
+                f"evaluator.config.{self.setting} {self.text!r} can't be run: no folder of PATH has the program "
+                f"{missing!r}; install it on the workers or in the image, or name it by its path ({result.output_end})",
                 {OUTPUT: output},
             )
         return Ended(result, output, limit_s)
@@ -168,11 +168,6 @@ def _control(runtime: Runtime, env: Mapping[str, str], *argv: str) -> Exec:
 
 
 def _is_inside(runtime: Runtime, folder: str) -> bool:
-    """Whether an agent can write to a folder of PATH: it is in the sandbox, or relative to a folder there."""
+    """Whether an agent can have written to a folder of PATH."""
     path = PurePosixPath(folder)
-    mine = (runtime.workspace, runtime.home, runtime.workspace.parent, PurePosixPath("/tmp"))  # noqa: S108
-    return (
-        not path.is_absolute()
-        or ".." in path.parts
-        or any(path.is_relative_to(one) for one in mine if one != one.parent)
-    )
+    return not path.is_absolute() or ".." in path.parts or any(path.is_relative_to(one) for one in runtime.written)

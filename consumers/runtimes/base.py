@@ -174,6 +174,10 @@ class Runtime(Protocol):
         """A folder outside the workspace, so settings and instructions don't appear in a repository's diff."""
 
     @property
+    def written(self) -> tuple[PurePosixPath, ...]:
+        """Folders inside in which an evaluation can meet what programs of the run have written."""
+
+    @property
     def logs(self) -> Path:
         """On this host."""
 
@@ -217,8 +221,8 @@ class RuntimeBackend(Protocol):
     async def attach(self, handle: Handle, claim_id: str, spec: RuntimeSpec, *, fresh: bool = False) -> Runtime:
         """The runtime of `handle`, for the claim `claim_id`. SandboxError `runtime_gone`.
 
-        `fresh`: for an evaluation. It sees the workspace as the run left it and the home as `create` and `prepare` left it; its own changes
-        are seen by nobody else.
+        `fresh`: for an evaluation. It sees the workspace as the run left it, and the home and all else as `create` and `prepare` left it,
+        unless `spec.verifier_sees` says more; its own changes are seen by nobody else.
         """
 
     def unenforced(self, spec: RuntimeSpec) -> list[str]:

@@ -58,6 +58,10 @@ class ProcessRuntime:
         return PurePosixPath(self.folder / "home")
 
     @property
+    def written(self) -> tuple[PurePosixPath, ...]:
+        return (PurePosixPath(self.folder), PurePosixPath("/tmp"))  # noqa: S108 - where any program can
+
+    @property
     def logs(self) -> Path:
         return self.folder / "logs"
 

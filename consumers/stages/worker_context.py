@@ -9,9 +9,10 @@ import structlog
 from consumers.runtimes import guarded
 from consumers.runtimes.base import Labelled, Runtime, RuntimeBackend, SandboxError
 from consumers.runtimes.cell.runtime import check
+from consumers.runtimes.images.store import ImageStore
 from consumers.stages.budget import Budget
 from consumers.stages.disk_room import DiskRoom
-from topics.environment import registry
+from topics.environment import cache, registry
 from topics.environment.blobs import BlobStore
 from topics.environment.settings import Settings
 from topics.fleet import FleetView
@@ -37,6 +38,7 @@ class WorkerContext:
         self.blobs = BlobStore(settings.blobs_folder)
         self.is_connected = is_connected
         self.fleet = FleetView()
+        self._images = ImageStore(cache.root() / "images", settings.images, trusts_tasks=settings.trust_tasks)
         self._backends: dict[str, RuntimeBackend] = {}
         self._without_cells: NotReadyError | None = None
         """Why this host can't run cells."""
@@ -67,7 +69,8 @@ class WorkerContext:
         if name not in self._backends:
             # The namespace is in the path, so whatever lies there is ours to reap: half-made and unlabelled runtimes too.
             folder = self.settings.data / "runtimes" / self.settings.namespace / name
-            self._backends[name] = registry.load(registry.Kind.RUNTIME, name)(folder)
+            make = registry.load(registry.Kind.RUNTIME, name)
+            self._backends[name] = make(folder, self._images) if name == CONFINED else make(folder)
         return self._backends[name]
 
     def backend_of(self, spec: RuntimeSpec) -> RuntimeBackend:

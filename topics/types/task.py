@@ -48,6 +48,8 @@ RETENTION_BUDGET_S = 7 * 24 * 3600 / 2
 """A task's budgets sum to less than half of `polar.completions`' retention (protocol 31)."""
 
 TaskId = Annotated[str, StringConstraints(pattern=f"^{ids.TASK_ID}$")]
+IMAGE_NAME_LIMIT = 1024
+"""Characters."""
 POOL_NAME = f"^{ids.NAME}$"
 PoolName = Annotated[str, StringConstraints(pattern=POOL_NAME)]
 TopicName = Annotated[str, StringConstraints(pattern=f"^{ids.NAME}$")]
@@ -146,10 +148,19 @@ class Network(StrEnum):
     """Whatever the worker's host reaches; only workers that trust their tasks allow it."""
 
 
-CELL_LACKS = ("image", "allow_internet", "gpus", "kwargs")
+class Seen(StrEnum):
+    """What an evaluation sees of a run."""
+
+    WORKSPACE = "workspace"
+    """Its workspace. Everything else is as `prepare` left it."""
+    EVERYTHING = "everything"
+    """Also all other files of the image, with what the agent did to programs there."""
+
+
+CELL_LACKS = ("allow_internet", "gpus", "kwargs")
 LIMITS = ("cpus", "memory_mb", "pids", "storage_mb", "files")
 """Fields of `RuntimeSpec` that limit a session."""
-LANDLOCK_LACKS = (*CELL_LACKS, "allowed_hosts", *LIMITS)
+LANDLOCK_LACKS = (*CELL_LACKS, "image", "verifier_sees", "allowed_hosts", *LIMITS)
 UNKEPT = {
     "cell": CELL_LACKS,
     "landlock": LANDLOCK_LACKS,
@@ -168,14 +179,17 @@ class RuntimeSpec(Part):
     prepare: list[PrepareAction] = []
     env: Environment = {}
     workdir: str | None = None
-    """Relative to the workspace."""
-    image: str | None = None
+    """Relative to the workspace. With an image it may be absolute, and then it is the workspace."""
+    image: Annotated[str, StringConstraints(min_length=1, max_length=IMAGE_NAME_LIMIT)] | None = None
+    """Name of an image in a registry, or one that the workers' setting `images` maps (docs/images.md)."""
     network: Network | None = None
     """For the harness. None: `proxy_only`, but `host` in a `process`, which can't do less."""
     setup_network: Network = Network.NONE
     """For `prepare`."""
     verifier_network: Network = Network.NONE
     """For the evaluation."""
+    verifier_sees: Seen = Seen.WORKSPACE
+    """Of the run, in the evaluation. `everything` needs an image."""
     allowed_hosts: list[HostEntry] = []
     """For the policy `allowlist`: names like `pypi.org` or `*.pypi.org`, with `:port` unless it is 80 or 443.
 
@@ -205,6 +219,12 @@ class RuntimeSpec(Part):
             raise ValueError(
                 "allowed_hosts goes with the policy 'allowlist' of network, setup_network or verifier_network"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _goes_with_an_image(self) -> Self:
+        if self.image is None and self.verifier_sees is Seen.EVERYTHING:
+            raise ValueError("verifier_sees 'everything' needs runtime.image; without one there is only the workspace to see")
         return self
 
     @model_validator(mode="after")

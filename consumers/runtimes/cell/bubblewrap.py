@@ -1,8 +1,8 @@
 """What a cell shows of this host, as bubblewrap's options and as mounts for `enter.py`. Pure, except for a look at the host's root.
 
-Inside: the host's `/usr` and named folders, read-only; an `/etc` of a few files; `/workspace`, `/home/agent` and `/tmp`, which belong to
-the session; `/proc` of the cell's own processes; `/dev` without devices of the host. The programs are user 1000, without capabilities, and
-make no user namespaces.
+Inside a cell without an image: the host's `/usr` and named folders, read-only; an `/etc` of a few files; `/workspace`, `/home/agent` and
+`/tmp`, which belong to the session. In every cell: `/proc` of the cell's own processes; `/dev` without devices of the host. The programs
+are one user (1000 without an image), without capabilities, and make no user namespaces.
 """
 
 from __future__ import annotations
@@ -49,26 +49,44 @@ class Overlay:
 
 
 def mount(
-    source: Path, inside: PurePosixPath | Path, *, writable: bool = False, overlay: Overlay | None = None
+    source: Path | None,
+    inside: PurePosixPath | Path,
+    *,
+    writable: bool = False,
+    overlay: Overlay | None = None,
+    over_image: bool = False,
 ) -> Mount:
     """One mount, as `enter` takes it."""
     upper, work = (str(overlay.upper), str(overlay.work)) if overlay else ("", "")
-    covered = any(Path(inside).is_relative_to(top) and Path(inside) != Path(top) for top in (WORKSPACE, HOME, TMP))
-    return Mount(source=str(source), inside=str(inside), writable=writable, covered=covered, upper=upper, work=work)
+    return Mount(
+        source="" if source is None else str(source),
+        inside=str(inside),
+        writable=writable,
+        covered=any(Path(inside).is_relative_to(top) and Path(inside) != Path(top) for top in (WORKSPACE, HOME, TMP)),
+        upper=upper,
+        work=work,
+        over_image=over_image,
+    )
 
 
-def system() -> tuple[list[Mount], dict[str, str]]:
-    """The mounts and links that show this host's programs."""
-    mounts = [mount(Path("/usr"), Path("/usr"))]
-    links = {"/var/tmp": str(TMP)}  # noqa: S108 - the cell's own
+def programs() -> tuple[list[str], dict[str, str]]:
+    """The host's folders that hold programs, and links in the root to them."""
+    folders, links = ["/usr"], {}
     for name in ROOT_FOLDERS:
         path = Path("/", name)
         if path.is_symlink():
             links[str(path)] = str(path.readlink())
         elif path.is_dir():
-            mounts.append(mount(path, path))
+            folders.append(str(path))
+    return folders, links
+
+
+def system() -> tuple[list[Mount], dict[str, str]]:
+    """The mounts and links that show this host's programs."""
+    folders, links = programs()
+    mounts = [mount(Path(folder), Path(folder)) for folder in folders]
     mounts += [mount(path, path) for name in ETC if (path := Path("/etc", name)).exists()]
-    return mounts, links
+    return mounts, links | {"/var/tmp": str(TMP)}  # noqa: S108 - the cell's own
 
 
 def resolver() -> list[Mount]:
@@ -86,13 +104,13 @@ def tools(paths: Iterable[Path]) -> list[Mount]:
     return [mount(path, path) for path in found]
 
 
-def options(environment: Mapping[str, str], cwd: PurePosixPath) -> list[str]:
+def options(environment: Mapping[str, str], cwd: PurePosixPath, user_id: int = USER_ID) -> list[str]:
     """Bubblewrap's options for namespaces, system folders and what the program gets. They travel through a descriptor, so they may hold
-    secrets. ValueError for a zero byte."""
+    secrets. `user_id`: inside. ValueError for a zero byte."""
     chosen = [
         *("--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"),
         *("--disable-userns", "--die-with-parent", "--new-session", "--cap-drop", "ALL", "--clearenv"),
-        *("--uid", str(USER_ID), "--gid", str(USER_ID), "--hostname", "cell"),
+        *("--uid", str(user_id), "--gid", str(user_id), "--hostname", "cell"),
         # Covers bubblewrap's own process, which runs inside as the same user: its memory could be written there, see `seccomp.py`.
         *("--proc", "/proc", "--tmpfs", "/proc/1", "--remount-ro", "/proc/1"),
         *("--dev", "/dev", "--remount-ro", "/dev"),

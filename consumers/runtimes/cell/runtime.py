@@ -1,14 +1,10 @@
 """The runtime `cell`: a folder on the worker's host, of which programs see their own part and little else.
 
 The folder holds `workspace`, `home` (as `prepare` left it), `logs`, and `views/<claim>/` (`view`) with each later claim's own copy of the
-home, its own `tmp`, and for an evaluation the layer that takes its changes to the workspace. Each program runs in a bubblewrap of its own
-(`enter`, `bubblewrap`), so with its PID namespace all of it ends. Invariants: programs see no file of the host but those of
-`bubblewrap.system`, the tools that they are given and their view; logs lie outside; the key of the session is inside only with the host's
-network.
-
-The network inside is loopback. `Exec.model` is answered at MODEL_PORT: the worker leads all that comes there to the proxy, with the
-session's key (`relay`). With the policy `allowlist` a filtering proxy answers at ALLOWLIST_PORT (`allowlist`). With the policy `host` there
-is neither: programs call the proxy themselves.
+home, its own `tmp`, and the layers that take its changes. The rest of what programs see is the host's programs, or an image (`roots`).
+Each program runs in a bubblewrap of its own (`enter`, `bubblewrap`), so with its PID namespace all of it ends. Invariants: programs see no
+file of the host but those of `bubblewrap.system`, the tools that they are given and their view; logs lie outside; the key of the session
+is inside only with the host's network (`ways_out`).
 
 If the worker is privileged, each runtime has a user id of its own on the host. Otherwise it has the worker's.
 """
@@ -21,13 +17,12 @@ import importlib.util
 import os
 import platform
 import secrets
-import socket
 import sys
 import tempfile
 import time
 import zlib
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
@@ -44,26 +39,24 @@ from consumers.runtimes.base import (
     SandboxError,
 )
 from consumers.runtimes.cell import bubblewrap, cgroup, layered, limits
-from consumers.runtimes.cell.allowlist import allowlist_proxy
-from consumers.runtimes.cell.bubblewrap import HOME, TMP, USER, WORKSPACE
+from consumers.runtimes.cell.bubblewrap import HOME, TMP
 from consumers.runtimes.cell.cgroup import Group
 from consumers.runtimes.cell.enter import CellOrders
 from consumers.runtimes.cell.limits import Limits
-from consumers.runtimes.cell.relay import model_relay
+from consumers.runtimes.cell.roots import PATH, Root, host_root, image_root
 from consumers.runtimes.cell.storage import StorageWatch, is_full, record_prepared
-from consumers.runtimes.cell.view import ClaimView, View, give, give_all
+from consumers.runtimes.cell.view import IMAGE_FOLDERS, ClaimView, View, give, give_all
+from consumers.runtimes.cell.ways_out import MODEL_KEY, MODEL_PORT, WaysOut
 from consumers.runtimes.forkserver import ForkServer
+from consumers.runtimes.images.store import Image, ImageStore
 from consumers.runtimes.launch import launch
 from consumers.runtimes.session_folder import CLAIM_MARK, RUNTIME_MARK, SessionFolders, check_claim_id, kill_marked
 from consumers.runtimes.upload import Upload
+from topics.environment import cache
 from topics.types.errors import InputError, NotReadyError, install_command
-from topics.types.task import Network, RuntimeSpec
+from topics.types.task import Network, RuntimeSpec, Seen
 
 NAME = "cell"
-MODEL_PORT = 11800
-ALLOWLIST_PORT = 11801
-MODEL_KEY = "sk-polar-of-this-session"
-"""The key inside. Whatever key a request carries, the relay sends the session's own."""
 
 OUT_OF_MEMORY = 137
 """The exit code of a program that the kernel killed."""
@@ -80,19 +73,23 @@ _SYSTEM_IDS = 32_768
 """Ids below it belong to a container's own users."""
 _LEAST_USER_IDS = 10_000
 """With fewer, two sessions would often have the same."""
-_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_IMAGE = "image"
+"""A file in a session's folder: the digest of its image."""
 
 
 class CellRuntime:
     """One folder, used by one claim; see `base.Runtime`."""
 
-    def __init__(self, backend: CellBackend, folder: Path, claim_id: str, spec: RuntimeSpec, view: View) -> None:
+    def __init__(
+        self, backend: CellBackend, folder: Path, claim_id: str, spec: RuntimeSpec, view: View, root: Root
+    ) -> None:
         """Raises InputError if `spec.workdir` leads out of the sandbox."""
         self._backend = backend
         self._folder = folder
         self._marks = session_folder.marks(folder, claim_id)
         self._spec = spec
         self._view = view
+        self._root = root
         self._user_id = backend.user_id(folder.name)
         self._limits = _limits(spec)
         self._recorded: list[str] = []
@@ -104,11 +101,17 @@ class CellRuntime:
 
     @property
     def workspace(self) -> PurePosixPath:
-        return WORKSPACE
+        return self._root.workspace
 
     @property
     def home(self) -> PurePosixPath:
         return HOME
+
+    @property
+    def written(self) -> tuple[PurePosixPath, ...]:
+        if self._root.image is not None and self._spec.verifier_sees is Seen.EVERYTHING:
+            return (PurePosixPath("/"),)
+        return (self.workspace, HOME, TMP)
 
     @property
     def logs(self) -> Path:
@@ -120,13 +123,15 @@ class CellRuntime:
         return replace(model, proxy_url=f"http://127.0.0.1:{MODEL_PORT}", key=MODEL_KEY)
 
     async def is_empty(self) -> bool:
+        if self._root.image is not None:
+            return False
         with os.scandir(self._folder / "workspace") as entries:
             return next(entries, None) is None
 
     async def write_file(self, path: str | PurePosixPath, data: bytes, mode: int = 0o600) -> None:
         await self._make_view()
         if self._is_layered(inside := self._inside(path)):
-            await layered.write(self, inside, data, mode)
+            await layered.write(self, self._root.script, inside, data, mode)
             return
         target = self._on_host(path)
         async with self._space():
@@ -137,13 +142,13 @@ class CellRuntime:
     async def read_file(self, path: str | PurePosixPath, limit: int) -> bytes:
         await self._make_view()
         if self._is_layered(inside := self._inside(path)):
-            return await layered.read(self, inside, limit)
+            return await layered.read(self, self._root.script, inside, limit)
         return session_folder.read(self._on_host(path), limit)
 
     async def upload(self, files: Upload, path: str | PurePosixPath) -> None:
         await self._make_view()
         if self._is_layered(inside := self._inside(path)):
-            await layered.upload(self, files, inside)
+            await layered.upload(self, self._root.script, files, inside)
             return
         target = self._on_host(path)
         async with self._space():
@@ -154,14 +159,14 @@ class CellRuntime:
     async def exec(self, what: Exec, stop: asyncio.Event | None = None) -> ExecResult:
         await self._make_view()
         log = session_folder.log_path(self._folder, what.log)
-        argv = ("bash", "-o", "pipefail", "-c", what.command) if isinstance(what.command, str) else what.command
+        argv = self._root.shell_command(what.command) if isinstance(what.command, str) else what.command
         policy = self._spec.network or Network.PROXY_ONLY if what.model else self._view.network
-        ways = _WaysOut(policy, self._spec.allowed_hosts, what.model)
+        ways = WaysOut(policy, self._spec.allowed_hosts, what.model)
         cwd = self._workdir if what.cwd is None else self._inside(what.cwd, field="cwd")
         if not self._is_layered(cwd) and not self._on_host(cwd, field="cwd").is_dir():
             raise _no_folder(what.cwd)
         if what.stdin is not None and self._is_layered(self._inside(what.stdin, field="stdin")):
-            raise InputError("stdin", what.stdin, "lies in an evaluation's workspace; redirect it in the command")
+            raise InputError("stdin", what.stdin, "lies in a layer that only programs inside see; redirect it in the command")
         environment = self._environment() | ways.environment | self._spec.env | dict(what.env)
         group = limits.host().group(self._folder.name, self._limits)
         async with self._space():
@@ -195,7 +200,7 @@ class CellRuntime:
                 ways_out=ways.served if ways.ports else None,
             )
         except SandboxError as error:
-            if error.code == "not_started" and self._is_layered(cwd) and not await layered.is_folder(self, cwd):
+            if error.code == "not_started" and self._is_layered(cwd) and not await layered.is_folder(self, self._root.script, cwd):
                 raise _no_folder(what.cwd) from None
             if error.code == "not_started" and is_full(self._folder):
                 raise await self._disk_full(watch) from None
@@ -263,30 +268,39 @@ class CellRuntime:
         return _host_disk_full(self._folder)
 
     def make_workdir(self) -> None:
-        """Make the task's working directory."""
-        self._make_folders(self._on_host(self._workdir))
+        """Make the task's working directory in a new sandbox."""
+        # With an image it is a folder in an empty layer, where the image's own folder of that name shows through.
+        inside = self._workdir.relative_to(self.workspace)
+        self._make_folders(Path(os.path.normpath(self._folder / "workspace" / inside)))
 
     def _cell(
-        self, environment: Mapping[str, str], cwd: PurePosixPath, tools: tuple[Path, ...], ways: _WaysOut, group: Group
+        self, environment: Mapping[str, str], cwd: PurePosixPath, tools: tuple[Path, ...], ways: WaysOut, group: Group
     ) -> CellOrders:
-        mounts, links = self._backend.system
+        view, root = self._view, self._root
+        has_image = root.image is not None
         mounts = [
-            *mounts,
-            bubblewrap.mount(self._folder / "workspace", WORKSPACE, writable=True, overlay=self._view.overlay),
-            bubblewrap.mount(self._view.home, HOME, writable=True),
-            bubblewrap.mount(self._view.tmp, TMP, writable=True),
+            *root.mounts,
+            bubblewrap.mount(
+                view.workspace, root.workspace, writable=True, overlay=view.overlay, over_image=has_image
+            ),
+            bubblewrap.mount(view.home, HOME, writable=True),
+            bubblewrap.mount(view.tmp, TMP, writable=True),
         ]
         if ways.ports is None:
             mounts += bubblewrap.resolver()
         # Last: a tool may lie below /tmp on this host.
         mounts += bubblewrap.tools((*self._backend.tools, *tools))
+        programs, program_links = self._backend.programs
         return CellOrders(
             bubblewrap=self._backend.bubblewrap,
-            folders=list(bubblewrap.FOLDERS),
-            links=links,
-            files=dict(bubblewrap.FILES),
+            programs=programs,
+            program_links=program_links,
+            image=root.image_orders(view.root),
+            folders=list(root.folders),
+            links=dict(root.links),
+            files=dict(root.files),
             mounts=mounts,
-            options=bubblewrap.options(environment, cwd),
+            options=bubblewrap.options(environment, cwd, root.user_id),
             uid=self._user_id,
             ports=ways.ports,
             groups=group.join_paths,
@@ -295,32 +309,35 @@ class CellRuntime:
         )
 
     def _environment(self) -> dict[str, str]:
-        return {
-            "PATH": self._backend.path,
-            "LANG": "C.UTF-8",
-            "HOME": str(HOME),
-            "TMPDIR": str(TMP),
-            "USER": USER,
-        }
+        return {**self._root.environment, "HOME": str(HOME), "TMPDIR": str(TMP)}
 
     def _inside(self, path: str | PurePosixPath, *, field: str = "path") -> PurePosixPath:
-        """`path` as programs inside see it, absolute. InputError if it lies in none of the cell's own folders."""
-        found = PurePosixPath(os.path.normpath(WORKSPACE / path))
-        if "\0" in str(path) or not any(found.is_relative_to(top) for top in (WORKSPACE, HOME, TMP)):
+        """`path` as programs inside see it, absolute. InputError if it is outside of the session's files."""
+        found = PurePosixPath(os.path.normpath(self.workspace / path))
+        if "\0" in str(path) or not self._root.is_inside(found):
             reason = "leads out of the sandbox; name a path relative to the workspace, or below /home/agent or /tmp"
             raise InputError(field, str(path), reason)
         return found
 
     def _is_layered(self, inside: PurePosixPath) -> bool:
-        """Whether only programs inside see what is at this path: what the run left, and the evaluation's changes over it."""
-        return self._view.overlay is not None and inside.is_relative_to(WORKSPACE)
+        """Whether only programs inside see what is at this path, since it lies in layers."""
+        return not any(inside.is_relative_to(top) for top in self._plain)
+
+    @property
+    def _plain(self) -> dict[PurePosixPath, Path]:
+        """The folders that programs write to without a layer, and their places on this host."""
+        view = self._view
+        folders = {HOME: view.home, TMP: view.tmp}
+        if view.overlay is None and view.workspace is not None:
+            folders[self.workspace] = view.workspace
+        return folders
 
     def _on_host(self, path: str | PurePosixPath, *, field: str = "path") -> Path:
         """`path`, which isn't layered, on this host, with symbolic links resolved. InputError if it leads out of the cell's folder of
         that name."""
         inside = self._inside(path, field=field)
         assert not self._is_layered(inside), "programs inside see something else"
-        tops = {HOME: self._view.home, TMP: self._view.tmp, WORKSPACE: self._folder / "workspace"}
+        tops = self._plain
         top = next(top for top in tops if inside.is_relative_to(top))
         found = Path(os.path.realpath(tops[top] / inside.relative_to(top)))
         if not found.is_relative_to(os.path.realpath(tops[top])):
@@ -335,51 +352,21 @@ class CellRuntime:
             give(path, self._user_id)
 
 
-class _WaysOut:
-    """The ways out of one cell: at which ports it listens, and who serves them."""
-
-    def __init__(self, policy: Network, hosts: list[str], model: ModelAccess | None) -> None:
-        self._model = model if policy is not Network.NONE else None
-        self._hosts = hosts
-        listening = {MODEL_PORT: self._model is not None, ALLOWLIST_PORT: policy is Network.ALLOWLIST}
-        self.ports = None if policy is Network.HOST else [port for port, is_open in listening.items() if is_open]
-
-    @property
-    def environment(self) -> dict[str, str]:
-        if self.ports is None or ALLOWLIST_PORT not in self.ports:
-            return {}
-        url = f"http://127.0.0.1:{ALLOWLIST_PORT}"
-        # curl takes the small name alone for http, and most others take either.
-        proxies = dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"), url)
-        return proxies | dict.fromkeys(("NO_PROXY", "no_proxy"), "127.0.0.1,localhost")
-
-    @asynccontextmanager
-    async def served(self, listeners: list[socket.socket]) -> AsyncIterator[None]:
-        assert self.ports is not None, "a cell with the host's network listens nowhere"
-        async with AsyncExitStack() as serving:
-            for port, listener in zip(self.ports, listeners, strict=True):
-                if port == MODEL_PORT:
-                    assert self._model is not None, "the port is open for it"
-                    await serving.enter_async_context(model_relay(listener, self._model.proxy_url, self._model.key))
-                else:
-                    await serving.enter_async_context(allowlist_proxy(listener, self._hosts))
-            yield
-
-
 class CellBackend:
     """Makes and finds cells under `root`, which all workers of a pool on this host share."""
 
-    def __init__(self, root: Path) -> None:
-        """Raises NotReadyError if this host can't run cells."""
+    def __init__(self, root: Path, images: ImageStore | None = None) -> None:
+        """`images`: of this host; None: those that any worker may use. Raises NotReadyError if this host can't run cells."""
         self.folders = SessionFolders(root, NAME)
+        self._images = images or ImageStore(cache.root() / "images", {}, trusts_tasks=False)
         self.forks = ForkServer()
         self.bubblewrap = _package()
         python = Path(sys.prefix)
         self.tools = (python, Path(sys.base_prefix))
         """The worker's Python, so that tasks have one that is installed anyway."""
-        self.system = bubblewrap.system()
-        """The mounts and links that show this host's programs: looked for once, not for each program."""
-        self.path = _PATH if python.is_relative_to("/usr") else f"{python}/bin:{_PATH}"
+        self.programs = bubblewrap.programs()
+        """Looked for once, not for each program, as are those of the root."""
+        self._host_root = host_root(PATH if python.is_relative_to("/usr") else f"{python}/bin:{PATH}")
         self.filter = seccomp.program(platform.machine())
         self._user_ids = _user_ids()
 
@@ -389,30 +376,57 @@ class CellBackend:
         return ids[zlib.crc32(maker.encode()) % len(ids)] if ids else None
 
     async def create(self, labels: Labels, spec: RuntimeSpec) -> CellRuntime:
-        """Raises SandboxError `runtime_exists` if the claim has made a runtime before, and InputError for a `workdir` outside."""
+        """Raises SandboxError `runtime_exists` if the claim has made a runtime before, InputError for a `workdir` outside, and as
+        `ImageStore.get`."""
         check_claim_id(labels.claim_id)
         folder = self.folders.root / labels.claim_id
-        view = View(folder / "home", folder / "tmp", spec.setup_network)
-        runtime = CellRuntime(self, folder, labels.claim_id, spec, view)
-        self.folders.new(labels, _FOLDERS)
-        for path in (folder / "workspace", view.home, view.tmp):
-            give(path, self.user_id(folder.name))
+        image = None if spec.image is None else await self._images.get(spec.image)
+        root = self._root(image, spec)
+        view = View(folder, folder / "home", folder / "tmp", spec.setup_network, has_image=image is not None)
+        runtime = CellRuntime(self, folder, labels.claim_id, spec, view, root)
+        self.folders.new(labels, _FOLDERS if image is None else (*_FOLDERS, *IMAGE_FOLDERS))
+        if image is not None:
+            (folder / _IMAGE).write_text(image.digest)
+        for name in ("workspace", "home", "tmp", *(IMAGE_FOLDERS if image else ())):
+            give(folder / name, self.user_id(folder.name))
         runtime.make_workdir()
         return runtime
 
     async def attach(self, handle: Handle, claim_id: str, spec: RuntimeSpec, *, fresh: bool = False) -> CellRuntime:
         check_claim_id(claim_id)
         folder = self.folders.live(handle)
-        if not fresh:
-            try:
-                await asyncio.to_thread(record_prepared, folder)
-            except OSError as error:
-                if not _is_lack_of_space(error):
-                    raise
-                raise _host_disk_full(folder) from error
-        network = spec.verifier_network if fresh else Network.NONE
-        view = ClaimView(folder, claim_id, network, self.user_id(folder.name), fresh=fresh)
-        return CellRuntime(self, folder, claim_id, spec, view)
+        image = self._image_of(folder)
+        view = ClaimView(
+            folder,
+            claim_id,
+            spec.verifier_network if fresh else Network.NONE,
+            self.user_id(folder.name),
+            fresh=fresh,
+            has_image=image is not None,
+        )
+        runtime = CellRuntime(self, folder, claim_id, spec, view, self._root(image, spec))
+        if fresh:
+            if image is not None and spec.verifier_sees is Seen.EVERYTHING:
+                view.see_run()
+            return runtime
+        try:
+            await asyncio.to_thread(record_prepared, folder)
+            view.record_run()
+        except OSError as error:
+            if not _is_lack_of_space(error):
+                raise
+            raise _host_disk_full(folder) from error
+        return runtime
+
+    def _root(self, image: Image | None, spec: RuntimeSpec) -> Root:
+        return self._host_root if image is None else image_root(image, spec)
+
+    def _image_of(self, folder: Path) -> Image | None:
+        """The image of a session, which this host has."""
+        try:
+            return self._images.known((folder / _IMAGE).read_text())
+        except FileNotFoundError:
+            return None
 
     def unenforced(self, spec: RuntimeSpec) -> list[str]:
         return sorted(limits.host().unenforced(_limits(spec)))

@@ -1,7 +1,12 @@
-"""A claim's own folders in a cell: a home, a `/tmp`, and for an evaluation a layer that takes its changes to the workspace.
+"""A claim's own folders in a cell: a home, a `/tmp`, and layers that take its changes to what others see too.
 
 INIT sees the folder's own home. Each later claim has a copy of it in `views/<claim>/`, which is made at the first use: many evaluations
 ask only how the run ended, and need none.
+
+Without an image, INIT and the run write to the folder `workspace`, and an evaluation to a layer over it. With an image, INIT and the run
+write to the layer `workspace` over the image's folder, and an evaluation to a layer of its own over both. All other files of the image lie
+under the layer `root`, in which INIT writes. The run's changes to them go to a layer of its own, and so do an evaluation's, which lies over
+what INIT left, or if the task says so over what the run left.
 """
 
 from __future__ import annotations
@@ -9,21 +14,43 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 
 from consumers.runtimes.base import SandboxError
 from consumers.runtimes.cell.bubblewrap import Overlay
+from topics.environment import private_files
 from topics.types.task import Network
+
+IMAGE_FOLDERS = ("root", "root-work", "workspace-work")
+"""Folders of a session with an image, beside those of every cell."""
+_RAN = "ran"
+"""A file in such a session's folder: the claim of the run."""
+
+
+@dataclass(frozen=True)
+class RootLayers:
+    """The session's layers over an image. `lower`: the highest first."""
+
+    lower: tuple[Path, ...]
+    overlay: Overlay
 
 
 class View:
-    """The folders of one claim. `network`: the policy for programs that aren't the harness."""
+    """The folders of one claim. `network`: the policy for programs that aren't the harness.
 
-    def __init__(self, home: Path, tmp: Path, network: Network, overlay: Overlay | None = None) -> None:
+    `workspace`: the folder of the workspace; None: it is only a layer over the image's. `overlay`: takes changes to the workspace; None:
+    they go to the folder. `root`: with an image.
+    """
+
+    def __init__(self, folder: Path, home: Path, tmp: Path, network: Network, *, has_image: bool) -> None:
+        """The view of INIT. `folder`: the cell's."""
         self.home = home
         self.tmp = tmp
         self.network = network
-        self.overlay = overlay
+        self.workspace: Path | None = None if has_image else folder / "workspace"
+        self.overlay = Overlay(folder / "workspace", folder / "workspace-work") if has_image else None
+        self.root = RootLayers((), Overlay(folder / "root", folder / "root-work")) if has_image else None
 
     async def make(self) -> None:
         """Make the folders that are missing. Raises SandboxError `not_made`."""
@@ -32,14 +59,41 @@ class View:
 class ClaimView(View):
     """A view with a copy of the home, and if it is `fresh` with a layer over the workspace."""
 
-    def __init__(self, folder: Path, claim_id: str, network: Network, user_id: int | None, *, fresh: bool) -> None:
-        """`folder`: the cell's. `user_id`: the owner of what is made, as for `give`."""
-        self._own = folder / "views" / claim_id
-        overlay = Overlay(self._own / "upper", self._own / "work") if fresh else None
-        super().__init__(self._own / "home", self._own / "tmp", network, overlay)
+    def __init__(
+        self, folder: Path, claim_id: str, network: Network, user_id: int | None, *, fresh: bool, has_image: bool
+    ) -> None:
+        """`user_id`: the owner of what is made, as for `give`."""
+        self._folder = folder
+        self._own = own = folder / "views" / claim_id
+        super().__init__(folder, own / "home", own / "tmp", network, has_image=has_image)
         self._prepared = folder / "home"
         self._user_id = user_id
         self._making = asyncio.Lock()
+        self._layers: list[Path] = []
+        if fresh:
+            self.workspace = folder / "workspace"
+            self.overlay = self._layer("upper", "work")
+        if has_image:
+            self.root = RootLayers((folder / "root",), self._layer("root", "root-work"))
+
+    def _layer(self, upper: str, work: str) -> Overlay:
+        layer = Overlay(self._own / upper, self._own / work)
+        self._layers += [layer.upper, layer.work]
+        return layer
+
+    def record_run(self) -> None:
+        """Remember that this claim is the run's. Raises OSError."""
+        private_files.replace(self._folder / _RAN, self._own.name.encode())
+
+    def see_run(self) -> None:
+        """See what the run left of the image, not only its workspace."""
+        assert self.root is not None, "a cell with an image"
+        try:
+            left = self._folder / "views" / (self._folder / _RAN).read_text() / "root"
+        except FileNotFoundError:
+            return
+        if left.is_dir():  # otherwise no program of the run has started
+            self.root = RootLayers((left, *self.root.lower), self.root.overlay)
 
     async def make(self) -> None:
         async with self._making:
@@ -54,8 +108,7 @@ class ClaimView(View):
     def _make(self) -> None:
         shutil.copytree(self._prepared, self.home, symlinks=True)
         give_all(self.home, self._user_id)
-        layers = (self.overlay.upper, self.overlay.work) if self.overlay else ()
-        for path in (self.tmp, *layers):
+        for path in (self.tmp, *self._layers):
             path.mkdir()
             give(path, self._user_id)
 

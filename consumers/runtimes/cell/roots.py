@@ -1,0 +1,117 @@
+"""The root of a cell: this host's programs beside a new workspace, or an image.
+
+An image keeps its own programs, settings and folders. All of its files belong to the one user inside, whatever owners the image names, and
+that user has no capabilities: a program can change every file, but not give one to somebody else.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+
+from consumers.runtimes.cell import bubblewrap
+from consumers.runtimes.cell.bubblewrap import HOME, TMP, USER, USER_ID, WORKSPACE
+from consumers.runtimes.cell.enter import ImageOrders, Mount
+from consumers.runtimes.cell.view import RootLayers
+from consumers.runtimes.images.store import Image
+from topics.types.errors import InputError
+from topics.types.task import RuntimeSpec
+
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+_KERNELS = ("/proc", "/dev", "/run", "/sys")
+"""Bubblewrap mounts the first three anew for each program."""
+_HOSTS = {"/etc/hosts": bubblewrap.FILES["/etc/hosts"]}
+_PIPEFAIL = "if (set -o pipefail) 2>/dev/null; then set -o pipefail; fi\n"
+"""Not every shell has it; `set` would end one that hasn't."""
+
+
+@dataclass(frozen=True)
+class Root:
+    """What a cell holds beside the session's folders. `shell`: `bash` or `sh`. `user_id`: of the programs inside."""
+
+    workspace: PurePosixPath
+    user_id: int
+    environment: Mapping[str, str]
+    shell: str = "bash"
+    image: Image | None = None
+    folders: tuple[str, ...] = bubblewrap.FOLDERS
+    links: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)
+    mounts: tuple[Mount, ...] = ()
+
+    def shell_command(self, text: str) -> tuple[str, ...]:
+        """The arguments that run a command with pipefail."""
+        if self.shell == "bash":
+            return ("bash", "-o", "pipefail", "-c", text)
+        return ("sh", "-c", _PIPEFAIL + text)
+
+    def script(self, text: str) -> tuple[str, ...]:
+        """The arguments that run a script of ours, which nothing in the environment changes."""
+        return ("bash", "-p", "-c", text) if self.shell == "bash" else ("sh", "-c", text)
+
+    def is_inside(self, path: PurePosixPath) -> bool:
+        """Whether a file at this path can belong to the session."""
+        if self.image is None:
+            return any(path.is_relative_to(top) for top in (self.workspace, HOME, TMP))
+        return not any(path.is_relative_to(top) for top in _KERNELS)
+
+    def image_orders(self, layers: RootLayers | None) -> ImageOrders | None:
+        """`layers`: the session's over the image."""
+        if self.image is None or layers is None:
+            return None
+        return ImageOrders(
+            layers=[str(layer) for layer in reversed(self.image.layers)],
+            lower=[str(layer) for layer in layers.lower],
+            upper=str(layers.overlay.upper),
+            work=str(layers.overlay.work),
+        )
+
+
+def host_root(path: str) -> Root:
+    """`path`: folders of programs, PATH."""
+    mounts, links = bubblewrap.system()
+    return Root(
+        workspace=WORKSPACE,
+        user_id=USER_ID,
+        environment={"PATH": path, "LANG": "C.UTF-8", "USER": USER},
+        links=links,
+        files=bubblewrap.FILES,
+        mounts=tuple(mounts),
+    )
+
+
+def image_root(image: Image, spec: RuntimeSpec) -> Root:
+    """The workspace is the task's `workdir` if that is absolute, or the image's. Raises InputError if the image can't be used for that."""
+    if not image.shell:
+        raise InputError("runtime.image", spec.image, "has no program bash or sh, with which commands are run")
+    user = image.user.partition(":")[0]
+    user_id = int(user) if user.isdecimal() else 0
+    own = {"PATH": PATH, "LANG": "C.UTF-8", "USER": user if user and not user.isdecimal() else "root"}
+    return Root(
+        workspace=_workspace(image, spec),
+        user_id=user_id,
+        environment=own | dict(image.environment),
+        shell=image.shell,
+        image=image,
+        folders=_KERNELS[:3],
+        files=_HOSTS,
+    )
+
+
+def _workspace(image: Image, spec: RuntimeSpec) -> PurePosixPath:
+    given = PurePosixPath(spec.workdir or "")
+    name, value = ("runtime.workdir", str(given)) if given.is_absolute() else ("runtime.image", str(spec.image))
+    found = given if given.is_absolute() else image.workdir
+    if found == PurePosixPath("/") and not given.is_absolute():
+        return WORKSPACE
+    found = PurePosixPath(os.path.normpath(found))
+    others = (HOME, TMP, *map(PurePosixPath, _KERNELS))
+    if any(found.is_relative_to(other) or other.is_relative_to(found) for other in others):
+        place = "" if given.is_absolute() else f"its working directory {found} "
+        raise InputError(
+            name, value, f"{place}can't be the workspace; set runtime.workdir to a folder outside of {HOME}, {TMP} and /run"
+        )
+    return found
