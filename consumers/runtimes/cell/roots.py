@@ -112,6 +112,8 @@ def _workspace(image: Image, spec: RuntimeSpec) -> PurePosixPath:
     if any(found.is_relative_to(other) or other.is_relative_to(found) for other in others):
         place = "" if given.is_absolute() else f"its working directory {found} "
         raise InputError(
-            name, value, f"{place}can't be the workspace; set runtime.workdir to a folder outside of {HOME}, {TMP} and /run"
+            name,
+            value,
+            f"{place}can't be the workspace; set runtime.workdir to a folder outside of {HOME}, {TMP} and /run",
         )
     return found

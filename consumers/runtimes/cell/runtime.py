@@ -166,7 +166,9 @@ class CellRuntime:
         if not self._is_layered(cwd) and not self._on_host(cwd, field="cwd").is_dir():
             raise _no_folder(what.cwd)
         if what.stdin is not None and self._is_layered(self._inside(what.stdin, field="stdin")):
-            raise InputError("stdin", what.stdin, "lies in a layer that only programs inside see; redirect it in the command")
+            raise InputError(
+                "stdin", what.stdin, "lies in a layer that only programs inside see; redirect it in the command"
+            )
         environment = self._environment() | ways.environment | self._spec.env | dict(what.env)
         group = limits.host().group(self._folder.name, self._limits)
         async with self._space():
@@ -200,7 +202,11 @@ class CellRuntime:
                 ways_out=ways.served if ways.ports else None,
             )
         except SandboxError as error:
-            if error.code == "not_started" and self._is_layered(cwd) and not await layered.is_folder(self, self._root.script, cwd):
+            if (
+                error.code == "not_started"
+                and self._is_layered(cwd)
+                and not await layered.is_folder(self, self._root.script, cwd)
+            ):
                 raise _no_folder(what.cwd) from None
             if error.code == "not_started" and is_full(self._folder):
                 raise await self._disk_full(watch) from None
@@ -280,9 +286,7 @@ class CellRuntime:
         has_image = root.image is not None
         mounts = [
             *root.mounts,
-            bubblewrap.mount(
-                view.workspace, root.workspace, writable=True, overlay=view.overlay, over_image=has_image
-            ),
+            bubblewrap.mount(view.workspace, root.workspace, writable=True, overlay=view.overlay, over_image=has_image),
             bubblewrap.mount(view.home, HOME, writable=True),
             bubblewrap.mount(view.tmp, TMP, writable=True),
         ]

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from consumers.evaluators.base import Case, EvaluationError, Protecting
 from consumers.evaluators.command import OUTPUT
-from consumers.evaluators.script import SCORES, SIZE_LIMIT, BadRewardError, Reward, Script, from_json, from_text
+from consumers.evaluators.reward_files import SCORES, SIZE_LIMIT, BadRewardError, Reward, from_json, from_text
+from consumers.evaluators.script import Script
 from consumers.runtimes.base import Exec, SandboxError
 from topics.types.errors import InputError
 

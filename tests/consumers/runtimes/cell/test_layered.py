@@ -134,5 +134,5 @@ async def test_a_write_that_a_folder_or_file_is_in_the_way_of_is_an_error_of_the
 
 async def test_a_file_of_the_workspace_is_no_stdin(after: After) -> None:
     runtime = await after("true", "echo x > x")
-    with pytest.raises(InputError, match="stdin: lies in an evaluation's workspace"):
+    with pytest.raises(InputError, match="stdin: lies in a layer that only programs inside see"):
         await runtime.exec(Exec("cat", stdin="x"))

@@ -1,0 +1,84 @@
+"""The evaluator `harbor`: runs a Harbor task's tests/test.sh and reads the reward that it wrote, by the rules of Harbor's own verifier.
+
+The task uploads its tests to /tests (`runtime.eval_prepare`), which needs an image. /logs/verifier is made new, so a reward that the run
+left doesn't count. `/tests/test.sh` then runs in the working directory; its exit code says nothing. The reward is in `reward.json`, or
+without that file in `reward.txt` (harbor 0.26, verifier/verifier.py).
+
+Config:
+
+- `timeout_s`: limit of the tests in seconds.
+- `reward`: the name of the reward among the numbers of `reward.json`; `reward` by default.
+- `without_reward`: the result of tests that hang, that leave no reward, or leave one that is no finite number. `null` by default, as in
+  Harbor: there is no reward, and the session trains nothing. `zero`: the reward is 0.0. Tests that run the agent's work can be made to
+  fail so by it; then a policy learns to break tests that it can't pass, unless that counts 0.0.
+"""
+
+from __future__ import annotations
+
+from pathlib import PurePosixPath
+
+from consumers.evaluators import reward_files, settings
+from consumers.evaluators.base import Case, EvaluationError, Verdict
+from consumers.evaluators.command import OUTPUT, Command, Ended, ObstructedError
+from consumers.evaluators.reward_files import JSON, REWARD, TEXT, BadRewardError
+from consumers.runtimes.base import Exec
+
+SETTINGS = ("timeout_s", "reward", "without_reward")
+TESTS = PurePosixPath("/tests")
+LOGS = PurePosixPath("/logs/verifier")
+RESULTS = ("null", "zero")
+
+_SUBJECT = "/tests/test.sh"
+_NO_TESTS = 3
+_MAKE_READY = f"""
+rm -rf -- {LOGS} && mkdir -p -- {LOGS} /logs/agent /logs/artifacts || exit
+[ -f {TESTS}/test.sh ] || exit {_NO_TESTS}
+chmod +x {TESTS}/test.sh
+"""
+_MAKE_READY_S = 60.0
+
+
+class Harbor:
+    """See `base.Evaluator`."""
+
+    def __init__(self, config: settings.Config) -> None:
+        settings.check_names(config, SETTINGS)
+        self._tests: Command = settings.command({**config, _SUBJECT: _SUBJECT}, _SUBJECT)
+        name = config.get("reward", REWARD)
+        if not isinstance(name, str) or not name:
+            raise settings.refused("reward", config, "must be the name of a number in reward.json")
+        self._name = name
+        if config.get("without_reward", "null") not in RESULTS:
+            raise settings.refused("without_reward", config, f"must be one of {', '.join(RESULTS)}, as text")
+        self._counts_zero = config.get("without_reward") == "zero"
+
+    async def evaluate(self, case: Case) -> Verdict:
+        ready = await case.runtime.exec(Exec(_MAKE_READY, cwd="/", log="make-ready.log", timeout_s=_MAKE_READY_S))
+        if ready.exit_code == _NO_TESTS:
+            raise EvaluationError(
+                "no_test_script",
+                "there is no /tests/test.sh; upload the task's tests to /tests with runtime.eval_prepare, as `polar tasks import` does",
+            )
+        if ready.exit_code != 0:
+            return Verdict(0.0, reason=f"{LOGS} can't be made new: {ready.output_end}")
+        try:
+            ended = await self._tests.run(case, {})
+        except ObstructedError as error:
+            return Verdict(0.0, reason=f"{_SUBJECT} {error}")
+        if ended.result.exit_code is None or ended.result.exceeded:
+            return self._without_reward("tests_timeout", str(ended.failure(_SUBJECT)), ended)
+        try:
+            reward = await reward_files.written(case.runtime, LOGS, self._name)
+        except BadRewardError as error:
+            return self._without_reward("bad_reward", str(error), ended)
+        if reward is None:
+            exit_code = ended.result.exit_code
+            why = f"{_SUBJECT} ended with exit code {exit_code}, and wrote neither {JSON} nor {TEXT} into {LOGS}"
+            return self._without_reward("no_reward_file", why, ended)
+        return Verdict(reward.value, artifacts={OUTPUT: ended.output} | reward.artifacts, reason=reward.reason)
+
+    def _without_reward(self, code: str, why: str, ended: Ended) -> Verdict:
+        """Raises EvaluationError unless the reward is 0.0."""
+        if self._counts_zero or ended.result.exceeded:
+            return Verdict(0.0, reason=why, artifacts={OUTPUT: ended.output})
+        raise EvaluationError(code, f"{why} ({ended.result.output_end})", {OUTPUT: ended.output})
