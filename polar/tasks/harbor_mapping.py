@@ -22,7 +22,7 @@ from polar.tasks.task_sets import Member
 from polar.tasks.templates import TASK_FOLDER, at, merged, nulls, with_sources
 from topics.types import ids
 from topics.types.errors import InputError
-from topics.types.task import UNKEPT, Network, TaskRequest, parse
+from topics.types.task import UNKEPT, Network, Seen, TaskRequest, parse
 
 VARIABLE = re.compile(r"\$\{([^}:]+)(?::-(.*))?\}", re.DOTALL)
 TASK_ID = re.compile(ids.TASK_ID)
@@ -104,7 +104,9 @@ def _unbuilt(what: str, *replaced_by: str, neutral: tuple[object, ...] = ()) -> 
 
 
 _USERS = "every program of a session runs as the sandbox's one user; leave it out if that user will do"
+_IMAGE = "set environment.docker_image, or give runtime.image in the template"
 _MARK = "metadata.harbor"
+TESTS = "tests"
 FIELDS: Mapping[str, Rule] = {
     "schema_version": _neutral("a version that is read whole"),
     **{f"task.{name}": _carried(f"{_MARK}.task.{name}") for name in ("name", "version", "description", "authors", "keywords")},
@@ -159,9 +161,7 @@ FILES: Mapping[str, Rule] = {
         "runtime.image",
         "runtime.prepare",
     ),
-    "tests": _unbuilt(
-        "there is no evaluator yet that runs tests/test.sh at /tests; give an evaluator in the template", FOR_VERIFIER
-    ),
+    TESTS: _carried("runtime.eval_prepare", FOR_VERIFIER),
     "solution": _neutral("for the reference solution alone, which no rollout sees"),
     "trajectory.json": _unbuilt("no session begins with an earlier conversation"),
     ".harborignore": _unbuilt("its rules aren't applied to uploads yet; delete the files that it names, and itself"),
@@ -258,8 +258,30 @@ class _Mapping:
             self._found(name, None, Outcome.NEUTRAL, "environment.docker_image is the image")
         elif replacing := self._replacing(rule):
             self._found(name, None, Outcome.REPLACED, f"the template has {replacing}")
+        elif name == TESTS:
+            self._tests(rule.becomes)
         else:
             self._found(name, None, rule.outcome, rule.becomes)
+
+    def _tests(self, target: str) -> None:
+        """Harbor's own verifier sees all that the agent left in the container."""
+        if not self._has_image:
+            reason = f"without an image nothing lies at /tests; {_IMAGE}, or an evaluator in the template"
+            self._found(TESTS, None, Outcome.REFUSED, reason)
+        elif self._in_template(target):
+            reason = f"the template's {target} takes the place of their upload; give {FOR_VERIFIER} in the template as well"
+            self._found(TESTS, None, Outcome.REFUSED, reason)
+        else:
+            upload = {"type": "upload_dir", "source": str((self._task.folder / TESTS).absolute()), "target": "/tests"}
+            # Files that the agent left there aren't tests.
+            self._put(target, [{"type": "exec", "command": "rm -rf /tests", "cwd": "/"}, upload])
+            self._put(FOR_VERIFIER, "harbor")
+            self._put("runtime.verifier_sees", Seen.EVERYTHING.value)
+            self._found(TESTS, None, Outcome.CARRIED, target)
+
+    @property
+    def _has_image(self) -> bool:
+        return self._in_template("runtime.image") is not None or self._task.config.environment.docker_image is not None
 
     def _policies(self) -> None:
         """The networks of the agent and of the verifier, and the one list of hosts that a session has."""
@@ -332,18 +354,13 @@ class _Mapping:
         """Raises ValueError if the runtime has no images."""
         backend = at(self._template, "runtime.backend") or "cell"
         if "image" in UNKEPT.get(backend, ()) and self._in_template("runtime.import_path") is None:
-            raise ValueError(
-                f"the runtime {backend} has no images yet; give runtime.backend or import_path in the template"
-            )
+            raise ValueError(f"the runtime {backend} has no images; leave runtime.backend out of the template")
         return name
 
     def workdir(self, path: str) -> str:
         """Raises ValueError for an absolute folder without an image."""
-        has_image = (
-            self._in_template("runtime.image") is not None or self._task.config.environment.docker_image is not None
-        )
-        if PurePosixPath(path).is_absolute() and not has_image:
-            raise ValueError("an absolute folder needs an image; set environment.docker_image, or make it relative")
+        if PurePosixPath(path).is_absolute() and not self._has_image:
+            raise ValueError(f"an absolute folder needs an image; {_IMAGE}, or make it relative")
         return path
 
 

@@ -205,7 +205,7 @@ async def test_a_program_that_the_worker_lacks_is_no_reward(
 ) -> None:
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
     with pytest.raises(
-        EvaluationError, match="no folder of this worker's PATH has the program 'no-such-grader'"
+        EvaluationError, match="no folder of PATH has the program 'no-such-grader'"
     ) as raised:
         await Script({"command": "no-such-grader", "reads_files_of_the_run": reads_files_of_the_run}).evaluate(case)
     assert raised.value.code == "command"

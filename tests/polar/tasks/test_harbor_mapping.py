@@ -12,14 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polar.tasks.harbor_folder import HarborTask, decoded
-from polar.tasks.harbor_mapping import FIELDS, FILES, Mapped, Outcome, mapped, task_id
+from polar.tasks.harbor_mapping import FIELDS, FILES, TESTS, Mapped, Outcome, mapped, task_id
 from polar.tasks.harbor_schema import Config
 from polar.tasks.task_sets import Member
 from tests.polar.tasks.fields import leaves
 from tests.polar.tasks.writing import AGENT, IN_PLACE, mapped_task, nested
 from topics.types import ids
 from topics.types.errors import InputError
-from topics.types.task import UNKEPT, Network, TaskRequest
+from topics.types.task import UNKEPT, Network, Seen, TaskRequest
 
 SET: dict[str, Any] = {
     "schema_version": "1.2",
@@ -174,7 +174,8 @@ def test_no_file_with_a_meaning_is_ignored(tmp_path: Path, name: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("")
     found = mapped_task(tmp_path, {})
-    assert outcomes(found, name) == [FILES[name].outcome]
+    # Without an image there is no /tests.
+    assert outcomes(found, name) == [Outcome.REFUSED if name == TESTS else FILES[name].outcome]
 
 
 @pytest.mark.parametrize(
@@ -227,8 +228,23 @@ def test_a_template_has_no_null_for_what_a_task_sets(tmp_path: Path, field: str)
     assert error.value.field == f"--template: {field}"
 
 
+def test_the_tests_of_a_task_with_an_image_are_its_evaluation(tmp_path: Path) -> None:
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test.sh").write_text("")
+    config = {"environment": {"docker_image": "a:1"}, "verifier": {"timeout_sec": 60}}
+    request = mapped_task(tmp_path, config, AGENT).request()
+    assert isinstance(request, TaskRequest), request
+    assert (request.evaluator.strategy, request.runtime.verifier_sees) == ("harbor", Seen.EVERYTHING)
+    assert [(one.type, one.target) for one in request.runtime.eval_prepare or ()][-1] == ("upload_dir", "/tests")
+    narrowed = mapped_task(tmp_path, config, {**AGENT, "runtime": {"verifier_sees": "workspace"}}).request()
+    assert isinstance(narrowed, TaskRequest), narrowed
+    assert narrowed.runtime.verifier_sees is Seen.WORKSPACE
+    own = mapped_task(tmp_path, config, {**AGENT, "runtime": {"eval_prepare": [{"type": "exec", "command": "true"}]}})
+    assert outcomes(own, TESTS) == [Outcome.REFUSED]
+
+
 def test_a_null_where_no_task_sets_anything_stays(tmp_path: Path) -> None:
-    template = {**IN_PLACE, "metadata": {"note": None}, "runtime": {**IN_PLACE["runtime"], "eval_prepare": None}}
+    template = {**IN_PLACE, "metadata": {"note": None}, "output_topic": None}
     request = mapped_task(tmp_path, {}, template).request()
     assert isinstance(request, TaskRequest), request
     assert request.metadata["note"] is None
