@@ -110,7 +110,7 @@ def _system() -> list[str]:
     mounts, _ = bubblewrap.system()
     search = os.environ.get("PATH", os.defpath).split(":")
     return [
-        *(mount["source"] for mount in mounts),
+        *(path for mount in mounts for path in mount["sources"]),
         *(f"/etc/{name}" for name in ACCOUNTS),
         *("/proc", sys.prefix, sys.base_prefix),
         *(folder for folder in search if folder.startswith("/")),

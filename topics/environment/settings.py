@@ -102,8 +102,6 @@ class Settings(BaseSettings):
     """Secrets that sign webhooks, one `whsec_` secret a line. Default: DATA/webhook.secret."""
     webhook_hosts: str = "*"
     """Hosts that webhooks may call: names or patterns, separated by commas; `*`: any."""
-    images: dict[str, str] = {}
-    """x"""
     image_hosts: str = ""
     """Hosts from which engines may fetch images that requests name by URL: names or patterns, separated by commas. Default: none, so that
     images must be `data:` URLs."""

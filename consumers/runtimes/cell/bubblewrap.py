@@ -49,17 +49,17 @@ class Overlay:
 
 
 def mount(
-    source: Path | None,
+    source: Path | tuple[Path, ...],
     inside: PurePosixPath | Path,
     *,
     writable: bool = False,
     overlay: Overlay | None = None,
     over_image: bool = False,
 ) -> Mount:
-    """One mount, as `enter` takes it."""
+    """One mount, as `enter` takes it. An overlay may have several sources, of which the first is the highest, or none."""
     upper, work = (str(overlay.upper), str(overlay.work)) if overlay else ("", "")
     return Mount(
-        source="" if source is None else str(source),
+        sources=[str(path) for path in (source if isinstance(source, tuple) else (source,))],
         inside=str(inside),
         writable=writable,
         covered=any(Path(inside).is_relative_to(top) and Path(inside) != Path(top) for top in (WORKSPACE, HOME, TMP)),

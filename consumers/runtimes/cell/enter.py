@@ -51,11 +51,11 @@ _LIBC.syscall.restype = ctypes.c_long
 class Mount(TypedDict):
     """A folder or file of the host, and its place in the cell.
 
-    With `upper` and `work` the cell's changes go to these folders, over `source`, which may be empty then. `over_image`: below both lies
-    what the image has at that place. `covered`: the place lies in another mount, which is writable.
+    With `upper` and `work` the cell's changes go to these folders, over all `sources`, of which the first is the highest. `over_image`:
+    lowest lies what the image has at that place. `covered`: the place lies in another mount, which is writable.
     """
 
-    source: str
+    sources: list[str]
     inside: str
     writable: bool
     covered: bool
@@ -193,10 +193,11 @@ def _stage(orders: CellOrders) -> list[str]:
     for path, target in orders["program_links"].items():
         os.symlink(target, f"{_STAGE}{path}")  # noqa: PTH211 - a forked child imports as little as it can
     os.mkdir(f"{_STAGE}/root")  # noqa: PTH102 - as above
+    layers = _Layers(orders["uid"], has_image=orders["image"] is not None)
     if orders["image"] is None:
         _new_root(orders)
     else:
-        _image_root(orders["image"], opened, orders["uid"])
+        _image_root(orders["image"], opened, layers)
     root = _opened(f"{_STAGE}/root")
     for folder in orders["folders"]:
         os.close(make_folders(root, folder, 0o755))
@@ -209,9 +210,9 @@ def _stage(orders: CellOrders) -> list[str]:
             place = (stage, str(number))
             options += ["--ro-bind", f"/{number}", mount["inside"]]
         if mount["upper"]:
-            _overlay(mount, opened, *place, marks=_marks(orders))
+            _overlay(mount, opened, *place, layers=layers)
         else:
-            _bind(opened[mount["source"]], *place, writable=mount["writable"])
+            _bind(opened[mount["sources"][0]], *place, writable=mount["writable"])
     if orders["image"] is None:
         _set_attributes(_opened(f"{_STAGE}/root"), _READ_ONLY | _NO_SETUID | _NO_DEVICES)
     _enter_stage()
@@ -226,24 +227,41 @@ def _new_root(orders: CellOrders) -> None:
     _mount(root, root, None, _BIND)
 
 
-def _image_root(image: ImageOrders, opened: dict[str, int], uid: int | None) -> None:
-    """Mount the image's root. Its layers belong to the worker's user, and the cell's programs see them as their own."""
-    layers = []
-    if uid is not None:
-        namespace = _user_namespace(uid)
-        for number, path in enumerate(image["layers"]):
-            os.makedirs(place := f"{_STAGE}/layers/{number}")  # noqa: PTH103 - as above
-            _attach(opened[path], _opened(place), _READ_ONLY | _MAPPED, namespace)
-            layers.append(_opened(place))
-        os.close(namespace)
-    else:
-        layers = [opened[path] for path in image["layers"]]
-    lower = [*(opened[path] for path in image["lower"]), *layers]
-    _mount_overlay(lower, opened[image["upper"]], opened[image["work"]], _opened(f"{_STAGE}/root"), ",userxattr")
+class _Layers:
+    """Mounts overlays. Layers that belong to another user, since all sessions share them, are seen as the cell's own."""
+
+    def __init__(self, uid: int | None, *, has_image: bool) -> None:
+        """`uid`: as in `CellOrders`."""
+        self._uid = uid
+        # An image's whiteouts are marked for everyone; other overlays of a privileged worker have marks that only it can set.
+        self._marks = "" if uid is not None and not has_image else ",userxattr"
+        self._namespaces: dict[int, int] = {}
+        self._count = 0
+
+    def mount(self, lower: list[int], upper: int, work: int, place: int) -> None:
+        layers = ":".join(_at(self._seen_as_own(layer)) for layer in lower)
+        options = f"lowerdir={layers},upperdir={_at(upper)},workdir={_at(work)},index=off{self._marks}"
+        _mount("overlay", _at(place), "overlay", _NO_SETUID | _NO_DEVICES, options)
+
+    def _seen_as_own(self, layer: int) -> int:
+        owner = os.fstat(layer).st_uid
+        if self._uid is None or owner == self._uid:
+            return layer
+        if owner not in self._namespaces:
+            self._namespaces[owner] = _user_namespace(owner, self._uid)
+        os.makedirs(place := f"{_STAGE}/layers/{self._count}")  # noqa: PTH103 - as above
+        self._count += 1
+        _attach(layer, _opened(place), _READ_ONLY | _MAPPED, self._namespaces[owner])
+        return _opened(place)
 
 
-def _user_namespace(uid: int) -> int:
-    """A descriptor of a user namespace in which our own user is the host's user `uid`."""
+def _image_root(image: ImageOrders, opened: dict[str, int], layers: _Layers) -> None:
+    lower = [opened[path] for path in (*image["lower"], *image["layers"])]
+    layers.mount(lower, opened[image["upper"]], opened[image["work"]], _opened(f"{_STAGE}/root"))
+
+
+def _user_namespace(owner: int, uid: int) -> int:
+    """A descriptor of a user namespace in which the user `owner` is the host's user `uid`."""
     ready, done = os.pipe()
     if not (child := os.fork()):
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -255,9 +273,10 @@ def _user_namespace(uid: int) -> int:
     try:
         if not os.read(ready, 1):
             raise OSError(0, "the kernel makes no user namespace", "layers of an image can't be mounted")
-        for name, own in (("uid_map", os.geteuid()), ("gid_map", os.getegid())):
+        # Groups as users: a layer has one of each, with the same number.
+        for name in ("uid_map", "gid_map"):
             with open(f"/proc/{child}/{name}", "w") as file:  # noqa: PTH123 - as above
-                file.write(f"{own} {uid} 1")
+                file.write(f"{owner} {uid} 1")
         return os.open(f"/proc/{child}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
     finally:
         os.close(ready)
@@ -277,7 +296,7 @@ def _write_files(files: dict[str, str], root: int, *, is_image: bool) -> None:
 
 
 def _sources(orders: CellOrders) -> set[str]:
-    folders = {mount[name] for mount in orders["mounts"] for name in ("source", "upper", "work")}
+    folders = {path for mount in orders["mounts"] for path in (*mount["sources"], mount["upper"], mount["work"])}
     if image := orders["image"]:
         folders |= {*image["layers"], *image["lower"], image["upper"], image["work"]}
     return (folders | set(orders["bubblewrap"]) | set(orders["programs"])) - {""}
@@ -313,25 +332,14 @@ def _attach(source: int, place: int, attributes: int, namespace: int = 0) -> Non
     os.close(tree)
 
 
-def _overlay(mount: Mount, opened: dict[str, int], root: int, inside: str, marks: str) -> None:
-    """Mount an overlay at its place, over what `source` and the image have there."""
-    lower = [opened[mount["source"]]] if mount["source"] else []
+def _overlay(mount: Mount, opened: dict[str, int], root: int, inside: str, layers: _Layers) -> None:
+    """Mount an overlay at its place, over its sources and over what the image has there."""
     place = make_folders(root, inside, 0o755)
+    lower = [opened[path] for path in mount["sources"]]
     if mount["over_image"]:
         lower.append(place)
-    _mount_overlay(lower, opened[mount["upper"]], opened[mount["work"]], place, marks)
+    layers.mount(lower, opened[mount["upper"]], opened[mount["work"]], place)
     os.close(place)
-
-
-def _mount_overlay(lower: list[int], upper: int, work: int, place: int, marks: str) -> None:
-    """`marks`: the option that says where an overlay keeps its marks."""
-    layers = f"lowerdir={':'.join(map(_at, lower))},upperdir={_at(upper)},workdir={_at(work)},index=off{marks}"
-    _mount("overlay", _at(place), "overlay", _NO_SETUID | _NO_DEVICES, layers)
-
-
-def _marks(orders: CellOrders) -> str:
-    """An image's whiteouts are marked for everyone; other overlays of a privileged worker have marks that only it can set."""
-    return "" if orders["uid"] is not None and orders["image"] is None else ",userxattr"
 
 
 def _set_attributes(place: int, attributes: int, namespace: int = 0, *, recursive: bool = False) -> None:

@@ -332,8 +332,8 @@ class CellRuntime:
         """The folders that programs write to without a layer, and their places on this host."""
         view = self._view
         folders = {HOME: view.home, TMP: view.tmp}
-        if view.overlay is None and view.workspace is not None:
-            folders[self.workspace] = view.workspace
+        if view.overlay is None:
+            (folders[self.workspace],) = view.workspace
         return folders
 
     def _on_host(self, path: str | PurePosixPath, *, field: str = "path") -> Path:

@@ -36,21 +36,52 @@ class RootLayers:
     overlay: Overlay
 
 
+@dataclass(frozen=True)
+class Folders:
+    """A session's folders, as INIT uses them. `prepared`: what an equal preparation left, under an image (`prepared`)."""
+
+    top: Path
+    has_image: bool
+    prepared: Path | None = None
+
+    @property
+    def home(self) -> Path:
+        return self.top / "home"
+
+    @property
+    def workspace(self) -> tuple[Path, ...]:
+        """Of `View`."""
+        if not self.has_image:
+            return (self.top / "workspace",)
+        return (self.prepared / "workspace",) if self.prepared else ()
+
+    @property
+    def workspace_layer(self) -> Overlay | None:
+        return Overlay(self.top / "workspace", self.top / "workspace-work") if self.has_image else None
+
+    @property
+    def root(self) -> RootLayers | None:
+        if not self.has_image:
+            return None
+        lower = (self.prepared / "root",) if self.prepared else ()
+        return RootLayers(lower, Overlay(self.top / "root", self.top / "root-work"))
+
+
 class View:
     """The folders of one claim. `network`: the policy for programs that aren't the harness.
 
-    `workspace`: the folder of the workspace; None: it is only a layer over the image's. `overlay`: takes changes to the workspace; None:
-    they go to the folder. `root`: with an image.
+    `workspace`: the folders of the workspace, the highest first; with an image they lie over the image's. `overlay`: takes changes to the
+    workspace; None: they go to the folder. `root`: with an image.
     """
 
-    def __init__(self, folder: Path, home: Path, tmp: Path, network: Network, *, has_image: bool) -> None:
-        """The view of INIT. `folder`: the cell's."""
+    def __init__(self, folders: Folders, home: Path, tmp: Path, network: Network) -> None:
+        """The view of INIT."""
         self.home = home
         self.tmp = tmp
         self.network = network
-        self.workspace: Path | None = None if has_image else folder / "workspace"
-        self.overlay = Overlay(folder / "workspace", folder / "workspace-work") if has_image else None
-        self.root = RootLayers((), Overlay(folder / "root", folder / "root-work")) if has_image else None
+        self.workspace: tuple[Path, ...] = folders.workspace
+        self.overlay = folders.workspace_layer
+        self.root = folders.root
 
     async def make(self) -> None:
         """Make the folders that are missing. Raises SandboxError `not_made`."""
@@ -60,21 +91,21 @@ class ClaimView(View):
     """A view with a copy of the home, and if it is `fresh` with a layer over the workspace."""
 
     def __init__(
-        self, folder: Path, claim_id: str, network: Network, user_id: int | None, *, fresh: bool, has_image: bool
+        self, folders: Folders, claim_id: str, network: Network, user_id: int | None, *, fresh: bool
     ) -> None:
         """`user_id`: the owner of what is made, as for `give`."""
-        self._folder = folder
-        self._own = own = folder / "views" / claim_id
-        super().__init__(folder, own / "home", own / "tmp", network, has_image=has_image)
-        self._prepared = folder / "home"
+        self._folders = folders
+        self._own = own = folders.top / "views" / claim_id
+        super().__init__(folders, own / "home", own / "tmp", network)
         self._user_id = user_id
         self._making = asyncio.Lock()
         self._layers: list[Path] = []
         if fresh:
-            self.workspace = folder / "workspace"
+            if self.overlay is not None:
+                self.workspace = (self.overlay.upper, *self.workspace)
             self.overlay = self._layer("upper", "work")
-        if has_image:
-            self.root = RootLayers((folder / "root",), self._layer("root", "root-work"))
+        if self.root is not None:
+            self.root = RootLayers((self.root.overlay.upper, *self.root.lower), self._layer("root", "root-work"))
 
     def _layer(self, upper: str, work: str) -> Overlay:
         layer = Overlay(self._own / upper, self._own / work)
@@ -83,13 +114,13 @@ class ClaimView(View):
 
     def record_run(self) -> None:
         """Remember that this claim is the run's. Raises OSError."""
-        private_files.replace(self._folder / _RAN, self._own.name.encode())
+        private_files.replace(self._folders.top / _RAN, self._own.name.encode())
 
     def see_run(self) -> None:
         """See what the run left of the image, not only its workspace."""
         assert self.root is not None, "a cell with an image"
         try:
-            left = self._folder / "views" / (self._folder / _RAN).read_text() / "root"
+            left = self._own.with_name((self._folders.top / _RAN).read_text()) / "root"
         except FileNotFoundError:
             return
         if left.is_dir():  # otherwise no program of the run has started
@@ -106,7 +137,7 @@ class ClaimView(View):
                     raise SandboxError("not_made", f"the home of {self._own.name} can't be made: {error}") from error
 
     def _make(self) -> None:
-        shutil.copytree(self._prepared, self.home, symlinks=True)
+        shutil.copytree(self._folders.home, self.home, symlinks=True)
         give_all(self.home, self._user_id)
         for path in (self.tmp, *self._layers):
             path.mkdir()
