@@ -28,6 +28,8 @@ ENV_FILE = "polar.env"
 TOML = "polar.toml"
 LOGINS = "logins"
 """Folder in the data folder of a `polar up`: the password of each of its Kafka logins (`topics/log/logins.py`)."""
+_IN_JSON = ("engines", "images")
+"""Settings whose variable holds JSON."""
 SECRET = frozenset({"kafka_sasl_password"})
 """Settings whose value must not appear in messages."""
 
@@ -112,6 +114,11 @@ class Settings(BaseSettings):
     """Allow tasks to run unconfined, as this worker's own user: the runtime `process`, and the network policy `host`."""
     engines: dict[EngineName, EngineSettings] = {}
     """By name; the first serves models that no other engine lists."""
+    images: dict[str, str] = {}
+    """Where workers find the images that tasks name: `[images]` in polar.toml, a name as tasks write it and its source. A source is
+    docker://REFERENCE, http://HOST[:PORT]/REFERENCE for a registry without TLS, oci:/FOLDER[:TAG], oci-archive:/FILE or
+    docker-archive:/FILE. If a name ends with `/*`, so does its source. Names that aren't listed can only mean images of public registries,
+    unless the worker trusts its tasks."""
 
     @classmethod
     def settings_customise_sources(
@@ -200,9 +207,8 @@ def load(data: Path | None = None, **flags: Any) -> Settings:
     except tomllib.TOMLDecodeError as error:
         raise InputError("polar.toml", str(Path("polar.toml").absolute()), f"is no TOML: {error}") from None
     except SettingsError as error:
-        raise InputError(
-            "POLAR_ENGINES", os.environ.get("POLAR_ENGINES"), f"expected JSON: {error.__cause__}"
-        ) from None
+        variable = next((f"POLAR_{name.upper()}" for name in _IN_JSON if f'"{name}"' in str(error)), "POLAR_*")
+        raise InputError(variable, os.environ.get(variable), f"expected JSON: {error.__cause__}") from None
     except ValidationError as error:
         first = field_errors.first_error(error)
         field = ".".join(map(str, first["loc"]))

@@ -158,6 +158,14 @@ def test_engines_in_the_environment_are_json(monkeypatch: pytest.MonkeyPatch) ->
         settings.load()
 
 
+def test_images_in_the_environment_are_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POLAR_IMAGES", '{"agent": "oci:/images/agent"}')
+    assert settings.load().images == {"agent": "oci:/images/agent"}
+    monkeypatch.setenv("POLAR_IMAGES", "oci:/images/agent")
+    with pytest.raises(InputError, match="POLAR_IMAGES: expected JSON"):
+        settings.load()
+
+
 def test_a_password_is_read_from_its_file_each_time(clean: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = clean / "password"
     file.write_text("first\n")

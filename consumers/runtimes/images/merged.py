@@ -1,0 +1,79 @@
+"""Looks up files in layers as the mounted image would show them, without a mount."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+
+_OPAQUE = "user.overlay.opaque"
+_LINKS = 40
+"""As many links as Linux follows."""
+SHELLS = ("bash", "sh")
+_FOLDERS = ("bin", "usr/bin")
+
+
+def shell(layers: Sequence[Path]) -> str:
+    """The first of SHELLS that is a program in /bin or /usr/bin of the image; empty if none is. `layers`: the lowest first."""
+    for name in SHELLS:
+        if any(is_program(layers, f"{folder}/{name}") for folder in _FOLDERS):
+            return name
+    return ""
+
+
+def is_program(layers: Sequence[Path], path: str) -> bool:
+    """Whether `path` is a regular file that can be executed. Links are followed inside the image. `layers`: the lowest first."""
+    root = list(reversed(layers))
+    above = [root]  # the merged folders on the way, each as its layers' folders, uppermost first
+    names = path.split("/")[::-1]
+    links = 0
+    while names:
+        name = names.pop()
+        if name in ("", "."):
+            continue
+        if name == "..":
+            above = above[:-1] or [root]
+            continue
+        found = _step(above[-1], name)
+        if isinstance(found, list):
+            above.append(found)
+        elif found is None:
+            return False
+        elif found.is_symlink():
+            links += 1
+            target = os.readlink(found)  # noqa: PTH115 - a path would lose what its dots mean
+            if links > _LINKS:
+                return False
+            if target.startswith("/"):
+                above = [root]
+            names += target.split("/")[::-1]
+        else:
+            mode = found.lstat().st_mode
+            return not names and stat.S_ISREG(mode) and bool(mode & 0o111)
+    return False
+
+
+def _step(folders: Sequence[Path], name: str) -> list[Path] | Path | None:
+    """What a merged folder has under `name`: a merged folder, something else, or nothing."""
+    merged: list[Path] = []
+    for folder in folders:
+        path = folder / name
+        try:
+            found = path.lstat()
+        except FileNotFoundError:
+            continue
+        if not stat.S_ISDIR(found.st_mode):
+            is_whiteout = stat.S_ISCHR(found.st_mode) and found.st_rdev == 0
+            return merged or (None if is_whiteout else path)
+        merged.append(path)
+        if _is_opaque(path):
+            break
+    return merged or None
+
+
+def _is_opaque(folder: Path) -> bool:
+    try:
+        return os.getxattr(folder, _OPAQUE) == b"y"
+    except OSError:
+        return False
