@@ -17,7 +17,7 @@ import asyncio
 import os
 import re
 import stat
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Protocol
@@ -212,11 +212,15 @@ class Runtime(Protocol):
         """Kill every process inside and delete the sandbox; no error if it is already gone."""
 
 
+Preparation = Callable[[Runtime], Awaitable[None]]
+
+
 class RuntimeBackend(Protocol):
     """Makes and finds the runtimes of one kind on one host."""
 
-    async def create(self, labels: Labels, spec: RuntimeSpec) -> Runtime:
-        """An empty, labelled sandbox. `prepare.py` carries out `spec.prepare`, on any runtime."""
+    async def create(self, labels: Labels, spec: RuntimeSpec, prepare: Preparation | None = None) -> Runtime:
+        """A labelled sandbox, empty or as `prepare` leaves it. `prepare` carries out `spec.prepare` (`prepare.py`), on any runtime; if what
+        an equal one left is still there, it isn't called."""
 
     async def attach(self, handle: Handle, claim_id: str, spec: RuntimeSpec, *, fresh: bool = False) -> Runtime:
         """The runtime of `handle`, for the claim `claim_id`. SandboxError `runtime_gone`.

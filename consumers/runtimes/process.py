@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath
 from typing import ClassVar
 
 from consumers.runtimes import session_folder
-from consumers.runtimes.base import UNENFORCED, Exec, ExecResult, Handle, Labelled, Labels, ModelAccess
+from consumers.runtimes.base import UNENFORCED, Exec, ExecResult, Handle, Labelled, Labels, ModelAccess, Preparation
 from consumers.runtimes.forkserver import ForkServer
 from consumers.runtimes.launch import launch
 from consumers.runtimes.session_folder import CLAIM_MARK, RUNTIME_MARK, SessionFolders, check_claim_id, kill_marked
@@ -178,12 +178,14 @@ class ProcessBackend:
         self.folders = SessionFolders(root, self.name)
         self.forks = ForkServer()
 
-    async def create(self, labels: Labels, spec: RuntimeSpec) -> ProcessRuntime:
+    async def create(self, labels: Labels, spec: RuntimeSpec, prepare: Preparation | None = None) -> ProcessRuntime:
         """Raises SandboxError `runtime_exists` if the claim has made a runtime before, and InputError for a `workdir` outside."""
         check_claim_id(labels.claim_id)
         runtime = self._runtime(self.folders.root / labels.claim_id, labels.claim_id, spec, spec.setup_network)
         self.folders.new(labels, _FOLDERS)
         runtime.workdir.mkdir(parents=True, exist_ok=True)
+        if prepare is not None:
+            await prepare(runtime)
         return runtime
 
     async def attach(self, handle: Handle, claim_id: str, spec: RuntimeSpec, *, fresh: bool = False) -> ProcessRuntime:

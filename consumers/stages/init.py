@@ -55,7 +55,9 @@ class Init:
         # The harness is installed here so that a first download isn't charged to the run's budget.
         await harness_of(task.agent).install()
         labels = Labels(self._context.settings.namespace, ticket.session_id, ticket.attempt, self._claim.id)
-        runtime = await backend.create(labels, task.runtime)
-        await prepare(runtime, task.runtime.prepare, self._context.blobs)
+        blobs = self._context.blobs
+        runtime = await backend.create(
+            labels, task.runtime, lambda runtime: prepare(runtime, task.runtime.prepare, blobs)
+        )
         await evaluators.keep(task.evaluator.strategy, task.evaluator.config, runtime)
         return runtime.handle

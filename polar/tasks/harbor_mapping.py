@@ -269,7 +269,9 @@ class _Mapping:
             reason = f"without an image nothing lies at /tests; {_IMAGE}, or an evaluator in the template"
             self._found(TESTS, None, Outcome.REFUSED, reason)
         elif self._in_template(target):
-            reason = f"the template's {target} takes the place of their upload; give {FOR_VERIFIER} in the template as well"
+            reason = (
+                f"the template's {target} takes the place of their upload; give {FOR_VERIFIER} in the template as well"
+            )
             self._found(TESTS, None, Outcome.REFUSED, reason)
         else:
             upload = {"type": "upload_dir", "source": str((self._task.folder / TESTS).absolute()), "target": "/tests"}

@@ -238,8 +238,10 @@ class _Layers:
         self._namespaces: dict[int, int] = {}
         self._count = 0
 
-    def mount(self, lower: list[int], upper: int, work: int, place: int) -> None:
-        layers = ":".join(_at(self._seen_as_own(layer)) for layer in lower)
+    def mount(self, lower: list[int], upper: int, work: int, place: int, *, over_place: bool = False) -> None:
+        """`lower`: the highest first. `over_place`: what lies at the place is the lowest."""
+        seen = [self._seen_as_own(layer) for layer in lower] + ([place] if over_place else [])
+        layers = ":".join(map(_at, seen))
         options = f"lowerdir={layers},upperdir={_at(upper)},workdir={_at(work)},index=off{self._marks}"
         _mount("overlay", _at(place), "overlay", _NO_SETUID | _NO_DEVICES, options)
 
@@ -336,9 +338,7 @@ def _overlay(mount: Mount, opened: dict[str, int], root: int, inside: str, layer
     """Mount an overlay at its place, over its sources and over what the image has there."""
     place = make_folders(root, inside, 0o755)
     lower = [opened[path] for path in mount["sources"]]
-    if mount["over_image"]:
-        lower.append(place)
-    layers.mount(lower, opened[mount["upper"]], opened[mount["work"]], place)
+    layers.mount(lower, opened[mount["upper"]], opened[mount["work"]], place, over_place=mount["over_image"])
     os.close(place)
 
 
@@ -352,7 +352,7 @@ def _set_attributes(place: int, attributes: int, namespace: int = 0, *, recursiv
 def _enter_stage() -> None:
     """Make the stage our root, with the kernel's file systems of the host, and nothing else of it."""
     stage = _opened(_STAGE)
-    os.mkdir(f"{_STAGE}/tmp")  # noqa: PTH102 - as above; bubblewrap builds its own root there
+    os.mkdir(f"{_STAGE}/tmp")  # noqa: PTH102, S108 - as above; bubblewrap makes the cell's root there
     for name in ("proc", "dev"):
         os.mkdir(f"{_STAGE}/{name}")  # noqa: PTH102 - as above
         tree = _call(_OPEN_TREE, _opened(f"/{name}"), b"", _CLONE | _RECURSIVELY | _EMPTY_PATH | os.O_CLOEXEC)

@@ -17,6 +17,7 @@ import importlib.util
 import os
 import platform
 import secrets
+import shutil
 import sys
 import tempfile
 import time
@@ -36,16 +37,18 @@ from consumers.runtimes.base import (
     Labelled,
     Labels,
     ModelAccess,
+    Preparation,
     SandboxError,
 )
-from consumers.runtimes.cell import bubblewrap, cgroup, layered, limits
+from consumers.runtimes.cell import bubblewrap, cgroup, layered, limits, preparations
 from consumers.runtimes.cell.bubblewrap import HOME, TMP
 from consumers.runtimes.cell.cgroup import Group
 from consumers.runtimes.cell.enter import CellOrders
 from consumers.runtimes.cell.limits import Limits
+from consumers.runtimes.cell.preparations import Preparations
 from consumers.runtimes.cell.roots import PATH, Root, host_root, image_root
 from consumers.runtimes.cell.storage import StorageWatch, is_full, record_prepared
-from consumers.runtimes.cell.view import IMAGE_FOLDERS, ClaimView, View, give, give_all
+from consumers.runtimes.cell.view import IMAGE_FOLDERS, ClaimView, Folders, View, give, give_all
 from consumers.runtimes.cell.ways_out import MODEL_KEY, MODEL_PORT, WaysOut
 from consumers.runtimes.forkserver import ForkServer
 from consumers.runtimes.images.store import Image, ImageStore
@@ -362,6 +365,7 @@ class CellBackend:
     def __init__(self, root: Path, images: ImageStore | None = None) -> None:
         """`images`: of this host; None: those that any worker may use. Raises NotReadyError if this host can't run cells."""
         self.folders = SessionFolders(root, NAME)
+        self._preparations = Preparations(self.folders.root)
         self._images = images or ImageStore(cache.root() / "images", {}, trusts_tasks=False)
         self.forks = ForkServer()
         self.bubblewrap = _package()
@@ -379,15 +383,35 @@ class CellBackend:
         ids = self._user_ids
         return ids[zlib.crc32(maker.encode()) % len(ids)] if ids else None
 
-    async def create(self, labels: Labels, spec: RuntimeSpec) -> CellRuntime:
+    async def create(self, labels: Labels, spec: RuntimeSpec, prepare: Preparation | None = None) -> CellRuntime:
         """Raises SandboxError `runtime_exists` if the claim has made a runtime before, InputError for a `workdir` outside, and as
         `ImageStore.get`."""
         check_claim_id(labels.claim_id)
-        folder = self.folders.root / labels.claim_id
         image = None if spec.image is None else await self._images.get(spec.image)
-        root = self._root(image, spec)
-        view = View(folder, folder / "home", folder / "tmp", spec.setup_network, has_image=image is not None)
-        runtime = CellRuntime(self, folder, labels.claim_id, spec, view, root)
+        if image is None or prepare is None or not spec.prepare:
+            runtime = self._new(labels, spec, image)
+            if prepare is not None:
+                await prepare(runtime)
+            return runtime
+        runtime = self._new(labels, spec, image)
+        name, folder = preparations.name_of(image, spec), self.folders.root / labels.claim_id
+        if await self._preparations.use(name, folder) is None:
+            async with self._preparations.locked(name):
+                if await self._preparations.use(name, folder) is None:
+                    await prepare(runtime)
+                    await asyncio.to_thread(self._preparations.keep, name, Folders(folder, has_image=True))
+                    await self._preparations.use(name, folder)
+                    await self._preparations.forget_others()
+        prepared = self._preparations.used_by(folder)
+        assert prepared is not None, "made above"
+        await asyncio.to_thread(self._give_home, prepared, folder)
+        view = View(self._folders_of(folder, image), folder / "home", folder / "tmp", spec.setup_network)
+        return CellRuntime(self, folder, labels.claim_id, spec, view, self._root(image, spec))
+
+    def _new(self, labels: Labels, spec: RuntimeSpec, image: Image | None) -> CellRuntime:
+        folder = self.folders.root / labels.claim_id
+        view = View(Folders(folder, image is not None), folder / "home", folder / "tmp", spec.setup_network)
+        runtime = CellRuntime(self, folder, labels.claim_id, spec, view, self._root(image, spec))
         self.folders.new(labels, _FOLDERS if image is None else (*_FOLDERS, *IMAGE_FOLDERS))
         if image is not None:
             (folder / _IMAGE).write_text(image.digest)
@@ -396,18 +420,18 @@ class CellBackend:
         runtime.make_workdir()
         return runtime
 
+    def _give_home(self, prepared: Path, folder: Path) -> None:
+        """Give a new session the home of its preparation."""
+        shutil.rmtree(folder / "home")
+        shutil.copytree(prepared / "home", folder / "home", symlinks=True)
+        give_all(folder / "home", self.user_id(folder.name))
+
     async def attach(self, handle: Handle, claim_id: str, spec: RuntimeSpec, *, fresh: bool = False) -> CellRuntime:
         check_claim_id(claim_id)
         folder = self.folders.live(handle)
         image = self._image_of(folder)
-        view = ClaimView(
-            folder,
-            claim_id,
-            spec.verifier_network if fresh else Network.NONE,
-            self.user_id(folder.name),
-            fresh=fresh,
-            has_image=image is not None,
-        )
+        network = spec.verifier_network if fresh else Network.NONE
+        view = ClaimView(self._folders_of(folder, image), claim_id, network, self.user_id(folder.name), fresh=fresh)
         runtime = CellRuntime(self, folder, claim_id, spec, view, self._root(image, spec))
         if fresh:
             if image is not None and spec.verifier_sees is Seen.EVERYTHING:
@@ -421,6 +445,9 @@ class CellBackend:
                 raise
             raise _host_disk_full(folder) from error
         return runtime
+
+    def _folders_of(self, folder: Path, image: Image | None) -> Folders:
+        return Folders(folder, image is not None, None if image is None else self._preparations.used_by(folder))
 
     def _root(self, image: Image | None, spec: RuntimeSpec) -> Root:
         return self._host_root if image is None else image_root(image, spec)

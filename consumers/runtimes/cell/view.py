@@ -90,9 +90,7 @@ class View:
 class ClaimView(View):
     """A view with a copy of the home, and if it is `fresh` with a layer over the workspace."""
 
-    def __init__(
-        self, folders: Folders, claim_id: str, network: Network, user_id: int | None, *, fresh: bool
-    ) -> None:
+    def __init__(self, folders: Folders, claim_id: str, network: Network, user_id: int | None, *, fresh: bool) -> None:
         """`user_id`: the owner of what is made, as for `give`."""
         self._folders = folders
         self._own = own = folders.top / "views" / claim_id

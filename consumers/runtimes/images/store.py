@@ -18,14 +18,14 @@ import hashlib
 import os
 import secrets
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 import filelock
 import msgspec
 
-from consumers.runtimes import session_folder
+from consumers.runtimes import file_locks, session_folder
 from consumers.runtimes.base import HOST_DISK_FULL, SandboxError
 from consumers.runtimes.images import fetch, layers, layout, merged, source
 from consumers.runtimes.images.layers import UNAVAILABLE
@@ -35,8 +35,6 @@ from topics.environment.cache import FULL
 
 PULLS = 2
 """At a time in one process."""
-_POLL_S = 0.1
-"""Between two looks at a lock that another pull holds; a pull takes seconds."""
 _LOCK = ".lock"
 
 
@@ -170,7 +168,7 @@ class ImageStore:
             dead = self._abandoned()
             work = self._folder / "work" / secrets.token_hex(16)
             work.mkdir(mode=0o700)
-            lock = _lock(work / _LOCK)
+            lock = file_locks.lock(work / _LOCK)
             lock.acquire(timeout=0)
         try:
             await asyncio.to_thread(_delete, dead)
@@ -182,7 +180,7 @@ class ImageStore:
         """Folders in `work` whose owners have died, with their locks, which are ours now."""
         found = {}
         for folder in (self._folder / "work").iterdir():
-            lock = _lock(folder / _LOCK)
+            lock = file_locks.lock(folder / _LOCK)
             try:
                 lock.acquire(timeout=0)
             except (filelock.Timeout, OSError):
@@ -190,20 +188,8 @@ class ImageStore:
             found[folder] = lock
         return found
 
-    @asynccontextmanager
-    async def _locked(self, name: str) -> AsyncIterator[None]:
-        """Hold a lock of the store, against other processes and against other tasks of this one."""
-        lock = _lock(self._folder / "locks" / name)
-        while True:
-            try:
-                lock.acquire(timeout=0)
-                break
-            except filelock.Timeout:
-                await asyncio.sleep(_POLL_S)
-        try:
-            yield
-        finally:
-            lock.release()
+    def _locked(self, name: str) -> AbstractAsyncContextManager[None]:
+        return file_locks.held(self._folder / "locks" / name)
 
     def _layer(self, diff_id: str) -> Path:
         return self._folder / "layers" / _digits(diff_id)
@@ -214,11 +200,6 @@ class ImageStore:
     def _write(self, file: Path, record: msgspec.Struct) -> None:
         private_files.replace(file, msgspec.json.encode(record), is_durable=True)
         _sync(file.parent)
-
-
-def _lock(file: Path) -> filelock.BaseFileLock:
-    """A lock that ends with this process. Any thread may release it."""
-    return filelock.FileLock(file, mode=0o600, thread_local=False)
 
 
 def _delete(folders: Mapping[Path, filelock.BaseFileLock]) -> None:

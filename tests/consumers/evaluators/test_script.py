@@ -204,9 +204,7 @@ async def test_a_program_that_the_worker_lacks_is_no_reward(
     case: Case, reads_files_of_the_run: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
-    with pytest.raises(
-        EvaluationError, match="no folder of PATH has the program 'no-such-grader'"
-    ) as raised:
+    with pytest.raises(EvaluationError, match="no folder of PATH has the program 'no-such-grader'") as raised:
         await Script({"command": "no-such-grader", "reads_files_of_the_run": reads_files_of_the_run}).evaluate(case)
     assert raised.value.code == "command"
 

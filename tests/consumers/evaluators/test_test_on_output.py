@@ -411,9 +411,7 @@ async def test_a_program_that_the_worker_lacks_is_no_verdict(
 ) -> None:
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
     config = {"test_command": "no-such-runner --all", "expected_output_json": expected}
-    with pytest.raises(
-        EvaluationError, match="no folder of PATH has the program 'no-such-runner'"
-    ) as raised:
+    with pytest.raises(EvaluationError, match="no folder of PATH has the program 'no-such-runner'") as raised:
         await TestOnOutput(config).evaluate(case)
     assert raised.value.code == "test_command"
     assert b"not found" in raised.value.artifacts[OUTPUT]

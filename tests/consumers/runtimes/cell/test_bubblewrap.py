@@ -18,7 +18,7 @@ PATHS = st.lists(PARTS, min_size=1, max_size=4).map(lambda parts: Path("/", *par
 def test_every_tool_is_shown_once_at_its_own_path_and_read_only(paths: list[Path]) -> None:
     mounts = bubblewrap.tools(paths)
     shown = [Path("/usr"), *(Path(mount["inside"]) for mount in mounts)]
-    assert all(mount["source"] == mount["inside"] and not mount["writable"] for mount in mounts)
+    assert all(mount["sources"] == [mount["inside"]] and not mount["writable"] for mount in mounts)
     for path in paths:
         assert sum(path.is_relative_to(folder) for folder in shown) == 1
     assert set(shown[1:]) <= set(paths)
