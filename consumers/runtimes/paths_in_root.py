@@ -56,7 +56,7 @@ def open_in_root(root: int, path: str, flags: int, mode: int = 0) -> int:
 def make_folders(root: int, path: str, mode: int) -> int:
     """An O_PATH descriptor of the folder `path` below `root`. Missing folders are made with `mode`, less the umask. Raises OSError.
 
-    EEXIST: a component is a link to something that doesn't exist. ENOTDIR: a component is no folder.
+    ENOTDIR: a component is no folder, or a link to something that doesn't exist.
     """
     try:
         return open_in_root(root, path, os.O_PATH | os.O_DIRECTORY)
@@ -64,17 +64,27 @@ def make_folders(root: int, path: str, mode: int) -> int:
         pass
     parent = open_in_root(root, "", os.O_PATH | os.O_DIRECTORY)
     names = [name for name in path.split("/") if name not in ("", ".")]
+    is_new = False
     try:
         for depth, name in enumerate(names, 1):
-            prefix = "/".join(names[:depth])
-            try:
-                folder = open_in_root(root, prefix, os.O_PATH | os.O_DIRECTORY)
-            except FileNotFoundError:
-                os.mkdir(name, mode, dir_fd=parent)
-                folder = open_in_root(root, prefix, os.O_PATH | os.O_DIRECTORY)
+            if is_new and name != "..":  # nothing lies in it, and the whole path would be resolved for each component
+                folder = _made(parent, name, mode)
+            else:
+                try:
+                    folder = open_in_root(root, "/".join(names[:depth]), os.O_PATH | os.O_DIRECTORY)
+                    is_new = False
+                except FileNotFoundError:
+                    folder, is_new = _made(parent, name, mode), True
             os.close(parent)
             parent = folder
-    except BaseException:
+    finally:
         os.close(parent)
-        raise
-    return parent
+    return open_in_root(root, path, os.O_PATH | os.O_DIRECTORY)
+
+
+def _made(parent: int, name: str, mode: int) -> int:
+    try:
+        os.mkdir(name, mode, dir_fd=parent)
+    except FileExistsError:  # another process has made it, or it is a link
+        pass
+    return os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)

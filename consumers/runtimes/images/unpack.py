@@ -374,9 +374,9 @@ def _from_zstd(blob: int) -> Iterator[IO[bytes]]:
             _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
             os.close(reader)
             if os.getppid() == unpacker:
-                source, target = (
-                    cramjam.File(f"/proc/self/fd/{fd}", write=True, truncate=False) for fd in (blob, writer)
-                )
+                source = cramjam.File(f"/proc/self/fd/{blob}", truncate=False)
+                # If it could read the pipe, it would never notice that nobody else does.
+                target = cramjam.File(f"/proc/self/fd/{writer}", read=False, truncate=False)
                 cramjam.zstd.decompress_into(source, target)
                 code = 0
         finally:
@@ -385,6 +385,9 @@ def _from_zstd(blob: int) -> Iterator[IO[bytes]]:
     try:
         with os.fdopen(reader, "rb") as file:
             yield file
+    except BaseException:
+        os.kill(child, signal.SIGKILL)
+        raise
     finally:
         _, status = os.waitpid(child, 0)
     if status != 0:
