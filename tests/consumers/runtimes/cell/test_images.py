@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import os
 import stat
 import uuid
 from collections.abc import AsyncIterator, Callable
@@ -94,7 +93,10 @@ async def test_programs_see_the_image_and_nothing_of_the_host(backend: CellBacke
     )
     seen = set((await output(runtime, "ls /")).split())
     tools = {path.parts[1] for path in backend.tools}
-    assert seen - tools == {"app", "bin", "dev", "etc", "home", "lib", "lib64", "proc", "root", "run", "tmp", "usr"} - tools
+    assert (
+        seen - tools
+        == {"app", "bin", "dev", "etc", "home", "lib", "lib64", "proc", "root", "run", "tmp", "usr"} - tools
+    )
     host = {path.name for path in Path("/etc").iterdir()} - {"passwd", "group", "hosts", "conf"}
     assert not host & set((await output(runtime, "ls /etc")).split())
     assert (await runtime.exec(Exec(f"ls {tmp_path}"))).exit_code != 0
