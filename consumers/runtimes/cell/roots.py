@@ -87,12 +87,10 @@ def image_root(image: Image, spec: RuntimeSpec) -> Root:
     """The workspace is the task's `workdir` if that is absolute, or the image's. Raises InputError if the image can't be used for that."""
     if not image.shell:
         raise InputError("runtime.image", spec.image, "has no program bash or sh, with which commands are run")
-    user = image.user.partition(":")[0]
-    user_id = int(user) if user.isdecimal() else 0
-    own = {"PATH": PATH, "LANG": "C.UTF-8", "USER": user if user and not user.isdecimal() else "root"}
+    own = {"PATH": PATH, "LANG": "C.UTF-8", "USER": image.user.partition(":")[0] or "root"}
     return Root(
         workspace=_workspace(image, spec),
-        user_id=user_id,
+        user_id=image.user_id,
         environment=own | dict(image.environment),
         shell=image.shell,
         image=image,

