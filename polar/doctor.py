@@ -67,6 +67,7 @@ def machine(data: Path) -> Iterator[Finding]:
     yield Finding("python", State.GOOD, f"{platform.python_version()} at {sys.executable}")
     yield _kernel()
     yield _cells()
+    yield _images()
     yield from _unenforced()
     yield _memory()
     yield _disk(data)
@@ -169,6 +170,12 @@ def _cells() -> Finding:
         )
         return Finding("cells", State.BAD, f"tasks can't be confined: {error}", todo)
     return Finding("cells", State.GOOD, "tasks run confined")
+
+
+def _images() -> Finding:
+    if shutil.which("skopeo") is None:
+        return Finding("images", State.LATER, "no skopeo: tasks with runtime.image fail here", "install skopeo, for tasks with images")
+    return Finding("images", State.GOOD, "skopeo is there, which fetches them")
 
 
 def _unenforced() -> Iterator[Finding]:

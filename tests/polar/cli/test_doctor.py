@@ -57,6 +57,12 @@ def test_a_machine_that_runs_the_tests_is_well_and_nothing_is_made_on_it(tmp_pat
     assert not (tmp_path / "data").exists()
 
 
+def test_it_says_that_images_need_skopeo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert states()[1]["images"] == "good"
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert states()[1]["images"] == "later"
+
+
 def test_it_says_what_each_runtime_does_not_enforce() -> None:
     found = {one.what: one.said for one in doctor.machine(Path())}
     assert "unix_sockets" in found["runtime landlock"]
