@@ -26,7 +26,7 @@ BYTES = 64 << 30
 """Of all layers that one pull unpacks: more than the largest images of coding benchmarks (some 20 GB)."""
 ENTRIES = 4_000_000
 CPU_S = 1800
-"""For one layer. Python unpacks some 200 MB of gzip and 5,000 files a second."""
+"""For one layer. A second of it unpacks some 300 MB of gzip, or 8,000 small files."""
 FREE_BYTES = 256 << 20
 """Room on the disk below which a pull stops, because others need the rest."""
 

@@ -98,7 +98,7 @@ class ImageStore:
         if found := self._resolved(wanted):
             return found
         try:
-            for folder in ("layers", "images", "names", "work", "locks"):
+            for folder in ("", "layers", "images", "names", "work", "locks"):
                 private_files.make_folder(self._folder / folder)
             async with self._locked(f"name-{_hex(wanted.key)}"):
                 if found := self._resolved(wanted):

@@ -83,7 +83,8 @@ async def test_an_image_of_a_registry_is_pulled_and_known_from_then_on(
     assert (image.workdir, image.user, image.shell) == (PurePosixPath("/app"), "agent:users", "sh")
     assert store.known(image.digest) == image
     assert not list((tmp_path / "images/work").iterdir())
-    assert {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "images").glob("*")} == {0o700}
+    folders = [tmp_path / "images", *(tmp_path / "images").iterdir()]
+    assert {stat.S_IMODE(path.stat().st_mode) for path in folders} == {0o700}
     assert {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "images").glob("*/*.json")} == {0o600}
 
 
@@ -175,7 +176,7 @@ async def test_a_missing_path_is_the_tasks_fault(tmp_path: Path) -> None:
 
 async def test_this_machines_image_of_several_is_pulled(store: ImageStore, registry: Registry) -> None:
     made = {name: making.image([{"arch": name.encode()}], architecture=name) for name in ("amd64", "arm64", "s390x")}
-    index = {
+    index: dict[str, Any] = {
         "schemaVersion": 2,
         "mediaType": making.INDEX,
         "manifests": [
@@ -360,7 +361,7 @@ def pulling(folder: Path, registry: Registry) -> subprocess.Popen[bytes]:
 async def test_a_killed_process_leaves_nothing_half(
     store: ImageStore, registry: Registry, tmp_path: Path, moment: str
 ) -> None:
-    made = making.image([BASE, {f"{number % 50}/{number}": b"x" for number in range(8000)}])
+    made = making.image([BASE, {f"{number % 50}/{number}": b"x" for number in range(4000)}])
     registry.add("test/agent", made)
     big = json.loads(made.manifest)["layers"][1]["digest"]
     if moment == "fetching":
@@ -383,7 +384,7 @@ async def test_a_killed_process_leaves_nothing_half(
     (left,) = (tmp_path / "images/work").iterdir()
     registry.hold.clear()
     image = await store.get("test/agent")
-    assert len(list(image.layers[1].glob("*/*"))) == 8000
+    assert len(list(image.layers[1].glob("*/*"))) == 4000
     assert not left.exists()
 
 
