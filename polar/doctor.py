@@ -174,7 +174,12 @@ def _cells() -> Finding:
 
 def _images() -> Finding:
     if shutil.which("skopeo") is None:
-        return Finding("images", State.LATER, "no skopeo: tasks with runtime.image fail here", "install skopeo, for tasks with images")
+        return Finding(
+            "images",
+            State.LATER,
+            "no skopeo: tasks with runtime.image fail here",
+            "install skopeo, for tasks with images",
+        )
     return Finding("images", State.GOOD, "skopeo is there, which fetches them")
 
 

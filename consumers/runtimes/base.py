@@ -47,7 +47,7 @@ class SandboxError(Exception):
     """The sandbox failed, not the program in it.
 
     `code` is stable: `runtime_gone`, `runtime_exists`, `prepare_failed`, `not_started`, `supervisor_lost`, `unkillable`,
-    `not_removed`, `not_made`, `host_out_of_memory`. HOST_DISK_FULL: the disk is full, and not by this session. STORAGE_EXCEEDED: the
+    `not_removed`, `not_made`, `host_out_of_memory`, `image_unavailable`. HOST_DISK_FULL: the disk is full, and not by this session. STORAGE_EXCEEDED: the
     files that the agent left fill the disk.
     """
 

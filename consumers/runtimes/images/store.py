@@ -122,7 +122,9 @@ class ImageStore:
                 folders = tuple(self._layer(diff_id) for diff_id in record.layers)
                 if all(folder.is_dir() for folder in folders):
                     workdir = PurePosixPath(record.workdir)
-                    return Image(digest, folders, record.environment, workdir, record.user, record.user_id, record.shell)
+                    return Image(
+                        digest, folders, record.environment, workdir, record.user, record.user_id, record.shell
+                    )
         raise SandboxError("runtime_gone", f"the image {digest!r:.100} isn't in {self._folder}, or lacks a layer")
 
     def _resolved(self, wanted: Source) -> Image | None:

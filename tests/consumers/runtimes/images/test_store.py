@@ -34,7 +34,8 @@ pytestmark = [
     pytest.mark.skipif(shutil.which("skopeo") is None, reason="skopeo isn't installed"),
 ]
 
-BASE: dict[str, Entry] = {"bin": Folder(), "bin/sh": File(b"#!", 0o755), "etc/base": b"base"}
+PASSWD = b"root:x:0:0::/root:/bin/sh\nagent:x:1234:5::/:/bin/sh\n"
+BASE: dict[str, Entry] = {"bin": Folder(), "bin/sh": File(b"#!", 0o755), "etc/base": b"base", "etc/passwd": PASSWD}
 TOP: dict[str, Entry] = {"etc/top": b"top", "app": Folder()}
 CONFIG = {"Env": ["PATH=/bin", "A=b=c"], "WorkingDir": "/app/", "User": "agent:users"}
 END_S = 30.0
@@ -80,7 +81,8 @@ async def test_an_image_of_a_registry_is_pulled_and_known_from_then_on(
     assert (image.layers[1] / "etc/top").read_text() == "top"
     assert image.digest == made.config_digest
     assert image.environment == {"PATH": "/bin", "A": "b=c"}
-    assert (image.workdir, image.user, image.shell) == (PurePosixPath("/app"), "agent:users", "sh")
+    assert (image.workdir, image.user, image.user_id) == (PurePosixPath("/app"), "agent:users", 1234)
+    assert image.shell == "sh"
     assert store.known(image.digest) == image
     assert not list((tmp_path / "images/work").iterdir())
     folders = [tmp_path / "images", *(tmp_path / "images").iterdir()]
