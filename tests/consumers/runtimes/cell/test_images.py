@@ -24,7 +24,7 @@ from tests.consumers.runtimes.images.making import Entry, Folder, Link
 from tests.uploading import actions_of
 from topics.environment.blobs import BlobStore
 from topics.types.errors import InputError
-from topics.types.task import RuntimeSpec
+from topics.types.task import RuntimeSpec, Seen
 
 pytestmark = pytest.mark.contract
 
@@ -154,7 +154,7 @@ async def test_an_evaluation_sees_the_workspace_that_the_run_left_and_no_other_c
 
 
 async def test_an_evaluation_sees_everything_if_the_task_says_so(backend: CellBackend) -> None:
-    spec = RuntimeSpec(image=NAME, verifier_sees="everything")
+    spec = RuntimeSpec(image=NAME, verifier_sees=Seen.EVERYTHING)
     made = await backend.create(labels(), spec)
     await output(made, "echo prepared > /etc/prepared; touch /etc/gone")
     run = await run_of(backend, made, spec)
@@ -169,7 +169,7 @@ async def test_an_evaluation_sees_everything_if_the_task_says_so(backend: CellBa
 
 
 async def test_an_evaluation_of_a_run_that_started_no_program_sees_what_prepare_left(backend: CellBackend) -> None:
-    spec = RuntimeSpec(image=NAME, verifier_sees="everything")
+    spec = RuntimeSpec(image=NAME, verifier_sees=Seen.EVERYTHING)
     made = await backend.create(labels(), spec)
     assert await output(await evaluation_of(backend, made, spec), "cat /etc/conf") == "from the image\n"
     await run_of(backend, made, spec)
@@ -298,7 +298,7 @@ async def test_links_that_the_agent_left_lead_nowhere(backend: CellBackend, tmp_
     outside = tmp_path / "outside"
     outside.mkdir(mode=0o777)
     outside.chmod(0o777)
-    spec = RuntimeSpec(image=NAME, verifier_sees="everything")
+    spec = RuntimeSpec(image=NAME, verifier_sees=Seen.EVERYTHING)
     made = await backend.create(labels(), spec)
     run = await run_of(backend, made, spec)
     await output(run, f"mv /home /h; ln -s {outside} /home; mv /etc /e; ln -s {outside} /etc")
