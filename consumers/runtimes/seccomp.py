@@ -84,6 +84,15 @@ REFUSED: Mapping[str, tuple[int, int | None]] = {
 }
 """Calls that are refused with EPERM, whatever their arguments: numbers on x86_64 and aarch64. None: the machine lacks the call."""
 
+PRETENDED: Mapping[str, tuple[int, int | None]] = {
+    "chown": (92, None),
+    "fchown": (93, 55),
+    "lchown": (94, None),
+    "fchownat": (260, 54),
+}
+"""Calls that give a file to another user, numbered as above. In a cell with an image there is only one user who can own files. So these calls
+do nothing there and succeed, as package managers such as dpkg expect of root."""
+
 BY_ARGUMENT: Mapping[str, tuple[int, int]] = {
     "clone": (56, 220),
     "clone3": (435, 435),
@@ -182,8 +191,9 @@ def assemble(source: Iterable[Instruction | str]) -> bytes:
     )
 
 
-def program(machine: str) -> bytes:
-    """The filter for a machine as uname(2) names it, in this machine's byte order: what `bwrap --seccomp` and `install` take.
+def program(machine: str, *, pretends: bool = False) -> bytes:
+    """The filter for a machine as uname(2) names it, in this machine's byte order: what `bwrap --seccomp` and `install` take. `pretends`:
+    the calls of PRETENDED do nothing.
 
     NotReadyError for a machine other than `MACHINES`.
     """
@@ -195,10 +205,10 @@ def program(machine: str) -> bytes:
             f"no seccomp filter for {machine!r}, only for {', '.join(MACHINES)}: use the runtime `process`"
         )
     column, arch = MACHINES[machine]
-    return assemble(_source(column, arch))
+    return assemble(_source(column, arch, PRETENDED if pretends else {}))
 
 
-def _source(column: int, arch: int) -> Iterator[Instruction | str]:
+def _source(column: int, arch: int, pretended: Mapping[str, tuple[int, int | None]]) -> Iterator[Instruction | str]:
     """The filter. Everything that isn't refused falls through to `allowed`."""
     looked_at = {name: numbers[column] for name, numbers in BY_ARGUMENT.items()}
     yield Instruction(_LOAD, _ARCH)
@@ -220,6 +230,9 @@ def _source(column: int, arch: int) -> Iterator[Instruction | str]:
     for numbers in REFUSED.values():
         if (number := numbers[column]) is not None:
             yield Instruction(_EQUAL, number, then="refused")
+    for numbers in pretended.values():
+        if (number := numbers[column]) is not None:
+            yield Instruction(_EQUAL, number, then="pretended")
     yield Instruction(_RETURN, _ALLOW)
 
     yield "clone"
@@ -266,6 +279,8 @@ def _source(column: int, arch: int) -> Iterator[Instruction | str]:
     yield Instruction(_RETURN, _ALLOW)
     yield "refused"
     yield Instruction(_RETURN, _ERRNO | errno.EPERM)
+    yield "pretended"
+    yield Instruction(_RETURN, _ERRNO)
     yield "missing"
     yield Instruction(_RETURN, _ERRNO | errno.ENOSYS)
     yield "killed"

@@ -312,7 +312,7 @@ class CellRuntime:
             ports=ways.ports,
             groups=group.join_paths,
             rlimits=limits.host().rlimits(self._limits),
-            seccomp=self._backend.filter,
+            seccomp=self._backend.filter_of_images if has_image else self._backend.filter,
         )
 
     def _environment(self) -> dict[str, str]:
@@ -376,6 +376,7 @@ class CellBackend:
         """Looked for once, not for each program, as are those of the root."""
         self._host_root = host_root(PATH if python.is_relative_to("/usr") else f"{python}/bin:{PATH}")
         self.filter = seccomp.program(platform.machine())
+        self.filter_of_images = seccomp.program(platform.machine(), pretends=True)
         self._user_ids = _user_ids()
 
     def user_id(self, maker: str) -> int | None:

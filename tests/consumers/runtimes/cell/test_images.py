@@ -110,6 +110,11 @@ async def test_all_files_of_the_image_belong_to_the_agent(backend: CellBackend) 
     )
 
 
+async def test_a_change_of_owners_does_nothing_and_succeeds(backend: CellBackend) -> None:
+    runtime = await backend.create(labels(), SPEC)
+    assert await output(runtime, "chown 5:43 a.txt; chown -hR 7 old; stat -c '%u %g' a.txt old/b.txt") == "0 0\n0 0\n"
+
+
 async def test_no_session_changes_the_image(backend: CellBackend, tmp_path: Path) -> None:
     made = await backend.create(labels(), SPEC)
     before = digest(tmp_path / "images" / "layers")
