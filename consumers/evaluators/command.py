@@ -129,6 +129,8 @@ def _obstructions() -> Iterator[None]:
 
 async def _is_agents_doing(runtime: Runtime, env: Mapping[str, str]) -> bool:
     """Whether files of the run can be why no program starts in the workspace: its folder, or a bash of the agent's own."""
+    if PurePosixPath("/") in runtime.written:
+        return await runtime.can_start()
     with suppress(SandboxError):
         await runtime.exec(_control(runtime, env, "bash", "-p", "-c", ":"))
         return True

@@ -20,8 +20,8 @@ from pathlib import PurePosixPath
 from consumers.evaluators import reward_files, settings
 from consumers.evaluators.base import Case, EvaluationError, Verdict
 from consumers.evaluators.command import OUTPUT, Command, Ended, ObstructedError
-from consumers.evaluators.reward_files import JSON, REWARD, TEXT, BadRewardError
-from consumers.runtimes.base import Exec
+from consumers.evaluators.reward_files import JSON, REWARD, TEXT, BadRewardError, UnreadableError
+from consumers.runtimes.base import Exec, ExecResult, Runtime, SandboxError
 
 SETTINGS = ("timeout_s", "reward", "without_reward")
 TESTS = PurePosixPath("/tests")
@@ -53,7 +53,12 @@ class Harbor:
         self._counts_zero = config.get("without_reward") == "zero"
 
     async def evaluate(self, case: Case) -> Verdict:
-        ready = await case.runtime.exec(Exec(_MAKE_READY, cwd="/", log="make-ready.log", timeout_s=_MAKE_READY_S))
+        try:
+            ready = await self._ready(case.runtime)
+        except SandboxError as error:
+            if error.code != "not_started" or not await case.runtime.can_start():
+                raise
+            return Verdict(0.0, reason=f"no program starts after the run: {error}")
         if ready.exit_code == _NO_TESTS:
             raise EvaluationError(
                 "no_test_script",
@@ -69,6 +74,8 @@ class Harbor:
             return self._without_reward("tests_timeout", str(ended.failure(_SUBJECT)), ended)
         try:
             reward = await reward_files.written(case.runtime, LOGS, self._name)
+        except UnreadableError as error:
+            return Verdict(0.0, reason=str(error), artifacts={OUTPUT: ended.output})
         except BadRewardError as error:
             return self._without_reward("bad_reward", str(error), ended)
         if reward is None:
@@ -76,6 +83,12 @@ class Harbor:
             why = f"{_SUBJECT} ended with exit code {exit_code}, and wrote neither {JSON} nor {TEXT} into {LOGS}"
             return self._without_reward("no_reward_file", why, ended)
         return Verdict(reward.value, artifacts={OUTPUT: ended.output} | reward.artifacts, reason=reward.reason)
+
+    async def _ready(self, runtime: Runtime) -> ExecResult:
+        """Make /logs/verifier new. Raises SandboxError."""
+        return await runtime.exec(
+            Exec(_MAKE_READY, cwd="/", log="make-ready.log", timeout_s=_MAKE_READY_S, is_ours=True)
+        )
 
     def _without_reward(self, code: str, why: str, ended: Ended) -> Verdict:
         """Raises EvaluationError unless the reward is 0.0."""

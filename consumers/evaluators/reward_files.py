@@ -35,6 +35,10 @@ class BadRewardError(ValueError):
     """A file holds no reward; the message says why, as the end of a sentence."""
 
 
+class UnreadableError(BadRewardError):
+    """It can't be read: something of the run's is in the way."""
+
+
 @dataclass(frozen=True)
 class Reward:
     """The reward that a command wrote."""
@@ -62,7 +66,7 @@ async def written(runtime: Runtime, folder: PurePosixPath, name_in_json: str = R
             continue
         except (InputError, OSError) as error:
             raise_fault(error)
-            raise BadRewardError(f"{name} can't be read: {error}") from None
+            raise UnreadableError(f"{name} can't be read: {error}") from None
         if len(data) > SIZE_LIMIT:
             raise BadRewardError(f"{name} is larger than {SIZE_LIMIT} bytes")
         if data.strip():

@@ -47,8 +47,8 @@ class SandboxError(Exception):
     """The sandbox failed, not the program in it.
 
     `code` is stable: `runtime_gone`, `runtime_exists`, `prepare_failed`, `not_started`, `supervisor_lost`, `unkillable`,
-    `not_removed`, `not_made`, `host_out_of_memory`, `image_unavailable`. HOST_DISK_FULL: the disk is full, and not by this session. STORAGE_EXCEEDED: the
-    files that the agent left fill the disk.
+    `not_removed`, `not_made`, `host_out_of_memory`, `image_unavailable`. HOST_DISK_FULL: the disk is full, and not by this session.
+    STORAGE_EXCEEDED: the files that the agent left fill the disk.
     """
 
     def __init__(self, code: str, message: str) -> None:
@@ -120,6 +120,9 @@ class Exec:
     timeout_s: float | None = None
     model: ModelAccess | None = None
     """The model that the program may call, where its harness finds it (`Runtime.reached_at`). None: it is given no way to a model."""
+    is_ours: bool = False
+    """It is a program of Polar's, not of the task or its harness: it gets no variables of the image or of the task, which could lead it to
+    programs of the agent's."""
     tools: tuple[Path, ...] = ()
     """Folders of this host that the program may read, at the same paths inside."""
 
@@ -160,6 +163,10 @@ class ExecResult:
         except OSError:
             pass
         return self.tail.encode()
+
+
+CONTROL_S = 10.0
+"""Limit of a program that does nothing."""
 
 
 class Runtime(Protocol):
@@ -204,6 +211,9 @@ class Runtime(Protocol):
         program that can't be started raises SandboxError `not_started`. Also raises InputError for a `cwd` that is no folder inside,
         SandboxError `supervisor_lost` and `unkillable`.
         """
+
+    async def can_start(self) -> bool:
+        """Whether a program starts in this sandbox where the run wrote nothing: then another one can't be started because of the run."""
 
     async def kill_all(self) -> None:
         """Kill every process inside, whichever claim or worker started it. SandboxError `unkillable`."""

@@ -14,7 +14,7 @@ import os
 
 _OPENAT2 = 437
 """Number of the call, the same on every machine."""
-_NO_XDEV, _NO_MAGICLINKS, _IN_ROOT = 0x01, 0x02, 0x10
+_NO_XDEV, _NO_MAGICLINKS, _NO_SYMLINKS, _IN_ROOT = 0x01, 0x02, 0x04, 0x10
 _RESOLVE = _NO_XDEV | _NO_MAGICLINKS | _IN_ROOT
 _TRIES = 32
 """Renames elsewhere on the host can make a path with `..` fail with EAGAIN."""
@@ -28,15 +28,16 @@ class _How(ctypes.Structure):
     _fields_ = (("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64))
 
 
-def open_in_root(root: int, path: str, flags: int, mode: int = 0) -> int:
+def open_in_root(root: int, path: str, flags: int, mode: int = 0, *, follow_links: bool = True) -> int:
     """A descriptor of `path` below the open folder `root`, closed on exec. `mode`: of a file that `flags` make. Raises OSError.
 
-    EXDEV: the path leads to a mount inside the folder. ENOSYS: the kernel is too old. Only the last component of `path` can be made.
+    ELOOP: a component is a link, and `follow_links` is false. EXDEV: the path leads to a mount inside the folder. ENOSYS: the kernel is
+    too old. Only the last component of `path` can be made.
     """
     name = os.fsencode(path)
     if b"\0" in name:
         raise OSError(errno.EINVAL, "a path holds a zero byte", path)
-    how = _How(flags | os.O_CLOEXEC, mode, _RESOLVE)
+    how = _How(flags | os.O_CLOEXEC, mode, _RESOLVE | (0 if follow_links else _NO_SYMLINKS))
     for _ in range(_TRIES):
         # The empty path has no meaning for openat2; here it is the folder itself.
         descriptor: int = _LIBC.syscall(
@@ -53,13 +54,13 @@ def open_in_root(root: int, path: str, flags: int, mode: int = 0) -> int:
     raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), path)
 
 
-def make_folders(root: int, path: str, mode: int) -> int:
+def make_folders(root: int, path: str, mode: int, *, follow_links: bool = True) -> int:
     """An O_PATH descriptor of the folder `path` below `root`. Missing folders are made with `mode`, less the umask. Raises OSError.
 
     ENOTDIR: a component is no folder, or a link to something that doesn't exist.
     """
     try:
-        return open_in_root(root, path, os.O_PATH | os.O_DIRECTORY)
+        return open_in_root(root, path, os.O_PATH | os.O_DIRECTORY, follow_links=follow_links)
     except FileNotFoundError:
         pass
     parent = open_in_root(root, "", os.O_PATH | os.O_DIRECTORY)
@@ -79,7 +80,7 @@ def make_folders(root: int, path: str, mode: int) -> int:
             parent = folder
     finally:
         os.close(parent)
-    return open_in_root(root, path, os.O_PATH | os.O_DIRECTORY)
+    return open_in_root(root, path, os.O_PATH | os.O_DIRECTORY, follow_links=follow_links)
 
 
 def _made(parent: int, name: str, mode: int) -> int:

@@ -18,7 +18,18 @@ from pathlib import Path, PurePosixPath
 from typing import ClassVar
 
 from consumers.runtimes import session_folder
-from consumers.runtimes.base import UNENFORCED, Exec, ExecResult, Handle, Labelled, Labels, ModelAccess, Preparation
+from consumers.runtimes.base import (
+    CONTROL_S,
+    UNENFORCED,
+    Exec,
+    ExecResult,
+    Handle,
+    Labelled,
+    Labels,
+    ModelAccess,
+    Preparation,
+    SandboxError,
+)
 from consumers.runtimes.forkserver import ForkServer
 from consumers.runtimes.launch import launch
 from consumers.runtimes.session_folder import CLAIM_MARK, RUNTIME_MARK, SessionFolders, check_claim_id, kill_marked
@@ -93,7 +104,7 @@ class ProcessRuntime:
         ended = await launch(
             {
                 "argv": list(argv),
-                "env": self.environment() | self._env | dict(what.env) | self._marks,
+                "env": self.environment() | ({} if what.is_ours else self._env) | dict(what.env) | self._marks,
                 "cwd": str(self.workdir if what.cwd is None else self._folder_inside(what.cwd)),
                 "stdin": os.devnull if what.stdin is None else str(self._inside(what.stdin, field="stdin")),
                 "log": str(log),
@@ -135,6 +146,13 @@ class ProcessRuntime:
     def guard(self, what: Exec) -> GuardOrders | None:  # noqa: ARG002 - for `guarded.py`
         """The restrictions of a program; None: it may do all that the worker's user may."""
         return None
+
+    async def can_start(self) -> bool:
+        try:
+            await self.exec(Exec(("true",), cwd=str(self.home), log="control.log", timeout_s=CONTROL_S))
+        except SandboxError:
+            return False
+        return True
 
     async def kill_all(self) -> None:
         await kill_marked(RUNTIME_MARK, self.folder.name)

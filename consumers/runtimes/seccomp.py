@@ -90,8 +90,8 @@ PRETENDED: Mapping[str, tuple[int, int | None]] = {
     "lchown": (94, None),
     "fchownat": (260, 54),
 }
-"""Calls that give a file to another user, numbered as above. In a cell with an image there is only one user who can own files. So these calls
-do nothing there and succeed, as package managers such as dpkg expect of root."""
+"""Calls that give a file to another user, numbered as above. In a cell with an image only one user can own files. So these calls do nothing
+there and succeed, as package managers such as dpkg expect of root."""
 
 BY_ARGUMENT: Mapping[str, tuple[int, int]] = {
     "clone": (56, 220),

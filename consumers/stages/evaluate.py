@@ -16,7 +16,7 @@ import structlog
 from msgspec.structs import replace
 
 from consumers.evaluators.base import REASON_LIMIT, Case, EvaluationError, Evaluator, Protecting, Verdict, checked
-from consumers.runtimes.base import HOST_DISK_FULL, STORAGE_EXCEEDED, Exec, Runtime, SandboxError
+from consumers.runtimes.base import HOST_DISK_FULL, STORAGE_EXCEEDED, Runtime, SandboxError
 from consumers.runtimes.prepare import prepare
 from consumers.stages import artifacts
 from consumers.stages.budget import Budget, BudgetExceededError
@@ -27,9 +27,6 @@ from topics.environment.redaction import redacted
 from topics.types.errors import InputError, Kind, NotReadyError
 from topics.types.session import Status
 from topics.types.task import TaskRequest
-
-CONTROL_S = 10.0
-"""Limit of a program that does nothing."""
 
 log = structlog.get_logger()
 
@@ -143,13 +140,4 @@ async def _is_agents(error: SandboxError | InputError, runtime: Runtime) -> bool
     uploads."""
     if isinstance(error, InputError):
         return not error.field.endswith((".source", ".content"))
-    return error.code == "prepare_failed" or (error.code == "not_started" and await _starts_in_the_home(runtime))
-
-
-async def _starts_in_the_home(runtime: Runtime) -> bool:
-    """Whether programs start where the agent never was: then those that can't be started in the workspace can't because of the run."""
-    try:
-        await runtime.exec(Exec(("true",), cwd=str(runtime.home), log="control.log", timeout_s=CONTROL_S))
-    except SandboxError:
-        return False
-    return True
+    return error.code == "prepare_failed" or (error.code == "not_started" and await runtime.can_start())

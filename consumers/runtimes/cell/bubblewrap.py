@@ -113,6 +113,8 @@ def options(environment: Mapping[str, str], cwd: PurePosixPath, user_id: int = U
         *("--uid", str(user_id), "--gid", str(user_id), "--hostname", "cell"),
         # Covers bubblewrap's own process, which runs inside as the same user: its memory could be written there, see `seccomp.py`.
         *("--proc", "/proc", "--tmpfs", "/proc/1", "--remount-ro", "/proc/1"),
+        # Its files ask only for the user: a worker that is root without capabilities would give its programs the host's settings.
+        *("--ro-bind", "/proc/sys", "/proc/sys"),
         *("--dev", "/dev", "--remount-ro", "/dev"),
         *("--size", str(SHARED_MEMORY), "--tmpfs", "/dev/shm"),  # noqa: S108 - the cell's own
         *("--size", str(SCRATCH), "--tmpfs", "/run"),

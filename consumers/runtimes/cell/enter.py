@@ -21,7 +21,8 @@ import resource
 import signal
 import socket
 import struct
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import TypedDict
 
 from consumers.runtimes.paths_in_root import make_folders, open_in_root
@@ -185,7 +186,7 @@ def _stage(orders: CellOrders) -> list[str]:
     # Opened before the stage covers what lies there, in this namespace: the kernel binds nothing from another one.
     opened = {path: os.open(path, os.O_PATH | os.O_CLOEXEC) for path in _sources(orders)}
     _mount("tmpfs", _STAGE, "tmpfs", _NO_SETUID | _NO_DEVICES, "mode=0755,size=1m")
-    stage = _opened(_STAGE)
+    stage = _Root(_opened(_STAGE), None)
     for path in orders["bubblewrap"]:
         _bind(opened[path], stage, f"bubblewrap/{path.rpartition('/')[2]}", writable=False)
     for path in orders["programs"]:
@@ -198,9 +199,9 @@ def _stage(orders: CellOrders) -> list[str]:
         _new_root(orders)
     else:
         _image_root(orders["image"], opened, layers)
-    root = _opened(f"{_STAGE}/root")
+    root = _Root(_opened(f"{_STAGE}/root"), orders["uid"] if orders["image"] is not None else None)
     for folder in orders["folders"]:
-        os.close(make_folders(root, folder, 0o755))
+        os.close(root.folder(folder))
     _write_files(orders["files"], root, is_image=orders["image"] is not None)
     options = ["--bind", "/root", "/"]
     for number, mount in enumerate(orders["mounts"]):
@@ -286,7 +287,7 @@ def _user_namespace(owner: int, uid: int) -> int:
         os.waitpid(child, 0)
 
 
-def _write_files(files: dict[str, str], root: int, *, is_image: bool) -> None:
+def _write_files(files: dict[str, str], root: _Root, *, is_image: bool) -> None:
     """Write files into a new root. In an image each covers the image's own."""
     for number, (inside, text) in enumerate(files.items()):
         path = f"{_STAGE}/file-{number}" if is_image else f"{_STAGE}/root{inside}"
@@ -308,20 +309,43 @@ def _opened(path: str) -> int:
     return os.open(path, os.O_PATH | os.O_CLOEXEC | os.O_NOFOLLOW)
 
 
-def _place(root: int, inside: str, *, is_folder: bool) -> int:
-    """A descriptor of a place in a root, which is made if it is missing."""
-    if is_folder:
-        return make_folders(root, inside, 0o755)
-    parent, _, name = inside.rpartition("/")
-    folder = make_folders(root, parent, 0o755)
-    with suppress(FileExistsError):
-        os.close(os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, dir_fd=folder))
-    os.close(folder)
-    return open_in_root(root, inside, os.O_PATH | os.O_CLOEXEC)
+class _Root:
+    """An open root in which places for mounts are looked up, and made if they are missing."""
+
+    def __init__(self, root: int, uid: int | None) -> None:
+        """`uid`: whose files the places are that are made; None: ours. Another session can't use what is a stranger's to it."""
+        self._root = root
+        self._uid = uid
+
+    def folder(self, inside: str, *, follow_links: bool = True) -> int:
+        with self._as_owner():
+            return make_folders(self._root, inside, 0o755, follow_links=follow_links)
+
+    def file(self, inside: str) -> int:
+        parent, _, name = inside.rpartition("/")
+        folder = self.folder(parent)
+        with self._as_owner(), suppress(FileExistsError):
+            os.close(os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, dir_fd=folder))
+        os.close(folder)
+        return open_in_root(self._root, inside, os.O_PATH | os.O_CLOEXEC)
+
+    @contextmanager
+    def _as_owner(self) -> Iterator[None]:
+        if self._uid is None:
+            yield
+            return
+        before = os.geteuid(), os.getegid()
+        try:
+            for call in (_LIBC.setfsgid, _LIBC.setfsuid):
+                call(self._uid)
+            yield
+        finally:
+            _LIBC.setfsuid(before[0])
+            _LIBC.setfsgid(before[1])
 
 
-def _bind(source: int, root: int, inside: str, *, writable: bool) -> None:
-    place = _place(root, inside, is_folder=os.path.isdir(_at(source)))  # noqa: PTH112 - as above
+def _bind(source: int, root: _Root, inside: str, *, writable: bool) -> None:
+    place = root.folder(inside) if os.path.isdir(_at(source)) else root.file(inside)  # noqa: PTH112 - as above
     _attach(source, place, _NO_SETUID | _NO_DEVICES | (0 if writable else _READ_ONLY))
     os.close(place)
 
@@ -334,9 +358,10 @@ def _attach(source: int, place: int, attributes: int, namespace: int = 0) -> Non
     os.close(tree)
 
 
-def _overlay(mount: Mount, opened: dict[str, int], root: int, inside: str, layers: _Layers) -> None:
+def _overlay(mount: Mount, opened: dict[str, int], root: _Root, inside: str, layers: _Layers) -> None:
     """Mount an overlay at its place, over its sources and over what the image has there."""
-    place = make_folders(root, inside, 0o755)
+    # Behind a link it would show and cover another folder of the image than the one it is named for.
+    place = root.folder(inside, follow_links=False)
     lower = [opened[path] for path in mount["sources"]]
     layers.mount(lower, opened[mount["upper"]], opened[mount["work"]], place, over_place=mount["over_image"])
     os.close(place)

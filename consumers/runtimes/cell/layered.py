@@ -82,5 +82,5 @@ def _staged() -> PurePosixPath:
 async def _run(runtime: Runtime, command: tuple[str, ...], limit: int | None = None, **variables: object) -> ExecResult:
     """`limit`: the most bytes that the command writes."""
     env = {"LC_ALL": "C"} | {name: str(value) for name, value in variables.items()}
-    what = Exec(command, cwd=str(TMP), env=env, log="layered.log")
+    what = Exec(command, cwd=str(TMP), env=env, log="layered.log", is_ours=True)
     return await runtime.exec(what if limit is None else replace(what, log_limit=limit))

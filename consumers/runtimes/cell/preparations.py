@@ -7,19 +7,24 @@ there, and none goes while a session uses it. The KEPT that were used last stay.
 
 from __future__ import annotations
 
+import asyncio
+import ctypes
 import hashlib
 import json
 import os
-import shutil
+import secrets
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path, PurePosixPath
 
 from consumers.runtimes import file_locks, session_folder
+from consumers.runtimes.base import SandboxError
 from consumers.runtimes.cell.view import Folders
 from consumers.runtimes.images.store import Image
 from topics.environment import private_files
-from topics.types.task import RuntimeSpec
+from topics.types.task import LIMITS, RuntimeSpec
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
 
 KEPT = 64
 """Preparations on this host beside those in use."""
@@ -28,6 +33,10 @@ FOLDER = ".prepared"
 
 _USED = "preparation"
 """A file in a session's folder: the name of its preparation."""
+LAYERS = ("root", "workspace", "home")
+"""Folders of a session, and of a preparation."""
+_GONE = ".gone-"
+"""What is about to be deleted has such a name: after a crash nobody takes a half of it for the whole."""
 _LOCKS = 16
 """Files for locks: two preparations with one lock are made one after the other."""
 
@@ -42,9 +51,16 @@ def name_of(image: Image, spec: RuntimeSpec) -> str:
     decisive = [
         image.digest,
         actions,
-        spec.model_dump(mode="json", include={"env", "workdir", "setup_network", "allowed_hosts"}),
+        spec.model_dump(mode="json", include={"env", "workdir", "setup_network", "allowed_hosts", *LIMITS}),
     ]
     return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
+
+
+def withhold(session: Path) -> None:
+    """Keep a session that is about to be deleted from becoming a preparation: its layers are whole until then."""
+    for name in LAYERS:
+        with suppress(OSError):
+            (session / name).rename(session / f"{_GONE}{name}")
 
 
 class Preparations:
@@ -78,21 +94,24 @@ class Preparations:
         except FileNotFoundError:
             return None
 
-    def keep(self, name: str, folders: Folders) -> None:
-        """Keep what a session has prepared, in which nothing runs; its layers are new and empty then. The caller has the lock. Raises
-        OSError and SandboxError `not_removed`."""
+    async def keep(self, name: str, folders: Folders) -> None:
+        """Keep what a session has prepared, in which nothing runs; its home and layers are new and empty then. The caller has the lock.
+        Raises SandboxError `not_made`, `not_removed`."""
         partial = self._folder / f".{name}"
-        session_folder.delete(partial)
-        partial.mkdir(mode=0o700)
-        shutil.copytree(folders.home, partial / "home", symlinks=True)
-        assert folders.root is not None, "a session with an image"
-        assert folders.workspace_layer is not None, "as well"
-        for layer, kept in ((folders.root.overlay.upper, "root"), (folders.workspace_layer.upper, "workspace")):
-            found = layer.stat()
-            layer.rename(partial / kept)
-            layer.mkdir()
-            os.chown(layer, found.st_uid, found.st_gid)
-        partial.rename(self._folder / name)
+        await asyncio.to_thread(session_folder.delete, partial)
+        try:
+            await asyncio.to_thread(_sync, folders.top)
+            # Without an await: nobody can cancel it half way, or remove the session between two of the three.
+            partial.mkdir(mode=0o700)
+            for kept in LAYERS:
+                found = (layer := folders.top / kept).stat()
+                layer.rename(partial / kept)
+                layer.mkdir()
+                os.chown(layer, found.st_uid, found.st_gid)
+            partial.rename(self._folder / name)
+        except OSError as error:
+            await asyncio.to_thread(session_folder.delete, partial)
+            raise SandboxError("not_made", f"the preparation of {folders.top.name} can't be kept: {error}") from error
 
     async def forget_others(self) -> None:
         """Delete the preparations that were used longest ago, if no session uses them. Raises SandboxError `not_removed`."""
@@ -101,7 +120,10 @@ class Preparations:
             used = {self.used_by(session) for session in self._sessions.iterdir() if session.is_dir()}
             for old in kept[KEPT:]:
                 if old not in used:
-                    session_folder.delete(old)
+                    old.rename(self._folder / f"{_GONE}{secrets.token_hex(8)}")
+            gone = [path for path in self._folder.iterdir() if path.name.startswith(_GONE)]
+        for folder in gone:
+            await asyncio.to_thread(session_folder.delete, folder)
 
     def _named(self) -> list[Path]:
         return [path for path in self._folder.iterdir() if not path.name.startswith(".")]
@@ -109,3 +131,13 @@ class Preparations:
     def _lock(self, name: str) -> Path:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         return self._folder / f".lock-{name}"
+
+
+def _sync(folder: Path) -> None:
+    """Write a folder's file system to the disk."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        if _LIBC.syncfs(descriptor) != 0:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(folder))
+    finally:
+        os.close(descriptor)

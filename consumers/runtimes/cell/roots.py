@@ -15,6 +15,7 @@ from consumers.runtimes.cell import bubblewrap
 from consumers.runtimes.cell.bubblewrap import HOME, TMP, USER, USER_ID, WORKSPACE
 from consumers.runtimes.cell.enter import ImageOrders, Mount
 from consumers.runtimes.cell.view import RootLayers
+from consumers.runtimes.images import merged
 from consumers.runtimes.images.store import Image
 from topics.types.errors import InputError
 from topics.types.task import RuntimeSpec
@@ -30,11 +31,13 @@ _PIPEFAIL = "if (set -o pipefail) 2>/dev/null; then set -o pipefail; fi\n"
 
 @dataclass(frozen=True)
 class Root:
-    """What a cell holds beside the session's folders. `shell`: `bash` or `sh`. `user_id`: of the programs inside."""
+    """What a cell holds beside the session's folders. `shell`: a bash or a sh. `user_id`: of the programs inside."""
 
     workspace: PurePosixPath
     user_id: int
     environment: Mapping[str, str]
+    search: str = PATH
+    """Folders of programs, PATH, whatever an image says."""
     shell: str = "bash"
     image: Image | None = None
     folders: tuple[str, ...] = bubblewrap.FOLDERS
@@ -44,13 +47,17 @@ class Root:
 
     def shell_command(self, text: str) -> tuple[str, ...]:
         """The arguments that run a command with pipefail."""
-        if self.shell == "bash":
-            return ("bash", "-o", "pipefail", "-c", text)
-        return ("sh", "-c", _PIPEFAIL + text)
+        if self._has_bash:
+            return (self.shell, "-o", "pipefail", "-c", text)
+        return (self.shell, "-c", _PIPEFAIL + text)
 
     def script(self, text: str) -> tuple[str, ...]:
         """The arguments that run a script of ours, which nothing in the environment changes."""
-        return ("bash", "-p", "-c", text) if self.shell == "bash" else ("sh", "-c", text)
+        return (self.shell, "-p", "-c", text) if self._has_bash else (self.shell, "-c", text)
+
+    @property
+    def _has_bash(self) -> bool:
+        return PurePosixPath(self.shell).name == "bash"
 
     def is_inside(self, path: PurePosixPath) -> bool:
         """Whether a file at this path can belong to the session."""
@@ -77,6 +84,7 @@ def host_root(path: str) -> Root:
         workspace=WORKSPACE,
         user_id=USER_ID,
         environment={"PATH": path, "LANG": "C.UTF-8", "USER": USER},
+        search=path,
         links=links,
         files=bubblewrap.FILES,
         mounts=tuple(mounts),
@@ -88,8 +96,15 @@ def image_root(image: Image, spec: RuntimeSpec) -> Root:
     if not image.shell:
         raise InputError("runtime.image", spec.image, "has no program bash or sh, with which commands are run")
     own = {"PATH": PATH, "LANG": "C.UTF-8", "USER": image.user.partition(":")[0] or "root"}
+    workspace = _workspace(image, spec)
+    if merged.is_behind_link(image.layers, str(workspace)):
+        raise InputError(
+            "runtime.image",
+            spec.image,
+            f"its {workspace} lies behind a link, so it can't be the workspace; set runtime.workdir",
+        )
     return Root(
-        workspace=_workspace(image, spec),
+        workspace=workspace,
         user_id=image.user_id,
         environment=own | dict(image.environment),
         shell=image.shell,

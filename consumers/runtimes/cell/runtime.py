@@ -29,6 +29,7 @@ from pathlib import Path, PurePosixPath
 
 from consumers.runtimes import proctree, seccomp, session_folder
 from consumers.runtimes.base import (
+    CONTROL_S,
     HOST_DISK_FULL,
     STORAGE_EXCEEDED,
     Exec,
@@ -172,7 +173,8 @@ class CellRuntime:
             raise InputError(
                 "stdin", what.stdin, "lies in a layer that only programs inside see; redirect it in the command"
             )
-        environment = self._environment() | ways.environment | self._spec.env | dict(what.env)
+        given = {} if what.is_ours else dict(self._spec.env)
+        environment = self._environment(is_ours=what.is_ours) | ways.environment | given | dict(what.env)
         group = limits.host().group(self._folder.name, self._limits)
         async with self._space():
             self._record(group)
@@ -242,6 +244,21 @@ class CellRuntime:
             with (self._folder / _GROUPS).open("a") as file:
                 file.writelines(f"{folder}\n" for folder in folders)
             self._recorded = folders
+
+    async def can_start(self) -> bool:
+        beginning = self
+        if self.written == (PurePosixPath("/"),):
+            beginning = await self._backend.attach(
+                self.handle,
+                f"control-{secrets.token_hex(8)}",
+                self._spec.model_copy(update={"verifier_sees": Seen.WORKSPACE}),
+                fresh=True,
+            )
+        try:
+            await beginning.exec(Exec(("true",), cwd=str(HOME), log="control.log", timeout_s=CONTROL_S, is_ours=True))
+        except SandboxError:
+            return False
+        return True
 
     async def kill_all(self) -> None:
         await _kill_all(self._folder)
@@ -315,8 +332,9 @@ class CellRuntime:
             seccomp=self._backend.filter_of_images if has_image else self._backend.filter,
         )
 
-    def _environment(self) -> dict[str, str]:
-        return {**self._root.environment, "HOME": str(HOME), "TMPDIR": str(TMP)}
+    def _environment(self, *, is_ours: bool) -> dict[str, str]:
+        own = {"HOME": str(HOME), "TMPDIR": str(TMP)}
+        return {"PATH": self._root.search} | own if is_ours else {**self._root.environment, **own}
 
     def _inside(self, path: str | PurePosixPath, *, field: str = "path") -> PurePosixPath:
         """`path` as programs inside see it, absolute. InputError if it is outside of the session's files."""
@@ -400,12 +418,17 @@ class CellBackend:
             async with self._preparations.locked(name):
                 if await self._preparations.use(name, folder) is None:
                     await prepare(runtime)
-                    await asyncio.to_thread(self._preparations.keep, name, Folders(folder, has_image=True))
+                    await self._preparations.keep(name, Folders(folder, has_image=True))
                     await self._preparations.use(name, folder)
                     await self._preparations.forget_others()
         prepared = self._preparations.used_by(folder)
         assert prepared is not None, "made above"
-        await asyncio.to_thread(self._give_home, prepared, folder)
+        try:
+            await asyncio.to_thread(self._give_home, prepared, folder)
+        except (OSError, RecursionError) as error:
+            if isinstance(error, OSError) and _is_lack_of_space(error):
+                raise _host_disk_full(folder) from error
+            raise SandboxError("not_made", f"the prepared home can't be copied: {error!r:.300}") from error
         view = View(self._folders_of(folder, image), folder / "home", folder / "tmp", spec.setup_network)
         return CellRuntime(self, folder, labels.claim_id, spec, view, self._root(image, spec))
 
@@ -470,6 +493,7 @@ class CellBackend:
         folder = self.folders.found(handle)
         groups = _groups_of(folder)
         await _kill_all(folder)
+        preparations.withhold(folder)
         await asyncio.to_thread(session_folder.delete, folder)
         await asyncio.to_thread(cgroup.remove, groups)
 

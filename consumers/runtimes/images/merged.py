@@ -18,11 +18,9 @@ _PASSWD_BYTES = 1024 * 1024
 
 
 def shell(layers: Sequence[Path]) -> str:
-    """The first of SHELLS that is a program in /bin or /usr/bin of the image; empty if none is. `layers`: the lowest first."""
-    for name in SHELLS:
-        if any(is_program(layers, f"{folder}/{name}") for folder in _FOLDERS):
-            return name
-    return ""
+    """The path of the first of SHELLS that is a program in /bin or /usr/bin of the image; empty if none is. `layers`: the lowest first."""
+    paths = (f"{folder}/{name}" for name in SHELLS for folder in _FOLDERS)
+    return next((f"/{path}" for path in paths if is_program(layers, path)), "")
 
 
 def is_program(layers: Sequence[Path], path: str) -> bool:
@@ -44,6 +42,17 @@ def user_id(layers: Sequence[Path], user: str) -> int | None:
                 if fields[0] == name and len(fields) > 2 and fields[2].isdecimal() and fields[2].isascii():
                     return user_id((), fields[2])
     return 0 if name == "root" else None
+
+
+def is_behind_link(layers: Sequence[Path], folder: str) -> bool:
+    """Whether a component of `folder` is a link, or something else that is no folder. `layers`: the lowest first."""
+    merged = list(reversed(layers))
+    for name in filter(None, folder.split("/")):
+        found = _step(merged, name)
+        if not isinstance(found, list):
+            return found is not None
+        merged = found
+    return False
 
 
 def look_up(layers: Sequence[Path], path: str) -> Path | None:

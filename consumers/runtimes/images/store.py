@@ -55,7 +55,7 @@ class Image:
     """As the image writes it: a name or a number, perhaps with a group behind a colon; empty for root."""
     user_id: int
     shell: str
-    """`bash`, `sh` or empty: the first of them that lies in /bin or /usr/bin."""
+    """Path of its bash, or else of its sh, in /bin or /usr/bin; empty without one."""
 
 
 class _Record(msgspec.Struct, frozen=True):

@@ -16,12 +16,14 @@ import pytest
 from consumers.runtimes.base import Exec, Labels, Runtime, SandboxError
 from consumers.runtimes.cell import preparations
 from consumers.runtimes.cell.runtime import CellBackend, CellRuntime
+from consumers.runtimes.cell.view import Folders
 from consumers.runtimes.images.store import ImageStore
 from consumers.runtimes.prepare import prepare
 from tests.consumers.runtimes.cell.test_runtime import output
 from tests.consumers.runtimes.images import making
 from tests.consumers.runtimes.images.making import Entry, Folder, Link
 from tests.uploading import actions_of
+from tests.waiting import eventually
 from topics.environment.blobs import BlobStore
 from topics.types.errors import InputError
 from topics.types.task import RuntimeSpec, Seen
@@ -277,9 +279,10 @@ async def test_links_of_an_image_lead_nowhere(tmp_path: Path, images: Images) ->
     outside.chmod(0o777)
     backend = CellBackend(tmp_path / "runtimes", images(hostile(outside), config={"WorkingDir": "/srv/app"}))
     for workdir in (None, "/opt/app"):
-        spec = RuntimeSpec(image=NAME, workdir=workdir)
-        with pytest.raises(SandboxError, match="can't be started"):
-            await (await backend.create(labels(), spec)).exec(Exec("touch here"))
+        with pytest.raises(InputError, match="lies behind a link"):
+            await backend.create(labels(), RuntimeSpec(image=NAME, workdir=workdir))
+    with pytest.raises(SandboxError, match="can't be started"):
+        await (await backend.create(labels(), RuntimeSpec(image=NAME, workdir="/new"))).exec(Exec("touch here"))
     assert list(outside.iterdir()) == []
     await remove_all(backend)
 
@@ -350,7 +353,7 @@ async def test_a_preparation_that_fails_is_made_again(backend: CellBackend, tmp_
     for _ in range(2):
         with pytest.raises(SandboxError, match="exit code 1"):
             await prepared(backend, tmp_path, spec)
-    assert [path for path in (tmp_path / "runtimes" / preparations.FOLDER).iterdir() if path.is_dir()] == []
+    assert kept(tmp_path) == []
 
 
 async def test_preparations_in_use_stay_and_old_ones_go(
@@ -364,6 +367,103 @@ async def test_preparations_in_use_stay_and_old_ones_go(
     used = await prepared(backend, tmp_path, specs[0])
     for spec in specs[1:]:
         await backend.remove((await prepared(backend, tmp_path, spec)).handle)
-    folders = [path for path in (tmp_path / "runtimes" / preparations.FOLDER).iterdir() if path.is_dir()]
-    assert len(folders) == 3
+    assert len(kept(tmp_path)) == 3
     assert await output(await run_of(backend, used, specs[0]), "cat made") == "0\n"
+
+
+async def test_a_preparation_that_is_cancelled_is_not_kept(backend: CellBackend, tmp_path: Path) -> None:
+    spec = RuntimeSpec.model_validate(
+        {"image": NAME, "prepare": [{"type": "exec", "command": "touch /etc/half; sleep 60"}]}
+    )
+    making = asyncio.create_task(prepared(backend, tmp_path, spec))
+    await eventually(lambda: list((tmp_path / "runtimes").glob("*/root/etc/half")), 30)
+    making.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await making
+    assert kept(tmp_path) == []
+
+
+def kept(tmp_path: Path) -> list[Path]:
+    return [path for path in (tmp_path / "runtimes" / preparations.FOLDER).iterdir() if path.is_dir()]
+
+
+async def test_a_preparation_that_is_half_deleted_is_made_again(backend: CellBackend, tmp_path: Path) -> None:
+    spec = RuntimeSpec.model_validate({"image": NAME, "prepare": PREPARED})
+    first = await prepared(backend, tmp_path, spec)
+    one = await output(first, READ)
+    await backend.remove(first.handle)
+    (folder,) = kept(tmp_path)
+    # As a process leaves it that dies after the first step of a deletion.
+    folder.rename(folder.with_name(".gone-0"))
+    assert await output(await prepared(backend, tmp_path, spec), READ) != one
+    assert [path.name for path in kept(tmp_path)] == [folder.name]
+
+
+async def test_a_session_that_is_being_deleted_becomes_no_preparation(backend: CellBackend, tmp_path: Path) -> None:
+    made = await backend.create(labels(), SPEC)
+    folder = tmp_path / "runtimes" / made.handle["id"]
+    preparations.withhold(folder)
+    keeping = preparations.Preparations(tmp_path / "runtimes")
+    async with keeping.locked("0" * 64):
+        with pytest.raises(SandboxError, match="can't be kept"):
+            await keeping.keep("0" * 64, Folders(folder, has_image=True))
+    assert kept(tmp_path) == []
+
+
+async def test_a_preparation_depends_on_its_limits(backend: CellBackend, tmp_path: Path) -> None:
+    small, large = (
+        RuntimeSpec.model_validate({"image": NAME, "prepare": PREPARED, "memory_mb": memory}) for memory in (512, 2048)
+    )
+    assert await output(await prepared(backend, tmp_path, small), READ) != await output(
+        await prepared(backend, tmp_path, large), READ
+    )
+
+
+async def test_a_tool_is_mounted_over_another_session_s_preparation(backend: CellBackend, tmp_path: Path) -> None:
+    spec = RuntimeSpec.model_validate({"image": NAME, "prepare": PREPARED})
+    await prepared(backend, tmp_path, spec)
+    run = await run_of(backend, await prepared(backend, tmp_path, spec), spec)
+    tool = Path(__file__).parent
+    assert (await run.exec(Exec(("ls", str(tool)), tools=(tool,)))).exit_code == 0
+
+
+async def test_programs_of_ours_are_never_the_agent_s(tmp_path: Path, images: Images) -> None:
+    """The image's variables lead to programs and scripts in the workspace, which the agent writes."""
+    environment = ["PATH=/app/bin:/usr/bin:/bin", "BASH_ENV=/app/env.sh", "ENV=/app/env.sh", "LD_PRELOAD=/app/x.so"]
+    backend = CellBackend(tmp_path / "runtimes", images(APP, config={"WorkingDir": "/app", "Env": environment}))
+    made = await backend.create(labels(), SPEC)
+    fake = "printf '#!/bin/sh\\necho fake\\n'"
+    names = "bash sh head cat cp rm dirname mkdir"
+    await output(
+        await run_of(backend, made),
+        f"mkdir bin; for name in {names}; do {fake} > bin/$name; chmod +x bin/$name; done; echo 'echo fake; exit' > env.sh",
+    )
+    evaluation = await evaluation_of(backend, made)
+    await evaluation.write_file("/logs/reward.txt", b"0")
+    assert await evaluation.read_file("/logs/reward.txt", 100) == b"0"
+    assert await evaluation.read_file("a.txt", 100) == b"from the image\n"
+    assert (await evaluation.exec(Exec("type -P bash", is_ours=True))).tail == "/usr/bin/bash\n"
+    await remove_all(backend)
+
+
+async def test_a_workspace_behind_a_link_of_the_image_is_refused(tmp_path: Path, images: Images) -> None:
+    store = images({"usr/local": Folder(), "wsp": Link("usr/local")}, config={"WorkingDir": "/wsp/x"})
+    with pytest.raises(InputError, match="its /wsp/x lies behind a link"):
+        await CellBackend(tmp_path / "runtimes", store).create(labels(), SPEC)
+
+
+async def test_it_is_known_that_the_run_keeps_programs_from_starting(backend: CellBackend) -> None:
+    spec = RuntimeSpec(image=NAME, verifier_sees=Seen.EVERYTHING)
+    made = await backend.create(labels(), spec)
+    await output(await run_of(backend, made, spec), "mv /home /h; ln -s /nowhere /home")
+    evaluation = await evaluation_of(backend, made, spec)
+    with pytest.raises(SandboxError, match="can't be started"):
+        await evaluation.exec(Exec("true"))
+    assert await evaluation.can_start()
+
+
+async def test_the_host_s_settings_are_not_the_session_s(backend: CellBackend) -> None:
+    for spec in (SPEC, RuntimeSpec()):
+        runtime = await backend.create(labels(), spec)
+        ended = await runtime.exec(Exec("[ ! -w /proc/sys/kernel/core_pattern ] && [ ! -w /proc/sys/vm/swappiness ]"))
+        assert ended.exit_code == 0

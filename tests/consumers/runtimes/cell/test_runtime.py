@@ -338,6 +338,7 @@ def test_all_of_this_holds_without_privileges_too() -> None:
     files = [
         here,
         here.with_name("test_attacks.py"),
+        here.with_name("test_images.py"),
         here.with_name("test_layered.py"),
         here.parents[1] / "test_conformance.py",
     ]
@@ -355,12 +356,16 @@ def test_all_of_this_holds_without_privileges_too() -> None:
                 "-p",
                 "no:cacheprovider",
             ),
-            *("-k", "(cell or test_runtime) and not without_privileges and not process", *map(str, files)),
+            *(
+                "-k",
+                "(cell or test_runtime or test_images) and not without_privileges and not process",
+                *map(str, files),
+            ),
         ],
         cwd=PROJECT,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=500,
         check=False,
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr

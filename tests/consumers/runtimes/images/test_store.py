@@ -82,7 +82,7 @@ async def test_an_image_of_a_registry_is_pulled_and_known_from_then_on(
     assert image.digest == made.config_digest
     assert image.environment == {"PATH": "/bin", "A": "b=c"}
     assert (image.workdir, image.user, image.user_id) == (PurePosixPath("/app"), "agent:users", 1234)
-    assert image.shell == "sh"
+    assert image.shell == "/bin/sh"
     assert store.known(image.digest) == image
     assert not list((tmp_path / "images/work").iterdir())
     folders = [tmp_path / "images", *(tmp_path / "images").iterdir()]
