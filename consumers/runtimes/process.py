@@ -42,7 +42,7 @@ class ProcessRuntime:
         self._folders = folders
         self._forks = forks
         self._marks = session_folder.marks(folder, claim_id)
-        self._env = dict(spec.env)
+        self._spec = spec
         self.workdir = self._inside(spec.workdir or ".", field="runtime.workdir")
 
     @property
@@ -93,7 +93,7 @@ class ProcessRuntime:
         ended = await launch(
             {
                 "argv": list(argv),
-                "env": self.environment() | self._env | dict(what.env) | self._marks,
+                "env": self._spec.with_path(self.environment() | self._spec.env | dict(what.env)) | self._marks,
                 "cwd": str(self.workdir if what.cwd is None else self._folder_inside(what.cwd)),
                 "stdin": os.devnull if what.stdin is None else str(self._inside(what.stdin, field="stdin")),
                 "log": str(log),

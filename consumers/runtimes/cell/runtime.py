@@ -172,7 +172,7 @@ class CellRuntime:
             raise InputError(
                 "stdin", what.stdin, "lies in a layer that only programs inside see; redirect it in the command"
             )
-        environment = self._environment() | ways.environment | self._spec.env | dict(what.env)
+        environment = self._spec.with_path(self._environment() | ways.environment | self._spec.env | dict(what.env))
         group = limits.host().group(self._folder.name, self._limits)
         async with self._space():
             self._record(group)
