@@ -123,7 +123,7 @@ class _Translation:
         if self.image is None and one.name not in ("ARG", "FROM"):
             raise one.error("comes before FROM")
         if one.name in TRANSLATED:
-            if not one.value.strip():
+            if not one.value:
                 raise one.error("lacks its value")
             TRANSLATED[one.name](self, one)
 
@@ -190,14 +190,14 @@ class _Translation:
         return folders
 
     def workdir_(self, one: Instruction) -> None:
-        path = self._expanded(one, one.value.strip())
+        path = self._expanded(one, one.value)
         if not path.startswith("/") and self.workdir is None:
             raise one.error(f"{path!r} is relative to the image's own folder, which isn't known here; write it whole")
         self.workdir = _joined(self.workdir or "/", path)
         self.actions.append(_exec(f"mkdir -p -- {shlex.quote(self.workdir)}", "/"))
 
     def user(self, one: Instruction) -> None:
-        if (user := self._expanded(one, one.value.strip())) not in ROOT:
+        if (user := self._expanded(one, one.value)) not in ROOT:
             raise one.error(
                 f"every program of a session runs as the sandbox's one user, and none as {user}; leave it out"
             )
@@ -241,7 +241,7 @@ class _Translation:
                     raise one.error("--chmod of a folder isn't translated; copy its files, or use RUN chmod")
                 self.actions.append({"type": "upload_dir", "source": str(source), "target": place})
                 continue
-            there = posixpath.join(place, source.name) if is_into else place
+            there = posixpath.normpath(posixpath.join(place, source.name)) if is_into else place
             self.actions.append({"type": "upload_file", "source": str(source), "target": there})
             if mode is not None:
                 self.actions.append(_exec(_chmod(mode, there, source.name), self._cwd))

@@ -66,7 +66,7 @@ def instructions(text: str) -> list[Instruction]:
     for one in parsed:
         covered.update(range(one["startline"], one["endline"] + 1))
         if not one["content"].lstrip().startswith("#"):
-            found.append(Instruction(one["instruction"], one["value"], lines[one["startline"]][0]))
+            found.append(Instruction(one["instruction"], one["value"].strip(), lines[one["startline"]][0]))
     left = [Instruction(line.strip(), "", number) for index, (number, line) in enumerate(lines) if index not in covered]
     return sorted([*found, *left], key=lambda one: one.line)
 

@@ -369,7 +369,7 @@ def test_an_image_makes_the_dockerfile_and_an_absolute_folder_no_problem(tmp_pat
     found = mapped_task(tmp_path, config, {**AGENT, "runtime": {"import_path": "theirs:Docker"}})
     assert (found.body["runtime"]["image"], found.body["runtime"]["workdir"]) == ("a:1", "/app")
     assert outcomes(found, "environment/Dockerfile") == [Outcome.NEUTRAL]
-    without = mapped_task(tmp_path / "b", {"environment": {"workdir": "/app"}})
+    without = mapped_task(tmp_path / "b", {"environment": {"workdir": "/app"}}, IN_PLACE)
     assert outcomes(without, "environment.workdir") == [Outcome.REFUSED]
 
 
