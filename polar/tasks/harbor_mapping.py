@@ -190,9 +190,11 @@ class _Mapping:
         self._put("runtime.path", found.path)
         if workdir is not None:
             self._put(WORKDIR, workdir)
-        if found.has_run:
+        note = ""
+        if found.has_run and self._in_template(SETUP_NETWORK) is None:
             self._put(SETUP_NETWORK, Network.HOST.value)
-        self._found(DOCKERFILE, None, Outcome.CARRIED, target)
+            note = f": RUN has the network that Docker gives it, {SETUP_NETWORK}: {Network.HOST.value}"
+        self._found(DOCKERFILE, None, Outcome.CARRIED, f"{target}{note}")
 
     def _tests(self, target: str) -> None:
         """Harbor's own verifier sees all that the agent left in the container."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from polar.tasks.harbor_folder import read_task
 from polar.tasks.harbor_mapping import Mapped, mapped
 from polar.tasks.harbor_rules import DOCKERFILE, Outcome
 from polar.tasks.task_sets import Member
@@ -102,7 +103,10 @@ def test_dockerfiles_as_public_sets_have_them(
 ) -> None:
     found = task(tmp_path, text)
     runtime = request(found).runtime
-    assert finding(found) == (Outcome.CARRIED, "runtime.prepare")
+    assert finding(found) == (
+        Outcome.CARRIED,
+        "runtime.prepare: RUN has the network that Docker gives it, runtime.setup_network: host",
+    )
     assert (runtime.image, runtime.workdir, runtime.path, runtime.env) == (image, workdir, path, env)
     assert (runtime.setup_network, runtime.verifier_sees) == (Network.HOST, Seen.EVERYTHING)
     assert finding(found, "tests") == (Outcome.CARRIED, "runtime.eval_prepare")
@@ -134,6 +138,7 @@ def test_what_the_task_says_wins_over_its_dockerfile(tmp_path: Path) -> None:
 def test_what_the_template_says_wins(tmp_path: Path) -> None:
     runtime = {"setup_network": "none", "workdir": "/mine", "env": {"A": "4"}, "path": ["/mine/bin"]}
     found = task(tmp_path, "FROM a\nENV A=1 PATH=/b:$PATH\nRUN true", template={**AGENT, "runtime": runtime})
+    assert finding(found) == (Outcome.CARRIED, "runtime.prepare")
     made = request(found).runtime
     assert (made.setup_network, made.workdir) == (Network.NONE, "/mine")
     assert (made.env, made.path, made.prepare[0].cwd) == ({"A": "4"}, ["/mine/bin"], "/")
@@ -166,16 +171,10 @@ def test_a_refusal_names_the_line_and_is_the_only_one(tmp_path: Path, text: str,
 
 
 def test_a_dockerfile_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "environment").mkdir()
-    found = task(tmp_path, "FROM a")
+    task(tmp_path, "FROM a")
     (tmp_path / DOCKERFILE).write_bytes(b"FROM \xff")
-    assert (
-        "not UTF-8"
-        in mapped(Member("river", tmp_path), read(tmp_path, {}, environment__Dockerfile=None), AGENT)
-        .refusals[0]
-        .becomes
-    )
-    assert not found.refusals
+    (refusal,) = mapped(Member("river", tmp_path), read_task(tmp_path), AGENT).refusals
+    assert (refusal.name, "not UTF-8 at byte 5" in refusal.becomes) == (DOCKERFILE, True)
 
 
 def test_a_runtime_without_images_refuses_it(tmp_path: Path) -> None:
