@@ -62,7 +62,8 @@ def instructions(text: str) -> list[Instruction]:
     # The last one ends an instruction that is still continued.
     content = "".join(f"{line}\n" for _, line in lines) + "\n"
     parsed = DockerfileParser(fileobj=io.BytesIO(content.encode())).structure
-    found, covered = [], set()
+    found: list[Instruction] = []
+    covered: set[int] = set()
     for one in parsed:
         covered.update(range(one["startline"], one["endline"] + 1))
         if not one["content"].lstrip().startswith("#"):
