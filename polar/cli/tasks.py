@@ -19,7 +19,8 @@ from polar.cli.options import Format, Output
 from polar.cli.output import note, print_json, say, show
 from polar.tasks import harbor_mapping, task_sets
 from polar.tasks.harbor_folder import HarborTask
-from polar.tasks.harbor_mapping import Finding, Mapped, Outcome
+from polar.tasks.harbor_mapping import Finding, Mapped
+from polar.tasks.harbor_rules import Outcome
 from polar.tasks.task_sets import Condition, Member, Selection
 from polar.tasks.templates import TASK_FOLDER, with_sources
 from topics.environment import cache, private_files

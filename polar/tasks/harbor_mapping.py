@@ -1,8 +1,7 @@
-"""What each field and file of a Harbor task becomes in a TaskRequest.
+"""Makes a TaskRequest of a Harbor task, by the rules of `harbor_rules`.
 
-Invariant: nothing is ignored. `FIELDS` has every field of the schema and `FILES` the files with a meaning; each is carried, found to
-change nothing, replaced by the user's template, or it refuses the task with a reason and a way out. What Polar can't do yet is
-`_unbuilt`, and nowhere else.
+Invariant: nothing is ignored. Each field and each file with a meaning is carried, found to change nothing, replaced by the user's template,
+or it refuses the task with a reason and a way out.
 """
 
 from __future__ import annotations
@@ -11,12 +10,26 @@ import hashlib
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from ipaddress import IPv6Address
 from pathlib import PurePosixPath
 from typing import Any
 
-from polar.tasks.harbor_folder import HarborTask, inside
+from polar.tasks import dockerfile
+from polar.tasks.harbor_folder import CONFIG_LIMIT, HarborTask, inside, read_text
+from polar.tasks.harbor_rules import (
+    DOCKERFILE,
+    FIELDS,
+    FILES,
+    FOR_VERIFIER,
+    HOSTS,
+    IMAGE,
+    MARK,
+    SETUP_NETWORK,
+    TARGETS,
+    TESTS,
+    Outcome,
+    Rule,
+)
 from polar.tasks.harbor_schema import Networked, NetworkMode
 from polar.tasks.task_sets import Member
 from polar.tasks.templates import TASK_FOLDER, at, merged, nulls, with_sources
@@ -26,24 +39,12 @@ from topics.types.task import UNKEPT, Network, Seen, TaskRequest, parse
 
 VARIABLE = re.compile(r"\$\{([^}:]+)(?::-(.*))?\}", re.DOTALL)
 TASK_ID = re.compile(ids.TASK_ID)
+WORKDIR = "runtime.workdir"
 ID_CHARS = 128
 HASH_CHARS = 8
 SET_BY_IMPORT = ("task_id", "instruction")
 """Fields that no template has."""
-FOR_VERIFIER = "evaluator.strategy"
-"""A template with this field has an evaluator in the place of the task's verifier."""
-HOSTS = "runtime.allowed_hosts"
 NETWORK_FIELDS = (".network_mode", ".allowed_hosts")
-DOCKERFILE = "environment/Dockerfile"
-
-
-class Outcome(StrEnum):
-    CARRIED = "carried"
-    NEUTRAL = "neutral"
-    """Its value changes nothing: it is what Polar does anyway, or it concerns no rollout."""
-    REPLACED = "replaced"
-    """The template has something in its place."""
-    REFUSED = "refused"
 
 
 @dataclass(frozen=True)
@@ -80,100 +81,6 @@ class Mapped:
             return Finding(error.field, error.value, Outcome.REFUSED, f"TaskRequest: {error.reason}")
 
 
-@dataclass(frozen=True)
-class Rule:
-    outcome: Outcome
-    becomes: str
-    replaced_by: tuple[str, ...] = ()
-    """Fields of a template that take its place, each by itself."""
-    neutral: tuple[object, ...] = ()
-    """Values that change nothing."""
-
-
-def _carried(target: str, *replaced_by: str) -> Rule:
-    return Rule(Outcome.CARRIED, target, replaced_by or (target,))
-
-
-def _neutral(why: str) -> Rule:
-    return Rule(Outcome.NEUTRAL, why)
-
-
-def _unbuilt(what: str, *replaced_by: str, neutral: tuple[object, ...] = ()) -> Rule:
-    """A rule for something that Polar can't do yet."""
-    return Rule(Outcome.REFUSED, what, replaced_by, neutral)
-
-
-_USERS = "every program of a session runs as the sandbox's one user; leave it out if that user will do"
-_IMAGE = "set environment.docker_image, or give runtime.image in the template"
-_MARK = "metadata.harbor"
-TESTS = "tests"
-FIELDS: Mapping[str, Rule] = {
-    "schema_version": _neutral("a version that is read whole"),
-    **{f"task.{name}": _carried(f"{_MARK}.task.{name}") for name in ("name", "version", "description", "authors", "keywords")},
-    "metadata": _carried(f"{_MARK}.metadata"),
-    "source": _carried(f"{_MARK}.source"),
-    "agent.network_mode": _carried("runtime.network"),
-    "agent.allowed_hosts": _carried(HOSTS, HOSTS, "runtime.network"),
-    "agent.timeout_sec": _carried("timeouts.run"),
-    "agent.user": _unbuilt(_USERS),
-    "verifier.network_mode": _carried("runtime.verifier_network", FOR_VERIFIER),
-    "verifier.allowed_hosts": _carried(HOSTS, HOSTS, FOR_VERIFIER),
-    "verifier.timeout_sec": _carried("timeouts.evaluate", FOR_VERIFIER),
-    "verifier.env": _carried("evaluator.env", FOR_VERIFIER),
-    "verifier.user": _unbuilt(_USERS, FOR_VERIFIER),
-    "verifier.environment_mode": _unbuilt(
-        "no verifier has a sandbox of its own yet; set 'shared', or give an evaluator in the template",
-        FOR_VERIFIER, neutral=("shared",),
-    ),
-    "verifier.environment": _unbuilt(
-        "no verifier has a sandbox of its own yet; leave it out, or give an evaluator in the template", FOR_VERIFIER
-    ),
-    "verifier.collect": _unbuilt(
-        "no command runs between the agent and the verifier; give an evaluator in the template that runs it", FOR_VERIFIER
-    ),
-    "environment.network_mode": _carried("runtime.network"),
-    "environment.allowed_hosts": _carried(HOSTS, HOSTS, "runtime.network"),
-    "environment.build_timeout_sec": _neutral("no image is built: environment/Dockerfile says what that means"),
-    "environment.docker_image": _carried("runtime.image"),
-    "environment.os": _unbuilt("sandboxes run Linux alone", neutral=("linux",)),
-    "environment.cpus": _carried("runtime.cpus"),
-    "environment.memory_mb": _carried("runtime.memory_mb"),
-    "environment.storage_mb": _carried("runtime.storage_mb"),
-    "environment.gpus": _unbuilt("no sandbox has GPUs yet", neutral=(0,)),
-    "environment.gpu_types": _unbuilt("no sandbox has GPUs yet"),
-    "environment.tpu": _unbuilt("no sandbox has TPUs"),
-    "environment.mcp_servers": _unbuilt("harnesses get no MCP servers yet; the agent would lack tools of the task"),
-    "environment.env": _carried("runtime.env"),
-    "environment.skills_dir": _unbuilt("harnesses get no skills yet; the agent would lack knowledge of the task"),
-    "environment.healthcheck": _unbuilt("no service of a sandbox is started before the agent, so nothing can become ready"),
-    "environment.workdir": _carried("runtime.workdir"),
-    "solution.env": _neutral("for the reference solution alone, which no rollout sees"),
-    "multi_step_reward_strategy": _unbuilt("a session has one instruction; there are no steps yet"),
-    "steps": _unbuilt("a session has one instruction; there are no steps yet"),
-    "artifacts": _unbuilt(
-        "no files of a sandbox are collected for a verifier or after it; give an evaluator in the template", FOR_VERIFIER
-    ),
-}  # fmt: skip
-FILES: Mapping[str, Rule] = {
-    "environment/docker-compose.yaml": _unbuilt("a sandbox has no other services beside it"),
-    DOCKERFILE: _unbuilt(
-        "no image is built yet; give runtime.prepare in the template, with what the task needs",
-        "runtime.image",
-        "runtime.prepare",
-    ),
-    TESTS: _carried("runtime.eval_prepare", FOR_VERIFIER),
-    "solution": _neutral("for the reference solution alone, which no rollout sees"),
-    "trajectory.json": _unbuilt("no session begins with an earlier conversation"),
-    ".harborignore": _unbuilt("its rules aren't applied to uploads yet; delete the files that it names, and itself"),
-}
-
-_RULES = (*FIELDS.values(), *FILES.values())
-TARGETS = {rule.becomes for rule in _RULES if rule.outcome is Outcome.CARRIED}.union(
-    *(rule.replaced_by for rule in _RULES)
-)
-"""What a task sets in a TaskRequest, and what a template can have in the place of a field or file."""
-
-
 def mapped(
     member: Member, task: HarborTask, template: Mapping[str, Any], variables: Mapping[str, str] | None = None
 ) -> Mapped:
@@ -193,7 +100,7 @@ def mapped(
 
 def check_template(template: Mapping[str, Any]) -> None:
     """Raises InputError for fields of SET_BY_IMPORT, for `metadata.harbor`, and for null in the place of what a task can set."""
-    for field in (*SET_BY_IMPORT, _MARK):
+    for field in (*SET_BY_IMPORT, MARK):
         if (value := at(template, field)) is not None:
             raise InputError(f"--template: {field}", value, "comes from the task; leave it out")
     for field in nulls(template):
@@ -221,7 +128,7 @@ class _Mapping:
         self._body: dict[str, Any] = {"task_id": task_id(member.name), "instruction": task.instruction}
         self._findings: list[Finding] = []
         if member.dataset is not None:
-            self._put(f"{_MARK}.dataset", member.dataset)
+            self._put(f"{MARK}.dataset", member.dataset)
 
     def mapped(self) -> Mapped:
         for name, value in _set_fields(self._task):
@@ -258,15 +165,41 @@ class _Mapping:
             self._found(name, None, Outcome.NEUTRAL, "environment.docker_image is the image")
         elif replacing := self._replacing(rule):
             self._found(name, None, Outcome.REPLACED, f"the template has {replacing}")
+        elif name == DOCKERFILE:
+            self._dockerfile(rule.becomes)
         elif name == TESTS:
             self._tests(rule.becomes)
         else:
             self._found(name, None, rule.outcome, rule.becomes)
 
+    def _dockerfile(self, target: str) -> None:
+        """What the task says of variables and of the working directory wins over its Dockerfile."""
+        given = at(self._body, WORKDIR) if self._in_template(WORKDIR) is None else at(self._template, WORKDIR)
+        try:
+            text = read_text(self._task.folder, DOCKERFILE, CONFIG_LIMIT)
+            context = inside(self._task.folder, DOCKERFILE).parent
+            found = dockerfile.translated(text, context, has_workdir=PurePosixPath(given or "").is_absolute())
+            image = self.image(found.image)
+            workdir = _workdir(found.workdir, given)
+        except ValueError as error:
+            self._found(DOCKERFILE, None, Outcome.REFUSED, str(error))
+            return
+        self._put("runtime.image", image)
+        self._put(target, found.prepare)
+        self._put("runtime.env", found.env | (at(self._body, "runtime.env") or {}))
+        self._put("runtime.path", found.path)
+        if workdir is not None:
+            self._put(WORKDIR, workdir)
+        note = ""
+        if found.has_run and self._in_template(SETUP_NETWORK) is None:
+            self._put(SETUP_NETWORK, Network.HOST.value)
+            note = f": RUN has the network that Docker gives it, {SETUP_NETWORK}: {Network.HOST.value}"
+        self._found(DOCKERFILE, None, Outcome.CARRIED, f"{target}{note}")
+
     def _tests(self, target: str) -> None:
         """Harbor's own verifier sees all that the agent left in the container."""
         if not self._has_image:
-            reason = f"without an image nothing lies at /tests; {_IMAGE}, or an evaluator in the template"
+            reason = f"without an image nothing lies at /tests; {IMAGE}, or an evaluator in the template"
             self._found(TESTS, None, Outcome.REFUSED, reason)
         elif self._in_template(target):
             reason = (
@@ -283,7 +216,10 @@ class _Mapping:
 
     @property
     def _has_image(self) -> bool:
-        return self._in_template("runtime.image") is not None or self._task.config.environment.docker_image is not None
+        """Also if the Dockerfile is refused: that is reason enough."""
+        if self._in_template("runtime.image") is not None or self._task.config.environment.docker_image is not None:
+            return True
+        return self._task.has(DOCKERFILE) and self._replacing(FILES[DOCKERFILE]) is None
 
     def _policies(self) -> None:
         """The networks of the agent and of the verifier, and the one list of hosts that a session has."""
@@ -362,8 +298,17 @@ class _Mapping:
     def workdir(self, path: str) -> str:
         """Raises ValueError for an absolute folder without an image."""
         if PurePosixPath(path).is_absolute() and not self._has_image:
-            raise ValueError(f"an absolute folder needs an image; {_IMAGE}, or make it relative")
+            raise ValueError(f"an absolute folder needs an image; {IMAGE}, or make it relative")
         return path
+
+
+def _workdir(dockerfiles: str | None, given: str | None) -> str | None:
+    """The working directory of a task with a Dockerfile. Raises ValueError."""
+    if given is not None:
+        return str(PurePosixPath(dockerfiles or "") / given)
+    if dockerfiles == "/":
+        raise ValueError("its working directory is /, which can't be the workspace; set environment.workdir")
+    return dockerfiles
 
 
 def _unchanged(_: _Mapping, value: Any) -> Any:

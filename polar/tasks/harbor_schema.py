@@ -1,7 +1,7 @@
 """The fields of Harbor's `task.toml` (schema 1.4 and older), `registry.json` and `dataset.toml`.
 
 Owns which documents are valid. Older spellings become the newer fields: `version`, `memory = "2G"`, `storage`, `allow_internet` and the
-transport `http`. What a field becomes is decided in `harbor_mapping.py`.
+transport `http`. What a field becomes is decided in `harbor_rules.py`.
 
 Harbor ignores fields that it doesn't know. Here an unknown field is an error: it is a mistake in spelling, or part of a newer schema.
 """

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal, Self
@@ -61,6 +62,15 @@ def _is_host(entry: str) -> str:
 
 
 HostEntry = Annotated[str, AfterValidator(_is_host)]
+
+
+def _is_program_folder(path: str) -> str:
+    if not PurePosixPath(path).is_absolute() or ":" in path or "\0" in path:
+        raise ValueError("must be the absolute path of one folder, without ':' and zero bytes; give several as a list")
+    return path
+
+
+ProgramFolder = Annotated[str, AfterValidator(_is_program_folder)]
 
 
 def _fits(value: str) -> str:
@@ -178,6 +188,8 @@ class RuntimeSpec(Part):
     pool: PoolName = "default"
     prepare: list[PrepareAction] = []
     env: Environment = {}
+    path: list[ProgramFolder] = []
+    """Folders of programs that come before those of PATH, for all programs of the session."""
     workdir: str | None = None
     """Relative to the workspace. With an image it may be absolute, and then it is the workspace."""
     image: Annotated[str, StringConstraints(min_length=1, max_length=IMAGE_NAME_LIMIT)] | None = None
@@ -222,6 +234,15 @@ class RuntimeSpec(Part):
         return self
 
     @model_validator(mode="after")
+    def _one_path(self) -> Self:
+        if self.path and "PATH" in self.env:
+            raise ValueError(
+                "path and env.PATH can't both be given; use path for folders before those that are there anyway, and env.PATH alone "
+                "to replace them"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _goes_with_an_image(self) -> Self:
         if self.image is None and self.verifier_sees is Seen.EVERYTHING:
             raise ValueError(
@@ -233,6 +254,10 @@ class RuntimeSpec(Part):
     def _is_kept(self) -> Self:
         self.check_kept(self.backend or "cell")
         return self
+
+    def with_path(self, environment: Mapping[str, str]) -> dict[str, str]:
+        """A program's variables, with `path` before its PATH."""
+        return {**environment, "PATH": ":".join([*self.path, environment["PATH"]])}
 
     def check_kept(self, backend: str) -> None:
         """Raises ValueError for a field that `backend` doesn't keep."""

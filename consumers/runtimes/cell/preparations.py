@@ -51,7 +51,7 @@ def name_of(image: Image, spec: RuntimeSpec) -> str:
     decisive = [
         image.digest,
         actions,
-        spec.model_dump(mode="json", include={"env", "workdir", "setup_network", "allowed_hosts", *LIMITS}),
+        spec.model_dump(mode="json", include={"env", "path", "workdir", "setup_network", "allowed_hosts", *LIMITS}),
     ]
     return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
 

@@ -77,6 +77,7 @@ _SYSTEM_IDS = 32_768
 """Ids below it belong to a container's own users."""
 _LEAST_USER_IDS = 10_000
 """With fewer, two sessions would often have the same."""
+_OWN = {"HOME": str(HOME), "TMPDIR": str(TMP)}
 _IMAGE = "image"
 """A file in a session's folder: the digest of its image."""
 
@@ -173,8 +174,10 @@ class CellRuntime:
             raise InputError(
                 "stdin", what.stdin, "lies in a layer that only programs inside see; redirect it in the command"
             )
-        given = {} if what.is_ours else dict(self._spec.env)
-        environment = self._environment(is_ours=what.is_ours) | ways.environment | given | dict(what.env)
+        if what.is_ours:
+            environment = self._environment_of_ours() | dict(what.env)
+        else:
+            environment = self._spec.with_path(self._environment() | ways.environment | self._spec.env | dict(what.env))
         group = limits.host().group(self._folder.name, self._limits)
         async with self._space():
             self._record(group)
@@ -332,9 +335,11 @@ class CellRuntime:
             seccomp=self._backend.filter_of_images if has_image else self._backend.filter,
         )
 
-    def _environment(self, *, is_ours: bool) -> dict[str, str]:
-        own = {"HOME": str(HOME), "TMPDIR": str(TMP)}
-        return {"PATH": self._root.search} | own if is_ours else {**self._root.environment, **own}
+    def _environment(self) -> dict[str, str]:
+        return {**self._root.environment, **_OWN}
+
+    def _environment_of_ours(self) -> dict[str, str]:
+        return {"PATH": self._root.search, **_OWN}
 
     def _inside(self, path: str | PurePosixPath, *, field: str = "path") -> PurePosixPath:
         """`path` as programs inside see it, absolute. InputError if it is outside of the session's files."""

@@ -6,6 +6,7 @@ import asyncio
 import subprocess
 import sys
 import uuid
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,17 @@ async def test_programs_start_in_the_workspace_or_the_tasks_workdir_or_where_the
     above = await runtime.exec(Exec("pwd", cwd="."))
     assert inside.tail == f"{runtime.workspace}/repo\n"
     assert above.tail == f"{runtime.workspace}\n"
+
+
+async def test_folders_of_programs_come_before_all_others(backend: RuntimeBackend) -> None:
+    runtime = await backend.create(LABELS, RuntimeSpec(path=["/opt/a/bin", "/opt/b"]))
+    usual = (
+        await (await backend.create(replace(LABELS, claim_id=f"{CLAIM}-usual"), RuntimeSpec())).exec(Exec("echo $PATH"))
+    ).tail
+    assert (await runtime.exec(Exec("echo $PATH"))).tail == f"/opt/a/bin:/opt/b:{usual}"
+    assert (
+        await runtime.exec(Exec("echo $PATH", env={"PATH": "/usr/bin:/bin"}))
+    ).tail == "/opt/a/bin:/opt/b:/usr/bin:/bin\n"
 
 
 @pytest.mark.parametrize("path", ["../../x", "/etc/polar-x", "a/../../../x", "link/x", "a\0b"])

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from polar.tasks.harbor_mapping import FIELDS, FILES, Outcome, Rule
+from polar.tasks.harbor_rules import FIELDS, FILES, Outcome, Rule
 from tests.polar.tasks.writing import mapped_task, write
 from topics.types.task import TaskRequest
 

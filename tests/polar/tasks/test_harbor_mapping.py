@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polar.tasks.harbor_folder import HarborTask, decoded
-from polar.tasks.harbor_mapping import FIELDS, FILES, TESTS, Mapped, Outcome, mapped, task_id
+from polar.tasks.harbor_mapping import Mapped, mapped, task_id
+from polar.tasks.harbor_rules import FIELDS, FILES, TESTS, Outcome
 from polar.tasks.harbor_schema import Config
 from polar.tasks.task_sets import Member
 from tests.polar.tasks.fields import leaves
@@ -74,6 +75,7 @@ CARRIED: dict[str, tuple[str, Any]] = {
     "verifier.timeout_sec": ("timeouts.evaluate", 30.0),
     "verifier.env": ("evaluator.env", {"A": "b"}),
     "environment.network_mode": ("runtime.network", "host"),
+    "environment.build_timeout_sec": ("timeouts.init", 10.0),
     "environment.cpus": ("runtime.cpus", 2.0),
     "environment.memory_mb": ("runtime.memory_mb", 512),
     "environment.storage_mb": ("runtime.storage_mb", 1024),
@@ -174,8 +176,7 @@ def test_no_file_with_a_meaning_is_ignored(tmp_path: Path, name: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("")
     found = mapped_task(tmp_path, {})
-    # Without an image there is no /tests.
-    assert outcomes(found, name) == [Outcome.REFUSED if name == TESTS else FILES[name].outcome]
+    assert outcomes(found, name) == [FILES[name].outcome]
 
 
 @pytest.mark.parametrize(
@@ -368,7 +369,7 @@ def test_an_image_makes_the_dockerfile_and_an_absolute_folder_no_problem(tmp_pat
     found = mapped_task(tmp_path, config, {**AGENT, "runtime": {"import_path": "theirs:Docker"}})
     assert (found.body["runtime"]["image"], found.body["runtime"]["workdir"]) == ("a:1", "/app")
     assert outcomes(found, "environment/Dockerfile") == [Outcome.NEUTRAL]
-    without = mapped_task(tmp_path / "b", {"environment": {"workdir": "/app"}})
+    without = mapped_task(tmp_path / "b", {"environment": {"workdir": "/app"}}, IN_PLACE)
     assert outcomes(without, "environment.workdir") == [Outcome.REFUSED]
 
 

@@ -18,7 +18,7 @@ IN_PLACE: dict[str, Any] = {
     "runtime": {"prepare": [{"type": "exec", "command": "true"}]},
 }
 """A template with everything that a task of Harbor's format has no way to have yet."""
-FILES = {"instruction.md": "Craft it.\n", "environment/Dockerfile": "FROM scratch\n", "tests/test.sh": "exit 0\n"}
+FILES = {"instruction.md": "Craft it.\n", "environment/Dockerfile": "FROM debian:12\n", "tests/test.sh": "exit 0\n"}
 
 
 def toml(config: Mapping[str, Any]) -> str:

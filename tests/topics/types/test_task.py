@@ -184,6 +184,14 @@ def test_uploads_need_content_once_a_task_was_submitted(name: str) -> None:
         ({"agent": {"harness": "pi", "env": {"": "x"}}}, "agent.env."),
         ({"runtime": {"env": {"A": "\0"}}}, "runtime.env.A: "),
         ({"runtime": {"prepare": [{"type": "exec", "command": "a\0"}]}}, "runtime.prepare.0.command: "),
+        *(
+            ({"runtime": {"path": ["/opt/bin", path]}}, "runtime.path.1: must be the absolute path of one folder")
+            for path in ("bin", "", "/a:/b", "/a\0")
+        ),
+        (
+            {"runtime": {"path": ["/opt/bin"], "env": {"PATH": "/bin"}}},
+            "runtime: path and env.PATH can't both be given; use path for folders before",
+        ),
         ({"evaluator": {"env": {"A": "\0"}}}, "evaluator.env.A: "),
         ({"metadata": {"patch": "x" * 70_000}}, "metadata: at most 65536 bytes"),
         *(

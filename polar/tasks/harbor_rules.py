@@ -1,0 +1,115 @@
+"""What becomes of each field and file of a Harbor task.
+
+`FIELDS` has every field of the schema and `FILES` the files with a meaning. What Polar can't do yet is `_unbuilt`, and nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+FOR_VERIFIER = "evaluator.strategy"
+"""A template with this field has an evaluator in the place of the task's verifier."""
+HOSTS = "runtime.allowed_hosts"
+DOCKERFILE = "environment/Dockerfile"
+SETUP_NETWORK = "runtime.setup_network"
+
+
+class Outcome(StrEnum):
+    CARRIED = "carried"
+    NEUTRAL = "neutral"
+    """Its value changes nothing: it is what Polar does anyway, or it concerns no rollout."""
+    REPLACED = "replaced"
+    """The template has something in its place."""
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True)
+class Rule:
+    outcome: Outcome
+    becomes: str
+    replaced_by: tuple[str, ...] = ()
+    """Fields of a template that take its place, each by itself."""
+    neutral: tuple[object, ...] = ()
+    """Values that change nothing."""
+
+
+def _carried(target: str, *replaced_by: str) -> Rule:
+    return Rule(Outcome.CARRIED, target, replaced_by or (target,))
+
+
+def _neutral(why: str) -> Rule:
+    return Rule(Outcome.NEUTRAL, why)
+
+
+def _unbuilt(what: str, *replaced_by: str, neutral: tuple[object, ...] = ()) -> Rule:
+    """A rule for something that Polar can't do yet."""
+    return Rule(Outcome.REFUSED, what, replaced_by, neutral)
+
+
+_USERS = "every program of a session runs as the sandbox's one user; leave it out if that user will do"
+IMAGE = "give the task environment.docker_image or a Dockerfile, or give runtime.image in the template"
+MARK = "metadata.harbor"
+TESTS = "tests"
+FIELDS: Mapping[str, Rule] = {
+    "schema_version": _neutral("a version that is read whole"),
+    **{f"task.{name}": _carried(f"{MARK}.task.{name}") for name in ("name", "version", "description", "authors", "keywords")},
+    "metadata": _carried(f"{MARK}.metadata"),
+    "source": _carried(f"{MARK}.source"),
+    "agent.network_mode": _carried("runtime.network"),
+    "agent.allowed_hosts": _carried(HOSTS, HOSTS, "runtime.network"),
+    "agent.timeout_sec": _carried("timeouts.run"),
+    "agent.user": _unbuilt(_USERS),
+    "verifier.network_mode": _carried("runtime.verifier_network", FOR_VERIFIER),
+    "verifier.allowed_hosts": _carried(HOSTS, HOSTS, FOR_VERIFIER),
+    "verifier.timeout_sec": _carried("timeouts.evaluate", FOR_VERIFIER),
+    "verifier.env": _carried("evaluator.env", FOR_VERIFIER),
+    "verifier.user": _unbuilt(_USERS, FOR_VERIFIER),
+    "verifier.environment_mode": _unbuilt(
+        "no verifier has a sandbox of its own yet; set 'shared', or give an evaluator in the template",
+        FOR_VERIFIER, neutral=("shared",),
+    ),
+    "verifier.environment": _unbuilt(
+        "no verifier has a sandbox of its own yet; leave it out, or give an evaluator in the template", FOR_VERIFIER
+    ),
+    "verifier.collect": _unbuilt(
+        "no command runs between the agent and the verifier; give an evaluator in the template that runs it", FOR_VERIFIER
+    ),
+    "environment.network_mode": _carried("runtime.network"),
+    "environment.allowed_hosts": _carried(HOSTS, HOSTS, "runtime.network"),
+    "environment.build_timeout_sec": _carried("timeouts.init"),
+    "environment.docker_image": _carried("runtime.image"),
+    "environment.os": _unbuilt("sandboxes run Linux alone", neutral=("linux",)),
+    "environment.cpus": _carried("runtime.cpus"),
+    "environment.memory_mb": _carried("runtime.memory_mb"),
+    "environment.storage_mb": _carried("runtime.storage_mb"),
+    "environment.gpus": _unbuilt("no sandbox has GPUs yet", neutral=(0,)),
+    "environment.gpu_types": _unbuilt("no sandbox has GPUs yet"),
+    "environment.tpu": _unbuilt("no sandbox has TPUs"),
+    "environment.mcp_servers": _unbuilt("harnesses get no MCP servers yet; the agent would lack tools of the task"),
+    "environment.env": _carried("runtime.env"),
+    "environment.skills_dir": _unbuilt("harnesses get no skills yet; the agent would lack knowledge of the task"),
+    "environment.healthcheck": _unbuilt("no service of a sandbox is started before the agent, so nothing can become ready"),
+    "environment.workdir": _carried("runtime.workdir"),
+    "solution.env": _neutral("for the reference solution alone, which no rollout sees"),
+    "multi_step_reward_strategy": _unbuilt("a session has one instruction; there are no steps yet"),
+    "steps": _unbuilt("a session has one instruction; there are no steps yet"),
+    "artifacts": _unbuilt(
+        "no files of a sandbox are collected for a verifier or after it; give an evaluator in the template", FOR_VERIFIER
+    ),
+}  # fmt: skip
+FILES: Mapping[str, Rule] = {
+    "environment/docker-compose.yaml": _unbuilt("a sandbox has no other services beside it"),
+    DOCKERFILE: _carried("runtime.prepare", "runtime.image", "runtime.prepare"),
+    TESTS: _carried("runtime.eval_prepare", FOR_VERIFIER),
+    "solution": _neutral("for the reference solution alone, which no rollout sees"),
+    "trajectory.json": _unbuilt("no session begins with an earlier conversation"),
+    ".harborignore": _unbuilt("its rules aren't applied to uploads yet; delete the files that it names, and itself"),
+}
+
+_RULES = (*FIELDS.values(), *FILES.values())
+TARGETS = {rule.becomes for rule in _RULES if rule.outcome is Outcome.CARRIED}.union(
+    *(rule.replaced_by for rule in _RULES), ("runtime.path", SETUP_NETWORK)
+)
+"""What a task sets in a TaskRequest, and what a template can have in the place of a field or file."""

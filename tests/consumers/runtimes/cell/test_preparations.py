@@ -1,0 +1,37 @@
+"""What decides which sessions share a preparation."""
+
+from __future__ import annotations
+
+from pathlib import PurePosixPath
+from typing import Any
+
+import pytest
+
+from consumers.runtimes.cell.preparations import name_of
+from consumers.runtimes.images.store import Image
+from topics.types.task import RuntimeSpec
+
+IMAGE = Image("sha256:1", (), {}, PurePosixPath("/"), "", "bash")
+
+
+def name(**changes: Any) -> str:
+    return name_of(IMAGE, RuntimeSpec.model_validate({"image": "river:1", "workdir": "/app", **changes}))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"path": ["/opt/bin"]},
+        {"env": {"A": "b"}},
+        {"workdir": "/srv"},
+        {"setup_network": "host"},
+        {"prepare": [{"type": "exec", "command": "true"}]},
+    ],
+)
+def test_what_a_preparation_sees_is_part_of_its_name(changes: dict[str, Any]) -> None:
+    assert name(**changes) != name()
+
+
+@pytest.mark.parametrize("changes", [{"network": "none"}, {"verifier_network": "host"}, {"memory_mb": 64}])
+def test_what_it_does_not_see_is_not(changes: dict[str, Any]) -> None:
+    assert name(**changes) == name()
