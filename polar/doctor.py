@@ -158,7 +158,7 @@ def _cells() -> Finding:
     try:
         # Imported only here: they need packages of an extra, whose absence another check reports.
         from consumers.runtimes import guarded
-        from consumers.runtimes.cell.runtime import check
+        from consumers.runtimes.cell.backend import check
 
         asyncio.run(check())
     except ImportError as error:

@@ -8,7 +8,7 @@ import structlog
 
 from consumers.runtimes import guarded
 from consumers.runtimes.base import Labelled, Runtime, RuntimeBackend, SandboxError
-from consumers.runtimes.cell.runtime import check
+from consumers.runtimes.cell.backend import check
 from consumers.runtimes.images.store import ImageStore
 from consumers.stages.budget import Budget
 from consumers.stages.disk_room import DiskRoom

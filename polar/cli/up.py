@@ -99,7 +99,7 @@ async def _examine(upstream: ServedModel, mode: str) -> None:
 async def _has_cells() -> bool:
     """Whether tasks run in cells; a warning if they can't."""
     from consumers.runtimes import guarded
-    from consumers.runtimes.cell.runtime import check
+    from consumers.runtimes.cell.backend import check
 
     try:
         await check()

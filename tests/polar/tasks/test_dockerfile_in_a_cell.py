@@ -12,7 +12,7 @@ import pytest
 from consumers.evaluators.base import Case
 from consumers.evaluators.harbor import Harbor
 from consumers.runtimes.base import Exec, Labels, Runtime
-from consumers.runtimes.cell.runtime import CellBackend
+from consumers.runtimes.cell.backend import CellBackend
 from consumers.runtimes.images.store import ImageStore
 from consumers.runtimes.prepare import prepare
 from polar.tasks.harbor_mapping import mapped

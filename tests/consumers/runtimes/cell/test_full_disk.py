@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from consumers.runtimes.base import STORAGE_EXCEEDED, Exec, Labels, SandboxError
-from consumers.runtimes.cell.runtime import CellBackend, CellRuntime
+from consumers.runtimes.cell.backend import CellBackend
+from consumers.runtimes.cell.runtime import CellRuntime
 from tests.small_disks import fill, needs_root, small_disk
 from tests.uploading import upload_of
 from tests.waiting import eventually

@@ -15,7 +15,8 @@ import pytest
 
 from consumers.runtimes.base import Exec, Labels, Runtime, SandboxError
 from consumers.runtimes.cell import preparations
-from consumers.runtimes.cell.runtime import CellBackend, CellRuntime
+from consumers.runtimes.cell.backend import CellBackend
+from consumers.runtimes.cell.runtime import CellRuntime
 from consumers.runtimes.cell.view import Folders
 from consumers.runtimes.images.store import ImageStore
 from consumers.runtimes.prepare import prepare

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from consumers.runtimes.base import Exec, Labels
-from consumers.runtimes.cell.runtime import CellBackend, CellRuntime
+from consumers.runtimes.cell.backend import CellBackend
+from consumers.runtimes.cell.runtime import CellRuntime
 from consumers.runtimes.prepare import prepare
 from tests.consumers.runtimes.cell.test_runtime import output
 from tests.uploading import actions_of, upload_of

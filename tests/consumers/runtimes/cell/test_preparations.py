@@ -11,7 +11,7 @@ from consumers.runtimes.cell.preparations import name_of
 from consumers.runtimes.images.store import Image
 from topics.types.task import RuntimeSpec
 
-IMAGE = Image("sha256:1", (), {}, PurePosixPath("/"), "", "bash")
+IMAGE = Image("sha256:1", (), {}, PurePosixPath("/"), "", 0, "/bin/bash")
 
 
 def name(**changes: Any) -> str:
