@@ -50,9 +50,11 @@ class _Meta(msgspec.Struct):
 class SessionFolders:
     """The runtimes of one backend under `root`, which all workers of a pool on this host share."""
 
-    def __init__(self, root: Path, backend: str) -> None:
+    def __init__(self, root: Path, backend: str, needed: str = "workspace") -> None:
+        """`needed`: the entry without which a runtime's folder isn't whole."""
         self.root = root.absolute()
         self._backend = backend
+        self._needed = needed
 
     def new(self, labels: Labels, names: Iterable[str]) -> Path:
         """A new folder with its labels and empty folders `names`. Raises SandboxError `runtime_exists`, and InputError for the claim."""
@@ -80,7 +82,7 @@ class SessionFolders:
     def live(self, handle: Handle) -> Path:
         """The folder of a handle, whole. Raises SandboxError `runtime_gone`."""
         folder = self.found(handle)
-        if not (folder / "workspace").is_dir():
+        if not (folder / self._needed).exists():
             raise SandboxError(
                 "runtime_gone",
                 f"no runtime {folder.name} under {self.root} on {socket.gethostname()}; it was made on {handle.get('host')}",

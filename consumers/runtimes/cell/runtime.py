@@ -21,14 +21,12 @@ import importlib.util
 import os
 import platform
 import secrets
-import socket
 import sys
 import tempfile
 import time
 import zlib
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
+from contextlib import asynccontextmanager
 from pathlib import Path, PurePosixPath
 
 from consumers.runtimes import proctree, seccomp, session_folder
@@ -44,14 +42,13 @@ from consumers.runtimes.base import (
     SandboxError,
 )
 from consumers.runtimes.cell import bubblewrap, cgroup, layered, limits
-from consumers.runtimes.cell.allowlist import allowlist_proxy
 from consumers.runtimes.cell.bubblewrap import HOME, TMP, USER, WORKSPACE
 from consumers.runtimes.cell.cgroup import Group
 from consumers.runtimes.cell.enter import CellOrders
 from consumers.runtimes.cell.limits import Limits
-from consumers.runtimes.cell.relay import model_relay
 from consumers.runtimes.cell.storage import StorageWatch, is_full, record_prepared
 from consumers.runtimes.cell.view import ClaimView, View, give, give_all
+from consumers.runtimes.cell.ways_out import WaysOut, reached_at
 from consumers.runtimes.forkserver import ForkServer
 from consumers.runtimes.launch import launch
 from consumers.runtimes.session_folder import CLAIM_MARK, RUNTIME_MARK, SessionFolders, check_claim_id, kill_marked
@@ -60,11 +57,6 @@ from topics.types.errors import InputError, NotReadyError, install_command
 from topics.types.task import Network, RuntimeSpec
 
 NAME = "cell"
-MODEL_PORT = 11800
-ALLOWLIST_PORT = 11801
-MODEL_KEY = "sk-polar-of-this-session"
-"""The key inside. Whatever key a request carries, the relay sends the session's own."""
-
 OUT_OF_MEMORY = 137
 """The exit code of a program that the kernel killed."""
 CHECK_S = 10.0
@@ -115,9 +107,7 @@ class CellRuntime:
         return self._folder / "logs"
 
     def reached_at(self, model: ModelAccess) -> ModelAccess:
-        if self._spec.network is Network.HOST:
-            return model
-        return replace(model, proxy_url=f"http://127.0.0.1:{MODEL_PORT}", key=MODEL_KEY)
+        return reached_at(self._spec, model)
 
     async def is_empty(self) -> bool:
         with os.scandir(self._folder / "workspace") as entries:
@@ -156,7 +146,7 @@ class CellRuntime:
         log = session_folder.log_path(self._folder, what.log)
         argv = ("bash", "-o", "pipefail", "-c", what.command) if isinstance(what.command, str) else what.command
         policy = self._spec.network or Network.PROXY_ONLY if what.model else self._view.network
-        ways = _WaysOut(policy, self._spec.allowed_hosts, what.model)
+        ways = WaysOut(policy, self._spec.allowed_hosts, what.model)
         cwd = self._workdir if what.cwd is None else self._inside(what.cwd, field="cwd")
         if not self._is_layered(cwd) and not self._on_host(cwd, field="cwd").is_dir():
             raise _no_folder(what.cwd)
@@ -185,6 +175,7 @@ class CellRuntime:
                     "log_limit": what.log_limit,
                     "marks": self._marks,
                     "worker": os.getpid(),
+                    "rlimits": [],
                     "guard": None,
                     "cell": cell,
                 },
@@ -267,7 +258,7 @@ class CellRuntime:
         self._make_folders(self._on_host(self._workdir))
 
     def _cell(
-        self, environment: Mapping[str, str], cwd: PurePosixPath, tools: tuple[Path, ...], ways: _WaysOut, group: Group
+        self, environment: Mapping[str, str], cwd: PurePosixPath, tools: tuple[Path, ...], ways: WaysOut, group: Group
     ) -> CellOrders:
         mounts, links = self._backend.system
         mounts = [
@@ -333,37 +324,6 @@ class CellRuntime:
         for path in reversed(missing):
             path.mkdir()
             give(path, self._user_id)
-
-
-class _WaysOut:
-    """The ways out of one cell: at which ports it listens, and who serves them."""
-
-    def __init__(self, policy: Network, hosts: list[str], model: ModelAccess | None) -> None:
-        self._model = model if policy is not Network.NONE else None
-        self._hosts = hosts
-        listening = {MODEL_PORT: self._model is not None, ALLOWLIST_PORT: policy is Network.ALLOWLIST}
-        self.ports = None if policy is Network.HOST else [port for port, is_open in listening.items() if is_open]
-
-    @property
-    def environment(self) -> dict[str, str]:
-        if self.ports is None or ALLOWLIST_PORT not in self.ports:
-            return {}
-        url = f"http://127.0.0.1:{ALLOWLIST_PORT}"
-        # curl takes the small name alone for http, and most others take either.
-        proxies = dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"), url)
-        return proxies | dict.fromkeys(("NO_PROXY", "no_proxy"), "127.0.0.1,localhost")
-
-    @asynccontextmanager
-    async def served(self, listeners: list[socket.socket]) -> AsyncIterator[None]:
-        assert self.ports is not None, "a cell with the host's network listens nowhere"
-        async with AsyncExitStack() as serving:
-            for port, listener in zip(self.ports, listeners, strict=True):
-                if port == MODEL_PORT:
-                    assert self._model is not None, "the port is open for it"
-                    await serving.enter_async_context(model_relay(listener, self._model.proxy_url, self._model.key))
-                else:
-                    await serving.enter_async_context(allowlist_proxy(listener, self._hosts))
-            yield
 
 
 class CellBackend:

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from consumers.runtimes.base import Exec, Labels, ModelAccess, Runtime, RuntimeBackend, SandboxError
-from consumers.runtimes.cell.runtime import ALLOWLIST_PORT
+from consumers.runtimes.cell.ways_out import ALLOWLIST_PORT
 from polar.scripted.engine import Engine as ScriptedEngine
 from proxy.app import Proxy
 from tests.consumers.runtimes.conftest import KINDS, Living, workspace_of
