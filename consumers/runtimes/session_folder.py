@@ -97,7 +97,7 @@ class SessionFolders:
         if not self.root.is_dir():
             return []
         return [
-            Labelled(_labels(folder), self.handle(folder))
+            Labelled(labels_of(folder), self.handle(folder))
             for folder in sorted(self.root.iterdir())
             if CLAIM_ID.fullmatch(folder.name) and folder.is_dir()
         ]
@@ -166,7 +166,7 @@ async def remove(folder: Path) -> None:
     await asyncio.to_thread(delete, folder)
 
 
-def _labels(folder: Path) -> Labels:
+def labels_of(folder: Path) -> Labels:
     """The labels of a folder. Without readable labels its claim is enough to reap it: its maker may have died before it wrote them, or a
     program inside may have overwritten them."""
     try:
