@@ -5,7 +5,7 @@ fetches a listening socket from the worker; workers that attach later connect to
 the container can ask anything of it. Being the first process of its PID namespace, it gets no signal from inside that could end it, and
 its end ends all others. It isn't dumpable, so programs of the same user can't read or change it.
 
-A connection begins with a message of at most MESSAGE bytes, a JSON object with `op`:
+A connection begins with a message: a JSON object behind its length (4 bytes, big-endian), with `op`:
 
 - `exec`: fork a supervisor (`supervisor.py`), which has the connection and the log; `ports` are listened at first, and the sockets sent.
 - `kill`: kill all of `claim`, or everything if it is null; the answer names what can't be killed.
@@ -38,7 +38,6 @@ from consumers.runtimes.container import files
 PLACE = "/.polar"
 """Where the toolbox and the folder of the first socket lie in a container."""
 FIRST_SOCKET = f"{PLACE}/line/first"
-MESSAGE = 65536
 LOG = 1
 """The descriptor of a program's log in its supervisor: the file came with the message."""
 LISTENING = b"L"
@@ -47,6 +46,8 @@ LISTENING = b"L"
 _LOCALHOST = "127.0.0.1"
 _BACKLOG = 128
 _FDS = 4
+_MESSAGE = 65536
+"""More bytes than the first message has."""
 _WAIT_S = 30.0
 _MEMORY_FILES = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control")
 _PR_SET_DUMPABLE = 4
@@ -89,8 +90,8 @@ class Keeper:
         """Do what a connection asks for."""
         descriptors: list[int] = []
         try:
-            data, descriptors, _, _ = socket.recv_fds(line, MESSAGE, _FDS)
-            message = json.loads(data)
+            size, descriptors, _, _ = socket.recv_fds(line, 4, _FDS)
+            message = json.loads(line.recv(int.from_bytes(size, "big"), socket.MSG_WAITALL))
             op = message["op"]
             if op == "kill":
                 files.answer(line, {"left": sorted(self._kill(message["claim"]))})
@@ -222,7 +223,7 @@ def main() -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as first:
         first.settimeout(_WAIT_S)
         first.connect(FIRST_SOCKET)
-        data, descriptors, _, _ = socket.recv_fds(first, MESSAGE, 1)
+        data, descriptors, _, _ = socket.recv_fds(first, _MESSAGE, 1)
         (listener,) = descriptors
         missing = [folder for folder in json.loads(data)["folders"] if not _made(folder)]
         files_limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]

@@ -60,7 +60,7 @@ class Line:
             with socket_path(self.folder / SOCKET) as path:
                 line.connect(path)
             data = json.dumps({"workspace": self._workspace, **message}).encode()
-            socket.send_fds(line, [data], list(descriptors))
+            socket.send_fds(line, [len(data).to_bytes(4, "big") + data], list(descriptors))
         except BaseException:
             line.close()
             raise
