@@ -113,6 +113,12 @@ class Engine:
         self.connected()
         return self._info
 
+    async def close(self) -> None:
+        """Close the client's connections."""
+        await asyncio.to_thread(self._threads.shutdown)
+        if self._client is not None:
+            self._client.close()
+
     async def image(self, name: str) -> Image:
         """The image `name`, which is pulled if it isn't here: once at a time. Raises InputError if there is none that we may have, and
         SandboxError `image_unavailable`."""
