@@ -82,10 +82,8 @@ def apply(root: str, source: int) -> None:
                 continue
             _remove(path)
             _make(root, path, entry, stream)
-    for path, (mode, mtime_ns) in reversed(modes.items()):
-        if os.path.isdir(path):  # noqa: PTH112 - as above
-            os.utime(path, ns=(mtime_ns, mtime_ns))
-            os.chmod(path, mode)  # noqa: PTH101 - as above
+    for path in sorted(modes, reverse=True):  # a folder after those in it
+        _close(path, *modes[path])
 
 
 def _make(root: str, path: str, entry: dict[str, Any], stream: IO[bytes]) -> None:
@@ -176,12 +174,22 @@ def _names(folder: str) -> list[str]:
 
 
 def _open_up(folder: str, modes: dict[str, tuple[int, int]]) -> None:
-    """Let us write to a folder that is ours, until the end."""
-    if folder in modes or os.access(folder, os.W_OK | os.X_OK):
+    """Write to a folder that stays as it is, and is closed again at the end if it was."""
+    if folder in modes:
         return
     found = os.lstat(folder)
     modes[folder] = stat.S_IMODE(found.st_mode), found.st_mtime_ns
-    os.chmod(folder, stat.S_IMODE(found.st_mode) | _ALL)  # noqa: PTH101 - as above
+    if not os.access(folder, os.W_OK | os.X_OK):
+        os.chmod(folder, stat.S_IMODE(found.st_mode) | _ALL)  # noqa: PTH101 - as above
+
+
+def _close(folder: str, mode: int, mtime_ns: int) -> None:
+    """Give a folder its mode and time; one that another user has, from the image, keeps them."""
+    try:
+        os.utime(folder, ns=(mtime_ns, mtime_ns))
+        os.chmod(folder, mode)  # noqa: PTH101 - as above
+    except (FileNotFoundError, PermissionError):
+        pass
 
 
 def _remove(path: str) -> None:
