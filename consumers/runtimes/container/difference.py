@@ -185,10 +185,12 @@ def _open_up(folder: str, modes: dict[str, tuple[int, int]]) -> None:
 
 def _close(folder: str, mode: int, mtime_ns: int) -> None:
     """Give a folder its mode and time; one that another user has, from the image, keeps them."""
+    if os.path.islink(folder) or not os.path.isdir(folder):  # noqa: PTH112, PTH114 - as above
+        return  # something else has taken its place
     try:
         os.utime(folder, ns=(mtime_ns, mtime_ns))
         os.chmod(folder, mode)  # noqa: PTH101 - as above
-    except (FileNotFoundError, PermissionError):
+    except PermissionError:
         pass
 
 

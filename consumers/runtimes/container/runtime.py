@@ -22,7 +22,7 @@ import os
 import sys
 from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -198,7 +198,9 @@ class ContainerBackend:
         self, names: Names, part: str, image: str, labels: Labels, spec: RuntimeSpec, facts: Facts, *, is_host: bool
     ) -> dict[str, Any]:
         """Make a container, whose folder in the session's is `part`; its keeper's first answer."""
-        workdir = os.path.normpath(os.path.join(facts.workspace, spec.workdir or "."))  # noqa: PTH118 - of the container
+        workspace = PurePosixPath(facts.workspace)
+        workdir = PurePosixPath(os.path.normpath(workspace / (spec.workdir or ".")))
+        own = [folder for folder in workdir.parents if folder.is_relative_to(workspace)]
         plan = Plan(
             name=names.container(part),
             image=image,
@@ -207,7 +209,7 @@ class ContainerBackend:
             labels=labels,
             spec=spec,
             has_host_network=is_host,
-            folders=list(dict.fromkeys((facts.workspace, str(HOME), workdir))),
+            folders=list(dict.fromkeys(map(str, (workspace, HOME, *reversed(own), workdir)))),
             tools=facts.tools,
         )
         return await place.make(self._engine, self._toolbox, names.session / part, plan)
@@ -236,7 +238,8 @@ def _remove_all(client: docker.DockerClient, filters: Mapping[str, Any]) -> None
     for container in client.api.containers(all=True, quiet=True, filters=filters):
         gone_is_fine(partial(client.api.remove_container, container["Id"], force=True, v=True))
     for image in client.api.images(filters=filters, quiet=True):
-        gone_is_fine(partial(client.api.remove_image, image, force=True))
+        # Otherwise the engine would also remove the task's image, if that has no name.
+        gone_is_fine(partial(client.api.remove_image, image, force=True, noprune=True))
 
 
 def _labels_of_all(client: docker.DockerClient, filters: Mapping[str, Any]) -> list[Mapping[str, str]]:

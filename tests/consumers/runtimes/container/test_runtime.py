@@ -91,14 +91,14 @@ async def test_with_the_hosts_network_for_prepare_alone_the_run_has_none_and_all
 async def test_the_keeper_is_out_of_reach(runtime: Runtime) -> None:
     attack = """
     for number in 2 9 15 17 19; do kill -$number 1; done
-    cat /proc/1/mem /proc/1/environ /proc/$PPID/environ >/dev/null; ls /proc/1/fd /proc/$PPID/fd
+    cat /proc/1/mem /proc/1/environ /proc/$PPID/environ >/dev/null
+    echo forged >/proc/$PPID/fd/1; cat </proc/1/fd/3
     find /.polar -type s; echo x >/.polar/tools/bin/python3; echo x >/.polar/line/first
-    grep -l '' /proc/1/fdinfo/* | head -1
     """
     said = await output(runtime, attack)
-    assert said.count("Permission denied") >= 5
+    assert said.count("Permission denied") == 5
     assert said.count("Read-only file system") == 2
-    assert "/.polar/line/" not in said.replace("/.polar/line/first: Read-only", "")
+    assert len(said.splitlines()) == 7, said
     assert await output(runtime, "echo alive") == "alive\n"
 
 
@@ -256,10 +256,11 @@ async def test_the_images_user_owns_its_workspace_and_home_and_the_images_variab
         evaluation = await backend.attach(
             made.handle, f"{claim}-e", RuntimeSpec(backend="docker", image=image.id), fresh=True
         )
-        assert (await evaluation.exec(Exec(("ls",)))).tail.splitlines()[-2:] == ["later", "x"]
-        await made.remove()
+        assert (await evaluation.exec(Exec(("ls",)))).tail.splitlines()[-2:] == ["deep", "later"]
     finally:
-        engine.images.remove(image.id, force=True)
+        for left in await backend.labelled():
+            await backend.remove(left.handle)
+        engine.images.remove(image.id)
 
 
 @pytest.mark.parametrize(
