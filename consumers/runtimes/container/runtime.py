@@ -30,7 +30,7 @@ import docker
 import msgspec
 
 from consumers.runtimes import session_folder
-from consumers.runtimes.base import Handle, Labelled, Labels, SandboxError
+from consumers.runtimes.base import HOST_DISK_FULL, Handle, Labelled, Labels, SandboxError
 from consumers.runtimes.container import place
 from consumers.runtimes.container.engine import Engine, gone_is_fine
 from consumers.runtimes.container.line import Line
@@ -71,6 +71,7 @@ class ContainerBackend:
         self.folders = SessionFolders(root, NAME, needed=_FACTS)
         self._engine = Engine()
         self._toolbox = Toolbox(self.folders.root)
+        self._was_listed = False
         self._preparing: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def create(self, labels: Labels, spec: RuntimeSpec) -> ContainerRuntime:
@@ -171,9 +172,19 @@ class ContainerBackend:
         return sorted(gaps)
 
     async def labelled(self) -> list[Labelled]:
-        """By the folders on this host, and by what the engine has: a container may outlive its folder."""
+        """By the folders on this host, and by what the engine has: a container may outlive its folder.
+
+        Where no container was ever made, the engine is asked once.
+        """
         found = {one.labels.claim_id: one for one in self.folders.labelled()}
-        for labels in await self._engine.call(lambda client: _labels_of_all(client, self._filters())):
+        if self._was_listed and not self.folders.root.is_dir():
+            return []
+        self._was_listed = True
+        try:
+            things = await self._engine.call(lambda client: _labels_of_all(client, self._filters()))
+        except NotReadyError:  # no engine, or not now: it is asked again, and the folders tell what is to be removed
+            return list(found.values())
+        for labels in things:
             if labels[RUNTIME_LABEL] not in found:
                 its = place.read_labels(labels)
                 found[its.claim_id] = Labelled(its, self.folders.handle(self.folders.root / its.claim_id))
@@ -182,7 +193,10 @@ class ContainerBackend:
     async def remove(self, handle: Handle) -> None:
         folder = self.folders.found(handle)
         filters = self._filters(folder.name)
-        await self._engine.call(lambda client: _remove_all(client, filters))
+        try:
+            await self._engine.call(lambda client: _remove_all(client, filters))
+        except NotReadyError as error:
+            raise SandboxError("not_removed", str(error)) from error
         await asyncio.to_thread(session_folder.delete, folder)
 
     async def kill_claim(self, claim_id: str) -> None:
@@ -253,16 +267,17 @@ async def _carry(source: Line, target: Line, names: Names) -> None:
     listing = os.open(names.session / _LISTING, os.O_RDONLY)
     reader, writer = os.pipe()
     claim = {"claim": names.claim}
-    packed, applied = await asyncio.gather(
+    ends: list[object] = await asyncio.gather(
         source.ask({"op": "pack", **claim}, [listing, writer], within_s=None),
         target.ask({"op": "apply", **claim}, [reader], within_s=None),
         return_exceptions=True,
     )
-    for ended in (packed, applied):
-        if isinstance(ended, BaseException):
-            raise SandboxError(
-                "not_made", f"the run's changes can't be carried into its evaluation: {ended}"
-            ) from ended
+    errors = [error for error in ends if isinstance(error, BaseException)]
+    for error in errors:
+        if isinstance(error, SandboxError) and error.code == HOST_DISK_FULL:
+            raise error
+    for error in errors:
+        raise SandboxError("not_made", f"the run's changes can't be carried into its evaluation: {error}") from error
 
 
 def _tools() -> list[str]:

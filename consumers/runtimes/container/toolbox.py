@@ -16,6 +16,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import threading
 from pathlib import Path
 
 from consumers.runtimes.container.keeper import PLACE
@@ -42,21 +43,24 @@ class Toolbox:
         self._root = root
         self._folder: Path | None = None
         self._loader = ""
+        self._making = threading.Lock()
 
     def folder(self) -> Path:
         """The folder, whole. Blocks. Raises NotReadyError."""
-        if self._folder is None:
-            files, libraries = _loaded()
-            found = self._root / f".toolbox-{_digest([*files, *libraries])}"
-            self._loader = next((path.name for path in libraries if path.name.startswith(_LOADERS)), "")
-            if not self._loader:
-                raise NotReadyError(
-                    f"the runtime 'docker' needs a Python with shared libraries; {sys.executable} has none"
-                )
-            if not found.is_dir():
-                self._make(found, files, libraries)
-            self._folder = found
-        return self._folder
+        with self._making:
+            if self._folder is None:
+                self._folder = self._found()
+            return self._folder
+
+    def _found(self) -> Path:
+        files, libraries = _loaded()
+        folder = self._root / f".toolbox-{_digest([*files, *libraries])}"
+        self._loader = next((path.name for path in libraries if path.name.startswith(_LOADERS)), "")
+        if not self._loader:
+            raise NotReadyError(f"the runtime 'docker' needs a Python with shared libraries; {sys.executable} has none")
+        if not folder.is_dir():
+            self._make(folder, files, libraries)
+        return folder
 
     def command(self) -> list[str]:
         """What the container runs; `folder` was called before."""

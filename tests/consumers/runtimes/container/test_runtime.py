@@ -16,11 +16,11 @@ from consumers.runtimes.base import Exec, Labels, ModelAccess, Runtime, SandboxE
 from consumers.runtimes.container.runtime import ContainerBackend
 from tests.compose import base
 from tests.consumers.runtimes.conftest import Living, command_lines
-from tests.consumers.runtimes.container.conftest import ImageBackend, things_of
+from tests.consumers.runtimes.container.conftest import ImageBackend, in_image, things_of
 from tests.consumers.runtimes.test_supervisor import daemon
 from tests.serving import serving, serving_by_path
 from tests.waiting import eventually
-from topics.types.errors import InputError
+from topics.types.errors import InputError, NotReadyError
 from topics.types.task import Network, RuntimeSpec
 
 pytestmark = pytest.mark.docker
@@ -325,6 +325,37 @@ async def test_many_sessions_run_at_once_and_each_is_by_itself(
 async def test_a_backend_names_what_it_does_not_enforce(backend: ContainerBackend, runtime: Runtime) -> None:
     assert backend.unenforced(RuntimeSpec()) == ["storage_mb"]
     assert "session_key" in backend.unenforced(RuntimeSpec(network=Network.HOST))
+
+
+async def test_a_tool_is_seen_where_it_lies_on_the_host_and_cannot_be_changed(
+    backend: ContainerBackend, claim: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POLAR_CACHE", str(tmp_path / "cache"))
+    tool = tmp_path / "cache" / "tool-1"
+    tool.mkdir(parents=True)
+    (tool / "run").write_text("#!/bin/bash\necho ran\n")
+    (tool / "run").chmod(0o755)
+    made = await backend.create(labels(claim), RuntimeSpec())
+    ended = await made.exec(Exec(f"{tool}/run; echo x >{tool}/run", tools=(tool,)))
+    assert ended.tail.startswith("ran\n")
+    assert "Read-only file system" in ended.tail
+    with pytest.raises(NotReadyError, match="isn't in a folder that containers see"):
+        await made.exec(Exec("true", tools=(tmp_path / "elsewhere",)))
+
+
+async def test_where_no_engine_answers_tasks_are_told_and_the_reaper_goes_on(
+    engine: docker.DockerClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
+    alone = ContainerBackend(tmp_path / "runtimes")
+    assert await alone.labelled() == []
+    with pytest.raises(NotReadyError, match="reaches no container engine.*DOCKER_HOST"):
+        await alone.create(labels("c"), in_image(RuntimeSpec()))
+    (tmp_path / "runtimes" / "claim-of-a-dead-worker").mkdir(parents=True)
+    (found,) = await alone.labelled()
+    with pytest.raises(SandboxError, match="reaches no container engine"):
+        await alone.remove(found.handle)
+    await alone.close()
 
 
 async def test_an_image_is_needed(engine: docker.DockerClient, tmp_path: Path) -> None:
