@@ -349,7 +349,7 @@ async def test_where_no_engine_answers_tasks_are_told_and_the_reaper_goes_on(
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
     alone = ContainerBackend(tmp_path / "runtimes")
     assert await alone.labelled() == []
-    with pytest.raises(NotReadyError, match="reaches no container engine.*DOCKER_HOST"):
+    with pytest.raises(NotReadyError, match=r"reaches no container engine.*DOCKER_HOST"):
         await alone.create(labels("c"), in_image(RuntimeSpec()))
     (tmp_path / "runtimes" / "claim-of-a-dead-worker").mkdir(parents=True)
     (found,) = await alone.labelled()
