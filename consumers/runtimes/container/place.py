@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import resource
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,11 +18,11 @@ from typing import Any
 import docker
 from docker.errors import APIError
 from docker.models.containers import Container
-from docker.types import DeviceRequest, LogConfig, Mount
+from docker.types import DeviceRequest, LogConfig, Mount, Ulimit
 
 from consumers.runtimes.base import Labels, SandboxError
 from consumers.runtimes.cell.bubblewrap import SHARED_MEMORY
-from consumers.runtimes.cell.limits import MEMORY_SHARE, PIDS
+from consumers.runtimes.cell.limits import FILES, MEMORY_SHARE, PIDS
 from consumers.runtimes.container.engine import Engine, folders_of
 from consumers.runtimes.container.keeper import FIRST_SOCKET, PLACE
 from consumers.runtimes.container.line import SOCKET, socket_path
@@ -35,6 +36,8 @@ RUNTIME_LABEL = "polar.runtime"
 
 KEEPER_MB = 32
 """Memory of the keeper and the supervisors, on top of `memory_mb`."""
+KEEPER_FILES = 1024
+"""Open files that a process of theirs may have; a program's own limit may be lower."""
 KEEPER_PIDS = 4
 """Processes of theirs, on top of `pids`."""
 START_S = 120.0
@@ -132,6 +135,10 @@ def _start(
     spec = plan.spec
     memory = spec.memory_mb * _MB if spec.memory_mb else int(info["MemTotal"] * MEMORY_SHARE)
     memory += KEEPER_MB * _MB
+    # An engine's own default may be more than the kernel allows; one without privileges gives no more than its user, who is ours, has.
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    files = max(spec.files or FILES, KEEPER_FILES)
+    files = files if hard == resource.RLIM_INFINITY else min(files, hard)
     options: dict[str, Any] = {
         "name": plan.name,
         "image": plan.image,
@@ -146,6 +153,7 @@ def _start(
         "mem_limit": memory,
         "memswap_limit": memory,
         "pids_limit": (spec.pids or PIDS) + KEEPER_PIDS,
+        "ulimits": [Ulimit(name="nofile", soft=files, hard=files)],
         "shm_size": SHARED_MEMORY,
         "oom_score_adj": _OOM_SCORE,
         # An image's own check would be a program that nobody supervises.
