@@ -46,6 +46,8 @@ LISTENING = b"L"
 _LOCALHOST = "127.0.0.1"
 _BACKLOG = 128
 _FDS = 4
+_MESSAGE_S = 5.0
+"""For the rest of a message that has begun: it is sent at once, and nobody else is served meanwhile."""
 _MESSAGE = 65536
 """More bytes than the first message has."""
 _WAIT_S = 30.0
@@ -90,8 +92,10 @@ class Keeper:
         """Do what a connection asks for."""
         descriptors: list[int] = []
         try:
+            line.settimeout(_MESSAGE_S)
             size, descriptors, _, _ = socket.recv_fds(line, 4, _FDS)
             message = json.loads(line.recv(int.from_bytes(size, "big"), socket.MSG_WAITALL))
+            line.settimeout(None)
             op = message["op"]
             if op == "kill":
                 files.answer(line, {"left": sorted(self._kill(message["claim"]))})

@@ -178,9 +178,14 @@ class ContainerRuntime:
             raise
         after, _ = await line.ask({"op": "memory"})
         exceeded = ""
-        if after.get("oom_kill", 0) > before.get("oom_kill", 0) and ended.exit_code == OUT_OF_MEMORY:
-            limit = f"{self._spec.memory_mb} MB of memory, their limit (memory_mb)"
-            exceeded = f"The session's programs needed more than {limit if self._spec.memory_mb else 'the memory that they may use'}."
+        if after.get("oom_kill", 0) > before.get("oom_kill", 0):
+            # cgroup v1 has no count `oom`, and doesn't tell whose memory had ended.
+            if "oom" in after and after["oom"] == before.get("oom"):
+                raise SandboxError(
+                    "host_out_of_memory", "the host ran out of memory and killed a program that was within its limit"
+                )
+            if ended.exit_code == OUT_OF_MEMORY:
+                exceeded = f"The session's programs needed more than {self._memory_limit()}."
         return ExecResult(
             exit_code=ended.exit_code,
             timed_out=ended.timed_out,
@@ -214,6 +219,11 @@ class ContainerRuntime:
 
     def _environment(self) -> dict[str, str]:
         return {"PATH": _PATH, "LANG": "C.UTF-8"} | self._facts.env | {"HOME": str(HOME)}
+
+    def _memory_limit(self) -> str:
+        if self._spec.memory_mb is None:
+            return "three quarters of the host's memory, their limit"
+        return f"{self._spec.memory_mb} MB of memory, their limit (memory_mb)"
 
     def _rlimits(self) -> list[tuple[int, int]]:
         wanted = {
