@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import io
+import os
+import socket
 import tarfile
 import threading
+import weakref
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -29,6 +32,8 @@ except ImportError as missing:
         f"the runtime 'docker' needs Docker's client; install it: {install_command('docker')}"
     ) from missing
 
+DEFAULT_HOST = "unix:///var/run/docker.sock"
+"""As Docker's client has it without DOCKER_HOST."""
 IMAGE_UNAVAILABLE = "image_unavailable"
 CALL_S = 180.0
 """For one answer of the engine, and for its next message while it pulls; a start takes 0.5 s, on a busy host more."""
@@ -44,6 +49,7 @@ _ABSENT = (
     "no matching manifest",
 )
 """What engines say of an image that another try won't find, in lower case."""
+_UNIX = "unix://"
 _LATER = ("toomanyrequests", "too many requests", "rate limit")
 
 T = TypeVar("T")
@@ -97,14 +103,16 @@ class Engine:
         with self._connecting:
             if self._client is None:
                 try:
+                    _knock()
                     client = docker.from_env(timeout=CALL_S, max_pool_size=CALLS)
                     self._info = client.info()
-                except (DockerException, RequestException) as error:
+                except (DockerException, RequestException, OSError) as error:
                     raise NotReadyError(
                         f"the runtime 'docker' reaches no container engine: {error}; start Docker, or Podman's service and set DOCKER_HOST "
                         "to its socket, and let this user use it"
                     ) from error
                 self._client = client
+                weakref.finalize(self, client.close)
             return self._client
 
     @property
@@ -112,12 +120,6 @@ class Engine:
         """What the engine says of itself. Blocks at the first use. Raises NotReadyError."""
         self.connected()
         return self._info
-
-    async def close(self) -> None:
-        """Close the client's connections."""
-        await asyncio.to_thread(self._threads.shutdown)
-        if self._client is not None:
-            self._client.close()
 
     async def image(self, name: str) -> Image:
         """The image `name`, which is pulled if it isn't here: once at a time. Raises InputError if there is none that we may have, and
@@ -134,6 +136,14 @@ class Engine:
         if found is None:
             raise SandboxError(IMAGE_UNAVAILABLE, f"the image {name} was pulled and isn't there")
         return found
+
+
+def _knock() -> None:
+    """Connect to the engine's socket. Docker's client would leave a socket open that nobody answers at. Raises OSError."""
+    host = os.environ.get("DOCKER_HOST") or DEFAULT_HOST
+    if host.startswith(_UNIX):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as knocking:
+            knocking.connect(host.removeprefix(_UNIX))
 
 
 def _image(client: docker.DockerClient, name: str) -> Image | None:

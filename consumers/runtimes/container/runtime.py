@@ -204,10 +204,6 @@ class ContainerBackend:
         folders = [self.folders.found(one.handle) for one in self.folders.labelled()]
         await asyncio.gather(*(line.kill(claim_id) for folder in folders for line in lines_of(folder)))
 
-    async def close(self) -> None:
-        """Close the connections to the engine."""
-        await self._engine.close()
-
     async def _make(
         self, names: Names, part: str, image: str, labels: Labels, spec: RuntimeSpec, facts: Facts, *, is_host: bool
     ) -> dict[str, Any]:

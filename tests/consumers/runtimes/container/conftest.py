@@ -46,7 +46,6 @@ async def backend(engine: docker.DockerClient, tmp_path: Path) -> AsyncIterator[
     for left in await made.labelled():
         await made.remove(left.handle)
     assert things_of(engine, made) == []
-    await made.close()
 
 
 def things_of(engine: docker.DockerClient, backend: ContainerBackend) -> list[str]:

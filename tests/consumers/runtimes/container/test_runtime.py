@@ -355,7 +355,6 @@ async def test_where_no_engine_answers_tasks_are_told_and_the_reaper_goes_on(
     (found,) = await alone.labelled()
     with pytest.raises(SandboxError, match="reaches no container engine"):
         await alone.remove(found.handle)
-    await alone.close()
 
 
 async def test_an_image_is_needed(engine: docker.DockerClient, tmp_path: Path) -> None:
@@ -363,4 +362,3 @@ async def test_an_image_is_needed(engine: docker.DockerClient, tmp_path: Path) -
     with pytest.raises(InputError, match=r"runtime\.image: a container needs an image"):
         await plain.create(labels("c"), RuntimeSpec())
     assert await plain.labelled() == []
-    await plain.close()
