@@ -242,7 +242,7 @@ async def test_the_images_user_owns_its_workspace_and_home_and_the_images_variab
     engine: docker.DockerClient, backend: ContainerBackend, claim: str
 ) -> None:
     recipe = f'FROM {base.IMAGE}\nUSER 1234:1234\nENV FLAVOUR=sweet LD_PRELOAD=/none.so\nENTRYPOINT ["false"]\n'
-    image, _ = engine.images.build(fileobj=io.BytesIO(recipe.encode()))
+    image, _ = engine.images.build(fileobj=io.BytesIO(recipe.encode()), rm=True, forcerm=True)
     try:
         made = await backend.create(
             labels(claim), RuntimeSpec(backend="docker", image=image.id, workdir="deep/down", env={"OWN": "1"})
