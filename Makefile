@@ -62,8 +62,8 @@ chaos: install ## 10 minutes of killing everything, 200 sessions; CHAOS="--minut
 	$(BIN)/python -m tests.acceptance.chaos $(CHAOS)
 
 # Docker's own client leaves its sockets to the collector.
-test-docker: install ## compose/ on images built here, scaled and hurt; its Kubernetes manifests
-	$(BIN)/pytest -m docker -W ignore::ResourceWarning tests/compose
+test-docker: install ## compose/ on images built here, scaled and hurt; its Kubernetes manifests; sessions in containers
+	$(BIN)/pytest -m docker -W ignore::ResourceWarning tests/compose tests/consumers/runtimes/container
 
 fuzz: install ## 50,000 wrong requests at a proxy, with its memory and connections watched
 	POLAR_FUZZ_REQUESTS=50000 $(BIN)/pytest -s tests/proxy/fuzz

@@ -13,9 +13,9 @@ import socket
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from dataclasses import dataclass
+from typing import Protocol
 
 from consumers.runtimes.base import SandboxError
-from consumers.runtimes.forkserver import ForkServer
 from consumers.runtimes.supervisor import GRACE_S, KILL_S, Orders, Report
 from topics.waiting.first_done import first_done
 
@@ -31,6 +31,16 @@ _CLOSE_S = 1.0
 WaysOut = Callable[[list[socket.socket]], AbstractAsyncContextManager[None]]
 
 
+class Forks(Protocol):
+    """What forks supervisors: see `ForkServer`."""
+
+    def fork(self) -> socket.socket:
+        """The socket of a new supervisor, which waits for its orders there. OSError."""
+
+    def replace(self) -> None:
+        """Fork by another server from now on."""
+
+
 @dataclass(frozen=True)
 class ProgramEnd:
     """How a program ended. `exit_code` None: we ended it; `timed_out`: because its time was up."""
@@ -42,7 +52,7 @@ class ProgramEnd:
 
 async def launch(
     orders: Orders,
-    forks: ForkServer,
+    forks: Forks,
     *,
     timeout_s: float | None,
     stops: Sequence[asyncio.Event],

@@ -111,6 +111,7 @@ class ProcessRuntime:
                 "log_limit": what.log_limit,
                 "marks": self._marks,
                 "worker": os.getpid(),
+                "rlimits": [],
                 "guard": self.guard(what),
                 "cell": None,
             },

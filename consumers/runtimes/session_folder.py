@@ -50,9 +50,11 @@ class _Meta(msgspec.Struct):
 class SessionFolders:
     """The runtimes of one backend under `root`, which all workers of a pool on this host share."""
 
-    def __init__(self, root: Path, backend: str) -> None:
+    def __init__(self, root: Path, backend: str, needed: str = "workspace") -> None:
+        """`needed`: the entry without which a runtime's folder isn't whole."""
         self.root = root.absolute()
         self._backend = backend
+        self._needed = needed
 
     def new(self, labels: Labels, names: Iterable[str]) -> Path:
         """A new folder with its labels and empty folders `names`. Raises SandboxError `runtime_exists`, and InputError for the claim."""
@@ -80,7 +82,7 @@ class SessionFolders:
     def live(self, handle: Handle) -> Path:
         """The folder of a handle, whole. Raises SandboxError `runtime_gone`."""
         folder = self.found(handle)
-        if not (folder / "workspace").is_dir():
+        if not (folder / self._needed).exists():
             raise SandboxError(
                 "runtime_gone",
                 f"no runtime {folder.name} under {self.root} on {socket.gethostname()}; it was made on {handle.get('host')}",
@@ -95,7 +97,7 @@ class SessionFolders:
         if not self.root.is_dir():
             return []
         return [
-            Labelled(_labels(folder), self.handle(folder))
+            Labelled(labels_of(folder), self.handle(folder))
             for folder in sorted(self.root.iterdir())
             if CLAIM_ID.fullmatch(folder.name) and folder.is_dir()
         ]
@@ -164,7 +166,7 @@ async def remove(folder: Path) -> None:
     await asyncio.to_thread(delete, folder)
 
 
-def _labels(folder: Path) -> Labels:
+def labels_of(folder: Path) -> Labels:
     """The labels of a folder. Without readable labels its claim is enough to reap it: its maker may have died before it wrote them, or a
     program inside may have overwritten them."""
     try:

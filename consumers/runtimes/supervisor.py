@@ -19,6 +19,7 @@ from __future__ import annotations
 import ctypes
 import marshal
 import os
+import resource
 import select
 import signal
 import time
@@ -39,7 +40,8 @@ class GuardOrders(TypedDict):
 
 
 class Orders(TypedDict):
-    """The program to run. `worker`: the pid whose death ends the program. `marks`: shown by the supervisor itself, see `proctree`.
+    """The program to run. `worker`: the pid whose death ends the program; None where it can't be seen: then only the socket tells of it.
+    `marks`: shown by the supervisor itself, see `proctree`. `log`: a path, or an open file of ours. `rlimits`: hard limits of the program.
 
     With a `cell` the program runs in it, `env` and `cwd` are the cell's to set, and all other paths are this host's. A `guard` restricts
     a program without a cell.
@@ -49,10 +51,11 @@ class Orders(TypedDict):
     env: dict[str, str]
     cwd: str
     stdin: str
-    log: str
+    log: str | int
     log_limit: int
     marks: dict[str, str]
-    worker: int
+    worker: int | None
+    rlimits: list[tuple[int, int]]
     guard: GuardOrders | None
     cell: CellOrders | None
 
@@ -95,13 +98,9 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 class BoundedLog:
     """A log file with a size limit. It accepts all data, so no program ever waits for it; a full disk counts as the limit."""
 
-    def __init__(self, path: str, limit: int) -> None:
-        try:
-            os.unlink(path)  # noqa: PTH108 - paths here are text, as orders come
-        except FileNotFoundError:
-            pass
-        # O_EXCL: a link or a pipe that an earlier program made here is neither followed nor waited for.
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    def __init__(self, log: str | int, limit: int) -> None:
+        """`log`: the path of a file that is replaced, or an open file."""
+        self._fd = new_log(log) if isinstance(log, str) else log
         self.last = b""
         self._room = max(limit - TAIL, limit // 2)
         self._kept = limit - self._room
@@ -136,12 +135,22 @@ class BoundedLog:
             self._beyond += len(data)
 
 
+def new_log(path: str) -> int:
+    """An open file that replaces whatever is at `path`."""
+    try:
+        os.unlink(path)  # noqa: PTH108 - paths here are text, as orders come
+    except FileNotFoundError:
+        pass
+    # O_EXCL: a link or a pipe that an earlier program made here is neither followed nor waited for.
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+
+
 class Supervision:
     """One program, from its start to the death of its last process."""
 
     def __init__(self, orders: Orders, line: int) -> None:
         self._line = line
-        self._worker = os.pidfd_open(orders["worker"])
+        self._worker = None if orders["worker"] is None else os.pidfd_open(orders["worker"])
         self._log = BoundedLog(orders["log"], orders["log_limit"])
         self._output, writer = os.pipe()
         os.set_blocking(self._output, False)
@@ -186,7 +195,8 @@ class Supervision:
         """Wait until the program has ended or must be killed. Wakes at least once a second, to reap daemons that ended."""
         poll = select.poll()
         for fd in (self._line, self._worker, self._output, self._exit):
-            poll.register(fd, select.POLLIN)
+            if fd is not None:
+                poll.register(fd, select.POLLIN)
         end: float | None = None
         while True:
             ready = {fd for fd, _ in poll.poll(1000 if end is None else max(0, end - time.monotonic()) * 1000)}
@@ -286,6 +296,8 @@ def _start(orders: Orders, output: int, why: int, line: int, status: int) -> int
         else:
             # The marks are bubblewrap's, by which the cell is found if this supervisor is killed; the program gets another environment.
             argv, env = enter(orders["cell"], argv, line, status), orders["marks"]
+        for limit, value in orders["rlimits"]:
+            resource.setrlimit(limit, (value, value))
         os.execvpe(argv[0], argv, env)  # noqa: S606 - the purpose of this process
     except OSError as error:
         # For a program looked up in PATH, execvpe names the last folder tried, as bytes.

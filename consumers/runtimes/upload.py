@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from topics.environment import archive
 from topics.environment.archive import ArchiveError
-from topics.environment.blobs import BlobStore, DamagedBlobError
+from topics.environment.blobs import BlobReader, BlobStore, DamagedBlobError
 from topics.types.errors import InputError, NotReadyError
 
 CONTENT = "content"
@@ -31,6 +32,13 @@ class Upload:
         one file, or a folder; NotReadyError if this worker's blob store doesn't have it whole; OSError for the target.
         """
         unpack = archive.unpack_file if self.file_name else archive.unpack_folder
+        with self.opened() as blob:
+            unpack(blob, target)
+
+    @contextmanager
+    def opened(self) -> Iterator[BlobReader]:
+        """The archive, for `archive.unpack_file` or `unpack_folder`. Raises InputError in place of an ArchiveError, and NotReadyError, both
+        as `write`."""
         try:
             with ExitStack() as reading:
                 try:
@@ -40,7 +48,7 @@ class Upload:
                         f"{self.ref} can't be read from this worker's blob store ({error.strerror}); every host, and whoever submits "
                         "tasks, needs the same POLAR_BLOBS"
                     ) from error
-                unpack(blob, target)
+                yield blob
         except ArchiveError as error:
             raise InputError(CONTENT, self.ref, str(error)) from error
         except DamagedBlobError as error:

@@ -20,7 +20,7 @@ from topics.types.errors import InputError, NotReadyError
 from topics.types.task import Network, RuntimeSpec
 
 CONFINED = "cell"
-TRUSTED = ("landlock", "process")
+TRUSTED = ("docker", "landlock", "process")
 """Kinds for tasks that the worker trusts."""
 NETWORKS = ("network", "setup_network", "verifier_network")
 TRUST = "Workers that trust their tasks allow it: --trust-tasks"

@@ -173,6 +173,7 @@ LIMITS = ("cpus", "memory_mb", "pids", "storage_mb", "files")
 LANDLOCK_LACKS = (*CELL_LACKS, "image", "verifier_sees", "allowed_hosts", *LIMITS)
 UNKEPT = {
     "cell": CELL_LACKS,
+    "docker": ("allow_internet", "kwargs", "verifier_sees"),
     "landlock": LANDLOCK_LACKS,
     "process": (*LANDLOCK_LACKS, "network", "setup_network", "verifier_network"),
 }
@@ -261,6 +262,8 @@ class RuntimeSpec(Part):
 
     def check_kept(self, backend: str) -> None:
         """Raises ValueError for a field that `backend` doesn't keep."""
+        if backend == "docker" and not self.image and self.import_path is None:
+            raise ValueError("image is needed where backend is 'docker'; name one, like image: python:3.12")
         for name in UNKEPT.get(backend, ()) if self.import_path is None else ():
             value = getattr(self, name)
             if value != type(self).model_fields[name].default and (name, value) != ("network", Network.HOST):

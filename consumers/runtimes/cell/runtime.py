@@ -16,7 +16,6 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -39,7 +38,7 @@ from consumers.runtimes.cell.limits import Limits
 from consumers.runtimes.cell.roots import Root
 from consumers.runtimes.cell.storage import StorageWatch, is_full
 from consumers.runtimes.cell.view import View, give, give_all
-from consumers.runtimes.cell.ways_out import MODEL_KEY, MODEL_PORT, WaysOut
+from consumers.runtimes.cell.ways_out import WaysOut, reached_at
 from consumers.runtimes.launch import launch
 from consumers.runtimes.session_folder import CLAIM_MARK, RUNTIME_MARK, kill_marked
 from consumers.runtimes.upload import Upload
@@ -97,9 +96,7 @@ class CellRuntime:
         return self._folder / "logs"
 
     def reached_at(self, model: ModelAccess) -> ModelAccess:
-        if self._spec.network is Network.HOST:
-            return model
-        return replace(model, proxy_url=f"http://127.0.0.1:{MODEL_PORT}", key=MODEL_KEY)
+        return reached_at(self._spec, model)
 
     async def is_empty(self) -> bool:
         if self._root.image is not None:
@@ -174,6 +171,7 @@ class CellRuntime:
                     "log_limit": what.log_limit,
                     "marks": self._marks,
                     "worker": os.getpid(),
+                    "rlimits": [],
                     "guard": None,
                     "cell": cell,
                 },

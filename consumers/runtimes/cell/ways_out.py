@@ -1,8 +1,6 @@
-"""The ways out of a cell, whose network is loopback.
+"""The ways out of a sandbox whose network is loopback: the model at MODEL_PORT, and the allowed hosts at ALLOWLIST_PORT.
 
-`Exec.model` is answered at MODEL_PORT: the worker leads all that comes there to the proxy, with the session's key (`relay`). With the
-policy `allowlist` a filtering proxy answers at ALLOWLIST_PORT (`allowlist`). With the policy `host` there is neither: programs call the
-proxy themselves.
+The sandbox listens inside and sends the sockets out; the worker serves them here.
 """
 
 from __future__ import annotations
@@ -10,11 +8,12 @@ from __future__ import annotations
 import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 
 from consumers.runtimes.base import ModelAccess
 from consumers.runtimes.cell.allowlist import allowlist_proxy
 from consumers.runtimes.cell.relay import model_relay
-from topics.types.task import Network
+from topics.types.task import Network, RuntimeSpec
 
 MODEL_PORT = 11800
 ALLOWLIST_PORT = 11801
@@ -22,10 +21,18 @@ MODEL_KEY = "sk-polar-of-this-session"
 """The key inside. Whatever key a request carries, the relay sends the session's own."""
 
 
+def reached_at(spec: RuntimeSpec, model: ModelAccess) -> ModelAccess:
+    """As `Runtime.reached_at`."""
+    if spec.network is Network.HOST:
+        return model
+    return replace(model, proxy_url=f"http://127.0.0.1:{MODEL_PORT}", key=MODEL_KEY)
+
+
 class WaysOut:
-    """The ways out of one cell: at which ports it listens, and who serves them."""
+    """The ways out of one sandbox: at which ports it listens, and who serves them."""
 
     def __init__(self, policy: Network, hosts: list[str], model: ModelAccess | None) -> None:
+        """`ports`: those at which the sandbox's loopback is listened at; None: it has the host's network."""
         self._model = model if policy is not Network.NONE else None
         self._hosts = hosts
         listening = {MODEL_PORT: self._model is not None, ALLOWLIST_PORT: policy is Network.ALLOWLIST}
@@ -42,7 +49,7 @@ class WaysOut:
 
     @asynccontextmanager
     async def served(self, listeners: list[socket.socket]) -> AsyncIterator[None]:
-        assert self.ports is not None, "a cell with the host's network listens nowhere"
+        assert self.ports is not None, "a sandbox with the host's network listens nowhere"
         async with AsyncExitStack() as serving:
             for port, listener in zip(self.ports, listeners, strict=True):
                 if port == MODEL_PORT:

@@ -99,7 +99,7 @@ async def test_files_are_written_with_their_mode_and_read_up_to_a_limit(runtime:
     assert (await runtime.exec(Exec(("./bin/run",)))).tail == "ran\n"
     assert await runtime.read_file(runtime.home / ".agent/settings.json", 100) == b"{}"
     assert await runtime.read_file("bin/run", 5) == b"#!/bi"
-    assert (workspace_of(runtime).with_name("home") / ".agent/settings.json").stat().st_mode & 0o777 == 0o600
+    assert (await runtime.exec(Exec("stat -c %a ~/.agent/settings.json"))).tail == "600\n"
 
 
 async def test_another_worker_attaches_by_the_handle_alone(backend: RuntimeBackend, tmp_path: Path) -> None:

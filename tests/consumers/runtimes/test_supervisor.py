@@ -94,7 +94,7 @@ async def test_a_programs_exit_code_is_told_as_a_shell_tells_it(
 async def test_a_program_that_cannot_be_started_is_a_fault_not_an_exit_code(
     runtime: Runtime, what: Exec, said: str
 ) -> None:
-    (workspace_of(runtime) / "folder").mkdir()
+    await runtime.exec(Exec(("mkdir", "folder")))
     with pytest.raises(SandboxError, match=said) as raised:
         await runtime.exec(what)
     assert raised.value.code == "not_started"

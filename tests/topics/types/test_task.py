@@ -111,9 +111,14 @@ def test_uploads_need_content_once_a_task_was_submitted(name: str) -> None:
             "agent.harness: no such harness; there are: ",
         ),
         ({"agent": {"harness": "pi", "mcp_servers": [{"name": "x"}]}}, "agent: mcp_servers isn't built yet"),
-        ({"runtime": {"backend": "docker"}}, "runtime.backend: no such runtime; there are: "),
+        ({"runtime": {"backend": "vm"}}, "runtime.backend: no such runtime; there are: "),
         ({"runtime": {"backend": "process", "cpus": 2}}, "runtime: cpus=2.0 can't be kept"),
         ({"runtime": {"allow_internet": False}}, "runtime: allow_internet=False can't be kept"),
+        ({"runtime": {"backend": "docker"}}, "runtime: image is needed where backend is 'docker'; name one"),
+        (
+            {"runtime": {"backend": "docker", "image": "i", "kwargs": {"a": 1}}},
+            "runtime: kwargs={'a': 1} can't be kept",
+        ),
         ({"runtime": {"prepare": [{"type": "exec"}]}}, "runtime.prepare.0: command is needed"),
         ({"runtime": {"prepare": [{"type": "upload_file", "source": "a"}]}}, "runtime.prepare.0: target is needed"),
         (
