@@ -8,7 +8,7 @@ from pathlib import Path
 import docker
 import pytest
 
-from consumers.runtimes.base import Handle, Labels
+from consumers.runtimes.base import Handle, Labels, Preparation
 from consumers.runtimes.container.runtime import ContainerBackend
 from consumers.runtimes.container.sandbox import ContainerRuntime
 from tests.compose import base, daemon
@@ -18,8 +18,8 @@ from topics.types.task import RuntimeSpec
 class ImageBackend(ContainerBackend):
     """Gives a task without an image the tests' own."""
 
-    async def create(self, labels: Labels, spec: RuntimeSpec) -> ContainerRuntime:
-        return await super().create(labels, in_image(spec))
+    async def create(self, labels: Labels, spec: RuntimeSpec, prepare: Preparation | None = None) -> ContainerRuntime:
+        return await super().create(labels, in_image(spec), prepare)
 
     async def attach(
         self, handle: Handle, claim_id: str, spec: RuntimeSpec, *, fresh: bool = False
